@@ -1,0 +1,109 @@
+"""Messages between a node's API process and its engine core: typed, plain, encoded as MessagePack frames.
+
+Each frame is a 4-byte big-endian length and one encoded message. Times are `time.monotonic()` seconds, which on
+Linux is one clock for all processes of a machine.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.step import SamplingParams, TokenLogprobs
+
+
+class AddRequest(msgspec.Struct, frozen=True, tag="add"):
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    arrived_at: float
+    priority: int = 0  # smaller is served first
+    output_token_ids: tuple[int, ...] = ()  # generated elsewhere before; sampling continues after them
+    cache_salt: str = ""  # tenant or adapter: prefixes are shared only within one salt
+
+
+class AbortRequest(msgspec.Struct, frozen=True, tag="abort"):
+    request_id: str
+    reason: str  # client_gone, moved, stop_string, deadline, admin
+
+
+class SetFaults(msgspec.Struct, frozen=True, tag="set_faults"):
+    """Faults for drills. The core ignores this message unless it was started with faults enabled."""
+
+    slow_steps: float | None = None  # each step takes this many times as long
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    pass
+
+
+ToCore = AddRequest | AbortRequest | SetFaults | Shutdown
+
+
+class CoreReady(msgspec.Struct, frozen=True, tag="ready"):
+    """Sent once, after loading and warm-up: the core can answer now."""
+
+    num_kv_blocks: int
+    block_size: int
+    max_model_len: int
+    device: str
+    dtype: str
+    load_seconds: float
+    warmup_seconds: float
+
+
+class CoreProgress(msgspec.Struct, frozen=True, tag="progress"):
+    """Loading and warm-up, so that "not ready" can say why and how far."""
+
+    phase: str  # loading, warming_up
+    done: float  # 0 to 1
+
+
+class CoreFailed(msgspec.Struct, frozen=True, tag="failed"):
+    """The core can't go on (bad model directory, no memory). It exits after sending this."""
+
+    reason: str
+
+
+class RequestUpdate(msgspec.Struct, frozen=True):
+    """News of one request from one step. `finish_reason` set means terminal: no update follows."""
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: str | None = None  # stop, length, abort, error
+    error: str | None = None  # with finish_reason "error"
+    scheduled_at: float | None = None  # set once, with the first update after it was first scheduled
+    num_cached_tokens: int | None = None  # set once: prompt tokens found in the prefix cache
+    preempted: int = 0  # times preempted since the last update
+
+
+class StepReport(msgspec.Struct, frozen=True, tag="step"):
+    """One step of the core, and the state of its queues after it."""
+
+    step_id: int
+    kind: str  # prefill, decode, mixed
+    finished_at: float
+    seconds: float
+    num_tokens: int
+    num_seqs: int
+    updates: tuple[RequestUpdate, ...]
+    running: int
+    waiting: int
+    kv_blocks_used: int  # held by running sequences; blocks kept only for reuse count as free
+    kv_blocks_total: int
+    preemptions: int = 0
+    preempted_tokens: int = 0
+    prefix_queries_tokens: int = 0
+    prefix_hits_tokens: int = 0
+
+
+class CoreIdle(msgspec.Struct, frozen=True, tag="idle"):
+    """Sent about once a second while nothing runs: alive, queues empty, blocks checked."""
+
+    at: float
+    kv_blocks_used: int
+    kv_blocks_total: int
+    integrity_error: str | None = None
+
+
+FromCore = CoreReady | CoreProgress | CoreFailed | StepReport | CoreIdle

@@ -1,0 +1,91 @@
+"""What crosses between the scheduler and the runner: plain data, no tensors, no torch.
+
+A step is "how many tokens for which sequence" (vLLM v1's contract): there is no prefill or decode phase, only
+positions whose KV is still to be computed. The scheduler writes a `StepPlan`; a runner (GPU, CPU or simulated)
+answers with a `StepResult`. A runner learns a sequence once (`NewSequence`) and then only differences.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request's tokens are drawn. Values are checked at the HTTP edge.
+
+    Drawing is counter-based: the random number for output position `i` depends on `(seed, i)` and on nothing else,
+    so a request continues with the same tokens after preemption, on another node, and in any batch.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0  # 0 is greedy
+    top_k: int = 0  # 0 keeps all
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    num_logprobs: int | None = None  # None: none asked; 0: the chosen token's only
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NewSequence:
+    """All that a runner must know of a sequence; sent when it is first scheduled, and again after preemption."""
+
+    seq_id: int
+    token_ids: tuple[int, ...]  # prompt, then what was generated before (recompute, hand-over)
+    num_prompt_tokens: int
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """Compute KV for positions [start, start + num_tokens) of one sequence in this step."""
+
+    seq_id: int
+    start: int  # tokens whose KV is computed already (a prefix hit counts)
+    num_tokens: int  # >= 1
+    block_ids: tuple[int, ...]  # the sequence's whole block table, long enough for start + num_tokens
+    samples: bool  # draw a token from the last position's logits
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One forward pass. Copies and swaps are carried out in the order written, before any KV is stored."""
+
+    step_id: int
+    scheduled: tuple[Scheduled, ...]
+    new: tuple[NewSequence, ...] = ()
+    forgotten: tuple[int, ...] = ()  # seq_ids whose state the runner may drop
+    swap_out: tuple[tuple[int, int], ...] = ()  # (device block, host block)
+    swap_in: tuple[tuple[int, int], ...] = ()  # (host block, device block)
+    copies: tuple[tuple[int, int], ...] = ()  # (source block, target block), copy on write
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(s.num_tokens for s in self.scheduled)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log probabilities at one output position: the chosen token's, and the most likely ones."""
+
+    chosen: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Sampled tokens by sequence; only sequences with `samples` are in it."""
+
+    step_id: int
+    token_ids: dict[int, int]
+    seconds: float
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)  # seq_id to reason: out of memory, non-finite logits

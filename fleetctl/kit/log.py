@@ -1,0 +1,50 @@
+"""Logging set-up: structlog to stderr, pretty on a terminal, JSON elsewhere. stdout is data."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any, Literal
+
+import structlog
+
+SECRET_KEYS = frozenset({"token", "password", "authorization", "api_key", "secret"})
+
+LogFormat = Literal["auto", "pretty", "json"]
+
+
+def configure_logging(level: str = "info", log_format: LogFormat = "auto") -> None:
+    """Route structlog and the standard library's loggers to stderr in one format."""
+    pretty = log_format == "pretty" or (log_format == "auto" and sys.stderr.isatty())
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _mask_secrets,
+        structlog.processors.format_exc_info,
+    ]
+    renderer: Any = structlog.dev.ConsoleRenderer() if pretty else structlog.processors.JSONRenderer()
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level.upper())),
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    for noisy in ("httpx", "httpcore", "uvicorn.access", "asyncio"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def _mask_secrets(_: Any, __: str, event: dict[str, Any]) -> dict[str, Any]:
+    for key in event.keys() & SECRET_KEYS:
+        event[key] = "***"
+    return event

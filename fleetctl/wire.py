@@ -1,0 +1,284 @@
+"""Types of the controller's HTTP API: the one vocabulary of controller, CLI, cockpit, gateway and scripts.
+
+Times are Unix seconds, ratios 0 to 1. None means "not known", never zero.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Wire(BaseModel):
+    """Answers ignore unknown keys (an older client meets a newer controller); requests below forbid them."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class NodePhase(StrEnum):
+    STARTING = "starting"  # wanted, process started or about to be, not ready yet
+    READY = "ready"  # answers ready and takes requests
+    CORDONED = "cordoned"  # takes no new requests by our will
+    DRAINING = "draining"  # cordoned, and in-flight requests are finishing or being moved
+    DRAINED = "drained"  # cordoned and idle
+    NOT_READY = "not_ready"  # answers, and says it is not ready
+    UNREACHABLE = "unreachable"  # does not answer: its state is unknown
+    STOPPED = "stopped"  # not wanted and not running
+
+
+class Signal(Wire):
+    """A value with its age: older than `stale_after_s` is not evidence."""
+
+    value: float | None = None
+    age_s: float | None = None
+
+
+class Node(Wire):
+    name: str
+    url: str
+    phase: NodePhase
+    reason: str = ""
+    pool: str = "default"
+    model: str = ""
+    engine: str = "fleetctl"
+    zone: str = ""
+    revision: str = ""
+    since: float | None = None
+    pid: int | None = None
+    running: Signal = Field(default_factory=Signal)
+    waiting: Signal = Field(default_factory=Signal)
+    kv_ratio: Signal = Field(default_factory=Signal)
+    ttft_s: Signal = Field(default_factory=Signal)
+    step_s: Signal = Field(default_factory=Signal)
+    requests_per_s: Signal = Field(default_factory=Signal)
+    signal_age_s: float | None = None  # since the last successful scrape
+    alerts: list[str] = Field(default_factory=list)
+
+
+class AlertState(StrEnum):
+    INACTIVE = "inactive"
+    PENDING = "pending"
+    FIRING = "firing"
+    UNKNOWN = "unknown"  # its signal is missing or stale: neither firing nor clear
+    RESOLVED = "resolved"
+
+
+class Alert(Wire):
+    fingerprint: str
+    name: str
+    severity: str
+    state: AlertState
+    labels: dict[str, str]
+    summary: str = ""
+    description: str = ""
+    value: float | None = None
+    active_at: float | None = None
+    fired_at: float | None = None
+    resolved_at: float | None = None
+
+
+class Evidence(Wire):
+    """One answered question of a tree."""
+
+    question: str
+    title: str
+    answer: Literal["yes", "no", "unknown"]
+    query: str = ""
+    value: float | None = None
+    threshold: str = ""
+    age_s: float | None = None
+    why_unknown: str = ""
+
+
+class Diagnosis(Wire):
+    tree: str
+    cause: str | None  # None: the tree ended without naming one
+    title: str = ""
+    confidence: Literal["confirmed", "likely", "unknown"] = "unknown"
+    evidence: list[Evidence] = Field(default_factory=list)
+    ruled_out: list[str] = Field(default_factory=list)
+    not_known: list[str] = Field(default_factory=list)
+    at: float = 0.0
+
+
+class RunStatus(StrEnum):
+    PROPOSED = "proposed"  # waits for an approval
+    APPROVED = "approved"  # will start
+    RUNNING = "running"
+    VERIFYING = "verifying"  # steps done; waiting for the declared expectation
+    UNDOING = "undoing"
+    SUCCEEDED = "succeeded"  # terminal: done and verified
+    UNDONE = "undone"  # terminal: did not help or failed, and was undone
+    FAILED = "failed"  # terminal: failed and could not be undone
+    DENIED = "denied"  # terminal: a person said no
+    REFUSED = "refused"  # terminal: a guard said no
+    EXPIRED = "expired"  # terminal: nobody answered in time
+    CANCELLED = "cancelled"  # terminal: stopped between steps by a person
+
+    @property
+    def is_terminal(self) -> bool:
+        return self in TERMINAL_RUN_STATUSES
+
+
+TERMINAL_RUN_STATUSES = frozenset(
+    {
+        RunStatus.SUCCEEDED, RunStatus.UNDONE, RunStatus.FAILED, RunStatus.DENIED,
+        RunStatus.REFUSED, RunStatus.EXPIRED, RunStatus.CANCELLED,
+    }
+)  # fmt: skip
+
+
+class StepRecord(Wire):
+    index: int
+    phase: Literal["do", "undo"]
+    title: str
+    command: str
+    status: Literal["pending", "running", "done", "failed", "skipped"]
+    attempts: int = 0
+    started_at: float | None = None
+    ended_at: float | None = None
+    receipt: dict[str, Any] = Field(default_factory=dict)
+    error: str = ""
+
+
+class Run(Wire):
+    id: str
+    runbook: str
+    title: str
+    status: RunStatus
+    inputs: dict[str, str]
+    incident_id: str | None = None
+    reason: str = ""
+    created_at: float
+    updated_at: float
+    dry_run: bool = False
+    requested_by: str = ""
+    decided_by: str | None = None
+    decided_at: float | None = None
+    expires_at: float | None = None
+    steps: list[StepRecord] = Field(default_factory=list)
+    verification: str = ""
+    error: str = ""
+
+
+class IncidentStatus(StrEnum):
+    OPEN = "open"  # alerts fire
+    MITIGATING = "mitigating"  # a run is acting on it
+    RESOLVED = "resolved"  # terminal: alerts clear, and any run ended
+
+
+class TimelineEntry(Wire):
+    seq: int
+    at: float
+    kind: str  # noun.past_or_state, as in the logs
+    text: str
+    incident_id: str | None = None
+    run_id: str | None = None
+    node: str | None = None
+    data: dict[str, Any] = Field(default_factory=dict)
+
+
+class Incident(Wire):
+    id: str
+    title: str
+    status: IncidentStatus
+    severity: str
+    scope: dict[str, str]  # e.g. {"node": "node-2", "pool": "default"}
+    opened_at: float
+    resolved_at: float | None = None
+    alerts: list[Alert] = Field(default_factory=list)
+    diagnosis: Diagnosis | None = None
+    runs: list[Run] = Field(default_factory=list)
+    timeline: list[TimelineEntry] = Field(default_factory=list)
+    postmortem: str | None = None  # path of the Markdown file, once written
+    blackbox: str | None = None  # path of the incident file, once written
+
+
+class RunbookInfo(Wire):
+    name: str
+    title: str
+    risk: str
+    causes: list[str]
+    inputs: dict[str, str]  # name to description
+    page: str = ""  # the Markdown itself
+
+
+class RouteState(StrEnum):
+    ACTIVE = "active"
+    CORDONED = "cordoned"
+
+
+class Route(Wire):
+    node: str
+    url: str
+    state: RouteState
+    pool: str = "default"
+    model: str = ""
+
+
+class RoutingTable(Wire):
+    """What the gateway routes by. It keeps the last good one when the controller is away."""
+
+    version: int
+    routes: list[Route]
+
+
+class Status(Wire):
+    version: str
+    started_at: float
+    epoch: int
+    policy: str
+    now: float
+    nodes_ready: int
+    nodes_total: int
+    firing: int
+    open_incidents: int
+    loops: dict[str, float]  # loop name to seconds since its last completed turn
+
+
+class RunRequest(Body):
+    """Start a runbook."""
+
+    runbook: str = Field(max_length=100)
+    inputs: dict[str, str] = Field(default_factory=dict, max_length=50)
+    incident_id: str | None = Field(default=None, max_length=100)
+    reason: str = Field(default="", max_length=2000)
+    requested_by: str = Field(default="api", max_length=200)
+    dry_run: bool = False
+    approve: bool = False  # the requester approves it too (`--yes`)
+    idempotency_key: str | None = Field(default=None, max_length=200)
+
+
+class ActionRequest(Body):
+    """Carry out one fleetctl command as a run of one step: the same journal and guards as a runbook's."""
+
+    command: str = Field(max_length=2000)  # "drain node-2 --deadline 30s"
+    reason: str = Field(default="", max_length=2000)
+    requested_by: str = Field(default="api", max_length=200)
+    dry_run: bool = False
+    idempotency_key: str | None = Field(default=None, max_length=200)
+
+
+class ApprovalRequest(Body):
+    decision: Literal["approve", "deny"]
+    by: str = Field(max_length=200)
+    comment: str = Field(default="", max_length=2000)
+
+
+class DiagnoseRequest(Body):
+    tree: str | None = Field(default=None, max_length=100)
+    scope: dict[str, str] = Field(default_factory=dict, max_length=20)
+
+
+class Problem(Wire):
+    """Every error answer of the controller."""
+
+    error: str
+    remedy: str | None = None
+    exit_code: int = 1

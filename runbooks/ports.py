@@ -1,0 +1,71 @@
+"""What a runbook may do to the world, as a Protocol: the controller implements it, tests fake it at this border.
+
+Every effect is idempotent: called again with the same arguments after a crash, it finds the work done and returns
+the same kind of receipt. Effects raise `TemporaryError` (try again) or `PermanentError` (stop, undo) and nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+Receipt = dict[str, Any]
+"""Plain JSON of what was done and seen; stored with the step."""
+
+
+class TemporaryError(Exception):
+    """The step may be tried again after `retry_after_s`."""
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class PermanentError(Exception):
+    """The step can't succeed; the run undoes what it did and fails."""
+
+
+class Effects(Protocol):
+    """The closed set of things a step can do."""
+
+    async def start_node(self, name: str, *, like: str | None, wait_s: float) -> Receipt:
+        """Start node `name` (a copy of node `like`, or the fleet's default) and wait until it is ready and routed."""
+        ...
+
+    async def stop_node(self, name: str, *, grace_s: float, force: bool = False) -> Receipt:
+        """Stop a node. Refuses (PermanentError) while it holds requests, unless `force`."""
+        ...
+
+    async def cordon(self, name: str) -> Receipt:
+        """Send no new requests to a node; what runs there goes on."""
+        ...
+
+    async def uncordon(self, name: str) -> Receipt:
+        """Undo `cordon` and `drain`: the node takes requests again."""
+        ...
+
+    async def drain(self, name: str, *, deadline_s: float) -> Receipt:
+        """Cordon, let requests finish until the deadline, move the rest, wait until idle.
+
+        The receipt holds `in_flight, finished, moved, refused, aborted` counts.
+        """
+        ...
+
+    async def restart_node(self, name: str, *, wait_s: float) -> Receipt:
+        """Stop and start a drained node under its own name, and wait until it is ready and routed."""
+        ...
+
+
+class Lookup(Protocol):
+    """What guards and verification may ask. None means "could not look", which no guard takes for a yes."""
+
+    async def node_names(self) -> list[str]:
+        """Names of all nodes that are wanted, whatever their state."""
+        ...
+
+    async def serving_nodes(self) -> list[str] | None:
+        """Names of nodes that take requests and are ready now."""
+        ...
+
+    async def evaluate(self, expression: str) -> float | None:
+        """A PromQL expression's single value now; None when it has none or is stale."""
+        ...
