@@ -1,0 +1,66 @@
+# Everything starts here: `make demo` and `make test` need Python 3.11 or newer, make and the package registries.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+export FLEETCTL_STATE_DIR ?= $(CURDIR)/.fleetctl
+PYTEST_ARGS ?=
+
+.PHONY: help demo up down top test check format setup setup-dev debs clean
+
+help: ## Show this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 18
+
+demo: setup ## Install, start a fleet here, break a node, watch it recover
+	@$(BIN)/fleetctl demo $(DEMO_ARGS)
+
+up: setup ## Start a fleet on this machine (then: make top, make down)
+	@$(BIN)/fleetctl up
+
+down: setup ## Stop this machine's fleet
+	@$(BIN)/fleetctl down
+
+top: setup ## Open the cockpit
+	@$(BIN)/fleetctl top
+
+test: setup-dev debs check ## Install, then run all checks and tests (what CI runs)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not gpu and not serial" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "serial and not gpu" $(PYTEST_ARGS)
+
+check: setup-dev ## Format, lint, types, imports
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup-dev ## Rewrite the code in the one format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+setup: $(VENV)/.installed ## Install what running needs into .venv
+setup-dev: $(VENV)/.installed-dev ## Install what developing and testing need as well
+
+$(VENV)/bin/python:
+	@test -n "$(PYTHON)" || { echo "error: no python3.11 found; set PYTHON=/path/to/python" >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: $(PYTHON) is older than 3.11; set PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@echo "creating $(VENV) with $(PYTHON)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing (torch is the large one)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[engine]'
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[engine,dev]'
+	@touch $@
+
+debs: ## Install the Debian packages that tests talk to, where that is allowed
+	@scripts/install-debs prometheus prometheus-alertmanager
+
+clean: ## Remove the environment and the local state
+	-@$(BIN)/fleetctl down 2>/dev/null
+	rm -rf $(VENV) .fleetctl build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,106 @@
+"""An incident as JSON: what the controller's API answers, what the black box stores, what the post-mortem reads.
+
+Field names are those of the controller's wire types, which this package must not import; unknown keys are ignored so
+that an older reader meets a newer file.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class AlertRecord(_Record):
+    fingerprint: str
+    name: str
+    severity: str = "ticket"
+    state: str
+    labels: dict[str, str] = Field(default_factory=dict)
+    summary: str = ""
+    description: str = ""
+    value: float | None = None
+    active_at: float | None = None
+    fired_at: float | None = None
+    resolved_at: float | None = None
+
+
+class EvidenceRecord(_Record):
+    question: str
+    title: str
+    answer: Literal["yes", "no", "unknown"]
+    query: str = ""
+    value: float | None = None
+    threshold: str = ""
+    unit: str = ""
+    age_s: float | None = None
+    why_unknown: str = ""
+
+
+class DiagnosisRecord(_Record):
+    tree: str
+    cause: str | None = None
+    title: str = ""
+    confidence: str = "unknown"
+    evidence: list[EvidenceRecord] = Field(default_factory=list)
+    ruled_out: list[str] = Field(default_factory=list)
+    not_known: list[str] = Field(default_factory=list)
+    at: float = 0.0
+
+
+class StepLine(_Record):
+    index: int
+    phase: str = "do"
+    title: str = ""
+    command: str = ""
+    status: str
+    attempts: int = 0
+    started_at: float | None = None
+    ended_at: float | None = None
+    receipt: dict[str, Any] = Field(default_factory=dict)
+    error: str = ""
+
+
+class RunRecord(_Record):
+    id: str
+    runbook: str
+    title: str = ""
+    status: str
+    inputs: dict[str, str] = Field(default_factory=dict)
+    reason: str = ""
+    created_at: float
+    updated_at: float
+    requested_by: str = ""
+    decided_by: str | None = None
+    decided_at: float | None = None
+    steps: list[StepLine] = Field(default_factory=list)
+    verification: str = ""
+    error: str = ""
+
+
+class EventRecord(_Record):
+    seq: int = 0
+    at: float
+    kind: str
+    text: str
+    run_id: str | None = None
+    node: str | None = None
+    data: dict[str, Any] = Field(default_factory=dict)
+
+
+class IncidentRecord(_Record):
+    id: str
+    title: str
+    status: str
+    severity: str = "ticket"
+    scope: dict[str, str] = Field(default_factory=dict)
+    opened_at: float
+    resolved_at: float | None = None
+    alerts: list[AlertRecord] = Field(default_factory=list)
+    diagnosis: DiagnosisRecord | None = None
+    runs: list[RunRecord] = Field(default_factory=list)
+    timeline: list[EventRecord] = Field(default_factory=list)

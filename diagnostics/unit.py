@@ -1,0 +1,44 @@
+"""Numbers as a person reads them: one place decides how a value of each unit is written."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+Unit = Literal["ratio", "seconds", "tokens", "times", "per_second", "count"]
+UNITS: tuple[str, ...] = get_args(Unit)
+
+
+def format_value(value: float | None, unit: str) -> str:
+    """`value` with its unit in at most about ten characters; None is "unknown", never a number."""
+    if value is None:
+        return "unknown"
+    if unit == "ratio":
+        percent = value * 100
+        return f"{percent:.0f} %" if abs(percent) >= 10 else f"{percent:.2g} %"
+    if unit == "seconds":
+        return format_seconds(value)
+    if unit == "tokens":
+        return f"{value:,.0f} tokens"
+    if unit == "times":
+        return f"{value:.1f}×"
+    if unit == "per_second":
+        return f"{value:.3g}/s"
+    return f"{value:,.0f}" if value == int(value) else f"{value:.3g}"
+
+
+def format_seconds(seconds: float | None) -> str:
+    """A length of time: "12 ms", "1.4 s", "75 s", "4 min 05 s", "3 h 20 min"."""
+    if seconds is None:
+        return "unknown"
+    if seconds < 0:
+        return f"-{format_seconds(-seconds)}"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 120:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

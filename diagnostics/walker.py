@@ -1,0 +1,183 @@
+"""The walk through a tree: pure, every answer kept with its query, value, age and limit.
+
+A value that is missing, stale or not a number answers "unknown". Unknown never counts as "no": it takes its own
+branch, it rules nothing out, and it keeps the verdict from being more than likely.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from diagnostics.cause import Cause
+from diagnostics.tree import CONTINUE, PLACEHOLDER, Question, Tree, Verdict, bind
+from diagnostics.unit import format_seconds, format_value
+
+AnswerWord = Literal["yes", "no", "unknown"]
+Confidence = Literal["confirmed", "likely", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a query gave. `at` is the Unix time of the oldest fact in it; None when that is not known."""
+
+    value: float | None
+    at: float | None
+    why_unknown: str = ""
+
+
+Ask = Callable[[str], Answer]
+"""A PromQL expression to its single value, bound by the caller to a store and a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One answered question; the fields of the wire's `Evidence`."""
+
+    question: str
+    title: str
+    answer: AnswerWord
+    query: str = ""
+    value: float | None = None
+    threshold: str = ""
+    unit: str = ""
+    age_s: float | None = None
+    why_unknown: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Where a walk ended; the fields of the wire's `Diagnosis`. `cause` None: the tree named none."""
+
+    tree: str
+    cause: str | None
+    title: str = ""
+    confidence: Confidence = "unknown"
+    evidence: tuple[Evidence, ...] = ()
+    ruled_out: tuple[str, ...] = ()
+    not_known: tuple[str, ...] = ()
+    at: float = 0.0
+
+
+def walk(tree: Tree, scope: Mapping[str, str], ask: Ask, now: float) -> Diagnosis:
+    """The diagnosis for `scope` (labels such as node and pool) at Unix time `now`.
+
+    `confirmed` when every question on the way had a fresh answer; `likely` when one had not, or when the verdict
+    itself rests on coincidence; `unknown` when the tree ends without naming a cause.
+    """
+    evidence: list[Evidence] = []
+    index = 0
+    verdict: Verdict | None = None
+    while index < len(tree.questions):
+        question = tree.questions[index]
+        found = _answer(question, scope, ask, now, tree.max_age_s)
+        evidence.append(found)
+        target = {"yes": question.if_yes, "no": question.if_no, "unknown": question.if_unknown}[found.answer]
+        if target == CONTINUE:
+            index += 1
+            continue
+        verdict = tree.verdicts.get(target)
+        if verdict is not None:
+            break
+        position = next((i for i, q in enumerate(tree.questions) if q.id == target), None)
+        if position is None:  # "end"
+            break
+        assert position > index  # checked when the tree was loaded
+        index = position
+    return _conclude(tree, scope, verdict, tuple(evidence), now)
+
+
+def _answer(question: Question, scope: Mapping[str, str], ask: Ask, now: float, max_age_s: float) -> Evidence:
+    query, why = bind(question.query, scope)
+    if why and question.pool_query is not None:
+        query, why = bind(question.pool_query, scope)
+    if why:
+        return _evidence(question, "unknown", query, Answer(None, None, why), None)
+    answer = ask(query)
+    age_s = None if answer.at is None else max(0.0, now - answer.at)
+    if answer.value is None:
+        why = answer.why_unknown or "no data"
+    elif not math.isfinite(answer.value):
+        why = "the value is not a number"
+    elif age_s is None:
+        why = "the age of the value is not known"
+    elif age_s > max_age_s:
+        why = f"stale: {format_seconds(age_s)} old, the limit is {format_seconds(max_age_s)}"
+    else:
+        return _evidence(question, "yes" if question.limit.holds(answer.value) else "no", query, answer, age_s)
+    value = answer.value if answer.value is not None and math.isfinite(answer.value) else None
+    return _evidence(question, "unknown", query, Answer(value, answer.at, why), age_s)
+
+
+def _evidence(
+    question: Question, word: AnswerWord, query: str, answer: Answer, age_s: float | None
+) -> Evidence:
+    return Evidence(
+        question=question.id,
+        title=question.ask,
+        answer=word,
+        query=query,
+        value=answer.value,
+        threshold=question.threshold,
+        unit=question.unit,
+        age_s=age_s,
+        why_unknown=answer.why_unknown if word == "unknown" else "",
+    )
+
+
+def _conclude(
+    tree: Tree, scope: Mapping[str, str], verdict: Verdict | None, evidence: tuple[Evidence, ...], now: float
+) -> Diagnosis:
+    unknown = tuple(f"{found.title} ({found.why_unknown})" for found in evidence if found.answer == "unknown")
+    cause = verdict.cause if verdict is not None else None
+    title = _no_cause_title(evidence) if verdict is None else _title(verdict, tree, scope, evidence)
+    confidence: Confidence = "unknown"
+    if verdict is not None:
+        confidence = "likely" if unknown else verdict.at_most
+    return Diagnosis(
+        tree=tree.name,
+        cause=cause.value if cause is not None else None,
+        title=title,
+        confidence=confidence,
+        evidence=evidence,
+        ruled_out=_ruled_out(tree, evidence, cause),
+        not_known=unknown,
+        at=now,
+    )
+
+
+def _ruled_out(tree: Tree, evidence: tuple[Evidence, ...], cause: Cause | None) -> tuple[str, ...]:
+    """Causes in the order of asking, for which every question asked on the way said no."""
+    excludes = {question.id: question.rules_out for question in tree.questions}
+    ruled: dict[Cause, bool] = {}
+    for found in evidence:
+        excluded = excludes[found.question]
+        if excluded is not None and excluded != cause:
+            ruled[excluded] = ruled.get(excluded, True) and found.answer == "no"
+    return tuple(name.value for name, holds in ruled.items() if holds)
+
+
+def _title(verdict: Verdict, tree: Tree, scope: Mapping[str, str], evidence: tuple[Evidence, ...]) -> str:
+    units = {question.id: question.unit for question in tree.questions}
+    values = {found.question: format_value(found.value, units[found.question]) for found in evidence}
+    values["value"] = values[evidence[-1].question]
+    values["where"] = where(scope)
+    values |= {name: scope.get(name, "unknown") for name in ("node", "pool", "model")}
+    return PLACEHOLDER.sub(lambda match: values.get(match.group(1), "not asked"), verdict.title)
+
+
+def where(scope: Mapping[str, str]) -> str:
+    """A scope in words: the node's name, "pool chat", or "the fleet"."""
+    if scope.get("node"):
+        return scope["node"]
+    if scope.get("pool"):
+        return f"pool {scope['pool']}"
+    return "the fleet"
+
+
+def _no_cause_title(evidence: tuple[Evidence, ...]) -> str:
+    if evidence and all(found.answer == "unknown" for found in evidence):
+        return "Could not look: no question had a fresh answer"
+    return "No known cause fits what was measured"

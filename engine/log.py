@@ -1,0 +1,50 @@
+"""Where a node's events go: structlog to stderr, JSON lines unless stderr is a terminal.
+
+stdout is data and stays free. Library logs (uvicorn, asyncio) come out of the same door, from WARNING up.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import structlog
+from structlog.typing import Processor
+
+
+def configure_logging(*, level: str = "INFO", pretty: bool | None = None, **bound: str) -> None:
+    """Sends structlog and the standard library's logging to stderr; `bound` facts appear in every event.
+
+    `pretty` None asks whether stderr is a terminal.
+    """
+    if pretty is None:
+        pretty = sys.stderr.isatty()
+    minimum = logging.getLevelNamesMapping()[level]
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    rendering: list[Processor] = (
+        [structlog.dev.ConsoleRenderer()]
+        if pretty
+        else [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+    )
+    structlog.configure(
+        processors=[*shared, *rendering],
+        wrapper_class=structlog.make_filtering_bound_logger(minimum),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    structlog.contextvars.clear_contextvars()
+    structlog.contextvars.bind_contextvars(**bound)

@@ -1,0 +1,3 @@
+from fleetctl.cli.app import main
+
+main()

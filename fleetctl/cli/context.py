@@ -1,0 +1,107 @@
+"""What every command starts from: settings after flags, the controller's address, and one way to call it."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from fleetctl.kit.log import configure_logging
+from fleetctl.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from fleetctl.client import ControllerClient
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Context:
+    """Filled by the options before the verb; commands read it with `current()`."""
+
+    config: Path | None = None
+    state_dir: Path | None = None
+    controller_url: str | None = None
+    log_level: str | None = None
+
+    def settings(self) -> Settings:
+        """Settings with the global flags laid over file and environment."""
+        settings = load_settings(self.config).override(
+            state_dir=self.state_dir.absolute() if self.state_dir else None,
+            controller={"url": self.controller_url},
+            log={"level": self.log_level},
+        )
+        return settings.override(state_dir=settings.state_dir.expanduser().absolute())
+
+
+_current = Context()
+
+
+def current() -> Context:
+    return _current
+
+
+def logged_settings() -> Settings:
+    """Settings, with logging set up from them: what a server command starts with."""
+    settings = current().settings()
+    configure_logging(settings.log.level, settings.log.format)
+    return settings
+
+
+def controller_url(settings: Settings) -> str:
+    """Where the controller is: as told, else where `fleetctl up` recorded it, else the default address."""
+    if settings.controller.url is not None:
+        return settings.controller.url
+    from fleetctl.providers.process import ProcessTable
+
+    recorded = ProcessTable(settings.run_dir).spec("controller").get("url")
+    return recorded if isinstance(recorded, str) else settings.controller.base_url
+
+
+def make_client(settings: Settings) -> ControllerClient:
+    from fleetctl.client import ControllerClient
+
+    return ControllerClient(controller_url(settings), settings.controller_token())
+
+
+def call(work: Callable[[ControllerClient], Awaitable[T]]) -> T:
+    """Run one conversation with the controller and close the connection."""
+
+    async def converse() -> T:
+        async with make_client(current().settings()) as client:
+            return await work(client)
+
+    return asyncio.run(converse())
+
+
+def whoami() -> str:
+    """Who asks, for the audit trail: the login name, or the uid where there is none."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid-{os.getuid()}"
+
+
+def set_globals(
+    config: Annotated[
+        Path | None, typer.Option("--config", help="Settings file (YAML).", show_default=False)
+    ] = None,
+    state_dir: Annotated[
+        Path | None, typer.Option("--state-dir", help="Where state, logs and incidents live.", show_default=False)
+    ] = None,
+    controller: Annotated[
+        str | None, typer.Option("--controller", help="URL of the controller.", show_default=False)
+    ] = None,
+    log_level: Annotated[
+        str | None, typer.Option("--log-level", help="debug, info, warning or error.", show_default=False)
+    ] = None,
+) -> None:
+    """Operate a fleet of LLM serving nodes: see it, find the cause, act safely."""
+    _current.config, _current.state_dir = config, state_dir
+    _current.controller_url, _current.log_level = controller, log_level

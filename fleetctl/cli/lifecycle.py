@@ -1,0 +1,120 @@
+"""`up` and `down`: a whole fleet on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fleetctl.cli.context import current
+from fleetctl.cli.get import COLUMNS, EMPTY, Kind
+from fleetctl.cli.output import Output, OutputOption, print_data, print_rows, stderr, stdout
+from fleetctl.settings import Settings
+
+if TYPE_CHECKING:
+    from fleetctl.providers.spec import NodeSpec
+    from fleetctl.stack import StackView
+
+
+def register(app: typer.Typer) -> None:
+    @app.command()
+    def up(
+        nodes: Annotated[int | None, typer.Option("--nodes", min=1, max=64, help="Size of a new fleet.", show_default="3")] = None,
+        model_dir: Annotated[Path | None, typer.Option("--model-dir", help="Hugging Face directory to serve.", show_default="a small one, made once")] = None,
+        model: Annotated[str | None, typer.Option("--model", help="Name that clients ask for.", show_default="demo")] = None,
+        controller_port: Annotated[int | None, typer.Option("--controller-port", min=1, max=65535, show_default="7700")] = None,
+        gateway_port: Annotated[int | None, typer.Option("--gateway-port", min=1, max=65535, show_default="7800")] = None,
+        policy: Annotated[str | None, typer.Option("--policy", help="propose, ask or run: what happens with a runbook.", show_default="ask")] = None,
+        enable_faults: Annotated[bool | None, typer.Option("--enable-faults", help="Nodes accept fault injection (drills).")] = None,
+        output: OutputOption = Output.table,
+    ) -> None:  # fmt: skip
+        """Start a fleet on this machine and wait until every node is ready."""
+        settings = current().settings().override(
+            controller={"port": controller_port, "policy": policy},
+            gateway={"port": gateway_port},
+            fleet={
+                "nodes": nodes, "model": model, "enable_faults": enable_faults,
+                "model_dir": model_dir.absolute() if model_dir else None,
+            },
+        )  # fmt: skip
+        view = bring_up(settings, tell=lambda line: stderr().print(f"  {line}", markup=False))
+        if output in (Output.json, Output.yaml):
+            print_data(
+                {
+                    "controller": view.controller_url,
+                    "gateway": view.gateway_url,
+                    "started": list(view.started),
+                    "nodes": [node.model_dump(mode="json") for node in view.nodes],
+                },
+                output,
+            )
+            return
+        print_rows(view.nodes, COLUMNS[Kind.nodes], output, empty=EMPTY[Kind.nodes])
+        if not view.started:
+            stdout().print("already up")
+        stdout().print(f"controller {view.controller_url}\ngateway    {view.gateway_url}/v1")
+        stdout().print("next: fleetctl top", style="dim")
+
+    @app.command()
+    def down() -> None:
+        """Stop every process of this machine's fleet. State and incidents stay."""
+        from fleetctl.stack import Stack
+
+        settings = current().settings()
+        stopped = Stack(settings).down(lambda line: stderr().print(f"  {line}", markup=False))
+        stdout().print(f"stopped {', '.join(stopped)}" if stopped else f"nothing runs in {settings.state_dir}")
+
+
+def bring_up(settings: Settings, tell: Callable[[str], None]) -> StackView:
+    """Prepare the model and start the fleet; Ctrl-C or SIGTERM at any moment stops what was started."""
+    from fleetctl.stack import Stack, prepare_model
+
+    with_model = settings.override(fleet={"model_dir": prepare_model(settings, tell)})
+    return asyncio.run(cancelled_by_signals(Stack(with_model).up(tell)))
+
+
+async def cancelled_by_signals(work: Any) -> Any:
+    """Await `work`; SIGINT and SIGTERM cancel it once, and it cleans up before KeyboardInterrupt is raised."""
+    task = asyncio.ensure_future(work)
+    loop = asyncio.get_running_loop()
+    interrupted = False
+
+    def stop() -> None:
+        nonlocal interrupted
+        if not interrupted:  # a second Ctrl-C must not cut the clean-up short
+            interrupted = True
+            task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if interrupted:
+            raise KeyboardInterrupt from None
+        raise
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+def initial_fleet(settings: Settings) -> list[NodeSpec]:
+    """The nodes of a fleet that has none yet."""
+    from fleetctl.providers.spec import NodeSpec
+
+    fleet = settings.fleet
+    extra = [*fleet.node_args, *(["--enable-faults"] if fleet.enable_faults else [])]
+    return [
+        NodeSpec(
+            name=f"node-{number}",
+            model_dir=str(fleet.model_dir or settings.state_dir / "models" / "demo"),
+            pool=fleet.pool,
+            model=fleet.model,
+            extra_args=tuple(extra),
+        )
+        for number in range(1, fleet.nodes + 1)
+    ]

@@ -1,0 +1,124 @@
+"""How results reach a person or a script: table, wide, json or yaml on stdout; errors and progress on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+import yaml
+from pydantic import BaseModel
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+
+class Output(StrEnum):
+    table = "table"
+    wide = "wide"
+    json = "json"
+    yaml = "yaml"
+
+
+OutputOption = Annotated[Output, typer.Option("-o", "--output", help="How to print the result.")]
+
+STATE_STYLE = {
+    "ready": "green", "active": "green", "succeeded": "green", "resolved": "green", "yes": "green",
+    "starting": "cyan", "running": "cyan", "verifying": "cyan", "approved": "cyan", "mitigating": "cyan",
+    "pending": "yellow", "proposed": "yellow", "cordoned": "yellow", "draining": "yellow", "drained": "yellow",
+    "not_ready": "yellow", "ticket": "yellow", "unknown": "magenta", "unreachable": "magenta", "undone": "magenta",
+    "firing": "red", "open": "red", "failed": "red", "page": "red", "refused": "red", "denied": "red",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: a heading, how to read a row, and whether only `-o wide` shows it."""
+
+    title: str
+    read: Callable[[Any], str]
+    wide: bool = False
+    right: bool = False
+
+
+def stdout() -> Console:
+    return Console(file=sys.stdout, highlight=False, soft_wrap=not sys.stdout.isatty())
+
+
+def stderr() -> Console:
+    return Console(file=sys.stderr, highlight=False, soft_wrap=True)
+
+
+def print_rows(rows: Sequence[BaseModel], columns: Sequence[Column], output: Output, *, empty: str) -> None:
+    """A list: one row each, or the whole objects for a script. `empty` says what an empty list means."""
+    if output in (Output.json, Output.yaml):
+        print_data([row.model_dump(mode="json") for row in rows], output)
+        return
+    if not rows:
+        stderr().print(empty)
+        return
+    shown = [column for column in columns if output is Output.wide or not column.wide]
+    if not sys.stdout.isatty():
+        _print_plain([c.title for c in shown], [[c.read(row) for c in shown] for row in rows])
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for column in shown:
+        table.add_column(column.title, justify="right" if column.right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(styled(column.read(row)) for column in shown))
+    stdout().print(table)
+
+
+def print_data(data: Any, output: Output) -> None:
+    """A value for a script: JSON, or YAML when asked."""
+    if output is Output.yaml:
+        sys.stdout.write(yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
+    else:
+        sys.stdout.write(json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+
+
+def print_fields(title: str, fields: Sequence[tuple[str, str]]) -> None:
+    """One object: a name and value a line; lines without a value are left out."""
+    console = stdout()
+    console.print(Text(title, style="bold"))
+    width = max((len(name) for name, _ in fields), default=0)
+    for name, value in fields:
+        if value:
+            console.print(Text(f"  {name:<{width}}  ", style="dim"), styled(value), sep="")
+
+
+def styled(value: str) -> Text:
+    return Text(value, style=STATE_STYLE.get(value, ""))
+
+
+def _print_plain(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Columns padded by spaces and nothing else: what grep and awk expect."""
+    widths = [max(len(line[i]) for line in [titles, *rows]) for i in range(len(titles))]
+    for line in [[title.upper() for title in titles], *rows]:
+        sys.stdout.write("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() + "\n")
+
+
+def seconds(value: float | None) -> str:
+    """A duration with three significant digits; "-" when it is not known."""
+    if value is None:
+        return "-"
+    if value < 0.9995:
+        return f"{value * 1000:.3g}ms"
+    if value < 120:
+        return f"{value:.3g}s"
+    if value < 7200:
+        return f"{value / 60:.0f}m"
+    return f"{value / 3600:.0f}h"
+
+
+def number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"

@@ -1,0 +1,99 @@
+"""`runbook`: read pages, start runs, answer approvals."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fleetctl.cli.act import DryRun, Yes, confirm, follow, show_run
+from fleetctl.cli.context import call, whoami
+from fleetctl.cli.get import COLUMNS, EMPTY, Kind
+from fleetctl.cli.output import Output, OutputOption, print_data, print_rows, stdout
+from fleetctl.kit.errors import BadInputError
+from fleetctl.wire import ApprovalRequest, RunbookInfo, RunRequest
+
+RunId = Annotated[str, typer.Argument(help="Id of the run; `fleetctl get runs` lists them.")]
+Comment = Annotated[str, typer.Option("--comment", help="Why; kept with the run.")]
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(help="Runbooks: pages that people read and automation runs.", no_args_is_help=True)
+    app.add_typer(group, name="runbook")
+
+    @group.command("list")
+    def list_runbooks(output: OutputOption = Output.table) -> None:
+        """List the runbooks and the causes they are for."""
+        print_rows(call(lambda c: c.runbooks()), COLUMNS[Kind.runbooks], output, empty=EMPTY[Kind.runbooks])
+
+    @group.command("show")
+    def show(name: Annotated[str, typer.Argument(help="Name of the runbook.")], output: OutputOption = Output.table) -> None:
+        """Print a runbook's page."""
+        info: RunbookInfo = call(lambda c: c.runbook(name))
+        if output in (Output.json, Output.yaml):
+            print_data(info.model_dump(mode="json"), output)
+        elif stdout().is_terminal:
+            from rich.markdown import Markdown
+
+            stdout().print(Markdown(info.page))
+        else:
+            stdout().print(info.page, markup=False)
+
+    @group.command("run")
+    def run(
+        name: Annotated[str, typer.Argument(help="Name of the runbook.")],
+        inputs: Annotated[list[str] | None, typer.Argument(help="Its inputs, as key=value.", metavar="[KEY=VALUE]...")] = None,
+        incident: Annotated[str | None, typer.Option("--incident", help="The incident it is for.")] = None,
+        dry_run: DryRun = False,
+        yes: Yes = False,
+        output: OutputOption = Output.table,
+    ) -> None:
+        """Run a runbook now, with your approval, and watch it to its end."""
+        request = RunRequest(
+            runbook=name,
+            inputs=_pairs(inputs or []),
+            incident_id=incident,
+            reason="asked for on the command line",
+            requested_by=whoami(),
+            dry_run=dry_run,
+            approve=True,
+        )
+        confirm(f"run {name} {' '.join(inputs or [])}".rstrip(), yes=yes or dry_run)
+        show_run(call(lambda c: _start(c, request, output)), output)
+
+    @group.command("approve")
+    def approve(run_id: RunId, comment: Comment = "", output: OutputOption = Output.table) -> None:
+        """Approve a proposed run and watch it to its end."""
+        show_run(call(lambda c: _decide(c, run_id, "approve", comment, output)), output)
+
+    @group.command("deny")
+    def deny(run_id: RunId, comment: Comment = "") -> None:
+        """Deny a proposed run. It ends there."""
+        answer = ApprovalRequest(decision="deny", by=whoami(), comment=comment)
+        denied = call(lambda c: c.decide(run_id, answer))
+        stdout().print(f"run {denied.id} {denied.status.value}")
+
+    @group.command("cancel")
+    def cancel(run_id: RunId) -> None:
+        """Stop a run before its next step. The step in progress is finished first."""
+        cancelled = call(lambda c: c.cancel(run_id, whoami()))
+        stdout().print(f"run {cancelled.id} {cancelled.status.value}")
+
+
+async def _start(client, request: RunRequest, output: Output):  # type: ignore[no-untyped-def]
+    return await follow(client, await client.start_run(request), output)
+
+
+async def _decide(client, run_id: str, decision: str, comment: str, output: Output):  # type: ignore[no-untyped-def]
+    answer = ApprovalRequest.model_validate({"decision": decision, "by": whoami(), "comment": comment})
+    return await follow(client, await client.decide(run_id, answer), output)
+
+
+def _pairs(words: list[str]) -> dict[str, str]:
+    pairs = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key:
+            raise BadInputError(f"{word!r}: expected key=value", remedy="fleetctl runbook show NAME lists the inputs")
+        pairs[key] = value
+    return pairs

@@ -1,0 +1,187 @@
+"""One database behind one worker thread: SQLite by default, PostgreSQL by URL.
+
+Every write is one transaction that first checks the fencing epoch, so that a controller that was replaced while it
+slept can't change anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+import structlog
+
+from fleetctl.controller import tables
+from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+BUSY_TIMEOUT_MS = 10_000
+
+
+class FencedError(FleetctlError):
+    """Another controller took this state over: this one must stop."""
+
+
+class Database:
+    """Runs functions of a connection on its own thread, in the order they were given.
+
+    Threading: `read` and `write` from the event loop; `write_soon` from any thread; `engine` is for the journal, which
+    opens its own connections.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Open, create the tables where they are missing and check what is there.
+
+        Raises BadInputError when the file is damaged, not a database, or newer than this program;
+        UnreachableError when a database server doesn't answer.
+        """
+        self._place = _place(url)
+        self._epoch: int | None = None
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="controller-db")
+        try:
+            self.engine = _create_engine(url, self._place)
+            self._check_and_create()
+        except BaseException:
+            self._thread.shutdown(wait=False)
+            raise
+
+    def claim(self, epoch: int) -> None:
+        """From now on writes are refused once a newer epoch was claimed."""
+        with self.engine.begin() as connection:
+            put_meta(connection, "epoch", epoch)
+        self._epoch = epoch
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch or 0
+
+    async def read(self, work: Callable[[sa.Connection], T]) -> T:
+        return await asyncio.wrap_future(self._thread.submit(self._run, work, False))
+
+    async def write(self, work: Callable[[sa.Connection], T]) -> T:
+        """Run `work` in one transaction. Raises FencedError when another controller took over."""
+        return await asyncio.wrap_future(self._thread.submit(self._run, work, True))
+
+    def write_soon(self, work: Callable[[sa.Connection], T]) -> Future[T]:
+        """As `write`, without waiting: the order among writes is kept."""
+        return self._thread.submit(self._run, work, True)
+
+    def close(self) -> None:
+        """Finish what was asked, then let go of the database."""
+        self._thread.shutdown(wait=True)
+        self.engine.dispose()
+
+    def _run(self, work: Callable[[sa.Connection], T], writes: bool) -> T:
+        with self.engine.begin() as connection:
+            if writes and self._epoch is not None:
+                current = get_meta(connection, "epoch")
+                if current != self._epoch:
+                    raise FencedError(
+                        f"{self._place}: controller epoch {current} took over from {self._epoch}; this one stops",
+                        remedy="run one controller per state",
+                    )
+            return work(connection)
+
+    def _check_and_create(self) -> None:
+        try:
+            with self.engine.begin() as connection:
+                if connection.dialect.name == "sqlite":
+                    verdict = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
+                    if verdict != "ok":
+                        raise self._damaged(str(verdict))
+                if sa.inspect(connection).has_table(tables.meta.name):
+                    self._check_version(connection)
+                tables.metadata.create_all(connection)
+                if get_meta(connection, "schema_version") is None:
+                    put_meta(connection, "schema_version", tables.SCHEMA_VERSION)
+        except sa.exc.DatabaseError as error:
+            # OperationalError is a DatabaseError: a file of zeros and an unreachable server arrive here alike.
+            if self.engine.dialect.name == "sqlite":
+                raise self._damaged(str(error.orig)) from error
+            raise UnreachableError(
+                f"{self._place}: {str(error.orig).strip()}", remedy="check controller.database_url and the server"
+            ) from error
+
+    def _check_version(self, connection: sa.Connection) -> None:
+        version = get_meta(connection, "schema_version")
+        if version is not None and (not isinstance(version, int) or version > tables.SCHEMA_VERSION):
+            raise BadInputError(
+                f"{self._place}: written by a newer fleetctl (schema {version}, this one knows {tables.SCHEMA_VERSION})",
+                remedy="upgrade fleetctl, or choose another folder with --state-dir",
+            )
+
+    def _damaged(self, reason: str) -> BadInputError:
+        return BadInputError(
+            f"{self._place}: can't be used as the controller's state: {reason}",
+            remedy=f"restore it, or move it away (mv {self._place} {self._place}.broken) to start with an empty history;"
+            " running nodes are found again",
+        )
+
+
+def get_meta(connection: sa.Connection, key: str) -> Any:
+    """The stored JSON value, or None."""
+    return connection.execute(sa.select(tables.meta.c.value).where(tables.meta.c.key == key)).scalar()
+
+
+def put_meta(connection: sa.Connection, key: str, value: Any) -> None:
+    changed = connection.execute(sa.update(tables.meta).where(tables.meta.c.key == key).values(value=value))
+    if changed.rowcount == 0:
+        connection.execute(sa.insert(tables.meta).values(key=key, value=value))
+
+
+def _place(url: str) -> str:
+    """The database as errors name it: a file's path, or the URL without its password."""
+    try:
+        parsed = sa.make_url(url)
+    except sa.exc.ArgumentError as error:
+        raise BadInputError(
+            "controller.database_url: not a database URL", remedy="use sqlite:///PATH or postgresql+psycopg://HOST/NAME"
+        ) from error
+    if parsed.get_backend_name() == "sqlite" and parsed.database:
+        return parsed.database
+    return parsed.render_as_string(hide_password=True)
+
+
+def _create_engine(url: str, place: str) -> sa.Engine:
+    parsed = sa.make_url(url)
+    if parsed.get_backend_name() != "sqlite":
+        try:
+            return sa.create_engine(parsed, pool_pre_ping=True)
+        except (sa.exc.NoSuchModuleError, ModuleNotFoundError) as error:
+            raise BadInputError(
+                f"{place}: no driver for this database: {error}", remedy="pip install 'psycopg[binary]'"
+            ) from error
+    try:
+        Path(place).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise BadInputError(
+            f"{Path(place).parent}: {error.strerror or error}", remedy="choose another folder with --state-dir"
+        ) from error
+    engine = sa.create_engine(parsed)
+    sa.event.listen(engine, "connect", _set_pragmas)
+    sa.event.listen(engine, "begin", _begin_immediate)
+    return engine
+
+
+def _set_pragmas(connection: Any, _: Any) -> None:
+    connection.isolation_level = None  # we begin transactions ourselves, below
+    cursor = connection.cursor()
+    for pragma in (
+        f"busy_timeout={BUSY_TIMEOUT_MS}",
+        "journal_mode=WAL",
+        "synchronous=FULL",  # a committed step must survive power loss
+        "foreign_keys=ON",
+    ):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _begin_immediate(connection: sa.Connection) -> None:
+    # Two writers that both start by reading would deadlock in SQLite's deferred transactions.
+    connection.exec_driver_sql("BEGIN IMMEDIATE")

@@ -1,0 +1,145 @@
+"""How the controller talks to nodes and to the gateway: short HTTP calls whose every failure is a value or one error."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+PROBE_TIMEOUT_S = 2.0
+ADMIN_TIMEOUT_S = 5.0
+MAX_ANSWER_BYTES = 256 * 1024
+
+
+class NoAnswerError(Exception):
+    """The peer did not answer, or not in the agreed shape: what it does is unknown."""
+
+
+class NotAllowedError(Exception):
+    """The peer refused our token: trying again can't help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What a node says of itself; `answered` False means it said nothing, and why is in `reason`."""
+
+    answered: bool
+    ready: bool
+    reason: str
+    since: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DrainState:
+    """`GET /admin/drain`. Counts are requests; `receipt` is complete when `state` is drained."""
+
+    state: str
+    running: int
+    waiting: int
+    receipt: dict[str, int]
+
+    @property
+    def held(self) -> int:
+        return self.running + self.waiting
+
+
+class NodeClient:
+    """Nodes' health and admin routes, and the gateway's status. Share one; it holds the connection pool."""
+
+    def __init__(self, http: httpx.AsyncClient, node_token: str) -> None:
+        self._http = http
+        self._headers = {"Authorization": f"Bearer {node_token}"}
+
+    async def health(self, url: str) -> Health:
+        try:
+            async with self._http.stream("GET", f"{url}/health/ready", timeout=PROBE_TIMEOUT_S) as response:
+                body = await read_limited(response, MAX_ANSWER_BYTES)
+                status = response.status_code
+        except (httpx.HTTPError, NoAnswerError) as error:
+            return Health(False, False, f"no answer: {describe(error)}")
+        if status not in (200, 503):
+            return Health(False, False, f"/health/ready answers {status}")
+        answer = _parse_object(body)
+        reason = answer.get("reason")
+        since = answer.get("since")
+        return Health(
+            answered=True,
+            ready=status == 200,
+            reason=reason if isinstance(reason, str) else ("ready" if status == 200 else "not ready, without a reason"),
+            since=float(since) if isinstance(since, int | float) else None,
+        )
+
+    async def drain_state(self, url: str) -> DrainState:
+        """Raises NoAnswerError, NotAllowedError."""
+        return _parse_drain(await self._admin("GET", f"{url}/admin/drain"))
+
+    async def start_drain(self, url: str, deadline_s: float) -> DrainState:
+        """Raises NoAnswerError, NotAllowedError."""
+        return _parse_drain(await self._admin("POST", f"{url}/admin/drain", {"deadline_s": deadline_s}))
+
+    async def resume(self, url: str) -> None:
+        """Raises NoAnswerError, NotAllowedError."""
+        await self._admin("POST", f"{url}/admin/resume", {})
+
+    async def gateway_table_version(self, url: str) -> int:
+        """Raises NoAnswerError."""
+        answer = await self._admin("GET", f"{url}/gateway/status", send_token=False)
+        version = answer.get("table_version")
+        if isinstance(version, bool) or not isinstance(version, int):
+            raise NoAnswerError("the gateway states no table_version")
+        return version
+
+    async def _admin(
+        self, method: str, url: str, body: dict[str, Any] | None = None, *, send_token: bool = True
+    ) -> dict[str, Any]:
+        headers = self._headers if send_token else {}
+        try:
+            async with self._http.stream(method, url, json=body, headers=headers, timeout=ADMIN_TIMEOUT_S) as response:
+                content = await read_limited(response, MAX_ANSWER_BYTES)
+        except httpx.HTTPError as error:
+            raise NoAnswerError(f"{method} {url}: {describe(error)}") from error
+        if response.status_code in (401, 403):
+            raise NotAllowedError(f"{method} {url}: the node refuses the controller's token")
+        if not response.is_success:
+            raise NoAnswerError(f"{method} {url}: answered {response.status_code}")
+        return _parse_object(content)
+
+
+async def read_limited(response: httpx.Response, limit: int) -> bytes:
+    """The body of a streamed response. Raises NoAnswerError when it is longer than `limit` bytes."""
+    parts: list[bytes] = []
+    size = 0
+    async for part in response.aiter_bytes():
+        size += len(part)
+        if size > limit:
+            raise NoAnswerError(f"the answer is longer than {limit} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def describe(error: Exception) -> str:
+    """A short reason; httpx's time-outs have an empty message."""
+    return str(error) or type(error).__name__
+
+
+def _parse_object(content: bytes) -> dict[str, Any]:
+    try:
+        answer = json.loads(content or b"{}")
+    except ValueError:
+        return {}
+    return answer if isinstance(answer, dict) else {}
+
+
+def _parse_drain(answer: dict[str, Any]) -> DrainState:
+    state = answer.get("state")
+    if state not in ("serving", "draining", "drained"):
+        raise NoAnswerError(f"the node states an unknown drain state {state!r}")
+    receipt = answer.get("receipt")
+    running, waiting = answer.get("running"), answer.get("waiting")
+    if not isinstance(running, int) or not isinstance(waiting, int):
+        # Not zero: a node that doesn't say what it holds must not be taken for idle.
+        raise NoAnswerError("the node does not say how many requests it holds")
+    counts = receipt if isinstance(receipt, dict) else {}
+    return DrainState(state, running, waiting, {k: v for k, v in counts.items() if isinstance(v, int)})

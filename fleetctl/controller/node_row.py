@@ -1,0 +1,117 @@
+"""The desired state of each node, stored: what should run, and whether traffic is sent to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import sqlalchemy as sa
+
+from fleetctl.controller.database import get_meta, put_meta
+from fleetctl.controller.tables import nodes
+from fleetctl.providers.spec import NodeSpec
+
+
+class RouteIntent(StrEnum):
+    NONE = "none"  # not in the routing table: not ready for the first time yet, or not wanted
+    ACTIVE = "active"  # takes new requests
+    CORDONED = "cordoned"  # takes no new requests by our will
+
+
+class Role(StrEnum):
+    MEMBER = "member"  # admitted to the table by the fleet loop when ready
+    REPLACEMENT = "replacement"  # admitted by the effect that starts it
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    spec: NodeSpec
+    wanted: bool
+    started: bool
+    route: RouteIntent
+    role: Role
+    url: str | None
+    restart: dict[str, Any] | None
+    created_at: float
+    updated_at: float
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def is_cordoned(self) -> bool:
+        return self.route is RouteIntent.CORDONED
+
+
+def list_nodes(connection: sa.Connection) -> list[NodeRow]:
+    """All nodes ever wanted, in the order of their creation."""
+    rows = connection.execute(sa.select(nodes).order_by(nodes.c.created_at, nodes.c.name))
+    return [_decode(row._mapping) for row in rows]
+
+
+def get_node(connection: sa.Connection, name: str) -> NodeRow | None:
+    row = connection.execute(sa.select(nodes).where(nodes.c.name == name)).first()
+    return None if row is None else _decode(row._mapping)
+
+
+def want_node(connection: sa.Connection, spec: NodeSpec, role: Role, now: float) -> NodeRow:
+    """Make the node wanted. One that is wanted already is left as it is; a stopped one is wanted anew."""
+    standing = get_node(connection, spec.name)
+    if standing is not None and standing.wanted:
+        return standing
+    values: dict[str, Any] = {
+        "spec": spec.to_json(), "wanted": True, "started": False, "route": RouteIntent.NONE.value, "role": role.value,
+        "url": None, "restart": None, "updated_at": now,
+    }  # fmt: skip
+    if standing is None:
+        connection.execute(sa.insert(nodes).values(name=spec.name, created_at=now, **values))
+    else:
+        connection.execute(sa.update(nodes).where(nodes.c.name == spec.name).values(**values))
+    created = get_node(connection, spec.name)
+    assert created is not None
+    return created
+
+
+def change_node(connection: sa.Connection, name: str, now: float, **values: Any) -> int:
+    """Set columns of one node. Returns the routing table's version, which grows when the table changes by it."""
+    before = get_node(connection, name)
+    if before is None:
+        return routing_version(connection)
+    plain = {key: value.value if isinstance(value, StrEnum) else value for key, value in values.items()}
+    connection.execute(sa.update(nodes).where(nodes.c.name == name).values(updated_at=now, **plain))
+    after = get_node(connection, name)
+    assert after is not None
+    version = routing_version(connection)
+    if _published(before) != _published(after):
+        version += 1
+        put_meta(connection, "routing_version", version)
+    return version
+
+
+def routing_version(connection: sa.Connection) -> int:
+    version = get_meta(connection, "routing_version")
+    return version if isinstance(version, int) else 0
+
+
+def is_published(row: NodeRow) -> bool:
+    return row.wanted and row.url is not None and row.route is not RouteIntent.NONE
+
+
+def _published(row: NodeRow) -> tuple[str, str] | None:
+    return (row.route.value, row.url or "") if is_published(row) else None
+
+
+def _decode(row: sa.RowMapping) -> NodeRow:
+    return NodeRow(
+        spec=NodeSpec.from_json(row["spec"]),
+        wanted=row["wanted"],
+        started=row["started"],
+        route=RouteIntent(row["route"]),
+        role=Role(row["role"]),
+        url=row["url"],
+        restart=row["restart"],
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+    )

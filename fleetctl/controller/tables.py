@@ -1,0 +1,58 @@
+"""The controller's tables. Runs and steps have their own, in `runbooks.journal`, in the same database."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+SCHEMA_VERSION = 1
+
+metadata = sa.MetaData()
+
+meta = sa.Table(
+    "controller_meta",
+    metadata,
+    sa.Column("key", sa.String(100), primary_key=True),
+    sa.Column("value", sa.JSON, nullable=False),
+)
+
+nodes = sa.Table(
+    "nodes",
+    metadata,
+    sa.Column("name", sa.String(63), primary_key=True),
+    sa.Column("spec", sa.JSON, nullable=False),
+    sa.Column("wanted", sa.Boolean, nullable=False),
+    sa.Column("started", sa.Boolean, nullable=False),  # the provider was asked; false is work left to do
+    sa.Column("route", sa.String(20), nullable=False),  # none, active, cordoned
+    sa.Column("role", sa.String(20), nullable=False),  # member, or replacement while a run brings it in
+    sa.Column("url", sa.String(500)),
+    sa.Column("restart", sa.JSON),  # what the last restart replaced, and how far it got
+    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("updated_at", sa.Float, nullable=False),
+)
+
+incidents = sa.Table(
+    "incidents",
+    metadata,
+    sa.Column("id", sa.String(100), primary_key=True),
+    sa.Column("status", sa.String(20), nullable=False, index=True),
+    sa.Column("opened_at", sa.Float, nullable=False, index=True),
+    sa.Column("document", sa.JSON, nullable=False),
+    sa.Column("diagnosis", sa.JSON),
+    sa.Column("postmortem", sa.String(1000)),
+    sa.Column("blackbox", sa.String(1000)),
+)
+
+events = sa.Table(
+    "events",
+    metadata,
+    # Never reused, also after deletion: a reader's `after` must stay true.
+    sa.Column("seq", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True),
+    sa.Column("at", sa.Float, nullable=False),
+    sa.Column("kind", sa.String(100), nullable=False),
+    sa.Column("text", sa.Text, nullable=False),
+    sa.Column("incident_id", sa.String(100), index=True),
+    sa.Column("run_id", sa.String(100)),
+    sa.Column("node", sa.String(63)),
+    sa.Column("data", sa.JSON, nullable=False),
+    sqlite_autoincrement=True,
+)

@@ -1,0 +1,139 @@
+"""What happened, in order, for people: an append-only table that readers can wait on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+import structlog
+
+from fleetctl.controller.database import Database
+from fleetctl.controller.tables import events
+from fleetctl.kit.clock import Clock
+from fleetctl.wire import TimelineEntry
+
+log = structlog.get_logger()
+
+MAX_READ = 1000
+MAX_TEXT_CHARS = 4000
+
+
+class Timeline:
+    """Appends are ordered and durable before a reader sees them.
+
+    Threading: belongs to one event loop; call its methods there.
+    """
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+        self._changed = asyncio.Condition()
+        self._last_seq = 0
+        self._pending: set[asyncio.Task[None]] = set()
+
+    async def load(self) -> None:
+        self._last_seq = await self._database.read(
+            lambda c: c.execute(sa.select(sa.func.coalesce(sa.func.max(events.c.seq), 0))).scalar_one()
+        )
+
+    async def append(
+        self,
+        kind: str,
+        text: str,
+        *,
+        incident_id: str | None = None,
+        run_id: str | None = None,
+        node: str | None = None,
+        data: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Store one entry. Returns its sequence number."""
+        values = self._values(kind, text, incident_id, run_id, node, data)
+        seq = await self._database.write(lambda c: insert_event(c, values))
+        await self._announce(seq)
+        return seq
+
+    def append_soon(
+        self,
+        kind: str,
+        text: str,
+        *,
+        incident_id: str | None = None,
+        run_id: str | None = None,
+        node: str | None = None,
+        data: Mapping[str, Any] | None = None,
+    ) -> None:
+        """As `append`, from synchronous code on the event loop; a failure is logged."""
+        values = self._values(kind, text, incident_id, run_id, node, data)
+        future = asyncio.wrap_future(self._database.write_soon(lambda c: insert_event(c, values)))
+        task = asyncio.get_running_loop().create_task(self._finish(future, kind))
+        self._pending.add(task)
+        task.add_done_callback(self._pending.discard)
+
+    async def flush(self) -> None:
+        """Wait until everything given to `append_soon` is stored."""
+        while self._pending:
+            await asyncio.gather(*self._pending)
+
+    async def read(self, after: int = 0, incident_id: str | None = None, limit: int = MAX_READ) -> list[TimelineEntry]:
+        """Entries with a higher sequence number, oldest first."""
+        query = sa.select(events).where(events.c.seq > after).order_by(events.c.seq).limit(min(limit, MAX_READ))
+        if incident_id is not None:
+            query = query.where(events.c.incident_id == incident_id)
+        return await self._database.read(lambda c: [_decode(row._mapping) for row in c.execute(query)])
+
+    async def wait(self, after: int, wait_s: float, incident_id: str | None = None) -> list[TimelineEntry]:
+        """As `read`, but waits up to `wait_s` for the first such entry. May return an empty list."""
+        deadline = asyncio.get_running_loop().time() + wait_s
+        while True:
+            seen = self._last_seq
+            if found := await self.read(after, incident_id):
+                return found
+            left = deadline - asyncio.get_running_loop().time()
+            if left <= 0:
+                return []
+            try:
+                async with asyncio.timeout(left), self._changed:
+                    await self._changed.wait_for(lambda seen=seen: self._last_seq > seen)  # type: ignore[misc]
+            except TimeoutError:
+                return []
+
+    async def _finish(self, future: asyncio.Future[int], kind: str) -> None:
+        try:
+            seq = await future
+        except Exception as error:  # noqa: BLE001 - the entry is lost, what it tells of is not: say so and go on
+            log.error("timeline.append_failed", kind=kind, error=str(error))
+            return
+        await self._announce(seq)
+
+    async def _announce(self, seq: int) -> None:
+        async with self._changed:
+            self._last_seq = max(self._last_seq, seq)
+            self._changed.notify_all()
+
+    def _values(
+        self,
+        kind: str,
+        text: str,
+        incident_id: str | None,
+        run_id: str | None,
+        node: str | None,
+        data: Mapping[str, Any] | None,
+    ) -> dict[str, Any]:
+        log.info(kind, text=text, incident_id=incident_id, run_id=run_id, node=node)
+        return {
+            "at": self._clock.now(), "kind": kind, "text": text[:MAX_TEXT_CHARS], "incident_id": incident_id,
+            "run_id": run_id, "node": node, "data": dict(data or {}),
+        }  # fmt: skip
+
+
+def insert_event(connection: sa.Connection, values: Mapping[str, Any]) -> int:
+    result = connection.execute(sa.insert(events).values(**values))
+    assert result.inserted_primary_key is not None
+    seq: int = result.inserted_primary_key[0]
+    return seq
+
+
+def _decode(row: sa.RowMapping) -> TimelineEntry:
+    return TimelineEntry.model_validate(dict(row))

@@ -1,0 +1,76 @@
+"""What the gateway itself says to a client: errors in OpenAI's shape, as a JSON answer or as the last event of a stream."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+RawHeaders = Iterable[tuple[bytes, bytes]]
+
+JSON_TYPE = (b"content-type", b"application/json")
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorAnswer:
+    """An error the gateway answers by itself. `retry_after_s` becomes the Retry-After header."""
+
+    status: int
+    message: str
+    kind: str  # OpenAI's `type`
+    code: str
+    param: str | None = None
+    retry_after_s: int | None = None
+
+    def body(self) -> bytes:
+        detail = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        return json.dumps({"error": detail}).encode()
+
+    def event(self) -> bytes:
+        """One SSE frame: how a stream that already began says that it failed."""
+        return b"data: " + self.body() + b"\n\n"
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        if self.retry_after_s is None:
+            return []
+        return [(b"retry-after", str(self.retry_after_s).encode())]
+
+
+def bad_request(message: str, *, param: str | None = None, status: int = 400, code: str = "invalid_request") -> ErrorAnswer:
+    return ErrorAnswer(status, message, "invalid_request_error", code, param=param)
+
+
+def not_found(path: str) -> ErrorAnswer:
+    return bad_request(f"no such path: {path[:200]}", status=404, code="not_found")
+
+
+def unavailable(message: str, *, retry_after_s: int = 1, code: str = "no_node_available") -> ErrorAnswer:
+    return ErrorAnswer(503, message, "service_unavailable", code, retry_after_s=retry_after_s)
+
+
+def overloaded(message: str, *, retry_after_s: int = 1) -> ErrorAnswer:
+    return ErrorAnswer(429, message, "rate_limit_error", "overloaded", retry_after_s=retry_after_s)
+
+
+def upstream_failed(message: str, *, code: str = "upstream_failed") -> ErrorAnswer:
+    return ErrorAnswer(502, message, "server_error", code)
+
+
+async def send_whole(send: Send, status: int, body: bytes, headers: RawHeaders = (JSON_TYPE,)) -> None:
+    """Send one complete answer; its Content-Length is set here."""
+    head = [*headers, (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": head})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def send_json(send: Send, status: int, value: object) -> None:
+    await send_whole(send, status, json.dumps(value).encode())
+
+
+async def send_error(send: Send, error: ErrorAnswer) -> None:
+    await send_whole(send, error.status, error.body(), [JSON_TYPE, *error.headers()])

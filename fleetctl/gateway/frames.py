@@ -1,0 +1,94 @@
+"""The borders of server-sent events, found only as far as needed to splice streams.
+
+Only whole frames go on to the client. So a hand-off frame is never half sent, and after a cut the next bytes, an error
+event or another node's frames, start at a border.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+MAX_FRAME_BYTES = 32 * 1024 * 1024  # a hand-off carries token ids: 7 bytes each, so millions of tokens fit
+HANDOFF_EVENT = b"fleet.handoff"
+_BORDER = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+_DONE = (b"data: [DONE]", b"data:[DONE]")
+_ERROR = re.compile(rb'^data: ?\{\s*"error"\s*:\s*(?!null)', re.MULTILINE)
+
+
+class FrameTooBigError(Exception):
+    """A frame without end: not an event stream, or not a sane one."""
+
+
+class Frames(NamedTuple):
+    """What one read completed. `handoff` is the hand-off object as sent; frames after it are dropped."""
+
+    forward: bytes
+    handoff: bytes | None = None
+
+
+class FrameReader:
+    """Turns reads of any size into whole frames. `is_done` and `has_error` say what has passed so far."""
+
+    __slots__ = ("_held", "has_error", "is_done")
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+        self.is_done = False  # [DONE] has passed
+        self.has_error = False  # the node ended the stream with an error event
+
+    def feed(self, data: bytes) -> Frames:
+        """The frames that `data` completes. Raises FrameTooBigError."""
+        if not self._held and data.endswith((b"\n\n", b"\r\n\r\n")):
+            whole = data
+        else:
+            search_from = max(0, len(self._held) - 3)
+            self._held += data
+            cut = _last_border(self._held, search_from)
+            if cut == 0:
+                if len(self._held) > MAX_FRAME_BYTES:
+                    raise FrameTooBigError(f"an event is longer than {MAX_FRAME_BYTES} bytes")
+                return Frames(b"")
+            whole = bytes(self._held[:cut])
+            del self._held[:cut]
+        if HANDOFF_EVENT in whole:
+            frames = _split_at_handoff(whole)
+            if frames is not None:
+                self._note(frames.forward)
+                return frames
+        self._note(whole)
+        return Frames(whole)
+
+    def _note(self, whole: bytes) -> None:
+        if whole.rstrip(b"\r\n").endswith(_DONE):
+            self.is_done = True
+        if b'"error"' in whole and _ERROR.search(whole):
+            self.has_error = True
+
+
+def _last_border(held: bytearray, start: int) -> int:
+    """Where the last whole frame ends, or 0."""
+    return max(
+        held.rfind(b"\n\n", start) + 2 if b"\n\n" in held[start:] else 0,
+        held.rfind(b"\r\n\r\n", start) + 4 if b"\r\n\r\n" in held[start:] else 0,
+        held.rfind(b"\r\r", start) + 2 if b"\r\r" in held[start:] else 0,
+    )
+
+
+def _split_at_handoff(whole: bytes) -> Frames | None:
+    """The frames before the first hand-off, and its data. None: the words were only in some frame's text."""
+    start = 0
+    for border in _BORDER.finditer(whole):
+        data: list[bytes] = []
+        is_handoff = False
+        for line in whole[start : border.start()].splitlines():
+            name, _, value = line.partition(b":")
+            value = value.removeprefix(b" ")
+            if name == b"event":
+                is_handoff = value == HANDOFF_EVENT
+            elif name == b"data":
+                data.append(value)
+        if is_handoff:
+            return Frames(whole[:start], b"\n".join(data))
+        start = border.end()
+    return None

@@ -1,0 +1,154 @@
+"""Where requests may go: the controller's routing table, immutable and versioned, and the last good one on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from yarl import URL
+
+from fleetctl.kit.errors import BadInputError
+from fleetctl.wire import Route, RouteState, RoutingTable
+
+FILE_NAME = "routing-table.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One node that requests may go to. `base` has no slash at its end."""
+
+    node: str
+    base: str
+    state: RouteState
+    pool: str
+    model: str
+
+    def url(self, path: str) -> URL:
+        """The node's URL for an already encoded path (and query)."""
+        return _url(self.base, path)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A routing table. `active` holds the endpoints that take new requests; `rejected` says which routes make no sense."""
+
+    version: int
+    endpoints: tuple[Endpoint, ...]
+    active: tuple[Endpoint, ...] = field(init=False)
+    rejected: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        active = tuple(e for e in self.endpoints if e.state is RouteState.ACTIVE)
+        object.__setattr__(self, "active", active)
+
+    @classmethod
+    def from_wire(cls, table: RoutingTable) -> Table:
+        endpoints: dict[str, Endpoint] = {}
+        rejected = []
+        for route in table.routes:
+            if not _is_usable(route.url) or not route.node or route.node in endpoints:
+                rejected.append(route.node)
+                continue
+            endpoints[route.node] = Endpoint(
+                node=route.node,
+                base=route.url.rstrip("/"),
+                state=route.state,
+                pool=route.pool,
+                model=route.model,
+            )
+        return cls(version=table.version, endpoints=tuple(endpoints.values()), rejected=tuple(rejected))
+
+    def to_wire(self) -> RoutingTable:
+        routes = [Route(node=e.node, url=e.base, state=e.state, pool=e.pool, model=e.model) for e in self.endpoints]
+        return RoutingTable(version=self.version, routes=routes)
+
+    def candidates(self, model: str | None) -> tuple[Endpoint, ...]:
+        """Active endpoints that serve the model. A name that no route has goes to any node: it knows its adapters."""
+        named = tuple(e for e in self.active if e.model == model)
+        return named or self.active
+
+
+class Routing:
+    """The table in use and how old it is. One owner: the sync loop replaces it, requests read it."""
+
+    def __init__(self, *, now: Callable[[], float] = time.time) -> None:
+        self._now = now
+        self.table: Table | None = None
+        self.confirmed_at: float | None = None  # when the controller last said that this table holds
+        self.controller_is_reachable = False
+
+    def replace(self, table: Table, confirmed_at: float) -> None:
+        self.table = table
+        self.confirmed_at = confirmed_at
+
+    def confirm(self, at: float) -> None:
+        self.confirmed_at = at
+
+    def age_s(self) -> float | None:
+        """Seconds since the controller last confirmed the table; None without a table."""
+        if self.confirmed_at is None:
+            return None
+        return max(0.0, self._now() - self.confirmed_at)
+
+
+class _Stored(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    format: int = 1
+    stored_at: float
+    table: RoutingTable
+
+
+def store(path: Path, table: Table, stored_at: float) -> None:
+    """Write the table so that a crash leaves the old file or the new one, never a part. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    stored = _Stored(stored_at=stored_at, table=table.to_wire())
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("w") as file:
+        json.dump(stored.model_dump(mode="json"), file)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def load(path: Path) -> tuple[Table, float] | None:
+    """The stored table and when it was stored; None when there is none yet. Raises BadInputError naming the file."""
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise BadInputError(f"{path}: {error.strerror or error}", remedy="make the run folder readable") from error
+    try:
+        stored = _Stored.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "file"
+        raise BadInputError(f"{path}: {place}: {first['msg']}", remedy="delete the file: the next table replaces it") from error
+    if stored.format != 1:
+        raise BadInputError(f"{path}: unknown format {stored.format}", remedy="delete the file: the next table replaces it")
+    return Table.from_wire(stored.table), stored.stored_at
+
+
+@lru_cache(maxsize=4096)
+def _url(base: str, path: str) -> URL:
+    return URL(base + path, encoded=True)
+
+
+def _is_usable(url: str) -> bool:
+    try:
+        parsed = URL(url)
+    except ValueError:
+        return False
+    return parsed.scheme in ("http", "https") and bool(parsed.host) and not parsed.query_string

@@ -1,0 +1,240 @@
+"""Named processes of one machine: started once, found again after our own death, stopped without leftovers.
+
+Each name has a run folder `<root>/<name>/` with `spec.json` (written before the start), `lock`, `pid` and `log`. The
+child inherits an flock on `lock`, so "is it running" is answered by the kernel: the lock is free if and only if the
+process is gone, whoever started it. The child writes its own `pid` before it becomes the program, so that no crash of
+ours can leave a process without a record.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fleetctl.kit.errors import BadInputError, FleetctlError
+
+LOG_TAIL_BYTES = 64 * 1024
+LOG_ROTATE_BYTES = 50 * 1024 * 1024
+STDERR_NOISE = re.compile(r"^\s*$")
+
+# $0 is the pid file. The shell's pid is the program's, because exec keeps it.
+_RECORD_PID_THEN_EXEC = 'echo $$ > "$0.tmp" && mv "$0.tmp" "$0" && exec "$@"'
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessView:
+    """What is known of one name, now. `pid` and `url` are None when there is no record."""
+
+    name: str
+    running: bool
+    pid: int | None
+    url: str | None
+    started_at: float | None
+    log_path: Path
+
+
+class ProcessTable:
+    """The run folders under one root. Methods are quick and may be called from any process.
+
+    Raises FleetctlError when a process can't be started or stopped, BadInputError when the folder can't be used.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def names(self) -> list[str]:
+        """Names that have a run folder, running or not."""
+        if not self._root.is_dir():
+            return []
+        return sorted(p.name for p in self._root.iterdir() if (p / "spec.json").exists() or (p / "pid").exists())
+
+    def running(self) -> list[str]:
+        return [name for name in self.names() if self._is_locked(name)]
+
+    def observe(self, name: str) -> ProcessView:
+        folder = self._root / name
+        spec = _read_json(folder / "spec.json")
+        running = self._is_locked(name)
+        return ProcessView(
+            name=name,
+            running=running,
+            pid=_read_pid(folder / "pid") if running else None,
+            url=spec.get("url"),
+            started_at=spec.get("started_at"),
+            log_path=folder / "log",
+        )
+
+    def spec(self, name: str) -> dict[str, Any]:
+        """The record written before the last start; empty when there is none or it is half written."""
+        return _read_json(self._root / name / "spec.json")
+
+    def start(
+        self,
+        name: str,
+        argv: Sequence[str],
+        *,
+        url: str,
+        env: Mapping[str, str] | None = None,
+        facts: Mapping[str, Any] | None = None,
+    ) -> bool:
+        """Start `argv` under `name`. Returns False, and changes nothing, when the name runs already."""
+        folder = self._root / name
+        _make_folder(folder)
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            spec = {"argv": list(argv), "url": url, "started_at": time.time(), **(facts or {})}
+            _write_json(folder / "spec.json", spec)
+            (folder / "pid").unlink(missing_ok=True)
+            _rotate(folder / "log")
+            with (folder / "log").open("ab") as log:
+                try:
+                    subprocess.Popen(
+                        ["/bin/sh", "-c", _RECORD_PID_THEN_EXEC, str(folder / "pid"), *argv],
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        env={**os.environ, **(env or {})},
+                        pass_fds=(lock,),
+                        start_new_session=True,
+                    )
+                except OSError as error:
+                    raise FleetctlError(f"{name}: can't start {argv[0]}: {error}") from error
+            return True
+        finally:
+            os.close(lock)  # the child holds its own copy: the lock lives as long as it does
+
+    def stop(self, name: str, grace_s: float) -> bool:
+        """SIGTERM to the group, wait `grace_s`, SIGKILL. Returns False when the name did not run."""
+        if not self._is_locked(name):
+            return False
+        pid = self._wait_for_pid(name)
+        if pid is None:
+            raise FleetctlError(f"{name}: runs, but its pid is not recorded in {self._root / name / 'pid'}")
+        _signal_group(pid, signal.SIGTERM)
+        if not self._wait_gone(name, grace_s):
+            _signal_group(pid, signal.SIGKILL)
+            if not self._wait_gone(name, 10.0):
+                raise FleetctlError(f"{name}: pid {pid} does not die, even by SIGKILL")
+        _signal_group(pid, signal.SIGKILL)  # whatever of its group outlived the leader
+        return True
+
+    def forget(self, name: str) -> None:
+        """Remove the run folder of a name that does not run."""
+        if not self._is_locked(name):
+            shutil.rmtree(self._root / name, ignore_errors=True)
+
+    def log_tail(self, name: str, lines: int = 20) -> list[str]:
+        """The last lines a process wrote; empty when there is no log."""
+        path = self._root / name / "log"
+        try:
+            with path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
+                text = file.read().decode("utf-8", "replace")
+        except OSError:
+            return []
+        return [line for line in text.splitlines() if not STDERR_NOISE.match(line)][-lines:]
+
+    def _is_locked(self, name: str) -> bool:
+        try:
+            lock = os.open(self._root / name / "lock", os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        else:
+            return False
+        finally:
+            os.close(lock)
+
+    def _wait_gone(self, name: str, timeout_s: float) -> bool:
+        for _ in _poll(timeout_s):
+            if not self._is_locked(name):
+                return True
+        return not self._is_locked(name)
+
+    def _wait_for_pid(self, name: str) -> int | None:
+        for _ in _poll(2.0):  # between the fork and the shell's first line there is no record yet
+            pid = _read_pid(self._root / name / "pid")
+            if pid is not None or not self._is_locked(name):
+                return pid
+        return None
+
+
+@contextmanager
+def exclusive(path: Path, message: str) -> Iterator[None]:
+    """Hold the one lock at `path`, or raise BadInputError with `message`."""
+    _make_folder(path.parent)
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BadInputError(message) from None
+        yield
+    finally:
+        os.close(lock)
+
+
+def _poll(timeout_s: float, interval_s: float = 0.02) -> Iterator[None]:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        yield
+        time.sleep(interval_s)
+
+
+def _signal_group(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+def _read_pid(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _write_json(path: Path, data: Mapping[str, Any]) -> None:
+    scratch = path.with_suffix(".tmp")
+    scratch.write_text(json.dumps(data, indent=1))
+    scratch.replace(path)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise BadInputError(
+            f"{folder}: {error.strerror or error}", remedy="choose another folder with --state-dir"
+        ) from error
+
+
+def _rotate(log: Path) -> None:
+    with suppress(OSError):
+        if log.stat().st_size > LOG_ROTATE_BYTES:
+            log.replace(log.with_suffix(".1"))

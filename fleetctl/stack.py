@@ -1,0 +1,249 @@
+"""A whole fleet on this machine: controller, gateway and nodes, started together and stopped without leftovers.
+
+`up` starts what is missing and waits until every part is ready, not merely started; what it started itself it stops
+again when it fails or is interrupted. The controller starts the nodes: it owns which should exist.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from fleetctl.client import ControllerClient
+from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError
+from fleetctl.providers.process import ProcessTable, exclusive
+from fleetctl.settings import Settings, read_token
+from fleetctl.wire import Node, NodePhase
+
+Tell = Callable[[str], None]
+
+POLL_S = 0.15
+READY_PHASES = frozenset({NodePhase.READY})
+# Stopped in this order: nobody must replace or reroute while the rest goes down.
+STOP_FIRST = ("controller", "gateway")
+GRACE_S = {"controller": 10.0, "gateway": 5.0}
+NODE_GRACE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class StackView:
+    """Where the parts are, once they are ready."""
+
+    controller_url: str
+    gateway_url: str
+    nodes: tuple[Node, ...]
+    started: tuple[str, ...]  # what this call started; empty when all ran already
+
+
+class Stack:
+    """The processes under one state folder."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.table = ProcessTable(settings.run_dir)
+
+    async def up(self, tell: Tell) -> StackView:
+        """Start what does not run and wait until all is ready.
+
+        Raises BadInputError (port in use, no such model, unusable folder) before anything is started, FleetctlError
+        when a part dies on the way, UnreachableError when it is not ready in time.
+        """
+        settings = self.settings
+        busy = f"{settings.state_dir}: another fleetctl up is at work here"
+        with exclusive(settings.state_dir / "up.lock", busy):
+            missing = [name for name in STOP_FIRST if not self.table.observe(name).running]
+            self._check_ports(missing)
+            before = set(self.table.running())
+            make_tokens(settings)
+            try:
+                return await self._start(missing, before, tell)
+            except BaseException:
+                await asyncio.shield(asyncio.to_thread(self._stop_all_but, before))
+                raise
+
+    def down(self, tell: Tell) -> list[str]:
+        """Stop everything that runs under this state folder. Returns what was stopped."""
+        running = self.table.running()
+        stopped = [name for name in STOP_FIRST if name in running]
+        stopped += [name for name in running if name not in STOP_FIRST]
+        for name in stopped:
+            tell(f"stopping {name}")
+            self.table.stop(name, GRACE_S.get(name, NODE_GRACE_S))
+        return stopped
+
+    async def _start(self, missing: Sequence[str], before: set[str], tell: Tell) -> StackView:
+        settings = self.settings
+        config = settings.state_dir / "effective.json"
+        _write_private(config, json.dumps(_plain_tree(settings), indent=1))
+        env = {"FLEETCTL_CONFIG": "", **{key: "" for key in os.environ if key.startswith("FLEETCTL_")}}
+        command = [sys.executable, "-m", "fleetctl.cli", "--config", str(config)]
+        addresses = {"controller": settings.controller.base_url, "gateway": settings.gateway.base_url}
+        for name in STOP_FIRST:
+            if name in missing:
+                tell(f"starting {name} at {addresses[name]}")
+                self.table.start(name, [*command, name, "run"], url=addresses[name], env=env)
+        controller_url = self.table.spec("controller").get("url", addresses["controller"])
+        gateway_url = self.table.spec("gateway").get("url", addresses["gateway"])
+        deadline = time.monotonic() + settings.fleet.ready_timeout_s
+        async with ControllerClient(controller_url, settings.controller_token()) as client:
+            nodes = await self._wait_for_nodes(client, deadline, tell)
+            await self._wait_for_gateway(gateway_url, len(nodes), deadline, tell)
+        started = tuple(name for name in self.table.running() if name not in before)
+        return StackView(controller_url, gateway_url, tuple(nodes), started)
+
+    async def _wait_for_nodes(self, client: ControllerClient, deadline: float, tell: Tell) -> list[Node]:
+        told: dict[str, str] = {}
+        nodes: list[Node] = []
+        while time.monotonic() < deadline:
+            self._raise_if_dead("controller")
+            try:
+                nodes = [node for node in await client.nodes() if node.phase is not NodePhase.STOPPED]
+            except UnreachableError:
+                nodes = []
+            for node in nodes:
+                news = f"{node.phase.value}{f' ({node.reason})' if node.reason else ''}"
+                if told.get(node.name) != news:
+                    told[node.name] = news
+                    tell(f"{node.name}: {news}")
+                if node.phase is NodePhase.STARTING and not self.table.observe(node.name).running:
+                    self._raise_if_failed(node.name)
+            settled = {NodePhase.READY, NodePhase.CORDONED, NodePhase.DRAINED}  # cordoned by a person: not ours to wait for
+            if nodes and all(node.phase in settled for node in nodes):
+                return nodes
+            await asyncio.sleep(POLL_S)
+        waiting = ", ".join(f"{n.name} is {n.phase.value}" for n in nodes if n.phase not in READY_PHASES)
+        raise UnreachableError(
+            f"the fleet was not ready within {self.settings.fleet.ready_timeout_s:g}s: {waiting or 'no answer'}",
+            remedy="fleetctl node logs NAME",
+        )
+
+    async def _wait_for_gateway(self, url: str, num_nodes: int, deadline: float, tell: Tell) -> None:
+        async with httpx.AsyncClient(base_url=url, timeout=2.0) as http:
+            while time.monotonic() < deadline:
+                self._raise_if_dead("gateway")
+                try:
+                    status = (await http.get("/gateway/status")).json()
+                except (httpx.HTTPError, ValueError):
+                    status = {}
+                if len(status.get("nodes", {})) >= num_nodes:
+                    tell(f"gateway: ready, routes to {num_nodes} nodes")
+                    return
+                await asyncio.sleep(POLL_S)
+        raise UnreachableError(f"gateway at {url} was not ready in time", remedy="fleetctl node logs gateway")
+
+    def _raise_if_dead(self, name: str) -> None:
+        if not self.table.observe(name).running:
+            raise FleetctlError(
+                f"{name} ended while starting: {self._last_words(name)}", remedy=f"fleetctl node logs {name}"
+            )
+
+    def _raise_if_failed(self, name: str) -> None:
+        """A node that wrote something and is gone has failed; one without a record was not started yet."""
+        if self.table.spec(name) and self.table.log_tail(name, 1):
+            raise FleetctlError(
+                f"{name} ended while starting: {self._last_words(name)}", remedy=f"fleetctl node logs {name}"
+            )
+
+    def _last_words(self, name: str) -> str:
+        tail = self.table.log_tail(name, 30)
+        errors = [line for line in tail if line.lower().startswith("error")]
+        return (errors or tail or ["it wrote nothing"])[-1][:500]
+
+    def _stop_all_but(self, keep: set[str]) -> None:
+        """Stop what an unfinished `up` started, the controller first so that it starts nothing more."""
+        for name in (*STOP_FIRST, *self.table.running()):
+            if name not in keep:
+                self.table.stop(name, 2.0)
+
+    def _check_ports(self, names: Sequence[str]) -> None:
+        settings = self.settings
+        wanted = {
+            "controller": (settings.controller.host, settings.controller.port),
+            "gateway": (settings.gateway.host, settings.gateway.port),
+        }
+        for name in names:
+            host, port = wanted[name]
+            if _in_use(host, port):
+                raise BadInputError(
+                    f"{name}: {host}:{port} is in use by another program",
+                    remedy=f"fleetctl up --{name}-port {port + 1}, or stop what listens there",
+                )
+
+
+def prepare_model(settings: Settings, tell: Tell) -> Path:
+    """The fleet's model directory: the one configured, or a small one made once under the state folder.
+
+    Raises BadInputError when it is missing, broken, or the engine is not installed.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise BadInputError(
+            "the engine is not installed here: torch is missing", remedy="pip install 'llm-fleetctl[engine]'"
+        )
+    engine = [sys.executable, "-m", "engine"]
+    directory = settings.fleet.model_dir
+    if directory is None:
+        directory = settings.state_dir / "models" / "demo"
+        tell(f"model: {directory}")
+        made = subprocess.run([*engine, "make-model", str(directory)], check=False, stdout=sys.stderr)
+        if made.returncode in (130, -signal.SIGINT):
+            raise KeyboardInterrupt
+        if made.returncode != 0:
+            raise FleetctlError(f"{directory}: the small model could not be made (see above)")
+        return directory
+    if not directory.is_dir():
+        raise BadInputError(f"{directory}: no such model directory", remedy=f"python -m engine make-model {directory}")
+    checked = subprocess.run([*engine, "check", str(directory)], check=False, capture_output=True, text=True)
+    if checked.returncode != 0:
+        words = (checked.stderr.strip() or checked.stdout.strip()).splitlines()
+        raise BadInputError(words[0].removeprefix("error: ") if words else f"{directory}: not a usable model")
+    return directory
+
+
+def make_tokens(settings: Settings) -> None:
+    """Make the tokens that guard changes, once, readable by the owner alone."""
+    for path in (settings.controller_token_file, settings.node_token_file):
+        if read_token(path) is None:
+            _write_private(path, secrets.token_urlsafe(32) + "\n")
+
+
+def _plain_tree(settings: Settings) -> dict[str, Any]:
+    """Settings for our own processes; the controller's token travels in its 0600 file or in this one."""
+    tree = settings.model_dump(mode="json")
+    token = settings.controller.token
+    tree["controller"]["token"] = token.get_secret_value() if token else None
+    return tree
+
+
+def _write_private(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    scratch = path.with_name(path.name + ".tmp")
+    scratch.unlink(missing_ok=True)
+    with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+    scratch.replace(path)
+
+
+def _in_use(host: str, port: int) -> bool:
+    if port == 0:
+        return False
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return True
+    return False

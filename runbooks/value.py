@@ -1,0 +1,87 @@
+"""Typed values of runbook inputs and command options: what text is accepted, and as what.
+
+Values end up in commands and in PromQL label matchers, so each type admits only text that can't close a quote, start
+an option or add a word. No shell is ever involved.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from enum import StrEnum
+
+from runbooks.errors import BadInputError
+
+MAX_DURATION_S = 24 * 3600.0
+
+
+class ValueType(StrEnum):
+    NODE = "node"  # a node that exists
+    NEW_NODE = "new_node"  # a name that no node has yet
+    DURATION = "duration"  # "30s", "2m", "1h" or plain seconds
+    STRING = "string"  # a label value: letters, digits and . _ : / @ + -
+    NUMBER = "number"  # not negative
+
+
+# fullmatch throughout: `$` would let a trailing newline pass
+_NODE = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_STRING = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}")
+_NUMBER = re.compile(r"\d{1,15}(\.\d{1,9})?")
+_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)(s|m|h)?")
+_UNIT_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+EXAMPLES = {
+    ValueType.NODE: "node-1",
+    ValueType.NEW_NODE: "node-1b",
+    ValueType.DURATION: "30s",
+    ValueType.STRING: "default",
+    ValueType.NUMBER: "1",
+}
+
+
+def parse_duration(text: str) -> float:
+    """Seconds in "30s", "2m", "1.5h" or "45". Raises BadInputError."""
+    match = _DURATION.fullmatch(text)
+    if not match:
+        raise BadInputError(f"{text!r} is not a duration", remedy="write it like 30s, 2m or 1h")
+    seconds = float(match[1]) * _UNIT_S[match[2] or ""]
+    if seconds > MAX_DURATION_S:
+        raise BadInputError(f"{text!r} is more than 24h", remedy="give at most 24h")
+    return seconds
+
+
+def check_value(value_type: ValueType, text: str) -> str:
+    """The value itself, once it is known to be of its type. Raises BadInputError without the name of the input."""
+    match value_type:
+        case ValueType.NODE | ValueType.NEW_NODE:
+            if not _NODE.fullmatch(text):
+                raise BadInputError(
+                    f"{_shown(text)} is not a node name",
+                    remedy="use a-z, 0-9 and -, at most 63 characters, not starting with -",
+                )
+        case ValueType.DURATION:
+            parse_duration(text)
+        case ValueType.STRING:
+            if not _STRING.fullmatch(text):
+                raise BadInputError(
+                    f"{_shown(text)} is not a plain string",
+                    remedy="start with a letter or digit, then letters, digits and . _ : / @ + - (at most 200)",
+                )
+        case ValueType.NUMBER:
+            if not _NUMBER.fullmatch(text):
+                raise BadInputError(f"{_shown(text)} is not a number", remedy="write it like 3 or 0.5")
+    return text
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A remedy: the nearest known word, or all of them."""
+    names = sorted(known)
+    near = difflib.get_close_matches(word, names, n=1)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return f"known: {', '.join(names)}" if names else "there are none"
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 80 else text[:77] + "...")
