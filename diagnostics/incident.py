@@ -2,7 +2,7 @@
 
 Scope rules, in this order:
 1. An alert of a node that an open incident already covers joins it: one sick node is one incident.
-2. The same alert on another node of the pool joins and widens the scope to the pool: it is not that node alone.
+2. The same alert on another node of the pool joins and widens the scope to the pool: it is not one node.
 3. An alert that comes back within `REOPEN_WITHIN_S` of its incident's end, with the same scope, reopens it:
    flapping is one story, not many.
 4. Anything else opens a new incident.
@@ -153,7 +153,7 @@ def open_incident(alert: FiredAlert, now: float) -> Incident:
 
 
 def join(incident: Incident, alert: FiredAlert, now: float) -> Incident:
-    """`incident` with the alert added or brought up to date, its scope widened where the alert is elsewhere."""
+    """`incident` with the alert added or brought up to date; its scope widens where the alert is elsewhere."""
     others = tuple(one for one in incident.alerts if one.fingerprint != alert.fingerprint)
     known = len(others) < len(incident.alerts)
     if not known and len(others) >= MAX_ALERTS:
@@ -186,7 +186,7 @@ def clear(incident: Incident, fingerprint: str, now: float) -> Incident:
 
 
 def is_over(incident: Incident, now: float, *, has_active_run: bool = False, quiet_s: float = 0.0) -> bool:
-    """Whether it may be resolved: every alert is resolved (unknown is not) for `quiet_s`, and no run is on it."""
+    """Whether it may be resolved: all alerts are resolved (unknown is not) for `quiet_s`, and no run is on it."""
     if incident.status is IncidentStatus.RESOLVED or has_active_run or incident.cleared_at is None:
         return False
     return now - incident.cleared_at >= quiet_s
@@ -252,7 +252,9 @@ def _may_reopen(incident: Incident, alert: FiredAlert, now: float) -> bool:
 
 
 def _common_scope(one: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]:
-    """Labels that both agree on: two nodes of a pool share the pool."""
+    """The same node: all that either knows. Else what both agree on: two nodes of a pool share the pool."""
+    if one.get("node") and one.get("node") == other.get("node"):
+        return {**other, **one}
     return {name: value for name, value in one.items() if other.get(name) == value}
 
 
@@ -267,7 +269,7 @@ def _severity_rank(severity: str) -> int:
 
 
 def _title(alerts: Sequence[FiredAlert], scope: Mapping[str, str]) -> str:
-    """The gravest alert's summary while it is about one place, else its name, the place, and how many more."""
+    """The gravest alert's summary while it is about one place; else its name, the place, and the rest."""
     gravest = max(alerts, key=lambda one: _severity_rank(one.severity))  # the first of equals
     same_place = scope_of(gravest.labels) == dict(scope)
     text = gravest.summary if same_place and gravest.summary else f"{gravest.name} on {where(scope)}"

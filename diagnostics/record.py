@@ -1,7 +1,7 @@
-"""An incident as JSON: what the controller's API answers, what the black box stores, what the post-mortem reads.
+"""An incident as JSON: what the controller's API answers, the black box stores, and the post-mortem reads.
 
-Field names are those of the controller's wire types, which this package must not import; unknown keys are ignored so
-that an older reader meets a newer file.
+Field names are those of the controller's wire types, which this package must not import; unknown keys are
+ignored so that an older reader may meet a newer file.
 """
 
 from __future__ import annotations

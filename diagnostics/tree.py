@@ -1,8 +1,8 @@
-"""What a decision tree is and how its YAML file becomes one. It must not know how a question gets its answer.
+"""What a decision tree is and how its YAML file becomes one. It must not know how a question is answered.
 
 A tree is a list of questions in the order an engineer asks them. Each has one PromQL query, a limit, and three
-branches. A branch leads to a question further down the file, to a verdict, to the next question (`continue`) or to
-the end (`end`). Since no branch leads up, every walk ends.
+branches. A branch leads to a question further down the file, to a verdict, to the next question (`continue`) or
+to the end (`end`). Since no branch leads up, every walk ends.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LIMIT = re.compile(r"^(>=|<=|==|!=|>|<)\s*(-?\d+(?:\.\d+)?)$")
 
 
 class BadTreeError(Exception):
-    """A tree file that can't be used. The message names the file, the question or verdict, and what is wrong."""
+    """A tree file that can't be used. The message names the file, the question or verdict, and the fault."""
 
 
 @dataclass(frozen=True, slots=True)

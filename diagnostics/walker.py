@@ -1,7 +1,7 @@
 """The walk through a tree: pure, every answer kept with its query, value, age and limit.
 
-A value that is missing, stale or not a number answers "unknown". Unknown never counts as "no": it takes its own
-branch, it rules nothing out, and it keeps the verdict from being more than likely.
+A value that is missing, stale or not a number answers "unknown". Unknown never counts as "no": it takes its
+own branch, it rules nothing out, and it keeps the verdict from being more than likely.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Diagnosis:
 def walk(tree: Tree, scope: Mapping[str, str], ask: Ask, now: float) -> Diagnosis:
     """The diagnosis for `scope` (labels such as node and pool) at Unix time `now`.
 
-    `confirmed` when every question on the way had a fresh answer; `likely` when one had not, or when the verdict
-    itself rests on coincidence; `unknown` when the tree ends without naming a cause.
+    `confirmed` when every question on the way had a fresh answer; `likely` when one had not, or when the
+    verdict itself rests on coincidence; `unknown` when the tree ends without naming a cause.
     """
     evidence: list[Evidence] = []
     index = 0
@@ -111,9 +111,7 @@ def _answer(question: Question, scope: Mapping[str, str], ask: Ask, now: float, 
     return _evidence(question, "unknown", query, Answer(value, answer.at, why), age_s)
 
 
-def _evidence(
-    question: Question, word: AnswerWord, query: str, answer: Answer, age_s: float | None
-) -> Evidence:
+def _evidence(question: Question, word: AnswerWord, query: str, answer: Answer, age_s: float | None) -> Evidence:
     return Evidence(
         question=question.id,
         title=question.ask,

@@ -41,7 +41,9 @@ class ControllerSettings(Section):
     evaluation_interval_s: float = Field(default=1.0, gt=0, le=300)
     stale_after_s: float = Field(default=10.0, gt=0, le=3600)  # older values are no evidence
     policy: Literal["propose", "ask", "run"] = "ask"  # what happens with a proposed runbook
-    capacity_floor_ratio: float = Field(default=0.6, gt=0, le=1)  # no action may leave fewer of the wanted nodes serving
+    capacity_floor_ratio: float = Field(
+        default=0.6, gt=0, le=1
+    )  # no action may leave fewer of the wanted nodes serving
 
     @property
     def base_url(self) -> str:

@@ -121,7 +121,11 @@ class Stack:
                     tell(f"{node.name}: {news}")
                 if node.phase is NodePhase.STARTING and not self.table.observe(node.name).running:
                     self._raise_if_failed(node.name)
-            settled = {NodePhase.READY, NodePhase.CORDONED, NodePhase.DRAINED}  # cordoned by a person: not ours to wait for
+            settled = {
+                NodePhase.READY,
+                NodePhase.CORDONED,
+                NodePhase.DRAINED,
+            }  # cordoned by a person: not ours to wait for
             if nodes and all(node.phase in settled for node in nodes):
                 return nodes
             await asyncio.sleep(POLL_S)

@@ -31,7 +31,9 @@ def register(app: typer.Typer) -> None:
         perform(f"cordon {node}", dry_run=dry_run, yes=yes, output=output)
 
     @app.command()
-    def uncordon(node: NodeName, dry_run: DryRun = False, yes: Yes = False, output: OutputOption = Output.table) -> None:
+    def uncordon(
+        node: NodeName, dry_run: DryRun = False, yes: Yes = False, output: OutputOption = Output.table
+    ) -> None:
         """Let a cordoned or drained node take requests again."""
         perform(f"uncordon {node}", dry_run=dry_run, yes=yes, output=output)
 
@@ -48,7 +50,11 @@ def register(app: typer.Typer) -> None:
 
     @app.command()
     def restart(
-        node: NodeName, wait: Wait = "120s", dry_run: DryRun = False, yes: Yes = False, output: OutputOption = Output.table
+        node: NodeName,
+        wait: Wait = "120s",
+        dry_run: DryRun = False,
+        yes: Yes = False,
+        output: OutputOption = Output.table,
     ) -> None:
         """Stop and start a drained node under its own name."""
         perform(f"restart {node} --wait {wait}", dry_run=dry_run, yes=yes, output=output)

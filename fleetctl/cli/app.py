@@ -6,9 +6,7 @@ Commands import what they need when they run, so that `fleetctl --help` and comp
 from __future__ import annotations
 
 import sys
-from typing import Any
 
-import click
 import typer
 
 from fleetctl.cli import act, config, context, demo, diagnose, get, incident, lifecycle, runbook, servers, top
@@ -45,28 +43,17 @@ def main(argv: list[str] | None = None) -> None:
 
 def run(argv: list[str] | None = None) -> int:
     """Run one command. Returns the exit code; prints errors as one line with the next thing to do."""
-    command = typer.main.get_command(build())
     try:
-        result: Any = command.main(args=argv, prog_name="fleetctl", standalone_mode=False)
-        return result if isinstance(result, int) else 0
+        build()(args=argv, prog_name="fleetctl")
     except FleetctlError as error:
         _print_error(error.message, error.remedy)
         return error.exit_code
-    except click.exceptions.NoArgsIsHelpError as error:
-        print(error.format_message())  # noqa: T201  the help asked for
-        return 0
-    except click.ClickException as error:
-        usage = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "fleetctl"
-        _print_error(error.format_message(), f"{usage} --help")
-        return 2
-    except click.exceptions.Exit as stop:
-        return stop.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        stderr().print("interrupted")
-        return 130
+    except SystemExit as stop:  # help, usage errors (2) and interrupts, which typer prints itself
+        return stop.code if isinstance(stop.code, int) else int(bool(stop.code))
     except BrokenPipeError:
         sys.stderr.close()  # the reader went away (`| head`): not an error
         return 0
+    return 0
 
 
 def _print_error(message: str, remedy: str | None) -> None:

@@ -89,11 +89,10 @@ def whoami() -> str:
 
 
 def set_globals(
-    config: Annotated[
-        Path | None, typer.Option("--config", help="Settings file (YAML).", show_default=False)
-    ] = None,
+    config: Annotated[Path | None, typer.Option("--config", help="Settings file (YAML).", show_default=False)] = None,
     state_dir: Annotated[
-        Path | None, typer.Option("--state-dir", help="Where state, logs and incidents live.", show_default=False)
+        Path | None,
+        typer.Option("--state-dir", help="Where state, logs and incidents live.", show_default=False),
     ] = None,
     controller: Annotated[
         str | None, typer.Option("--controller", help="URL of the controller.", show_default=False)

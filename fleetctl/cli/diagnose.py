@@ -10,7 +10,7 @@ from fleetctl.cli.context import call
 from fleetctl.cli.get import EVIDENCE_COLUMNS
 from fleetctl.cli.output import Output, OutputOption, print_data, print_fields, print_rows
 from fleetctl.kit.errors import UnreachableError
-from fleetctl.wire import Diagnosis, DiagnoseRequest
+from fleetctl.wire import DiagnoseRequest, Diagnosis
 
 
 def register(app: typer.Typer) -> None:

@@ -12,7 +12,17 @@ from pydantic import BaseModel
 
 from fleetctl.cli import output as out
 from fleetctl.cli.context import call
-from fleetctl.cli.output import Column, Output, OutputOption, number, print_data, print_fields, print_rows, ratio, seconds
+from fleetctl.cli.output import (
+    Column,
+    Output,
+    OutputOption,
+    number,
+    print_data,
+    print_fields,
+    print_rows,
+    ratio,
+    seconds,
+)
 from fleetctl.wire import Evidence, Incident, Node, Run, RunbookInfo, Signal, TimelineEntry
 
 
@@ -142,7 +152,12 @@ def describe_incident(incident: Incident) -> None:
             ("scope", ", ".join(f"{k}={v}" for k, v in incident.scope.items())),
             ("opened", clock(incident.opened_at)),
             ("resolved", clock(incident.resolved_at)),
-            ("cause", f"{diagnosis.cause} ({diagnosis.confidence}): {diagnosis.title}" if diagnosis and diagnosis.cause else ""),
+            (
+                "cause",
+                f"{diagnosis.cause} ({diagnosis.confidence}): {diagnosis.title}"
+                if diagnosis and diagnosis.cause
+                else "",
+            ),
             ("ruled out", ", ".join(diagnosis.ruled_out) if diagnosis else ""),
             ("not known", ", ".join(diagnosis.not_known) if diagnosis else ""),
             ("post-mortem", incident.postmortem or ""),
@@ -294,4 +309,3 @@ EMPTY = {
     Kind.runbooks: "no runbooks",
     Kind.events: "no events",
 }
-

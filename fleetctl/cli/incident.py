@@ -46,5 +46,6 @@ def register(app: typer.Typer) -> None:
             stdout().print(Path(incident.postmortem).read_text(), markup=False)
         except OSError as error:
             raise BadInputError(
-                f"{incident.postmortem}: {error.strerror or error}", remedy="read it on the controller's machine"
+                f"{incident.postmortem}: {error.strerror or error}",
+                remedy="read it on the controller's machine",
             ) from error

@@ -20,18 +20,35 @@ if TYPE_CHECKING:
     from fleetctl.stack import StackView
 
 
+Nodes = Annotated[int | None, typer.Option("--nodes", min=1, max=64, help="Size of a new fleet.", show_default="3")]
+ModelDir = Annotated[
+    Path | None,
+    typer.Option("--model-dir", help="Hugging Face directory to serve.", show_default="a small one, made once"),
+]
+ModelName = Annotated[str | None, typer.Option("--model", help="Name that clients ask for.", show_default="demo")]
+ControllerPort = Annotated[int | None, typer.Option("--controller-port", min=1, max=65535, show_default="7700")]
+GatewayPort = Annotated[int | None, typer.Option("--gateway-port", min=1, max=65535, show_default="7800")]
+Policy = Annotated[
+    str | None,
+    typer.Option("--policy", help="What happens with a runbook: propose, ask or run.", show_default="ask"),
+]
+EnableFaults = Annotated[
+    bool | None, typer.Option("--enable-faults", help="Nodes accept fault injection (drills).", show_default=False)
+]
+
+
 def register(app: typer.Typer) -> None:
     @app.command()
     def up(
-        nodes: Annotated[int | None, typer.Option("--nodes", min=1, max=64, help="Size of a new fleet.", show_default="3")] = None,
-        model_dir: Annotated[Path | None, typer.Option("--model-dir", help="Hugging Face directory to serve.", show_default="a small one, made once")] = None,
-        model: Annotated[str | None, typer.Option("--model", help="Name that clients ask for.", show_default="demo")] = None,
-        controller_port: Annotated[int | None, typer.Option("--controller-port", min=1, max=65535, show_default="7700")] = None,
-        gateway_port: Annotated[int | None, typer.Option("--gateway-port", min=1, max=65535, show_default="7800")] = None,
-        policy: Annotated[str | None, typer.Option("--policy", help="propose, ask or run: what happens with a runbook.", show_default="ask")] = None,
-        enable_faults: Annotated[bool | None, typer.Option("--enable-faults", help="Nodes accept fault injection (drills).")] = None,
+        nodes: Nodes = None,
+        model_dir: ModelDir = None,
+        model: ModelName = None,
+        controller_port: ControllerPort = None,
+        gateway_port: GatewayPort = None,
+        policy: Policy = None,
+        enable_faults: EnableFaults = None,
         output: OutputOption = Output.table,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Start a fleet on this machine and wait until every node is ready."""
         settings = current().settings().override(
             controller={"port": controller_port, "policy": policy},

@@ -27,7 +27,9 @@ def register(app: typer.Typer) -> None:
         print_rows(call(lambda c: c.runbooks()), COLUMNS[Kind.runbooks], output, empty=EMPTY[Kind.runbooks])
 
     @group.command("show")
-    def show(name: Annotated[str, typer.Argument(help="Name of the runbook.")], output: OutputOption = Output.table) -> None:
+    def show(
+        name: Annotated[str, typer.Argument(help="Name of the runbook.")], output: OutputOption = Output.table
+    ) -> None:
         """Print a runbook's page."""
         info: RunbookInfo = call(lambda c: c.runbook(name))
         if output in (Output.json, Output.yaml):
@@ -42,7 +44,9 @@ def register(app: typer.Typer) -> None:
     @group.command("run")
     def run(
         name: Annotated[str, typer.Argument(help="Name of the runbook.")],
-        inputs: Annotated[list[str] | None, typer.Argument(help="Its inputs, as key=value.", metavar="[KEY=VALUE]...")] = None,
+        inputs: Annotated[
+            list[str] | None, typer.Argument(help="Its inputs, as key=value.", metavar="[KEY=VALUE]...")
+        ] = None,
         incident: Annotated[str | None, typer.Option("--incident", help="The incident it is for.")] = None,
         dry_run: DryRun = False,
         yes: Yes = False,

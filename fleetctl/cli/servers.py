@@ -83,7 +83,8 @@ def register(app: typer.Typer) -> None:
         table = ProcessTable(settings.run_dir)
         if name not in table.names():
             raise BadInputError(
-                f"no process {name!r} was started here", remedy=f"one of: {', '.join(table.names()) or 'none yet'}"
+                f"no process {name!r} was started here",
+                remedy=f"one of: {', '.join(table.names()) or 'none yet'}",
             )
         for line in table.log_tail(name, lines):
             typer.echo(line)

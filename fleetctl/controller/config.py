@@ -44,7 +44,8 @@ class ControllerConfig:
     def __post_init__(self) -> None:
         if not self.token or not self.node_token:
             raise BadInputError(
-                "the controller has no token for changes or for its nodes", remedy="run fleetctl up once: it makes both"
+                "the controller has no token for changes or for its nodes",
+                remedy="run fleetctl up once: it makes both",
             )
         for name in ("scrape_interval_s", "evaluation_interval_s", "probe_interval_s", "stale_after_s"):
             if getattr(self, name) <= 0:

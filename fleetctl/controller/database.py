@@ -105,7 +105,8 @@ class Database:
             if self.engine.dialect.name == "sqlite":
                 raise self._damaged(str(error.orig)) from error
             raise UnreachableError(
-                f"{self._place}: {str(error.orig).strip()}", remedy="check controller.database_url and the server"
+                f"{self._place}: {str(error.orig).strip()}",
+                remedy="check controller.database_url and the server",
             ) from error
 
     def _check_version(self, connection: sa.Connection) -> None:
@@ -141,7 +142,8 @@ def _place(url: str) -> str:
         parsed = sa.make_url(url)
     except sa.exc.ArgumentError as error:
         raise BadInputError(
-            "controller.database_url: not a database URL", remedy="use sqlite:///PATH or postgresql+psycopg://HOST/NAME"
+            "controller.database_url: not a database URL",
+            remedy="use sqlite:///PATH or postgresql+psycopg://HOST/NAME",
         ) from error
     if parsed.get_backend_name() == "sqlite" and parsed.database:
         return parsed.database
@@ -161,7 +163,8 @@ def _create_engine(url: str, place: str) -> sa.Engine:
         Path(place).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise BadInputError(
-            f"{Path(place).parent}: {error.strerror or error}", remedy="choose another folder with --state-dir"
+            f"{Path(place).parent}: {error.strerror or error}",
+            remedy="choose another folder with --state-dir",
         ) from error
     engine = sa.create_engine(parsed)
     sa.event.listen(engine, "connect", _set_pragmas)

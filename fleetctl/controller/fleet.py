@@ -83,6 +83,7 @@ class Fleet:
         self._clock = clock
         self.incident_of = incident_of
         self.nodes: dict[str, NodeState] = {}
+        self.looked_at: float | None = None  # when every node was last looked at
 
     async def seed(self, specs: Sequence[NodeSpec]) -> None:
         """Want the initial fleet when no node was ever wanted; start again what is wanted and does not run."""
@@ -92,7 +93,7 @@ class Fleet:
             await self._database.write(lambda c: [want_node(c, spec, Role.MEMBER, now) for spec in specs])
             return
         for row in rows:
-            if row.wanted and row.started and row.restart is None:
+            if row.wanted and row.started and not row.is_restarting:
                 view = await asyncio.to_thread(self._provider.observe, row.name)
                 if view.running:
                     log.info("node.adopted", node=row.name, pid=view.pid)
@@ -105,20 +106,31 @@ class Fleet:
         now = self._clock.now()
         shown = [row for row in rows if row.wanted or now - row.updated_at < SHOW_STOPPED_S]
         for row in shown:
-            if row.wanted and not row.started and row.restart is None and row.role is Role.MEMBER:
-                await self.start(row)
+            if row.wanted and not row.started and not row.is_restarting and row.role is Role.MEMBER:
+                await self._start_member(row)
         states = await asyncio.gather(*(self._look(row) for row in shown))
         for gone in self.nodes.keys() - {row.name for row in shown}:
             del self.nodes[gone]
         for state in states:
             await self._take(state)
+        self.looked_at = now
+
+    async def _start_member(self, row: NodeRow) -> None:
+        try:
+            await self.start(row)
+        except FleetctlError as error:
+            # The others must be looked at all the same; the next turn tries again.
+            log.error("node.start_failed", node=row.name, error=error.message)
 
     async def start(self, row: NodeRow) -> None:
         """Ask the provider for the node's process, then record that it was asked. Raises FleetctlError."""
         await asyncio.to_thread(self._provider.ensure_started, row.spec)
         await self._routing.change(row.name, started=True)
         await self._timeline.append(
-            "node.started", f"{row.name}: process started", node=row.name, incident_id=self.incident_of(row.name)
+            "node.started",
+            f"{row.name}: process started",
+            node=row.name,
+            incident_id=self.incident_of(row.name),
         )
 
     async def look(self, name: str) -> NodeState | None:
@@ -149,14 +161,15 @@ class Fleet:
 
     async def _take(self, state: NodeState) -> NodeState:
         row = state.row
-        changes: dict[str, object] = {}
+        # What was read may be old by now: an effect may have cordoned or stopped the node since.
         if state.url and state.url != row.url and row.wanted:
-            changes["url"] = state.url
+            await self._routing.change(row.name, only_if={"wanted": True}, url=state.url)
+            row = replace(row, url=state.url)
         if state.phase is NodePhase.READY and row.route is RouteIntent.NONE and row.role is Role.MEMBER:
-            changes["route"] = RouteIntent.ACTIVE
-        if changes:
-            await self._routing.change(row.name, **changes)
-            state = replace(state, row=replace(row, **changes))  # type: ignore[arg-type]
+            standing = {"wanted": True, "route": RouteIntent.NONE, "role": Role.MEMBER}
+            await self._routing.change(row.name, only_if=standing, route=RouteIntent.ACTIVE)
+            row = replace(row, route=RouteIntent.ACTIVE)
+        state = replace(state, row=row)
         before = self.nodes.get(state.name)
         changed = before is None or before.phase is not state.phase
         since = self._clock.now() if before is None or changed else before.since
@@ -180,11 +193,13 @@ def judge_phase(
     if not running:
         if not row.wanted:
             return NodePhase.STOPPED, ""
-        if not row.started or row.restart is not None:
+        if not row.started or row.is_restarting:
             return NodePhase.STARTING, "its process is being started"
         return NodePhase.UNREACHABLE, "its process ended"
     if not row.wanted:
-        return (NodePhase.DRAINED, "being stopped") if drain and not drain.held else (NodePhase.CORDONED, "being stopped")
+        return (
+            (NodePhase.DRAINED, "being stopped") if drain and not drain.held else (NodePhase.CORDONED, "being stopped")
+        )
     if health is None or not health.answered:
         said = health.reason if health else "its address is not known"
         return (NodePhase.UNREACHABLE, said) if was_ready else (NodePhase.STARTING, said)
@@ -198,9 +213,3 @@ def judge_phase(
     if health.reason in LOADING_REASONS:
         return NodePhase.STARTING, health.reason
     return NodePhase.NOT_READY, health.reason
-
-
-async def start_error(provider: Provider, name: str, error: FleetctlError) -> str:
-    """Why a node could not be started, with the last lines it wrote."""
-    tail = await asyncio.to_thread(provider.log_tail, name, 5)
-    return f"{error.message}" + (f"; its log ends: {' | '.join(tail)}" if tail else "")

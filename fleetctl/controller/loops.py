@@ -57,7 +57,7 @@ class Loops:
                 await loop.turn()
         except FencedError:
             raise
-        except Exception as error:  # noqa: BLE001 - one loop's bug must not stop the others; its age and count tell
+        except Exception as error:
             loop.failures += 1
             loop.failures_in_row += 1
             loop.last_error = str(error) or type(error).__name__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -44,6 +45,11 @@ class NodeRow:
     def is_cordoned(self) -> bool:
         return self.route is RouteIntent.CORDONED
 
+    @property
+    def is_restarting(self) -> bool:
+        """A restart began and its end was not stored: its process may be gone by our will."""
+        return self.restart is not None and self.restart.get("state") != "done"
+
 
 def list_nodes(connection: sa.Connection) -> list[NodeRow]:
     """All nodes ever wanted, in the order of their creation."""
@@ -63,7 +69,7 @@ def want_node(connection: sa.Connection, spec: NodeSpec, role: Role, now: float)
         return standing
     values: dict[str, Any] = {
         "spec": spec.to_json(), "wanted": True, "started": False, "route": RouteIntent.NONE.value, "role": role.value,
-        "url": None, "restart": None, "updated_at": now,
+        "url": None, "restart": sa.null(), "updated_at": now,
     }  # fmt: skip
     if standing is None:
         connection.execute(sa.insert(nodes).values(name=spec.name, created_at=now, **values))
@@ -74,12 +80,23 @@ def want_node(connection: sa.Connection, spec: NodeSpec, role: Role, now: float)
     return created
 
 
-def change_node(connection: sa.Connection, name: str, now: float, **values: Any) -> int:
-    """Set columns of one node. Returns the routing table's version, which grows when the table changes by it."""
+def change_node(
+    connection: sa.Connection,
+    name: str,
+    now: float,
+    values: Mapping[str, Any],
+    only_if: Mapping[str, Any] | None = None,
+) -> int:
+    """Set columns of one node, if its columns are as `only_if` says.
+
+    Returns the routing table's version, which grows when the table changes by it.
+    """
     before = get_node(connection, name)
-    if before is None:
+    if before is None or any(getattr(before, key) != value for key, value in (only_if or {}).items()):
         return routing_version(connection)
     plain = {key: value.value if isinstance(value, StrEnum) else value for key, value in values.items()}
+    # Column `restart` is JSON: without this, None would be stored as the JSON text null.
+    plain = {key: sa.null() if value is None else value for key, value in plain.items()}
     connection.execute(sa.update(nodes).where(nodes.c.name == name).values(updated_at=now, **plain))
     after = get_node(connection, name)
     assert after is not None

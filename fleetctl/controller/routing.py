@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -25,12 +26,15 @@ class Routing:
     async def load(self) -> None:
         await self._publish(await self._database.read(_read_table))
 
-    async def change(self, name: str, **values: Any) -> int:
-        """Set columns of a node (route, wanted, url...). Returns the version of the table that shows it."""
+    async def change(self, name: str, *, only_if: Mapping[str, Any] | None = None, **values: Any) -> int:
+        """Set columns of a node (route, wanted, url...), if its columns are as `only_if` says when it is done.
+
+        Returns the version of the table that shows it.
+        """
         now = self._clock.now()
 
         def work(connection: sa.Connection) -> RoutingTable:
-            change_node(connection, name, now, **values)
+            change_node(connection, name, now, values, only_if)
             return _read_table(connection)
 
         await self._publish(await self._database.write(work))
@@ -58,7 +62,11 @@ class Routing:
 def _read_table(connection: sa.Connection) -> RoutingTable:
     routes = [
         Route(
-            node=row.name, url=row.url or "", state=RouteState(row.route.value), pool=row.spec.pool, model=row.spec.model
+            node=row.name,
+            url=row.url or "",
+            state=RouteState(row.route.value),
+            pool=row.spec.pool,
+            model=row.spec.model,
         )
         for row in list_nodes(connection)
         if is_published(row)

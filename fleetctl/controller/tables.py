@@ -37,7 +37,6 @@ incidents = sa.Table(
     sa.Column("status", sa.String(20), nullable=False, index=True),
     sa.Column("opened_at", sa.Float, nullable=False, index=True),
     sa.Column("document", sa.JSON, nullable=False),
-    sa.Column("diagnosis", sa.JSON),
     sa.Column("postmortem", sa.String(1000)),
     sa.Column("blackbox", sa.String(1000)),
 )

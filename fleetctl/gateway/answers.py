@@ -1,4 +1,4 @@
-"""What the gateway itself says to a client: errors in OpenAI's shape, as a JSON answer or as the last event of a stream."""
+"""What the gateway itself says to a client: errors in OpenAI's shape, as an answer or as a stream's last event."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ class ErrorAnswer:
         return [(b"retry-after", str(self.retry_after_s).encode())]
 
 
-def bad_request(message: str, *, param: str | None = None, status: int = 400, code: str = "invalid_request") -> ErrorAnswer:
+def bad_request(
+    message: str, *, param: str | None = None, status: int = 400, code: str = "invalid_request"
+) -> ErrorAnswer:
     return ErrorAnswer(status, message, "invalid_request_error", code, param=param)
 
 

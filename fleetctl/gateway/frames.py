@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 MAX_FRAME_BYTES = 32 * 1024 * 1024  # a hand-off carries token ids: 7 bytes each, so millions of tokens fit
 HANDOFF_EVENT = b"fleet.handoff"
+_BORDERS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _BORDER = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _DONE = (b"data: [DONE]", b"data:[DONE]")
 _ERROR = re.compile(rb'^data: ?\{\s*"error"\s*:\s*(?!null)', re.MULTILINE)
@@ -59,6 +60,15 @@ class FrameReader:
         self._note(whole)
         return Frames(whole)
 
+    def finish(self) -> bytes:
+        """What is still to be forwarded when the node ended its stream in order: a [DONE] without its blank line."""
+        rest = bytes(self._held).rstrip(b"\r\n")
+        self._held.clear()
+        if not rest.endswith(_DONE):
+            return b""
+        self.is_done = True
+        return rest + b"\n\n"
+
     def _note(self, whole: bytes) -> None:
         if whole.rstrip(b"\r\n").endswith(_DONE):
             self.is_done = True
@@ -68,11 +78,8 @@ class FrameReader:
 
 def _last_border(held: bytearray, start: int) -> int:
     """Where the last whole frame ends, or 0."""
-    return max(
-        held.rfind(b"\n\n", start) + 2 if b"\n\n" in held[start:] else 0,
-        held.rfind(b"\r\n\r\n", start) + 4 if b"\r\n\r\n" in held[start:] else 0,
-        held.rfind(b"\r\r", start) + 2 if b"\r\r" in held[start:] else 0,
-    )
+    ends = [at + len(border) for border in _BORDERS if (at := held.rfind(border, start)) >= 0]
+    return max(ends, default=0)
 
 
 def _split_at_handoff(whole: bytes) -> Frames | None:

@@ -24,9 +24,7 @@ class Candidate:
     is_suspect: bool = False  # failed a moment ago: tried last
 
 
-def pick(
-    candidates: Sequence[Candidate], *, prefix: str, tokens: int, excluded: Collection[str] = ()
-) -> str | None:
+def pick(candidates: Sequence[Candidate], *, prefix: str, tokens: int, excluded: Collection[str] = ()) -> str | None:
     """The node to try next, or None when every candidate is excluded."""
     pool = [c for c in candidates if c.node not in excluded]
     if not pool:

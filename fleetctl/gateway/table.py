@@ -17,6 +17,7 @@ from fleetctl.kit.errors import BadInputError
 from fleetctl.wire import Route, RouteState, RoutingTable
 
 FILE_NAME = "routing-table.json"
+MAX_CACHED_PATH = 200  # strangers choose paths: long ones must not fill the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +32,14 @@ class Endpoint:
 
     def url(self, path: str) -> URL:
         """The node's URL for an already encoded path (and query)."""
+        if len(path) > MAX_CACHED_PATH:
+            return URL(self.base + path, encoded=True)
         return _url(self.base, path)
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A routing table. `active` holds the endpoints that take new requests; `rejected` says which routes make no sense."""
+    """A routing table. `active`: endpoints that take new requests. `rejected`: routes that make no sense."""
 
     version: int
     endpoints: tuple[Endpoint, ...]
@@ -135,9 +138,13 @@ def load(path: Path) -> tuple[Table, float] | None:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "file"
-        raise BadInputError(f"{path}: {place}: {first['msg']}", remedy="delete the file: the next table replaces it") from error
+        raise BadInputError(
+            f"{path}: {place}: {first['msg']}", remedy="delete the file: the next table replaces it"
+        ) from error
     if stored.format != 1:
-        raise BadInputError(f"{path}: unknown format {stored.format}", remedy="delete the file: the next table replaces it")
+        raise BadInputError(
+            f"{path}: unknown format {stored.format}", remedy="delete the file: the next table replaces it"
+        )
     return Table.from_wire(stored.table), stored.stored_at
 
 

@@ -1,9 +1,9 @@
 """Errors a person reads, each with the exit code that scripts rely on.
 
-    FleetctlError        1  failed
-    ├── BadInputError    2  the request is wrong: name the path and the remedy
-    ├── RefusedError     3  a guard said no
-    └── UnreachableError 4  could not look: unknown, not healthy and not failed
+FleetctlError        1  failed
+├── BadInputError    2  the request is wrong: name the path and the remedy
+├── RefusedError     3  a guard said no
+└── UnreachableError 4  could not look: unknown, not healthy and not failed
 """
 
 from __future__ import annotations

@@ -39,7 +39,11 @@ class LocalProvider:
         # spin against each other make every step slower.
         env = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
         self._table.start(
-            spec.name, argv, url=f"http://127.0.0.1:{port}", env=env, facts={"kind": "node", "node": spec.to_json()}
+            spec.name,
+            argv,
+            url=f"http://127.0.0.1:{port}",
+            env=env,
+            facts={"kind": "node", "node": spec.to_json()},
         )
 
     def stop(self, name: str, grace_s: float) -> None:

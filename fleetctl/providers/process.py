@@ -103,16 +103,18 @@ class ProcessTable:
             _rotate(folder / "log")
             with (folder / "log").open("ab") as log:
                 try:
-                    subprocess.Popen(
-                        ["/bin/sh", "-c", _RECORD_PID_THEN_EXEC, str(folder / "pid"), *argv],
+                    # setsid --fork: a session of its own, adopted by init, so that it is neither our zombie when it
+                    # ends nor hit by our terminal's Ctrl-C.
+                    subprocess.run(
+                        ["setsid", "--fork", "/bin/sh", "-c", _RECORD_PID_THEN_EXEC, str(folder / "pid"), *argv],
+                        check=True,
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=log,
                         env={**os.environ, **(env or {})},
                         pass_fds=(lock,),
-                        start_new_session=True,
                     )
-                except OSError as error:
+                except (OSError, subprocess.CalledProcessError) as error:
                     raise FleetctlError(f"{name}: can't start {argv[0]}: {error}") from error
             return True
         finally:

@@ -1,0 +1,259 @@
+"""The black box: one gzip file of JSON lines per incident, enough to read it and to replay it elsewhere.
+
+    {"kind": "header", "format": "fleetctl.blackbox", "version": 1, "written_at", "since", "until", ...}
+    {"kind": "incident", ...}              without alerts, diagnosis, runs and timeline: one line each below
+    {"kind": "alert" | "diagnosis" | "run" | "event", ...}
+    {"kind": "series", "labels": {...}, "points": [[at, value], ...]}      null: the series went stale there
+    {"kind": "end", "lines": N}            lines before this one: a file cut short is noticed
+
+Values that JSON has no number for are the strings "+Inf" and "-Inf"; NaN means stale.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+import tempfile
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from diagnostics.record import IncidentRecord
+
+FORMAT = "fleetctl.blackbox"
+VERSION = 1
+SUFFIX = ".blackbox.jsonl.gz"
+MAX_LINE_BYTES = 16 * 1024 * 1024
+MAX_TOTAL_BYTES = 512 * 1024 * 1024  # unpacked: a small hostile file must not fill the memory
+MAX_SERIES = 200_000
+MAX_POINTS = 20_000_000
+
+Point = tuple[float, float | None]
+"""Unix time and value; None is a stale marker."""
+
+_LISTS = {"alert": "alerts", "run": "runs", "event": "timeline"}
+
+
+class BadBlackBoxError(Exception):
+    """A file that is no readable black box. The message names the file, the line, and what is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedSeries:
+    labels: Mapping[str, str]  # the metric's name under "__name__"
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlackBox:
+    incident: IncidentRecord
+    written_at: float
+    since: float  # the window of the series
+    until: float
+    series: tuple[RecordedSeries, ...] = ()
+    software: str = ""  # what wrote it, with its version
+
+
+def write(path: Path, recording: BlackBox) -> None:
+    """Write the file as a whole or not at all: a reader never sees half of it, a crash leaves the old one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as raw:
+            # mtime 0: the same recording gives the same bytes.
+            with gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0) as packed:
+                count = 0
+                for line in _lines(recording):
+                    packed.write(_encode(line))
+                    count += 1
+                packed.write(_encode({"kind": "end", "lines": count}))
+            raw.flush()
+            os.fsync(raw.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    _sync_directory(path.parent)
+
+
+def read(path: Path) -> BlackBox:
+    """The recording in `path`.
+
+    Raises:
+        BadBlackBoxError: it is missing, damaged, cut short, too large, or of a newer version.
+    """
+    header: dict[str, Any] | None = None
+    incident: dict[str, Any] | None = None
+    series: list[RecordedSeries] = []
+    points = 0
+    ended = False
+    number = 0
+    for number, line in _decoded(path):
+        kind = line.get("kind")
+        if ended:
+            raise BadBlackBoxError(f"{path}: line {number}: text after the end")
+        if header is None:
+            header = _header(path, line)
+        elif kind == "incident":
+            incident = {**line, "alerts": [], "runs": [], "timeline": [], "diagnosis": None}
+        elif kind == "end":
+            if line.get("lines") != number - 1:
+                raise BadBlackBoxError(f"{path}: {line.get('lines')} lines were written, {number - 1} are here")
+            ended = True
+        elif kind == "series":
+            series.append(_series(path, number, line))
+            points += len(series[-1].points)
+            if len(series) > MAX_SERIES or points > MAX_POINTS:
+                raise BadBlackBoxError(f"{path}: line {number}: more than {MAX_SERIES} series or {MAX_POINTS} points")
+        elif incident is None:
+            raise BadBlackBoxError(f"{path}: line {number}: {kind} before the incident")
+        elif kind == "diagnosis":
+            incident["diagnosis"] = line
+        elif kind in _LISTS:
+            # An event has a kind of its own, which travels as `event`.
+            incident[_LISTS[str(kind)]].append({**line, "kind": line.get("event")} if kind == "event" else line)
+        # Other kinds come from a later minor version: they are passed over.
+    if header is None:
+        raise BadBlackBoxError(f"{path}: empty")
+    if not ended or incident is None:
+        raise BadBlackBoxError(f"{path}: cut short after line {number}")
+    try:
+        record = IncidentRecord.model_validate(incident)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise BadBlackBoxError(f"{path}: incident.{where}: {first['msg']}") from error
+    return BlackBox(
+        incident=record,
+        written_at=header["written_at"],
+        since=header["since"],
+        until=header["until"],
+        series=tuple(series),
+        software=str(header.get("software", "")),
+    )
+
+
+def _lines(recording: BlackBox) -> Iterator[dict[str, Any]]:
+    yield {
+        "kind": "header",
+        "format": FORMAT,
+        "version": VERSION,
+        "written_at": recording.written_at,
+        "since": recording.since,
+        "until": recording.until,
+        "software": recording.software,
+    }
+    record = recording.incident
+    yield {"kind": "incident", **_plain(record, without={"alerts", "diagnosis", "runs", "timeline"})}
+    for alert in record.alerts:
+        yield {"kind": "alert", **_plain(alert)}
+    if record.diagnosis is not None:
+        yield {"kind": "diagnosis", **_plain(record.diagnosis)}
+    for run in record.runs:
+        yield {"kind": "run", **_plain(run)}
+    for event in record.timeline:
+        yield {**_plain(event), "event": event.kind, "kind": "event"}
+    for one in recording.series:
+        yield {
+            "kind": "series",
+            "labels": dict(one.labels),
+            "points": [[at, _number_out(value)] for at, value in one.points],
+        }
+
+
+def _plain(record: BaseModel, without: set[str] | None = None) -> dict[str, Any]:
+    """JSON-ready fields; a NaN or infinite number becomes null."""
+    fields: dict[str, Any] = json.loads(record.model_dump_json(exclude=without))
+    return fields
+
+
+def _encode(line: Mapping[str, Any]) -> bytes:
+    text = json.dumps(line, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.encode() + b"\n"
+
+
+def _decoded(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    total = 0
+    number = 0
+    try:
+        with gzip.open(path, "rb") as packed:
+            while raw := packed.readline(MAX_LINE_BYTES + 1):
+                number += 1
+                total += len(raw)
+                if len(raw) > MAX_LINE_BYTES or total > MAX_TOTAL_BYTES:
+                    raise BadBlackBoxError(f"{path}: line {number}: larger than a black box may be")
+                line = json.loads(raw)
+                if not isinstance(line, dict):
+                    raise BadBlackBoxError(f"{path}: line {number}: not a JSON object")
+                yield number, line
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise BadBlackBoxError(f"{path}: damaged or cut short after line {number}: {error}") from error
+    except OSError as error:
+        raise BadBlackBoxError(f"{path}: can't be read: {error}") from error
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise BadBlackBoxError(f"{path}: line {number}: not JSON: {error}") from error
+
+
+def _header(path: Path, line: Mapping[str, Any]) -> dict[str, Any]:
+    if line.get("kind") != "header" or line.get("format") != FORMAT:
+        raise BadBlackBoxError(f"{path}: not a black box: the first line has no format {FORMAT}")
+    if line.get("version") != VERSION:
+        raise BadBlackBoxError(f"{path}: version {line.get('version')}, this program reads {VERSION}; update it")
+    for name in ("written_at", "since", "until"):
+        if not _is_number(line.get(name)):
+            raise BadBlackBoxError(f"{path}: line 1: {name}: not a time")
+    return dict(line)
+
+
+def _series(path: Path, number: int, line: Mapping[str, Any]) -> RecordedSeries:
+    labels, points = line.get("labels"), line.get("points")
+    if not isinstance(labels, dict) or not all(isinstance(value, str) for value in labels.values()):
+        raise BadBlackBoxError(f"{path}: line {number}: labels: not a map of texts")
+    if not isinstance(points, list):
+        raise BadBlackBoxError(f"{path}: line {number}: points: not a list")
+    decoded: list[Point] = []
+    for point in points:
+        if not isinstance(point, list) or len(point) != 2 or not _is_number(point[0]):
+            raise BadBlackBoxError(f"{path}: line {number}: points: expected [time, value]")
+        if decoded and point[0] <= decoded[-1][0]:
+            raise BadBlackBoxError(f"{path}: line {number}: points: times must rise")
+        decoded.append((float(point[0]), _number_in(path, number, point[1])))
+    return RecordedSeries(labels, tuple(decoded))
+
+
+def _number_out(value: float | None) -> float | str | None:
+    if value is None or math.isnan(value):
+        return None
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return value
+
+
+def _number_in(path: Path, number: int, value: object) -> float | None:
+    if value is None:
+        return None
+    if value in ("+Inf", "-Inf"):
+        return math.inf if value == "+Inf" else -math.inf
+    if not _is_number(value):
+        raise BadBlackBoxError(f"{path}: line {number}: points: {value!r} is not a value")
+    assert isinstance(value, int | float)
+    return float(value)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make the rename itself survive a power cut."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

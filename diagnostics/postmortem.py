@@ -1,0 +1,199 @@
+"""The post-mortem of an incident as Markdown: it states what was recorded and says so where nothing was.
+
+It renders; it decides nothing and reads no clock. Every text that came from outside (labels, alert texts,
+receipts) is escaped so that it can't break a table or add markup.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+
+from diagnostics.postmortem_template import TEMPLATE
+from diagnostics.record import EvidenceRecord, IncidentRecord, RunRecord
+from diagnostics.unit import format_seconds, format_value
+
+MAX_TIMELINE_ROWS = 500  # a page, not a log; the black box holds the rest
+NOT_RECORDED = "not recorded"
+
+
+@dataclass(frozen=True, slots=True)
+class Impact:
+    """What the users of the fleet felt between begin and end. None: nobody measured it; it is not zero."""
+
+    requests: int | None = None  # accepted in the incident's time
+    finished: int | None = None
+    moved: int | None = None  # finished on another node than they began on
+    lost: int | None = None
+    duplicated: int | None = None
+    p99_ttft_before_s: float | None = None
+    p99_ttft_worst_s: float | None = None
+    p99_ttft_after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PostmortemInput:
+    incident: IncidentRecord
+    written_at: float
+    impact: Impact = Impact()
+    follow_ups: tuple[str, ...] = ()  # beside those that follow from the record itself
+
+
+@dataclass(frozen=True, slots=True)
+class Durations:
+    """Seconds between the turning points; None where one of the two did not happen or was not recorded."""
+
+    to_detect_s: float | None  # first bad sample of a firing alert to the incident
+    to_diagnose_s: float | None  # incident to diagnosis
+    to_decide_s: float | None  # first proposal to its approval
+    to_mitigate_s: float | None  # incident to the end of the first run that succeeded
+    to_resolve_s: float | None  # incident to resolved
+
+
+def durations(incident: IncidentRecord) -> Durations:
+    began = [alert.active_at for alert in incident.alerts if alert.active_at is not None]
+    decided = [run for run in incident.runs if run.decided_at is not None]
+    helped = [run.updated_at for run in incident.runs if run.status == "succeeded"]
+    diagnosed = incident.diagnosis.at if incident.diagnosis is not None and incident.diagnosis.at else None
+    first = min(decided, key=lambda run: run.decided_at or 0.0, default=None)
+    return Durations(
+        to_detect_s=_gap(min(began, default=None), incident.opened_at),
+        to_diagnose_s=_gap(incident.opened_at, diagnosed),
+        to_decide_s=_gap(first.created_at, first.decided_at) if first is not None else None,
+        to_mitigate_s=_gap(incident.opened_at, min(helped, default=None)),
+        to_resolve_s=_gap(incident.opened_at, incident.resolved_at),
+    )
+
+
+def render(report: PostmortemInput) -> str:
+    """The page, ending in a newline."""
+    incident = report.incident
+    began = min((a.active_at for a in incident.alerts if a.active_at is not None), default=incident.opened_at)
+    page = _ENVIRONMENT.from_string(TEMPLATE).render(
+        incident=incident,
+        diagnosis=incident.diagnosis,
+        began_at=began,
+        durations=durations(incident),
+        impact=report.impact,
+        timeline=incident.timeline[:MAX_TIMELINE_ROWS],
+        timeline_left_out=max(0, len(incident.timeline) - MAX_TIMELINE_ROWS),
+        unknown=unknowns(report),
+        follow_ups=follow_ups(report),
+        written_at=report.written_at,
+    )
+    return re.sub(r"\n{3,}", "\n\n", page).strip() + "\n"
+
+
+def unknowns(report: PostmortemInput) -> list[str]:
+    """What the record does not say, each a sentence."""
+    incident, impact = report.incident, report.impact
+    gaps: list[str] = []
+    if incident.diagnosis is None:
+        gaps.append("The cause: no tree was walked.")
+    else:
+        if incident.diagnosis.cause is None:
+            gaps.append(f"The cause: {incident.diagnosis.title or 'the tree named none'}.")
+        elif incident.diagnosis.confidence != "confirmed":
+            gaps.append(f"Whether it is {incident.diagnosis.cause} alone: that is {incident.diagnosis.confidence}.")
+        gaps += [f"No answer to: {text}" for text in incident.diagnosis.not_known]
+    if impact.requests is None:
+        gaps.append("How many requests were served meanwhile.")
+    if impact.lost is None:
+        gaps.append("Whether requests were lost.")
+    if impact.p99_ttft_worst_s is None:
+        gaps.append("The worst p99 of the time to the first token.")
+    gaps += [f"Alert {a.name}: its signal is missing or stale." for a in incident.alerts if a.state == "unknown"]
+    return gaps
+
+
+def follow_ups(report: PostmortemInput) -> list[str]:
+    """What the record itself asks for, then what people added."""
+    incident, found = report.incident, []
+    diagnosis = incident.diagnosis
+    if diagnosis is None or diagnosis.cause is None:
+        found.append("Find the cause by hand, then add the question that would have found it to a tree.")
+    elif diagnosis.not_known:
+        found.append('Make the signals available that the tree could not read (see "What is not known").')
+    found += [
+        f"Run {run.id} ({run.runbook}) ended {run.status}: {run.error or 'see its steps'}."
+        for run in incident.runs
+        if run.status in ("failed", "undone", "refused", "expired")
+    ]
+    if not any(run.status == "succeeded" for run in incident.runs):
+        found.append("No runbook resolved this: write or extend one for the cause, or note why none should.")
+    if report.impact.lost:
+        found.append(f"{report.impact.lost} requests were lost: find out which guarantee did not hold.")
+    if report.impact.duplicated:
+        found.append(f"{report.impact.duplicated} requests were answered twice: find out why.")
+    return found + list(report.follow_ups)
+
+
+def _gap(begin: float | None, end: float | None) -> float | None:
+    return None if begin is None or end is None else max(0.0, end - begin)
+
+
+def _utc(at: float | None) -> str:
+    return NOT_RECORDED if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _clock(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S")
+
+
+def _known(value: object) -> str:
+    return NOT_RECORDED if value is None else str(value)
+
+
+def _span(seconds: float | None) -> str:
+    return NOT_RECORDED if seconds is None else format_seconds(seconds)
+
+
+def _text(value: object) -> str:
+    """One line that adds no markup: no table cell, tag, link or heading begins in it."""
+    flat = " ".join(str(value).split())
+    return re.sub(r"([\\|<>`*\[\]])", r"\\\1", flat)
+
+
+def _code(value: object) -> str:
+    """An inline code span that also fits a table cell. A pipe in a cell is escaped even inside code (GFM)."""
+    flat = " ".join(str(value).split()).replace("|", "\\|")
+    longest = max((len(run) for run in re.findall(r"`+", flat)), default=0)
+    fence = "`" * (longest + 1)
+    return f"{fence} {flat} {fence}" if longest else f"`{flat}`"
+
+
+def _pairs(mapping: Mapping[str, Any]) -> str:
+    """`key: value` pairs of a scope, receipt or inputs in one line; nested values as JSON."""
+    if not mapping:
+        return "—"
+    return _text(", ".join(f"{key}: {_plain(value)}" for key, value in mapping.items()))
+
+
+def _plain(value: object) -> str:
+    return str(value) if isinstance(value, str | int | float | bool) else json.dumps(value, default=str)
+
+
+def _measured(evidence: EvidenceRecord) -> str:
+    if evidence.value is None:
+        return f"unknown: {_text(evidence.why_unknown or 'no data')}"
+    value = format_value(evidence.value, evidence.unit or "count")
+    return f"{value} ({_text(evidence.why_unknown)})" if evidence.answer == "unknown" else value
+
+
+def _by(run: RunRecord) -> str:
+    if run.decided_by is None:
+        return "nobody decided"
+    return f"decided by {_text(run.decided_by)} at {_utc(run.decided_at)}"
+
+
+_ENVIRONMENT = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False)  # noqa: S701 - Markdown; the filters below escape
+_ENVIRONMENT.filters |= {
+    "utc": _utc, "clock": _clock, "known": _known, "span": _span, "text": _text,
+    "code": _code, "pairs": _pairs, "measured": _measured, "by": _by,
+}  # fmt: skip

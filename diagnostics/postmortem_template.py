@@ -1,0 +1,138 @@
+"""The page of a post-mortem, for jinja2. Every value passes a filter of `postmortem`, which escapes it."""
+
+# ruff: noqa: E501 - a table row is one line
+
+TEMPLATE = """\
+# Post-mortem: {{ incident.title | text }}
+
+Incident {{ incident.id | code }}, severity {{ incident.severity | text }}, {{ incident.status | text }}. \
+Times are UTC. Written {{ written_at | utc }}.
+
+## Summary
+
+{% if diagnosis and diagnosis.cause %}
+{{ diagnosis.title | text }}. Cause: **{{ diagnosis.cause | text }}** ({{ diagnosis.confidence | text }}).
+{% elif diagnosis %}
+No cause was named: {{ diagnosis.title | text }}.
+{% else %}
+No cause was named: the incident was not diagnosed.
+{% endif %}
+Scope: {{ incident.scope | pairs if incident.scope else "the whole fleet" }}. \
+It began {{ began_at | utc }}, was noticed {{ incident.opened_at | utc }}, \
+{% if incident.resolved_at %}and was over {{ incident.resolved_at | utc }}.{% else %}and is not over.{% endif %}
+
+
+## Impact
+
+| what | value |
+|---|---|
+| requests served meanwhile | {{ impact.requests | known }} |
+| finished | {{ impact.finished | known }} |
+| moved to another node | {{ impact.moved | known }} |
+| lost | {{ impact.lost | known }} |
+| answered twice | {{ impact.duplicated | known }} |
+| p99 time to first token before / worst / after | {{ impact.p99_ttft_before_s | span }} / \
+{{ impact.p99_ttft_worst_s | span }} / {{ impact.p99_ttft_after_s | span }} |
+
+## How long it took
+
+| from | to | time |
+|---|---|---|
+| first bad sample | incident opened | {{ durations.to_detect_s | span }} |
+| incident opened | cause named | {{ durations.to_diagnose_s | span }} |
+| remedy proposed | decided | {{ durations.to_decide_s | span }} |
+| incident opened | mitigated | {{ durations.to_mitigate_s | span }} |
+| incident opened | resolved | {{ durations.to_resolve_s | span }} |
+
+## Alerts
+
+| alert | severity | where | fired | cleared | value |
+|---|---|---|---|---|---|
+{% for alert in incident.alerts %}
+| {{ alert.name | text }} | {{ alert.severity | text }} | {{ (alert.labels.node or alert.labels.pool or "fleet") | text }} \
+| {{ alert.fired_at | utc }} | {{ alert.resolved_at | utc if alert.resolved_at else (alert.state | text) }} \
+| {{ "%.4g" | format(alert.value) if alert.value is not none else "unknown" }} |
+{% endfor %}
+
+## Diagnosis
+
+{% if diagnosis %}
+Tree {{ diagnosis.tree | code }}, walked {{ diagnosis.at | utc }}.
+
+| question | answer | measured | limit | age |
+|---|---|---|---|---|
+{% for found in diagnosis.evidence %}
+| {{ found.title | text }} | {{ found.answer }} | {{ found | measured }} | {{ found.threshold | text }} \
+| {{ found.age_s | span }} |
+{% endfor %}
+
+Ruled out: {{ diagnosis.ruled_out | join(", ") | text if diagnosis.ruled_out else "nothing" }}.
+
+<details><summary>Queries</summary>
+
+{% for found in diagnosis.evidence if found.query %}
+- {{ found.question | text }}: {{ found.query | code }}
+{% endfor %}
+
+</details>
+{% else %}
+None.
+{% endif %}
+
+## What was done
+
+{% for run in incident.runs %}
+### {{ (run.title or run.runbook) | text }}: {{ run.status | text }}
+
+Run {{ run.id | code }} of runbook {{ run.runbook | code }}, proposed {{ run.created_at | utc }} by \
+{{ (run.requested_by or "nobody named") | text }}, {{ run | by }}. Inputs: {{ run.inputs | pairs }}.
+
+| step | command | status | attempts | began | took | receipt |
+|---|---|---|---|---|---|---|
+{% for step in run.steps %}
+| {{ step.index + 1 }}{{ " (undo)" if step.phase == "undo" }} {{ step.title | text }} | {{ step.command | code }} \
+| {{ step.status | text }} | {{ step.attempts }} | {{ step.started_at | clock if step.started_at else "—" }} \
+| {{ (step.ended_at - step.started_at) | span if step.started_at and step.ended_at else "—" }} \
+| {{ step.receipt | pairs }}{{ " " ~ (step.error | text) if step.error }} |
+{% endfor %}
+
+{% if run.verification %}
+Verification: {{ run.verification | text }}
+{% endif %}
+{% if run.error %}
+
+Error: {{ run.error | text }}
+{% endif %}
+
+{% else %}
+Nothing was run by fleetctl.
+{% endfor %}
+
+## Timeline
+
+| time | event | what |
+|---|---|---|
+{% for event in timeline %}
+| {{ event.at | clock }} | {{ event.kind | text }} | {{ event.text | text }} |
+{% endfor %}
+{% if timeline_left_out %}
+
+{{ timeline_left_out }} more entries are in the black box.
+{% endif %}
+
+## What is not known
+
+{% for gap in unknown %}
+- {{ gap | text }}
+{% else %}
+Nothing that the record could tell is missing.
+{% endfor %}
+
+## Follow-ups
+
+{% for item in follow_ups %}
+- [ ] {{ item | text }}
+{% else %}
+None follow from the record.
+{% endfor %}
+"""

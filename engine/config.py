@@ -1,0 +1,182 @@
+"""The settings of one node, and the command line they come from.
+
+Options carry vLLM's names where the meaning is the same. Files are read and numbers are checked here, so that a bad
+value is one line on stderr before anything starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
+MIN_TOKEN_CHARS = 8
+
+
+class BadConfigError(ValueError):
+    """An option can't be used; the message names it and says what would do."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """Everything one node is started with. None means: work it out from the model and the machine."""
+
+    model_dir: Path
+    served_model_names: tuple[str, ...]
+    node_name: str
+    host: str = "127.0.0.1"
+    port: int = 8000
+    pool: str = ""
+    zone: str = ""
+    revision: str = ""
+    admin_token: str | None = None
+    enable_faults: bool = False
+    drain_timeout_s: float = 30.0
+    runner: str = "model"
+    dtype: str = "auto"
+    num_threads: int | None = None
+    max_model_len: int | None = None
+    block_size: int = 16
+    num_kv_blocks: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    max_num_queued_reqs: int = 1024
+    max_num_queued_tokens: int | None = None
+    max_body_bytes: int = 16 * 2**20
+    log_level: str = "INFO"
+
+    @property
+    def model_name(self) -> str:
+        return self.served_model_names[0]
+
+
+def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
+    model = parser.add_argument_group("model")
+    model.add_argument("--model", metavar="DIR", required=True, help="directory in Hugging Face's layout")
+    model.add_argument("--served-model-name", metavar="NAME", nargs="+", help="names in the API; default: DIR's name")
+    model.add_argument("--revision", default="", help="which version of the model or configuration this node runs")
+    model.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))
+    model.add_argument("--max-model-len", metavar="TOKENS", type=int, help="longest sequence; default: the model's")
+    model.add_argument(
+        "--runner",
+        default="model",
+        choices=("model", "fake"),
+        help="fake: repeatable tokens without weights, for tests and laptop fleets; needs DIR's tokenizer only",
+    )
+
+    cache = parser.add_argument_group("KV cache")
+    cache.add_argument("--block-size", metavar="TOKENS", type=int, default=16, help="tokens in a block (%(default)s)")
+    cache.add_argument("--kv-cache-memory-bytes", metavar="BYTES", type=int, help="memory for KV blocks")
+    cache.add_argument("--num-kv-blocks", metavar="N", type=int, help="number of KV blocks; wins over bytes")
+
+    scheduler = parser.add_argument_group("scheduler")
+    scheduler.add_argument("--max-num-seqs", metavar="N", type=int, default=64, help="running at once (%(default)s)")
+    scheduler.add_argument(
+        "--max-num-batched-tokens", metavar="N", type=int, default=2048, help="tokens in one step (%(default)s)"
+    )
+    scheduler.add_argument("--num-threads", metavar="N", type=int, help="CPU threads of the runner")
+
+    admission = parser.add_argument_group("admission")
+    admission.add_argument(
+        "--max-num-queued-reqs", metavar="N", type=int, default=1024, help="waiting requests (%(default)s); then 429"
+    )
+    admission.add_argument(
+        "--max-num-queued-tokens", metavar="N", type=int, help="tokens of waiting requests; default: 4x KV capacity"
+    )
+    admission.add_argument(
+        "--max-body-bytes", metavar="N", type=int, default=16 * 2**20, help="largest request body (%(default)s)"
+    )
+
+    server = parser.add_argument_group("server")
+    server.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    server.add_argument("--port", type=int, default=8000, help="0 picks a free one (%(default)s)")
+    server.add_argument("--admin-token-file", metavar="F", help="holds the token of /admin and /internal routes")
+    server.add_argument(
+        "--drain-timeout", metavar="S", type=float, default=30.0, help="after SIGTERM, until requests move (%(default)s)"
+    )
+    server.add_argument("--log-level", default="INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
+
+    fleet = parser.add_argument_group("fleet")
+    fleet.add_argument("--node-name", help="default: the host's name")
+    fleet.add_argument("--pool", default="", help="nodes that are interchangeable")
+    fleet.add_argument("--zone", default="", help="where this node is")
+    fleet.add_argument("--enable-faults", action="store_true", help="open /admin/faults: drills only")
+
+
+def config_from_args(args: argparse.Namespace) -> NodeConfig:
+    """Checks what argparse read. Raises BadConfigError."""
+    model_dir = Path(args.model)
+    if not model_dir.is_dir():
+        raise BadConfigError(f"--model {model_dir}: no such directory; `python -m engine make-model DIR` makes a small one")
+    for option, lowest in _POSITIVE.items():
+        value = getattr(args, option.removeprefix("--").replace("-", "_"))
+        if value is not None and value < lowest:
+            raise BadConfigError(f"{option} {value}: must be at least {lowest}")
+    if not 0 <= args.port <= 65535:
+        raise BadConfigError(f"--port {args.port}: must be 0 to 65535")
+    for option in ("node_name", "pool", "zone", "revision"):
+        value = getattr(args, option)
+        if value and not NAME.fullmatch(value):
+            raise BadConfigError(f"--{option.replace('_', '-')} {value!r}: letters, digits, '.', '_' and '-' only, at most 63")
+    return NodeConfig(
+        model_dir=model_dir,
+        served_model_names=tuple(args.served_model_name or (model_dir.resolve().name,)),
+        node_name=args.node_name or _host_name(),
+        host=args.host,
+        port=args.port,
+        pool=args.pool,
+        zone=args.zone,
+        revision=args.revision,
+        admin_token=_read_token(args.admin_token_file),
+        enable_faults=args.enable_faults,
+        drain_timeout_s=args.drain_timeout,
+        runner=args.runner,
+        dtype=args.dtype,
+        num_threads=args.num_threads,
+        max_model_len=args.max_model_len,
+        block_size=args.block_size,
+        num_kv_blocks=args.num_kv_blocks,
+        kv_cache_memory_bytes=args.kv_cache_memory_bytes,
+        max_num_seqs=args.max_num_seqs,
+        max_num_batched_tokens=args.max_num_batched_tokens,
+        max_num_queued_reqs=args.max_num_queued_reqs,
+        max_num_queued_tokens=args.max_num_queued_tokens,
+        max_body_bytes=args.max_body_bytes,
+        log_level=args.log_level,
+    )
+
+
+_POSITIVE = {
+    "--max-model-len": 2,
+    "--block-size": 1,
+    "--kv-cache-memory-bytes": 1,
+    "--num-kv-blocks": 1,
+    "--max-num-seqs": 1,
+    "--max-num-batched-tokens": 1,
+    "--num-threads": 1,
+    "--max-num-queued-reqs": 1,
+    "--max-num-queued-tokens": 1,
+    "--max-body-bytes": 1024,
+    "--drain-timeout": 0,
+}
+
+
+def _host_name() -> str:
+    name = socket.gethostname().split(".")[0]
+    return name if NAME.fullmatch(name) else "node"
+
+
+def _read_token(path: str | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        token = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise BadConfigError(f"--admin-token-file {path}: {exc}") from exc
+    if len(token) < MIN_TOKEN_CHARS:
+        raise BadConfigError(f"--admin-token-file {path}: the token needs at least {MIN_TOKEN_CHARS} characters")
+    return token

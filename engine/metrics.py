@@ -1,0 +1,232 @@
+"""A node's metrics: vLLM's names, types, labels and buckets where the signal is the same, `engine_*` for ours.
+
+Each node has a registry of its own; series with closed label sets exist from the start, at zero, so that a rate sees
+the first event. Requests in flight show in gauges and in the age of the oldest: histograms are observed when a
+request ends, and would hide one that hangs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+from engine.drain import DrainState
+from engine.inflight import Choice, Fate, Flight
+from engine.messages import CoreReady, StepReport
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+
+TTFT_BUCKETS_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+TOKEN_BUCKETS_S = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+REQUEST_BUCKETS_S = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+STEP_BUCKETS_S = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 10.0, 30.0),
+)
+ITERATION_BUCKETS = (1, 8, *(2**power for power in range(4, 15)))
+
+FINISH_REASONS = ("stop", "length", "abort", "error")
+STEP_KINDS = ("prefill", "decode", "mixed")
+REJECTIONS = ("overloaded", "not_ready", "draining")
+
+
+def length_buckets(max_model_len: int) -> tuple[int, ...]:
+    """1, 2, 5, 10, 20, 50 ... up to the longest sequence."""
+    series = (mantissa * 10**power for power in range(12) for mantissa in (1, 2, 5))
+    buckets = []
+    for bound in series:
+        if bound > max_model_len:
+            break
+        buckets.append(bound)
+    return tuple(buckets) or (1,)
+
+
+class NodeMetrics:
+    """All series of one node. Methods are called from the event loop."""
+
+    def __init__(self, *, model_name: str, max_model_len: int) -> None:
+        disable_created_metrics()
+        self.registry = CollectorRegistry(auto_describe=True)
+        ProcessCollector(registry=self.registry)
+        self._model_name = model_name
+        self._labels = {"model_name": model_name, "engine": "0"}
+        lengths = length_buckets(max_model_len)
+        self.running = self._gauge("vllm:num_requests_running", "Requests in model execution batches.")
+        self.waiting = self._gauge("vllm:num_requests_waiting", "Requests waiting to be scheduled.")
+        self.kv_usage = self._gauge("vllm:kv_cache_usage_perc", "KV cache in use, 0 to 1; kept for reuse is free.")
+        self.preemptions = self._counter("vllm:num_preemptions", "Preemptions.")
+        self.prefix_queries = self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
+        self.prefix_hits = self._counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.")
+        self.prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens prefilled.")
+        self.generation_tokens = self._counter("vllm:generation_tokens", "Tokens generated.")
+        self.success = Counter(
+            "vllm:request_success",
+            "Requests ended, by reason.",
+            ("model_name", "engine", "finished_reason"),
+            registry=self.registry,
+        )
+        for reason in FINISH_REASONS:
+            self.success.labels(**self._labels, finished_reason=reason)
+        self.ttft = self._histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", TTFT_BUCKETS_S)
+        self.itl = self._histogram("vllm:inter_token_latency_seconds", "Token to token.", TOKEN_BUCKETS_S)
+        self.tpot = self._histogram(
+            "vllm:request_time_per_output_token_seconds", "Mean token to token of a request.", TOKEN_BUCKETS_S
+        )
+        self.e2e = self._histogram("vllm:e2e_request_latency_seconds", "Arrival to last token.", REQUEST_BUCKETS_S)
+        self.queue = self._histogram("vllm:request_queue_time_seconds", "Arrival to scheduled.", REQUEST_BUCKETS_S)
+        self.prefill = self._histogram("vllm:request_prefill_time_seconds", "Scheduled to first token.", REQUEST_BUCKETS_S)
+        self.decode = self._histogram("vllm:request_decode_time_seconds", "First to last token.", REQUEST_BUCKETS_S)
+        self.inference = self._histogram(
+            "vllm:request_inference_time_seconds", "Scheduled to last token.", REQUEST_BUCKETS_S
+        )
+        self.request_prompt = self._histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", lengths)
+        self.request_generation = self._histogram(
+            "vllm:request_generation_tokens", "Tokens generated for a request.", lengths
+        )
+        self.iteration = self._histogram("vllm:iteration_tokens_total", "Tokens computed in a step.", ITERATION_BUCKETS)
+        self._own()
+
+    def _own(self) -> None:
+        registry = self.registry
+        self.step = Histogram(
+            "engine_step_seconds",
+            "Seconds of one step of the core, by what it computed.",
+            ("model_name", "engine", "kind"),
+            buckets=STEP_BUCKETS_S,
+            registry=registry,
+        )
+        for kind in STEP_KINDS:
+            self.step.labels(**self._labels, kind=kind)
+        self.fates = Counter("engine_requests", "Client requests by terminal state.", ("state",), registry=registry)
+        for fate in Fate:
+            self.fates.labels(state=fate.value)
+        self.rejected = Counter("engine_admission_rejected", "Requests refused.", ("reason",), registry=registry)
+        for reason in REJECTIONS:
+            self.rejected.labels(reason=reason)
+        self.drain = Gauge("engine_drain_state", "1 for the state the node is in.", ("state",), registry=registry)
+        self.oldest_waiting = Gauge(
+            "engine_oldest_waiting_seconds", "Age of the oldest request not yet scheduled.", registry=registry
+        )
+        self.oldest_running = Gauge(
+            "engine_oldest_running_seconds", "Age of the oldest request in execution.", registry=registry
+        )
+        self.core_up = Gauge("engine_core_up", "1 while the core process answers.", registry=registry)
+        self.integrity_ok = Gauge("engine_integrity_ok", "0 once the core's own block check failed.", registry=registry)
+        self.preempted_tokens = Counter(
+            "engine_preempted_tokens", "Computed tokens thrown away by preemption.", registry=registry
+        )
+        self.core_restarts = Counter("engine_core_restarts", "Restarts of the core process.", registry=registry)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(name, text, tuple(self._labels), registry=self.registry).labels(**self._labels)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(name, text, tuple(self._labels), registry=self.registry).labels(**self._labels)
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+        family = Histogram(name, text, tuple(self._labels), buckets=buckets, registry=self.registry)
+        return family.labels(**self._labels)
+
+    def note_ready(self, ready: CoreReady) -> None:
+        """Publishes the cache configuration, once known."""
+        capacity = ready.num_kv_blocks * ready.block_size
+        facts = {
+            "engine": "0",
+            "block_size": str(ready.block_size),
+            "num_gpu_blocks": str(ready.num_kv_blocks),
+            "kv_cache_size_tokens": str(capacity),
+            "kv_cache_max_concurrency": f"{capacity / ready.max_model_len:.2f}",
+            "cache_dtype": ready.dtype,
+        }
+        if not hasattr(self, "cache_config"):
+            self.cache_config = Gauge(
+                "vllm:cache_config_info", "KV cache configuration.", tuple(facts), registry=self.registry
+            )
+        self.cache_config.clear()
+        self.cache_config.labels(**facts).set(1)
+
+    def note_step(self, report: StepReport) -> None:
+        self.step.labels(**self._labels, kind=report.kind).observe(report.seconds)
+        self.iteration.observe(report.num_tokens)
+        self.preemptions.inc(report.preemptions)
+        self.preempted_tokens.inc(report.preempted_tokens)
+        self.prefix_queries.inc(report.prefix_queries_tokens)
+        self.prefix_hits.inc(report.prefix_hits_tokens)
+
+    def note_tokens(self, flight: Flight, choice: Choice, num_tokens: int, now: float) -> None:
+        """Tokens of one choice arrived from one step. Keeps the choice's and the flight's token times."""
+        if num_tokens == 0:
+            return
+        self.generation_tokens.inc(num_tokens)
+        if choice.first_token_at is None:
+            choice.first_token_at = now
+            if choice.num_replayed_tokens == 0:  # else it is no first token to the user, and was prefilled before
+                self.ttft.observe(now - flight.arrived_at + flight.elapsed_before_s)
+                self.prompt_tokens.inc(len(choice.prompt))
+        elif choice.last_token_at is not None:
+            self.itl.observe(now - choice.last_token_at)
+        choice.last_token_at = now
+        if flight.first_token_at is None:
+            flight.first_token_at = now
+
+    def note_closed(self, flight: Flight, choice: Choice, now: float) -> None:
+        """One choice ended. A moved one counts where it finishes."""
+        if choice.is_moved:
+            return
+        reason = choice.finish_reason or ("error" if choice.error is not None else "abort")
+        self.success.labels(**self._labels, finished_reason=reason).inc()
+        self.e2e.observe(now - flight.arrived_at + flight.elapsed_before_s)
+        self.request_prompt.observe(len(choice.prompt))
+        self.request_generation.observe(len(choice.output_token_ids))
+        if choice.scheduled_at is not None:
+            self.queue.observe(max(0.0, choice.scheduled_at - flight.arrived_at))
+            self.inference.observe(max(0.0, (choice.last_token_at or now) - choice.scheduled_at))
+            if choice.first_token_at is not None:
+                self.prefill.observe(max(0.0, choice.first_token_at - choice.scheduled_at))
+        if choice.first_token_at is not None and choice.last_token_at is not None:
+            decode_s = choice.last_token_at - choice.first_token_at
+            self.decode.observe(decode_s)
+            self.tpot.observe(decode_s / max(1, choice.num_own_tokens - 1))
+
+    def note_fate(self, fate: Fate) -> None:
+        self.fates.labels(state=fate.value).inc()
+
+    def note_refused(self, reason: str) -> None:
+        self.rejected.labels(reason=reason).inc()
+        self.note_fate(Fate.REFUSED)
+
+    def note_state(
+        self, *, flights: Iterable[Flight], running: int, waiting: int, kv_ratio: float, drain: DrainState, now: float
+    ) -> None:
+        """Sets the gauges that describe this moment; called before each scrape is answered."""
+        self.running.set(running)
+        self.waiting.set(waiting)
+        self.kv_usage.set(kv_ratio)
+        for state in DrainState:
+            self.drain.labels(state=state.value).set(1 if state is drain else 0)
+        waited = [now - f.arrived_at for f in flights if f.outcome is None and f.is_waiting]
+        worked = [now - f.arrived_at for f in flights if f.outcome is None and not f.is_waiting]
+        self.oldest_waiting.set(max(waited, default=0.0))
+        self.oldest_running.set(max(worked, default=0.0))
+
+    def exposition(self) -> bytes:
+        return generate_latest(self.registry)

@@ -1,0 +1,253 @@
+"""A Hugging Face model directory, checked before anything is loaded: configuration, weights, checksums, sizes.
+
+Everything that can be wrong with the files is found here, with the path and the remedy, before memory is taken.
+Free of torch: the API process and `fleetctl check` read directories too.
+
+    BadModelError   ValueError: the directory can't be served as it is
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.model.config import BadConfigError, ModelConfig, parse_config
+from engine.model.safetensors_header import BadHeaderError, TensorInfo, read_header
+from engine.model.tensor_names import expected_tensors
+
+MANIFEST = "manifest.json"
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+FLOAT_DTYPES = {"F32", "F16", "BF16", "F64"}
+KV_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+MAX_JSON_BYTES = 64 << 20
+FETCH_AGAIN = "copy or download the model again"
+
+Progress = Callable[[str, float], None]
+
+
+class BadModelError(ValueError):
+    """This directory can't be served. `path` is the file at fault, `remedy` what to do about it."""
+
+    def __init__(self, path: Path, problem: str, remedy: str) -> None:
+        super().__init__(f"{path}: {problem}; {remedy}")
+        self.path = path
+        self.problem = problem
+        self.remedy = remedy
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDir:
+    """A checked directory. `files` maps each tensor that loading reads to the safetensors file that holds it."""
+
+    path: Path
+    config: ModelConfig
+    files: Mapping[str, Path]
+    weight_bytes: int  # as stored
+    revision: str  # 12 hex digits that change when any file's content (with a manifest) or size changes
+    is_verified: bool  # a manifest was there and every checksum agreed
+
+
+def open_model(path: Path | str, *, verify: bool = True, progress: Progress | None = None) -> ModelDir:
+    """Checks a directory and returns what loading needs. Takes no memory for weights.
+
+    `verify` compares every file in `manifest.json` with its sha256, when there is a manifest; `progress` is called
+    with ("verifying", 0 to 1). Raises BadModelError.
+    """
+    directory = Path(path)
+    if not directory.is_dir():
+        raise BadModelError(
+            directory,
+            "no such directory",
+            "give a Hugging Face model directory, or make one: python -m engine make-model",
+        )
+    manifest = _read_manifest(directory)
+    if manifest is not None:
+        _check_manifest(directory, manifest, verify, progress)
+    config = _read_config(directory)
+    files, tensors = _find_tensors(directory)
+    _check_tensors(directory, config, files, tensors)
+    wanted = {name: files[name] for name in expected_tensors(config)}
+    return ModelDir(
+        path=directory,
+        config=config,
+        files=wanted,
+        weight_bytes=sum(tensors[name].num_bytes for name in wanted),
+        revision=_revision(directory, manifest, set(files.values())),
+        is_verified=manifest is not None and verify,
+    )
+
+
+def kv_bytes_per_token(config: ModelConfig, dtype: str) -> int:
+    """Bytes of KV cache that one token takes: 2 x layers x KV heads x head size x bytes of one number."""
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * _dtype_bytes(dtype)
+
+
+def size_kv(config: ModelConfig, dtype: str, *, block_size: int, budget_bytes: int) -> int:
+    """How many KV blocks of `block_size` tokens fit in a byte budget; 0 when not even one does."""
+    return max(budget_bytes, 0) // (kv_bytes_per_token(config, dtype) * block_size)
+
+
+def weight_bytes(config: ModelConfig, dtype: str) -> int:
+    """Bytes that the weights take once loaded in `dtype`."""
+    count = 0
+    for shape in expected_tensors(config).values():
+        size = 1
+        for side in shape:
+            size *= side
+        count += size
+    return count * _dtype_bytes(dtype)
+
+
+def sha256_of(path: Path, read: Callable[[int], None] | None = None) -> str:
+    """Hex digest of a file; `read` is told the bytes of each piece."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 22):
+            digest.update(piece)
+            if read is not None:
+                read(len(piece))
+    return digest.hexdigest()
+
+
+def _dtype_bytes(dtype: str) -> int:
+    if dtype not in KV_DTYPE_BYTES:
+        raise ValueError(f"dtype {dtype!r} is not supported; supported are {', '.join(KV_DTYPE_BYTES)}")
+    return KV_DTYPE_BYTES[dtype]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise BadModelError(path, "missing", FETCH_AGAIN)
+    if path.stat().st_size > MAX_JSON_BYTES:
+        raise BadModelError(path, f"larger than {MAX_JSON_BYTES >> 20} MiB", FETCH_AGAIN)
+    try:
+        tree = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as exc:
+        raise BadModelError(path, f"not JSON: {exc}", FETCH_AGAIN) from exc
+    if not isinstance(tree, dict):
+        raise BadModelError(path, "not a JSON object", FETCH_AGAIN)
+    return tree
+
+
+def _read_config(directory: Path) -> ModelConfig:
+    path = directory / "config.json"
+    try:
+        return parse_config(_read_json(path))
+    except BadConfigError as exc:
+        raise BadModelError(path, str(exc), "serve another model, or correct the file") from exc
+
+
+def _inside(directory: Path, name: Any, source: Path) -> Path:
+    """A file named by the directory's own files; never one outside of it."""
+    if not isinstance(name, str) or not name or Path(name).is_absolute() or ".." in Path(name).parts:
+        raise BadModelError(source, f"names the file {name!r}, which is not inside the directory", FETCH_AGAIN)
+    return directory / name
+
+
+def _read_manifest(directory: Path) -> dict[str, tuple[str, int]] | None:
+    """File name to (sha256, bytes); None without a manifest."""
+    path = directory / MANIFEST
+    if not path.exists():
+        return None
+    listed = _read_json(path).get("files")
+    if not isinstance(listed, dict):
+        raise BadModelError(path, "has no table 'files'", "make the manifest again, or remove it to serve unverified")
+    found: dict[str, tuple[str, int]] = {}
+    for name, entry in listed.items():
+        _inside(directory, name, path)
+        digest, size = (entry.get("sha256"), entry.get("bytes")) if isinstance(entry, dict) else (None, None)
+        if not isinstance(digest, str) or len(digest) != 64 or not isinstance(size, int):
+            raise BadModelError(path, f"files.{name}: expected sha256 and bytes", "make the manifest again")
+        found[name] = (digest.lower(), size)
+    return found
+
+
+def _check_manifest(
+    directory: Path, manifest: Mapping[str, tuple[str, int]], verify: bool, progress: Progress | None
+) -> None:
+    total = max(sum(size for _, size in manifest.values()), 1)
+    done = 0
+
+    def read(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress is not None:
+            progress("verifying", min(done / total, 1.0))
+
+    for name, (digest, size) in manifest.items():
+        path = directory / name
+        if not path.is_file():
+            raise BadModelError(path, f"missing, though {MANIFEST} lists it", FETCH_AGAIN)
+        if path.stat().st_size != size:
+            raise BadModelError(path, f"{path.stat().st_size} bytes, {MANIFEST} says {size}", FETCH_AGAIN)
+        if verify and sha256_of(path, read) != digest:
+            raise BadModelError(path, f"sha256 differs from {MANIFEST}: the file was changed or damaged", FETCH_AGAIN)
+
+
+def _find_tensors(directory: Path) -> tuple[dict[str, Path], dict[str, TensorInfo]]:
+    """Where each tensor is, by the index when there is one, and what its file's header says."""
+    index = directory / INDEX
+    claimed: dict[str, Path] = {}
+    if index.is_file():
+        weight_map = _read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise BadModelError(index, "has no table 'weight_map'", FETCH_AGAIN)
+        claimed = {name: _inside(directory, file, index) for name, file in weight_map.items()}
+        shards = sorted(set(claimed.values()))
+    else:
+        shards = [directory / SINGLE]
+    headers = {shard: _header(shard, index if claimed else None) for shard in shards}
+    files = claimed or dict.fromkeys(headers[shards[0]], shards[0])
+    for name, shard in claimed.items():
+        if name not in headers[shard]:
+            raise BadModelError(shard, f"does not hold {name}, though {INDEX} says so", FETCH_AGAIN)
+    return files, {name: headers[shard][name] for name, shard in files.items()}
+
+
+def _header(shard: Path, index: Path | None) -> dict[str, TensorInfo]:
+    if not shard.is_file():
+        why = f"missing, though {INDEX} names it" if index else "missing: weights must be safetensors"
+        raise BadModelError(shard, why, FETCH_AGAIN)
+    try:
+        return read_header(shard)
+    except BadHeaderError as exc:
+        raise BadModelError(shard, str(exc), FETCH_AGAIN) from exc
+
+
+def _check_tensors(
+    directory: Path, config: ModelConfig, files: Mapping[str, Path], tensors: Mapping[str, TensorInfo]
+) -> None:
+    for name, shape in expected_tensors(config).items():
+        found = tensors.get(name)
+        if found is None:
+            raise BadModelError(directory, f"no tensor {name}, which config.json calls for", FETCH_AGAIN)
+        if found.shape != shape:
+            problem = f"tensor {name} is {list(found.shape)}, config.json calls for {list(shape)}"
+            raise BadModelError(files[name], problem, "config and weights must be of one model")
+        if found.dtype not in FLOAT_DTYPES:
+            raise BadModelError(files[name], f"tensor {name} is {found.dtype}", "serve the unquantised model")
+
+
+def _revision(directory: Path, manifest: Mapping[str, tuple[str, int]] | None, shards: set[Path]) -> str:
+    digest = hashlib.sha256((directory / "config.json").read_bytes())
+    if manifest is not None:
+        digest.update(json.dumps(sorted(manifest.items())).encode())
+    else:
+        digest.update(json.dumps(sorted((shard.name, shard.stat().st_size) for shard in shards)).encode())
+    return digest.hexdigest()[:12]
+
+
+__all__ = [
+    "BadModelError",
+    "ModelDir",
+    "kv_bytes_per_token",
+    "open_model",
+    "sha256_of",
+    "size_kv",
+    "weight_bytes",
+]

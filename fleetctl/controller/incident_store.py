@@ -1,0 +1,79 @@
+"""Incidents in the database: the domain's document, and the paths of what was written about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+import structlog
+from pydantic import TypeAdapter, ValidationError
+
+from diagnostics.incident import Incident, IncidentStatus
+from fleetctl.controller.tables import incidents
+
+log = structlog.get_logger()
+
+_DOCUMENT = TypeAdapter(Incident)
+MAX_LIST = 500
+
+
+@dataclass(frozen=True, slots=True)
+class StoredIncident:
+    incident: Incident
+    postmortem: str | None = None
+    blackbox: str | None = None
+
+
+def save_incident(connection: sa.Connection, incident: Incident) -> None:
+    """Insert or replace the incident's document; the paths stay."""
+    values: dict[str, Any] = {
+        "status": incident.status.value,
+        "opened_at": incident.opened_at,
+        "document": _DOCUMENT.dump_python(incident, mode="json"),
+    }
+    changed = connection.execute(sa.update(incidents).where(incidents.c.id == incident.id).values(**values))
+    if changed.rowcount == 0:
+        connection.execute(sa.insert(incidents).values(id=incident.id, **values))
+
+
+def save_paths(connection: sa.Connection, incident_id: str, postmortem: str | None, blackbox: str | None) -> None:
+    connection.execute(
+        sa.update(incidents).where(incidents.c.id == incident_id).values(postmortem=postmortem, blackbox=blackbox)
+    )
+
+
+def get_incident(connection: sa.Connection, incident_id: str) -> StoredIncident | None:
+    row = connection.execute(sa.select(incidents).where(incidents.c.id == incident_id)).first()
+    return None if row is None else _decode(row._mapping)
+
+
+def list_incidents(connection: sa.Connection, status: str | None = None) -> list[StoredIncident]:
+    """The newest first."""
+    query = sa.select(incidents).order_by(incidents.c.opened_at.desc(), incidents.c.id).limit(MAX_LIST)
+    if status is not None:
+        query = query.where(incidents.c.status == status)
+    return [found for row in connection.execute(query) if (found := _decode(row._mapping)) is not None]
+
+
+def list_recent(connection: sa.Connection, resolved_after: float) -> list[StoredIncident]:
+    """All that are not resolved, and those resolved since: what a new alert may join or reopen."""
+    found = [one for one in list_incidents(connection) if _is_recent(one.incident, resolved_after)]
+    open_rows = sa.select(incidents).where(incidents.c.status != IncidentStatus.RESOLVED.value)
+    known = {one.incident.id for one in found}
+    older = [_decode(row._mapping) for row in connection.execute(open_rows) if row.id not in known]
+    return found + [one for one in older if one is not None]
+
+
+def _is_recent(incident: Incident, resolved_after: float) -> bool:
+    return incident.status is not IncidentStatus.RESOLVED or (incident.resolved_at or 0.0) > resolved_after
+
+
+def _decode(row: sa.RowMapping) -> StoredIncident | None:
+    try:
+        incident = _DOCUMENT.validate_python(row["document"])
+    except ValidationError as error:
+        # One unreadable incident must not hide the others, nor keep the controller from starting.
+        log.error("incident.unreadable", incident_id=row["id"], error=str(error.errors()[0]["msg"]))
+        return None
+    return StoredIncident(incident, row["postmortem"], row["blackbox"])

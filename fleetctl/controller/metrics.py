@@ -1,0 +1,54 @@
+"""The controller's own metrics, on a registry of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from fleetctl.controller.loops import Loops
+from fleetctl.kit.clock import Clock
+
+
+class ControllerMetrics:
+    """Counters that the parts raise, and gauges that are read when somebody scrapes."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.scrapes = Counter(
+            "controller_scrapes", "Scrapes of nodes, by result (ok, failed).", ["result"], registry=self.registry
+        )
+        self.runs = Counter("controller_runs", "Runs that ended, by status.", ["status"], registry=self.registry)
+        self.incidents = Counter(
+            "controller_incidents", "Incidents opened, by severity.", ["severity"], registry=self.registry
+        )
+        self.nodes = Gauge("controller_nodes", "Nodes by phase.", ["phase"], registry=self.registry)
+        self.alerts = Gauge("controller_alerts", "Alerts by state.", ["state"], registry=self.registry)
+        self.open_incidents = Gauge("controller_open_incidents", "Incidents not resolved.", registry=self.registry)
+
+    def watch_loops(self, loops: Loops, clock: Clock) -> None:
+        self.registry.register(_LoopCollector(loops, clock.now))
+
+    def exposition(self) -> bytes:
+        """Prometheus text format 0.0.4."""
+        return generate_latest(self.registry)
+
+
+class _LoopCollector(Collector):
+    def __init__(self, loops: Loops, now: Callable[[], float]) -> None:
+        self._loops = loops
+        self._now = now
+
+    def collect(self) -> Iterator[Metric]:
+        ages = GaugeMetricFamily(
+            "controller_loop_age_seconds", "Seconds since a loop's last completed turn.", labels=["loop"]
+        )
+        for name, age_s in self._loops.ages(self._now()).items():
+            ages.add_metric([name], age_s)
+        yield ages
+        failures = CounterMetricFamily("controller_loop_failures", "Turns that failed, by loop.", labels=["loop"])
+        for name, count in self._loops.failures().items():
+            failures.add_metric([name], count)
+        yield failures

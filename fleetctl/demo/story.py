@@ -1,0 +1,187 @@
+"""The demo's story: traffic, a fault, and what the controller makes of it, told as it happens.
+
+The story only watches: it injects the fault and sends traffic. Detection, diagnosis, approval by policy and repair are
+the controller's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import httpx
+
+from fleetctl.client import ControllerClient
+from fleetctl.demo.report import DemoReport, RequestCounts
+from fleetctl.demo.traffic import Traffic
+from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError
+from fleetctl.providers.local import free_port
+from fleetctl.settings import Settings, read_token
+from fleetctl.stack import Stack, StackView
+from fleetctl.wire import Incident, IncidentStatus, NodePhase, TimelineEntry
+
+Tell = Callable[[str], None]
+
+# Alert windows are 20 s: before they are full of normal traffic there is nothing to compare with.
+BASELINE_S = 25.0
+# Time for the pool to serve normally again before the story ends, so that "after" has requests in it.
+AFTERGLOW_S = 8.0
+REPAIR_TIMEOUT_S = 240.0
+NODE_ARGS = ["--max-num-seqs", "16", "--max-model-len", "4096", "--num-kv-blocks", "1024"]
+
+
+@dataclass(frozen=True, slots=True)
+class DemoPlan:
+    trace: Path | None = None
+    rate_per_s: float = 6.0
+    seed: int = 0
+    fault_node: str = "node-2"
+    slow_factor: float = 10.0
+
+    def check(self) -> None:
+        """Raises BadInputError before anything is started."""
+        if self.trace is not None and not self.trace.is_file():
+            raise BadInputError(f"{self.trace}: no such trace file", remedy="give a Mooncake JSONL or Azure CSV file")
+
+
+def settings_for_demo(base: Settings, *, nodes: int) -> Settings:
+    """A fleet beside any other: own state folder, free ports, faults allowed, runbooks approved by policy."""
+    return base.override(
+        state_dir=base.state_dir / "demo",
+        controller={"host": "127.0.0.1", "port": free_port(), "url": None, "policy": "run"},
+        gateway={"host": "127.0.0.1", "port": free_port()},
+        fleet={"nodes": nodes, "enable_faults": True, "node_args": NODE_ARGS},
+    ).override()
+
+
+async def run_demo(stack: Stack, plan: DemoPlan, tell: Tell, started: Callable[[], None] = lambda: None) -> DemoReport:
+    """Start the fleet, tell the story, return what it proved. The caller stops the fleet.
+
+    `started` is called once the controller answers.
+    """
+    tell("starting a controller, a gateway and the engine nodes")
+    view = await stack.up(tell)
+    started()
+    token = stack.settings.controller_token()
+    async with ControllerClient(view.controller_url, token) as client:
+        return await _Story(stack, plan, tell, view, client).run()
+
+
+class _Story:
+    def __init__(self, stack: Stack, plan: DemoPlan, tell: Tell, view: StackView, client: ControllerClient) -> None:
+        self._stack, self._plan, self._view, self._client = stack, plan, view, client
+        self._say = tell
+        self._began = time.time()
+        self._events: list[TimelineEntry] = []
+
+    async def run(self) -> DemoReport:
+        plan = self._plan
+        traffic = Traffic(self._view.gateway_url, plan, model=self._stack.settings.fleet.model)
+        self._tell(
+            time.time(),
+            "traffic.started",
+            f"{plan.rate_per_s:g} streamed requests a second through the gateway",
+        )
+        async with asyncio.TaskGroup() as tasks:
+            watch = tasks.create_task(self._watch())
+            sending = tasks.create_task(traffic.run())
+            await self._wait_for_signals()
+            fault_at = await self._inject_fault()
+            incident = await self._wait_for_repair(fault_at)
+            if incident is not None:
+                await asyncio.sleep(AFTERGLOW_S)
+            traffic.stop()
+            await sending
+            watch.cancel()
+        self._tell(time.time(), "traffic.stopped", "checking every request's tokens")
+        counts = await traffic.account()
+        return self._report(fault_at, incident, counts, traffic)
+
+    async def _wait_for_signals(self) -> None:
+        """Until every node has normal traffic in its windows."""
+        ready_at = time.time() + BASELINE_S
+        deadline = ready_at + 60.0
+        while time.time() < deadline:
+            nodes = [n for n in await self._client.nodes() if n.phase is NodePhase.READY]
+            known = [n for n in nodes if n.step_s.value is not None and n.ttft_s.value is not None]
+            if time.time() >= ready_at and nodes and len(known) == len(nodes):
+                return
+            await asyncio.sleep(0.5)
+        raise UnreachableError("the nodes' signals did not become known", remedy="fleetctl get nodes")
+
+    async def _inject_fault(self) -> float:
+        plan = self._plan
+        url = next(node.url for node in self._view.nodes if node.name == plan.fault_node)
+        headers = {"Authorization": f"Bearer {read_token(self._stack.settings.node_token_file)}"}
+        async with httpx.AsyncClient(timeout=10.0) as http:
+            answer = await http.post(f"{url}/admin/faults", json={"slow_steps": plan.slow_factor}, headers=headers)
+        if answer.status_code != 200:
+            raise FleetctlError(f"{plan.fault_node} refused the fault: {answer.status_code} {answer.text[:200]}")
+        now = time.time()
+        self._tell(
+            now,
+            "fault.injected",
+            f"{plan.fault_node}: every step takes {plan.slow_factor:g}x as long, as when a GPU throttles",
+        )
+        return now
+
+    async def _watch(self) -> None:
+        """Tell every timeline entry as the controller writes it."""
+        after = 0
+        while True:
+            try:
+                entries = await self._client.events(after=after, wait_s=5.0)
+            except UnreachableError:
+                await asyncio.sleep(0.5)
+                continue
+            for entry in entries:
+                after = max(after, entry.seq)
+                self._events.append(entry)
+                self._tell(entry.at, entry.kind, entry.text)
+
+    async def _wait_for_repair(self, fault_at: float) -> Incident | None:
+        """The incident of the faulty node once it is resolved; None when that does not happen in time."""
+        deadline = time.time() + REPAIR_TIMEOUT_S
+        while time.time() < deadline:
+            for incident in await self._client.incidents():
+                if self._is_about_fault(incident, fault_at) and incident.status is IncidentStatus.RESOLVED:
+                    whole = await self._client.incident(incident.id)
+                    if whole.blackbox is not None:
+                        return whole
+            await asyncio.sleep(0.5)
+        return None
+
+    def _is_about_fault(self, incident: Incident, fault_at: float) -> bool:
+        named = incident.scope.get("node")
+        return incident.opened_at >= fault_at and named in (None, self._plan.fault_node)
+
+    def _report(
+        self, fault_at: float, incident: Incident | None, counts: RequestCounts, traffic: Traffic
+    ) -> DemoReport:
+        def after_fault(kinds: Sequence[str]) -> float | None:
+            times = [e.at - fault_at for e in self._events if e.kind in kinds and e.at >= fault_at]
+            return min(times, default=None)
+
+        mitigated = after_fault(["run.succeeded"]) if incident else None
+        diagnosis = incident.diagnosis if incident else None
+        before, during, later = traffic.ttft_p95(fault_at, fault_at + (mitigated or REPAIR_TIMEOUT_S))
+        report = DemoReport(
+            detected_s=after_fault(["alert.fired", "incident.opened"]),
+            diagnosed=diagnosis.cause if diagnosis else None,
+            diagnosed_s=after_fault(["diagnosis.named"]),
+            mitigated_s=mitigated,
+            requests=counts,
+            ttft_before_s=before,
+            ttft_during_s=during,
+            ttft_after_s=later,
+            false_alarms=sum(1 for e in self._events if e.kind == "incident.opened" and e.at < fault_at),
+        )
+        if incident is None:
+            return report
+        return replace(report, postmortem=incident.postmortem, blackbox=incident.blackbox)
+
+    def _tell(self, at: float, kind: str, text: str) -> None:
+        self._say(f"{max(0.0, at - self._began):7.1f}s  {kind:<20} {text}")

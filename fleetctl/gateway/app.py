@@ -1,0 +1,248 @@
+"""The gateway process: the ASGI application, what it is built of, and its server's life from start to drained."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import signal
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+
+import aiohttp
+import structlog
+import uvicorn
+import uvloop
+
+from fleetctl.gateway import answers
+from fleetctl.gateway.answers import Receive, Scope, Send, send_error, send_json, send_whole
+from fleetctl.gateway.fates import Fates, Flight
+from fleetctl.gateway.loads import Loads
+from fleetctl.gateway.metrics import CONTENT_TYPE, GatewayMetrics
+from fleetctl.gateway.place import Placer
+from fleetctl.gateway.proxy import MOVE_PATIENCE_S, Proxy
+from fleetctl.gateway.sync import Sync
+from fleetctl.gateway.table import Routing, Table
+from fleetctl.kit.errors import BadInputError
+
+log = structlog.get_logger()
+
+CONNECT_TIMEOUT_S = 2.0
+NODE_KEEP_ALIVE_S = 4.0  # below uvicorn's 5 s: a node must not close a connection as we write to it
+CLIENT_KEEP_ALIVE_S = 75
+DRAIN_GRACE_S = 30.0
+FATES_PREFIX = "/gateway/requests/"
+BACKLOG = 2048
+
+
+class Gateway:
+    """The ASGI application. Everything it owns lives as long as `opened()`."""
+
+    def __init__(
+        self,
+        *,
+        controller_url: str,
+        controller_token: str | None,
+        node_token: str,
+        run_dir: Path,
+        move_patience_s: float = MOVE_PATIENCE_S,
+    ) -> None:
+        self._controller_url = controller_url
+        self._controller_token = controller_token
+        self._node_token = node_token
+        self._run_dir = run_dir
+        self._move_patience_s = move_patience_s
+        self.metrics = GatewayMetrics()
+        self.routing = Routing()
+        self.loads = Loads()
+        self.fates = Fates(on_end=self._count)
+        self.proxy: Proxy | None = None
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[Gateway]:
+        """Load the last good table and keep it current until the block ends."""
+        async with _node_session() as nodes, aiohttp.ClientSession() as control:
+            placer = Placer(nodes, self.routing, self.loads, self.metrics)
+            self.proxy = Proxy(
+                placer, self.fates, self.metrics, node_token=self._node_token, move_patience_s=self._move_patience_s
+            )
+            sync = Sync(
+                control,
+                self.routing,
+                controller_url=self._controller_url,
+                controller_token=self._controller_token,
+                run_dir=self._run_dir,
+                on_table=self._note_table,
+            )
+            sync.load_last_good()
+            loop = asyncio.create_task(sync.run_forever(), name="gateway.sync")
+            try:
+                yield self
+            finally:
+                loop.cancel()
+                with suppress(asyncio.CancelledError):
+                    await loop
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path: str = scope["path"]
+        if path.startswith("/v1/"):
+            if ".." in path or "//" in path:
+                await send_error(send, answers.bad_request("the path has empty or relative parts"))
+                return
+            assert self.proxy is not None
+            await self.proxy.serve(scope, receive, send)
+        elif scope["method"] not in ("GET", "HEAD"):
+            await send_error(send, answers.not_found(path))
+        elif path == "/health":
+            await self._health(send)
+        elif path == "/metrics":
+            self.metrics.table_age.set(_or_nan(self.routing.age_s()))
+            await send_whole(send, 200, self.metrics.exposition(), [(b"content-type", CONTENT_TYPE)])
+        elif path == "/gateway/status":
+            await send_json(send, 200, self.status())
+        elif path.startswith(FATES_PREFIX):
+            await self._fate(send, path.removeprefix(FATES_PREFIX))
+        else:
+            await send_error(send, answers.not_found(path))
+
+    def status(self) -> dict[str, object]:
+        """What `/gateway/status` says. Nodes that left the table but still hold requests are `removed`."""
+        table, inflight = self.routing.table, self.loads.requests()
+        nodes: dict[str, dict[str, object]] = {
+            e.node: {"inflight": inflight.pop(e.node, 0), "state": e.state.value}
+            for e in (table.endpoints if table else ())
+        }
+        nodes |= {node: {"inflight": count, "state": "removed"} for node, count in inflight.items()}
+        return {
+            "table_version": table.version if table else None,
+            "table_age_s": self.routing.age_s(),
+            "controller": "reachable" if self.routing.controller_is_reachable else "unreachable",
+            "in_flight": self.fates.in_flight,
+            "outcomes": {outcome.value: count for outcome, count in self.fates.counts.items()},
+            "nodes": nodes,
+        }
+
+    async def _health(self, send: Send) -> None:
+        if self.routing.table is None:
+            await send_json(send, 503, {"ready": False, "reason": "no routing table yet"})
+        else:
+            await send_json(send, 200, {"ready": True, "reason": "ready"})
+
+    async def _fate(self, send: Send, request_id: str) -> None:
+        flight = self.fates.get(request_id)
+        if flight is None:
+            error = answers.bad_request("no such recent request", status=404, code="not_found")
+            await send_error(send, error)
+        else:
+            await send_json(send, 200, flight.as_json())
+
+    def _note_table(self, table: Table) -> None:
+        known = {e.node for e in table.endpoints}
+        self.metrics.table_version.set(table.version)
+        self.metrics.forget_nodes(known | self.loads.requests().keys())
+        self.loads.keep_only(known)
+
+    def _count(self, flight: Flight) -> None:
+        assert flight.outcome is not None
+        node = flight.nodes[-1] if flight.nodes else ""
+        self.metrics.requests.labels(flight.outcome.value, node).inc()
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its own signal handling: it would end the process with the signal after an orderly drain."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def make_server(gateway: Gateway, *, drain_grace_s: float = DRAIN_GRACE_S) -> Server:
+    """The HTTP server for a gateway. Setting `should_exit` starts the drain."""
+    config = uvicorn.Config(
+        gateway,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=CLIENT_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=int(drain_grace_s) + 5,
+    )
+    return Server(config)
+
+
+async def serve(gateway: Gateway, listener: socket.socket, *, drain_grace_s: float = DRAIN_GRACE_S) -> None:
+    """Serve until SIGTERM or SIGINT, then take nothing new and let streams end, at most `drain_grace_s`."""
+    server = make_server(gateway, drain_grace_s=drain_grace_s)
+    loop = asyncio.get_running_loop()
+
+    def drain() -> None:
+        if server.should_exit:  # asked twice: do not wait
+            _abort(gateway)
+            return
+        log.info("gateway.drain_started", in_flight=gateway.fates.in_flight, grace_s=drain_grace_s)
+        server.should_exit = True
+        loop.call_later(drain_grace_s, _abort, gateway)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, drain)
+    async with gateway.opened():
+        host, port = listener.getsockname()[:2]
+        log.info("gateway.started", host=host, port=port)
+        await server.serve(sockets=[listener])
+    log.info("gateway.stopped", outcomes={o.value: n for o, n in gateway.fates.counts.items()})
+
+
+def run(
+    *, host: str, port: int, controller_url: str, controller_token: str | None, node_token: str, run_dir: Path
+) -> None:
+    """Run the gateway in the foreground until SIGTERM. Raises BadInputError (exit code 2) when it can't listen."""
+    listener = bind(host, port)
+    gateway = Gateway(
+        controller_url=controller_url, controller_token=controller_token, node_token=node_token, run_dir=run_dir
+    )
+    uvloop.run(serve(gateway, listener))
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound TCP socket. Raises BadInputError naming the address."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise BadInputError(f"gateway: cannot listen on {host}:{port}: {error.strerror or error}") from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        remedy = "stop the process that holds it, or choose another port" if error.errno == errno.EADDRINUSE else None
+        message = f"gateway: cannot listen on {host}:{port}: {error.strerror or error}"
+        raise BadInputError(message, remedy=remedy) from error
+    return listener
+
+
+def _node_session() -> aiohttp.ClientSession:
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=NODE_KEEP_ALIVE_S)
+    return aiohttp.ClientSession(
+        connector=connector,
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,  # bytes pass as they are
+        skip_auto_headers=("Accept-Encoding", "User-Agent", "Accept", "Content-Type"),
+    )
+
+
+def _abort(gateway: Gateway) -> None:
+    assert gateway.proxy is not None
+    count = gateway.proxy.abort_all()
+    if count:
+        log.warning("gateway.drain_cut", in_flight=count)
+
+
+def _or_nan(value: float | None) -> float:
+    return float("nan") if value is None else value

@@ -1,0 +1,145 @@
+"""The client's side of one request: its id, body, hang-up, and the answer as far as it was sent."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import uuid
+from collections.abc import Iterable
+
+from fleetctl.gateway.answers import ErrorAnswer, Message, RawHeaders, Receive, Scope, Send, send_whole
+
+REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
+BODY_TIMEOUT_S = 30.0
+
+# Not passed on to a node: per hop, set anew by us, or words that only the gateway may say to a node.
+_DROPPED = frozenset(
+    {
+        b"host", b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer",
+        b"transfer-encoding", b"upgrade", b"content-length", b"accept-encoding", b"expect", b"x-request-id",
+    }
+)  # fmt: skip
+_OURS = b"x-fleet-"
+
+
+class BodyTooLargeError(Exception):
+    """The client's body is over the limit."""
+
+
+class ClientGoneError(Exception):
+    """The client hung up before its body was complete."""
+
+
+class Exchange:
+    """One HTTP exchange over ASGI. After `watch()`, a hang-up cancels the task that serves it."""
+
+    __slots__ = ("_receive", "_send", "_task", "_watcher", "has_begun", "has_ended", "is_aborted", "is_gone", "scope")
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self._receive = receive
+        self._send = send
+        self._task: asyncio.Task[object] | None = None
+        self._watcher: asyncio.Task[Message] | None = None
+        self.has_begun = False  # the client has seen a status line
+        self.has_ended = False  # the client has the whole answer
+        self.is_gone = False  # the client hung up
+        self.is_aborted = False  # we end it: the gateway is shutting down
+
+    @property
+    def path(self) -> str:
+        """Path and query as the client encoded them."""
+        path: str = self.scope["raw_path"].decode("ascii")
+        query = self.scope["query_string"]
+        return f"{path}?{query.decode('latin-1')}" if query else path
+
+    def request_id(self) -> str | None:
+        """The id the client gave, when it is one that we can pass on and log."""
+        for name, value in self.scope["headers"]:
+            if name == b"x-request-id":
+                return value.decode("ascii") if REQUEST_ID.match(value) else None
+        return None
+
+    def forwarded_headers(self) -> list[tuple[str, str]]:
+        return [
+            (name.decode("latin-1"), value.decode("latin-1"))
+            for name, value in self.scope["headers"]
+            if name not in _DROPPED and not name.startswith(_OURS)
+        ]
+
+    async def read_body(self, max_bytes: int) -> bytes:
+        """The whole body. Raises BodyTooLargeError, ClientGoneError, or TimeoutError when it does not come."""
+        for name, value in self.scope["headers"]:
+            if name == b"content-length" and (not value.isdigit() or int(value) > max_bytes):
+                raise BodyTooLargeError
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            message = await self._receive()
+            if message["type"] == "http.request" and not message.get("more_body"):
+                body: bytes = message["body"]
+                if len(body) > max_bytes:
+                    raise BodyTooLargeError
+                return body
+            parts: list[bytes] = []
+            size = 0
+            while message["type"] == "http.request":
+                parts.append(message["body"])
+                size += len(parts[-1])
+                if size > max_bytes:
+                    raise BodyTooLargeError
+                if not message.get("more_body"):
+                    return b"".join(parts)
+                message = await self._receive()
+        raise ClientGoneError
+
+    def watch(self) -> None:
+        """From now on a hang-up cancels the current task, with `is_gone` set."""
+        self._task = asyncio.current_task()
+        self._watcher = asyncio.ensure_future(self._receive())
+        self._watcher.add_done_callback(self._on_message)
+
+    def abort(self) -> None:
+        """Cancel the serving task, with `is_aborted` set."""
+        if self._task is not None and not self.has_ended:
+            self.is_aborted = True
+            self._task.cancel()
+
+    def close(self) -> None:
+        if self._watcher is not None and not self._watcher.done():
+            self._watcher.cancel()
+
+    async def begin(self, status: int, headers: RawHeaders) -> None:
+        self.has_begun = True
+        await self._send({"type": "http.response.start", "status": status, "headers": list(headers)})
+
+    async def write(self, data: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self, data: bytes = b"") -> None:
+        self.has_ended = True
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def answer(self, status: int, body: bytes, headers: RawHeaders) -> None:
+        self.has_begun = self.has_ended = True
+        await send_whole(self._send, status, body, headers)
+
+    async def fail(self, error: ErrorAnswer, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+        """Tell the client: an error answer, or the last event of a stream that has begun. Never a silent cut."""
+        if self.has_ended:
+            return
+        if self.has_begun:
+            await self.end(error.event())
+            return
+        self.has_begun = self.has_ended = True
+        answer = [(b"content-type", b"application/json"), *headers, *error.headers()]
+        await send_whole(self._send, error.status, error.body(), answer)
+
+    def _on_message(self, watcher: asyncio.Task[Message]) -> None:
+        if watcher.cancelled() or watcher.exception() is not None or self.has_ended:
+            return
+        if watcher.result()["type"] == "http.disconnect" and self._task is not None:
+            self.is_gone = True
+            self._task.cancel()
+
+
+def new_request_id() -> str:
+    return uuid.uuid4().hex

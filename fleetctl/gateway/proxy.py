@@ -1,0 +1,346 @@
+"""One request from its first byte to its fate: place it, relay the answer, move it when its node hands it off.
+
+Nothing is sent to the client until a node has sent something whole; until then another node may take over. After that
+only a hand-off moves a stream. A stream that can't go on ends with an error event, never with a silent cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import aiohttp
+import structlog
+
+from fleetctl.gateway import answers
+from fleetctl.gateway.answers import ErrorAnswer, Receive, Scope, Send
+from fleetctl.gateway.ask import GENERATION_PATHS, Ask, BadAskError, read_ask
+from fleetctl.gateway.exchange import BodyTooLargeError, ClientGoneError, Exchange, new_request_id
+from fleetctl.gateway.fates import Fates, Flight, Outcome
+from fleetctl.gateway.frames import FrameReader, FrameTooBigError
+from fleetctl.gateway.metrics import GatewayMetrics
+from fleetctl.gateway.place import MAX_RESENDS, Job, Nowhere, Placed, Placer
+
+log = structlog.get_logger()
+
+CONTINUE_PATH = "/internal/continue"
+MAX_BODY_BYTES = 16 * 1024 * 1024
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
+MAX_IN_FLIGHT = 4096
+MOVE_PATIENCE_S = 10.0  # a stream without a node waits this long for one: a pause is better than a loss
+MOVE_PAUSE_S = 0.2
+SETTLE_S = 0.5
+
+# Of a node's answer these stay between us and it.
+_NOT_RETURNED = frozenset(
+    {
+        b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"date", b"server", b"upgrade",
+        b"trailer", b"x-request-id",
+    }
+)  # fmt: skip
+
+
+class End(Enum):
+    """How one node's part of an answer ended, when it was not a hand-off."""
+
+    WHOLE = "whole"  # the client has everything
+    ERROR = "error"  # the node itself told the client of an error
+    CUT = "cut"  # the node stopped before the end
+
+
+@dataclass(frozen=True, slots=True)
+class Handoff:
+    """A node wants another one to continue: the object it sent, opaque to us."""
+
+    data: bytes
+
+
+class Proxy:
+    """Serves proxied requests. `node_token` opens the nodes' internal routes."""
+
+    def __init__(
+        self,
+        placer: Placer,
+        fates: Fates,
+        metrics: GatewayMetrics,
+        *,
+        node_token: str,
+        max_body_bytes: int = MAX_BODY_BYTES,
+        max_in_flight: int = MAX_IN_FLIGHT,
+        move_patience_s: float = MOVE_PATIENCE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._placer = placer
+        self._fates = fates
+        self._metrics = metrics
+        self._node_token = node_token
+        self._max_body_bytes = max_body_bytes
+        self._max_in_flight = max_in_flight
+        self._move_patience_s = move_patience_s
+        self._clock = clock
+        self._exchanges: set[Exchange] = set()
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Proxy one request and end its flight, whatever happens."""
+        exchange = Exchange(scope, receive, send)
+        request_id = exchange.request_id()
+        if request_id is None or self._fates.is_flying(request_id):
+            request_id = new_request_id()
+        flight = self._fates.begin(request_id)
+        self._exchanges.add(exchange)
+        try:
+            await self._serve(exchange, flight)
+        except asyncio.CancelledError:
+            if not (exchange.is_gone or exchange.is_aborted):
+                raise
+            await self._end_cancelled(exchange, flight)
+        except Exception:
+            log.exception("request.crashed", request_id=request_id)
+            await self._fail(
+                exchange, flight, ErrorAnswer(500, "gateway error", "server_error", "internal"), "internal"
+            )
+        finally:
+            self._exchanges.discard(exchange)
+            exchange.close()
+            if flight.outcome is None:
+                self._fates.end(flight, Outcome.FAILED, reason="interrupted")
+
+    def abort_all(self) -> int:
+        """End every request now, each with an error that its client sees. Returns how many there were."""
+        aborted = list(self._exchanges)
+        for exchange in aborted:
+            exchange.abort()
+        return len(aborted)
+
+    async def _serve(self, exchange: Exchange, flight: Flight) -> None:
+        job = await self._read_job(exchange, flight)
+        if job is None:
+            return
+        exchange.watch()
+        where = await self._placer.place(job, flight)
+        resends = 0
+        while True:
+            if isinstance(where, Nowhere):
+                await self._nowhere(exchange, flight, where)
+                return
+            try:
+                end, has_forwarded = await self._relay(exchange, flight, where)
+            finally:
+                where.close()
+            if isinstance(end, Handoff):
+                where = await self._move(self._continuation(end, where, flight), flight)
+                if isinstance(where, Placed):
+                    flight.moved += 1
+                    self._metrics.handoffs.labels("moved").inc()
+                else:
+                    self._metrics.handoffs.labels("failed").inc()
+            elif end is not End.CUT:
+                return
+            elif has_forwarded or resends >= MAX_RESENDS:
+                message = f"node {where.endpoint.node} stopped before the answer was complete"
+                await self._fail(exchange, flight, answers.upstream_failed(message, code="node_lost"), "node_lost")
+                return
+            else:
+                # The client has nothing of this node's part, so the same job may go to another one.
+                resends += 1
+                flight.retries += 1
+                self._metrics.retries.labels("cut").inc()
+                job = replace(where.job, excluded=where.job.excluded | {where.endpoint.node})
+                where = await (self._move if job.is_continuation else self._placer.place)(job, flight)
+
+    async def _read_job(self, exchange: Exchange, flight: Flight) -> Job | None:
+        """The client's request as a job; None when it was answered, or left, already."""
+        path = exchange.scope["path"]
+        if self._fates.in_flight > self._max_in_flight:
+            await self._refuse(exchange, flight, answers.overloaded("the gateway holds too many requests"))
+            return None
+        try:
+            body = await exchange.read_body(self._max_body_bytes)
+            is_generation = path in GENERATION_PATHS and exchange.scope["method"] == "POST"
+            ask = read_ask(path, body) if is_generation else Ask()
+        except BodyTooLargeError:
+            message = f"the body is larger than {self._max_body_bytes} bytes"
+            await self._refuse(exchange, flight, answers.bad_request(message, status=413, code="too_large"))
+        except TimeoutError:
+            await self._refuse(
+                exchange, flight, answers.bad_request("the body did not come", status=408, code="timeout")
+            )
+        except BadAskError as error:
+            await self._refuse(exchange, flight, answers.bad_request(str(error)))
+        except ClientGoneError:
+            self._fates.end(flight, Outcome.CLIENT_GONE)
+        else:
+            headers = exchange.forwarded_headers()
+            headers.append(("X-Request-Id", flight.request_id))
+            if is_generation:
+                headers.append(("X-Fleet-Handoff", "accept"))
+            return Job(exchange.scope["method"], exchange.path, body or None, headers, ask)
+        return None
+
+    async def _relay(self, exchange: Exchange, flight: Flight, where: Placed) -> tuple[End | Handoff, bool]:
+        """Pass one node's answer on. Returns how it ended, and whether the client got anything of it."""
+        if where.response.content_type == "text/event-stream":
+            return await self._relay_stream(exchange, flight, where)
+        return await self._relay_whole(exchange, flight, where), False
+
+    async def _relay_stream(self, exchange: Exchange, flight: Flight, where: Placed) -> tuple[End | Handoff, bool]:
+        response, reader = where.response, FrameReader()
+        read = response.content.readany
+        has_forwarded = False
+        try:
+            while data := await read():
+                frames = reader.feed(data)
+                if frames.forward:
+                    if not has_forwarded:
+                        has_forwarded = True
+                        await self._begin_stream(exchange, flight, response)
+                    await exchange.write(frames.forward)
+                if frames.handoff is not None:
+                    await self._settle(response)
+                    return Handoff(frames.handoff), has_forwarded
+            if rest := reader.finish():
+                has_forwarded = True
+                await self._begin_stream(exchange, flight, response)
+                await exchange.write(rest)
+        except (aiohttp.ClientError, TimeoutError, OSError, FrameTooBigError) as error:
+            log.warning(
+                "stream.cut", request_id=flight.request_id, node=where.endpoint.node, error=type(error).__name__
+            )
+            if not reader.is_done:
+                return End.CUT, has_forwarded
+        if reader.has_error:
+            await exchange.end()
+            self._fates.end(flight, Outcome.FAILED, reason="node_error")
+            return End.ERROR, True
+        if not reader.is_done:
+            return End.CUT, has_forwarded
+        await exchange.end()
+        self._fates.end(flight, Outcome.FINISHED)
+        return End.WHOLE, True
+
+    async def _begin_stream(self, exchange: Exchange, flight: Flight, response: aiohttp.ClientResponse) -> None:
+        if exchange.has_begun:
+            return
+        flight.status = response.status
+        await exchange.begin(response.status, _returned_headers(response, flight))
+        self._metrics.ttft.observe(self._fates.mark_first_byte(flight))
+
+    async def _relay_whole(self, exchange: Exchange, flight: Flight, where: Placed) -> End | Handoff:
+        """An answer that is not a stream is read to its end first, so that a cut can still go elsewhere."""
+        response = where.response
+        try:
+            body = await _read_limited(response)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            log.warning(
+                "answer.cut", request_id=flight.request_id, node=where.endpoint.node, error=type(error).__name__
+            )
+            return End.CUT
+        if response.status == 202 and response.headers.get("X-Fleet-Handoff") == "state":
+            return Handoff(body)
+        if exchange.has_begun:
+            # A stream's continuation must be a stream: anything else would be text in the middle of events.
+            return End.CUT
+        status = response.status
+        outcome = Outcome.FINISHED if status < 400 else Outcome.REFUSED if status < 500 else Outcome.FAILED
+        await exchange.answer(status, body, _returned_headers(response, flight))
+        self._fates.end(flight, outcome, reason="" if status < 400 else f"status_{status}", status=status)
+        return End.WHOLE if status < 400 else End.ERROR
+
+    def _continuation(self, handoff: Handoff, source: Placed, flight: Flight) -> Job:
+        return Job(
+            method="POST",
+            path=CONTINUE_PATH,
+            body=handoff.data,
+            headers=[
+                ("Content-Type", "application/json"),
+                ("Authorization", f"Bearer {self._node_token}"),
+                ("X-Request-Id", flight.request_id),
+                ("X-Fleet-Handoff", "accept"),
+            ],
+            ask=source.job.ask,
+            excluded=frozenset({source.endpoint.node}),
+            is_continuation=True,
+        )
+
+    async def _move(self, job: Job, flight: Flight) -> Placed | Nowhere:
+        """A node's answer to the continuation. Asks all of them, and again while there is patience."""
+        deadline = self._clock() + self._move_patience_s
+        while True:
+            where = await self._placer.place(job, flight)
+            if isinstance(where, Placed):
+                log.info("request.moved", request_id=flight.request_id, nodes=list(flight.nodes))
+                return where
+            if self._clock() >= deadline:
+                return where
+            await asyncio.sleep(MOVE_PAUSE_S)
+            job = replace(job, excluded=frozenset())  # by now the source may serve again
+
+    async def _settle(self, response: aiohttp.ClientResponse) -> None:
+        """Read the end of a stream that was handed off, so that its node sees an orderly end and not a hang-up."""
+        try:
+            async with asyncio.timeout(SETTLE_S):
+                while await response.content.readany():
+                    pass
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            log.debug("stream.unsettled", error=type(error).__name__)
+
+    async def _nowhere(self, exchange: Exchange, flight: Flight, nowhere: Nowhere) -> None:
+        said = ", ".join(f"{node}: {reason}" for node, reason in sorted(nowhere.reasons.items())) or "no active node"
+        if flight.nodes:
+            error = answers.unavailable(f"no node could continue the request ({said})", code="not_continued")
+            await self._fail(exchange, flight, error, "not_continued")
+        elif nowhere.is_overload:
+            error = answers.overloaded(f"every node is overloaded ({said})", retry_after_s=nowhere.retry_after_s)
+            await self._refuse(exchange, flight, error)
+        else:
+            await self._refuse(exchange, flight, answers.unavailable(f"no node takes requests ({said})"))
+
+    async def _refuse(self, exchange: Exchange, flight: Flight, error: ErrorAnswer) -> None:
+        await exchange.fail(error, _id_header(flight))
+        self._fates.end(flight, Outcome.REFUSED, reason=error.code, status=error.status)
+
+    async def _fail(self, exchange: Exchange, flight: Flight, error: ErrorAnswer, reason: str) -> None:
+        status = None if exchange.has_begun else error.status
+        await exchange.fail(error, _id_header(flight))
+        if flight.outcome is None:
+            self._fates.end(flight, Outcome.FAILED, reason=reason, status=status)
+
+    async def _end_cancelled(self, exchange: Exchange, flight: Flight) -> None:
+        """The client hung up, or we shut down and still owe it a word."""
+        task = asyncio.current_task()
+        assert task is not None
+        task.uncancel()
+        if not exchange.is_gone:
+            error = answers.unavailable("the gateway is shutting down", code="shutting_down")
+            await self._fail(exchange, flight, error, "shutting_down")
+        elif flight.outcome is None:
+            self._fates.end(flight, Outcome.CLIENT_GONE)
+
+
+def _returned_headers(response: aiohttp.ClientResponse, flight: Flight) -> list[tuple[bytes, bytes]]:
+    headers = [
+        (name, value)
+        for name, value in response.raw_headers
+        if (lower := name.lower()) not in _NOT_RETURNED and not lower.startswith(b"x-fleet-")
+    ]
+    headers.extend(_id_header(flight))
+    return headers
+
+
+def _id_header(flight: Flight) -> list[tuple[bytes, bytes]]:
+    return [(b"x-request-id", flight.request_id.encode())]
+
+
+async def _read_limited(response: aiohttp.ClientResponse) -> bytes:
+    """The whole body. Raises aiohttp.ClientPayloadError when it is cut or too long."""
+    parts: list[bytes] = []
+    size = 0
+    while data := await response.content.readany():
+        parts.append(data)
+        size += len(data)
+        if size > MAX_ANSWER_BYTES:
+            raise aiohttp.ClientPayloadError(f"an answer is longer than {MAX_ANSWER_BYTES} bytes")
+    return b"".join(parts)

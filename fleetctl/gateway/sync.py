@@ -1,0 +1,143 @@
+"""Keeps the routing table current by long-polling the controller. Without a controller the last good table stays."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import aiohttp
+import structlog
+from pydantic import ValidationError
+
+from fleetctl.gateway.table import FILE_NAME, Routing, Table, load, store
+from fleetctl.kit.errors import BadInputError
+from fleetctl.wire import RoutingTable
+
+log = structlog.get_logger()
+
+WAIT_S = 20.0
+ANSWER_MARGIN_S = 10.0  # the controller answers within its wait; this long after it, it is gone
+BACKOFF_FIRST_S = 0.2
+BACKOFF_LAST_S = 5.0
+MAX_TABLE_BYTES = 16 * 1024 * 1024
+
+
+class TableUnavailableError(Exception):
+    """The controller gave no usable table."""
+
+
+class Sync:
+    """The loop that owns `routing`. `on_table` is called with each new table."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        routing: Routing,
+        *,
+        controller_url: str,
+        controller_token: str | None,
+        run_dir: Path,
+        on_table: Callable[[Table], None],
+        wait_s: float = WAIT_S,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._session = session
+        self._routing = routing
+        self._url = controller_url.rstrip("/") + "/v1/routing"
+        self._headers = {"Authorization": f"Bearer {controller_token}"} if controller_token else {}
+        self._path = run_dir / FILE_NAME
+        self._on_table = on_table
+        self._wait_s = wait_s
+        self._now = now
+
+    def load_last_good(self) -> None:
+        """Start from the stored table, if there is a readable one."""
+        try:
+            stored = load(self._path)
+        except BadInputError as error:
+            log.warning("table.unreadable", error=error.message, remedy=error.remedy)
+            return
+        if stored is None:
+            return
+        table, stored_at = stored
+        self._routing.replace(table, stored_at)
+        self._on_table(table)
+        log.info("table.loaded", version=table.version, nodes=len(table.endpoints))
+
+    async def run_forever(self) -> None:
+        """Poll until cancelled."""
+        backoff_s = BACKOFF_FIRST_S
+        is_first = True  # ask for whatever the controller has, even if its versions went back
+        while True:
+            try:
+                table = await self._poll(is_first)
+            except (aiohttp.ClientError, TimeoutError, OSError, TableUnavailableError, ValidationError) as error:
+                if self._routing.controller_is_reachable or is_first:
+                    log.warning("controller.lost", url=self._url, error=_explain(error))
+                self._routing.controller_is_reachable = False
+                is_first = True
+                await asyncio.sleep(backoff_s * random.uniform(0.7, 1.3))
+                backoff_s = min(backoff_s * 2, BACKOFF_LAST_S)
+                continue
+            if not self._routing.controller_is_reachable:
+                log.info("controller.reached", url=self._url)
+            self._routing.controller_is_reachable = True
+            backoff_s = BACKOFF_FIRST_S
+            is_first = False
+            await self._take(table)
+
+    async def _poll(self, is_first: bool) -> Table | None:
+        """The controller's table, or None when ours still holds."""
+        current = self._routing.table
+        params = {} if is_first or current is None else {"after": str(current.version), "wait_s": f"{self._wait_s:g}"}
+        timeout = aiohttp.ClientTimeout(total=self._wait_s + ANSWER_MARGIN_S, sock_connect=2)
+        async with self._session.get(self._url, params=params, headers=self._headers, timeout=timeout) as response:
+            if response.status == 204:
+                if current is None:
+                    await asyncio.sleep(BACKOFF_FIRST_S)  # no table there yet, and no wait was asked for
+                return None
+            if response.status != 200:
+                raise TableUnavailableError(f"the controller answered {response.status}")
+            body = await response.content.read(MAX_TABLE_BYTES)
+            if not response.content.at_eof():
+                body += await _rest(response, MAX_TABLE_BYTES - len(body))
+        return Table.from_wire(RoutingTable.model_validate_json(body))
+
+    async def _take(self, table: Table | None) -> None:
+        now = self._now()
+        current = self._routing.table
+        if table is None or table == current:
+            if current is not None:
+                self._routing.confirm(now)
+            return
+        if table.rejected:
+            log.warning("table.routes_rejected", nodes=list(table.rejected))
+        if current is not None and table.version < current.version:
+            log.warning("table.went_back", version=table.version, previous=current.version)
+        self._routing.replace(table, now)
+        self._on_table(table)
+        states = {e.node: e.state.value for e in table.endpoints}
+        log.info("table.replaced", version=table.version, nodes=states)
+        try:
+            await asyncio.to_thread(store, self._path, table, now)
+        except OSError as error:
+            log.error("table.not_stored", path=str(self._path), error=str(error))
+
+
+async def _rest(response: aiohttp.ClientResponse, room: int) -> bytes:
+    parts: list[bytes] = []
+    while data := await response.content.readany():
+        parts.append(data)
+        room -= len(data)
+        if room < 0:
+            raise TableUnavailableError(f"the table is longer than {MAX_TABLE_BYTES} bytes")
+    return b"".join(parts)
+
+
+def _explain(error: BaseException) -> str:
+    if isinstance(error, ValidationError):
+        return f"not a routing table: {error.error_count()} errors"
+    return str(error) or type(error).__name__

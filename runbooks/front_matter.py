@@ -1,0 +1,192 @@
+"""The YAML head of a page: decoded once, strictly, with the line of whatever is wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from runbooks.errors import BadInputError, BadPageError
+from runbooks.value import EXAMPLES, ValueType, check_value, parse_duration
+
+Risk = Literal["low", "medium", "high"]
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """One input of a page. `default` is checked when the page is loaded."""
+
+    type: ValueType
+    required: bool
+    default: str | None
+    description: str
+
+    @property
+    def example(self) -> str:
+        return EXAMPLES[self.type]
+
+
+@dataclass(frozen=True, slots=True)
+class Verify:
+    """`expect`, a PromQL template, must hold for `settle_s` without a break, and that inside `within_s`."""
+
+    expect: str
+    within_s: float
+    settle_s: float
+
+
+class FrontMatter(NamedTuple):
+    name: str
+    title: str
+    risk: Risk
+    causes: tuple[str, ...]
+    inputs: dict[str, InputSpec]
+    verify: Verify | None
+    lines: KeyLines
+
+
+class Place(NamedTuple):
+    """Where in which file: the start of every message about a page."""
+
+    file: str
+    line: int
+
+    def error(self, message: str, remedy: str | None = None) -> BadPageError:
+        return BadPageError(f"{self.file}:{self.line}: {message}", remedy=remedy)
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+_NAME = r"^[a-z][a-z0-9-]{0,62}$"
+
+
+class _Input(_Strict):
+    type: Literal["node", "new_node", "duration", "string", "number"]
+    required: bool = False
+    default: str | int | float | None = None
+    description: str = Field(min_length=1, max_length=500)
+
+
+class _Verify(_Strict):
+    expect: str = Field(min_length=1, max_length=2000)
+    within: str | int = "90s"
+    settle: str | int = "5s"
+
+
+class _Head(_Strict):
+    name: str = Field(pattern=_NAME)
+    title: str = Field(min_length=1, max_length=200)
+    risk: Risk
+    causes: list[str] = Field(default_factory=list, max_length=50)
+    inputs: dict[str, _Input] = Field(default_factory=dict, max_length=50)
+    verify: _Verify | None = None
+
+
+def read_front_matter(file: str, text: str, first_line: int) -> FrontMatter:
+    """What the YAML between the `---` lines says. `first_line` is the file line of its first line.
+
+    Raises BadPageError naming the line of the key that is wrong.
+    """
+    try:
+        tree = yaml.compose(text, Loader=yaml.SafeLoader)
+        lines = KeyLines(file, first_line, tree)
+        raw = yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = Place(file, first_line + (mark.line if mark else 0))
+        raise place.error(f"not valid YAML: {error.problem or error.context}", "see the YAML of a built-in page") from None
+    except yaml.YAMLError as error:
+        raise Place(file, first_line).error(f"not valid YAML: {error}", "remove what is not text") from None
+    try:
+        head = _Head.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = ".".join(str(part) for part in first["loc"] if part not in _UNION_TAGS) or "front matter"
+        raise lines.at(first["loc"]).error(f"{path}: {first['msg']}", _remedy(first["type"])) from None
+    inputs = {name: _input(name, spec, lines) for name, spec in head.inputs.items()}
+    verify = _verify(head.verify, lines) if head.verify else None
+    return FrontMatter(head.name, head.title, head.risk, tuple(head.causes), inputs, verify, lines)
+
+
+def _input(name: str, raw: _Input, lines: KeyLines) -> InputSpec:
+    where = ("inputs", name)
+    if not (name.isascii() and name.replace("_", "a").isalnum() and name[0].isalpha() and name.islower()):
+        raise lines.at(where).error(f"input {name!r} is not a name", "use a-z, 0-9 and _, starting with a letter")
+    value_type = ValueType(raw.type)
+    if raw.required and raw.default is not None:
+        raise lines.at(where).error(f"input {name!r} is required and has a default", "remove one of the two")
+    if not raw.required and raw.default is None:
+        raise lines.at(where).error(f"input {name!r} has no default", "give a default or `required: true`")
+    default = None if raw.default is None else str(raw.default)
+    if default is not None:
+        try:
+            check_value(value_type, default)
+        except BadInputError as error:
+            raise lines.at((*where, "default")).error(
+                f"default of input {name!r}: {error.message}", error.remedy
+            ) from None
+    return InputSpec(value_type, raw.required, default, raw.description)
+
+
+def _verify(raw: _Verify, lines: KeyLines) -> Verify:
+    seconds: dict[str, float] = {}
+    for key in ("within", "settle"):
+        try:
+            seconds[key] = parse_duration(str(getattr(raw, key)))
+        except BadInputError as error:
+            raise lines.at(("verify", key)).error(f"verify.{key}: {error.message}", error.remedy) from None
+    if not 0 < seconds["within"] < math.inf or seconds["settle"] >= seconds["within"]:
+        raise lines.at(("verify",)).error("verify: settle must be shorter than within", "raise within or lower settle")
+    return Verify(" ".join(raw.expect.split()), seconds["within"], seconds["settle"])
+
+
+_UNION_TAGS = frozenset({"str", "int", "float"})  # pydantic puts the tried member of a union into the path
+
+
+def _remedy(kind: str) -> str | None:
+    return {
+        "missing": "add it",
+        "extra_forbidden": "remove it or correct its spelling",
+        "string_type": "write it as text, in quotes if it looks like a number or a date",
+        "bool_type": "write true or false",
+    }.get(kind)
+
+
+class KeyLines:
+    """File lines of the YAML keys. Refuses a key that is given twice, which YAML would let pass."""
+
+    def __init__(self, file: str, first_line: int, tree: yaml.Node | None) -> None:
+        self._file = file
+        self._first_line = first_line
+        self._line_of: dict[tuple[Hashable, ...], int] = {(): first_line}
+        if tree is not None:
+            self._walk(tree, ())
+
+    def at(self, path: Sequence[Any]) -> Place:
+        """The place of the longest part of `path` that is in the file."""
+        wanted = tuple(path)
+        while wanted not in self._line_of:
+            wanted = wanted[:-1]
+        return Place(self._file, self._line_of[wanted])
+
+    def _walk(self, node: yaml.Node, path: tuple[Hashable, ...]) -> None:
+        if len(path) > 10:
+            raise Place(self._file, self._first_line).error("nested too deeply", "inputs and verify are the only levels")
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                here = (*path, str(key.value))
+                line = self._first_line + key.start_mark.line
+                if here in self._line_of:
+                    raise Place(self._file, line).error(f"{key.value!r} is given twice", "keep one")
+                self._line_of[here] = line
+                self._walk(value, here)
+        elif isinstance(node, yaml.SequenceNode):
+            for index, value in enumerate(node.value):
+                self._line_of[(*path, index)] = self._first_line + value.start_mark.line
+                self._walk(value, (*path, index))

@@ -1,0 +1,196 @@
+"""A run: one runbook page (or one command) with its inputs filled in, and how far it got. Pure state.
+
+A run holds all it needs, so that a page that is edited or removed meanwhile changes nothing for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, Literal
+
+from runbooks.command import Action, parse_command
+from runbooks.front_matter import Verify
+from runbooks.ports import Receipt
+
+ACTION = "action"
+"""The `runbook` of a run that is one command and no page."""
+
+Phase = Literal["do", "undo"]
+
+
+class RunStatus(StrEnum):
+    """The controller's `fleetctl.wire.RunStatus` has the same members."""
+
+    PROPOSED = "proposed"  # waits for an approval
+    APPROVED = "approved"  # will start; holds its target nodes from here on
+    RUNNING = "running"
+    VERIFYING = "verifying"  # steps done; waiting for the declared expectation
+    UNDOING = "undoing"
+    SUCCEEDED = "succeeded"  # terminal: done and verified
+    UNDONE = "undone"  # terminal: did not help or failed, and was undone
+    FAILED = "failed"  # terminal: failed and could not be undone
+    DENIED = "denied"  # terminal: a person said no
+    REFUSED = "refused"  # terminal: a guard said no before anything was done
+    EXPIRED = "expired"  # terminal: nobody answered in time
+    CANCELLED = "cancelled"  # terminal: stopped between steps by a person
+
+    @property
+    def is_terminal(self) -> bool:
+        return not TRANSITIONS[self]
+
+    @property
+    def is_active(self) -> bool:
+        """Approved and not at its end: it holds its targets."""
+        return self in ACTIVE
+
+
+_R = RunStatus
+
+TRANSITIONS: Mapping[RunStatus, frozenset[RunStatus]] = MappingProxyType(
+    {
+        _R.PROPOSED: frozenset({_R.APPROVED, _R.DENIED, _R.EXPIRED, _R.CANCELLED, _R.REFUSED}),
+        _R.APPROVED: frozenset({_R.RUNNING, _R.REFUSED, _R.CANCELLED}),
+        _R.RUNNING: frozenset(
+            {_R.VERIFYING, _R.SUCCEEDED, _R.UNDOING, _R.FAILED, _R.REFUSED, _R.CANCELLED}
+        ),
+        _R.VERIFYING: frozenset({_R.SUCCEEDED, _R.UNDOING, _R.FAILED, _R.CANCELLED}),
+        _R.UNDOING: frozenset({_R.UNDONE, _R.FAILED}),
+        **{
+            end: frozenset()
+            for end in (_R.SUCCEEDED, _R.UNDONE, _R.FAILED, _R.DENIED, _R.REFUSED, _R.EXPIRED, _R.CANCELLED)
+        },
+    }
+)
+ACTIVE = frozenset({_R.APPROVED, _R.RUNNING, _R.VERIFYING, _R.UNDOING})
+FIRST = frozenset({_R.PROPOSED, _R.APPROVED, _R.REFUSED, _R.SUCCEEDED})
+"""Statuses a run may be created in; SUCCEEDED only as a dry run."""
+
+
+class StepStatus(StrEnum):
+    PENDING = "pending"
+    RUNNING = "running"  # begun, and its end is not known: run again after a crash
+    DONE = "done"
+    FAILED = "failed"
+    SKIPPED = "skipped"  # will not be run: `error` or the receipt says why
+
+
+STEP_TRANSITIONS: Mapping[StepStatus, frozenset[StepStatus]] = MappingProxyType(
+    {
+        StepStatus.PENDING: frozenset({StepStatus.RUNNING, StepStatus.SKIPPED}),
+        StepStatus.RUNNING: frozenset({StepStatus.RUNNING, StepStatus.DONE, StepStatus.FAILED}),
+        StepStatus.DONE: frozenset(),
+        StepStatus.FAILED: frozenset(),
+        StepStatus.SKIPPED: frozenset(),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One command of a run. `command` is what a person would type after `fleetctl`."""
+
+    index: int
+    phase: Phase
+    title: str
+    command: str  # empty: an undo item that only says why nothing can be run
+    number: int  # of the page's section; an undo item has the number of the step it undoes
+    status: StepStatus = StepStatus.PENDING
+    attempts: int = 0  # times it was begun, also after crashes
+    failures: int = 0  # temporary errors so far
+    started_at: float | None = None
+    ended_at: float | None = None
+    receipt: Receipt = field(default_factory=dict)  # before it ran: the prediction and the guard's answer
+    error: str = ""
+
+    @property
+    def action(self) -> Action:
+        return parse_command(self.command)
+
+    @property
+    def has_begun(self) -> bool:
+        return self.attempts > 0
+
+    @property
+    def is_over(self) -> bool:
+        return not STEP_TRANSITIONS[self.status]
+
+
+@dataclass(frozen=True, slots=True)
+class UndoItem:
+    """A planned undo command; it becomes a step when the run is undone."""
+
+    number: int
+    title: str
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    id: str
+    runbook: str
+    title: str
+    status: RunStatus
+    inputs: Mapping[str, str]
+    created_at: float
+    updated_at: float
+    incident_id: str | None = None
+    reason: str = ""
+    dry_run: bool = False
+    requested_by: str = ""
+    decided_by: str | None = None
+    decided_at: float | None = None
+    expires_at: float | None = None
+    steps: tuple[StepRecord, ...] = ()
+    verification: str = ""
+    error: str = ""
+    risk: str = "low"
+    verify: Verify | None = None
+    undo: tuple[UndoItem, ...] = ()
+    targets: tuple[str, ...] = ()  # nodes it changes; one active run at a time holds each
+    fresh_nodes: tuple[str, ...] = ()  # nodes it starts, which must not exist before
+    idempotency_key: str | None = None
+    cancelled_by: str | None = None  # a person asked to stop it before the next step
+
+    @property
+    def do_steps(self) -> tuple[StepRecord, ...]:
+        return tuple(step for step in self.steps if step.phase == "do")
+
+    @property
+    def undo_steps(self) -> tuple[StepRecord, ...]:
+        return tuple(step for step in self.steps if step.phase == "undo")
+
+    def next_step(self, phase: Phase) -> StepRecord | None:
+        """The first step of `phase` that is not over."""
+        return next((step for step in self.steps if step.phase == phase and not step.is_over), None)
+
+    def step(self, phase: Phase, index: int) -> StepRecord:
+        return next(step for step in self.steps if step.phase == phase and step.index == index)
+
+    def same_request(self, other: Run) -> bool:
+        """Whether both ask for the same thing; ids, times and who asked don't count."""
+        mine, theirs = (
+            (run.runbook, dict(run.inputs), run.incident_id, run.dry_run, run.title if run.runbook == ACTION else "")
+            for run in (self, other)
+        )
+        return mine == theirs
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON; holds every field of `fleetctl.wire.Run`."""
+        return {
+            "id": self.id, "runbook": self.runbook, "title": self.title, "status": self.status.value,
+            "inputs": dict(self.inputs), "incident_id": self.incident_id, "reason": self.reason,
+            "created_at": self.created_at, "updated_at": self.updated_at, "dry_run": self.dry_run,
+            "requested_by": self.requested_by, "decided_by": self.decided_by, "decided_at": self.decided_at,
+            "expires_at": self.expires_at, "verification": self.verification, "error": self.error,
+            "steps": [
+                {
+                    "index": step.index, "phase": step.phase, "title": step.title, "command": step.command,
+                    "status": step.status.value, "attempts": step.attempts, "started_at": step.started_at,
+                    "ended_at": step.ended_at, "receipt": dict(step.receipt), "error": step.error,
+                }
+                for step in self.steps
+            ],
+        }  # fmt: skip

@@ -1,0 +1,57 @@
+"""Rules, trees, runbooks and the command line speak of the same things."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+import typer.main
+from alerts.content import builtin_rule_files, builtin_signal_files
+from alerts.rules import load_rule_files
+from diagnostics.tree import builtin_tree_files, load_trees
+from fleetctl.cli.app import build
+from runbooks.page import load_library
+
+
+def alert_names() -> set[str]:
+    groups = load_rule_files([*builtin_signal_files(), *builtin_rule_files()])
+    return {rule.name for group in groups for rule in group.rules if rule.kind == "alert"}
+
+
+def test_every_tree_starts_from_alerts_that_exist() -> None:
+    trees = load_trees(builtin_tree_files())
+    named = {symptom for tree in trees.values() for symptom in tree.symptoms}
+    assert named <= alert_names()
+
+
+def test_every_alert_has_a_tree() -> None:
+    trees = load_trees(builtin_tree_files())
+    covered = {symptom for tree in trees.values() for symptom in tree.symptoms}
+    assert alert_names() - covered == set()
+
+
+def test_every_cause_of_a_runbook_is_named_by_a_tree() -> None:
+    from diagnostics.cause import Cause
+
+    causes = {cause for page in load_library().values() for cause in page.causes}
+    assert causes <= {cause.value for cause in Cause}
+
+
+def test_every_command_on_a_page_can_be_typed() -> None:
+    """The page a person reads at 03:00 must work when pasted into a terminal."""
+    command_line = typer.main.get_command(build())
+    for page in load_library().values():
+        for step in (*page.steps, *page.undo):
+            words = shlex.split(step.command.replace("{{", "").replace("}}", ""))
+            context = command_line.make_context("fleetctl", words, resilient_parsing=True)
+            command = command_line
+            while hasattr(command, "commands") and words:
+                assert words[0] in command.commands, f"{page.name}: fleetctl {step.command}"
+                command = command.commands[words.pop(0)]
+            parsed = command.make_context(command.name, words)
+            assert parsed is not None, context
+
+
+@pytest.mark.parametrize("verb", ["up", "down", "demo", "get", "describe", "top", "drain", "replace", "runbook"])
+def test_grammar_has_the_verb(verb: str) -> None:
+    assert verb in typer.main.get_command(build()).commands  # type: ignore[attr-defined]

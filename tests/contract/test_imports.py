@@ -1,0 +1,46 @@
+"""What the import graph can't show: what is really loaded when a command starts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+BLOCK = (
+    "import sys\n"
+    "class Blocked:\n"
+    "    def find_spec(self, name, path=None, target=None):\n"
+    "        if name.split('.')[0] in {names!r}: raise ModuleNotFoundError(f'{{name}} is not installed')\n"
+    "sys.meta_path.insert(0, Blocked())\n"
+)
+ENGINE_ONLY = {"torch", "triton", "tokenizers", "safetensors", "msgspec", "pynvml", "transformers", "engine", "kernels"}
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["fleetctl.cli", "fleetctl.cli.app", "fleetctl.controller.app", "fleetctl.gateway.app", "fleetctl.tui.app"],
+)
+def test_control_plane_imports_without_the_engine_and_torch(module: str) -> None:
+    done = python(BLOCK.format(names=ENGINE_ONLY) + f"import {module}")
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_loads_no_server_no_screen_and_no_numbers() -> None:
+    code = (
+        "import sys\nfrom fleetctl.cli.app import run\nrun(['--help'])\n"
+        "heavy = {'textual', 'sqlalchemy', 'numpy', 'starlette', 'uvicorn', 'aiohttp', 'torch'} & set(sys.modules)\n"
+        "sys.exit(f'loaded {heavy}' if heavy else 0)"
+    )
+    done = python(code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_node_api_process_does_not_load_torch() -> None:
+    """Each node would pay for it twice: the core has its own process."""
+    done = python("import sys\nimport engine.api.app\nsys.exit('torch' in sys.modules)")
+    assert done.returncode == 0, done.stderr or "engine.api.app loaded torch"

@@ -1,0 +1,73 @@
+"""SIGKILL of the controller in the middle of a runbook: the next one ends it in the same state, nothing done twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fixtures_fleet import Fleet, fleet
+
+pytestmark = [pytest.mark.e2e, pytest.mark.serial]
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 90.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "condition not met in time"
+        time.sleep(0.02)
+
+
+def runs(made: Fleet) -> list[dict[str, Any]]:
+    url = made.processes.spec("controller")["url"]
+    try:
+        answer: list[dict[str, Any]] = httpx.get(f"{url}/v1/runs", timeout=5).json()
+    except httpx.HTTPError:
+        return []
+    return answer
+
+
+def kill_controller(made: Fleet) -> None:
+    pid = made.processes.observe("controller").pid
+    assert pid is not None
+    os.killpg(pid, signal.SIGKILL)
+    wait_until(lambda: not made.processes.observe("controller").running)
+
+
+@pytest.mark.parametrize("step", [0, 1, 2], ids=["starting-replacement", "draining", "stopping"])
+def test_run_goes_on_after_sigkill_and_ends_the_same(tmp_path: Path, model_dir: Path, step: int) -> None:
+    with fleet(tmp_path / "state", model_dir, fleet__nodes="3") as made:
+        assert made.fleetctl("up").returncode == 0
+        asked = subprocess.Popen(
+            made.command("replace", "node-2", "--deadline", "1s", "--yes"),
+            env=made.env,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+        def step_begun() -> bool:
+            return any(s["index"] == step and s["status"] != "pending" for run in runs(made) for s in run["steps"])
+
+        wait_until(step_begun)
+        kill_controller(made)
+        asked.wait(timeout=60)
+        assert made.fleetctl("up").returncode == 0
+
+        wait_until(lambda: bool(runs(made)) and runs(made)[0]["status"] in ("succeeded", "undone", "failed"))
+        (run,) = runs(made)
+        assert run["status"] == "succeeded", json.dumps(run, indent=1)
+        assert [s["status"] for s in run["steps"] if s["phase"] == "do"] == ["done"] * 3
+        nodes = {node["name"]: node["phase"] for node in made.json("get", "nodes")}
+        nodes.pop("node-2", None)
+        assert len(nodes) == 3, "one replacement, not two"
+        assert set(nodes.values()) == {"ready"}
+        assert not made.processes.observe("node-2").running
+        gateway = httpx.get(made.processes.spec("gateway")["url"] + "/gateway/status", timeout=5).json()
+        assert {name for name, view in gateway["nodes"].items() if view["state"] == "active"} == set(nodes)
