@@ -1,11 +1,11 @@
 """Errors of the alerts package. Each message is one line that names the place and what is wrong there.
 
-    AlertsError
-    ├── BadExpositionError   a scraped text is not the Prometheus text format; names the line
-    ├── BadExpressionError   an expression cannot be parsed, or uses what we do not support
-    ├── QueryError           a valid expression failed on the data it met (as Prometheus fails it)
-    ├── BadRuleError         a rule file; names file, group and rule
-    └── BadCaseError         a promtool test file; names file and test
+AlertsError
+├── BadExpositionError   a scraped text is not the Prometheus text format; names the line
+├── BadExpressionError   an expression cannot be parsed, or uses what we do not support
+├── QueryError           a valid expression failed on the data it met (as Prometheus fails it)
+├── BadRuleError         a rule file; names file, group and rule
+└── BadCaseError         a promtool test file; names file and test
 """
 
 from __future__ import annotations

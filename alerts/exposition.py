@@ -48,7 +48,7 @@ def parse(text: str) -> list[Line]:
     openmetrics = is_openmetrics(text)
     lines = []
     for number, line in enumerate(text.split("\n"), 1):
-        if line and line[0] != "#" and not line.isspace():
+        if line and not line.isspace() and not line.lstrip().startswith("#"):
             lines.append(parse_line(line, number, openmetrics=openmetrics))
     return lines
 
@@ -58,19 +58,7 @@ def parse_line(line: str, number: int, *, openmetrics: bool) -> Line:
     if len(line) > MAX_LINE_CHARS:
         raise BadExpositionError(number, f"longer than {MAX_LINE_CHARS} characters")
     line = line.rstrip("\r")
-    labels: dict[str, str] = {}
-    at = _skip_blank(line, 0)
-    name = _NAME.match(line, at)
-    if name is not None:
-        labels[NAME] = name.group()
-        at = name.end()
-    at = _skip_blank(line, at)
-    if line[at : at + 1] == "{":
-        at = _read_labels(line, at + 1, number, labels)
-    elif name is None:
-        raise BadExpositionError(number, f"expected a metric name, found {_excerpt(line, at)}")
-    elif not line[name.end() : name.end() + 1].isspace():
-        raise BadExpositionError(number, f"expected a space after the metric name, found {_excerpt(line, at)}")
+    labels, at = _read_series(line, number)
     if NAME not in labels:
         raise BadExpositionError(number, "has labels but no metric name")
     rest, _, exemplar = line[at:].partition(" # ")
@@ -84,6 +72,32 @@ def parse_line(line: str, number: int, *, openmetrics: bool) -> Line:
     plain = at_ms is None and not exemplar and line.endswith(fields[0]) and line[-len(fields[0]) - 1] == " "
     series_text = line[: -len(fields[0]) - 1] if plain else None
     return Line(LabelSet.of(labels), value, at_ms, series_text)
+
+
+def read_series(text: str) -> tuple[LabelSet, str]:
+    """The labels at the start of `name{a="b"} rest`, with or without a name, and the rest.
+
+    Raises BadExpositionError.
+    """
+    labels, at = _read_series(text, 1)
+    return LabelSet.of(labels), text[at:]
+
+
+def _read_series(line: str, number: int) -> tuple[dict[str, str], int]:
+    labels: dict[str, str] = {}
+    at = _skip_blank(line, 0)
+    name = _NAME.match(line, at)
+    if name is not None:
+        labels[NAME] = name.group()
+        at = name.end()
+    at = _skip_blank(line, at)
+    if line[at : at + 1] == "{" and line[at : at + 2] != "{{":
+        return labels, _read_labels(line, at + 1, number, labels)
+    if name is None:
+        raise BadExpositionError(number, f"expected a metric name, found {_excerpt(line, at)}")
+    if at == name.end() and at < len(line):
+        raise BadExpositionError(number, f"expected a space after the metric name, found {_excerpt(line, at)}")
+    return labels, at
 
 
 def read_value(text: str, number: int) -> float:

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from threading import Lock
+from typing import ClassVar
 from weakref import WeakValueDictionary
 
 Labels = tuple[tuple[str, str], ...]
@@ -41,7 +42,7 @@ class LabelSet:
 
     __slots__ = ("__weakref__", "_derived", "pairs")
 
-    _interned: WeakValueDictionary[Labels, LabelSet] = WeakValueDictionary()
+    _interned: ClassVar[WeakValueDictionary[Labels, LabelSet]] = WeakValueDictionary()
     _intern_lock = Lock()
 
     pairs: Labels

@@ -25,9 +25,7 @@ _MAX_CACHED_SELECTIONS = 4096
 class SeriesStore:
     """Bounded by `retention_s`, `max_points` a series and `max_series`. What does not fit is dropped and counted."""
 
-    def __init__(
-        self, *, retention_s: float = 3600.0, max_series: int = 200_000, max_points: int = 20_000
-    ) -> None:
+    def __init__(self, *, retention_s: float = 3600.0, max_series: int = 200_000, max_points: int = 20_000) -> None:
         self.retention_ms = to_ms(retention_s)
         self.max_series = max_series
         self.max_points = max_points

@@ -41,9 +41,7 @@ class Target:
         """Forgets texts that no longer appear, once they outnumber those that do."""
         if len(self.series_by_text) > 2 * len(current) + 1000:
             wanted = {id(series) for series in current}
-            self.series_by_text = {
-                text: series for text, series in self.series_by_text.items() if id(series) in wanted
-            }
+            self.series_by_text = {text: series for text, series in self.series_by_text.items() if id(series) in wanted}
 
 
 def read_scrape(target: Target, text: str) -> tuple[list[tuple[Series, float]], list[Line]]:
@@ -65,7 +63,7 @@ def read_scrape(target: Target, text: str) -> tuple[list[tuple[Series, float]], 
                 known.append((series, float(raw) if "_" not in raw else read_value(raw, number)))
             except ValueError:
                 known.append((series, read_value(raw.rstrip("\r"), number)))
-        elif not line.isspace():
+        elif not line.isspace() and not line.lstrip().startswith("#"):
             if openmetrics is None:
                 openmetrics = is_openmetrics(text)
             read.append(parse_line(line, number, openmetrics=openmetrics))

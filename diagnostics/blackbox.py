@@ -6,7 +6,7 @@
     {"kind": "series", "labels": {...}, "points": [[at, value], ...]}      null: the series went stale there
     {"kind": "end", "lines": N}            lines before this one: a file cut short is noticed
 
-Values that JSON has no number for are the strings "+Inf" and "-Inf"; NaN means stale.
+Values that JSON has no number for are the strings "NaN", "+Inf" and "-Inf".
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import math
 import os
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from alerts.sample import is_stale
 from diagnostics.record import IncidentRecord
 
 FORMAT = "fleetctl.blackbox"
@@ -37,6 +38,7 @@ MAX_POINTS = 20_000_000
 Point = tuple[float, float | None]
 """Unix time and value; None is a stale marker."""
 
+_NOT_FINITE = {"NaN": math.nan, "+Inf": math.inf, "-Inf": -math.inf}
 _LISTS = {"alert": "alerts", "run": "runs", "event": "timeline"}
 
 
@@ -58,6 +60,15 @@ class BlackBox:
     until: float
     series: tuple[RecordedSeries, ...] = ()
     software: str = ""  # what wrote it, with its version
+
+
+def record_series(dumped: Iterable[tuple[dict[str, str], list[tuple[float, float]]]]) -> tuple[RecordedSeries, ...]:
+    """A store's `dump(since, until)` as the black box keeps it, sorted by labels: the same facts, the same file."""
+    series = [
+        RecordedSeries(labels, tuple((at, None if is_stale(value) else value) for at, value in points))
+        for labels, points in dumped
+    ]
+    return tuple(sorted(series, key=lambda one: sorted(one.labels.items())))
 
 
 def write(path: Path, recording: BlackBox) -> None:
@@ -228,18 +239,16 @@ def _series(path: Path, number: int, line: Mapping[str, Any]) -> RecordedSeries:
 
 
 def _number_out(value: float | None) -> float | str | None:
-    if value is None or math.isnan(value):
-        return None
-    if math.isinf(value):
-        return "+Inf" if value > 0 else "-Inf"
-    return value
+    if value is None or math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
 
 
 def _number_in(path: Path, number: int, value: object) -> float | None:
     if value is None:
         return None
-    if value in ("+Inf", "-Inf"):
-        return math.inf if value == "+Inf" else -math.inf
+    if isinstance(value, str) and value in _NOT_FINITE:
+        return _NOT_FINITE[value]
     if not _is_number(value):
         raise BadBlackBoxError(f"{path}: line {number}: points: {value!r} is not a value")
     assert isinstance(value, int | float)

@@ -90,8 +90,9 @@ class Tree:
     questions: tuple[Question, ...]
     verdicts: Mapping[str, Verdict]
 
-    def position(self, question_id: str) -> int:
-        return next(i for i, question in enumerate(self.questions) if question.id == question_id)
+    def position(self, question_id: str) -> int | None:
+        """Where the question stands in the order; None when there is no such question."""
+        return next((i for i, question in enumerate(self.questions) if question.id == question_id), None)
 
 
 class _Form(BaseModel):
@@ -291,7 +292,8 @@ def _check(path: Path, tree: Tree) -> None:
 
 def _check_query(where: str, template: str) -> None:
     # Imported here: walking a tree that is already loaded needs no evaluator.
-    from alerts.promql import BadExpressionError, parse
+    from alerts.errors import BadExpressionError
+    from alerts.promql import parse
 
     for name in PLACEHOLDER.findall(template):
         if name not in QUERY_PLACEHOLDERS:

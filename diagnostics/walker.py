@@ -81,7 +81,7 @@ def walk(tree: Tree, scope: Mapping[str, str], ask: Ask, now: float) -> Diagnosi
         verdict = tree.verdicts.get(target)
         if verdict is not None:
             break
-        position = next((i for i, q in enumerate(tree.questions) if q.id == target), None)
+        position = tree.position(target)
         if position is None:  # "end"
             break
         assert position > index  # checked when the tree was loaded

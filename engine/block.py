@@ -33,9 +33,7 @@ def chain_hash(parent_hash: bytes, token_bytes: bytes) -> bytes:
     return blake2b(token_bytes, digest_size=_HASH_BYTES, key=parent_hash).digest()
 
 
-def extend_contents(
-    contents: list[BlockContent], token_ids: Sequence[int], block_size: int, salt: str
-) -> None:
+def extend_contents(contents: list[BlockContent], token_ids: Sequence[int], block_size: int, salt: str) -> None:
     """Append the contents of the full blocks of `token_ids` that `contents` does not have yet."""
     first, last = len(contents), len(token_ids) // block_size
     if first >= last:

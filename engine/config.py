@@ -11,6 +11,7 @@ import re
 import socket
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 MIN_TOKEN_CHARS = 8
@@ -35,7 +36,7 @@ class NodeConfig:
     admin_token: str | None = None
     enable_faults: bool = False
     drain_timeout_s: float = 30.0
-    runner: str = "model"
+    runner: Literal["torch", "fake"] = "torch"
     dtype: str = "auto"
     num_threads: int | None = None
     max_model_len: int | None = None
@@ -63,8 +64,8 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--max-model-len", metavar="TOKENS", type=int, help="longest sequence; default: the model's")
     model.add_argument(
         "--runner",
-        default="model",
-        choices=("model", "fake"),
+        default="torch",
+        choices=("torch", "fake"),
         help="fake: repeatable tokens without weights, for tests and laptop fleets; needs DIR's tokenizer only",
     )
 
@@ -96,7 +97,11 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     server.add_argument("--port", type=int, default=8000, help="0 picks a free one (%(default)s)")
     server.add_argument("--admin-token-file", metavar="F", help="holds the token of /admin and /internal routes")
     server.add_argument(
-        "--drain-timeout", metavar="S", type=float, default=30.0, help="after SIGTERM, until requests move (%(default)s)"
+        "--drain-timeout",
+        metavar="S",
+        type=float,
+        default=30.0,
+        help="after SIGTERM, until requests move (%(default)s)",
     )
     server.add_argument("--log-level", default="INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
 
@@ -111,7 +116,9 @@ def config_from_args(args: argparse.Namespace) -> NodeConfig:
     """Checks what argparse read. Raises BadConfigError."""
     model_dir = Path(args.model)
     if not model_dir.is_dir():
-        raise BadConfigError(f"--model {model_dir}: no such directory; `python -m engine make-model DIR` makes a small one")
+        raise BadConfigError(
+            f"--model {model_dir}: no such directory; `python -m engine make-model DIR` makes a small one"
+        )
     for option, lowest in _POSITIVE.items():
         value = getattr(args, option.removeprefix("--").replace("-", "_"))
         if value is not None and value < lowest:
@@ -121,7 +128,9 @@ def config_from_args(args: argparse.Namespace) -> NodeConfig:
     for option in ("node_name", "pool", "zone", "revision"):
         value = getattr(args, option)
         if value and not NAME.fullmatch(value):
-            raise BadConfigError(f"--{option.replace('_', '-')} {value!r}: letters, digits, '.', '_' and '-' only, at most 63")
+            raise BadConfigError(
+                f"--{option.replace('_', '-')} {value!r}: letters, digits, '.', '_' and '-' only, at most 63"
+            )
     return NodeConfig(
         model_dir=model_dir,
         served_model_names=tuple(args.served_model_name or (model_dir.resolve().name,)),

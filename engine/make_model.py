@@ -8,7 +8,6 @@ Needs numpy, tokenizers and safetensors; free of torch.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -98,10 +97,10 @@ def _swap_in(scratch: Path, target: Path, seed: int) -> None:
     """Renames into place. Another process may have won the race; its whole model is as good as ours."""
     if target.exists():
         old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old-", dir=target.parent))
-        os.replace(target, old)
+        target.replace(old)
         shutil.rmtree(old, ignore_errors=True)
     try:
-        os.replace(scratch, target)
+        scratch.replace(target)
     except OSError:
         if not _is_whole(target, seed):
             raise
@@ -111,7 +110,8 @@ def _write_model(directory: Path, seed: int, tell: Progress) -> None:
     tokenizer = _train_tokenizer()
     tokenizer.save(str(directory / "tokenizer.json"))
     tell("making", 0.5)
-    ids = {name: tokenizer.token_to_id(name) for name in SPECIALS}
+    vocabulary = tokenizer.get_vocab()
+    ids = {name: vocabulary[name] for name in SPECIALS}
     tree = _config_tree(tokenizer.get_vocab_size(), ids)
     _write_json(directory / "config.json", tree)
     for name, content in _small_files(ids).items():
@@ -189,7 +189,7 @@ def _small_files(ids: dict[str, int]) -> dict[str, dict[str, object]]:
 
 
 def _muted_tokens(tokenizer: Tokenizer) -> list[int]:
-    """Special tokens and lone bytes above ASCII: drawn rarely, so that answers are words and of the length asked for."""
+    """Special tokens and lone bytes above ASCII: drawn rarely, so that answers are words, as long as asked for."""
     alphabet = {c for c in pre_tokenizers.ByteLevel.alphabet() if not "!" <= c <= "~"}
     return [token_id for text, token_id in tokenizer.get_vocab().items() if text in SPECIALS or text in alphabet]
 

@@ -81,7 +81,7 @@ class StepReport(msgspec.Struct, frozen=True, tag="step"):
     """One step of the core, and the state of its queues after it."""
 
     step_id: int
-    kind: str  # prefill, decode, mixed
+    kind: str  # prefill, decode, mixed; none: no step, only news of requests (refused, aborted)
     finished_at: float
     seconds: float
     num_tokens: int
@@ -91,10 +91,13 @@ class StepReport(msgspec.Struct, frozen=True, tag="step"):
     waiting: int
     kv_blocks_used: int  # held by running sequences; blocks kept only for reuse count as free
     kv_blocks_total: int
+    # Counts of this step alone:
     preemptions: int = 0
-    preempted_tokens: int = 0
+    preempted_tokens: int = 0  # computed before, to be computed again
     prefix_queries_tokens: int = 0
     prefix_hits_tokens: int = 0
+    failed_steps: int = 0  # 1 if this step could not be computed
+    out_of_memory: int = 0  # 1 if that was for lack of memory
 
 
 class CoreIdle(msgspec.Struct, frozen=True, tag="idle"):

@@ -7,7 +7,7 @@ request ends, and would hide one that hangs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from prometheus_client import (
     CollectorRegistry,
@@ -93,7 +93,9 @@ class NodeMetrics:
         )
         self.e2e = self._histogram("vllm:e2e_request_latency_seconds", "Arrival to last token.", REQUEST_BUCKETS_S)
         self.queue = self._histogram("vllm:request_queue_time_seconds", "Arrival to scheduled.", REQUEST_BUCKETS_S)
-        self.prefill = self._histogram("vllm:request_prefill_time_seconds", "Scheduled to first token.", REQUEST_BUCKETS_S)
+        self.prefill = self._histogram(
+            "vllm:request_prefill_time_seconds", "Scheduled to first token.", REQUEST_BUCKETS_S
+        )
         self.decode = self._histogram("vllm:request_decode_time_seconds", "First to last token.", REQUEST_BUCKETS_S)
         self.inference = self._histogram(
             "vllm:request_inference_time_seconds", "Scheduled to last token.", REQUEST_BUCKETS_S
@@ -134,6 +136,10 @@ class NodeMetrics:
         self.preempted_tokens = Counter(
             "engine_preempted_tokens", "Computed tokens thrown away by preemption.", registry=registry
         )
+        self.failed_steps = Counter("engine_failed_steps", "Steps that failed as a whole.", registry=registry)
+        self.oom_caught = Counter(
+            "engine_oom_caught", "Steps that ran out of memory; the node goes on.", registry=registry
+        )
         self.core_restarts = Counter("engine_core_restarts", "Restarts of the core process.", registry=registry)
 
     def _gauge(self, name: str, text: str) -> Gauge:
@@ -165,10 +171,13 @@ class NodeMetrics:
         self.cache_config.labels(**facts).set(1)
 
     def note_step(self, report: StepReport) -> None:
-        self.step.labels(**self._labels, kind=report.kind).observe(report.seconds)
-        self.iteration.observe(report.num_tokens)
+        if report.num_tokens > 0:  # a report without a step carries the ends of aborted requests
+            self.step.labels(**self._labels, kind=report.kind).observe(report.seconds)
+            self.iteration.observe(report.num_tokens)
         self.preemptions.inc(report.preemptions)
         self.preempted_tokens.inc(report.preempted_tokens)
+        self.failed_steps.inc(report.failed_steps)
+        self.oom_caught.inc(report.out_of_memory)
         self.prefix_queries.inc(report.prefix_queries_tokens)
         self.prefix_hits.inc(report.prefix_hits_tokens)
 
@@ -192,7 +201,8 @@ class NodeMetrics:
         """One choice ended. A moved one counts where it finishes."""
         if choice.is_moved:
             return
-        reason = choice.finish_reason or ("error" if choice.error is not None else "abort")
+        failed = choice.error is not None or flight.outcome is Fate.FAILED
+        reason = choice.finish_reason or ("error" if failed else "abort")
         self.success.labels(**self._labels, finished_reason=reason).inc()
         self.e2e.observe(now - flight.arrived_at + flight.elapsed_before_s)
         self.request_prompt.observe(len(choice.prompt))
@@ -215,7 +225,7 @@ class NodeMetrics:
         self.note_fate(Fate.REFUSED)
 
     def note_state(
-        self, *, flights: Iterable[Flight], running: int, waiting: int, kv_ratio: float, drain: DrainState, now: float
+        self, *, flights: Sequence[Flight], running: int, waiting: int, kv_ratio: float, drain: DrainState, now: float
     ) -> None:
         """Sets the gauges that describe this moment; called before each scrape is answered."""
         self.running.set(running)

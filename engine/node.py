@@ -1,7 +1,7 @@
 """One serving node: admits requests, feeds the engine core, gives each request its tokens and exactly one fate.
 
 All state lives on the event loop. HTTP handlers call `admit`, take deltas from the flight, and call `close` in the
-end; the dispatch loop is the only one that applies the core's updates. Knows no HTTP.
+end; updates of the core are applied in `on_step` only. Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -10,123 +10,105 @@ import asyncio
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
+from typing import NoReturn
 
 import structlog
 
 from engine.config import NodeConfig
-from engine.core_client import CoreClient
+from engine.core_config import CoreConfig
+from engine.core_link import CoreLink
 from engine.detokenizer import TextStream
 from engine.drain import Drain, DrainState
-from engine.health import CorePhase, Health, Reason, StepClock, judge
+from engine.health import Health, Reason
 from engine.inflight import Ask, Choice, Fate, Flight, Progress
-from engine.messages import (
-    AbortRequest,
-    AddRequest,
-    CoreFailed,
-    CoreIdle,
-    CoreProgress,
-    CoreReady,
-    FromCore,
-    SetFaults,
-    StepReport,
-)
+from engine.messages import AbortRequest, AddRequest, SetFaults, StepReport
 from engine.metrics import NodeMetrics
+from engine.model_facts import ModelFacts
 from engine.tokenizer import Tokenizer
 
 log = structlog.get_logger()
 
-HEALTH_TICK_S = 0.25
-HANDOFF_GRACE_S = 5.0  # after the drain deadline of a stopping node, for hand-offs to be written
-DEFAULT_QUEUE_CAPACITIES = 4  # waiting tokens admitted, in multiples of the KV cache
+HANDOFF_GRACE_S = 5.0  # a stopping node waits this long, after its deadline, for hand-offs to be written
+DEFAULT_QUEUE_CAPACITIES = 4  # tokens that may wait, in multiples of the KV cache
+LONGEST_RETRY_AFTER_S = 30
 
 
-@dataclass(frozen=True, slots=True)
 class RefusedError(Exception):
-    """The request was not accepted and left no trace: another node may take it."""
+    """The request was not accepted and left no trace: another node may take it.
 
-    reason: str  # draining, not_ready, overloaded
-    message: str
-    retry_after_s: int | None = None
+    `reason` is draining, not_ready or overloaded.
+    """
+
+    def __init__(self, reason: str, message: str, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.retry_after_s = retry_after_s
 
 
-@dataclass(frozen=True, slots=True)
 class TooLongError(Exception):
-    """The request can never be served here: it does not fit the context or the KV cache."""
-
-    message: str
+    """The request can never be served here: it fits neither the context nor the KV cache."""
 
 
 class Node:
-    """Owner of everything in flight on this node. Threading: event loop only."""
+    """Owner of everything in flight here. Threading: event loop only."""
 
-    def __init__(self, config: NodeConfig, tokenizer: Tokenizer, metrics: NodeMetrics, max_model_len: int) -> None:
+    def __init__(
+        self, config: NodeConfig, core_config: CoreConfig, tokenizer: Tokenizer, facts: ModelFacts, metrics: NodeMetrics
+    ) -> None:
         self.config = config
+        self.facts = facts
         self.tokenizer = tokenizer
         self.metrics = metrics
+        self.core = CoreLink(core_config, metrics, self)
         self.started_at = time.time()
-        self.max_model_len = max_model_len  # the core may lower it
-        self.core_ready: CoreReady | None = None
-        self.core_error: str | None = None  # why the core ended
-        self.progress: CoreProgress | None = None
-        self.slow_steps: float | None = None
         self.drain = Drain(since=self.started_at)
         self.health = Health(Reason.LOADING, self.started_at)
-        self.flights: dict[str, Flight] = {}  # by core id prefix, unique in this process
-        self._choices: dict[str, tuple[Flight, Choice]] = {}  # until the core's terminal update
-        self._core: CoreClient | None = None
-        self._phase = CorePhase.LOADING
-        self._heard_at = time.monotonic()
-        self._steps = StepClock()
-        self._core_running = 0
-        self._kv_ratio = 0.0
-        self._tokens_per_s = 0.0
-        self._changed = asyncio.Event()
+        self.slow_steps: float | None = None
+        self.flights: set[Flight] = set()
+        self._choices: dict[str, tuple[Flight, Choice]] = {}  # by core id, until the core's terminal update
+        self._changed = asyncio.Event()  # a flight ended, or the drain's deadline or state changed
+        self._emptied = asyncio.Event()
         self._drain_task: asyncio.Task[None] | None = None
-        self._next_number = 0
 
     # Admission
 
-    def check_admission(self, num_tokens: int = 0) -> None:
-        """Raises RefusedError when a request of this many tokens can't be taken now."""
-        self.judge_health()
-        if self.drain.state is not DrainState.SERVING:
-            self._refuse("draining", "this node is being drained")
-        if self.health.reason is not Reason.READY:
-            self._refuse("not_ready", f"this node is not ready: {self.health.reason.value}")
-        waiting = [f for f in self.flights.values() if f.outcome is None and f.is_waiting]
-        queued_tokens = sum(f.num_prompt_tokens + f.num_output_tokens for f in waiting)
-        too_many = len(waiting) >= self.config.max_num_queued_reqs
-        if too_many or (waiting and queued_tokens + num_tokens > self.max_queued_tokens):
-            what = f"{len(waiting)} requests with {queued_tokens} tokens wait"
-            self._refuse("overloaded", f"the queue is full: {what}", self._retry_after_s(queued_tokens))
+    @property
+    def max_sequence_tokens(self) -> int:
+        """Longest sequence served: the context, or all of the KV cache when that is less."""
+        capacity, ready = self.core.kv_capacity_tokens, self.core.ready
+        if capacity is None or ready is None:
+            return self.facts.max_model_len
+        return min(ready.max_model_len, capacity)
 
     @property
     def max_queued_tokens(self) -> int:
-        if self.config.max_num_queued_tokens is not None:
-            return self.config.max_num_queued_tokens
-        return DEFAULT_QUEUE_CAPACITIES * self.kv_capacity_tokens
+        limit = self.config.max_num_queued_tokens
+        return limit if limit is not None else DEFAULT_QUEUE_CAPACITIES * (self.core.kv_capacity_tokens or 0)
 
-    @property
-    def kv_capacity_tokens(self) -> int:
-        ready = self.core_ready
-        return 0 if ready is None else ready.num_kv_blocks * ready.block_size
+    def check_admission(self, num_tokens: int = 0) -> None:
+        """Raises RefusedError when a request with this many prompt tokens can't be taken now."""
+        if self.drain.state is not DrainState.SERVING:
+            self._refuse("draining", "this node is being drained")
+        reason = self.judge_health()
+        if reason is not Reason.READY:
+            self._refuse("not_ready", f"this node is not ready: {reason.value}")
+        waiting = [f for f in self.flights if f.outcome is None and f.is_waiting]
+        queued = sum(f.num_prompt_tokens + f.num_output_tokens for f in waiting)
+        is_full = len(waiting) >= self.config.max_num_queued_reqs
+        if is_full or (waiting and queued + num_tokens > self.max_queued_tokens):
+            message = f"the queue is full: {len(waiting)} requests with {queued} tokens wait"
+            self._refuse("overloaded", message, self._retry_after_s(queued))
 
-    @property
-    def max_tokens_of_one(self) -> int:
-        """Longest sequence that can be served: the context, or all of the KV cache when that is less."""
-        return min(self.max_model_len, self.kv_capacity_tokens) if self.core_ready else self.max_model_len
-
-    def _refuse(self, reason: str, message: str, retry_after_s: int | None = None) -> None:
+    def _refuse(self, reason: str, message: str, retry_after_s: int | None = None) -> NoReturn:
         self.metrics.note_refused(reason)
         self.drain.note(Fate.REFUSED, len(self.flights), time.time())
         log.info("request.refused", reason=reason)
         raise RefusedError(reason, message, retry_after_s)
 
     def _retry_after_s(self, queued_tokens: int) -> int:
-        if self._tokens_per_s <= 0:
-            return 1
-        return int(min(30.0, max(1.0, queued_tokens / self._tokens_per_s)))
+        speed = self.core.tokens_per_s
+        return 1 if speed <= 0 else int(min(LONGEST_RETRY_AFTER_S, max(1.0, queued_tokens / speed)))
 
     def admit(
         self,
@@ -137,20 +119,22 @@ class Node:
         progress: Sequence[Progress] = (),
         elapsed_before_s: float = 0.0,
     ) -> Flight:
-        """Takes a request in, or one that another node handed off (`progress`), and sends it to the core.
+        """Takes a request in, or goes on with one that another node handed off (`progress`).
 
         Nothing is awaited between the check and the entry into `flights`: a drain that begins finds the request
-        either refused or held. Raises RefusedError, TooLongError, ReplayError.
+        either refused or held. `arrived_at` is monotonic. Raises RefusedError, TooLongError, ReplayError.
         """
         for prompt in ask.prompts:
-            if len(prompt) + ask.sampling.max_tokens > self.max_tokens_of_one:
+            wanted = len(prompt) + ask.sampling.max_tokens
+            if wanted > self.max_sequence_tokens:
                 raise TooLongError(
-                    f"This model's maximum context length is {self.max_tokens_of_one} tokens. You asked for "
-                    f"{len(prompt) + ask.sampling.max_tokens} tokens ({len(prompt)} in the prompt, "
-                    f"{ask.sampling.max_tokens} for the answer). Shorten the prompt or lower max_tokens."
+                    f"This model's maximum context length is {self.max_sequence_tokens} tokens. However, you requested "
+                    f"{wanted} tokens ({len(prompt)} in the prompt, {ask.sampling.max_tokens} for the answer). "
+                    "Please shorten the prompt or lower max_tokens."
                 )
         self.check_admission(sum(len(p) for p in ask.prompts))
-        key = self._new_key()
+        # Clients choose request ids and repeat them; the core's must be unique.
+        key = f"{ask.request_id[:40]}-{secrets.token_hex(6)}"
         flight = Flight(
             ask=ask,
             choices=[self._make_choice(ask, index, key) for index in range(ask.n * len(ask.prompts))],
@@ -161,10 +145,10 @@ class Node:
         )
         for step in progress:
             flight.choices[step.index].replay(step)
-        self.flights[key] = flight
+        self.flights.add(flight)
         for choice in flight.open_choices:
             self._choices[choice.core_id] = (flight, choice)
-            self._send(
+            self.core.send(
                 AddRequest(
                     request_id=choice.core_id,
                     prompt_token_ids=choice.prompt,
@@ -179,25 +163,53 @@ class Node:
 
     def _make_choice(self, ask: Ask, index: int, key: str) -> Choice:
         sampling = ask.sampling_of(index)
+        text = TextStream(
+            self.tokenizer.bytes_of, stop=ask.stop, include_stop=ask.include_stop, min_tokens=sampling.min_tokens
+        )
         return Choice(
             index=index,
             core_id=f"{key}-{index}",
             prompt=ask.prompts[index // ask.n],
             sampling=sampling,
-            text=TextStream(
-                self.tokenizer.bytes_of,
-                stop=ask.stop,
-                include_stop=ask.include_stop,
-                min_tokens=sampling.min_tokens,
-            ),
+            text=text,
             include_stop=ask.include_stop,
             keeps_text=not ask.stream,
         )
 
-    def _new_key(self) -> str:
-        # Clients choose request ids and repeat them; the core's ids must be unique, over core restarts too.
-        self._next_number += 1
-        return f"r{self._next_number}-{secrets.token_hex(4)}"
+    # What the core says
+
+    def on_step(self, report: StepReport) -> None:
+        now = time.monotonic()
+        for update in report.updates:
+            entry = self._choices.get(update.request_id)
+            if entry is None:
+                continue
+            flight, choice = entry
+            if update.finish_reason is not None:
+                del self._choices[update.request_id]
+            if flight.outcome is not None or choice.is_closed:
+                continue  # drawn after the client left or a stop string was found
+            num_before = len(choice.output_token_ids)
+            delta = choice.apply(update)
+            self.metrics.note_tokens(flight, choice, len(choice.output_token_ids) - num_before, now)
+            if delta is not None:
+                flight.add(delta)
+            if choice.is_closed:
+                self._on_closed(flight, choice, is_core_done=update.finish_reason is not None, now=now)
+
+    def _on_closed(self, flight: Flight, choice: Choice, *, is_core_done: bool, now: float) -> None:
+        if not is_core_done:
+            self.core.send(AbortRequest(choice.core_id, "stop_string"))
+        self.metrics.note_closed(flight, choice, now)
+        if choice.error is not None:
+            self.fail(flight, choice.error, "engine_error")
+        flight.settle()
+
+    def on_core_lost(self, reason: str) -> None:
+        self._choices.clear()
+        self.slow_steps = None  # faults die with the core
+        for flight in self.flights:
+            flight.fail(f"the engine core died: {reason}", "core_dead")
 
     # The end of a request
 
@@ -207,40 +219,41 @@ class Node:
             flight.end(Fate.ABORTED)
             self._abort_open(flight, "client_gone")
 
-    def close(self, flight: Flight, fate: Fate, now: float) -> None:
-        """The answer was written, or never will be. The one place where a request ends: counted and logged once."""
-        key = next((k for k, f in self.flights.items() if f is flight), None)
-        if key is None:
-            return
-        self.abandon(flight)
-        del self.flights[key]
-        for choice in flight.open_choices:
-            self.metrics.note_closed(flight, choice, now)
-        self.metrics.note_fate(fate)
-        self.drain.note(fate, len(self.flights), time.time())
-        self._changed.set()
-        _log_finished(flight, fate, now)
-
     def fail(self, flight: Flight, reason: str, code: str) -> None:
         """Ends a request with an error towards its client."""
         if flight.outcome is None:
             flight.fail(reason, code)
             self._abort_open(flight, "admin")
 
+    def close(self, flight: Flight, fate: Fate) -> None:
+        """The answer was written, or never will be: the one place where a held request ends, counted once."""
+        if flight not in self.flights:
+            return
+        now = time.monotonic()
+        self.abandon(flight)
+        self.flights.discard(flight)
+        for choice in flight.open_choices:
+            self.metrics.note_closed(flight, choice, now)
+        self.metrics.note_fate(fate)
+        self.drain.note(fate, len(self.flights), time.time())
+        self._changed.set()
+        if not self.flights:
+            self._emptied.set()
+        _log_finished(flight, fate, now)
+
     def _abort_open(self, flight: Flight, reason: str) -> None:
         for choice in flight.open_choices:
             if choice.abort_reason is None:
                 choice.abort_reason = reason
-                self._send(AbortRequest(choice.core_id, reason))
+                self.core.send(AbortRequest(choice.core_id, reason))
 
     # Drain and hand-off
 
     def begin_drain(self, deadline_s: float) -> None:
         """No new work from now on; held requests finish, and those that can are handed off at the deadline."""
-        before = self.drain.state
-        self.drain.begin(len(self.flights), deadline_s, time.time())
-        if before is DrainState.SERVING:
+        if self.drain.state is DrainState.SERVING:
             log.info("node.drain_started", in_flight=len(self.flights), deadline_s=deadline_s)
+        self.drain.begin(len(self.flights), deadline_s, time.time())
         self._changed.set()
         if self._drain_task is None or self._drain_task.done():
             self._drain_task = asyncio.create_task(self._run_drain(), name="drain")
@@ -260,31 +273,98 @@ class Node:
                 await asyncio.wait_for(self._changed.wait(), left_s if left_s > 0 else None)
             except TimeoutError:
                 continue
-        log.info("node.drain_ended", state=self.drain.state.value, **_receipt_facts(self.drain))
+        log.info("node.drain_ended", state=self.drain.state.value, **asdict(self.drain.receipt))
 
     def _hand_off(self) -> None:
         """Stops every request that can go on elsewhere. Its state is taken when the core has confirmed, so that a
         token drawn meanwhile is neither lost nor drawn twice."""
-        for flight in self.flights.values():
+        for flight in self.flights:
             if flight.accepts_handoff and flight.outcome is None:
                 self._abort_open(flight, "moved")
 
-    async def wait_drained(self) -> None:
-        """Returns when the node holds no request."""
-        while self.flights:
-            self._changed.clear()
-            await self._changed.wait()
-
     async def shut_down(self, drain_timeout_s: float) -> None:
-        """Drains, moves what can be moved at the deadline, ends the rest with an error. Then nothing is held."""
-        self.begin_drain(drain_timeout_s)
+        """Drains; at the deadline moves what can be moved and ends the rest with an error. Holds nothing after."""
+        left_s = None if self.drain.deadline_at is None else max(0.0, self.drain.deadline_at - time.time())
+        deadline_s = drain_timeout_s if left_s is None else min(drain_timeout_s, left_s)
+        self.begin_drain(deadline_s)
+        if await self._is_emptied_within(deadline_s):
+            return
+        self._hand_off()
+        self._fail_all(of=[f for f in self.flights if not f.accepts_handoff])
+        if await self._is_emptied_within(HANDOFF_GRACE_S):
+            return
+        self._fail_all(of=list(self.flights))
+        if not await self._is_emptied_within(HANDOFF_GRACE_S):
+            log.warning("node.requests_cut", count=len(self.flights))
+
+    def _fail_all(self, of: Sequence[Flight]) -> None:
+        for flight in of:
+            self.fail(flight, "the node is stopping", "node_stopping")
+
+    async def _is_emptied_within(self, seconds: float) -> bool:
         try:
-            await asyncio.wait_for(self._until_only_movable(), drain_timeout_s)
-            await asyncio.wait_for(self.wait_drained(), HANDOFF_GRACE_S)
+            async with asyncio.timeout(seconds):
+                while self.flights:
+                    self._emptied.clear()
+                    await self._emptied.wait()
         except TimeoutError:
-            for flight in list(self.flights.values()):
-                self.fail(flight, "the node is stopping", "node_stopping")
-            try:
-                await asyncio.wait_for(self.wait_drained(), HANDOFF_GRACE_S)
-            except TimeoutError:
-                log.warning("node.requests_cut", count=len(self.flights))
+            return False
+        return True
+
+    # What others ask of it
+
+    def judge_health(self) -> Reason:
+        """Readiness now; a change is logged."""
+        takes_work = self.drain.state is DrainState.SERVING
+        reason = self.core.judge(takes_work=takes_work, now=time.monotonic())
+        before = self.health.reason
+        if self.health.note(reason, time.time()):
+            log.info("node.health_changed", reason=reason.value, before=before.value)
+        return reason
+
+    def counts(self) -> tuple[int, int]:
+        """(running, waiting) sequences. What the core has not reported as running is waiting, also when it hangs."""
+        held = sum(len(f.open_choices) for f in self.flights if f.outcome is None)
+        running = min(self.core.running, held)
+        return running, held - running
+
+    def drain_status(self) -> dict[str, object]:
+        running, waiting = self.counts()
+        return self.drain.status(running=running, waiting=waiting)
+
+    def set_slow_steps(self, factor: float | None) -> None:
+        self.slow_steps = factor
+        self.core.send(SetFaults(slow_steps=factor))
+        log.warning("node.fault_set", slow_steps=factor)
+
+    def exposition(self) -> bytes:
+        running, waiting = self.counts()
+        self.judge_health()
+        self.metrics.note_state(
+            flights=list(self.flights),
+            running=running,
+            waiting=waiting,
+            kv_ratio=self.core.kv_ratio,
+            drain=self.drain.state,
+            now=time.monotonic(),
+        )
+        return self.metrics.exposition()
+
+
+def _log_finished(flight: Flight, fate: Fate, now: float) -> None:
+    scheduled = min((c.scheduled_at for c in flight.choices if c.scheduled_at is not None), default=None)
+    first = flight.first_token_at
+    log.info(
+        "request.finished",
+        request_id=flight.ask.request_id,
+        kind=flight.ask.kind,
+        state=fate.value,
+        finish_reasons=[c.finish_reason for c in flight.choices],
+        error=flight.error,
+        continued=flight.is_continued,
+        tokens_in=flight.num_prompt_tokens,
+        tokens_out=flight.num_output_tokens,
+        queue_s=None if scheduled is None else round(scheduled - flight.arrived_at, 4),
+        ttft_s=None if first is None else round(first - flight.arrived_at, 4),
+        e2e_s=round(now - flight.arrived_at + flight.elapsed_before_s, 4),
+    )

@@ -115,6 +115,21 @@ class Request:
         assert state in TRANSITIONS[self.state], f"{self.request_id}: {self.state} can't become {state}"
         self.state = state
 
+    def find_problem(self, num_needed_blocks: int) -> str | None:
+        """What contradicts the state, or None; `num_needed_blocks` hold the computed tokens."""
+        on_device, on_host = len(self.block_ids), len(self.host_block_ids)
+        blocks = f"{on_device} device and {on_host} host blocks, {num_needed_blocks} needed"
+        match self.state:
+            case RequestState.WAITING if on_device or on_host or self.num_computed_tokens:
+                return f"waits with {blocks}"
+            case RequestState.SWAPPED if on_device or on_host != num_needed_blocks:
+                return f"is swapped with {blocks}"
+            case RequestState.RUNNING if on_device < num_needed_blocks or on_host:
+                return f"runs with {blocks}"
+            case RequestState.FINISHED:
+                return "has ended but is kept"
+        return None if self.num_uncomputed_tokens else "has no token to compute"
+
     def contents_for(self, block_size: int) -> Sequence[BlockContent]:
         """What each full block of this request holds; hashed once and kept."""
         extend_contents(self.contents, self.token_ids, block_size, self.salt)

@@ -46,7 +46,7 @@ class RequestQueue:
         Raises:
             KeyError: it is not here.
         """
-        index = bisect_left(self._entries, (request.order,))
+        index = bisect_left(self._entries, request.order, key=lambda entry: entry[0])
         if index == len(self._entries) or self._entries[index][1] is not request:
             raise KeyError(request.request_id)
         del self._entries[index]

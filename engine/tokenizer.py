@@ -82,7 +82,7 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     try:
         rust = RustTokenizer.from_file(str(path))
         state = json.loads(rust.to_str())
-    except Exception as exc:  # noqa: BLE001 the library raises bare Exception for a bad file
+    except Exception as exc:  # the library raises bare Exception for a bad file
         raise BadTokenizerError(f"{path}: {exc}") from exc
     rust.no_truncation()
     rust.no_padding()
@@ -90,7 +90,9 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     added = rust.get_added_tokens_decoder()
     specials = {token_id: token.content for token_id, token in added.items() if token.special}
     names = {
-        key: _content(value) for key, value in settings.items() if key.endswith("_token") and _content(value) is not None
+        key: _content(value)
+        for key, value in settings.items()
+        if key.endswith("_token") and _content(value) is not None
     }
     return Tokenizer(
         rust=rust,
@@ -158,7 +160,9 @@ def _chat_template(directory: Path, settings: Mapping[str, Any]) -> jinja2.Templ
         source = next((t.get("template") for t in source if isinstance(t, dict) and t.get("name") == "default"), None)
     if source is None:
         return None
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda pattern: datetime.now().astimezone().strftime(pattern)

@@ -92,6 +92,7 @@ class Evidence(Wire):
     query: str = ""
     value: float | None = None
     threshold: str = ""
+    unit: str = ""  # of `value`: ratio, seconds, tokens, times, per_second, count
     age_s: float | None = None
     why_unknown: str = ""
 

@@ -113,7 +113,7 @@ class Action:
     @property
     def own_time_s(self) -> float:
         """The longest the command says it takes, in seconds."""
-        return sum(self.args[o.key] for o in VERBS[self.verb].options.values() if o.kind == "duration")
+        return sum(float(self.args[o.key]) for o in VERBS[self.verb].options.values() if o.kind == "duration")
 
 
 def parse_command(text: str) -> Action:

@@ -100,7 +100,9 @@ def read_front_matter(file: str, text: str, first_line: int) -> FrontMatter:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = Place(file, first_line + (mark.line if mark else 0))
-        raise place.error(f"not valid YAML: {error.problem or error.context}", "see the YAML of a built-in page") from None
+        raise place.error(
+            f"not valid YAML: {error.problem or error.context}", "see the YAML of a built-in page"
+        ) from None
     except yaml.YAMLError as error:
         raise Place(file, first_line).error(f"not valid YAML: {error}", "remove what is not text") from None
     try:
@@ -177,7 +179,9 @@ class KeyLines:
 
     def _walk(self, node: yaml.Node, path: tuple[Hashable, ...]) -> None:
         if len(path) > 10:
-            raise Place(self._file, self._first_line).error("nested too deeply", "inputs and verify are the only levels")
+            raise Place(self._file, self._first_line).error(
+                "nested too deeply", "inputs and verify are the only levels"
+            )
         if isinstance(node, yaml.MappingNode):
             for key, value in node.value:
                 here = (*path, str(key.value))

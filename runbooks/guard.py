@@ -125,7 +125,6 @@ def judge_repeat(runbook: str, targets: Sequence[str], earlier: Iterable[Run]) -
             run.runbook == runbook
             and run.status in (RunStatus.UNDONE, RunStatus.FAILED)
             and not run.dry_run
-            and targets[:1] != ()
             and set(run.targets) & set(targets)
         ):
             return Verdict(

@@ -249,7 +249,9 @@ def _check_rest(head: FrontMatter, steps: tuple[PageStep, ...]) -> None:
                 )
     for name in head.inputs:
         if name not in used:
-            raise head.lines.at(("inputs", name)).error(f"input {name!r} is never used", "use it in a step or remove it")
+            raise head.lines.at(("inputs", name)).error(
+                f"input {name!r} is never used", "use it in a step or remove it"
+            )
 
 
 def _check_places(place: Place, template: str, head: FrontMatter) -> list[str]:
@@ -269,5 +271,5 @@ def _mutates(step: PageStep) -> bool:
 
 
 def _example_action(step: PageStep) -> Action:
-    words = {name: "1" for name in places(step.command)}
+    words = dict.fromkeys(places(step.command), "1")
     return parse_command(fill_command(step.command, words))

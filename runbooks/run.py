@@ -6,7 +6,7 @@ A run holds all it needs, so that a page that is edited or removed meanwhile cha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Literal
@@ -53,9 +53,7 @@ TRANSITIONS: Mapping[RunStatus, frozenset[RunStatus]] = MappingProxyType(
     {
         _R.PROPOSED: frozenset({_R.APPROVED, _R.DENIED, _R.EXPIRED, _R.CANCELLED, _R.REFUSED}),
         _R.APPROVED: frozenset({_R.RUNNING, _R.REFUSED, _R.CANCELLED}),
-        _R.RUNNING: frozenset(
-            {_R.VERIFYING, _R.SUCCEEDED, _R.UNDOING, _R.FAILED, _R.REFUSED, _R.CANCELLED}
-        ),
+        _R.RUNNING: frozenset({_R.VERIFYING, _R.SUCCEEDED, _R.UNDOING, _R.FAILED, _R.REFUSED, _R.CANCELLED}),
         _R.VERIFYING: frozenset({_R.SUCCEEDED, _R.UNDOING, _R.FAILED, _R.CANCELLED}),
         _R.UNDOING: frozenset({_R.UNDONE, _R.FAILED}),
         **{
@@ -105,6 +103,9 @@ class StepRecord:
     receipt: Receipt = field(default_factory=dict)  # before it ran: the prediction and the guard's answer
     error: str = ""
 
+    def skipped(self) -> StepRecord:
+        return replace(self, status=StepStatus.SKIPPED)
+
     @property
     def action(self) -> Action:
         return parse_command(self.command)
@@ -151,6 +152,7 @@ class Run:
     undo: tuple[UndoItem, ...] = ()
     targets: tuple[str, ...] = ()  # nodes it changes; one active run at a time holds each
     fresh_nodes: tuple[str, ...] = ()  # nodes it starts, which must not exist before
+    existing_nodes: tuple[str, ...] = ()  # nodes that must exist before
     idempotency_key: str | None = None
     cancelled_by: str | None = None  # a person asked to stop it before the next step
 
@@ -170,12 +172,12 @@ class Run:
         return next(step for step in self.steps if step.phase == phase and step.index == index)
 
     def same_request(self, other: Run) -> bool:
-        """Whether both ask for the same thing; ids, times and who asked don't count."""
-        mine, theirs = (
-            (run.runbook, dict(run.inputs), run.incident_id, run.dry_run, run.title if run.runbook == ACTION else "")
-            for run in (self, other)
-        )
-        return mine == theirs
+        """Whether both ask for the same thing. Ids, times, who asked and the names of new nodes don't count."""
+        return self._request() == other._request()
+
+    def _request(self) -> tuple[Any, ...]:
+        inputs = {name: value for name, value in self.inputs.items() if value not in self.fresh_nodes}
+        return self.runbook, inputs, self.incident_id, self.dry_run, self.runbook == ACTION and self.title
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON; holds every field of `fleetctl.wire.Run`."""

@@ -29,7 +29,9 @@ def fill(template: str, values: Mapping[str, str]) -> str:
     """
     missing = [name for name in places(template) if name not in values]
     if missing:
-        raise BadInputError(f"no input {missing[0]!r}", remedy=f"define it under inputs, or remove {{{{{missing[0]}}}}}")
+        raise BadInputError(
+            f"no input {missing[0]!r}", remedy=f"define it under inputs, or remove {{{{{missing[0]}}}}}"
+        )
     return _PLACE.sub(lambda match: values[match[1]], template)
 
 
@@ -45,8 +47,4 @@ def fill_command(template: str, values: Mapping[str, str]) -> str:
 
 def unquoted_places(expression: str) -> list[str]:
     """Names used outside a double-quoted string of a PromQL expression."""
-    return [
-        match[1]
-        for match in _PLACE.finditer(expression)
-        if expression.count('"', 0, match.start()) % 2 == 0
-    ]
+    return [match[1] for match in _PLACE.finditer(expression) if expression.count('"', 0, match.start()) % 2 == 0]

@@ -1,4 +1,4 @@
-"""Real small servers on loopback for gateway and load tests: a node that follows a script, a controller's routing table.
+"""Real small servers on loopback for gateway and load tests: scripted nodes, and a controller's routing table.
 
 A node's tokens depend on (prompt, seed, position) only, as the contract asks, so that a moved request can be compared
 with one that was left alone.
@@ -19,6 +19,7 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
+from multidict import CIMultiDict
 
 from fleetctl.gateway.app import Gateway, make_server
 from fleetctl.gateway.proxy import MOVE_PATIENCE_S
@@ -95,7 +96,7 @@ class ScriptedNode:
             self._runner = None
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
-        self.seen.append({"path": request.path, "headers": dict(request.headers)})
+        self.seen.append({"path": request.path, "headers": request.headers.copy()})
         if self.script.refuse:
             status, headers = self.script.refuse
             return web.json_response({"error": {"message": "refused"}}, status=status, headers=headers)
@@ -110,7 +111,7 @@ class ScriptedNode:
         return await self._first(request, body, "completion", str(body.get("prompt")))
 
     async def _first(self, request: web.Request, body: dict[str, Any], kind: str, prompt: str) -> web.StreamResponse:
-        self.seen.append({"path": request.path, "headers": dict(request.headers), "body": body})
+        self.seen.append({"path": request.path, "headers": request.headers.copy(), "body": body})
         if self.script.drop_before_answer:
             assert request.transport is not None
             request.transport.abort()
@@ -133,7 +134,7 @@ class ScriptedNode:
 
     async def _continue(self, request: web.Request) -> web.StreamResponse:
         handoff = await request.json()
-        self.seen.append({"path": request.path, "headers": dict(request.headers), "body": handoff})
+        self.seen.append({"path": request.path, "headers": request.headers.copy(), "body": handoff})
         if request.headers.get("Authorization") != f"Bearer {NODE_TOKEN}":
             return web.json_response({"error": {"message": "who are you"}}, status=401)
         if self.script.fail_continue:
@@ -297,7 +298,7 @@ class Served:
         body = {"model": "demo", "messages": [{"role": "user", "content": prompt}], "max_tokens": max_tokens}
         body |= {"seed": seed, "stream": True, **more}
         async with self.session.post(self.url + "/v1/chat/completions", json=body, headers=headers) as response:
-            return Reply(response.status, dict(response.headers), await response.read())
+            return Reply(response.status, response.headers.copy(), await response.read())
 
     async def fate(self, request_id: str) -> dict[str, Any]:
         async with self.session.get(f"{self.url}/gateway/requests/{request_id}") as response:
@@ -308,7 +309,7 @@ class Served:
 @dataclass
 class Reply:
     status: int
-    headers: dict[str, str]
+    headers: CIMultiDict[str]
     body: bytes
 
     @property

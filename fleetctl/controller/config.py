@@ -9,7 +9,7 @@ from typing import Literal
 from fleetctl.kit.errors import BadInputError
 from fleetctl.providers.spec import NodeSpec
 
-Policy = Literal["propose", "ask", "run"]
+PolicyName = Literal["propose", "ask", "run"]
 """propose and ask: a proposed run waits for a person. run: causes in `policy_causes` are acted on at once."""
 
 
@@ -29,7 +29,7 @@ class ControllerConfig:
     evaluation_interval_s: float = 1.0
     probe_interval_s: float = 1.0
     stale_after_s: float = 10.0  # an older value is no evidence
-    policy: Policy = "ask"
+    policy: PolicyName = "ask"
     policy_causes: frozenset[str] = frozenset()  # with policy "run": causes acted on unasked; empty means every cause
     capacity_floor_ratio: float = 0.6
     postmortem_dir: Path | None = None  # default: <state_dir>/incidents
@@ -38,6 +38,7 @@ class ControllerConfig:
     drain_grace_s: float = 60.0  # beyond the deadline: requests that can't be moved are left to finish
     diagnose_every_s: float = 3.0
     diagnose_for_s: float = 60.0
+    resolve_quiet_s: float = 5.0  # alerts must be clear this long before an incident is over
     withdraw_after_s: float = 60.0  # alerts clear for this long: an unanswered proposal is withdrawn
     blackbox_lead_s: float = 600.0  # series kept from before an incident opened
 

@@ -68,6 +68,10 @@ class Database:
         """Run `work` in one transaction. Raises FencedError when another controller took over."""
         return await asyncio.wrap_future(self._thread.submit(self._run, work, True))
 
+    async def call(self, work: Callable[[], T]) -> T:
+        """Run `work`, which opens its own connections (the journal's methods do), on the same thread."""
+        return await asyncio.wrap_future(self._thread.submit(work))
+
     def write_soon(self, work: Callable[[sa.Connection], T]) -> Future[T]:
         """As `write`, without waiting: the order among writes is kept."""
         return self._thread.submit(self._run, work, True)
@@ -113,15 +117,15 @@ class Database:
         version = get_meta(connection, "schema_version")
         if version is not None and (not isinstance(version, int) or version > tables.SCHEMA_VERSION):
             raise BadInputError(
-                f"{self._place}: written by a newer fleetctl (schema {version}, this one knows {tables.SCHEMA_VERSION})",
+                f"{self._place}: written by a newer fleetctl: schema {version}, not {tables.SCHEMA_VERSION}",
                 remedy="upgrade fleetctl, or choose another folder with --state-dir",
             )
 
     def _damaged(self, reason: str) -> BadInputError:
         return BadInputError(
             f"{self._place}: can't be used as the controller's state: {reason}",
-            remedy=f"restore it, or move it away (mv {self._place} {self._place}.broken) to start with an empty history;"
-            " running nodes are found again",
+            remedy="restore it, or start with an empty history, which finds running nodes again:"
+            f" mv {self._place} {self._place}.broken",
         )
 
 
@@ -152,21 +156,22 @@ def _place(url: str) -> str:
 
 def _create_engine(url: str, place: str) -> sa.Engine:
     parsed = sa.make_url(url)
-    if parsed.get_backend_name() != "sqlite":
+    is_sqlite = parsed.get_backend_name() == "sqlite"
+    if is_sqlite:
         try:
-            return sa.create_engine(parsed, pool_pre_ping=True)
-        except (sa.exc.NoSuchModuleError, ModuleNotFoundError) as error:
+            Path(place).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
             raise BadInputError(
-                f"{place}: no driver for this database: {error}", remedy="pip install 'psycopg[binary]'"
+                f"{Path(place).parent}: {error.strerror or error}", remedy="choose another folder with --state-dir"
             ) from error
     try:
-        Path(place).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
+        engine = sa.create_engine(parsed) if is_sqlite else sa.create_engine(parsed, pool_pre_ping=True)
+    except (sa.exc.NoSuchModuleError, ModuleNotFoundError) as error:
         raise BadInputError(
-            f"{Path(place).parent}: {error.strerror or error}",
-            remedy="choose another folder with --state-dir",
+            f"{place}: no driver for this database: {error}", remedy="pip install 'psycopg[binary]' for PostgreSQL"
         ) from error
-    engine = sa.create_engine(parsed)
+    if not is_sqlite:
+        return engine
     sa.event.listen(engine, "connect", _set_pragmas)
     sa.event.listen(engine, "begin", _begin_immediate)
     return engine

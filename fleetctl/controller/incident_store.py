@@ -25,22 +25,20 @@ class StoredIncident:
     blackbox: str | None = None
 
 
-def save_incident(connection: sa.Connection, incident: Incident) -> None:
-    """Insert or replace the incident's document; the paths stay."""
+def save_incident(
+    connection: sa.Connection, incident: Incident, paths: tuple[str | None, str | None] | None = None
+) -> None:
+    """Insert or replace the incident's document; `paths` (post-mortem, black box) too, when given."""
     values: dict[str, Any] = {
         "status": incident.status.value,
         "opened_at": incident.opened_at,
         "document": _DOCUMENT.dump_python(incident, mode="json"),
     }
+    if paths is not None:
+        values |= {"postmortem": paths[0], "blackbox": paths[1]}
     changed = connection.execute(sa.update(incidents).where(incidents.c.id == incident.id).values(**values))
     if changed.rowcount == 0:
         connection.execute(sa.insert(incidents).values(id=incident.id, **values))
-
-
-def save_paths(connection: sa.Connection, incident_id: str, postmortem: str | None, blackbox: str | None) -> None:
-    connection.execute(
-        sa.update(incidents).where(incidents.c.id == incident_id).values(postmortem=postmortem, blackbox=blackbox)
-    )
 
 
 def get_incident(connection: sa.Connection, incident_id: str) -> StoredIncident | None:

@@ -28,7 +28,7 @@ class LoopState:
 
 
 class Loops:
-    """A set of periodic turns. `run` returns when cancelled, or raises FencedError when another controller took over."""
+    """A set of periodic turns. `run` ends when cancelled, or with FencedError when another controller took over."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -61,7 +61,13 @@ class Loops:
             loop.failures += 1
             loop.failures_in_row += 1
             loop.last_error = str(error) or type(error).__name__
-            log.error("loop.failed", loop=name, error=loop.last_error, in_row=loop.failures_in_row, exc_info=True)
+            log.error(
+                "loop.failed",
+                loop=name,
+                error=loop.last_error,
+                in_row=loop.failures_in_row,
+                exc_info=loop.failures_in_row == 1,
+            )
         else:
             if loop.failures_in_row:
                 log.info("loop.recovered", loop=name, after_failures=loop.failures_in_row)

@@ -1,4 +1,4 @@
-"""How the controller talks to nodes and to the gateway: short HTTP calls whose every failure is a value or one error."""
+"""How the controller talks to nodes and the gateway: short HTTP calls whose every failure is a value or one error."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Scraper:
             url = state.url or state.row.url
             task = asyncio.create_task(self._scrape(name, url, target), name=f"scrape-{name}")
             self._in_flight[name] = task
-            task.add_done_callback(lambda _, name=name: self._in_flight.pop(name, None))
+            task.add_done_callback(lambda _, done=name: self._in_flight.pop(done, None))  # type: ignore[misc]
         if self._in_flight:
             done, _ = await asyncio.wait(list(self._in_flight.values()), timeout=self._interval_s)
             for task in done:
@@ -93,12 +93,11 @@ class Scraper:
             return  # forgotten meanwhile: what it said must not bring its series back
         at = self._clock.now()
         if text is not None:
-            try:
-                self._store.ingest(target, text, at)
-            except ValueError as error:
-                text, problem = None, f"not in Prometheus' text format: {error}"
-        if text is None:
+            self._store.ingest(target, text, at)
+            problem = self._store.last_error(target) or ""
+        else:
             self._store.ingest(target, None, at)
+        if problem:
             if self._errors.get(name) != problem:
                 log.warning("scrape.failed", node=name, error=problem)
                 self._errors[name] = problem

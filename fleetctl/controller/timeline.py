@@ -50,6 +50,7 @@ class Timeline:
     ) -> int:
         """Store one entry. Returns its sequence number."""
         values = self._values(kind, text, incident_id, run_id, node, data)
+        log.info(kind, text=text, incident_id=incident_id, node=node)
         seq = await self._database.write(lambda c: insert_event(c, values))
         await self._announce(seq)
         return seq
@@ -64,7 +65,7 @@ class Timeline:
         node: str | None = None,
         data: Mapping[str, Any] | None = None,
     ) -> None:
-        """As `append`, from synchronous code on the event loop; a failure is logged."""
+        """As `append`, from synchronous code on the event loop, and not logged; a failure is."""
         values = self._values(kind, text, incident_id, run_id, node, data)
         future = asyncio.wrap_future(self._database.write_soon(lambda c: insert_event(c, values)))
         task = asyncio.get_running_loop().create_task(self._finish(future, kind))
@@ -82,6 +83,13 @@ class Timeline:
         if incident_id is not None:
             query = query.where(events.c.incident_id == incident_id)
         return await self._database.read(lambda c: [_decode(row._mapping) for row in c.execute(query)])
+
+    async def read_all(self, incident_id: str) -> list[TimelineEntry]:
+        """Every entry of one incident, oldest first."""
+        found: list[TimelineEntry] = []
+        while part := await self.read(found[-1].seq if found else 0, incident_id):
+            found += part
+        return found
 
     async def wait(self, after: int, wait_s: float, incident_id: str | None = None) -> list[TimelineEntry]:
         """As `read`, but waits up to `wait_s` for the first such entry. May return an empty list."""
@@ -121,7 +129,6 @@ class Timeline:
         node: str | None,
         data: Mapping[str, Any] | None,
     ) -> dict[str, Any]:
-        log.info(kind, text=text, incident_id=incident_id, run_id=run_id, node=node)
         return {
             "at": self._clock.now(), "kind": kind, "text": text[:MAX_TEXT_CHARS], "incident_id": incident_id,
             "run_id": run_id, "node": node, "data": dict(data or {}),

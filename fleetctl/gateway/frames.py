@@ -14,7 +14,7 @@ HANDOFF_EVENT = b"fleet.handoff"
 _BORDERS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _BORDER = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _DONE = (b"data: [DONE]", b"data:[DONE]")
-_ERROR = re.compile(rb'^data: ?\{\s*"error"\s*:\s*(?!null)', re.MULTILINE)
+_ERROR = re.compile(rb'^data: ?\{\s*"error"\s*:(?!\s*null)', re.MULTILINE)
 
 
 class FrameTooBigError(Exception):

@@ -32,6 +32,7 @@ MAX_ANSWER_BYTES = 64 * 1024 * 1024
 MAX_IN_FLIGHT = 4096
 MOVE_PATIENCE_S = 10.0  # a stream without a node waits this long for one: a pause is better than a loss
 MOVE_PAUSE_S = 0.2
+MAX_MOVES = 32  # nodes that hand a request round in a circle must come to an end
 SETTLE_S = 0.5
 
 # Of a node's answer these stay between us and it.
@@ -131,7 +132,11 @@ class Proxy:
             finally:
                 where.close()
             if isinstance(end, Handoff):
-                where = await self._move(self._continuation(end, where, flight), flight)
+                stuck = frozenset() if has_forwarded else where.job.excluded
+                if flight.moved >= MAX_MOVES:
+                    await self._fail(exchange, flight, answers.upstream_failed("moved too often"), "moved_too_often")
+                    return
+                where = await self._move(self._continuation(end, where, flight, stuck), flight)
                 if isinstance(where, Placed):
                     flight.moved += 1
                     self._metrics.handoffs.labels("moved").inc()
@@ -249,7 +254,8 @@ class Proxy:
         self._fates.end(flight, outcome, reason="" if status < 400 else f"status_{status}", status=status)
         return End.WHOLE if status < 400 else End.ERROR
 
-    def _continuation(self, handoff: Handoff, source: Placed, flight: Flight) -> Job:
+    def _continuation(self, handoff: Handoff, source: Placed, flight: Flight, stuck: frozenset[str]) -> Job:
+        """The job that goes to another node. `stuck`: nodes that passed it on without a single event of their own."""
         return Job(
             method="POST",
             path=CONTINUE_PATH,
@@ -261,7 +267,7 @@ class Proxy:
                 ("X-Fleet-Handoff", "accept"),
             ],
             ask=source.job.ask,
-            excluded=frozenset({source.endpoint.node}),
+            excluded=stuck | {source.endpoint.node},
             is_continuation=True,
         )
 
@@ -271,7 +277,7 @@ class Proxy:
         while True:
             where = await self._placer.place(job, flight)
             if isinstance(where, Placed):
-                log.info("request.moved", request_id=flight.request_id, nodes=list(flight.nodes))
+                log.info("request.moved", request_id=flight.request_id, node=where.endpoint.node, moved=flight.moved + 1)
                 return where
             if self._clock() >= deadline:
                 return where

@@ -1,0 +1,91 @@
+"""The notation in which promtool's and Prometheus' own tests write series: `up{job="a"}` and `0+10x5 _ stale`."""
+
+from __future__ import annotations
+
+import re
+
+from alerts.errors import AlertsError, BadExpositionError
+from alerts.exposition import read_series
+from alerts.sample import STALE, LabelSet
+
+MAX_VALUES = 1_000_000
+
+_NUMBER = r"[-+]?(?:0[xX][0-9a-fA-F]+|(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[iI]nf|[nN]a[nN])"
+_REPEATED = re.compile(rf"({_NUMBER})(?:([-+])({_NUMBER}))?x(\d+)")
+_ONE = re.compile(_NUMBER)
+_HISTOGRAM = re.compile(r"\{\{.*?\}\}(?:[-+]\{\{.*?\}\})?(?:x\d+)?")
+_UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0, "y": 31536000.0}
+_DURATION = re.compile(r"(?:\d+(?:ms|[smhdwy]))+")
+
+
+class BadNotationError(AlertsError):
+    pass
+
+
+class NativeHistogramError(BadNotationError):
+    """The text holds a native histogram, which we do not keep."""
+
+
+def parse_duration_s(text: str | float) -> float:
+    """`1h30m`, `500ms`, `15s`, or plain seconds. Raises BadNotationError."""
+    if isinstance(text, int | float):
+        return float(text)
+    text = text.strip()
+    sign = -1.0 if text.startswith("-") else 1.0
+    bare = text.lstrip("+-")
+    if _DURATION.fullmatch(bare):
+        return sign * sum(int(count) * _UNIT_S[unit] for count, unit in re.findall(r"(\d+)(ms|[smhdwy])", bare))
+    try:
+        return float(text)
+    except ValueError:
+        raise BadNotationError(f"{text!r} is not a duration such as 30s, 5m or 1h30m") from None
+
+
+def parse_series(text: str) -> tuple[LabelSet, str]:
+    """Labels of a series and the text after it. Raises BadNotationError."""
+    try:
+        return read_series(text)
+    except BadExpositionError as error:
+        raise BadNotationError(f"{text.strip()!r}: {error.reason}") from None
+
+
+def parse_values(text: str) -> list[float | None]:
+    """One entry per step: a number, STALE, or None for a gap. Raises BadNotationError."""
+    if _HISTOGRAM.search(text):
+        raise NativeHistogramError("native histograms are not supported")
+    values: list[float | None] = []
+    for token in text.split():
+        if token == "_":
+            values.append(None)
+        elif token == "stale":
+            values.append(STALE)
+        elif token.startswith("_x") and token[2:].isdecimal():
+            values.extend([None] * _checked(int(token[2:])))
+        elif match := _REPEATED.fullmatch(token):
+            first, sign, step, times = match.groups()
+            start = number(first)
+            change = number(step) * (-1.0 if sign == "-" else 1.0) if step else 0.0
+            value = start
+            for _ in range(_checked(int(times)) + 1):
+                values.append(value)
+                value += change
+        elif _ONE.fullmatch(token):
+            values.append(number(token))
+        else:
+            raise BadNotationError(f"{token!r} is not a value such as 1, 0+10x5, _, _x3 or stale")
+        _checked(len(values))
+    return values
+
+
+def number(text: str) -> float:
+    """A number as the notation writes it. Raises BadNotationError."""
+    try:
+        return float.fromhex(text) if "x" in text.lower() else float(text)
+    except ValueError:
+        raise BadNotationError(f"{text!r} is not a number") from None
+
+
+def _checked(count: int) -> int:
+    if count > MAX_VALUES:
+        raise BadNotationError(f"more than {MAX_VALUES} values in one series")
+    return count

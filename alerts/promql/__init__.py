@@ -1,0 +1,77 @@
+"""PromQL: parsed by promql-parser, evaluated here over a SeriesStore with Prometheus 3's semantics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from alerts.errors import BadExpressionError
+from alerts.promql import nodes
+from alerts.promql.compile import compile_expression
+from alerts.promql.evaluator import Moment
+from alerts.promql.values import Vector
+from alerts.sample import Sample, to_ms
+from alerts.store import SeriesStore
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A checked expression, ready to be evaluated any number of times."""
+
+    text: str
+    root: nodes.Node
+
+
+def parse(expression: str) -> Query:
+    """Raises BadExpressionError with a one-line reason, also for what Prometheus knows and we do not evaluate."""
+    return Query(expression, compile_expression(expression))
+
+
+def evaluate_vector(query: Query | str, store: SeriesStore, at: float) -> Vector | float:
+    """The answer at `at` (Unix seconds) as arrays. Raises BadExpressionError and QueryError."""
+    root = parse(query).root if isinstance(query, str) else query.root
+    at_ms = to_ms(at)
+    value = Moment(store, at_ms, at_ms, at_ms, 0).evaluate(root)
+    if not isinstance(value, Vector | float):
+        kind = "a string" if isinstance(value, str) else "a range of points"
+        raise BadExpressionError(f"the expression gives {kind}; wanted one value per series")
+    return value
+
+
+def evaluate(query: Query | str, store: SeriesStore, at: float) -> list[Sample]:
+    """The answer at `at` (Unix seconds); a scalar is one sample without labels.
+
+    Raises BadExpressionError when the expression is wrong or gives no instant value, QueryError when the data does
+    not allow it (many-to-many matches, duplicate label sets) or it reads too much.
+    """
+    value = evaluate_vector(query, store, at)
+    if isinstance(value, float):
+        return [Sample({}, value, to_ms(at) / 1000)]
+    return [
+        Sample(labels.as_dict(), number, at_ms / 1000)
+        for labels, number, at_ms in zip(value.labels, value.values.tolist(), value.at_ms.tolist(), strict=True)
+    ]
+
+
+def evaluate_range(
+    query: Query | str, store: SeriesStore, start: float, end: float, step: float
+) -> list[tuple[dict[str, str], list[tuple[float, float]]]]:
+    """The answer at every step from start to end (Unix seconds): labels and points of each series."""
+    root = parse(query).root if isinstance(query, str) else query.root
+    start_ms, end_ms, step_ms = to_ms(start), to_ms(end), to_ms(step)
+    if step_ms <= 0 or end_ms < start_ms:
+        raise BadExpressionError("a range query needs a step above zero and an end not before its start")
+    found: dict[tuple[tuple[str, str], ...], list[tuple[float, float]]] = {}
+    moment = Moment(store, start_ms, start_ms, end_ms, step_ms)
+    for at_ms in range(start_ms, end_ms + 1, step_ms):
+        value = moment.moved_to(at_ms).evaluate(root)
+        if isinstance(value, float):
+            found.setdefault((), []).append((at_ms / 1000, value))
+        elif isinstance(value, Vector):
+            for labels, number in zip(value.labels, value.values.tolist(), strict=True):
+                found.setdefault(labels.pairs, []).append((at_ms / 1000, number))
+        else:
+            raise BadExpressionError("a range query wants one value per series and step")
+    return [(dict(pairs), points) for pairs, points in found.items()]
+
+
+__all__ = ["Query", "evaluate", "evaluate_range", "evaluate_vector", "parse"]

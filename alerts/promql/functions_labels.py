@@ -1,0 +1,117 @@
+"""Functions of labels and of order: replace, join, sort; and between scalar and vector."""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import partial
+
+
+from alerts.errors import QueryError
+from alerts.matcher import compile_go
+from alerts.promql.functions_absent import absent
+from alerts.promql.nodes import Text
+from alerts.promql.signature import Args, At, Function
+from alerts.promql.values import Vector, check_distinct, single
+from alerts.sample import EMPTY, LabelSet
+
+_REFERENCE = re.compile(r"\$(?:\$|\{(\w+)\}|(\w+))")
+_DIGITS = re.compile(r"(\d+)")
+
+
+def _text(args: Args, index: int) -> str:
+    node = args[index]
+    assert isinstance(node, Text), "the grammar checked types"
+    return node.value
+
+
+def _label_name(name: str) -> str:
+    if not name or "\udc00" <= max(name) <= "\udfff" or "�" in name:
+        raise QueryError(f"invalid label name {name!r}")
+    return name
+
+
+def _expand(template: str, match: re.Match[str]) -> str:
+    """Go's Expand: $1, $name, ${name}; an unknown group is empty, $$ is $."""
+
+    def one(reference: re.Match[str]) -> str:
+        name = reference.group(1) or reference.group(2)
+        if name is None:
+            return "$"
+        try:
+            return match.group(int(name) if name.isdigit() else name) or ""
+        except (IndexError, KeyError):
+            return ""
+
+    return _REFERENCE.sub(one, template)
+
+
+def _label_replace(moment: At, args: Args) -> Vector:
+    vector = moment.vector(args[0])
+    target, template, source = _label_name(_text(args, 1)), _text(args, 2), _text(args, 3)
+    pattern = compile_go(_text(args, 4))
+    labels: list[LabelSet] = []
+    for entry in vector.labels:
+        match = pattern.fullmatch(entry.get(source))
+        labels.append(entry if match is None else entry.having(((target, _expand(template, match)),)))
+    check_distinct(labels)
+    return Vector(labels, vector.values, vector.at_ms)
+
+
+def _label_join(moment: At, args: Args) -> Vector:
+    vector = moment.vector(args[0])
+    target, separator = _label_name(_text(args, 1)), _text(args, 2)
+    sources = [_label_name(_text(args, index)) for index in range(3, len(args))]
+    labels = [
+        entry.having(((target, separator.join(entry.get(source) for source in sources)),)) for entry in vector.labels
+    ]
+    check_distinct(labels)
+    return Vector(labels, vector.values, vector.at_ms)
+
+
+def _sort(moment: At, args: Args, *, descending: bool) -> Vector:
+    """NaN comes last in both directions."""
+    vector = moment.vector(args[0])
+    sign = -1.0 if descending else 1.0
+    values = vector.values.tolist()
+    order = sorted(range(len(values)), key=lambda i: (math.isnan(values[i]), sign * values[i]))
+    return vector.take(order)
+
+
+def _natural(text: str) -> list[tuple[int, int | str]]:
+    """A key that orders digits inside text by number: 4m5 before 4m600."""
+    return [(0, int(part)) if part.isdecimal() else (1, part) for part in _DIGITS.split(text) if part]
+
+
+def _sort_by_label(moment: At, args: Args, *, descending: bool) -> Vector:
+    """Ties are ordered by the whole label set."""
+    vector = moment.vector(args[0])
+    names = [_text(args, index) for index in range(1, len(args))]
+
+    def key(index: int) -> tuple[object, ...]:
+        labels = vector.labels[index]
+        return (*(_natural(labels.get(name)) for name in names), labels.pairs)
+
+    return vector.take(sorted(range(len(vector)), key=key, reverse=descending))
+
+
+def _scalar(moment: At, args: Args) -> float:
+    vector = moment.vector(args[0])
+    return float(vector.values[0]) if len(vector) == 1 else math.nan
+
+
+def _vector(moment: At, args: Args) -> Vector:
+    return single(EMPTY, moment.scalar(args[0]), moment.at_ms)
+
+
+LABEL_FUNCTIONS: dict[str, Function] = {
+    "label_replace": _label_replace,
+    "label_join": _label_join,
+    "sort": partial(_sort, descending=False),
+    "sort_desc": partial(_sort, descending=True),
+    "sort_by_label": partial(_sort_by_label, descending=False),
+    "sort_by_label_desc": partial(_sort_by_label, descending=True),
+    "absent": absent,
+    "scalar": _scalar,
+    "vector": _vector,
+}

@@ -1,0 +1,76 @@
+"""Functions that reduce each series' window to one number: the *_over_time family."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+from alerts.promql.functions_absent import absent_over_time
+from alerts.promql.kahan import kahan_mean, kahan_sum, quantile, variance
+from alerts.promql.signature import Args, At, Function
+from alerts.promql.values import Floats, Matrix, Vector, empty_vector
+
+
+def _each(reduce: Callable[[Sequence[float]], float], moment: At, args: Args) -> Vector:
+    matrix = moment.matrix(args[-1])
+    return matrix.to_vector(np.array([reduce(window) for window in matrix.windows()], dtype=np.float64))
+
+
+def _whole(reduce: Callable[[Matrix], Floats], moment: At, args: Args, *, keep_name: bool = False) -> Vector:
+    matrix = moment.matrix(args[0])
+    return matrix.to_vector(reduce(matrix), keep_name=keep_name) if len(matrix) else empty_vector()
+
+
+def _quantile(moment: At, args: Args) -> Vector:
+    q = moment.scalar(args[0])
+    return _each(lambda window: quantile(q, window), moment, args)
+
+
+def _median_deviation(window: Sequence[float]) -> float:
+    if any(value != value for value in window):
+        return math.nan
+    median = quantile(0.5, window)
+    return quantile(0.5, [abs(value - median) for value in window])
+
+
+def _time_of(pick: Callable[[Floats], int], moment: At, args: Args) -> Vector:
+    matrix = moment.matrix(args[0])
+    times = [
+        matrix.times[low + pick(matrix.values[low:high])] / 1000.0
+        for low, high in zip(matrix.starts[:-1], matrix.starts[1:], strict=True)
+    ]
+    return matrix.to_vector(np.array(times, dtype=np.float64))
+
+
+def _last_extreme(sign: float, window: Floats) -> int:
+    """Index of the last of the largest (sign 1) or smallest (sign -1) values; a number beats NaN."""
+    best = 0
+    for index, value in enumerate(window.tolist()):
+        current = float(window[best])
+        if sign * value >= sign * current or current != current:
+            best = index
+    return best
+
+
+OVER_TIME_FUNCTIONS: dict[str, Function] = {
+    "sum_over_time": partial(_each, kahan_sum),
+    "avg_over_time": partial(_each, kahan_mean),
+    "stdvar_over_time": partial(_each, variance),
+    "stddev_over_time": partial(_each, lambda window: float(np.sqrt(max(variance(window), 0.0)))),
+    "quantile_over_time": _quantile,
+    "mad_over_time": partial(_each, _median_deviation),
+    "min_over_time": partial(_whole, lambda m: np.fmin.reduceat(m.values, m.firsts)),
+    "max_over_time": partial(_whole, lambda m: np.fmax.reduceat(m.values, m.firsts)),
+    "count_over_time": partial(_whole, lambda m: m.counts.astype(np.float64)),
+    "present_over_time": partial(_whole, lambda m: np.ones(len(m))),
+    "last_over_time": partial(_whole, lambda m: m.values[m.lasts], keep_name=True),
+    "first_over_time": partial(_whole, lambda m: m.values[m.firsts], keep_name=True),
+    "ts_of_first_over_time": partial(_time_of, lambda window: 0),
+    "ts_of_last_over_time": partial(_time_of, lambda window: len(window) - 1),
+    "ts_of_min_over_time": partial(_time_of, partial(_last_extreme, -1.0)),
+    "ts_of_max_over_time": partial(_time_of, partial(_last_extreme, 1.0)),
+    "absent_over_time": absent_over_time,
+}

@@ -1,0 +1,70 @@
+"""Sums as Prometheus makes them: compensated, and a mean that survives an overflow of the sum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+
+def add(increment: float, total: float, lost: float) -> tuple[float, float]:
+    """Neumaier's step: the new total and what rounding has lost so far."""
+    new = total + increment
+    if math.isinf(new):
+        return new, 0.0
+    if abs(total) >= abs(increment):
+        return new, lost + ((total - new) + increment)
+    return new, lost + ((increment - new) + total)
+
+
+def kahan_sum(values: Iterable[float]) -> float:
+    total, lost = 0.0, 0.0
+    for value in values:
+        total, lost = add(value, total, lost)
+    return total if math.isinf(total) else total + lost
+
+
+def kahan_mean(values: Sequence[float]) -> float:
+    """Of at least one value. Divides once at the end; as soon as the sum overflows, goes on value by value."""
+    total, lost = values[0], 0.0
+    mean = 0.0
+    is_incremental = False
+    for count, value in enumerate(values[1:], 2):
+        if not is_incremental:
+            new_total, new_lost = add(value, total, lost)
+            if not math.isinf(new_total):
+                total, lost = new_total, new_lost
+                continue
+            is_incremental = True
+            mean = total / (count - 1)
+            lost /= count - 1
+        share = (count - 1) / count
+        mean, lost = add(value / count, share * mean, share * lost)
+    if is_incremental:
+        return mean + lost
+    return total / len(values) + lost / len(values)
+
+
+def variance(values: Sequence[float]) -> float:
+    """Population variance, Welford's way with compensated sums."""
+    mean = mean_lost = total = lost = 0.0
+    for count, value in enumerate(values, 1):
+        delta = value - (mean + mean_lost)
+        mean, mean_lost = add(delta / count, mean, mean_lost)
+        total, lost = add(delta * (value - (mean + mean_lost)), total, lost)
+    return (total + lost) / len(values)
+
+
+def quantile(q: float, values: Sequence[float]) -> float:
+    """Linear between ranks; NaN counts as the smallest value. -Inf or +Inf for q outside 0 to 1."""
+    if not values or math.isnan(q):
+        return math.nan
+    if q < 0:
+        return -math.inf
+    if q > 1:
+        return math.inf
+    ordered = sorted(values, key=lambda value: (value == value, value if value == value else 0.0))
+    rank = q * (len(ordered) - 1)
+    lower = max(0, math.floor(rank))
+    upper = min(len(ordered) - 1, lower + 1)
+    weight = rank - math.floor(rank)
+    return ordered[lower] * (1 - weight) + ordered[upper] * weight

@@ -1,0 +1,104 @@
+"""An expression as plain nodes: decided once when a rule is loaded, walked at every evaluation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from alerts.matcher import Matcher
+
+AtTime = int | Literal["start", "end"] | None
+"""The @ modifier: Unix milliseconds, start() or end() of the query, None without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """`groups` are alternatives (`{a="1" or b="2"}`); usually one."""
+
+    groups: tuple[tuple[Matcher, ...], ...]
+    offset_ms: int
+    at: AtTime
+
+
+@dataclass(frozen=True, slots=True)
+class RangeSelector:
+    selector: Selector
+    range_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Subquery:
+    expr: Node
+    range_ms: int
+    step_ms: int | None  # None: the evaluation interval
+    offset_ms: int
+    at: AtTime
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    function: str
+    args: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Negate:
+    expr: Node
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    op: str
+    expr: Node
+    param: Node | None
+    without: bool
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Matching:
+    """How samples of two vectors find each other. `many`: the side that may have several of a group."""
+
+    on: bool
+    labels: tuple[str, ...]
+    many: Literal["none", "left", "right", "both"]
+    include: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    op: str
+    lhs: Node
+    rhs: Node
+    returns_bool: bool
+    matching: Matching | None  # None when a side is a scalar
+
+
+Node = Number | Text | Selector | RangeSelector | Subquery | Call | Negate | Aggregate | Binary
+
+
+def children(node: Node) -> tuple[Node, ...]:
+    """The nodes directly below."""
+    match node:
+        case Number() | Text() | Selector():
+            return ()
+        case RangeSelector(selector=selector):
+            return (selector,)
+        case Subquery(expr=expr) | Negate(expr=expr):
+            return (expr,)
+        case Call(args=args):
+            return args
+        case Aggregate(expr=expr, param=param):
+            return (expr,) if param is None else (param, expr)
+        case Binary(lhs=lhs, rhs=rhs):
+            return (lhs, rhs)

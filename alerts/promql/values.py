@@ -1,0 +1,116 @@
+"""What an expression gives: a scalar, a vector (one value a series) or a matrix (a window a series)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from alerts.errors import QueryError
+from alerts.sample import LabelSet
+
+Floats = NDArray[np.float64]
+Times = NDArray[np.int64]
+
+SAME_LABELS = "vector cannot contain metrics with the same labelset"
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """Shapes: `labels`, `values`, `at_ms` have one entry a series; `at_ms` is the newest point behind the value."""
+
+    labels: Sequence[LabelSet]
+    values: Floats
+    at_ms: Times
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, index: NDArray[np.intp] | Sequence[int]) -> Vector:
+        """Those series, in that order."""
+        picked = np.asarray(index, dtype=np.intp)
+        return Vector([self.labels[i] for i in picked], self.values[picked], self.at_ms[picked])
+
+    def where(self, keep: NDArray[np.bool_]) -> Vector:
+        return self if keep.all() else self.take(np.flatnonzero(keep))
+
+    def with_values(self, values: Floats) -> Vector:
+        """New values under the labels without the metric's name, because they are no longer that metric."""
+        return Vector(drop_names(self.labels), values, self.at_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Windows of several series end to end: series i is [starts[i]:starts[i + 1]], never empty.
+
+    `after_ms` and `until_ms` are the window's borders, the left one excluded.
+    """
+
+    labels: Sequence[LabelSet]
+    times: Times
+    values: Floats
+    starts: NDArray[np.intp]
+    after_ms: int
+    until_ms: int
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def counts(self) -> NDArray[np.intp]:
+        return np.diff(self.starts)
+
+    @property
+    def firsts(self) -> NDArray[np.intp]:
+        """Index of each series' first point."""
+        return self.starts[:-1]
+
+    @property
+    def lasts(self) -> NDArray[np.intp]:
+        return self.starts[1:] - 1
+
+    def windows(self) -> list[list[float]]:
+        """The values of each series as a list."""
+        values = self.values.tolist()
+        starts = self.starts.tolist()
+        return [values[low:high] for low, high in zip(starts[:-1], starts[1:], strict=True)]
+
+    def at_least(self, count: int) -> Matrix:
+        """Only series with this many points."""
+        keep = self.counts >= count
+        if keep.all():
+            return self
+        points = np.repeat(keep, self.counts)
+        starts = np.concatenate(([0], np.cumsum(self.counts[keep])))
+        labels = [labels for labels, wanted in zip(self.labels, keep.tolist(), strict=True) if wanted]
+        return Matrix(labels, self.times[points], self.values[points], starts, self.after_ms, self.until_ms)
+
+    def to_vector(self, values: Floats, *, keep_name: bool = False) -> Vector:
+        labels = self.labels if keep_name else drop_names(self.labels)
+        return Vector(labels, values, self.times[self.lasts])
+
+
+Value = float | str | Vector | Matrix
+
+
+def drop_names(labels: Sequence[LabelSet]) -> list[LabelSet]:
+    """Labels without metric names. Raises QueryError when two series become the same."""
+    dropped = [entry.without_name() for entry in labels]
+    check_distinct(dropped)
+    return dropped
+
+
+def check_distinct(labels: Sequence[LabelSet]) -> None:
+    """Raises QueryError when a label set appears twice."""
+    if len(set(labels)) != len(labels):
+        raise QueryError(SAME_LABELS)
+
+
+def empty_vector() -> Vector:
+    return Vector([], np.empty(0), np.empty(0, dtype=np.int64))
+
+
+def single(labels: LabelSet, value: float, at_ms: int) -> Vector:
+    return Vector([labels], np.array([value]), np.array([at_ms], dtype=np.int64))

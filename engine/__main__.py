@@ -1,0 +1,102 @@
+"""`python -m engine`: serve a node, make a small model, check a model directory, run the core.
+
+Exit codes: 0 done, 1 it could not run here, 2 bad input. Errors are one line on stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from engine.config import BadConfigError, add_serve_arguments, config_from_args
+
+EXIT_FAILED = 1
+EXIT_BAD_INPUT = 2
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit code."""
+    if argv[:1] == ["core"]:  # started by `serve`; has options of its own
+        from engine.core import main as core_main
+
+        return core_main(list(argv[1:])) or 0
+    parser = _parser()
+    args = parser.parse_args(argv)
+    try:
+        return int(args.run(args))
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m engine", description="A node of a serving fleet.")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    serve = commands.add_parser("serve", help="serve a model directory over HTTP", description="Serve a model.")
+    add_serve_arguments(serve)
+    serve.set_defaults(run=_serve)
+    make = commands.add_parser("make-model", help="make a small real model with random weights")
+    make.add_argument("directory", metavar="DIR")
+    make.add_argument("--seed", type=int, default=0, help="the same seed gives the same bytes (%(default)s)")
+    make.set_defaults(run=_make_model)
+    check = commands.add_parser("check", help="validate a model directory and say what it needs")
+    check.add_argument("directory", metavar="DIR")
+    check.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))
+    check.set_defaults(run=_check)
+    commands.add_parser("core", help="the engine core process; started by serve")
+    return parser
+
+
+def _serve(args: argparse.Namespace) -> int:
+    from engine.log import configure_logging
+    from engine.model_dir import BadModelError
+    from engine.serve import StartError, serve
+    from engine.tokenizer import BadTokenizerError
+
+    try:
+        config = config_from_args(args)
+        configure_logging(level=config.log_level, node=config.node_name)
+        serve(config)
+    except (BadConfigError, BadModelError, BadTokenizerError) as exc:
+        return _say(exc, EXIT_BAD_INPUT)
+    except StartError as exc:
+        return _say(exc, EXIT_FAILED)
+    return 0
+
+
+def _make_model(args: argparse.Namespace) -> int:
+    from engine.make_progress import make_with_progress
+    from engine.model_dir import BadModelError
+
+    try:
+        make_with_progress(args.directory, args.seed)
+    except BadModelError as exc:
+        return _say(exc, EXIT_BAD_INPUT)
+    except OSError as exc:
+        return _say(exc, EXIT_FAILED)
+    return 0
+
+
+def _check(args: argparse.Namespace) -> int:
+    from engine.check import describe_model
+    from engine.model_dir import BadModelError
+    from engine.tokenizer import BadTokenizerError
+
+    try:
+        sys.stdout.write(describe_model(args.directory, args.dtype))
+    except (BadModelError, BadTokenizerError) as exc:
+        return _say(exc, EXIT_BAD_INPUT)
+    return 0
+
+
+def _say(error: Exception, code: int) -> int:
+    sys.stderr.write(f"error: {error}\n")
+    return code
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except BrokenPipeError:  # the reader of our output left
+        os._exit(EXIT_FAILED)

@@ -1,0 +1,27 @@
+"""Which requests can never be served, so that they are refused at once instead of waiting for ever."""
+
+from __future__ import annotations
+
+from engine.messages import AddRequest
+from engine.scheduler_config import SchedulerConfig
+
+_MAX_TOKEN_ID = 2**32 - 1  # blocks keep token ids in 32 bits
+
+
+def find_problem(message: AddRequest, config: SchedulerConfig) -> str | None:
+    """Why this request can't be served by an otherwise empty scheduler; None if it can."""
+    prompt, output = message.prompt_token_ids, message.output_token_ids
+    num_tokens = len(prompt) + len(output)
+    if not prompt:
+        return "the prompt has no tokens"
+    if message.sampling.max_tokens < 1:
+        return f"max_tokens must be at least 1, got {message.sampling.max_tokens}"
+    if len(prompt) >= config.max_tokens or num_tokens > config.max_tokens:
+        return (
+            f"{num_tokens} tokens can never fit: at most {config.max_tokens}, one of them generated "
+            f"(model length {config.max_model_len}, KV for {config.num_blocks * config.block_size})"
+        )
+    largest = _MAX_TOKEN_ID if config.vocab_size is None else config.vocab_size - 1
+    if any(min(ids) < 0 or max(ids) > largest for ids in (prompt, output) if ids):
+        return f"token ids must be between 0 and {largest}"
+    return None

@@ -1,0 +1,66 @@
+"""The node's ASGI application: routes, request ids, and every error in OpenAI's shape."""
+
+from __future__ import annotations
+
+import structlog
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from engine.api import admin, openai, status
+from engine.api.errors import ApiError, error_response
+from engine.api.prepare import request_id_of
+from engine.node import Node
+
+log = structlog.get_logger()
+
+
+def build_app(node: Node) -> Starlette:
+    app = Starlette(
+        routes=[*openai.routes(), *status.routes(), *admin.routes()],
+        middleware=[Middleware(RequestIdMiddleware)],
+        exception_handlers={ApiError: _on_api_error, HTTPException: _on_http_error, Exception: _on_bug},
+    )
+    app.state.node = node
+    return app
+
+
+class RequestIdMiddleware:
+    """Gives each request an id, the client's own when it sent a usable one, and returns it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        request_id = request_id_of(Headers(scope=scope).get("X-Request-Id"))
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).setdefault("X-Request-Id", request_id)
+            await send(message)
+
+        await self.app(scope, receive, send_with_id)
+
+
+async def _on_api_error(request: Request, exc: Exception) -> Response:
+    assert isinstance(exc, ApiError)
+    return error_response(exc)
+
+
+async def _on_http_error(request: Request, exc: Exception) -> Response:
+    assert isinstance(exc, HTTPException)
+    message = f"{request.method} {request.url.path}: {exc.detail}"
+    return error_response(ApiError(exc.status_code, message, headers=exc.headers))
+
+
+async def _on_bug(request: Request, exc: Exception) -> Response:
+    log.error("request.crashed", path=request.url.path, exc_info=exc)
+    return error_response(ApiError(500, "internal error; the node's log has the cause", code="internal"))

@@ -1,0 +1,174 @@
+"""What OpenAI's clients read: chunks of a stream, whole answers, usage, logprobs. Pure: from a flight to bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from engine.inflight import Choice, Delta, Flight
+from engine.step import TokenLogprobs
+from engine.tokenizer import Tokenizer
+
+LOWEST_LOGPROB = -9999.0  # JSON has no minus infinity
+DONE = b"data: [DONE]\n\n"
+
+_encode = msgspec.json.encode
+
+
+def event(payload: object, name: str | None = None) -> bytes:
+    """One server-sent event."""
+    head = b"" if name is None else b"event: " + name.encode() + b"\n"
+    return head + b"data: " + _encode(payload) + b"\n\n"
+
+
+def delta_events(flight: Flight, delta: Delta, tokenizer: Tokenizer) -> bytes:
+    """The events of one delta: before a choice's first, its opening (role, or the echoed prompt)."""
+    ask, choice = flight.ask, delta.choice
+    parts = []
+    if not choice.is_opened:
+        choice.is_opened = True
+        parts.append(_opening(flight, choice))
+    with_tokens = ask.return_token_ids or ask.sampling.num_logprobs is not None
+    if delta.text or delta.finish_reason is not None or (delta.token_ids and with_tokens):
+        entry: dict[str, Any] = {"index": choice.index}
+        if ask.kind == "chat":
+            entry["delta"] = {"content": delta.text} if delta.text or delta.finish_reason is None else {}
+        else:
+            entry["text"] = delta.text
+        entry["logprobs"] = _logprobs(flight, choice, delta.token_ids, delta.logprobs, delta.char_offset, tokenizer)
+        entry["finish_reason"] = delta.finish_reason
+        if delta.finish_reason is not None:
+            entry["stop_reason"] = choice.stop_reason
+        if ask.return_token_ids:
+            entry["token_ids"] = delta.token_ids
+        parts.append(event(_chunk(flight, [entry])))
+    return b"".join(parts)
+
+
+def _opening(flight: Flight, choice: Choice) -> bytes:
+    ask = flight.ask
+    entry: dict[str, Any] = {"index": choice.index, "logprobs": None, "finish_reason": None}
+    if ask.kind == "chat":
+        entry["delta"] = {"role": "assistant", "content": ""}
+    elif ask.echo_texts:
+        entry["text"] = ask.echo_texts[choice.index // ask.n]
+    elif ask.return_token_ids:
+        entry["text"] = ""
+    else:
+        return b""
+    if ask.return_token_ids:
+        entry["token_ids"] = ()
+        entry["prompt_token_ids"] = choice.prompt
+    return event(_chunk(flight, [entry]))
+
+
+def usage_event(flight: Flight) -> bytes:
+    return event(_chunk(flight, []) | {"usage": usage(flight)})
+
+
+def _chunk(flight: Flight, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    ask = flight.ask
+    chunk: dict[str, Any] = {
+        "id": ask.id,
+        "object": "chat.completion.chunk" if ask.kind == "chat" else "text_completion",
+        "created": ask.created,
+        "model": ask.model,
+        "choices": choices,
+    }
+    if ask.include_usage:
+        chunk["usage"] = None
+    return chunk
+
+
+def whole_answer(flight: Flight, tokenizer: Tokenizer) -> bytes:
+    """The answer to a request without `stream`."""
+    ask = flight.ask
+    return _encode(
+        {
+            "id": ask.id,
+            "object": "chat.completion" if ask.kind == "chat" else "text_completion",
+            "created": ask.created,
+            "model": ask.model,
+            "choices": [_whole_choice(flight, choice, tokenizer) for choice in flight.choices],
+            "usage": usage(flight),
+        }
+    )
+
+
+def _whole_choice(flight: Flight, choice: Choice, tokenizer: Tokenizer) -> dict[str, Any]:
+    ask, text = flight.ask, "".join(choice.pieces)
+    entry: dict[str, Any] = {"index": choice.index}
+    if ask.kind == "chat":
+        entry["message"] = {"role": "assistant", "content": text}
+    else:
+        entry["text"] = (ask.echo_texts[choice.index // ask.n] if ask.echo_texts else "") + text
+    entry["logprobs"] = _logprobs(flight, choice, choice.output_token_ids, choice.logprobs, 0, tokenizer)
+    entry["finish_reason"] = choice.finish_reason
+    entry["stop_reason"] = choice.stop_reason
+    if ask.return_token_ids:
+        entry["token_ids"] = choice.output_token_ids
+        entry["prompt_token_ids"] = choice.prompt
+    return entry
+
+
+def usage(flight: Flight) -> dict[str, Any]:
+    """Token counts of the whole request, also of what other nodes did for it."""
+    prompt, output = flight.num_prompt_tokens, flight.num_output_tokens
+    cached = sum(c.num_cached_tokens or 0 for c in flight.choices if c.index % flight.ask.n == 0)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": output,
+        "total_tokens": prompt + output,
+        "prompt_tokens_details": {"cached_tokens": min(cached, prompt)},
+    }
+
+
+def _logprobs(
+    flight: Flight,
+    choice: Choice,
+    token_ids: Sequence[int],
+    logprobs: Sequence[TokenLogprobs],
+    char_offset: int,
+    tokenizer: Tokenizer,
+) -> dict[str, Any] | None:
+    wanted = flight.ask.sampling.num_logprobs
+    if wanted is None or not logprobs:
+        return None
+    pairs = list(zip(token_ids, logprobs, strict=False))
+    if flight.ask.kind == "chat":
+        return {"content": [_chat_logprob(token_id, entry, wanted, tokenizer) for token_id, entry in pairs]}
+    offsets, at = [], char_offset
+    for token_id, _ in pairs:
+        offsets.append(at)
+        at += len(_shown(tokenizer.bytes_of(token_id)))
+    return {
+        "tokens": [_shown(tokenizer.piece(token_id)) for token_id, _ in pairs],
+        "token_logprobs": [_finite(entry.chosen) for _, entry in pairs],
+        "top_logprobs": [_top_by_text(entry.top[:wanted], tokenizer) for _, entry in pairs] if wanted else None,
+        "text_offset": offsets,
+    }
+
+
+def _chat_logprob(token_id: int, entry: TokenLogprobs, wanted: int, tokenizer: Tokenizer) -> dict[str, Any]:
+    def one(token: int, logprob: float) -> dict[str, Any]:
+        piece = tokenizer.piece(token)
+        return {"token": _shown(piece), "logprob": _finite(logprob), "bytes": list(piece)}
+
+    return one(token_id, entry.chosen) | {"top_logprobs": [one(token, lp) for token, lp in entry.top[:wanted]]}
+
+
+def _top_by_text(top: Iterable[tuple[int, float]], tokenizer: Tokenizer) -> dict[str, float]:
+    best: dict[str, float] = {}
+    for token, logprob in top:  # most likely first; two tokens may read the same
+        best.setdefault(_shown(tokenizer.piece(token)), _finite(logprob))
+    return best
+
+
+def _shown(piece: bytes) -> str:
+    return piece.decode("utf-8", "replace")
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LOWEST_LOGPROB)

@@ -1,0 +1,75 @@
+"""Errors as OpenAI's clients expect them: status, and {"error": {message, type, param, code}}.
+
+ApiError        what a handler raises; becomes one answer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from engine.node import RefusedError, TooLongError
+
+TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class ApiError(Exception):
+    """One answer with an error. `param` names the offending field, `code` is for programs."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.headers = dict(headers or {})
+
+    @property
+    def type(self) -> str:
+        return TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+
+
+def error_body(message: str, type_: str, *, code: str | None = None, param: str | None = None) -> bytes:
+    return msgspec.json.encode({"error": {"message": message, "type": type_, "param": param, "code": code}})
+
+
+def error_response(error: ApiError) -> Response:
+    body = error_body(error.message, error.type, code=error.code, param=error.param)
+    return Response(body, error.status, headers=error.headers, media_type="application/json")
+
+
+def from_refusal(refusal: RefusedError) -> ApiError:
+    """A refusal before start: the header tells a gateway that nothing was begun."""
+    headers = {"X-Fleet-Refused": refusal.reason}
+    if refusal.retry_after_s is not None:
+        headers["Retry-After"] = str(refusal.retry_after_s)
+    status = 429 if refusal.reason == "overloaded" else 503
+    return ApiError(status, str(refusal), code=refusal.reason, headers=headers)
+
+
+def from_too_long(error: TooLongError) -> ApiError:
+    return ApiError(400, str(error), code="context_length_exceeded", param="messages")
+
+
+def from_validation(error: ValidationError) -> ApiError:
+    """Names the first offending field by its path, as in `messages.0.role`."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    path = ".".join(str(part) for part in first["loc"] if not _is_branch_name(part))
+    where = f"{path}: " if path else ""
+    return ApiError(400, f"{where}{first['msg']}", param=path or None, code="invalid_value")
+
+
+def _is_branch_name(part: int | str) -> bool:
+    # pydantic puts the names of union branches into the path, as in `stop.list[str]`
+    return isinstance(part, str) and ("[" in part or part in {"str", "int", "constrained-str"})

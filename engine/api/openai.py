@@ -1,0 +1,98 @@
+"""The public routes: completions, chat, models, tokenising."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from engine.api import prepare
+from engine.api.body import read_body
+from engine.api.errors import ApiError, from_refusal, from_too_long, from_validation
+from engine.api.respond import FlightResponse
+from engine.api.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from engine.inflight import Ask
+from engine.node import Node, RefusedError, TooLongError
+
+B = TypeVar("B", bound=BaseModel)
+
+
+def routes() -> list[Route]:
+    return [
+        Route("/v1/models", models, methods=["GET"]),
+        Route("/v1/completions", completions, methods=["POST"]),
+        Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+        Route("/tokenize", tokenize, methods=["POST"]),
+        Route("/detokenize", detokenize, methods=["POST"]),
+    ]
+
+
+async def models(request: Request) -> Response:
+    node: Node = request.app.state.node
+    entries = [
+        {
+            "id": name,
+            "object": "model",
+            "created": int(node.started_at),
+            "owned_by": "engine",
+            "max_model_len": node.max_sequence_tokens,
+        }
+        for name in node.config.served_model_names
+    ]
+    return JSONResponse({"object": "list", "data": entries})
+
+
+async def completions(request: Request) -> Response:
+    return await _generate(request, CompletionBody, prepare.completion_ask)
+
+
+async def chat_completions(request: Request) -> Response:
+    return await _generate(request, ChatBody, prepare.chat_ask)
+
+
+async def _generate(request: Request, schema: type[B], to_ask: Callable[[Node, B, str], Awaitable[Ask]]) -> Response:
+    node: Node = request.app.state.node
+    arrived_at = time.monotonic()
+    body = await _parse(request, schema)
+    try:
+        node.check_admission()  # before the work of tokenising
+        ask = await to_ask(node, body, request.state.request_id)
+        flight = node.admit(ask, arrived_at=arrived_at, accepts_handoff=accepts_handoff(request))
+    except RefusedError as exc:
+        raise from_refusal(exc) from exc
+    except TooLongError as exc:
+        raise from_too_long(exc) from exc
+    return FlightResponse(node, flight)
+
+
+def accepts_handoff(request: Request) -> bool:
+    return request.headers.get("X-Fleet-Handoff", "").strip().lower() == "accept"
+
+
+async def tokenize(request: Request) -> Response:
+    node: Node = request.app.state.node
+    token_ids = await prepare.tokenize(node, await _parse(request, TokenizeBody))
+    return JSONResponse({"count": len(token_ids), "max_model_len": node.max_sequence_tokens, "tokens": list(token_ids)})
+
+
+async def detokenize(request: Request) -> Response:
+    node: Node = request.app.state.node
+    body = await _parse(request, DetokenizeBody)
+    prepare.check_model(node, body.model)
+    for token_id in body.tokens:
+        if token_id >= node.facts.vocab_size:
+            raise ApiError(400, f"tokens: {token_id} is out of the vocabulary", param="tokens")
+    return JSONResponse({"prompt": node.tokenizer.decode(body.tokens)})
+
+
+async def _parse(request: Request, schema: type[B]) -> B:
+    body = await read_body(request)
+    try:
+        return schema.model_validate_json(body)
+    except ValidationError as exc:
+        raise from_validation(exc) from exc

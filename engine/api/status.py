@@ -1,0 +1,90 @@
+"""Routes for probes, scrapers and the controller: health, metrics, info. Cheap, open, and without side effects."""
+
+from __future__ import annotations
+
+import os
+import time
+from importlib.metadata import PackageNotFoundError, version
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from engine.health import Reason
+from engine.metrics import CONTENT_TYPE
+from engine.node import Node
+
+DISTRIBUTION = "llm-fleetctl"
+
+
+def routes() -> list[Route]:
+    return [
+        Route("/health", ready, methods=["GET"]),
+        Route("/health/live", live, methods=["GET"]),
+        Route("/health/ready", ready, methods=["GET"]),
+        Route("/metrics", metrics, methods=["GET"]),
+        Route("/info", info, methods=["GET"]),
+    ]
+
+
+async def live(request: Request) -> Response:
+    node: Node = request.app.state.node
+    return JSONResponse({"live": True, "since": node.started_at})
+
+
+async def ready(request: Request) -> Response:
+    node: Node = request.app.state.node
+    reason = node.judge_health()
+    report = node.health.report(time.time())
+    core = node.core
+    if reason in (Reason.LOADING, Reason.WARMING_UP) and core.progress is not None:
+        report["progress_ratio"] = core.progress.done
+    if reason is Reason.CORE_DEAD and core.error is not None:
+        report["detail"] = core.error
+    return JSONResponse(report, 200 if reason is Reason.READY else 503)
+
+
+async def metrics(request: Request) -> Response:
+    """Classic text whatever the Accept header asks for, as vLLM does."""
+    node: Node = request.app.state.node
+    return Response(node.exposition(), headers={"Content-Type": CONTENT_TYPE})
+
+
+async def info(request: Request) -> Response:
+    node: Node = request.app.state.node
+    config, core = node.config, node.core
+    return JSONResponse(
+        {
+            "name": config.node_name,
+            "engine": "fleet",
+            "version": _version(),
+            "model": config.model_name,
+            "served_model_names": list(config.served_model_names),
+            "revision": config.revision,
+            "model_revision": node.facts.revision,
+            "pool": config.pool,
+            "zone": config.zone,
+            "pid": os.getpid(),
+            "started_at": node.started_at,
+            "state": node.judge_health().value,
+            "runner": config.runner,
+            "device": None if core.ready is None else core.ready.device,
+            "dtype": None if core.ready is None else core.ready.dtype,
+            "kv_capacity_tokens": core.kv_capacity_tokens,
+            "limits": {
+                "max_model_len": node.max_sequence_tokens,
+                "max_num_seqs": config.max_num_seqs,
+                "max_num_batched_tokens": config.max_num_batched_tokens,
+                "max_num_queued_reqs": config.max_num_queued_reqs,
+                "max_num_queued_tokens": node.max_queued_tokens,
+            },
+            "faults_enabled": config.enable_faults,
+        }
+    )
+
+
+def _version() -> str:
+    try:
+        return version(DISTRIBUTION)
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return "unknown"

@@ -1,0 +1,51 @@
+"""What a core process is started with."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+MAX_CONFIG_BYTES = 64 * 2**10
+
+
+class CoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Travels as JSON on the core's command line, so it must hold no secret. None: worked out by the core."""
+
+    model_dir: str
+    runner: Literal["torch", "fake"] = "torch"
+    device: str = "auto"  # auto, cpu, cuda
+    dtype: str = "auto"  # auto is the stored one
+    num_threads: int | None = None
+    block_size: int = 16
+    num_kv_blocks: int | None = None  # wins over `kv_cache_bytes`
+    kv_cache_bytes: int | None = None
+    num_host_blocks: int = 0
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    max_model_len: int | None = None  # None: what the model was made for
+    vocab_size: int | None = None  # None: the model's
+    eos_token_ids: tuple[int, ...] | None = None  # None: the model's
+    chunked_prefill: bool = True
+    prefill_chunk_tokens: int | None = 512
+    prefix_caching: bool = True
+    ageing_s: float = 30.0
+    enable_faults: bool = False
+    log_level: str = "INFO"
+
+    def to_json(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+
+def read_config(text: str) -> CoreConfig:
+    """The configuration in a command-line argument.
+
+    Raises:
+        ValueError: it is no valid configuration; the message names the field.
+    """
+    if len(text) > MAX_CONFIG_BYTES:
+        raise ValueError(f"--config: {len(text)} bytes, at most {MAX_CONFIG_BYTES} are allowed")
+    try:
+        return msgspec.json.decode(text, type=CoreConfig)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"--config: {error}") from error

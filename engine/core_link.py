@@ -1,0 +1,158 @@
+"""The API process's end of the engine core: starts it, hears it, notices its death, starts it again.
+
+What the core says of requests goes to the node; what it says of itself is kept here, for health and metrics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Protocol
+
+import structlog
+
+from engine.core_config import CoreConfig
+from engine.core_client import CoreClient
+from engine.health import CorePhase, Reason, StepClock, judge
+from engine.messages import CoreFailed, CoreIdle, CoreProgress, CoreReady, FromCore, StepReport, ToCore
+from engine.metrics import NodeMetrics
+
+log = structlog.get_logger()
+
+FIRST_BACKOFF_S = 1.0
+LONGEST_BACKOFF_S = 30.0
+STEADY_AFTER_S = 60.0  # a core that lived this long starts over with the first back-off
+STOP_GRACE_S = 5.0
+
+
+class CoreListener(Protocol):
+    """Who is told of requests."""
+
+    def on_step(self, report: StepReport) -> None: ...
+
+    def on_core_lost(self, reason: str) -> None: ...
+
+
+class CoreLink:
+    """Owner of the core process. Threading: event loop only."""
+
+    def __init__(self, config: CoreConfig, metrics: NodeMetrics, listener: CoreListener) -> None:
+        self._config = config
+        self._metrics = metrics
+        self._listener = listener
+        self._client: CoreClient | None = None
+        self._heard_at = time.monotonic()
+        self._steps = StepClock()
+        self._is_stopping = False
+        self.phase = CorePhase.LOADING
+        self.progress: CoreProgress | None = None
+        self.ready: CoreReady | None = None
+        self.error: str | None = None  # why the last core ended
+        self.running = 0
+        self.kv_ratio = 0.0
+        self.tokens_per_s = 0.0
+        self.first_ready = asyncio.Event()
+
+    @property
+    def kv_capacity_tokens(self) -> int | None:
+        """None until the core is ready for the first time."""
+        return None if self.ready is None else self.ready.num_kv_blocks * self.ready.block_size
+
+    def judge(self, *, takes_work: bool, now: float) -> Reason:
+        """Readiness at monotonic time `now`."""
+        return judge(
+            phase=self.phase,
+            silent_s=now - self._heard_at,
+            longest_step_s=self._steps.longest_s,
+            takes_work=takes_work,
+        )
+
+    def send(self, message: ToCore) -> None:
+        """Messages to a core that is gone are dropped: its requests were failed when it went."""
+        if self._client is not None:
+            self._client.send(message)
+
+    async def run(self) -> None:
+        """Keeps a core running until stopped. Returns early, with `error` set, when the first one can't start."""
+        backoff_s = FIRST_BACKOFF_S
+        while not self._is_stopping:
+            started_at = time.monotonic()
+            reason = await self._run_once()
+            if self._is_stopping:
+                return
+            self._lose(reason)
+            if not self.first_ready.is_set():
+                return
+            if time.monotonic() - started_at > STEADY_AFTER_S:
+                backoff_s = FIRST_BACKOFF_S
+            log.warning("core.restart_scheduled", after_s=backoff_s)
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(LONGEST_BACKOFF_S, backoff_s * 2)
+            self._metrics.core_restarts.inc()
+
+    async def stop(self) -> None:
+        self._is_stopping = True
+        if self._client is not None:
+            await self._client.stop(STOP_GRACE_S)
+
+    def kill(self) -> None:
+        """Ends the core at once, when there is no time for `stop`."""
+        if self._client is not None:
+            self._client.kill()
+
+    async def _run_once(self) -> str:
+        client = CoreClient()
+        self._client = client
+        reason = "the core process ended without a word"
+        try:
+            await client.start(self._config)
+            async for message in client.messages():
+                if isinstance(message, CoreFailed):
+                    reason = message.reason
+                else:
+                    self._hear(message)
+        except OSError as exc:
+            reason = f"the core process can't be reached: {exc}"
+        finally:
+            await client.stop(0.0)  # reaps what is left of it
+            self._client = None
+        return reason
+
+    def _lose(self, reason: str) -> None:
+        self.phase, self.error = CorePhase.DEAD, reason
+        self.running, self.kv_ratio = 0, 0.0
+        self._metrics.core_up.set(0)
+        log.error("core.lost", reason=reason)
+        self._listener.on_core_lost(reason)
+
+    def _hear(self, message: FromCore) -> None:
+        self._heard_at = time.monotonic()
+        match message:
+            case StepReport():
+                self._steps.note(message.seconds)
+                self.running = message.running
+                self.kv_ratio = message.kv_blocks_used / max(1, message.kv_blocks_total)
+                if message.seconds > 0:
+                    self.tokens_per_s += 0.1 * (message.num_tokens / message.seconds - self.tokens_per_s)
+                self._metrics.note_step(message)
+                self._listener.on_step(message)
+            case CoreIdle():
+                self.running = 0
+                self.kv_ratio = message.kv_blocks_used / max(1, message.kv_blocks_total)
+                self._metrics.integrity_ok.set(0 if message.integrity_error else 1)
+                if message.integrity_error:
+                    log.error("core.integrity_failed", reason=message.integrity_error)
+            case CoreProgress():
+                self.progress = message
+                # After a death the node says core_dead until the new core answers: it is not "loading" to users.
+                if not self.first_ready.is_set():
+                    self.phase = CorePhase(message.phase)
+            case CoreReady():
+                self.ready, self.phase = message, CorePhase.UP
+                self._metrics.core_up.set(1)
+                self._metrics.integrity_ok.set(1)
+                self._metrics.note_ready(message)
+                self.first_ready.set()
+                log.info("core.ready", load_s=message.load_seconds, warmup_s=message.warmup_seconds)
+            case CoreFailed():
+                self.error = message.reason

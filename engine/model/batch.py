@@ -1,0 +1,86 @@
+"""The tensors of one step: what the decoder reads besides its weights and the cache, and how a plan becomes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.model.sequence import Sequence as SequenceState
+from engine.step import Scheduled
+from kernels.row_tiles import padded_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A ragged batch of sequences' next tokens, in the order of the plan.
+
+    `token_ids` and `positions` are padded to whole row tiles; the other tensors count real tokens only.
+    """
+
+    num_tokens: int
+    token_ids: Tensor  # [padded tokens], int64
+    positions: Tensor  # [padded tokens], int64
+    slots: Tensor  # [num_tokens], int64: block x block_size + offset, where each token's KV goes
+    block_tables: Tensor  # [num_seqs, max_blocks], int32, on the CPU
+    seq_lens: Tensor  # [num_seqs], int32, on the CPU: tokens with KV after this step
+    query_starts: Tensor  # [num_seqs + 1], int32, on the CPU
+    sample_rows: Tensor  # [num_samples], int64: rows whose logits are asked for
+
+
+def make_batch(
+    scheduled: Sequence[Scheduled], states: Mapping[int, SequenceState], *, block_size: int, device: torch.device | str
+) -> Batch:
+    """The batch of a plan's sequences, which must have been checked (`why_not`)."""
+    counts = np.array([s.num_tokens for s in scheduled], dtype=np.int32)
+    firsts = np.array([s.start for s in scheduled], dtype=np.int64)
+    starts = np.zeros(len(scheduled) + 1, dtype=np.int32)
+    np.cumsum(counts, out=starts[1:])
+    num_tokens = int(starts[-1])
+    padded = padded_rows(num_tokens)
+    token_ids, positions = np.zeros(padded, dtype=np.int64), np.zeros(padded, dtype=np.int64)
+    tables = np.zeros((len(scheduled), max(len(s.block_ids) for s in scheduled)), dtype=np.int32)
+    for i, s in enumerate(scheduled):
+        token_ids[starts[i] : starts[i + 1]] = states[s.seq_id].token_ids[s.start : s.start + s.num_tokens]
+        tables[i, : len(s.block_ids)] = s.block_ids
+    owner = np.repeat(np.arange(len(scheduled)), counts)
+    own = positions[:num_tokens]
+    own[:] = np.arange(num_tokens) - starts[owner] + firsts[owner]
+    slots = tables[owner, own // block_size].astype(np.int64) * block_size + own % block_size
+    samples = np.array([starts[i + 1] - 1 for i, s in enumerate(scheduled) if s.samples], dtype=np.int64)
+    return Batch(
+        num_tokens=num_tokens,
+        token_ids=torch.from_numpy(token_ids).to(device),
+        positions=torch.from_numpy(positions).to(device),
+        slots=torch.from_numpy(slots).to(device),
+        block_tables=torch.from_numpy(tables),
+        seq_lens=torch.from_numpy((firsts + counts).astype(np.int32)),
+        query_starts=torch.from_numpy(starts),
+        sample_rows=torch.from_numpy(samples).to(device),
+    )
+
+
+def why_not(
+    s: Scheduled, state: SequenceState | None, *, num_blocks: int, block_size: int, vocab_size: int, max_len: int
+) -> str | None:
+    """Why this sequence can't be computed as scheduled, or None when it can."""
+    end = s.start + s.num_tokens
+    if state is None:
+        return "the runner does not know this sequence"
+    if s.num_tokens < 1 or s.start < 0 or end > len(state.token_ids):
+        return f"positions {s.start} to {end} were scheduled of {len(state.token_ids)} tokens"
+    if s.samples and end != len(state.token_ids):
+        return f"a token was asked for at position {end}, before the last of {len(state.token_ids)} tokens"
+    if end > max_len:
+        return f"{end} tokens are more than the model's {max_len} positions"
+    if len(s.block_ids) * block_size < end:
+        return f"{len(s.block_ids)} blocks of {block_size} are too few for {end} tokens"
+    if not 0 <= min(s.block_ids) <= max(s.block_ids) < num_blocks:
+        return f"a block id is not below {num_blocks}"
+    tokens = state.token_ids[s.start : end]
+    if not 0 <= min(tokens) <= max(tokens) < vocab_size:
+        return f"a token id is not below {vocab_size}"
+    return None

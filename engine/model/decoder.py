@@ -1,0 +1,120 @@
+"""The decoder: token ids of a ragged batch to logits, keys and values through the paged cache on the way.
+
+One code path for every family; what differs between them is in `ModelConfig`. No sampling, no scheduling here.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.model.batch import Batch
+from engine.model.config import ModelConfig
+from engine.model.experts import moe_forward
+from engine.model.rope import rope_tables
+from engine.model.weights import DecoderWeights, DenseWeights, LayerWeights
+from kernels.attention_plan import AttentionPlan, plan_attention
+from kernels.kv_store import store_kv
+from kernels.linear import linear_products, row_linear
+from kernels.paged_attention import attention_products, paged_attention
+from kernels.rms_norm import rms_norm
+from kernels.rope import apply_rope
+from kernels.row_tiles import ROW_TILES, agreeing_tiles, padded_rows
+from kernels.silu_mul import silu_mul
+
+
+class Decoder:
+    """Weights and the forward pass. `tiles` are the row counts in use; `is_batch_invariant` None until measured."""
+
+    def __init__(self, config: ModelConfig, weights: DecoderWeights, *, num_positions: int) -> None:
+        self.config = config
+        self.weights = weights
+        self.device = weights.embedding.device
+        cos, sin = rope_tables(config.rope, config.head_dim, num_positions)
+        self.cos, self.sin = cos.to(self.device), sin.to(self.device)
+        self.tiles = ROW_TILES
+        self.is_batch_invariant: bool | None = None
+
+    def measure_tiles(self) -> None:
+        """Keeps only row counts that give equal bits on this machine for this model's matrices."""
+        if self.device.type != "cpu":
+            return
+        products = [*linear_products(self.weights.matrices()), *attention_products(self.config.head_dim)]
+        self.tiles, self.is_batch_invariant = agreeing_tiles(products)
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, kv: Tensor) -> Tensor:
+        """Logits of `batch.sample_rows`: [num_samples, vocab]. Writes the batch's keys and values into kv.
+
+        Shapes: kv: [layers, 2, num_blocks, block_size, kv_heads, head_dim].
+        """
+        config, eps = self.config, self.config.rms_norm_eps
+        plans = self._plans(batch, kv)
+        cos, sin = self.cos[batch.positions], self.sin[batch.positions]
+        residual = self.weights.embedding[batch.token_ids]
+        x = rms_norm(residual, self.weights.layers[0].input_norm, eps)
+        for index, layer in enumerate(self.weights.layers):
+            x = self._attend(x, layer, batch, kv[index], cos, sin, plans[config.window_of(index)])
+            x, residual = rms_norm(x, layer.mlp_norm, eps, residual)
+            x = self._feed_forward(x, layer, batch.num_tokens)
+            if index + 1 < config.num_layers:
+                x, residual = rms_norm(x, self.weights.layers[index + 1].input_norm, eps, residual)
+        return self._logits(x, residual, batch.sample_rows)
+
+    def _plans(self, batch: Batch, kv: Tensor) -> dict[int | None, AttentionPlan]:
+        windows = {self.config.window_of(i) for i in range(self.config.num_layers)}
+        return {
+            window: plan_attention(
+                batch.block_tables,
+                batch.seq_lens,
+                batch.query_starts,
+                block_size=kv.shape[3],
+                num_heads=self.config.num_heads,
+                num_kv_heads=self.config.num_kv_heads,
+                sliding_window=window,
+                tiles=self.tiles,
+                device=self.device,
+            )
+            for window in windows
+        }
+
+    def _attend(
+        self, x: Tensor, layer: LayerWeights, batch: Batch, kv: Tensor, cos: Tensor, sin: Tensor, plan: AttentionPlan
+    ) -> Tensor:
+        config = self.config
+        qkv = row_linear(x, layer.qkv, layer.qkv_bias, self.tiles)
+        heads = qkv.view(x.shape[0], config.num_heads + 2 * config.num_kv_heads, config.head_dim)
+        q, k, v = heads.split([config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
+        if layer.q_norm is not None:
+            q = rms_norm(q, layer.q_norm, config.rms_norm_eps)
+            k = rms_norm(k, layer.k_norm, config.rms_norm_eps)
+        q, k = apply_rope(q, k, cos, sin)
+        store_kv(k[: batch.num_tokens], v[: batch.num_tokens], kv[0], kv[1], batch.slots)
+        out = paged_attention(
+            q,
+            kv[0],
+            kv[1],
+            batch.block_tables,
+            batch.seq_lens,
+            batch.query_starts,
+            scale=config.head_dim**-0.5,
+            sliding_window=plan.sliding_window,
+            plan=plan,
+        )
+        return row_linear(out.view(x.shape[0], -1), layer.output, layer.output_bias, self.tiles)
+
+    def _feed_forward(self, x: Tensor, layer: LayerWeights, num_tokens: int) -> Tensor:
+        mlp = layer.mlp
+        if isinstance(mlp, DenseWeights):
+            inner = silu_mul(row_linear(x, mlp.gate_up, mlp.gate_up_bias, self.tiles))
+            return row_linear(inner, mlp.down, mlp.down_bias, self.tiles)
+        return moe_forward(x, num_tokens, mlp, self.config.moe, self.tiles)
+
+    def _logits(self, x: Tensor, residual: Tensor, rows: Tensor) -> Tensor:
+        """Final norm and head for the asked rows alone: the head is the largest matrix."""
+        count = rows.shape[0]
+        if count == 0:
+            return x.new_empty((0, self.config.vocab_size))
+        rows = torch.nn.functional.pad(rows, (0, padded_rows(count) - count))
+        x, _ = rms_norm(x[rows], self.weights.final_norm, self.config.rms_norm_eps, residual[rows])
+        return row_linear(x, self.weights.head, tiles=self.tiles)[:count]

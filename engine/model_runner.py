@@ -1,0 +1,243 @@
+"""Carries out step plans on a real model: owns the weights, the KV cache and what it must know of each sequence.
+
+The scheduler decides; this module computes. One bad sequence is reported in `StepResult.failed` and never stops the
+others. One thread uses a runner.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+import torch
+from torch import Tensor
+
+from engine.model.batch import make_batch, why_not
+from engine.model.decoder import Decoder
+from engine.model.sequence import Sequence, logprobs_of
+from engine.model.weights import load_weights
+from engine.model_dir import BadModelError, ModelDir, open_model
+from engine.step import NewSequence, SamplingParams, Scheduled, StepPlan, StepResult, TokenLogprobs
+from kernels.block_copy import copy_blocks, swap_blocks
+from kernels.sampling import sample
+
+log = structlog.get_logger()
+
+Progress = Callable[[str, float], None]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+WARM_UP_TOKENS = 80
+WARM_UP_SEQ_ID = -1  # the scheduler's ids are never negative
+
+
+class DeviceError(RuntimeError):
+    """The device is not there, or has not enough memory; the message says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerInfo:
+    """Facts about a loaded runner, for `/info` and `CoreReady`."""
+
+    num_blocks: int
+    block_size: int
+    num_host_blocks: int
+    max_model_len: int
+    vocab_size: int
+    device: str
+    dtype: str
+    revision: str
+    weight_bytes: int
+    kv_bytes: int
+    load_seconds: float
+    warmup_seconds: float | None  # None before warm-up
+    is_batch_invariant: bool | None  # measured by warm-up on a CPU; None where it was not
+
+
+class ModelRunner:
+    """`warm_up()` once, then `run(plan)` for every step."""
+
+    def __init__(
+        self,
+        model_dir: ModelDir | Path | str,
+        *,
+        num_blocks: int,
+        block_size: int,
+        num_host_blocks: int = 0,
+        device: str = "cpu",
+        dtype: str = "auto",
+        num_threads: int = 1,
+        progress: Progress | None = None,
+    ) -> None:
+        """Loads the model and takes the memory of the KV cache.
+
+        `dtype` "auto" is float32 on a CPU and the stored type elsewhere. `num_threads` is the process's, for CPU
+        work. `progress` is called with ("loading" or "warming_up", 0 to 1). Raises BadModelError, DeviceError.
+        """
+        started = time.perf_counter()
+        if num_blocks < 1 or block_size < 1:
+            raise ValueError(f"num_blocks {num_blocks} and block_size {block_size} must be at least 1")
+        torch.set_num_threads(num_threads)
+        model = model_dir if isinstance(model_dir, ModelDir) else open_model(model_dir)
+        self._progress = progress or (lambda phase, done: None)
+        self._device = _device(device)
+        self._dtype = _dtype(dtype, model, self._device)
+        self._model, self._config = model, model.config
+        self._block_size = block_size
+        self._sequences: dict[int, Sequence] = {}
+        shape = (num_blocks, block_size, self._config.num_kv_heads, self._config.head_dim)
+        try:
+            weights = load_weights(model, dtype=self._dtype, device=str(self._device), progress=self._progress)
+            self._kv = torch.zeros((self._config.num_layers, 2, *shape), dtype=self._dtype, device=self._device)
+            host_shape = (self._config.num_layers, 2, num_host_blocks, *shape[1:])
+            pinned = self._device.type == "cuda" and num_host_blocks > 0
+            self._host_kv = torch.zeros(host_shape, dtype=self._dtype, pin_memory=pinned)
+        except (RuntimeError, MemoryError) as exc:
+            if not _is_out_of_memory(exc):
+                raise
+            raise DeviceError(
+                f"not enough memory on {self._device} for the model and {num_blocks} KV blocks: {exc}"
+            ) from exc
+        self._num_blocks = num_blocks
+        self._max_len = min(self._config.max_position_embeddings, num_blocks * block_size)
+        self._decoder = Decoder(self._config, weights, num_positions=self._max_len)
+        self._load_seconds = time.perf_counter() - started
+        self._warmup_seconds: float | None = None
+
+    @property
+    def info(self) -> RunnerInfo:
+        return RunnerInfo(
+            num_blocks=self._num_blocks,
+            block_size=self._block_size,
+            num_host_blocks=self._host_kv.shape[2],
+            max_model_len=self._max_len,
+            vocab_size=self._config.vocab_size,
+            device=str(self._device),
+            dtype=str(self._dtype).removeprefix("torch."),
+            revision=self._model.revision,
+            weight_bytes=self._model.weight_bytes,
+            kv_bytes=self._kv.nbytes,
+            load_seconds=self._load_seconds,
+            warmup_seconds=self._warmup_seconds,
+            is_batch_invariant=self._decoder.is_batch_invariant,
+        )
+
+    def warm_up(self) -> None:
+        """Measures row tiles and computes a prompt and a few tokens, so that the first request is as fast as the next.
+
+        Leaves the cache empty. Raises BadModelError when the model's answers are not numbers.
+        """
+        started = time.perf_counter()
+        self._progress("warming_up", 0.0)
+        self._decoder.measure_tiles()
+        if self._decoder.is_batch_invariant is False:
+            log.warning("runner.rows_depend_on_batch", remedy="tokens may differ in rare ties with what else runs")
+        self._progress("warming_up", 0.5)
+        length = max(min(WARM_UP_TOKENS, self._max_len - 2), 1)
+        blocks = tuple(range(-(-min(length + 2, self._max_len) // self._block_size)))
+        tokens = tuple(i % self._config.vocab_size for i in range(length))
+        new = NewSequence(WARM_UP_SEQ_ID, tokens, length, SamplingParams(max_tokens=2, top_p=0.9, num_logprobs=1))
+        plan = StepPlan(0, (Scheduled(WARM_UP_SEQ_ID, 0, length, blocks, samples=True),), new=(new,))
+        for position in range(length, min(length + 2, self._max_len)):
+            self._expect_answer(self.run(plan))
+            plan = StepPlan(0, (Scheduled(WARM_UP_SEQ_ID, position, 1, blocks, samples=True),))
+        self._expect_answer(self.run(plan))
+        self.run(StepPlan(0, (), forgotten=(WARM_UP_SEQ_ID,)))
+        self._kv[:, :, : len(blocks)] = 0
+        self._warmup_seconds = time.perf_counter() - started
+        self._progress("warming_up", 1.0)
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """One forward pass. A sequence in `failed` has no token and its state is as before the step."""
+        started = time.perf_counter()
+        for seq_id in plan.forgotten:
+            self._sequences.pop(seq_id, None)
+        for new in plan.new:
+            self._sequences[new.seq_id] = Sequence(new)
+        with torch.inference_mode():
+            swap_blocks(self._kv, self._host_kv, plan.swap_out)
+            swap_blocks(self._host_kv, self._kv, plan.swap_in)
+            copy_blocks(self._kv, plan.copies)
+        failed = {s.seq_id: why for s in plan.scheduled if (why := self._why_not(s)) is not None}
+        scheduled = [s for s in plan.scheduled if s.seq_id not in failed]
+        token_ids: dict[int, int] = {}
+        logprobs: dict[int, TokenLogprobs] = {}
+        logits = self._forward(scheduled, failed)
+        sampling = [s.seq_id for s in scheduled if s.samples]
+        if sampling:
+            rows = [self._sequences[i].sample_row(self._config.eos_token_ids) for i in sampling]
+            for seq_id, drawn in zip(sampling, sample(logits, rows), strict=True):
+                if drawn.token_id is None:
+                    failed[seq_id] = "non-finite logits"
+                    continue
+                self._sequences[seq_id].append(drawn.token_id)
+                token_ids[seq_id] = drawn.token_id
+                if (found := logprobs_of(drawn)) is not None:
+                    logprobs[seq_id] = found
+        if failed:
+            log.warning("step.sequences_failed", step_id=plan.step_id, failed=failed)
+        return StepResult(plan.step_id, token_ids, time.perf_counter() - started, logprobs, failed)
+
+    def _why_not(self, s: Scheduled) -> str | None:
+        return why_not(
+            s,
+            self._sequences.get(s.seq_id),
+            num_blocks=self._num_blocks,
+            block_size=self._block_size,
+            vocab_size=self._config.vocab_size,
+            max_len=self._max_len,
+        )
+
+    def _forward(self, scheduled: list[Scheduled], failed: dict[int, str]) -> Tensor | None:
+        """Logits of the sampling sequences. Out of memory drops the largest sequence and tries the others again.
+
+        Trying again is safe: the same keys and values are written to the same slots.
+        """
+        while scheduled:
+            try:
+                batch = make_batch(scheduled, self._sequences, block_size=self._block_size, device=self._device)
+                return self._decoder.forward(batch, self._kv)
+            except (RuntimeError, MemoryError) as exc:
+                if not _is_out_of_memory(exc):
+                    raise
+                largest = max(scheduled, key=lambda s: (s.num_tokens, s.start))
+                log.error("step.out_of_memory", seq_id=largest.seq_id, num_tokens=largest.num_tokens, reason=str(exc))
+            # Outside of the handler: the exception would keep the failed attempt's tensors alive.
+            scheduled.remove(largest)
+            failed[largest.seq_id] = "out of memory"
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()
+        return None
+
+    def _expect_answer(self, result: StepResult) -> None:
+        if WARM_UP_SEQ_ID in result.failed:
+            problem = f"the model can't compute its first tokens: {result.failed[WARM_UP_SEQ_ID]}"
+            raise BadModelError(self._model.path, problem, "the weights are damaged, or too large for this dtype")
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as exc:
+        raise DeviceError(f"device {name!r} is unknown; use cpu or cuda") from exc
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise DeviceError(
+            "device cuda: no GPU is usable here; use cpu, or install the CUDA build of torch and the driver"
+        )
+    return device
+
+
+def _dtype(name: str, model: ModelDir, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        name = "float32" if device.type == "cpu" else model.config.dtype
+    if name not in DTYPES:
+        raise ValueError(f"dtype {name!r} is not supported; supported are auto, {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def _is_out_of_memory(exc: BaseException) -> bool:
+    if isinstance(exc, torch.OutOfMemoryError | MemoryError):
+        return True
+    return "can't allocate memory" in str(exc) or "not enough memory" in str(exc)

@@ -1,0 +1,39 @@
+"""Which cached blocks a request may start from."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from engine.block_pool import BlockPool
+from engine.request import Request, RequestState
+
+
+class Prefix(NamedTuple):
+    """A cached beginning: blocks to share, and perhaps one more of which a copy is taken."""
+
+    shared: list[int]
+    copied: int | None
+    num_tokens: int  # whose KV need not be computed
+
+    @property
+    def block_ids(self) -> list[int]:
+        return self.shared if self.copied is None else [*self.shared, self.copied]
+
+    def without_copy(self, block_size: int) -> Prefix:
+        """The same, with the last block computed again: it needs one free block where a copy needs two."""
+        return Prefix(self.shared, None, len(self.shared) * block_size)
+
+
+def find_prefix(request: Request, pool: BlockPool) -> Prefix:
+    """The longest cached beginning of a request without device blocks; always leaves a token to compute."""
+    size = pool.block_size
+    contents = request.contents_for(size)
+    if request.state is RequestState.SWAPPED:
+        # What is still on the device need not come back from the host.
+        found = pool.match(contents[: request.num_computed_tokens // size])
+        return Prefix(found, None, request.num_computed_tokens)
+    found = pool.match(contents)
+    if len(found) * size < request.num_tokens:
+        return Prefix(found, None, len(found) * size)
+    # All tokens are cached, but the last must be computed to get its logits: into a copy of its block.
+    return Prefix(found[:-1], found[-1], request.num_tokens - 1)

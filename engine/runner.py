@@ -1,0 +1,26 @@
+"""What the core needs of a runner: the part that turns a step plan into drawn tokens."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from engine.step import StepPlan, StepResult
+
+
+class Runner(Protocol):
+    """Computes steps in the order in which they are given.
+
+    Threading: used by one thread. A runner keeps what it was told of a sequence until its id is in `forgotten`; an id
+    that it does not know there is no error, and a `NewSequence` of a known id replaces what was known.
+    """
+
+    def warm_up(self) -> None:
+        """Do now what the first requests would otherwise wait for."""
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Compute one step.
+
+        Raises:
+            Exception: the step as a whole could not be computed; what one sequence alone spoilt is in `failed`.
+        """
+        ...

@@ -1,0 +1,60 @@
+"""The limits a scheduler works under."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Checked when built; a scheduler may rely on it.
+
+    Raises:
+        ValueError: limits that contradict each other.
+    """
+
+    block_size: int  # tokens in a KV block
+    num_blocks: int  # KV blocks on the device
+    max_model_len: int  # prompt and output tokens of one request
+    max_num_seqs: int = 64  # requests in one step
+    max_num_batched_tokens: int = 2048  # tokens in one step
+    chunked_prefill: bool = True  # False: a prompt is computed in one step
+    prefill_chunk_tokens: int | None = 512  # of one request in one step; None leaves it to the step's budget
+    prefix_caching: bool = True
+    ageing_s: float = 30.0  # waiting this long is worth one priority level
+    num_host_blocks: int = 0  # 0: preemption always recomputes
+    eos_token_ids: tuple[int, ...] = ()
+    vocab_size: int | None = None  # None: token ids are not checked
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
+        if self.max_model_len < 2:
+            raise ValueError(f"max_model_len: a token in and one out need 2, got {self.max_model_len}")
+        if self.prefill_chunk_tokens is not None and self.prefill_chunk_tokens < 1:
+            raise ValueError(f"prefill_chunk_tokens: must be at least 1, got {self.prefill_chunk_tokens}")
+        if self.num_host_blocks < 0:
+            raise ValueError(f"num_host_blocks: must not be negative, got {self.num_host_blocks}")
+        if not self.ageing_s > 0.0:
+            raise ValueError(f"ageing_s: must be above 0, got {self.ageing_s}")
+        if self.num_blocks * self.block_size < 2:
+            raise ValueError("num_blocks: one block of one token holds no request; raise either")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens: {self.max_num_batched_tokens} leaves no token for some of "
+                f"{self.max_num_seqs} requests; raise it or lower max_num_seqs"
+            )
+        if not self.chunked_prefill and self.max_num_batched_tokens < self.max_tokens + self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens: without chunked prefill it must be at least {self.max_tokens} "
+                f"(longest request) + {self.max_num_seqs} (max_num_seqs), got {self.max_num_batched_tokens}"
+            )
+
+    @property
+    def max_tokens(self) -> int:
+        """The longest prompt with output that can be served: by the model, and by all blocks together."""
+        return min(self.max_model_len, self.num_blocks * self.block_size)
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)

@@ -1,0 +1,180 @@
+"""`python -m engine serve`: one node from start to exit.
+
+Order of a start: check options, model directory and port (bad input ends here, in one line, with nothing started);
+listen, so that probes get an answer; start the core. Order of a stop: drain, core, server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Iterator
+
+import structlog
+import uvicorn
+import uvloop
+
+from engine.api.app import build_app
+from engine.config import NodeConfig
+from engine.core_config import CoreConfig
+from engine.metrics import NodeMetrics
+from engine.model_facts import ModelFacts, read_model_facts
+from engine.node import Node
+from engine.tokenizer import load_tokenizer
+
+log = structlog.get_logger()
+
+HEALTH_TICK_S = 1.0
+CLOSE_GRACE_S = 5  # for connections that are still being written to
+BACKLOG = 2048
+KEEP_ALIVE_S = 75  # longer than a gateway's idle connections live, so that the gateway closes first
+
+
+class StartError(Exception):
+    """The node can't run here; the message says why. Not the input's fault."""
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: the node decides when to stop."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def serve(config: NodeConfig) -> None:
+    """Runs a node until it is told to stop.
+
+    Raises BadConfigError, BadModelError, BadTokenizerError before anything is started, StartError for a port in use
+    and for a core that can't start.
+    """
+    tokenizer = load_tokenizer(config.model_dir)
+    facts = read_model_facts(config, tokenizer)
+    core_config = core_config_of(config, facts)
+    metrics = NodeMetrics(model_name=config.model_name, max_model_len=facts.max_model_len)
+    listener = _listen(config.host, config.port)
+    with contextlib.closing(listener):
+        node = Node(config, core_config, tokenizer, facts, metrics)
+        uvloop.run(_run(node, listener))
+
+
+def core_config_of(config: NodeConfig, facts: ModelFacts) -> CoreConfig:
+    """What the core is started with; no secret is in it."""
+    return CoreConfig(
+        model_dir=str(config.model_dir),
+        runner=config.runner,
+        dtype=config.dtype,
+        num_threads=config.num_threads,
+        block_size=config.block_size,
+        num_kv_blocks=config.num_kv_blocks,
+        kv_cache_bytes=config.kv_cache_memory_bytes,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=facts.max_model_len,
+        vocab_size=facts.vocab_size,
+        eos_token_ids=facts.eos_token_ids,
+        enable_faults=config.enable_faults,
+        log_level=config.log_level,
+    )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError as exc:
+        listener.close()
+        raise StartError(f"can't listen on {host}:{port}: {exc.strerror}; choose another --port") from exc
+    listener.setblocking(False)
+    return listener
+
+
+async def _run(node: Node, listener: socket.socket) -> None:
+    stop = asyncio.Event()
+    _handle_signals(node, stop)
+    config = uvicorn.Config(
+        build_app(node),
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=CLOSE_GRACE_S,
+        backlog=BACKLOG,
+    )
+    server = _Server(config)
+    host, port = listener.getsockname()[:2]
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    log.info("node.listening", url=url, pid=os.getpid())
+    serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
+    core = asyncio.create_task(node.core.run(), name="core")
+    helpers = [
+        asyncio.create_task(_announce(node, url), name="announce"),
+        asyncio.create_task(_watch_health(node), name="health"),
+    ]
+    stopping = asyncio.create_task(stop.wait(), name="stop")
+    await asyncio.wait((serving, core, stopping), return_when=asyncio.FIRST_COMPLETED)
+    try:
+        if stop.is_set():
+            log.info("node.stopping", drain_timeout_s=node.config.drain_timeout_s)
+            await node.shut_down(node.config.drain_timeout_s)
+        elif core.done():
+            raise StartError(f"the engine core can't start: {node.core.error}") from core.exception()
+    finally:
+        for task in helpers:
+            task.cancel()
+        await node.core.stop()
+        core.cancel()
+        await asyncio.wait((core,))
+        server.should_exit = True
+        await serving
+        log.info("node.stopped")
+
+
+def _handle_signals(node: Node, stop: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+
+    def on_signal(number: int) -> None:
+        if not stop.is_set():
+            stop.set()
+            return
+        log.warning("node.stopped_at_once", signal=signal.Signals(number).name)
+        node.core.kill()
+        os._exit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+
+
+async def _announce(node: Node, url: str) -> None:
+    await node.core.first_ready.wait()
+    ready = node.core.ready
+    assert ready is not None
+    capacity = ready.num_kv_blocks * ready.block_size
+    log.info(
+        "node.ready",
+        url=url,
+        model=node.config.model_name,
+        device=ready.device,
+        dtype=ready.dtype,
+        kv_capacity_tokens=capacity,
+        max_model_len=ready.max_model_len,
+        max_concurrency_at_max_len=round(capacity / ready.max_model_len, 2),
+    )
+    if capacity < ready.max_model_len:
+        log.warning("node.kv_limits_length", longest_sequence_tokens=capacity)
+
+
+async def _watch_health(node: Node) -> None:
+    """Changes of health are logged also when nobody probes."""
+    while True:
+        node.judge_health()
+        await asyncio.sleep(HEALTH_TICK_S)

@@ -1,0 +1,211 @@
+"""The controller's HTTP API as Python: what the command line, the cockpit, the demo and scripts use.
+
+Every failure is one of `fleetctl.kit.errors`, with the next thing to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import httpx
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from fleetctl.kit.errors import BadInputError, FleetctlError, RefusedError, UnreachableError
+from fleetctl.wire import (
+    ActionRequest,
+    Alert,
+    ApprovalRequest,
+    DiagnoseRequest,
+    Diagnosis,
+    Incident,
+    Node,
+    Problem,
+    RoutingTable,
+    Run,
+    RunbookInfo,
+    RunRequest,
+    Status,
+    TimelineEntry,
+)
+
+DEFAULT_TIMEOUT_S = 10.0
+WAIT_MARGIN_S = 10.0  # how much longer than its wait a long poll may take
+W = TypeVar("W", bound=BaseModel)
+
+_ERRORS: Mapping[int, type[FleetctlError]] = {
+    400: BadInputError,
+    404: BadInputError,
+    405: BadInputError,
+    409: RefusedError,
+    413: BadInputError,
+    422: BadInputError,
+    502: UnreachableError,
+    503: UnreachableError,
+    504: UnreachableError,
+}
+
+
+class ControllerClient:
+    """One controller. Use it as an async context manager, or call `close`.
+
+    Raises from every method: BadInputError (400, 404), RefusedError (409: a guard or a person said no),
+    UnreachableError (no answer, 503), FleetctlError (401 and the rest).
+    """
+
+    def __init__(self, url: str, token: str | None = None, timeout: float = DEFAULT_TIMEOUT_S) -> None:
+        """`url` like http://127.0.0.1:7700; `token` is needed for changes; `timeout` in seconds."""
+        try:
+            self.url = str(httpx.URL(url)).rstrip("/")
+        except httpx.InvalidURL as error:
+            raise BadInputError(f"{url!r} is no URL: {error}", remedy="give one like http://127.0.0.1:7700") from error
+        if not self.url.startswith(("http://", "https://")):
+            raise BadInputError(f"{url!r} is no HTTP URL", remedy="give one like http://127.0.0.1:7700")
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._timeout_s = timeout
+        # The controller is reached directly: a proxy from the environment must not see the token.
+        self._http = httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=False)
+
+    async def __aenter__(self) -> ControllerClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def status(self) -> Status:
+        return await self._get(Status, "/v1/status")
+
+    async def nodes(self) -> list[Node]:
+        return await self._list(Node, "/v1/nodes")
+
+    async def node(self, name: str) -> Node:
+        return await self._get(Node, f"/v1/nodes/{_part(name)}")
+
+    async def alerts(self) -> list[Alert]:
+        return await self._list(Alert, "/v1/alerts")
+
+    async def incidents(self, status: str | None = None) -> list[Incident]:
+        """The newest first, without timeline and evidence."""
+        return await self._list(Incident, "/v1/incidents", status=status)
+
+    async def incident(self, incident_id: str) -> Incident:
+        return await self._get(Incident, f"/v1/incidents/{_part(incident_id)}")
+
+    async def events(self, after: int = 0, wait_s: float = 0.0, incident_id: str | None = None) -> list[TimelineEntry]:
+        """Entries after a sequence number, oldest first; with `wait_s`, waits for the first one."""
+        return await self._list(
+            TimelineEntry, "/v1/events", wait_s, after=after, wait_s=wait_s or None, incident_id=incident_id
+        )
+
+    async def runbooks(self) -> list[RunbookInfo]:
+        return await self._list(RunbookInfo, "/v1/runbooks")
+
+    async def runbook(self, name: str) -> RunbookInfo:
+        return await self._get(RunbookInfo, f"/v1/runbooks/{_part(name)}")
+
+    async def runs(self, incident_id: str | None = None) -> list[Run]:
+        return await self._list(Run, "/v1/runs", incident_id=incident_id)
+
+    async def run(self, run_id: str) -> Run:
+        return await self._get(Run, f"/v1/runs/{_part(run_id)}")
+
+    async def start_run(self, request: RunRequest) -> Run:
+        """The run as it stands after the request: proposed, approved, or done as a dry run."""
+        return await self._post(Run, "/v1/runs", request)
+
+    async def act(self, request: ActionRequest) -> Run:
+        return await self._post(Run, "/v1/actions", request)
+
+    async def decide(self, run_id: str, answer: ApprovalRequest) -> Run:
+        """Approve or deny. The first answer wins; a later one raises RefusedError."""
+        return await self._post(Run, f"/v1/runs/{_part(run_id)}/approval", answer)
+
+    async def cancel(self, run_id: str, by: str) -> Run:
+        return _parse(Run, await self._send("POST", f"/v1/runs/{_part(run_id)}/cancel", json={"by": by}))
+
+    async def diagnose(self, request: DiagnoseRequest) -> Diagnosis:
+        return await self._post(Diagnosis, "/v1/diagnose", request)
+
+    async def query(self, expr: str) -> dict[str, Any]:
+        """`{"at": Unix seconds, "samples": [{"labels", "value"}]}` of a PromQL expression now."""
+        answer = await self._send("GET", "/v1/query", params={"expr": expr})
+        return _parse_as(TypeAdapter(dict[str, Any]), answer)
+
+    async def routing(self, after: int | None = None, wait_s: float = 0.0) -> RoutingTable | None:
+        """The routing table; None when it is still the one known as `after` once `wait_s` has passed."""
+        answer = await self._send("GET", "/v1/routing", wait_s, params=_given(after=after, wait_s=wait_s or None))
+        return None if answer.status_code == 204 else _parse(RoutingTable, answer)
+
+    async def _get(self, model: type[W], path: str) -> W:
+        return _parse(model, await self._send("GET", path))
+
+    async def _list(self, model: type[W], path: str, held_s: float = 0.0, **params: Any) -> list[W]:
+        answer = await self._send("GET", path, held_s, params=_given(**params))
+        return _parse_as(TypeAdapter(list[model]), answer)  # type: ignore[valid-type]
+
+    async def _post(self, model: type[W], path: str, body: BaseModel) -> W:
+        return _parse(model, await self._send("POST", path, json=body.model_dump(mode="json")))
+
+    async def _send(self, method: str, path: str, held_s: float = 0.0, **options: Any) -> httpx.Response:
+        """The answer to one request that the controller may hold for `held_s`."""
+        timeout = httpx.Timeout(self._timeout_s, read=max(self._timeout_s, held_s + WAIT_MARGIN_S))
+        try:
+            response = await self._http.request(method, f"{self.url}{path}", timeout=timeout, **options)
+        except httpx.HTTPError as error:
+            reason = str(error) or type(error).__name__
+            raise UnreachableError(
+                f"no answer from the controller at {self.url}: {reason}",
+                remedy="fleetctl up, or name another with --controller",
+            ) from error
+        if not response.is_success:
+            raise _error_of(response)
+        return response
+
+
+def _error_of(response: httpx.Response) -> FleetctlError:
+    try:
+        problem = Problem.model_validate_json(response.content)
+    except ValidationError:
+        # Not our controller, or something between us and it.
+        problem = Problem(error=f"{response.url} answered {response.status_code}")
+    if response.status_code == 401:
+        return FleetctlError(
+            f"the controller refused the token: {problem.error}",
+            remedy="use the same --state-dir as the controller, or set FLEETCTL_CONTROLLER__TOKEN",
+        )
+    return _ERRORS.get(response.status_code, FleetctlError)(problem.error, remedy=problem.remedy)
+
+
+def _parse(model: type[W], response: httpx.Response) -> W:
+    return _parse_as(TypeAdapter(model), response)
+
+
+T = TypeVar("T")
+
+
+def _parse_as(adapter: TypeAdapter[T], response: httpx.Response) -> T:
+    try:
+        return adapter.validate_json(response.content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "answer"
+        raise FleetctlError(
+            f"{response.url.path}: the answer is not what this fleetctl knows: {place}: {first['msg']}",
+            remedy="use the same version of fleetctl as the controller",
+        ) from error
+
+
+def _part(name: str) -> str:
+    """One segment of a path, whatever a person typed."""
+    return quote(name, safe="") or "%20"
+
+
+def _given(**params: Any) -> dict[str, Any]:
+    return {name: value for name, value in params.items() if value is not None}

@@ -1,0 +1,184 @@
+"""The rules' tick: what changed in the alerts, and which incidents follow from the alerts as they are now.
+
+Incidents follow from the state of the alerts and not from their changes: a crash between an alert and its incident is
+made good by the next tick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import structlog
+from alerts.evaluation import ActiveAlert, AlertChange, RuleEngine
+
+from diagnostics.incident import FiredAlert, Incident, IncidentStatus, clear, fired_alert, join, place
+from fleetctl.controller.database import Database, get_meta, put_meta
+from fleetctl.controller.fleet import Fleet
+from fleetctl.controller.incident_book import IncidentBook
+from fleetctl.controller.metrics import ControllerMetrics
+from fleetctl.controller.timeline import Timeline
+from fleetctl.kit.clock import Clock
+from fleetctl.wire import NodePhase
+
+log = structlog.get_logger()
+
+SNAPSHOT_KEY = "alerts"
+SNAPSHOT_EVERY_S = 10.0
+SETTLE_AFTER_START_S = 60.0  # until then, an alert the engine does not know may be one it has not looked at yet
+_WORTH_TELLING = {"firing": "fired", "resolved": "resolved", "unknown": "unknown"}
+
+
+class Alerting:
+    def __init__(
+        self,
+        engine: RuleEngine,
+        database: Database,
+        fleet: Fleet,
+        book: IncidentBook,
+        timeline: Timeline,
+        clock: Clock,
+        metrics: ControllerMetrics,
+    ) -> None:
+        self._engine = engine
+        self._database = database
+        self._fleet = fleet
+        self._book = book
+        self._timeline = timeline
+        self._clock = clock
+        self._metrics = metrics
+        self._started_at = clock.now()
+        self._snapshot_at = 0.0
+
+    async def restore(self) -> None:
+        """Take up the alerts' states where the last controller left them."""
+        snapshot = await self._database.read(lambda c: get_meta(c, SNAPSHOT_KEY))
+        if not isinstance(snapshot, dict):
+            return
+        try:
+            self._engine.restore(snapshot, self._clock.now())
+        except (ValueError, KeyError, TypeError) as error:
+            log.error("alerts.snapshot_unreadable", error=str(error), remedy="alerts start anew from their signals")
+
+    async def turn(self) -> None:
+        now = self._clock.now()
+        changes = self._engine.tick(now)
+        await self._book.save_pending()
+        active = [alert for alert in self.alerts() if not self.is_of_removed_node(alert.labels)]
+        settled = now - self._started_at > SETTLE_AFTER_START_S
+        changed = reconcile(self._book.recent(), active, self.is_expected, now, forget_missing=settled)
+        for incident in self._of_removed_nodes(now):
+            changed[incident.id] = incident
+        known = {incident.id: incident for incident in self._book.recent()}
+        for incident in changed.values():
+            await self._store(incident, known.get(incident.id))
+        for change in changes:
+            await self._tell(change)
+        if changes or now - self._snapshot_at > SNAPSHOT_EVERY_S:
+            snapshot = self._engine.snapshot()
+            await self._database.write(lambda c: put_meta(c, SNAPSHOT_KEY, snapshot))
+            self._snapshot_at = now
+        self._book.drop_old()
+
+    def alerts(self) -> list[ActiveAlert]:
+        return self._engine.alerts()
+
+    def is_expected(self, alert: FiredAlert) -> bool:
+        """Whether the alert only says what we did ourselves: its node is cordoned, drained, restarted or starting."""
+        state = self._fleet.nodes.get(alert.labels.get("node", ""))
+        if state is None:
+            return False
+        row = state.row
+        return not row.wanted or row.is_cordoned or row.is_restarting or state.phase is NodePhase.STARTING
+
+    def is_of_removed_node(self, labels: Mapping[str, str]) -> bool:
+        state = self._fleet.nodes.get(labels.get("node", ""))
+        return state is not None and not state.row.wanted
+
+    def _of_removed_nodes(self, now: float) -> Iterable[Incident]:
+        for incident in self._book.open():
+            cleared = incident
+            for alert in incident.alerts:
+                if alert.state != "resolved" and self.is_of_removed_node(alert.labels):
+                    cleared = clear(cleared, alert.fingerprint, now)
+            if cleared != incident:
+                yield cleared
+
+    async def _store(self, incident: Incident, before: Incident | None) -> None:
+        # `recent` was read without an await in between, so nothing else changed this incident meanwhile.
+        await self._book.put(incident)
+        if before is None or before.status is IncidentStatus.RESOLVED:
+            kind = "incident.opened" if before is None else "incident.reopened"
+            if before is None:
+                self._metrics.incidents.labels(severity=incident.severity).inc()
+            await self._timeline.append(
+                kind, incident.title, incident_id=incident.id, node=incident.scope.get("node"),
+                data={"severity": incident.severity, "scope": dict(incident.scope)},
+            )  # fmt: skip
+
+    async def _tell(self, change: AlertChange) -> None:
+        word = _WORTH_TELLING.get(str(change.alert.state))
+        if word is None or (word == "resolved" and change.previous == "pending"):
+            return
+        alert = fired_alert(change.alert)
+        incident = next((one for one in self._book.recent() if _holds(one, alert.fingerprint)), None)
+        where = alert.labels.get("node") or alert.labels.get("pool") or "the fleet"
+        summary = f": {alert.summary}" if alert.summary else ""
+        await self._timeline.append(
+            f"alert.{word}", f"{alert.name} {word} on {where}{summary}", incident_id=incident.id if incident else None,
+            node=alert.labels.get("node"),
+            data={"alert": alert.name, "severity": alert.severity, "value": alert.value, "was": change.previous},
+        )  # fmt: skip
+
+
+def reconcile(
+    incidents: Sequence[Incident],
+    alerts: Sequence[ActiveAlert],
+    is_expected: Callable[[FiredAlert], bool],
+    now: float,
+    *,
+    forget_missing: bool,
+) -> dict[str, Incident]:
+    """The incidents that differ from `incidents`, by id, given the alerts as they are.
+
+    `forget_missing`: an alert of an incident that is not among `alerts` has cleared.
+    """
+    working = {incident.id: incident for incident in incidents}
+    states = {alert.fingerprint: str(alert.state) for alert in alerts}
+    for active in alerts:
+        state = str(active.state)
+        if state not in ("firing", "unknown"):
+            continue
+        alert = fired_alert(active)
+        holder = next((one for one in working.values() if _is_open(one) and _holds(one, alert.fingerprint)), None)
+        if holder is not None:
+            if not _is_same(holder, alert):
+                working[holder.id] = join(holder, alert, now)
+        elif state == "firing" and not is_expected(alert):
+            placed = place(alert, list(working.values()), now)
+            working[placed.id] = placed
+    for incident in list(working.values()):
+        if not _is_open(incident):
+            continue
+        for held in incident.alerts:
+            state = states.get(held.fingerprint, "missing")
+            gone = state in ("resolved", "pending", "inactive") or (state == "missing" and forget_missing)
+            if held.state != "resolved" and gone:
+                working[incident.id] = clear(working[incident.id], held.fingerprint, now)
+    before = {incident.id: incident for incident in incidents}
+    return {key: incident for key, incident in working.items() if before.get(key) != incident}
+
+
+def _is_open(incident: Incident) -> bool:
+    return incident.status is not IncidentStatus.RESOLVED
+
+
+def _holds(incident: Incident, fingerprint: str) -> bool:
+    return any(one.fingerprint == fingerprint for one in incident.alerts)
+
+
+def _is_same(incident: Incident, alert: FiredAlert) -> bool:
+    """Whether the incident knows the alert in this state; its value changes each second and is not worth a write."""
+    return any(
+        one.fingerprint == alert.fingerprint and one.state == alert.state and one.fired_at == alert.fired_at
+        for one in incident.alerts
+    )

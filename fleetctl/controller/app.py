@@ -1,0 +1,140 @@
+"""The controller process: its state, its loops and its HTTP server, from start to an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+import structlog
+import uvicorn
+
+from fleetctl.controller.config import ControllerConfig
+from fleetctl.controller.controller import Controller, open_controller
+from fleetctl.controller.database import FencedError
+from fleetctl.controller.fleet import Provider
+from fleetctl.controller.http_api import create_app
+from fleetctl.kit.clock import Clock
+from fleetctl.kit.errors import BadInputError
+from fleetctl.providers.local import LocalProvider
+from runbooks.errors import StaleEpochError
+
+log = structlog.get_logger()
+
+Ready = Callable[[str], None]
+CLOSE_CONNECTIONS_S = 3
+
+
+async def serve(
+    config: ControllerConfig,
+    ready: Ready | None = None,
+    *,
+    provider: Provider | None = None,
+    clock: Clock | None = None,
+    stopping: asyncio.Event | None = None,
+) -> None:
+    """Run the controller until SIGTERM, SIGINT or `stopping`; nodes and runs are left as they are.
+
+    `ready` is called with the server's URL once it answers. Runs that were under way go on at the next start.
+    Raises BadInputError (port in use, unusable state), FencedError when another controller took over.
+    """
+    stopping = stopping or asyncio.Event()
+    # The port first: a second controller by mistake must not claim the epoch of the one that runs.
+    listener = _listen(config.host, config.port)
+    try:
+        node_token_file = config.state_dir / "node.token"
+        provider = provider or LocalProvider(config.state_dir / "run", node_token_file=node_token_file)
+        async with open_controller(config, provider, clock) as controller:
+            with _stop_on_signals(stopping):
+                await _run(controller, listener, ready, stopping)
+            log.info("controller.stopped")
+    finally:
+        listener.close()
+
+
+async def _run(controller: Controller, listener: socket.socket, ready: Ready | None, stopping: asyncio.Event) -> None:
+    server = _Server(
+        uvicorn.Config(
+            create_app(controller, controller.config.token, stopping),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=CLOSE_CONNECTIONS_S,
+        )
+    )
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(server.serve(sockets=[listener]), name="http")
+            loops = group.create_task(controller.loops.run(), name="loops")
+            group.create_task(controller.executor.run_forever(), name="runs")
+            resumed = await controller.executor.resume()
+            log.info("controller.started", epoch=controller.database.epoch, resumed_runs=resumed)
+            if ready is not None:
+                await server.answers.wait()
+                host, port = listener.getsockname()[:2]
+                ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+            await stopping.wait()
+            log.info("controller.stopping")
+            controller.executor.stop()
+            loops.cancel()
+            server.should_exit = True
+    except* (FencedError, StaleEpochError) as fenced:
+        raise FencedError(str(_innermost(fenced)), remedy="run one controller per state") from None
+    finally:
+        await controller.timeline.flush()
+
+
+def _innermost(error: BaseException) -> BaseException:
+    return _innermost(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handling, which would end the process before the state is closed."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.answers = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.answers.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise BadInputError(
+                f"controller: port {port} on {host} is in use",
+                remedy="stop what listens there, or set controller.port",
+            ) from error
+        raise BadInputError(
+            f"controller: can't listen on {host}:{port}: {error.strerror or error}", remedy="set controller.host"
+        ) from error
+
+
+@contextlib.contextmanager
+def _stop_on_signals(stopping: asyncio.Event) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    taken: list[signal.Signals] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        try:
+            loop.add_signal_handler(number, stopping.set)
+        except (ValueError, RuntimeError, NotImplementedError):
+            continue  # not the main thread: whoever embeds us sets `stopping`
+        taken.append(number)
+    try:
+        yield
+    finally:
+        for number in taken:
+            loop.remove_signal_handler(number)

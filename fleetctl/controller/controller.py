@@ -1,0 +1,187 @@
+"""The controller's parts put together: what knows what, and in which order they start."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import structlog
+from alerts.content import builtin_rule_files, builtin_signal_files
+from alerts.evaluation import RuleEngine
+
+from alerts.rules import load_rule_files
+from alerts.store import SeriesStore
+from diagnostics.tree import builtin_tree_files, load_trees
+from fleetctl.controller.alerting import Alerting
+from fleetctl.controller.closing import Closing
+from fleetctl.controller.config import ControllerConfig
+from fleetctl.controller.database import Database
+from fleetctl.controller.diagnosing import Diagnosing
+from fleetctl.controller.effects import FleetEffects
+from fleetctl.controller.fleet import Fleet, Provider
+from fleetctl.controller.gateway_watch import GatewayWatch
+from fleetctl.controller.incident_book import IncidentBook
+from fleetctl.controller.lookup import FleetLookup
+from fleetctl.controller.loops import Loops
+from fleetctl.controller.metrics import ControllerMetrics
+from fleetctl.controller.node_client import NodeClient
+from fleetctl.controller.remediation import Remediation
+from fleetctl.controller.routing import Routing
+from fleetctl.controller.scrape import Scraper
+from fleetctl.controller.state_lock import hold_state_lock
+from fleetctl.controller.timeline import Timeline
+from fleetctl.kit.clock import Clock, SystemClock
+from fleetctl.kit.errors import BadInputError
+from fleetctl.wire import NodePhase
+from runbooks.errors import RunbookError
+from runbooks.executor import Executor
+from runbooks.journal import Journal
+from runbooks.page import Page, load_library
+from runbooks.run import Run
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Controller:
+    config: ControllerConfig
+    clock: Clock
+    database: Database
+    timeline: Timeline
+    routing: Routing
+    fleet: Fleet
+    store: SeriesStore
+    scraper: Scraper
+    book: IncidentBook
+    alerting: Alerting
+    diagnosing: Diagnosing
+    library: Mapping[str, Page]
+    journal: Journal
+    executor: Executor
+    effects: FleetEffects
+    lookup: FleetLookup
+    loops: Loops
+    metrics: ControllerMetrics
+    started_at: float
+
+    def exposition(self) -> bytes:
+        """The controller's metrics, gauges brought up to date."""
+        for phase in NodePhase:
+            count = sum(state.phase is phase for state in self.fleet.nodes.values())
+            self.metrics.nodes.labels(phase=phase.value).set(count)
+        states = [str(alert.state) for alert in self.alerting.alerts()]
+        for state in ("pending", "firing", "unknown"):
+            self.metrics.alerts.labels(state=state).set(states.count(state))
+        self.metrics.open_incidents.set(len(self.book.open()))
+        return self.metrics.exposition()
+
+
+@asynccontextmanager
+async def open_controller(
+    config: ControllerConfig, provider: Provider, clock: Clock | None = None
+) -> AsyncIterator[Controller]:
+    """A controller with its state open and its past taken up; nothing runs yet.
+
+    Raises BadInputError when the state can't be used, or a rule, tree or page is wrong.
+    """
+    clock = clock or SystemClock()
+    store = SeriesStore()
+    engine = RuleEngine(load_rule_files([*builtin_signal_files(), *builtin_rule_files()]), store)
+    trees = load_trees(builtin_tree_files())
+    library = load_library()
+    async with AsyncExitStack() as stack:
+        stack.enter_context(hold_state_lock(config.state_dir))
+        database = Database(config.effective_database_url)
+        stack.callback(database.close)
+        try:
+            journal = Journal(database.engine)
+        except RunbookError as error:
+            raise BadInputError(error.message, remedy=error.remedy) from error
+        database.claim(journal.claim_epoch())
+        http = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
+        client = NodeClient(http, config.node_token)
+        metrics = ControllerMetrics()
+        timeline = Timeline(database, clock)
+        routing = Routing(database, clock)
+        book = IncidentBook(database, clock)
+        fleet = Fleet(database, provider, client, routing, timeline, clock, book.of_node)
+        scraper = Scraper(
+            fleet, store, http, clock, metrics, interval_s=config.scrape_interval_s, max_bytes=config.max_scrape_bytes
+        )
+        stack.push_async_callback(scraper.stop)
+        effects = FleetEffects(
+            database=database,
+            fleet=fleet,
+            provider=provider,
+            client=client,
+            routing=routing,
+            gateway=GatewayWatch(client, config.gateway_url, clock, config.gateway_wait_s),
+            clock=clock,
+            forget_signals=scraper.forget,
+            default_spec=config.node_specs[0] if config.node_specs else None,
+            drain_grace_s=config.drain_grace_s,
+        )
+        lookup = FleetLookup(database, fleet, store, clock, stale_after_s=config.stale_after_s)
+        executor = Executor(
+            journal,
+            library,
+            effects,
+            lookup,
+            clock=clock,
+            on_event=_RunEvents(timeline, metrics),
+            capacity_floor_ratio=config.capacity_floor_ratio,
+        )
+        stack.callback(executor.close)
+        alerting = Alerting(engine, database, fleet, book, timeline, clock, metrics)
+        diagnosing = Diagnosing(
+            trees, store, book, timeline, clock, every_s=config.diagnose_every_s, for_s=config.diagnose_for_s
+        )
+        remediation = Remediation(
+            executor, journal, library, lookup, database, book, timeline, clock,
+            policy=config.policy, policy_causes=config.policy_causes,
+        )  # fmt: skip
+        closing = Closing(
+            database, book, journal, executor, store, timeline, clock,
+            folder=config.incidents_dir,
+            quiet_s=config.resolve_quiet_s,
+            withdraw_after_s=config.withdraw_after_s,
+            blackbox_lead_s=config.blackbox_lead_s,
+        )  # fmt: skip
+        loops = Loops(clock)
+        loops.add("fleet", config.probe_interval_s, fleet.turn)
+        loops.add("scrape", config.scrape_interval_s, scraper.turn)
+        loops.add("alerts", config.evaluation_interval_s, alerting.turn)
+        loops.add("diagnosis", config.evaluation_interval_s, diagnosing.turn)
+        loops.add("remediation", config.evaluation_interval_s, remediation.turn)
+        loops.add("closing", config.evaluation_interval_s, closing.turn)
+        metrics.watch_loops(loops, clock)
+        await timeline.load()
+        await routing.load()
+        await book.load()
+        await alerting.restore()
+        await fleet.seed(config.node_specs)
+        await timeline.append("controller.started", f"controller started, epoch {database.epoch}")
+        yield Controller(
+            config=config, clock=clock, database=database, timeline=timeline, routing=routing, fleet=fleet, store=store,
+            scraper=scraper, book=book, alerting=alerting, diagnosing=diagnosing, library=library, journal=journal,
+            executor=executor, effects=effects, lookup=lookup, loops=loops, metrics=metrics, started_at=clock.now(),
+        )  # fmt: skip
+
+
+class _RunEvents:
+    """Puts what the executor tells on the timeline, and counts the runs that end."""
+
+    def __init__(self, timeline: Timeline, metrics: ControllerMetrics) -> None:
+        self._timeline = timeline
+        self._metrics = metrics
+
+    def __call__(self, kind: str, text: str, run: Run, data: dict[str, Any]) -> None:
+        if kind == f"run.{run.status.value}" and run.status.is_terminal:
+            self._metrics.runs.labels(status=run.status.value).inc()
+        self._timeline.append_soon(
+            kind, text, incident_id=run.incident_id, run_id=run.id, node=run.targets[0] if run.targets else None,
+            data=data,
+        )  # fmt: skip

@@ -1,0 +1,287 @@
+"""The controller's HTTP API: one function per route, each a short way from the request to a part and back."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from alerts.promql import evaluate
+from fleetctl.controller.controller import Controller
+from fleetctl.controller.http_edge import TokenGate, guarded, int_param, on_http_exception, read_body, wait_param
+from fleetctl.controller.incident_store import get_incident, list_incidents
+from fleetctl.controller.version import software_version
+from fleetctl.controller.views import (
+    alert_view,
+    diagnosis_view,
+    incident_summary,
+    incident_view,
+    node_view,
+    run_view,
+    runbook_view,
+    signals_by_node,
+)
+from fleetctl.kit.errors import BadInputError, RefusedError
+from fleetctl.wire import (
+    ActionRequest,
+    ApprovalRequest,
+    DiagnoseRequest,
+    Incident,
+    IncidentStatus,
+    Node,
+    NodePhase,
+    RunRequest,
+    Status,
+)
+from runbooks.run import Run, RunStatus
+
+MAX_EXPRESSION_CHARS = 4000
+MAX_SAMPLES = 10_000
+T = TypeVar("T")
+
+
+class CancelRequest(BaseModel):
+    by: str = "api"
+
+
+def create_app(controller: Controller, token: str, stopping: asyncio.Event) -> Starlette:
+    """The ASGI application. Long polls end early once `stopping` is set."""
+    api = _Api(controller, stopping)
+    routes = [
+        Route("/health/live", guarded(api.live)),
+        Route("/metrics", guarded(api.metrics)),
+        Route("/v1/status", guarded(api.status)),
+        Route("/v1/nodes", guarded(api.nodes)),
+        Route("/v1/nodes/{name}", guarded(api.node)),
+        Route("/v1/alerts", guarded(api.alerts)),
+        Route("/v1/incidents", guarded(api.incidents)),
+        Route("/v1/incidents/{id}", guarded(api.incident)),
+        Route("/v1/events", guarded(api.events)),
+        Route("/v1/runbooks", guarded(api.runbooks)),
+        Route("/v1/runbooks/{name}", guarded(api.runbook)),
+        Route("/v1/runs", guarded(api.runs), methods=["GET"]),
+        Route("/v1/runs", guarded(api.start_run), methods=["POST"]),
+        Route("/v1/runs/{id}", guarded(api.run)),
+        Route("/v1/runs/{id}/approval", guarded(api.decide), methods=["POST"]),
+        Route("/v1/runs/{id}/cancel", guarded(api.cancel), methods=["POST"]),
+        Route("/v1/actions", guarded(api.act), methods=["POST"]),
+        Route("/v1/diagnose", guarded(api.diagnose), methods=["POST"]),
+        Route("/v1/routing", guarded(api.routing)),
+        Route("/v1/query", guarded(api.query)),
+    ]
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(TokenGate, token=token)],
+        exception_handlers={HTTPException: on_http_exception},
+    )
+
+
+class _Api:
+    def __init__(self, controller: Controller, stopping: asyncio.Event) -> None:
+        self._c = controller
+        self._stopping = stopping
+
+    async def live(self, _: Request) -> Response:
+        return JSONResponse({"live": True})
+
+    async def metrics(self, _: Request) -> Response:
+        return Response(self._c.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def status(self, _: Request) -> Response:
+        now = self._c.clock.now()
+        wanted = [state for state in self._c.fleet.nodes.values() if state.row.wanted]
+        return _json(
+            Status(
+                version=software_version(),
+                started_at=self._c.started_at,
+                epoch=self._c.database.epoch,
+                policy=self._c.config.policy,
+                now=now,
+                nodes_ready=sum(state.phase is NodePhase.READY for state in wanted),
+                nodes_total=len(wanted),
+                firing=sum(str(alert.state) == "firing" for alert in self._alerts()),
+                open_incidents=len(self._c.book.open()),
+                loops=self._c.loops.ages(now),
+            )
+        )
+
+    async def nodes(self, _: Request) -> Response:
+        return _json_list(self._nodes())
+
+    async def node(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        found = next((node for node in self._nodes() if node.name == name), None)
+        if found is None:
+            known = ", ".join(sorted(self._c.fleet.nodes)) or "none"
+            raise HTTPException(404, f"there is no node named {name}; nodes: {known}")
+        return _json(found)
+
+    async def alerts(self, _: Request) -> Response:
+        return _json_list([alert_view(alert) for alert in self._alerts()])
+
+    async def incidents(self, request: Request) -> Response:
+        status = request.query_params.get("status")
+        if status is not None and status not in list(IncidentStatus):
+            raise BadInputError(f"status: expected one of {', '.join(IncidentStatus)}, not {status[:40]!r}")
+        stored = await self._c.database.read(lambda c: list_incidents(c, status))
+        return _json_list([incident_summary(one, await self._runs(one.incident.id)) for one in stored])
+
+    async def incident(self, request: Request) -> Response:
+        return _json(await self._incident(request.path_params["id"]))
+
+    async def events(self, request: Request) -> Response:
+        after = int_param(request, "after")
+        incident_id = request.query_params.get("incident_id")
+        waiting = self._c.timeline.wait(after, wait_param(request), incident_id)
+        return _json_list(await self._until_stopping(waiting) or [])
+
+    async def runbooks(self, _: Request) -> Response:
+        return _json_list([runbook_view(page, with_page=False) for page in self._c.library.values()])
+
+    async def runbook(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        page = self._c.library.get(name)
+        if page is None:
+            known = ", ".join(sorted(self._c.library))
+            raise HTTPException(404, f"there is no runbook named {name}; runbooks: {known}")
+        return _json(runbook_view(page, with_page=True))
+
+    async def runs(self, request: Request) -> Response:
+        incident_id = request.query_params.get("incident_id")
+        return _json_list([run_view(run) for run in await self._runs(incident_id)])
+
+    async def run(self, request: Request) -> Response:
+        run_id = request.path_params["id"]
+        return _json(run_view(await self._c.database.call(lambda: self._c.journal.get(run_id))))
+
+    async def start_run(self, request: Request) -> Response:
+        body = await read_body(request, RunRequest)
+        if body.incident_id is not None:
+            await self._incident(body.incident_id)
+        run = await self._c.executor.propose(
+            body.runbook,
+            body.inputs,
+            reason=body.reason,
+            incident_id=body.incident_id,
+            requested_by=body.requested_by,
+            idempotency_key=body.idempotency_key,
+            approve=body.approve,
+            dry_run=body.dry_run,
+        )
+        return _json(run_view(_unless_refused(run)), 201)
+
+    async def act(self, request: Request) -> Response:
+        body = await read_body(request, ActionRequest)
+        run = await self._c.executor.act(
+            body.command,
+            reason=body.reason,
+            requested_by=body.requested_by,
+            idempotency_key=body.idempotency_key,
+            dry_run=body.dry_run,
+        )
+        return _json(run_view(_unless_refused(run)), 201)
+
+    async def decide(self, request: Request) -> Response:
+        body = await read_body(request, ApprovalRequest)
+        run = await self._c.executor.decide(request.path_params["id"], body.decision, body.by, body.comment)
+        return _json(run_view(_unless_refused(run)))
+
+    async def cancel(self, request: Request) -> Response:
+        body = await read_body(request, CancelRequest)
+        return _json(run_view(await self._c.executor.cancel(request.path_params["id"], body.by)))
+
+    async def diagnose(self, request: Request) -> Response:
+        body = await read_body(request, DiagnoseRequest)
+        return _json(diagnosis_view(self._c.diagnosing.diagnose(body.tree, body.scope)))
+
+    async def routing(self, request: Request) -> Response:
+        wait_s = wait_param(request)
+        after = int_param(request, "after") if "after" in request.query_params else None
+        table = self._c.routing.table
+        if after is not None:
+            waited = await self._until_stopping(self._c.routing.wait(after, wait_s))
+            if waited is None:
+                return Response(status_code=204)
+            table = waited
+        if table.version == 0:
+            return Response(status_code=204)  # nothing was routed yet: "no table" must not look like "no nodes"
+        return _json(table)
+
+    async def query(self, request: Request) -> Response:
+        expression = request.query_params.get("expr", "")
+        if not expression or len(expression) > MAX_EXPRESSION_CHARS:
+            raise BadInputError(f"expr: expected a PromQL expression of 1 to {MAX_EXPRESSION_CHARS} characters")
+        now = self._c.clock.now()
+        samples = evaluate(expression, self._c.store, now)
+        if len(samples) > MAX_SAMPLES:
+            raise BadInputError(f"expr: gives {len(samples)} series, more than {MAX_SAMPLES}; narrow it down")
+        return JSONResponse(
+            {"at": now, "samples": [{"labels": one.labels, "value": _json_number(one.value)} for one in samples]}
+        )
+
+    def _nodes(self) -> list[Node]:
+        now = self._c.clock.now()
+        signals = signals_by_node(self._c.store, now)
+        firing: dict[str, list[str]] = {}
+        for alert in self._alerts():
+            if str(alert.state) == "firing" and alert.labels.get("node"):
+                firing.setdefault(alert.labels["node"], []).append(alert.name)
+        scraped = self._c.scraper.last_success_at
+        return [
+            node_view(state, signals.get(name, {}), scraped.get(name), firing.get(name, []), now)
+            for name, state in sorted(self._c.fleet.nodes.items())
+        ]
+
+    def _alerts(self) -> list[Any]:
+        return [alert for alert in self._c.alerting.alerts() if not self._c.alerting.is_of_removed_node(alert.labels)]
+
+    async def _incident(self, incident_id: str) -> Incident:
+        stored = await self._c.database.read(lambda c: get_incident(c, incident_id))
+        if stored is None:
+            raise HTTPException(404, f"there is no incident {incident_id[:100]}")
+        timeline = await self._c.timeline.read_all(incident_id)
+        return incident_view(stored, await self._runs(incident_id), timeline)
+
+    async def _runs(self, incident_id: str | None) -> tuple[Run, ...]:
+        return await self._c.database.call(lambda: self._c.journal.list(incident_id=incident_id))
+
+    async def _until_stopping(self, waiting: Coroutine[Any, Any, T]) -> T | None:
+        """The result, or None when the controller stops first: no long poll may hold up its end."""
+        task = asyncio.ensure_future(waiting)
+        stop = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
+        finally:
+            task.cancel()
+            stop.cancel()
+
+
+def _unless_refused(run: Run) -> Run:
+    if run.status is RunStatus.REFUSED and not run.dry_run:
+        raise RefusedError(run.error or "a guard refused it", remedy=f"fleetctl runs show {run.id}")
+    return run
+
+
+def _json_number(value: float) -> float | str:
+    """JSON has no NaN or infinity: those are the strings Prometheus uses."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else ("+Inf" if value > 0 else "-Inf")
+
+
+def _json(model: BaseModel, status: int = 200) -> Response:
+    return Response(model.model_dump_json(), status, media_type="application/json")
+
+
+def _json_list(models: Sequence[BaseModel]) -> Response:
+    return Response("[" + ",".join(model.model_dump_json() for model in models) + "]", media_type="application/json")

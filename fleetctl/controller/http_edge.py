@@ -1,0 +1,161 @@
+"""The rim of the HTTP API: who may ask, how much a stranger may send, and how errors are told."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import math
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import TypeVar
+
+import structlog
+from pydantic import BaseModel, ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from alerts.errors import AlertsError
+from fleetctl.controller.database import FencedError
+from fleetctl.kit.errors import BadInputError, FleetctlError, RefusedError, UnreachableError
+from fleetctl.wire import Problem
+from runbooks.errors import ConflictError, NotFoundError, RunbookError, StaleEpochError
+
+log = structlog.get_logger()
+
+MAX_BODY_BYTES = 256 * 1024
+MAX_WAIT_S = 30.0
+OPEN_PATHS = frozenset({"/health/live", "/metrics"})
+B = TypeVar("B", bound=BaseModel)
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class TokenGate:
+    """Lets changes through with the bearer token only; reads too, when they come from another machine."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app = app
+        self._token = token.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or self._may_pass(scope):
+            await self._app(scope, receive, send)
+            return
+        problem = Problem(
+            error="a token is needed for this" if not _bearer(scope) else "the token is wrong",
+            remedy="send Authorization: Bearer <token>; fleetctl reads it from controller.token in its state folder",
+        )
+        response = JSONResponse(problem.model_dump(), HTTPStatus.UNAUTHORIZED, {"WWW-Authenticate": "Bearer"})
+        await response(scope, receive, send)
+
+    def _may_pass(self, scope: Scope) -> bool:
+        if scope["path"] in OPEN_PATHS:
+            return True
+        if scope["method"] in ("GET", "HEAD") and _is_local(scope):
+            return True
+        return hmac.compare_digest(_bearer(scope), self._token)
+
+
+def _bearer(scope: Scope) -> bytes:
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            kind, _, token = bytes(value).partition(b" ")
+            return token.strip() if kind.lower() == b"bearer" else b""
+    return b""
+
+
+def _is_local(scope: Scope) -> bool:
+    client = scope.get("client")
+    if client is None:
+        return False
+    try:
+        return ipaddress.ip_address(client[0]).is_loopback
+    except ValueError:
+        return False
+
+
+async def read_body(request: Request, model: type[B]) -> B:
+    """The body as `model`. Raises BadInputError naming the field, HTTPException 413."""
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > MAX_BODY_BYTES:
+            raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is larger than {MAX_BODY_BYTES} bytes")
+        parts.append(part)
+    try:
+        return model.model_validate_json(b"".join(parts) or b"{}")
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise BadInputError(f"body: {place}: {first['msg']}" if place else f"body: {first['msg']}") from error
+
+
+def int_param(request: Request, name: str, default: int = 0) -> int:
+    """A query parameter that is a whole number, 0 or more. Raises BadInputError."""
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise BadInputError(f"{name}: expected a whole number, 0 or more, not {text[:40]!r}")
+    return int(text)
+
+
+def wait_param(request: Request) -> float:
+    """How long a long poll may wait, in seconds: at most MAX_WAIT_S. Raises BadInputError."""
+    text = request.query_params.get("wait_s", "0")
+    try:
+        wait_s = float(text)
+    except ValueError:
+        wait_s = math.nan
+    if not math.isfinite(wait_s) or wait_s < 0:
+        raise BadInputError(f"wait_s: expected seconds, 0 or more, not {text[:40]!r}")
+    return min(wait_s, MAX_WAIT_S)
+
+
+def guarded(handler: Handler) -> Handler:
+    """The handler with its errors told as Problems: known ones with their status, others as 500 without their text."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except HTTPException:
+            raise
+        except Exception as error:
+            status, problem = problem_of(error)
+            if status is HTTPStatus.INTERNAL_SERVER_ERROR:
+                log.error("request.failed", path=request.url.path, error=repr(error), exc_info=True)
+            return JSONResponse(problem.model_dump(), status)
+
+    return answer
+
+
+def problem_of(error: Exception) -> tuple[HTTPStatus, Problem]:
+    """Status and body for an error of any package."""
+    if isinstance(error, FencedError | StaleEpochError):
+        return HTTPStatus.SERVICE_UNAVAILABLE, Problem(error=str(error), exit_code=4)
+    if isinstance(error, FleetctlError):
+        statuses: list[tuple[type[FleetctlError], HTTPStatus]] = [
+            (BadInputError, HTTPStatus.BAD_REQUEST),
+            (RefusedError, HTTPStatus.CONFLICT),
+            (UnreachableError, HTTPStatus.SERVICE_UNAVAILABLE),
+        ]
+        status = next((code for kind, code in statuses if isinstance(error, kind)), HTTPStatus.INTERNAL_SERVER_ERROR)
+        return status, Problem(error=error.message, remedy=error.remedy, exit_code=error.exit_code)
+    if isinstance(error, RunbookError):
+        if isinstance(error, NotFoundError):
+            return HTTPStatus.NOT_FOUND, Problem(error=error.message, remedy=error.remedy, exit_code=2)
+        if isinstance(error, ConflictError):
+            return HTTPStatus.CONFLICT, Problem(error=error.message, remedy=error.remedy, exit_code=3)
+        return HTTPStatus.BAD_REQUEST, Problem(error=error.message, remedy=error.remedy, exit_code=2)
+    if isinstance(error, AlertsError):
+        return HTTPStatus.BAD_REQUEST, Problem(error=str(error), exit_code=2)
+    return HTTPStatus.INTERNAL_SERVER_ERROR, Problem(error="the controller failed; its log says why")
+
+
+async def on_http_exception(_: Request, error: Exception) -> Response:
+    """Starlette's own refusals (no such route, wrong method, body too large) as Problems."""
+    assert isinstance(error, HTTPException)
+    problem = Problem(error=error.detail, exit_code=2)
+    return JSONResponse(problem.model_dump(), error.status_code, headers=dict(error.headers or {}))

@@ -1,0 +1,162 @@
+"""From a named cause to a proposed runbook, once per incident. Whether it runs unasked is the policy's word."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+
+import structlog
+
+from diagnostics.incident import Incident
+from fleetctl.controller.config import PolicyName
+from fleetctl.controller.database import Database
+from fleetctl.controller.incident_book import IncidentBook
+from fleetctl.controller.node_row import list_nodes
+from fleetctl.controller.timeline import Timeline
+from fleetctl.kit.clock import Clock
+from runbooks.errors import RunbookError
+from runbooks.executor import Executor
+from runbooks.guard import Policy, needs_person
+from runbooks.journal import Journal
+from runbooks.page import Page
+from runbooks.ports import Lookup
+from runbooks.run import Run, RunStatus
+from runbooks.value import ValueType
+
+log = structlog.get_logger()
+
+LIKELY_HOLD_S = 10.0  # a cause that is only likely must stand this long before something is proposed
+
+
+class Remediation:
+    def __init__(
+        self,
+        executor: Executor,
+        journal: Journal,
+        library: Mapping[str, Page],
+        lookup: Lookup,
+        database: Database,
+        book: IncidentBook,
+        timeline: Timeline,
+        clock: Clock,
+        *,
+        policy: PolicyName,
+        policy_causes: Collection[str],
+    ) -> None:
+        self._executor = executor
+        self._journal = journal
+        self._library = library
+        self._lookup = lookup
+        self._database = database
+        self._book = book
+        self._timeline = timeline
+        self._clock = clock
+        self._policy = policy
+        self._policy_causes = policy_causes
+        self._settled: set[tuple[str, int, str]] = set()
+
+    async def turn(self) -> None:
+        now = self._clock.now()
+        for incident in self._book.open():
+            diagnosis = incident.diagnosis
+            if diagnosis is None or diagnosis.cause is None or incident.cleared_at is not None:
+                continue
+            if diagnosis.confidence != "confirmed" and now - diagnosis.at < LIKELY_HOLD_S:
+                continue
+            key = (incident.id, incident.reopened, diagnosis.cause)
+            if key in self._settled:
+                continue
+            # The guards' first word on a run is final: not before they can look, e.g. right after a start.
+            if await self._lookup.serving_nodes() is not None:
+                await self._propose(incident, diagnosis.cause)
+                self._settled.add(key)
+
+    async def _propose(self, incident: Incident, cause: str) -> None:
+        page = page_for_cause(self._library, cause)
+        if page is None:
+            await self._say_impossible(incident, f"no runbook treats {cause}")
+            return
+        runs = await self._database.call(lambda: self._journal.list(incident_id=incident.id))
+        if (standing := blocking_run(runs, page.name, incident)) is not None:
+            log.info("remediation.kept", incident_id=incident.id, run_id=standing.id, status=standing.status)
+            return
+        used = {row.name for row in await self._database.read(list_nodes)}
+        inputs, missing = inputs_from_scope(page, incident.scope, used)
+        if missing:
+            await self._say_impossible(
+                incident, f"{page.name} needs {', '.join(missing)}, which the scope does not give"
+            )
+            return
+        confirmed = incident.diagnosis is not None and incident.diagnosis.confidence == "confirmed"
+        unasked = (
+            confirmed
+            and not needs_person(Policy(self._policy), page.risk)
+            and (not self._policy_causes or cause in self._policy_causes)
+        )
+        again = f":{incident.reopened}" if incident.reopened else ""
+        try:
+            await self._executor.propose(
+                page.name,
+                inputs,
+                reason=incident.diagnosis.title if incident.diagnosis else cause,
+                incident_id=incident.id,
+                requested_by=f"policy:{cause}" if unasked else "controller",
+                idempotency_key=f"{incident.id}:{page.name}{again}",
+                approve=unasked,
+            )
+        except RunbookError as error:
+            await self._say_impossible(incident, f"{page.name}: {error}")
+
+    async def _say_impossible(self, incident: Incident, why: str) -> None:
+        await self._timeline.append(
+            "remediation.not_proposed", why, incident_id=incident.id, node=incident.scope.get("node")
+        )
+
+
+def page_for_cause(library: Mapping[str, Page], cause: str) -> Page | None:
+    """The page that treats the cause with the lowest risk; of equals, the first by name."""
+    order = {"low": 0, "medium": 1, "high": 2}
+    fitting = [page for page in library.values() if cause in page.causes]
+    return min(fitting, key=lambda page: (order.get(page.risk, 3), page.name), default=None)
+
+
+def blocking_run(runs: Sequence[Run], runbook: str, incident: Incident) -> Run | None:
+    """A run that already stands for this remedy: one that is not over, or that did not help and is not repeated."""
+    for run in runs:
+        if run.runbook != runbook:
+            continue
+        repeatable = run.status in (RunStatus.SUCCEEDED, RunStatus.EXPIRED, RunStatus.CANCELLED)
+        if not repeatable or not incident.reopened:
+            return run
+    return None
+
+
+def inputs_from_scope(page: Page, scope: Mapping[str, str], used: Collection[str]) -> tuple[dict[str, str], list[str]]:
+    """Inputs of the page, and the required ones that the scope does not give.
+
+    A new node's name follows from the node it is to replace and the names ever used, and from nothing else.
+    """
+    inputs: dict[str, str] = {}
+    missing: list[str] = []
+    for name, spec in page.inputs.items():
+        if spec.type is ValueType.NEW_NODE:
+            inputs[name] = fresh_name(scope.get("node", "node-1"), used)
+        elif name in scope:
+            inputs[name] = scope[name]
+        elif spec.required and spec.default is None:
+            missing.append(name)
+    return inputs, missing
+
+
+def fresh_name(name: str, used: Collection[str]) -> str:
+    """node-2 becomes node-2b, then node-2c...; a name that was ever used is not used again."""
+    match = re.fullmatch(r"(.*\d)([b-z])?", name)
+    base = match[1] if match else name
+    if match:
+        for letter in "bcdefghijklmnopqrstuvwxyz":
+            if f"{base}{letter}" not in used and len(base) < 63:
+                return f"{base}{letter}"
+    number = 2
+    while f"{base[:50]}-{number}" in used:
+        number += 1
+    return f"{base[:50]}-{number}"

@@ -1,0 +1,285 @@
+"""The cockpit: what the person on call looks at. It draws snapshots of the controller's API and sends back decisions.
+
+One worker reads, and posts each snapshot as a message; the panes draw it. When the controller is away, the last good
+data stays on screen, dim, with how long ago contact was lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import time
+from collections.abc import Awaitable, Callable
+from typing import ClassVar, Protocol
+
+import structlog
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.css.query import NoMatches
+from textual.widgets import Footer, RichLog, TabbedContent, TabPane
+
+from fleetctl.kit.errors import FleetctlError
+from fleetctl.tui.confirm import Confirm
+from fleetctl.tui.fleet_pane import FleetPane
+from fleetctl.tui.incident_pane import IncidentPane
+from fleetctl.tui.incident_view import plan_of
+from fleetctl.tui.messages import SnapshotTaken, StoryTold
+from fleetctl.tui.snapshot import Controller, Snapshot, SnapshotReader, proposal
+from fleetctl.tui.status_bar import StatusBar
+from fleetctl.wire import ActionRequest, ApprovalRequest, IncidentStatus, Run
+
+log = structlog.get_logger()
+
+POLL_EVERY_S = 1.0
+DRAIN_DEADLINE_S = 30
+
+
+class Closable(Controller, Protocol):
+    async def close(self) -> None: ...
+
+
+ClientFactory = Callable[[], Closable]
+
+
+class Cockpit(App[None]):
+    """The shell: keys, tabs, the poller, and the calls that change something."""
+
+    CSS_PATH = "fleet.tcss"
+    ENABLE_COMMAND_PALETTE = False
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (120, "-wide")]  # noqa: RUF012 - as Textual declares it
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("1", "tab('fleet-tab')", "Fleet"),
+        Binding("2", "tab('incident-tab')", "Incidents"),
+        Binding("a", "decide('approve')", "Approve"),
+        Binding("d", "decide('deny')", "Deny"),
+        Binding("p", "page", "Page"),
+        Binding("c", "node('cordon')", "Cordon"),
+        Binding("u", "node('uncordon')", "Uncordon"),
+        Binding("D", "node('drain')", "Drain"),
+        Binding("r", "refresh_now", "Refresh"),
+        Binding("q", "quit", "Quit"),
+    ]
+
+    def __init__(
+        self,
+        client_factory: ClientFactory,
+        *,
+        title: str = "fleetctl",
+        by: str | None = None,
+        until: Awaitable[object] | None = None,
+        on_ready: Callable[[Cockpit], None] | None = None,
+        now: Callable[[], float] = time.time,
+        poll_every_s: float | None = POLL_EVERY_S,
+    ) -> None:
+        """`by` is who decides (default: the user's name). `poll_every_s` None: no poller, snapshots are posted."""
+        super().__init__()
+        self.title = title
+        self.snapshot = Snapshot()
+        self.failure: Exception | None = None  # what `until` raised
+        self._client_factory = client_factory
+        self._controller: Closable | None = None
+        self._by = by if by is not None else getpass.getuser()
+        self._until = until
+        self._on_ready = on_ready
+        self._now = now
+        self._poll_every_s = poll_every_s
+        self._wake = asyncio.Event()
+        self._story: list[str] = []  # told before the screen was there
+
+    def compose(self) -> ComposeResult:
+        yield StatusBar(self.title)
+        with TabbedContent(id="tabs"):
+            with TabPane("1 Fleet", id="fleet-tab"):
+                yield FleetPane()
+            with TabPane("2 Incidents", id="incident-tab"):
+                yield IncidentPane()
+        with Vertical(id="story-panel"):
+            yield RichLog(id="story", wrap=True, min_width=0, max_lines=500, auto_scroll=True)
+        yield Footer(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        self._controller = self._client_factory()
+        self._draw()
+        self.query_one("#nodes").focus()
+        self.set_interval(1.0, self._draw)  # ages grow between snapshots as well
+        if self._poll_every_s is not None:
+            self.run_worker(self._poll(self._controller, self._poll_every_s), name="poller", exit_on_error=True)
+        if self._until is not None:
+            self.run_worker(self._leave_when_done(self._until), name="until", exit_on_error=True)
+        for line in self._story:
+            self.post_message(StoryTold(line))
+        self._story.clear()
+        if self._on_ready is not None:
+            self._on_ready(self)
+
+    async def on_unmount(self) -> None:
+        if self._controller is not None:
+            await self._controller.close()
+
+    def post_story(self, line: str) -> None:
+        """Show a line in the story panel, which appears with the first one. Safe from any task or thread."""
+        if self.is_running:
+            self.post_message(StoryTold(line))
+        else:
+            self._story.append(line)
+
+    # -- what comes in ------------------------------------------------------------------------------------------
+
+    def on_snapshot_taken(self, message: SnapshotTaken) -> None:
+        known = {one.id for one in self.snapshot.incidents if one.status is not IncidentStatus.RESOLVED}
+        first = self.snapshot.known_at is None
+        self.snapshot = message.snapshot
+        for incident in self.snapshot.incidents:
+            if incident.status is not IncidentStatus.RESOLVED and incident.id not in known and not first:
+                self.notify(f"{incident.title}  (2 opens it)", title="Incident", severity="error", markup=False)
+        self._draw()
+        self.refresh_bindings()
+
+    def on_incident_pane_chosen(self) -> None:
+        self._wake.set()  # fetch the chosen one in full now
+
+    def on_story_told(self, message: StoryTold) -> None:
+        self.query_one("#story-panel").add_class("-told")
+        self.query_one("#story", RichLog).write(message.line)
+
+    def on_tabbed_content_tab_activated(self, event: TabbedContent.TabActivated) -> None:
+        self.query_one("#nodes" if event.pane.id == "fleet-tab" else "#incidents").focus()
+        self.refresh_bindings()
+
+    # -- keys ---------------------------------------------------------------------------------------------------
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Only the keys that can do something now are shown and work."""
+        if len(self.screen_stack) > 1 and action != "focus_next":
+            return False  # the question on screen comes first
+        try:
+            active = self.query_one("#tabs", TabbedContent).active
+        except NoMatches:
+            return True  # before the screen is composed
+        if action == "decide":
+            return proposal(self._pane.shown) is not None
+        if action == "page":
+            return active == "incident-tab" and self.snapshot.page is not None
+        if action == "node":
+            return active == "fleet-tab" and bool(self.snapshot.nodes)
+        return True
+
+    def action_tab(self, tab: str) -> None:
+        self.query_one("#tabs", TabbedContent).active = tab
+
+    def action_page(self) -> None:
+        self._pane.to_page()
+
+    def action_refresh_now(self) -> None:
+        self._wake.set()
+
+    def action_decide(self, decision: str) -> None:
+        run = proposal(self._pane.shown)
+        if run is None:
+            return
+        self.action_tab("incident-tab")
+        approve = decision == "approve"
+        question = f"Run {run.runbook}?" if approve else f"Deny {run.runbook}? Nothing will be done."
+        details = (*plan_of(run), "", run.reason) if approve else (run.title, run.reason)
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self.run_worker(self._decide(run, approve), name="decide", exit_on_error=True)
+
+        self.push_screen(Confirm(question, details, "Approve" if approve else "Deny"), answered)
+
+    def action_node(self, verb: str) -> None:
+        node = self.query_one(FleetPane).selected
+        if node is None:
+            return
+        command = f"{verb} {node.name}"
+        if verb == "drain":
+            command = f"{command} --deadline {DRAIN_DEADLINE_S}s"
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self.run_worker(self._act(command), name="act", exit_on_error=True)
+
+        details = (f"fleetctl {command}", f"{node.name} is {node.phase.value.replace('_', ' ')}")
+        self.push_screen(Confirm(f"{verb} {node.name}?", details, verb.capitalize()), answered)
+
+    # -- calls --------------------------------------------------------------------------------------------------
+
+    async def _decide(self, run: Run, approve: bool) -> None:
+        assert self._controller is not None
+        try:
+            request = ApprovalRequest(decision="approve" if approve else "deny", by=self._by)
+            answer = await self._controller.decide(run.id, request)
+        except FleetctlError as error:
+            self._tell(error)
+        else:
+            log.info("run.decided", run_id=run.id, runbook=run.runbook, decision=request.decision, by=self._by)
+            self.notify(f"{answer.title or answer.runbook}: {answer.status.value}", markup=False)
+        self._wake.set()
+
+    async def _act(self, command: str) -> None:
+        assert self._controller is not None
+        try:
+            request = ActionRequest(command=command, requested_by=self._by, reason="from the cockpit")
+            answer = await self._controller.act(request)
+        except FleetctlError as error:
+            self._tell(error)
+        else:
+            log.info("action.requested", run_id=answer.id, command=command, by=self._by)
+            self.notify(f"{command}: {answer.status.value}", markup=False)
+        self._wake.set()
+
+    def _tell(self, error: FleetctlError) -> None:
+        """An error is news for a person: it stays until the next one would have gone."""
+        text = f"{error.message}\n{error.remedy}" if error.remedy else error.message
+        log.warning("request.failed", error=error.message)
+        self.notify(text, title="Not done", severity="error", timeout=15, markup=False)
+
+    # -- loops --------------------------------------------------------------------------------------------------
+
+    async def _poll(self, controller: Controller, every_s: float) -> None:
+        reader = SnapshotReader(controller, self._now)
+        while True:
+            self._wake.clear()
+            self.post_message(SnapshotTaken(await reader.read(self._pane.chosen)))
+            try:
+                await asyncio.wait_for(self._wake.wait(), every_s)
+            except TimeoutError:
+                continue
+
+    async def _leave_when_done(self, until: Awaitable[object]) -> None:
+        try:
+            await until
+        except Exception as error:  # noqa: BLE001 - it belongs to whoever gave us `until`: kept, and raised there
+            log.warning("cockpit.story_failed", error=repr(error))
+            self.failure = error
+        self.exit()
+
+    def _draw(self) -> None:
+        now = self._now()
+        self.query_one(StatusBar).show(self.snapshot, now)
+        self.query_one(FleetPane).show(self.snapshot, now)
+        self._pane.show(self.snapshot, now)
+
+    @property
+    def _pane(self) -> IncidentPane:
+        return self.query_one(IncidentPane)
+
+
+async def run_cockpit(
+    client_factory: ClientFactory,
+    *,
+    title: str = "fleetctl",
+    until: Awaitable[object] | None = None,
+    by: str | None = None,
+    on_ready: Callable[[Cockpit], None] | None = None,
+) -> None:
+    """Show the cockpit until a person quits or `until` is done.
+
+    `on_ready` gets the running app, e.g. to tell it a story with `post_story`. What `until` raises is raised here.
+    """
+    cockpit = Cockpit(client_factory, title=title, by=by, until=until, on_ready=on_ready)
+    await cockpit.run_async()
+    if cockpit.failure is not None:
+        raise cockpit.failure

@@ -1,0 +1,50 @@
+"""The Fleet tab: every node in one row, and what the row has no room for about the chosen one."""
+
+from __future__ import annotations
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.widgets import DataTable, Static
+
+from fleetctl.tui.keyed_table import KeyedTable
+from fleetctl.tui.paint import line
+from fleetctl.tui.snapshot import Snapshot
+from fleetctl.tui.view_model import FLEET_COLUMNS, fleet_rows, node_lines
+from fleetctl.wire import Node
+
+
+class FleetPane(Vertical):
+    def __init__(self) -> None:
+        super().__init__(id="fleet")
+        self._snapshot = Snapshot()
+        self._now = 0.0
+
+    def compose(self) -> ComposeResult:
+        yield KeyedTable(FLEET_COLUMNS, id="nodes")
+        yield Static(id="node")
+
+    @property
+    def selected(self) -> Node | None:
+        key = self.query_one("#nodes", KeyedTable).selected_key
+        return next((node for node in self._snapshot.nodes if node.name == key), None)
+
+    def show(self, snapshot: Snapshot, now: float) -> None:
+        self._snapshot, self._now = snapshot, now
+        self.set_class(snapshot.cut_off_since is not None, "-cut-off")
+        self.query_one("#nodes", KeyedTable).show(fleet_rows(snapshot, now, self.app.size.width))
+        self._show_node()
+
+    def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
+        event.stop()
+        self._show_node()
+
+    def _show_node(self) -> None:
+        node = self.selected
+        if node is not None:
+            text = Text("\n").join(line((cell,)) for cell in node_lines(node, self._now))
+        elif self._snapshot.known_at is None:
+            text = Text("Nothing is known yet: the controller has not answered.", style="dim")
+        else:
+            text = Text("The fleet has no nodes.  fleetctl node start NAME", style="dim")
+        self.query_one("#node", Static).update(text)

@@ -1,0 +1,123 @@
+"""The Incidents tab: the list, and everything about the chosen one, with the page of its runbook."""
+
+from __future__ import annotations
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.containers import Vertical, VerticalScroll
+from textual.message import Message
+from textual.widgets import DataTable, Markdown, Static
+
+from fleetctl.tui.incident_view import INCIDENT_COLUMNS, Section, incident_rows, incident_view
+from fleetctl.tui.keyed_table import KeyedTable
+from fleetctl.tui.paint import paint_section
+from fleetctl.tui.snapshot import Snapshot
+from fleetctl.wire import Incident, IncidentStatus
+
+# Section of the view, and which of its columns takes the room that is left.
+_SECTIONS = (("head", 1), ("ask", 1), ("diagnosis", 1), ("run", 2), ("timeline", 1))
+
+
+class IncidentPane(Vertical):
+    class Chosen(Message):
+        """A person moved to another incident."""
+
+        def __init__(self, incident_id: str) -> None:
+            super().__init__()
+            self.incident_id = incident_id
+
+    def __init__(self) -> None:
+        super().__init__(id="incident")
+        self._snapshot = Snapshot()
+        self._chosen: str | None = None
+        self._drawn: dict[str, Section | None] = {}
+        self._page_drawn = ""
+
+    def compose(self) -> ComposeResult:
+        yield KeyedTable(INCIDENT_COLUMNS, id="incidents", show_header=False)
+        with VerticalScroll(id="detail"):
+            yield Static(id="head", classes="section")
+            yield Static(id="ask", classes="section")
+            yield Static(id="diagnosis", classes="section")
+            yield Static(id="run", classes="section")
+            yield Static(id="timeline", classes="section")
+            yield Markdown(id="page", open_links=False)
+
+    @property
+    def chosen(self) -> str | None:
+        """Id of the incident that is shown; None before there is one."""
+        return self._chosen
+
+    @property
+    def shown(self) -> Incident | None:
+        """The chosen incident with as much as is known of it."""
+        focus = self._snapshot.focus
+        if focus is not None and focus.id == self._chosen:
+            return focus
+        return next((one for one in self._snapshot.incidents if one.id == self._chosen), None)
+
+    def show(self, snapshot: Snapshot, now: float) -> None:
+        self._snapshot = snapshot
+        self.set_class(snapshot.cut_off_since is not None, "-cut-off")
+        table = self.query_one("#incidents", KeyedTable)
+        table.show(incident_rows(snapshot.incidents, now))
+        self._follow(table)
+        incident = self.shown
+        self.set_class(incident is None, "-empty")
+        if incident is None:
+            self._draw("head", 0, None)
+            known = snapshot.known_at is not None
+            text = "No incidents. All quiet." if known else "Nothing is known yet."
+            self.query_one("#head", Static).update(Text(text, style="dim"))
+            self._drawn.clear()
+        else:
+            view = incident_view(incident, now)
+            for name, wide in _SECTIONS:
+                self._draw(name, wide, getattr(view, name))
+        self._draw_page(incident)
+
+    def to_page(self) -> None:
+        """Scroll to the runbook's page."""
+        self.query_one("#page", Markdown).scroll_visible(top=True, animate=False)
+
+    def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
+        event.stop()
+        key = event.row_key.value
+        # Rows that come and go move the cursor as well: only a move by hand chooses.
+        if key is not None and key != self._chosen and self.query_one("#incidents").has_focus:
+            self._chosen = key
+            self.post_message(self.Chosen(key))
+
+    def _follow(self, table: KeyedTable) -> None:
+        """Keep what was chosen while it is open; a new open incident takes the place of a closed one."""
+        incidents = self._snapshot.incidents
+        current = next((one for one in incidents if one.id == self._chosen), None)
+        gravest = incidents[0] if incidents else None
+        if gravest is None:
+            self._chosen = None
+        elif current is None or (_is_closed(current) and not _is_closed(gravest)):
+            self._chosen = gravest.id
+        if self._chosen is not None and table.selected_key != self._chosen:
+            table.select(self._chosen)
+
+    def _draw(self, name: str, wide: int, section: Section | None) -> None:
+        if name in self._drawn and self._drawn[name] == section:
+            return
+        self._drawn[name] = section
+        widget = self.query_one(f"#{name}", Static)
+        widget.display = section is not None or name == "head"
+        if section is not None:
+            widget.update(paint_section(section, wide))
+
+    def _draw_page(self, incident: Incident | None) -> None:
+        page = self._snapshot.page
+        focused = incident is not None and self._snapshot.focus is not None and incident.id == self._snapshot.focus.id
+        text = page.page if page is not None and focused else ""
+        if text != self._page_drawn:
+            self._page_drawn = text
+            self.query_one("#page", Markdown).update(text)
+        self.query_one("#page", Markdown).display = bool(text)
+
+
+def _is_closed(incident: Incident) -> bool:
+    return incident.status is IncidentStatus.RESOLVED

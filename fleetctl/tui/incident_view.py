@@ -1,0 +1,219 @@
+"""From an incident on the wire to what its screen says: pure, no Textual. Times are UTC, as in the post-mortem."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from fleetctl.tui.snapshot import current_run, proposal
+from fleetctl.tui.view_model import UNKNOWN, Cell, Row, Tone, age, span
+from fleetctl.wire import (
+    Diagnosis,
+    Evidence,
+    Incident,
+    IncidentStatus,
+    Run,
+    RunStatus,
+    StepRecord,
+    TimelineEntry,
+)
+
+INCIDENT_COLUMNS = ("", "since", "incident")
+MAX_TIMELINE = 200
+
+STATUSES: dict[IncidentStatus, tuple[str, Tone]] = {
+    IncidentStatus.OPEN: ("▲", Tone.BAD),
+    IncidentStatus.MITIGATING: ("◐", Tone.BUSY),
+    IncidentStatus.RESOLVED: ("●", Tone.GOOD),
+}
+RUN_TONES: dict[RunStatus, Tone] = {
+    RunStatus.PROPOSED: Tone.WARN,
+    RunStatus.APPROVED: Tone.BUSY,
+    RunStatus.RUNNING: Tone.BUSY,
+    RunStatus.VERIFYING: Tone.BUSY,
+    RunStatus.UNDOING: Tone.WARN,
+    RunStatus.SUCCEEDED: Tone.GOOD,
+    RunStatus.UNDONE: Tone.WARN,
+    RunStatus.FAILED: Tone.BAD,
+    RunStatus.DENIED: Tone.DIM,
+    RunStatus.REFUSED: Tone.BAD,
+    RunStatus.EXPIRED: Tone.DIM,
+    RunStatus.CANCELLED: Tone.DIM,
+}
+_ANSWERS = {"yes": ("✓", Tone.WARN), "no": ("✗", Tone.DIM), "unknown": ("?", Tone.BAD)}
+_STEPS = {
+    "pending": ("·", Tone.DIM),
+    "running": ("▶", Tone.BUSY),
+    "done": ("✓", Tone.GOOD),
+    "failed": ("✗", Tone.BAD),
+    "skipped": ("–", Tone.DIM),
+}
+_CONFIDENCE = {"confirmed": Tone.GOOD, "likely": Tone.WARN, "unknown": Tone.DIM}
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A heading and a table under it; the last column that is wide takes the room that is left."""
+
+    heading: Cell
+    rows: tuple[tuple[Cell, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentView:
+    head: Section
+    ask: Section | None  # what waits for a person; None when nothing does
+    diagnosis: Section
+    run: Section | None
+    timeline: Section
+
+
+def incident_rows(incidents: tuple[Incident, ...], now: float) -> tuple[Row, ...]:
+    return tuple(
+        Row(
+            one.id,
+            (
+                Cell(*STATUSES[one.status]),
+                Cell(_clock(one.opened_at) if now - one.opened_at < 86_400 else _day(one.opened_at), Tone.DIM),
+                Cell(one.title, Tone.DIM if one.status is IncidentStatus.RESOLVED else Tone.PLAIN),
+            ),
+        )
+        for one in incidents
+    )
+
+
+def incident_view(incident: Incident, now: float) -> IncidentView:
+    """Everything about one incident, in the order in which a person needs it."""
+    waiting = proposal(incident)
+    run = current_run(incident)
+    return IncidentView(
+        head=_head(incident, now),
+        ask=_ask(waiting, now) if waiting is not None else None,
+        diagnosis=_diagnosis(incident.diagnosis),
+        run=_run(run) if run is not None and run is not waiting else None,
+        timeline=_timeline(incident.timeline),
+    )
+
+
+def plan_of(run: Run) -> tuple[str, ...]:
+    """What saying yes to a run will do: its inputs, then its commands in order."""
+    commands = tuple(f"{step.index + 1}. fleetctl {step.command}" for step in run.steps if step.phase == "do")
+    return (f"{run.title or run.runbook}  ({_pairs(run.inputs)})", *commands)
+
+
+def _head(incident: Incident, now: float) -> Section:
+    glyph, tone = STATUSES[incident.status]
+    where = "  ".join(f"{name} {value}" for name, value in sorted(incident.scope.items())) or "the whole fleet"
+    if incident.resolved_at is not None:
+        when = f"opened {_clock(incident.opened_at)}, over after {span(incident.resolved_at - incident.opened_at)}"
+    else:
+        when = f"opened {_clock(incident.opened_at)}, {age(now - incident.opened_at)} ago"
+    names = ", ".join(sorted({f"{alert.name} ({alert.state.value})" for alert in incident.alerts}))
+    rows = [
+        (Cell(f"{glyph} {incident.status.value}", tone), Cell(f"{incident.severity}, {when}")),
+        (Cell("where", Tone.DIM), Cell(where)),
+    ]
+    if names:
+        rows.append((Cell("alerts", Tone.DIM), Cell(names)))
+    if incident.postmortem:
+        rows.append((Cell("written", Tone.DIM), Cell(incident.postmortem)))
+    return Section(Cell(incident.title, Tone.STRONG), tuple(rows))
+
+
+def _ask(run: Run, now: float) -> Section:
+    left = f", {span(run.expires_at - now)} left" if run.expires_at is not None else ""
+    steps = [(Cell(f"{step.index + 1}", Tone.DIM), Cell(step.command)) for step in run.steps if step.phase == "do"]
+    return Section(
+        Cell(f"PROPOSED: {run.title or run.runbook}   a approve   d deny{left}", Tone.WARN),
+        (
+            (Cell("why", Tone.DIM), Cell(run.reason or UNKNOWN)),
+            (Cell("with", Tone.DIM), Cell(_pairs(run.inputs))),
+            *steps,
+        ),
+    )
+
+
+def _diagnosis(diagnosis: Diagnosis | None) -> Section:
+    if diagnosis is None:
+        return Section(Cell("Diagnosis: not made yet", Tone.DIM))
+    cause = diagnosis.cause or "no cause named"
+    rows = [_evidence(found) for found in diagnosis.evidence]
+    if diagnosis.ruled_out:
+        rows.append((Cell(""), Cell("ruled out", Tone.DIM), Cell(", ".join(diagnosis.ruled_out)), Cell(""), Cell("")))
+    return Section(
+        Cell(f"Diagnosis: {cause} ({diagnosis.confidence}). {diagnosis.title}", _CONFIDENCE[diagnosis.confidence]),
+        tuple(rows),
+    )
+
+
+def _evidence(found: Evidence) -> tuple[Cell, ...]:
+    glyph, tone = _ANSWERS[found.answer]
+    if found.answer == "unknown":
+        return (Cell(glyph, tone), Cell(found.title), Cell(found.why_unknown or "no data", tone), Cell(""), Cell(""))
+    return (
+        Cell(glyph, tone),
+        Cell(found.title),
+        Cell(quantity(found.value, found.unit), Tone.STRONG if found.answer == "yes" else Tone.PLAIN),
+        Cell(found.threshold, Tone.DIM),
+        Cell(age(found.age_s), Tone.DIM),
+    )
+
+
+def quantity(value: float | None, unit: str) -> str:
+    """A measured value in its unit: "27%", "1.2s", "3.4×", "8,192 tok"; "—" when not known."""
+    if value is None:
+        return UNKNOWN
+    if unit == "ratio":
+        return f"{value * 100:.3g}%"
+    if unit == "seconds":
+        return span(value)
+    if unit == "times":
+        return f"{value:.1f}×"
+    if unit == "tokens":
+        return f"{value:,.0f} tok"
+    return f"{value:.3g}/s" if unit == "per_second" else f"{value:.4g}"
+
+
+def _run(run: Run) -> Section:
+    rows = [_step(step) for step in run.steps]
+    for name, text, tone in (("verify", run.verification, Tone.PLAIN), ("error", run.error, Tone.BAD)):
+        if text:
+            rows.append((Cell(""), Cell(name, Tone.DIM), Cell(text, tone)))
+    by = f", by {run.decided_by}" if run.decided_by else ""
+    return Section(Cell(f"Run: {run.title or run.runbook}, {run.status.value}{by}", RUN_TONES[run.status]), tuple(rows))
+
+
+def _step(step: StepRecord) -> tuple[Cell, ...]:
+    glyph, tone = _STEPS[step.status]
+    took = ""
+    if step.started_at is not None and step.ended_at is not None:
+        took = span(step.ended_at - step.started_at)
+    text = f"undo: {step.command}" if step.phase == "undo" else step.command
+    if step.attempts > 1:
+        took = f"{took} {step.attempts}×".strip()
+    return (Cell(glyph, tone), Cell(took, Tone.DIM), Cell(f"{text}{_receipt(step)}", Tone.PLAIN))
+
+
+def _receipt(step: StepRecord) -> str:
+    if step.error:
+        return f"  {step.error}"
+    plain = {key: value for key, value in step.receipt.items() if isinstance(value, str | int | float | bool)}
+    return f"  → {_pairs({key: str(value) for key, value in plain.items()})}" if plain else ""
+
+
+def _timeline(entries: list[TimelineEntry]) -> Section:
+    newest = sorted(entries, key=lambda entry: (entry.at, entry.seq), reverse=True)
+    rows = tuple((Cell(_clock(entry.at), Tone.DIM), Cell(entry.text)) for entry in newest[:MAX_TIMELINE])
+    return Section(Cell("Timeline, newest first (UTC)", Tone.STRONG), rows)
+
+
+def _pairs(mapping: dict[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in mapping.items()) or "no inputs"
+
+
+def _clock(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S")
+
+
+def _day(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%b %d")

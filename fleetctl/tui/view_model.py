@@ -1,0 +1,203 @@
+"""From wire types to the texts of the header and the fleet table: pure, no Textual, no colours, only tones.
+
+Rules of the screen: unknown is "—" and never 0; a value that is too old is dim and ends in "?".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from fleetctl.tui.snapshot import Snapshot
+from fleetctl.wire import Node, NodePhase, Signal
+
+STALE_AFTER_S = 15.0  # three scrapes of 5 s: one may be missed without alarm
+UNKNOWN = "—"
+
+Formatter = Callable[[float], str]
+
+
+class Tone(StrEnum):
+    """What a text means; the style sheet of the terminal decides how that looks."""
+
+    PLAIN = "plain"
+    GOOD = "good"
+    BUSY = "busy"  # on its way somewhere, by our will
+    WARN = "warn"
+    BAD = "bad"
+    DIM = "dim"
+    STRONG = "strong"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    text: str
+    tone: Tone = Tone.PLAIN
+    right: bool = False  # numbers line up at the right
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    key: str
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderView:
+    facts: tuple[Cell, ...]
+    link: Cell  # how we stand with the controller
+
+
+PHASES: dict[NodePhase, tuple[str, Tone]] = {
+    NodePhase.STARTING: ("◔", Tone.BUSY),
+    NodePhase.READY: ("●", Tone.GOOD),
+    NodePhase.CORDONED: ("◌", Tone.WARN),
+    NodePhase.DRAINING: ("◐", Tone.BUSY),
+    NodePhase.DRAINED: ("○", Tone.WARN),
+    NodePhase.NOT_READY: ("▲", Tone.BAD),
+    NodePhase.UNREACHABLE: ("✗", Tone.BAD),
+    NodePhase.STOPPED: ("■", Tone.DIM),
+}
+
+FLEET_COLUMNS = ("node", "state", "run", "wait", "KV", "TTFT", "step", "req/s", "age", "alerts")
+_NARROW_WITHOUT_NAME = 72  # columns that the table needs beside the node's name
+
+
+def header(snapshot: Snapshot, now: float) -> HeaderView:
+    """One line: what fires, how many nodes serve, what automation may do, and whether all this is current."""
+    status = snapshot.status
+    if status is None:
+        return HeaderView((), _link(snapshot, now))
+    firing = Cell(f"▲ {status.firing} firing", Tone.BAD) if status.firing else Cell("● 0 firing", Tone.GOOD)
+    few = status.nodes_ready < status.nodes_total
+    facts: tuple[Cell, ...] = (
+        firing,
+        Cell(_count(status.open_incidents, "incident"), Tone.BAD if status.open_incidents else Tone.PLAIN),
+        Cell(f"{status.nodes_ready}/{status.nodes_total} ready", Tone.WARN if few else Tone.PLAIN),
+        Cell(f"policy {status.policy}"),
+    )
+    if snapshot.cut_off_since is not None:
+        facts = tuple(Cell(f"{fact.text}?", Tone.DIM) for fact in facts)
+    return HeaderView(facts, _link(snapshot, now))
+
+
+def fleet_rows(snapshot: Snapshot, now: float, width: int = 80) -> tuple[Row, ...]:
+    """The fleet table. Ages grow while the controller is away, so that values turn stale by themselves."""
+    drift_s = snapshot.age_s(now)
+    return tuple(_node_row(node, drift_s, max(8, width - _NARROW_WITHOUT_NAME)) for node in snapshot.nodes)
+
+
+def node_lines(node: Node, now: float) -> tuple[Cell, ...]:
+    """What the table has no room for, about one node."""
+    glyph, tone = PHASES[node.phase]
+    state = f"{glyph} {node.phase.value.replace('_', ' ')}"
+    since = f" for {span(now - node.since)}" if node.since is not None else ""
+    facts = [
+        ("pool", node.pool), ("model", node.model), ("engine", node.engine), ("zone", node.zone),
+        ("revision", node.revision), ("pid", "" if node.pid is None else str(node.pid)),
+    ]  # fmt: skip
+    return (
+        Cell(f"{node.name}  {state}{since}{': ' + node.reason if node.reason else ''}", tone),
+        Cell("  ".join(f"{name} {value or UNKNOWN}" for name, value in facts)),
+        Cell(node.url, Tone.DIM),
+        Cell(f"▲ {', '.join(node.alerts)}", Tone.BAD) if node.alerts else Cell("no alerts", Tone.DIM),
+    )
+
+
+def span(seconds: float | None) -> str:
+    """A length of time in at most six characters: "210ms", "1.4s", "75s", "12m", "3h", "2d"."""
+    if seconds is None:
+        return UNKNOWN
+    if seconds < 0:
+        return "0s"
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f}ms"
+    if seconds < 9.95:
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    if whole < 120:
+        return f"{whole}s"
+    if whole < 7200:
+        return f"{whole // 60}m"
+    return f"{whole // 3600}h" if whole < 172_800 else f"{whole // 86_400}d"
+
+
+def age(seconds: float | None) -> str:
+    """Whole seconds and up: an age in milliseconds is noise."""
+    return UNKNOWN if seconds is None else span(max(0.0, seconds)) if seconds >= 9.95 else f"{max(0.0, seconds):.0f}s"
+
+
+def _node_row(node: Node, drift_s: float, name_width: int) -> Row:
+    glyph, tone = PHASES[node.phase]
+    name = node.name if len(node.name) <= name_width else f"{node.name[: name_width - 1]}…"
+    heard_s = None if node.signal_age_s is None else node.signal_age_s + drift_s
+    # A node that runs nothing has no step time: "—" is right, and so is it for one that never answered.
+    return Row(
+        node.name,
+        (
+            Cell(name, Tone.STRONG if node.phase is not NodePhase.STOPPED else Tone.DIM),
+            Cell(f"{glyph} {node.phase.value.replace('_', ' ')}", tone),
+            _signal(node.running, drift_s, _whole),
+            _signal(node.waiting, drift_s, _whole),
+            _signal(node.kv_ratio, drift_s, _percent, bad_above=0.95, warn_above=0.85),
+            _signal(node.ttft_s, drift_s, span),
+            _signal(node.step_s, drift_s, span),
+            _signal(node.requests_per_s, drift_s, _rate),
+            Cell(age(heard_s), _age_tone(heard_s), right=True),
+            Cell(f"▲ {len(node.alerts)}", Tone.BAD) if node.alerts else Cell(""),
+        ),
+    )
+
+
+def _signal(
+    signal: Signal,
+    drift_s: float,
+    write: Formatter,
+    bad_above: float | None = None,
+    warn_above: float | None = None,
+) -> Cell:
+    if signal.value is None or signal.value != signal.value:
+        return Cell(UNKNOWN, Tone.DIM, right=True)
+    text = write(signal.value)
+    if signal.age_s is None or signal.age_s + drift_s > STALE_AFTER_S:
+        return Cell(f"{text}?", Tone.DIM, right=True)
+    tone = Tone.PLAIN
+    if bad_above is not None and signal.value > bad_above:
+        tone = Tone.BAD
+    elif warn_above is not None and signal.value > warn_above:
+        tone = Tone.WARN
+    return Cell(text, tone, right=True)
+
+
+def _age_tone(heard_s: float | None) -> Tone:
+    if heard_s is None:
+        return Tone.DIM
+    return Tone.BAD if heard_s > STALE_AFTER_S else Tone.PLAIN
+
+
+def _link(snapshot: Snapshot, now: float) -> Cell:
+    if snapshot.cut_off_since is not None:
+        return Cell(f"✗ controller unreachable for {age(now - snapshot.cut_off_since)}", Tone.BAD)
+    if snapshot.known_at is None:
+        return Cell("◔ connecting", Tone.BUSY)
+    late_s = snapshot.age_s(now)
+    if late_s > STALE_AFTER_S:
+        return Cell(f"▲ no answer for {age(late_s)}", Tone.WARN)
+    return Cell("● controller ok", Tone.GOOD)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _whole(value: float) -> str:
+    return f"{value:.0f}"
+
+
+def _percent(value: float) -> str:
+    return f"{value * 100:.0f}%"
+
+
+def _rate(value: float) -> str:
+    return f"{value:.1f}" if value < 99.95 else f"{value:.0f}"

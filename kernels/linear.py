@@ -1,0 +1,37 @@
+"""A linear layer, computed in row tiles on a CPU so that no row's bits depend on the batch (see `row_tiles`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from kernels.row_tiles import ROW_TILES, Product
+
+
+def row_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, tiles: tuple[int, ...] = ROW_TILES) -> Tensor:
+    """`x @ weight.T + bias`.
+
+    Shapes: x: [num_rows, width], on a CPU with num_rows a multiple of 16; weight: [out, width]; bias: [out].
+    On CUDA it is one plain call: last bits may differ with the batch there. Bytes moved: weight once a tile.
+    """
+    rows = x.shape[0]
+    if x.is_cuda or rows in tiles:
+        return torch.nn.functional.linear(x, weight, bias)
+    out = torch.empty((rows, weight.shape[0]), dtype=x.dtype)
+    start = 0
+    for tile in tiles:
+        while rows - start >= tile:
+            out[start : start + tile] = torch.nn.functional.linear(x[start : start + tile], weight, bias)
+            start += tile
+    assert start == rows, f"{rows} rows are no multiple of {tiles[-1]}"
+    return out
+
+
+def linear_products(weights: Iterable[Tensor]) -> Iterator[tuple[Product, int, torch.dtype]]:
+    """One product for each distinct shape and type among the weights, to be given to `agreeing_tiles`."""
+    for out, width, dtype in {(*w.shape, w.dtype): None for w in weights}:
+        weight = torch.randn((out, width), generator=torch.Generator().manual_seed(1)).mul_(width**-0.5).to(dtype)
+        yield partial(torch.nn.functional.linear, weight=weight), width, dtype

@@ -1,0 +1,18 @@
+"""Root-mean-square normalisation, with the residual addition that comes before it in a decoder."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+    """`weight * h / sqrt(mean(h^2) + eps)` over the last axis, with h = x, or x + residual; then also h is returned.
+
+    Shapes: x, residual: [..., width]; weight: [width]. A row's bits depend on that row alone.
+    Bytes moved: x, residual and both results once.
+    """
+    if residual is None:
+        return torch.nn.functional.rms_norm(x, weight.shape, weight, eps)
+    h = x + residual
+    return torch.nn.functional.rms_norm(h, weight.shape, weight, eps), h

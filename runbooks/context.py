@@ -1,0 +1,91 @@
+"""What carrying a run needs from outside, in one place: journal, effects, lookup, clock, events and limits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, ParamSpec, TypeVar
+
+import structlog
+
+from runbooks.clock import Clock
+from runbooks.guard import DEFAULT_FLOOR_RATIO, Fleet
+from runbooks.journal import Journal
+from runbooks.ports import Effects, Lookup
+from runbooks.run import Run
+
+log = structlog.get_logger()
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+OnEvent = Callable[[str, str, Run, dict[str, Any]], None]
+"""Called with kind (`run.started`), one line of text, the run as it is, and facts; after the commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    max_attempts: int = 5  # temporary errors of one step
+    max_begins: int = 50  # of one step, crashes included: a step that kills its controller must end too
+    approval_ttl_s: float = 3600.0
+    capacity_floor_ratio: float = DEFAULT_FLOOR_RATIO
+    back_off_s: float = 1.0  # doubles with each temporary error
+    back_off_max_s: float = 30.0
+    guard_wait_s: float = 20.0  # a guard that says no or unknown is asked again this long: signals lag
+    poll_s: float = 1.0
+    lookup_limit_s: float = 10.0  # a lookup that takes longer is unknown
+    step_margin_s: float = 120.0  # an effect that hangs this long beyond its own time is tried again
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    journal: Journal
+    effects: Effects
+    lookup: Lookup
+    clock: Clock
+    on_event: OnEvent
+    limits: Limits
+    gate: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held from a guard's look to the begin of its step: two runs can't both take the last spare node."""
+
+    _thread: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
+    )
+
+    async def stored(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """A journal method's result, from the journal's own thread; log context goes along."""
+        work = functools.partial(contextvars.copy_context().run, call, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    async def fleet(self) -> Fleet:
+        """What is known of the fleet now; a lookup that fails or hangs is "could not look"."""
+        names = await self._look("node_names", self.lookup.node_names())
+        serving = await self._look("serving_nodes", self.lookup.serving_nodes())
+        return Fleet(None if names is None else frozenset(names), None if serving is None else frozenset(serving))
+
+    async def evaluate(self, expression: str) -> float | None:
+        """The expression's value now; None is unknown."""
+        return await self._look("evaluate", self.lookup.evaluate(expression))
+
+    def emit(self, kind: str, text: str, run: Run, **data: Any) -> None:
+        """Log and pass on what has happened. A listener that fails does not stop the run."""
+        log.info(kind, run_id=run.id, text=text, status=run.status.value)
+        try:
+            self.on_event(kind, text, run, data)
+        except Exception as error:
+            log.error("run.listener_failed", run_id=run.id, kind=kind, error=str(error), exc_info=True)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True)
+
+    async def _look(self, what: str, answer: Awaitable[T]) -> T | None:
+        try:
+            async with asyncio.timeout(self.limits.lookup_limit_s):
+                return await answer
+        except Exception as error:  # noqa: BLE001 - could not look, whatever the reason: unknown, never a yes
+            log.warning("lookup.failed", what=what, error=str(error) or type(error).__name__)
+            return None

@@ -1,0 +1,300 @@
+"""The door to runbooks: propose, act, decide, cancel; and the loop that carries approved runs to their end.
+
+Every answer is in the journal before it is given. Killing the process at any point loses nothing: the next one claims
+the epoch, calls `resume` and `run_forever`, and each run goes on from its journal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal
+
+import structlog
+
+from runbooks.clock import Clock
+from runbooks.context import Context, Limits, OnEvent
+from runbooks.driver import carry_run
+from runbooks.errors import AlreadyDecidedError, BadInputError, ConflictError, NotFoundError, StaleEpochError
+from runbooks.guard import Answer, Verdict, judge_names, judge_plan, judge_repeat
+from runbooks.journal import Journal
+from runbooks.page import Page
+from runbooks.plan import Plan, plan_command, plan_page
+from runbooks.ports import Effects, Lookup
+from runbooks.run import ACTIVE, Run, RunStatus
+from runbooks.value import did_you_mean
+
+log = structlog.get_logger()
+
+TURN_S = 1.0
+MAX_BACK_OFF_S = 30.0
+
+
+class Executor:
+    """One per controller process, all on one event loop.
+
+    Raises StaleEpochError from everything that writes once another controller took over: the process must end then.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        library: Mapping[str, Page],
+        effects: Effects,
+        lookup: Lookup,
+        *,
+        clock: Clock,
+        on_event: OnEvent = lambda kind, text, run, data: None,
+        max_attempts: int = 5,
+        approval_ttl_s: float = 3600.0,
+        capacity_floor_ratio: float = 0.6,
+        limits: Limits | None = None,
+    ) -> None:
+        """`limits`, when given, replaces the three numbers before it."""
+        limits = limits or Limits(
+            max_attempts=max_attempts,
+            approval_ttl_s=approval_ttl_s,
+            capacity_floor_ratio=capacity_floor_ratio,
+        )
+        self._journal = journal
+        self._library = library
+        self._context = Context(journal, effects, lookup, clock, on_event, limits)
+        self._clock = clock
+        self._limits = limits
+        self._carried: dict[str, asyncio.Task[None]] = {}
+        self._failures: dict[str, int] = {}  # runs whose carrying broke off, in a row
+        self._not_before: dict[str, float] = {}
+        self._wake = asyncio.Event()
+        self._is_stopping = False
+
+    async def propose(
+        self,
+        runbook: str,
+        inputs: Mapping[str, str],
+        *,
+        reason: str,
+        incident_id: str | None = None,
+        requested_by: str,
+        idempotency_key: str | None = None,
+        approve: bool = False,
+        dry_run: bool = False,
+    ) -> Run:
+        """A run of a page: PROPOSED, APPROVED with `approve`, REFUSED by a guard, or SUCCEEDED as a dry run.
+
+        With an idempotency key that is known, the run that has it. Raises NotFoundError, BadInputError and
+        IdempotencyConflictError.
+        """
+        page = self._library.get(runbook)
+        if page is None:
+            raise NotFoundError(f"there is no runbook {runbook!r}", remedy=did_you_mean(runbook, self._library))
+        return await self._create(
+            plan_page(page, inputs), reason, incident_id, requested_by, idempotency_key, approve, dry_run
+        )
+
+    async def act(
+        self,
+        command: str,
+        *,
+        reason: str,
+        requested_by: str,
+        idempotency_key: str | None = None,
+        dry_run: bool = False,
+    ) -> Run:
+        """A run of one command, approved by the one who asked. Raises BadCommandError, IdempotencyConflictError."""
+        plan = plan_command(command)
+        return await self._create(plan, reason, None, requested_by, idempotency_key, True, dry_run)
+
+    async def decide(self, run_id: str, decision: Literal["approve", "deny"], by: str, comment: str = "") -> Run:
+        """Answer a proposal. Raises AlreadyDecidedError, holding the run, when it was answered or has ended."""
+        if decision not in ("approve", "deny"):
+            raise BadInputError(f"decision {decision!r}", remedy="answer approve or deny")
+        now = self._clock.now()
+        run, accepted = await self._context.stored(self._journal.decide, run_id, decision, by, comment, now)
+        if not accepted:
+            if run.status is RunStatus.EXPIRED and run.updated_at == now:
+                self._context.emit("run.expired", f"{run.title}: {run.error}", run)
+            raise AlreadyDecidedError(_standing(run), run, remedy=f"`fleetctl describe run {run_id}`")
+        said = f": {comment}" if comment else ""
+        if decision == "approve":
+            self._context.emit("run.approved", f"{run.title}: approved by {by}{said}", run, by=by)
+        if run.status is not RunStatus.APPROVED:
+            text = f"denied by {by}{said}" if run.status is RunStatus.DENIED else f"refused: {run.error}"
+            self._context.emit(f"run.{run.status.value}", f"{run.title}: {text}", run, by=by)
+        self._wake.set()
+        return run
+
+    async def cancel(self, run_id: str, by: str) -> Run:
+        """Stop a run before its next step. The run comes back as it is: still running while its step goes on.
+
+        Raises ConflictError when it has ended or is being undone.
+        """
+        run, accepted = await self._context.stored(self._journal.request_cancel, run_id, by, self._clock.now())
+        if not accepted:
+            what = "is being undone" if run.status is RunStatus.UNDOING else f"has ended: {run.status.value}"
+            raise ConflictError(f"run {run_id} {what}", run)
+        if run.status is RunStatus.CANCELLED:
+            self._context.emit("run.cancelled", f"{run.title}: {run.error}", run, by=by)
+        self._wake.set()
+        return run
+
+    async def resume(self) -> int:
+        """Expire what nobody answered; returns how many runs `run_forever` will go on with."""
+        await self._expire()
+        active = await self._context.stored(self._journal.list, ACTIVE)
+        for run in active:
+            log.info("run.resumed", run_id=run.id, status=run.status.value, runbook=run.runbook)
+        self._wake.set()
+        return len(active)
+
+    async def drive(self, run_id: str) -> Run:
+        """Carry one run to its end here and now. Not for a run that `run_forever` carries."""
+        assert run_id not in self._carried
+        return await carry_run(self._context, run_id)
+
+    async def run_forever(self) -> None:
+        """Carry every approved run and expire proposals until `stop`. Raises StaleEpochError."""
+        self._is_stopping = False
+        try:
+            async with asyncio.TaskGroup() as group:
+                while not self._is_stopping:
+                    self._wake.clear()
+                    await self._turn(group)
+                    await self._wait()
+                for task in self._carried.values():
+                    task.cancel()  # a cut-off step is begun in the journal and goes on after the next start
+        except* StaleEpochError as errors:
+            raise _first(errors) from None
+
+    def stop(self) -> None:
+        """Make `run_forever` return; runs in progress stay in the journal as they are."""
+        self._is_stopping = True
+        self._wake.set()
+
+    def close(self) -> None:
+        """Let go of the journal's thread. The executor can't be used afterwards."""
+        self._context.close()
+
+    async def _create(
+        self,
+        plan: Plan,
+        reason: str,
+        incident_id: str | None,
+        requested_by: str,
+        idempotency_key: str | None,
+        approve: bool,
+        dry_run: bool,
+    ) -> Run:
+        now = self._clock.now()
+        run = Run(
+            f"run-{secrets.token_hex(5)}", plan.runbook, plan.title,
+            RunStatus.APPROVED if approve else RunStatus.PROPOSED,
+            plan.inputs, now, now, incident_id, reason, dry_run, requested_by,
+            steps=plan.steps, risk=plan.risk, verify=plan.verify, undo=plan.undo, targets=plan.targets,
+            fresh_nodes=plan.fresh, existing_nodes=plan.existing, idempotency_key=idempotency_key,
+        )  # fmt: skip
+        known = await self._context.stored(self._journal.find, idempotency_key) if idempotency_key else None
+        if known is None:
+            run = await self._judged(plan, run)
+        stored = await self._context.stored(self._journal.create, run)
+        if stored.id == run.id and not dry_run:
+            self._tell_created(stored)
+        self._wake.set()
+        return stored
+
+    async def _judged(self, plan: Plan, run: Run) -> Run:
+        """The run with the guards' answers written to its steps, and the status they leave it in."""
+        fleet = await self._context.fleet()
+        actions = plan.actions
+        verdicts = judge_plan(actions, fleet, fresh=plan.fresh, floor_ratio=self._limits.capacity_floor_ratio)
+        steps = tuple(
+            replace(step, receipt={"predicted": action.predicted, "guard": str(verdict)})
+            for step, action, verdict in zip(run.steps, actions, verdicts, strict=True)
+        )
+        run = replace(run, steps=steps)
+        refusal = await self._refusal(plan, run, (judge_names(plan.existing, plan.fresh, fleet), *verdicts))
+        if run.dry_run:
+            run = replace(
+                run,
+                status=RunStatus.SUCCEEDED,
+                error=f"would be refused: {refusal}" if refusal else "",
+                verification=f"would wait for: {plan.verify.expect}" if plan.verify else "",
+                steps=tuple(step.skipped() for step in run.steps),
+            )
+        elif refusal:
+            run = replace(run, status=RunStatus.REFUSED, error=refusal)
+        elif run.status is RunStatus.APPROVED:
+            run = replace(run, decided_by=run.requested_by, decided_at=run.created_at)
+        else:
+            run = replace(run, expires_at=run.created_at + self._limits.approval_ttl_s)
+        return run
+
+    async def _refusal(self, plan: Plan, run: Run, verdicts: tuple[Verdict, ...]) -> str | None:
+        if run.incident_id is not None:
+            earlier = await self._context.stored(self._journal.list, None, run.incident_id)
+            verdicts = (*verdicts, judge_repeat(plan.runbook, plan.targets, earlier))
+        if held := await self._context.stored(self._journal.why_held, run):
+            verdicts = (*verdicts, Verdict(Answer.NO, held))
+        return next((verdict.reason for verdict in verdicts if not verdict.allows), None)
+
+    def _tell_created(self, run: Run) -> None:
+        match run.status:
+            case RunStatus.REFUSED:
+                kind, text = "run.refused", f"refused: {run.error}"
+            case RunStatus.APPROVED:
+                kind, text = "run.approved", f"asked for and approved by {run.requested_by}"
+            case _:
+                kind, text = "run.proposed", f"proposed by {run.requested_by}, waits for an approval"
+        guards = [step.receipt.get("guard") for step in run.steps]
+        self._context.emit(kind, f"{run.title}: {text}", run, inputs=dict(run.inputs), guards=guards)
+
+    async def _turn(self, group: asyncio.TaskGroup) -> None:
+        await self._expire()
+        now = self._clock.now()
+        for run in await self._context.stored(self._journal.list, ACTIVE):
+            if run.id not in self._carried and self._not_before.get(run.id, now) <= now:
+                self._carried[run.id] = group.create_task(self._carry(run.id), name=f"run-{run.id}")
+
+    async def _carry(self, run_id: str) -> None:
+        try:
+            await carry_run(self._context, run_id)
+            self._failures.pop(run_id, None)
+            self._not_before.pop(run_id, None)
+        except StaleEpochError:
+            raise
+        except Exception as error:
+            failures = self._failures[run_id] = self._failures.get(run_id, 0) + 1
+            self._not_before[run_id] = self._clock.now() + min(2.0**failures, MAX_BACK_OFF_S)
+            log.error("run.carry_failed", run_id=run_id, error=str(error), in_row=failures, exc_info=True)
+        finally:
+            del self._carried[run_id]
+
+    async def _expire(self) -> None:
+        now = self._clock.now()
+        for run in await self._context.stored(self._journal.list, {RunStatus.PROPOSED}):
+            if run.expires_at is not None and now >= run.expires_at:
+                ended = await self._context.stored(self._journal.expire, run.id, now)
+                if ended.status is RunStatus.EXPIRED:
+                    self._context.emit("run.expired", f"{ended.title}: {ended.error}", ended)
+
+    async def _wait(self) -> None:
+        """Until something was asked for, or the next turn is due."""
+        pause = asyncio.ensure_future(self._clock.sleep(TURN_S))
+        woken = asyncio.ensure_future(self._wake.wait())
+        try:
+            await asyncio.wait({pause, woken}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            pause.cancel()
+            woken.cancel()
+
+
+def _standing(run: Run) -> str:
+    if run.decided_by is not None:
+        return f"run {run.id} was decided by {run.decided_by} already; it is {run.status.value}"
+    return f"run {run.id} does not wait for an answer; it is {run.status.value}"
+
+
+def _first(group: BaseExceptionGroup[StaleEpochError]) -> StaleEpochError:
+    inner = group.exceptions[0]
+    return inner if isinstance(inner, StaleEpochError) else _first(inner)

@@ -1,0 +1,292 @@
+"""What was decided, begun and done, on disk before and after it happens. Nothing else remembers a run.
+
+Each write is one transaction that starts by touching the epoch row: that refuses a controller that was replaced, and
+puts writers in a row on SQLite and PostgreSQL alike. A step is begun in one transaction, acted on, and ended in
+another; a step that is begun and not ended is run again, which effects allow.
+
+Methods are synchronous; the executor calls them on one worker thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import sqlalchemy as sa
+
+from runbooks.errors import IllegalTransitionError, RunbookError, StaleEpochError
+from runbooks.ports import Receipt
+from runbooks.rows import claim_targets, get_run, move_run, same_or_conflict, select_runs, set_step, why_held
+from runbooks.run import FIRST, Phase, Run, RunStatus, StepRecord, StepStatus
+from runbooks.schema import (
+    SCHEMA_VERSION,
+    meta,
+    metadata,
+    plain_receipt,
+    plain_text,
+    prepare,
+    run_audit,
+    run_row,
+    run_steps,
+    runs,
+    step_row,
+)
+
+FaultPoint = Callable[[str], None]
+"""Called with `<write>.before_commit` and `<write>.after_commit`; tests raise or kill the process in it."""
+
+EXECUTOR = "executor"
+
+
+class Answered(NamedTuple):
+    """`accepted` is False when another answer, or the end of the run, stood first."""
+
+    run: Run
+    accepted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    run_id: str
+    at: float
+    by: str
+    what: str
+    comment: str
+
+
+class Journal:
+    """Owns the run tables. Raises StaleEpochError from every write once another controller claimed an epoch."""
+
+    def __init__(self, engine: sa.Engine, *, at_fault_point: FaultPoint = lambda _: None) -> None:
+        """Create the tables where they are missing. Raises RunbookError when a newer fleetctl wrote them."""
+        self._engine = engine
+        self._at_fault_point = at_fault_point
+        self._epoch: int | None = None
+        prepare(engine)
+        with engine.begin() as connection:
+            metadata.create_all(connection)
+            row = connection.execute(sa.select(meta.c.schema_version)).first()
+            if row is None:
+                connection.execute(sa.insert(meta).values(id=1, schema_version=SCHEMA_VERSION, epoch=0))
+            elif row.schema_version > SCHEMA_VERSION:
+                raise RunbookError(
+                    f"the journal has schema {row.schema_version}, this fleetctl knows {SCHEMA_VERSION}",
+                    remedy="upgrade fleetctl",
+                )
+
+    @property
+    def epoch(self) -> int | None:
+        """The claimed epoch, or None before `claim_epoch`."""
+        return self._epoch
+
+    def claim_epoch(self) -> int:
+        """Take over: from here on only this journal may write. Returns the new epoch."""
+        with self._engine.begin() as connection:
+            connection.execute(sa.update(meta).values(epoch=meta.c.epoch + 1))
+            self._epoch = int(connection.execute(sa.select(meta.c.epoch)).scalar_one())
+        return self._epoch
+
+    def get(self, run_id: str) -> Run:
+        """Raises NotFoundError."""
+        with self._engine.begin() as connection:
+            return get_run(connection, run_id)
+
+    def find(self, idempotency_key: str) -> Run | None:
+        with self._engine.begin() as connection:
+            found = select_runs(connection, runs.c.idempotency_key == idempotency_key)
+        return found[0] if found else None
+
+    def list(
+        self,
+        statuses: Collection[RunStatus] | None = None,
+        incident_id: str | None = None,
+        limit: int = 1000,
+    ) -> tuple[Run, ...]:
+        """Runs with their steps, newest first."""
+        wanted: list[sa.ColumnElement[bool]] = []
+        if statuses is not None:
+            wanted.append(runs.c.status.in_([status.value for status in statuses]))
+        if incident_id is not None:
+            wanted.append(runs.c.incident_id == incident_id)
+        with self._engine.begin() as connection:
+            return tuple(select_runs(connection, *wanted, limit=limit))
+
+    def audit(self, run_id: str) -> tuple[AuditEntry, ...]:
+        """Who asked for what and when, oldest first."""
+        query = sa.select(run_audit).where(run_audit.c.run_id == run_id).order_by(run_audit.c.seq)
+        with self._engine.begin() as connection:
+            rows = connection.execute(query).all()
+        return tuple(AuditEntry(row.run_id, row.at, row.by, row.what, row.comment) for row in rows)
+
+    def running_steps(self, except_run_id: str) -> tuple[StepRecord, ...]:
+        """Steps of other runs that are begun and not ended."""
+        query = sa.select(run_steps.c.run_id).where(
+            run_steps.c.status == StepStatus.RUNNING.value, run_steps.c.run_id != except_run_id
+        )
+        with self._engine.begin() as connection:
+            found = select_runs(connection, runs.c.id.in_(query))
+        return tuple(step for run in found for step in run.steps if step.status is StepStatus.RUNNING)
+
+    def why_held(self, run: Run) -> str | None:
+        """Why another active run keeps this one from a target, or None."""
+        with self._engine.begin() as connection:
+            return why_held(connection, run, with_proposals=False)
+
+    def create(self, run: Run) -> Run:
+        """The run as stored: with a known idempotency key the one that has it, else this one.
+
+        It becomes REFUSED instead when another run has one of its targets. Raises IdempotencyConflictError when the
+        key stands for a different request.
+        """
+        assert run.status in FIRST
+        assert run.status is not RunStatus.SUCCEEDED or run.dry_run
+        with self._write("run_created") as connection:
+            if run.idempotency_key is not None:
+                found = select_runs(connection, runs.c.idempotency_key == run.idempotency_key)
+                if found:
+                    return same_or_conflict(found[0], run)
+            if not run.dry_run and not run.status.is_terminal:
+                holder = why_held(connection, run, with_proposals=run.status is RunStatus.PROPOSED)
+                if holder:
+                    run = replace(run, status=RunStatus.REFUSED, error=holder, expires_at=None)
+            if run.status.is_terminal and not run.dry_run:
+                run = replace(run, steps=tuple(step.skipped() for step in run.steps))
+            connection.execute(sa.insert(runs).values(run_row(run)))
+            for step in run.steps:
+                connection.execute(sa.insert(run_steps).values(step_row(run.id, step)))
+            self._audit(connection, run.id, run.created_at, run.requested_by, "requested", run.reason)
+            if run.status is RunStatus.APPROVED:
+                claim_targets(connection, run)
+                self._audit(connection, run.id, run.created_at, run.requested_by, "approved", "by the requester")
+            elif run.status is RunStatus.REFUSED:
+                self._audit(connection, run.id, run.created_at, EXECUTOR, "refused", run.error)
+            return get_run(connection, run.id)
+
+    def decide(self, run_id: str, decision: Literal["approve", "deny"], by: str, comment: str, now: float) -> Answered:
+        """Answer a proposal; the first answer wins. An approval that finds a target held ends the run as REFUSED."""
+        with self._write("run_decided") as connection:
+            run = get_run(connection, run_id)
+            if run.status is not RunStatus.PROPOSED:
+                return Answered(run, False)
+            if run.expires_at is not None and now >= run.expires_at:
+                return Answered(self._expire(connection, run, now), False)
+            to = RunStatus.APPROVED if decision == "approve" else RunStatus.DENIED
+            self._audit(connection, run_id, now, by, to.value, comment)
+            holder = why_held(connection, run, with_proposals=False) if to is RunStatus.APPROVED else None
+            fields: dict[str, Any] = {"decided_by": plain_text(by), "decided_at": now}
+            if holder:
+                to, fields["error"] = RunStatus.REFUSED, holder
+                self._audit(connection, run_id, now, EXECUTOR, "refused", holder)
+            elif to is RunStatus.APPROVED:
+                claim_targets(connection, run)
+            elif comment:
+                fields["error"] = f"denied by {by}: {comment}"
+            return Answered(move_run(connection, run, to, now, **fields), True)
+
+    def expire(self, run_id: str, now: float) -> Run:
+        """End a proposal that nobody answered; a run that was answered meanwhile stays as it is."""
+        with self._write("run_expired") as connection:
+            run = get_run(connection, run_id)
+            return self._expire(connection, run, now) if run.status is RunStatus.PROPOSED else run
+
+    def move(self, run_id: str, to: RunStatus, now: float, *, error: str = "", verification: str = "") -> Run:
+        """Carry a run from one status to the next. Raises IllegalTransitionError."""
+        with self._write(f"run_{to.value}") as connection:
+            run = get_run(connection, run_id)
+            fields = {key: text for key, text in (("error", error), ("verification", verification)) if text}
+            if to.is_active is False:
+                self._audit(connection, run_id, now, EXECUTOR, to.value, error)
+            return move_run(connection, run, to, now, **fields)
+
+    def start_undo(self, run_id: str, steps: Collection[StepRecord], error: str, verification: str, now: float) -> Run:
+        """Carry a run to UNDOING and write down what will be undone, in one transaction."""
+        with self._write("run_undoing") as connection:
+            run = get_run(connection, run_id)
+            for step in steps:
+                connection.execute(sa.insert(run_steps).values(step_row(run_id, step)))
+            self._audit(connection, run_id, now, EXECUTOR, "undoing", error)
+            fields = {"error": error, **({"verification": verification} if verification else {})}
+            return move_run(connection, run, RunStatus.UNDOING, now, **fields)
+
+    def request_cancel(self, run_id: str, by: str, now: float) -> Answered:
+        """End a run that has not started, or ask a running one to stop before its next step."""
+        with self._write("cancel_requested") as connection:
+            run = get_run(connection, run_id)
+            if run.status.is_terminal or run.status is RunStatus.UNDOING:
+                return Answered(run, False)
+            self._audit(connection, run_id, now, by, "cancel_requested", "")
+            fields: dict[str, Any] = {"cancelled_by": plain_text(by)}
+            if run.status in (RunStatus.PROPOSED, RunStatus.APPROVED):
+                return Answered(
+                    move_run(connection, run, RunStatus.CANCELLED, now, error=f"cancelled by {by}", **fields), True
+                )
+            connection.execute(sa.update(runs).where(runs.c.id == run_id).values(updated_at=now, **fields))
+            return Answered(get_run(connection, run_id), True)
+
+    def begin_step(self, run_id: str, phase: Phase, index: int, now: float) -> Run:
+        """Before the effect: the step is running, once more."""
+        with self._write(f"step_begun.{phase}.{index}") as connection:
+            run = get_run(connection, run_id)
+            expected = RunStatus.RUNNING if phase == "do" else RunStatus.UNDOING
+            if run.status is not expected:
+                raise IllegalTransitionError(f"run {run_id} is {run.status.value}: no {phase} step may begin")
+            step = run.step(phase, index)
+            return set_step(
+                connection, run, step, StepStatus.RUNNING, now,
+                attempts=step.attempts + 1, started_at=now if step.started_at is None else step.started_at,
+                receipt={}, error="",
+            )  # fmt: skip
+
+    def note_failure(self, run_id: str, phase: Phase, index: int, error: str, now: float) -> Run:
+        """A temporary error: the step stays running and will be tried again."""
+        with self._write(f"step_retried.{phase}.{index}") as connection:
+            run = get_run(connection, run_id)
+            step = run.step(phase, index)
+            return set_step(
+                connection, run, step, StepStatus.RUNNING, now, failures=step.failures + 1, error=plain_text(error)
+            )
+
+    def end_step(
+        self,
+        run_id: str,
+        phase: Phase,
+        index: int,
+        status: StepStatus,
+        now: float,
+        *,
+        receipt: Receipt | None = None,
+        error: str = "",
+    ) -> Run:
+        """After the effect: the step is done with its receipt, failed, or skipped because a guard said no."""
+        with self._write(f"step_{status.value}.{phase}.{index}") as connection:
+            run = get_run(connection, run_id)
+            fields: dict[str, Any] = {"ended_at": now, "error": plain_text(error)}
+            if receipt is not None:
+                fields["receipt"] = plain_receipt(receipt)
+            return set_step(connection, run, run.step(phase, index), status, now, **fields)
+
+    @contextlib.contextmanager
+    def _write(self, name: str) -> Iterator[sa.Connection]:
+        with self._engine.begin() as connection:
+            # Takes the write lock (SQLite) or the row lock (PostgreSQL) until the commit; checks the epoch under it.
+            held = connection.execute(sa.update(meta).where(meta.c.epoch == self._epoch).values(epoch=self._epoch))
+            if held.rowcount != 1:
+                raise StaleEpochError(
+                    f"epoch {self._epoch} may not write to the journal: another controller took over",
+                    remedy="stop this one",
+                )
+            yield connection
+            self._at_fault_point(f"{name}.before_commit")
+        self._at_fault_point(f"{name}.after_commit")
+
+    def _audit(self, connection: sa.Connection, run_id: str, at: float, by: str, what: str, comment: str) -> None:
+        connection.execute(
+            sa.insert(run_audit).values(run_id=run_id, at=at, by=plain_text(by), what=what, comment=plain_text(comment))
+        )
+
+    def _expire(self, connection: sa.Connection, run: Run, now: float) -> Run:
+        text = "nobody answered in time"
+        self._audit(connection, run.id, now, EXECUTOR, "expired", text)
+        return move_run(connection, run, RunStatus.EXPIRED, now, error=text)

@@ -1,0 +1,197 @@
+"""The journal's tables and how runs become rows: the only module that knows both.
+
+Rows are plain columns and JSON. The tables may live in a database that others use too: names start with `run`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import sqlalchemy as sa
+
+from runbooks.front_matter import Verify
+from runbooks.ports import Receipt
+from runbooks.run import Run, RunStatus, StepRecord, StepStatus, UndoItem
+
+SCHEMA_VERSION = 1
+BUSY_TIMEOUT_MS = 10_000
+MAX_RECEIPT_ITEMS = 200
+MAX_RECEIPT_DEPTH = 6
+MAX_TEXT_CHARS = 4000
+
+metadata = sa.MetaData()
+
+meta = sa.Table(
+    "run_meta",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True),  # one row, id 1
+    sa.Column("schema_version", sa.Integer, nullable=False),
+    sa.Column("epoch", sa.BigInteger, nullable=False),  # of the controller that may write
+)
+
+runs = sa.Table(
+    "runs",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("runbook", sa.Text, nullable=False),
+    sa.Column("title", sa.Text, nullable=False),
+    sa.Column("status", sa.Text, nullable=False, index=True),
+    sa.Column("inputs", sa.JSON, nullable=False),
+    sa.Column("incident_id", sa.Text, index=True),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("created_at", sa.Double, nullable=False, index=True),
+    sa.Column("updated_at", sa.Double, nullable=False),
+    sa.Column("dry_run", sa.Boolean, nullable=False),
+    sa.Column("requested_by", sa.Text, nullable=False),
+    sa.Column("decided_by", sa.Text),
+    sa.Column("decided_at", sa.Double),
+    sa.Column("expires_at", sa.Double),
+    sa.Column("cancelled_by", sa.Text),
+    sa.Column("verification", sa.Text, nullable=False),
+    sa.Column("error", sa.Text, nullable=False),
+    sa.Column("plan", sa.JSON, nullable=False),  # what never changes: see `run_row`
+    sa.Column("idempotency_key", sa.Text, unique=True),
+)
+
+run_steps = sa.Table(
+    "run_steps",
+    metadata,
+    sa.Column("run_id", sa.Text, sa.ForeignKey("runs.id"), primary_key=True),
+    sa.Column("phase", sa.Text, primary_key=True),
+    sa.Column("index", sa.Integer, primary_key=True),
+    sa.Column("number", sa.Integer, nullable=False),
+    sa.Column("title", sa.Text, nullable=False),
+    sa.Column("command", sa.Text, nullable=False),
+    sa.Column("status", sa.Text, nullable=False, index=True),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("failures", sa.Integer, nullable=False),
+    sa.Column("started_at", sa.Double),
+    sa.Column("ended_at", sa.Double),
+    sa.Column("receipt", sa.JSON, nullable=False),
+    sa.Column("error", sa.Text, nullable=False),
+)
+
+run_claims = sa.Table(
+    "run_claims",
+    metadata,
+    sa.Column("node", sa.Text, primary_key=True),  # the key is the rule: one active run a node
+    sa.Column("run_id", sa.Text, sa.ForeignKey("runs.id"), nullable=False),
+)
+
+run_audit = sa.Table(
+    "run_audit",
+    metadata,
+    sa.Column("seq", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True),
+    sa.Column("run_id", sa.Text, sa.ForeignKey("runs.id"), nullable=False, index=True),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("by", sa.Text, nullable=False),  # a person or a part of the controller
+    sa.Column("what", sa.Text, nullable=False),  # requested, approved, denied, cancel_requested or a status
+    sa.Column("comment", sa.Text, nullable=False),
+)
+
+
+def open_engine(url: str) -> sa.Engine:
+    """An engine fit for a journal. SQLite gets WAL, synchronous=FULL and a busy timeout on each connection."""
+    engine = sa.create_engine(url)
+    prepare(engine)
+    return engine
+
+
+def prepare(engine: sa.Engine) -> None:
+    """See `open_engine`; for an engine made elsewhere. Connections that are open already stay as they are."""
+    if engine.dialect.name == "sqlite" and not sa.event.contains(engine, "connect", _set_pragmas):
+        sa.event.listen(engine, "connect", _set_pragmas)
+
+
+def _set_pragmas(connection: Any, _: Any) -> None:
+    cursor = connection.cursor()
+    for pragma in (
+        f"busy_timeout={BUSY_TIMEOUT_MS}",
+        "journal_mode=WAL",
+        "synchronous=FULL",  # in WAL the default would lose the last commits with the power
+        "foreign_keys=ON",
+    ):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def run_row(run: Run) -> dict[str, Any]:
+    return {
+        "id": run.id, "runbook": run.runbook, "title": run.title, "status": run.status.value,
+        "inputs": dict(run.inputs), "incident_id": run.incident_id, "reason": plain_text(run.reason),
+        "created_at": run.created_at, "updated_at": run.updated_at, "dry_run": run.dry_run,
+        "requested_by": plain_text(run.requested_by), "decided_by": run.decided_by, "decided_at": run.decided_at,
+        "expires_at": run.expires_at, "cancelled_by": run.cancelled_by, "verification": run.verification,
+        "error": plain_text(run.error), "idempotency_key": run.idempotency_key,
+        "plan": {
+            "risk": run.risk,
+            "verify": asdict(run.verify) if run.verify else None,
+            "undo": [asdict(item) for item in run.undo],
+            "targets": list(run.targets),
+            "fresh_nodes": list(run.fresh_nodes),
+            "existing_nodes": list(run.existing_nodes),
+        },
+    }  # fmt: skip
+
+
+def step_row(run_id: str, step: StepRecord) -> dict[str, Any]:
+    return {
+        "run_id": run_id, "phase": step.phase, "index": step.index, "number": step.number, "title": step.title,
+        "command": step.command, "status": step.status.value, "attempts": step.attempts,
+        "failures": step.failures, "started_at": step.started_at, "ended_at": step.ended_at,
+        "receipt": plain_receipt(step.receipt), "error": plain_text(step.error),
+    }  # fmt: skip
+
+
+def run_of(row: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> Run:
+    plan = row["plan"]
+    return Run(
+        **{key: row[key] for key in _RUN_COLUMNS},
+        status=RunStatus(row["status"]),
+        steps=tuple(_step_of(step) for step in steps),
+        risk=plan["risk"],
+        verify=Verify(**plan["verify"]) if plan["verify"] else None,
+        undo=tuple(UndoItem(**item) for item in plan["undo"]),
+        targets=tuple(plan["targets"]),
+        fresh_nodes=tuple(plan["fresh_nodes"]),
+        existing_nodes=tuple(plan["existing_nodes"]),
+    )
+
+
+_RUN_COLUMNS = tuple(column.name for column in runs.columns if column.name not in ("status", "plan"))
+_STEP_COLUMNS = tuple(column.name for column in run_steps.columns if column.name not in ("status", "run_id"))
+
+
+def _step_of(row: Mapping[str, Any]) -> StepRecord:
+    return StepRecord(**{key: row[key] for key in _STEP_COLUMNS}, status=StepStatus(row["status"]))
+
+
+def plain_text(text: str) -> str:
+    """Text that every database takes: no NUL, and not endless."""
+    text = text.replace("\x00", "\N{REPLACEMENT CHARACTER}")
+    return text if len(text) <= MAX_TEXT_CHARS else text[: MAX_TEXT_CHARS - 1] + "…"
+
+
+def plain_receipt(receipt: Receipt) -> Receipt:
+    """A receipt as JSON that every database takes. What was done must be stored, whatever it looks like."""
+    plain = _plain(receipt, MAX_RECEIPT_DEPTH)
+    assert isinstance(plain, dict)
+    return plain
+
+
+def _plain(value: object, depth: int) -> object:
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if depth == 0:
+        return "…"
+    if isinstance(value, Mapping):
+        items = list(value.items())[:MAX_RECEIPT_ITEMS]
+        return {plain_text(str(key)): _plain(item, depth - 1) for key, item in items}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item, depth - 1) for item in list(value)[:MAX_RECEIPT_ITEMS]]
+    return plain_text(str(value))

@@ -1,0 +1,139 @@
+"""One step of a run: ask the guard, begin, act, end; again after a temporary error. Knows no other step."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import structlog
+
+from runbooks.command import Capacity
+from runbooks.context import Context
+from runbooks.guard import Verdict, judge_capacity
+from runbooks.perform import perform
+from runbooks.ports import PermanentError, Receipt, TemporaryError
+from runbooks.run import Phase, Run, StepRecord, StepStatus
+
+log = structlog.get_logger()
+
+
+async def carry_step(context: Context, run: Run, phase: Phase, index: int) -> Run:
+    """The run with this step over: done, failed, or skipped because a guard said no or a person cancelled."""
+    while True:
+        step = run.step(phase, index)
+        if step.attempts >= context.limits.max_begins:
+            return await _stop(context, run, step, f"begun {step.attempts} times without an end")
+        begun = await _begin(context, run, step)
+        if isinstance(begun, Verdict):
+            run = await context.stored(context.journal.get, run.id)
+            return await _stop(context, run, step, _cancel_text(run, phase) or str(begun))
+        run = begun
+        step = run.step(phase, index)
+        again = f", attempt {step.attempts}" if step.attempts > 1 else ""
+        context.emit("step.started", f"{_label(run, step)}{again}", run, **_facts(step))
+        outcome = await _act(context, run, step)
+        now = context.clock.now()
+        if isinstance(outcome, PermanentError):
+            return await _stop(context, run, step, str(outcome))
+        if not isinstance(outcome, TemporaryError):
+            run = await context.stored(
+                context.journal.end_step, run.id, phase, index, StepStatus.DONE, now, receipt=outcome
+            )
+            step = run.step(phase, index)
+            context.emit("step.finished", f"{_label(run, step)}: done{_took(step)}", run, **_facts(step))
+            return run
+        if step.failures + 1 >= context.limits.max_attempts:
+            return await _stop(context, run, step, f"{outcome} (tried {step.failures + 1} times)")
+        run = await context.stored(context.journal.note_failure, run.id, phase, index, str(outcome), now)
+        step = run.step(phase, index)
+        pause_s = _pause_s(context, step, outcome)
+        text = f"{_label(run, step)}: {outcome}; again in {pause_s:g} s"
+        context.emit("step.retried", text, run, **_facts(step))
+        await context.clock.sleep(pause_s)
+        run = await context.stored(context.journal.get, run.id)
+        if cancelled := _cancel_text(run, phase):
+            return await _stop(context, run, step, cancelled)
+
+
+async def _begin(context: Context, run: Run, step: StepRecord) -> Run | Verdict:
+    """The run with its step begun, or the guard's last word. A guard is asked again for a while: signals lag."""
+    limits = context.limits
+    verdict: Verdict | None = None
+    for turn in range(max(1, math.ceil(limits.guard_wait_s / limits.poll_s)) + 1):
+        if turn:
+            await context.clock.sleep(limits.poll_s)
+            if _cancel_text(await context.stored(context.journal.get, run.id), step.phase):
+                break
+        async with context.gate:
+            verdict = await _judge(context, run, step)
+            if verdict.allows:
+                now = context.clock.now()
+                return await context.stored(context.journal.begin_step, run.id, step.phase, step.index, now)
+        log.info("step.waiting", run_id=run.id, step=step.index, phase=step.phase, verdict=str(verdict))
+    assert verdict is not None
+    return verdict
+
+
+async def _judge(context: Context, run: Run, step: StepRecord) -> Verdict:
+    others = await context.stored(context.journal.running_steps, run.id)
+    leaving = {action.target for action in (other.action for other in others) if action.capacity is not Capacity.ADDS}
+    return judge_capacity(
+        step.action,
+        await context.fleet(),
+        fresh=run.fresh_nodes,
+        leaving=leaving,
+        floor_ratio=context.limits.capacity_floor_ratio,
+    )
+
+
+async def _act(context: Context, run: Run, step: StepRecord) -> Receipt | TemporaryError | PermanentError:
+    action = step.action
+    limit_s = action.own_time_s + context.limits.step_margin_s
+    try:
+        async with asyncio.timeout(limit_s):
+            return await perform(context.effects, action)
+    except (TemporaryError, PermanentError) as error:
+        return error
+    except TimeoutError:
+        return TemporaryError(f"no answer in {limit_s:g} s")
+    except Exception as error:  # effects promise two errors; any other is a bug, and the run must end all the same
+        log.error("step.crashed", run_id=run.id, command=step.command, exc_info=True)
+        return PermanentError(f"{type(error).__name__}: {error}")
+
+
+def _pause_s(context: Context, step: StepRecord, error: TemporaryError) -> float:
+    limits = context.limits
+    back_off_s: float = limits.back_off_s * 2 ** (step.failures - 1)
+    return min(max(error.retry_after_s, back_off_s), limits.back_off_max_s)
+
+
+async def _stop(context: Context, run: Run, step: StepRecord, reason: str) -> Run:
+    status = StepStatus.FAILED if step.has_begun else StepStatus.SKIPPED
+    now = context.clock.now()
+    run = await context.stored(context.journal.end_step, run.id, step.phase, step.index, status, now, error=reason)
+    step = run.step(step.phase, step.index)
+    context.emit("step.failed", f"{_label(run, step)}: {status.value}: {reason}", run, **_facts(step))
+    return run
+
+
+def _cancel_text(run: Run, phase: Phase) -> str | None:
+    """An undo goes on: half undone is worse than either end."""
+    return f"cancelled by {run.cancelled_by}" if run.cancelled_by is not None and phase == "do" else None
+
+
+def _label(run: Run, step: StepRecord) -> str:
+    total = len(run.do_steps if step.phase == "do" else run.undo_steps)
+    return f"{'undo ' if step.phase == 'undo' else ''}step {step.index + 1} of {total}: {step.command}"
+
+
+def _took(step: StepRecord) -> str:
+    if step.started_at is None or step.ended_at is None:
+        return ""
+    return f" in {step.ended_at - step.started_at:.1f} s"
+
+
+def _facts(step: StepRecord) -> dict[str, object]:
+    return {
+        "phase": step.phase, "index": step.index, "title": step.title, "command": step.command,
+        "node": step.action.target, "attempts": step.attempts, "receipt": step.receipt, "error": step.error,
+    }  # fmt: skip

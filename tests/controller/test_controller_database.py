@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.schema import CreateTable
+
+from fleetctl.controller import tables
+from fleetctl.controller.database import Database, FencedError, get_meta, put_meta
+from fleetctl.controller.state_lock import hold_state_lock
+from fleetctl.kit.errors import BadInputError
+
+
+def url_of(path: Path) -> str:
+    return f"sqlite:///{path}"
+
+
+def test_refuses_a_file_that_is_no_database_and_says_how_to_go_on(tmp_path: Path) -> None:
+    path = tmp_path / "controller.sqlite"
+    path.write_bytes(b"not a database, but long enough to be taken for a header" * 100)
+    with pytest.raises(BadInputError, match=r"controller\.sqlite: can't be used") as caught:
+        Database(url_of(path))
+    assert f"mv {path}" in str(caught.value.remedy)
+
+
+def test_refuses_a_half_written_database(tmp_path: Path) -> None:
+    path = tmp_path / "controller.sqlite"
+    database = Database(url_of(path))
+    with database.engine.begin() as connection:
+        for number in range(300):
+            put_meta(connection, f"key-{number}", "x" * 500)
+    database.close()
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(BadInputError, match="can't be used"):
+        Database(url_of(path))
+
+
+def test_an_empty_file_is_a_new_state(tmp_path: Path) -> None:
+    path = tmp_path / "controller.sqlite"
+    path.touch()
+    Database(url_of(path)).close()
+
+
+def test_refuses_state_of_a_newer_version(tmp_path: Path) -> None:
+    path = tmp_path / "controller.sqlite"
+    database = Database(url_of(path))
+    with database.engine.begin() as connection:
+        put_meta(connection, "schema_version", tables.SCHEMA_VERSION + 1)
+    database.close()
+    with pytest.raises(BadInputError, match="newer fleetctl") as caught:
+        Database(url_of(path))
+    assert "upgrade" in str(caught.value.remedy)
+
+
+@pytest.mark.parametrize("url", ["nonsense", "sqlite+nothing:///x", "mongodb://host/name"])
+def test_refuses_a_database_url_it_has_no_driver_for(url: str) -> None:
+    with pytest.raises(BadInputError):
+        Database(url)
+
+
+def test_a_password_in_the_url_is_not_told(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError) as caught:
+        Database("mongodb://user:secret-word@host/name")
+    assert "secret-word" not in f"{caught.value.message}{caught.value.remedy}"
+
+
+@pytest.mark.anyio
+async def test_a_controller_that_was_replaced_can_not_write(tmp_path: Path) -> None:
+    first, second = Database(url_of(tmp_path / "s.sqlite")), Database(url_of(tmp_path / "s.sqlite"))
+    first.claim(1)
+    await first.write(lambda c: put_meta(c, "who", "first"))
+    second.claim(2)
+    with pytest.raises(FencedError, match="epoch 2 took over from 1"):
+        await first.write(lambda c: put_meta(c, "who", "first again"))
+    await second.write(lambda c: put_meta(c, "who", "second"))
+    assert await first.read(lambda c: get_meta(c, "who")) == "second"
+    first.close()
+    second.close()
+
+
+@pytest.mark.anyio
+async def test_a_failed_write_leaves_nothing_behind(tmp_path: Path) -> None:
+    database = Database(url_of(tmp_path / "s.sqlite"))
+
+    def fail(connection: sa.Connection) -> None:
+        put_meta(connection, "half", 1)
+        raise RuntimeError("in the middle")
+
+    with pytest.raises(RuntimeError):
+        await database.write(fail)
+    assert await database.read(lambda c: get_meta(c, "half")) is None
+    database.close()
+
+
+def test_commits_survive_power_loss_by_setting(tmp_path: Path) -> None:
+    database = Database(url_of(tmp_path / "s.sqlite"))
+    with database.engine.connect() as connection:
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+        assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
+    database.close()
+
+
+def test_a_second_controller_on_the_same_state_is_refused(tmp_path: Path) -> None:
+    with (
+        hold_state_lock(tmp_path),
+        pytest.raises(BadInputError, match="another controller runs"),
+        hold_state_lock(tmp_path),
+    ):
+        pass
+    with hold_state_lock(tmp_path):  # free again once the first is gone
+        pass
+
+
+def test_the_schema_compiles_for_postgresql() -> None:
+    for table in tables.metadata.sorted_tables:
+        assert "CREATE TABLE" in str(CreateTable(table).compile(dialect=postgresql.dialect()))
+
+
+def test_sequence_numbers_are_never_reused(tmp_path: Path) -> None:
+    database = Database(url_of(tmp_path / "s.sqlite"))
+    database.close()
+    with sqlite3.connect(tmp_path / "s.sqlite") as connection:
+        row = "insert into events (at, kind, text, data) values (1, 'a.b', 'x', '{}') returning seq"
+        first = connection.execute(row).fetchone()[0]
+        connection.execute("delete from events")
+        assert connection.execute(row).fetchone()[0] > first
+    connection.close()

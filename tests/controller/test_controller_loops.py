@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from fleetctl.controller.database import FencedError
+from fleetctl.controller.loops import Loops, next_slot
+
+
+class StepClock:
+    """Sleeping advances it at once; every sleep gives the other tasks a turn."""
+
+    def __init__(self) -> None:
+        self.time = 1000.0
+        self.slept: list[float] = []
+
+    def now(self) -> float:
+        return self.time
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.time += seconds
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("slot", "now", "expected"),
+    [
+        pytest.param(10.0, 10.0, 11.0, id="at once done"),
+        pytest.param(10.0, 10.4, 11.0, id="inside the slot"),
+        pytest.param(10.0, 13.5, 14.0, id="missed slots are skipped"),
+        pytest.param(10.0, 3.0, 4.0, id="clock set back"),
+        pytest.param(10.0, 1e9, 1e9 + 1, id="clock far ahead"),
+    ],
+)
+def test_next_slot_is_on_the_grid_and_soon(slot: float, now: float, expected: float) -> None:
+    assert next_slot(slot, 1.0, now) == expected
+
+
+@pytest.mark.anyio
+async def test_a_failing_loop_backs_off_shows_its_age_and_leaves_the_others_alone() -> None:
+    clock = StepClock()
+    loops = Loops(clock)
+    good_turns = 0
+    enough = asyncio.Event()
+
+    async def good() -> None:
+        nonlocal good_turns
+        good_turns += 1
+        if good_turns == 50:
+            enough.set()
+
+    async def bad() -> None:
+        raise RuntimeError("always")
+
+    loops.add("good", 1.0, good)
+    loops.add("bad", 1.0, bad)
+    started = clock.now()
+    running = asyncio.create_task(loops.run())
+    await enough.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    ages = loops.ages(clock.now())
+    assert ages["bad"] == clock.now() - started
+    assert ages["good"] < ages["bad"]
+    assert max(clock.slept) == 30.0
+
+
+@pytest.mark.anyio
+async def test_a_loop_that_recovers_is_young_again() -> None:
+    clock = StepClock()
+    loops = Loops(clock)
+    outcomes = [RuntimeError("once"), None]
+
+    async def turn() -> None:
+        outcome = outcomes.pop(0)
+        if outcome:
+            raise outcome
+
+    loops.add("one", 1.0, turn)
+    await loops.turn("one")
+    clock.time += 5
+    assert loops.ages(clock.now())["one"] == 5
+    await loops.turn("one")
+    assert loops.ages(clock.now())["one"] == 0
+    assert loops.failures() == {"one": 1}
+
+
+@pytest.mark.anyio
+async def test_all_loops_end_when_another_controller_took_over() -> None:
+    loops = Loops(StepClock())
+
+    async def fenced() -> None:
+        raise FencedError("epoch 2 took over")
+
+    async def good() -> None:
+        pass
+
+    loops.add("fenced", 1.0, fenced)
+    loops.add("good", 1.0, good)
+    with pytest.raises(ExceptionGroup) as caught:
+        await loops.run()
+    assert caught.value.subgroup(FencedError) is not None

@@ -1,0 +1,174 @@
+"""Which alerts make one incident, and when it is over."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from diagnostics.incident import (
+    FiredAlert,
+    Incident,
+    IncidentStatus,
+    clear,
+    is_over,
+    join,
+    mitigate,
+    nodes_of,
+    open_incident,
+    place,
+    resolve,
+    unmitigate,
+)
+
+NOW = 1_700_000_000.0
+
+
+def make_alert(
+    name: str = "LLMNodeSlow", node: str | None = "node-2", pool: str | None = "chat", **fields: object
+) -> FiredAlert:
+    labels = {key: value for key, value in (("node", node), ("pool", pool)) if value is not None}
+    alert = FiredAlert(
+        fingerprint=f"{name}-{node}-{pool}", name=name, severity="page", state="firing", labels=labels,
+        summary=f"{name} summary", active_at=NOW - 10, fired_at=NOW,
+    )  # fmt: skip
+    return replace(alert, **fields)  # type: ignore[arg-type]
+
+
+def test_opens_one_with_the_scope_of_the_alert() -> None:
+    incident = open_incident(make_alert(), NOW)
+
+    assert dict(incident.scope) == {"node": "node-2", "pool": "chat"}
+    assert incident.title == "LLMNodeSlow summary"
+    assert incident.id.startswith("inc-20231114-221320-")
+    assert (incident.status, incident.severity) == (IncidentStatus.OPEN, "page")
+
+
+def test_opening_the_same_alert_twice_gives_the_same_id() -> None:
+    assert open_incident(make_alert(), NOW).id == open_incident(make_alert(), NOW + 3).id
+    assert open_incident(make_alert(), NOW).id != open_incident(make_alert(node="node-3"), NOW).id
+
+
+def test_alerts_of_one_node_are_one_incident() -> None:
+    first = place(make_alert(severity="ticket"), [], NOW)
+    second = place(make_alert("LLMQueueDepth"), [first], NOW + 5)
+
+    assert second.id == first.id
+    assert [alert.name for alert in second.alerts] == ["LLMNodeSlow", "LLMQueueDepth"]
+    assert dict(second.scope) == {"node": "node-2", "pool": "chat"}
+    assert second.severity == "page"  # the gravest of its alerts
+    assert second.title == "LLMQueueDepth summary (+1 more)"
+
+
+def test_the_scope_keeps_the_pool_when_a_later_alert_of_the_node_lacks_it() -> None:
+    first = place(make_alert(), [], NOW)
+    second = place(make_alert("LLMSignalLost", pool=None), [first], NOW)
+
+    assert dict(second.scope) == {"node": "node-2", "pool": "chat"}
+
+
+def test_the_same_alert_on_several_nodes_widens_to_the_pool() -> None:
+    first = place(make_alert("LLMQueueDepth"), [], NOW)
+    second = place(make_alert("LLMQueueDepth", node="node-3"), [first], NOW)
+
+    assert second.id == first.id
+    assert dict(second.scope) == {"pool": "chat"}
+    assert second.title == "LLMQueueDepth on pool chat"
+    assert nodes_of(second) == ["node-2", "node-3"]
+
+
+def test_another_alert_of_a_node_inside_a_pool_incident_joins_it() -> None:
+    first = place(make_alert("LLMQueueDepth"), [], NOW)
+    pool = place(make_alert("LLMQueueDepth", node="node-3"), [first], NOW)
+    third = place(make_alert("LLMNodeDown", node="node-3"), [pool], NOW)
+
+    assert third.id == pool.id
+    assert dict(third.scope) == {"pool": "chat"}
+
+
+def test_prefers_the_incident_of_the_node_over_that_of_the_pool() -> None:
+    pool = place(make_alert("LLMQueueDepth", node="node-1"), [], NOW)
+    node = place(make_alert("LLMNodeSlow"), [], NOW)
+
+    assert place(make_alert("LLMQueueDepth"), [pool, node], NOW).id == node.id
+
+
+def test_different_alerts_on_different_nodes_stay_apart() -> None:
+    first = place(make_alert("LLMNodeSlow", node="node-1"), [], NOW)
+    second = place(make_alert("LLMNodeDown", node="node-2"), [first], NOW)
+    other_pool = place(make_alert("LLMNodeSlow", node="node-9", pool="batch"), [first], NOW)
+
+    assert len({first.id, second.id, other_pool.id}) == 3
+
+
+def test_an_alert_that_fires_again_is_kept_once() -> None:
+    incident = place(make_alert(value=3.0), [], NOW)
+    again = place(make_alert(value=4.0), [incident], NOW + 5)
+
+    assert [alert.value for alert in again.alerts] == [4.0]
+
+
+def settled(incident: Incident, now: float) -> Incident:
+    for alert in incident.alerts:
+        incident = clear(incident, alert.fingerprint, now)
+    return incident
+
+
+def test_is_over_only_when_every_alert_is_clear_and_no_run_acts() -> None:
+    incident = join(open_incident(make_alert(), NOW), make_alert("LLMQueueDepth"), NOW)
+    half = clear(incident, incident.alerts[0].fingerprint, NOW + 10)
+    assert not is_over(half, NOW + 1000)
+
+    done = settled(half, NOW + 20)
+    assert is_over(done, NOW + 20)
+    assert not is_over(done, NOW + 20, has_active_run=True)
+    assert not is_over(done, NOW + 29, quiet_s=10)
+    assert is_over(done, NOW + 30, quiet_s=10)
+    assert done.alerts[1].resolved_at == NOW + 20
+
+
+def test_an_alert_without_signal_keeps_it_open() -> None:
+    incident = join(open_incident(make_alert(), NOW), make_alert(state="unknown"), NOW + 5)
+
+    assert incident.cleared_at is None
+    assert not is_over(incident, NOW + 10_000)
+
+
+def test_firing_again_before_the_end_starts_the_quiet_time_anew() -> None:
+    done = settled(open_incident(make_alert(), NOW), NOW + 10)
+    again = place(make_alert(), [done], NOW + 15)
+
+    assert again.cleared_at is None
+    assert settled(again, NOW + 40).cleared_at == NOW + 40
+
+
+def test_flapping_reopens_the_same_incident() -> None:
+    closed = resolve(settled(open_incident(make_alert(), NOW), NOW + 50), NOW + 60)
+    again = place(make_alert(fired_at=NOW + 300), [closed], NOW + 300)
+
+    assert (again.id, again.status, again.reopened) == (closed.id, IncidentStatus.OPEN, 1)
+    assert again.resolved_at is None
+    assert again.cleared_at is None
+
+
+def test_a_pool_incident_reopens_for_the_node_that_it_began_with() -> None:
+    first = place(make_alert("LLMQueueDepth"), [], NOW)
+    pool = place(make_alert("LLMQueueDepth", node="node-3"), [first], NOW)
+    closed = resolve(settled(pool, NOW + 50), NOW + 60)
+
+    assert place(make_alert("LLMNodeSlow"), [closed], NOW + 100).id == closed.id
+
+
+def test_after_ten_minutes_or_elsewhere_it_is_a_new_incident() -> None:
+    closed = resolve(settled(open_incident(make_alert(), NOW), NOW + 50), NOW + 60)
+
+    late = place(make_alert(fired_at=NOW + 661), [closed], NOW + 661)
+    elsewhere = place(make_alert(node="node-3", fired_at=NOW + 100), [closed], NOW + 100)
+
+    assert closed.id not in (late.id, elsewhere.id)
+    assert late.reopened == 0
+
+
+def test_moves_between_open_and_mitigating() -> None:
+    acting = mitigate(open_incident(make_alert(), NOW))
+    assert acting.status is IncidentStatus.MITIGATING
+    assert unmitigate(acting).status is IncidentStatus.OPEN
+    assert resolve(acting, NOW + 9).resolved_at == NOW + 9

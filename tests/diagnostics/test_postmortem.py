@@ -1,0 +1,129 @@
+"""The page states what is recorded, and says so where nothing is."""
+
+from __future__ import annotations
+
+from fixtures_incident import OPENED, make_record
+from markdown_it import MarkdownIt
+
+from diagnostics.postmortem import Impact, PostmortemInput, durations, follow_ups, render, unknowns
+
+IMPACT = Impact(
+    requests=420, finished=417, moved=3, lost=0, duplicated=0,
+    p99_ttft_before_s=0.21, p99_ttft_worst_s=1.9, p99_ttft_after_s=0.2,
+)  # fmt: skip
+
+
+def page(impact: Impact = IMPACT, **changes: object) -> str:
+    return render(PostmortemInput(make_record(**changes), written_at=OPENED + 95, impact=impact))
+
+
+def tables(markdown: str) -> list[list[int]]:
+    """Cells in each row of each table, as a Markdown reader sees them."""
+    found: list[list[int]] = []
+    for token in MarkdownIt("commonmark").enable("table").parse(markdown):
+        if token.type == "table_open":
+            found.append([])
+        elif token.type == "tr_open":
+            found[-1].append(0)
+        elif token.type in ("th_open", "td_open"):
+            found[-1][-1] += 1
+    return found
+
+
+def test_tells_the_story_of_the_incident() -> None:
+    text = page()
+
+    assert text.startswith("# Post-mortem: node-2 is slower than its peers\n")
+    assert "Cause: **slow_node** (confirmed)" in text
+    assert "It began 2023-11-14 22:13:05, was noticed 2023-11-14 22:13:20, and was over 2023-11-14 22:14:50." in text
+    assert "| lost | 0 |" in text
+    assert "210 ms / 1.9 s / 200 ms" in text
+    assert "| Are its steps slower? | yes | 3.4× | > 2.0× | 1.0 s |".replace(">", "\\>") in text
+    assert "Ruled out: prefix_cache_broken." in text
+    assert "in_flight: 7, finished: 4, moved: 3, refused: 0, aborted: 0" in text
+    assert "decided by ana at 2023-11-14 22:13:41" in text
+    assert "| 22:13:20 | incident.opened | LLMNodeSlow on node-2 |" in text
+    assert "Nothing that the record could tell is missing." in text
+    assert "None follow from the record." in text
+    assert text.endswith("\n")
+
+
+def test_measures_the_time_between_the_turning_points() -> None:
+    found = durations(make_record())
+
+    assert (found.to_detect_s, found.to_diagnose_s, found.to_decide_s) == (15.0, 1.0, 20.0)
+    assert (found.to_mitigate_s, found.to_resolve_s) == (70.0, 90.0)
+
+
+def test_every_table_keeps_its_columns_whatever_the_texts_hold() -> None:
+    nasty = "a | b\n| c ` d <b>x</b> \\| e [l](u) ``"
+    record = make_record()
+    text = page(
+        title=nasty,
+        alerts=[{"fingerprint": "f", "name": nasty, "state": "firing", "labels": {"node": nasty}}],
+        diagnosis={
+            "tree": nasty, "cause": "slow_node", "title": nasty, "ruled_out": [nasty], "not_known": [nasty],
+            "evidence": [{"question": nasty, "title": nasty, "answer": "no", "query": nasty, "threshold": nasty,
+                          "why_unknown": nasty}],
+        },
+        runs=[{**record.runs[0].model_dump(), "title": nasty, "inputs": {"a": nasty}, "error": nasty,
+               "steps": [{"index": 0, "status": "failed", "title": nasty, "command": nasty, "error": nasty,
+                          "receipt": {"n": {"deep": nasty}}}]}],
+        timeline=[{"at": OPENED, "kind": nasty, "text": nasty}],
+    )  # fmt: skip
+
+    found = tables(text)
+    assert [rows[0] for rows in found] == [2, 3, 6, 5, 7, 3]
+    assert all(len(set(rows)) == 1 for rows in found)
+    html = [
+        part.content
+        for token in MarkdownIt("commonmark").enable("table").parse(text)
+        for part in token.children or []
+        if part.type == "html_inline"
+    ]
+    assert html == []
+
+
+def test_says_what_nobody_measured() -> None:
+    report = PostmortemInput(make_record(diagnosis=None, runs=[]), written_at=OPENED)
+
+    assert "| lost | not recorded |" in render(report)
+    assert "| incident opened | mitigated | not recorded |" in render(report)
+    assert "Nothing was run by fleetctl." in render(report)
+    assert "The cause: no tree was walked." in unknowns(report)
+    assert "Whether requests were lost." in unknowns(report)
+    assert any("by hand" in item for item in follow_ups(report))
+
+
+def test_lists_the_answers_that_were_missing_as_unknown_and_as_work_to_do() -> None:
+    diagnosis = make_record().diagnosis
+    assert diagnosis is not None
+    changed = diagnosis.model_copy(update={"confidence": "likely", "not_known": ["Is the KV cache full? (no data)"]})
+    report = PostmortemInput(make_record(diagnosis=changed.model_dump()), written_at=OPENED, impact=IMPACT)
+
+    assert "No answer to: Is the KV cache full? (no data)" in unknowns(report)
+    assert any("signals" in item for item in follow_ups(report))
+
+
+def test_a_failed_run_and_lost_requests_ask_for_work() -> None:
+    run = make_record().runs[0].model_dump() | {"status": "undone", "error": "verify timed out"}
+    report = PostmortemInput(
+        make_record(runs=[run]), written_at=OPENED, impact=Impact(lost=2, duplicated=1), follow_ups=("Ask the vendor.",)
+    )
+
+    items = follow_ups(report)
+    assert "Run run-1 (replace-node) ended undone: verify timed out." in items
+    assert any("2 requests were lost" in item for item in items)
+    assert any("answered twice" in item for item in items)
+    assert items[-1] == "Ask the vendor."
+    assert durations(report.incident).to_mitigate_s is None
+
+
+def test_a_long_timeline_is_cut_and_says_so() -> None:
+    events = [{"at": OPENED + i, "kind": "run.step_done", "text": f"step {i}"} for i in range(600)]
+
+    text = page(timeline=events)
+
+    assert "100 more entries are in the black box." in text
+    assert "step 499" in text
+    assert "step 500" not in text

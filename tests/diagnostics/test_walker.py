@@ -1,0 +1,126 @@
+"""What counts as an answer: missing, stale and non-numbers never do."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from diagnostics.tree import Tree, load_trees
+from diagnostics.walker import Answer, walk
+
+NOW = 5_000.0
+FILE = """
+tree: sample
+title: A sample
+symptoms: [SomethingWrong]
+max_age_s: 30
+questions:
+  - id: first
+    ask: Is it slow?
+    query: max(llm:one{node="{{node}}"})
+    when: "> 2"
+    unit: times
+    rules_out: slow_node
+    if_yes: slow
+    if_unknown: third
+  - id: second
+    ask: Is it full?
+    query: max(llm:two)
+    when: "> 0.9"
+    unit: ratio
+    rules_out: kv_pressure
+    if_yes: full
+  - id: third
+    ask: Is there more work?
+    query: max(llm:three)
+    when: ">= 3"
+    unit: count
+    if_yes: busy
+    if_no: end
+    if_unknown: end
+verdicts:
+  - {id: slow, cause: slow_node, title: "{{where}} {{value}}"}
+  - {id: full, cause: kv_pressure, title: "{{where}} {{value}} full, {{first}} steps, {{third}}"}
+  - {id: busy, cause: overload, title: "{{value}} on {{where}}"}
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    path = tmp_path / "sample.yaml"
+    path.write_text(FILE, "utf-8")
+    return load_trees([path])["sample"]
+
+
+def answers(**by_name: Answer):  # type: ignore[no-untyped-def]
+    def ask(query: str) -> Answer:
+        return next(answer for name, answer in by_name.items() if f"llm:{name}" in query)
+
+    return ask
+
+
+FRESH_NO = Answer(0.0, NOW - 1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (Answer(None, None, "no series matches"), "no series matches"),
+        (Answer(None, None), "no data"),
+        (Answer(9.0, NOW - 31), "stale: 31 s old, the limit is 30 s"),
+        (Answer(math.nan, NOW), "the value is not a number"),
+        (Answer(math.inf, NOW), "the value is not a number"),
+        (Answer(9.0, None), "the age of the value is not known"),
+    ],
+)
+def test_answers_unknown_and_says_why(tree: Tree, answer: Answer, why: str) -> None:
+    found = walk(tree, {"node": "n1"}, answers(one=answer, three=Answer(5.0, NOW)), NOW)
+
+    assert (found.evidence[0].answer, found.evidence[0].why_unknown) == ("unknown", why)
+    assert [one.question for one in found.evidence] == ["first", "third"]  # its own branch, not that of "no"
+    assert (found.cause, found.confidence) == ("overload", "likely")
+    assert "slow_node" not in found.ruled_out
+    assert found.not_known == (f"Is it slow? ({why})",)
+
+
+def test_a_value_exactly_at_the_age_limit_still_counts(tree: Tree) -> None:
+    found = walk(tree, {"node": "n1"}, answers(one=Answer(9.0, NOW - 30)), NOW)
+
+    assert (found.cause, found.confidence) == ("slow_node", "confirmed")
+    assert found.title == "n1 9.0×"
+    assert found.at == NOW
+
+
+def test_a_clock_that_runs_ahead_gives_age_zero(tree: Tree) -> None:
+    found = walk(tree, {"node": "n1"}, answers(one=Answer(9.0, NOW + 5)), NOW)
+
+    assert found.evidence[0].age_s == 0.0
+
+
+def test_keeps_the_stale_value_as_something_that_was_seen(tree: Tree) -> None:
+    found = walk(tree, {"node": "n1"}, answers(one=Answer(9.0, NOW - 60), three=FRESH_NO), NOW)
+
+    assert (found.evidence[0].value, found.evidence[0].age_s) == (9.0, 60.0)
+
+
+def test_rules_out_what_was_asked_and_denied(tree: Tree) -> None:
+    found = walk(tree, {"node": "n1"}, answers(one=FRESH_NO, two=FRESH_NO, three=FRESH_NO), NOW)
+
+    assert found.ruled_out == ("slow_node", "kv_pressure")
+    assert (found.cause, found.confidence) == (None, "unknown")
+    assert found.title == "No known cause fits what was measured"
+
+
+def test_a_title_quotes_earlier_values_and_admits_what_was_not_asked(tree: Tree) -> None:
+    found = walk(tree, {"node": "n1"}, answers(one=Answer(1.5, NOW), two=Answer(0.97, NOW)), NOW)
+
+    assert found.title == "n1 97 % full, 1.5× steps, not asked"
+
+
+def test_a_question_about_a_node_is_unknown_without_one(tree: Tree) -> None:
+    found = walk(tree, {"pool": "chat"}, answers(three=Answer(3.0, NOW)), NOW)
+
+    assert found.evidence[0].why_unknown == "the scope names no node"
+    assert found.title == "3 on pool chat"

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fleetctl.gateway.table import Routing, Table, load, store
+from fleetctl.kit.errors import BadInputError
+from fleetctl.wire import Route, RouteState, RoutingTable
+
+
+def make_table(*routes: Route, version: int = 3) -> Table:
+    return Table.from_wire(RoutingTable(version=version, routes=list(routes)))
+
+
+def make_route(node: str, *, state: RouteState = RouteState.ACTIVE, model: str = "demo", url: str = "") -> Route:
+    return Route(node=node, url=url or f"http://{node}:8000/", state=state, model=model)
+
+
+def test_only_active_routes_take_requests() -> None:
+    table = make_table(make_route("a"), make_route("b", state=RouteState.CORDONED))
+    assert [e.node for e in table.active] == ["a"]
+    assert [e.node for e in table.endpoints] == ["a", "b"]
+
+
+def test_a_model_goes_to_its_nodes_and_an_unknown_name_to_all() -> None:
+    table = make_table(make_route("a", model="small"), make_route("b", model="large"))
+    assert [e.node for e in table.candidates("large")] == ["b"]
+    assert [e.node for e in table.candidates("some-adapter")] == ["a", "b"]
+    assert [e.node for e in table.candidates(None)] == ["a", "b"]
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "nonsense", "http://", "http://[bad", "http://x/?a=1"])
+def test_routes_that_lead_nowhere_are_rejected_and_named(url: str) -> None:
+    table = make_table(make_route("a"), make_route("b", url=url))
+    assert [e.node for e in table.endpoints] == ["a"]
+    assert table.rejected == ("b",)
+
+
+def test_a_path_is_added_to_the_nodes_address_as_it_is() -> None:
+    (endpoint,) = make_table(make_route("a")).endpoints
+    assert str(endpoint.url("/v1/models?x=%2F")) == "http://a:8000/v1/models?x=%2F"
+    assert str(endpoint.url("/v1/" + "x" * 500)).endswith("x" * 500)
+
+
+def test_a_stored_table_comes_back_equal(tmp_path: Path) -> None:
+    table = make_table(make_route("a"), make_route("b", state=RouteState.CORDONED), version=9)
+    path = tmp_path / "new" / "folder" / "table.json"
+    store(path, table, 123.0)
+    assert load(path) == (table, 123.0)
+    assert [p.name for p in path.parent.iterdir()] == ["table.json"]
+
+
+def test_no_stored_table_is_none(tmp_path: Path) -> None:
+    assert load(tmp_path / "absent.json") is None
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "JSON"),
+        ('{"stored_at": 1, "table": {"version": 1, "rou', "JSON"),
+        ('{"stored_at": 1, "table": {"version": "x", "routes": []}}', "table.version"),
+        (json.dumps({"format": 2, "stored_at": 1, "table": {"version": 1, "routes": []}}), "format 2"),
+    ],
+)
+def test_a_damaged_table_names_the_file_and_place(tmp_path: Path, content: str, says: str) -> None:
+    path = tmp_path / "table.json"
+    path.write_text(content)
+    with pytest.raises(BadInputError, match=says) as caught:
+        load(path)
+    assert str(path) in caught.value.message
+    assert caught.value.remedy
+
+
+def test_age_is_unknown_without_a_table_and_grows_with_time() -> None:
+    now = 100.0
+    routing = Routing(now=lambda: now)
+    assert routing.age_s() is None
+    routing.replace(make_table(), 90.0)
+    assert routing.age_s() == 10.0
+    routing.confirm(now)
+    assert routing.age_s() == 0.0

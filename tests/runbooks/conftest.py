@@ -1,0 +1,39 @@
+"""Fixtures of the runbook tests. The suite runs on SQLite, and on PostgreSQL too when FLEETCTL_TEST_POSTGRES_URL is set."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from fixtures_runbooks import World
+
+from runbooks.schema import metadata, open_engine
+
+POSTGRES_URL = os.environ.get("FLEETCTL_TEST_POSTGRES_URL")
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'journal.sqlite'}"
+    if POSTGRES_URL is None:
+        pytest.skip("FLEETCTL_TEST_POSTGRES_URL is not set")
+    engine = open_engine(POSTGRES_URL)
+    metadata.drop_all(engine)
+    engine.dispose()
+    return POSTGRES_URL
+
+
+@pytest.fixture
+def world(database_url: str) -> Iterator[World]:
+    """A fleet of three nodes, a clock and a database that outlive controllers."""
+    made = World(database_url)
+    yield made
+    made.close()
