@@ -54,14 +54,14 @@ def parse_values(text: str) -> list[float | None]:
     if _HISTOGRAM.search(text):
         raise NativeHistogramError("native histograms are not supported")
     values: list[float | None] = []
-    for token in text.split():
-        if token == "_":
+    for word in text.split():
+        if word == "_":
             values.append(None)
-        elif token == "stale":
+        elif word == "stale":
             values.append(STALE)
-        elif token.startswith("_x") and token[2:].isdecimal():
-            values.extend([None] * _checked(int(token[2:])))
-        elif match := _REPEATED.fullmatch(token):
+        elif word.startswith("_x") and word[2:].isdecimal():
+            values.extend([None] * _checked(int(word[2:])))
+        elif match := _REPEATED.fullmatch(word):
             first, sign, step, times = match.groups()
             start = number(first)
             change = number(step) * (-1.0 if sign == "-" else 1.0) if step else 0.0
@@ -69,10 +69,10 @@ def parse_values(text: str) -> list[float | None]:
             for _ in range(_checked(int(times)) + 1):
                 values.append(value)
                 value += change
-        elif _ONE.fullmatch(token):
-            values.append(number(token))
+        elif _ONE.fullmatch(word):
+            values.append(number(word))
         else:
-            raise BadNotationError(f"{token!r} is not a value such as 1, 0+10x5, _, _x3 or stale")
+            raise BadNotationError(f"{word!r} is not a value such as 1, 0+10x5, _, _x3 or stale")
         _checked(len(values))
     return values
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -29,6 +29,7 @@ class RecordingRule:
     name: str
     query: Query
     labels: tuple[tuple[str, str], ...]
+    kind: Literal["record"] = "record"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class AlertingRule:
     keep_firing_for_s: float
     labels: tuple[tuple[str, Template], ...]
     annotations: tuple[tuple[str, Template], ...]
+    kind: Literal["alert"] = "alert"
 
 
 Rule = RecordingRule | AlertingRule
@@ -100,7 +102,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key, _ in node.value:
-            text = self.construct_object(key, deep=True)  # type: ignore[no-untyped-call]
+            text = self.construct_object(key, deep=True)
             if isinstance(text, str) and text in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"key {text!r} is given twice", key.start_mark)
             if isinstance(text, str):

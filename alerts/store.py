@@ -229,7 +229,7 @@ class SeriesStore:
         before_ms = now_ms - self.retention_ms
         gone = []
         for series in self._series.values():
-            if series.times and series.times[0] <= before_ms or len(series.times) > self.max_points:
+            if (series.times and series.times[0] <= before_ms) or len(series.times) > self.max_points:
                 series.trim(before_ms, self.max_points)
             if not series.times:
                 gone.append(series)

@@ -174,6 +174,16 @@ def join(incident: Incident, alert: FiredAlert, now: float) -> Incident:
     )
 
 
+def observe(incident: Incident, alert: FiredAlert, now: float) -> Incident:
+    """`incident` after a change of an alert that does not fire (any more): resolved, or its signal is unknown.
+
+    Nothing changes when the alert is not one of its own.
+    """
+    if not _has_alert(incident, alert) or incident.status is IncidentStatus.RESOLVED:
+        return incident
+    return clear(incident, alert.fingerprint, now) if alert.state == "resolved" else join(incident, alert, now)
+
+
 def clear(incident: Incident, fingerprint: str, now: float) -> Incident:
     """`incident` with one of its alerts resolved."""
     alerts = tuple(

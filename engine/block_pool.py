@@ -147,6 +147,15 @@ class BlockPool:
         self.queries_tokens += queries_tokens
         self.hits_tokens += hits_tokens
 
+    def forget(self, block_ids: Iterable[int]) -> None:
+        """Make these held blocks impossible to find: what they hold may be wrong. Holders keep them."""
+        self.num_changes += 1
+        for block_id in block_ids:
+            block = self._blocks[block_id]
+            assert block.ref_count > 0, f"block {block_id} is forgotten but nobody holds it"
+            if block.content is not None:
+                self._drop_content(block)
+
     def forget_cached(self) -> None:
         """Make no block findable any more, as after new weights. Holders keep their blocks."""
         self.num_changes += 1

@@ -15,8 +15,8 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     model_dir: str
     runner: Literal["torch", "fake"] = "torch"
     device: str = "auto"  # auto, cpu, cuda
-    dtype: str = "auto"  # auto is the stored one
-    num_threads: int | None = None
+    dtype: str = "auto"  # float32 on a CPU, else the stored one
+    num_threads: int | None = None  # None: one for each CPU the process may use
     block_size: int = 16
     num_kv_blocks: int | None = None  # wins over `kv_cache_bytes`
     kv_cache_bytes: int | None = None

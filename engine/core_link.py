@@ -11,8 +11,8 @@ from typing import Protocol
 
 import structlog
 
-from engine.core_config import CoreConfig
 from engine.core_client import CoreClient
+from engine.core_config import CoreConfig
 from engine.health import CorePhase, Reason, StepClock, judge
 from engine.messages import CoreFailed, CoreIdle, CoreProgress, CoreReady, FromCore, StepReport, ToCore
 from engine.metrics import NodeMetrics
@@ -23,6 +23,7 @@ FIRST_BACKOFF_S = 1.0
 LONGEST_BACKOFF_S = 30.0
 STEADY_AFTER_S = 60.0  # a core that lived this long starts over with the first back-off
 STOP_GRACE_S = 5.0
+REAP_GRACE_S = 1.0  # of a core whose connection ended: it exits by itself
 
 
 class CoreListener(Protocol):
@@ -75,7 +76,7 @@ class CoreLink:
     async def run(self) -> None:
         """Keeps a core running until stopped. Returns early, with `error` set, when the first one can't start."""
         backoff_s = FIRST_BACKOFF_S
-        while not self._is_stopping:
+        while True:
             started_at = time.monotonic()
             reason = await self._run_once()
             if self._is_stopping:
@@ -114,7 +115,7 @@ class CoreLink:
         except OSError as exc:
             reason = f"the core process can't be reached: {exc}"
         finally:
-            await client.stop(0.0)  # reaps what is left of it
+            await client.stop(REAP_GRACE_S)  # reaps what is left of it
             self._client = None
         return reason
 

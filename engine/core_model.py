@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,7 +101,9 @@ def _torch_model(config: CoreConfig, progress: Progress) -> CoreModel:
     if max_model_len > longest:
         raise ValueError(f"max_model_len: {max_model_len} asked for, the model's positions end at {longest}")
     device = _choose_device(config.device)
-    dtype = model.config.dtype if config.dtype == "auto" else config.dtype
+    dtype = config.dtype
+    if dtype == "auto":  # half precision is slower than float32 on many a CPU
+        dtype = "float32" if device == "cpu" else model.config.dtype
     limits = limits_of(
         config,
         num_blocks=_num_blocks(config, model, device, dtype, max_model_len),
@@ -109,16 +112,16 @@ def _torch_model(config: CoreConfig, progress: Progress) -> CoreModel:
         eos_token_ids=model.config.eos_token_ids,
     )
     runner = ModelRunner(
-        config.model_dir,
+        model,
         num_blocks=limits.num_blocks,
         block_size=limits.block_size,
         device=device,
         dtype=dtype,
-        num_threads=config.num_threads,
+        num_threads=config.num_threads or len(os.sched_getaffinity(0)),
         num_host_blocks=limits.num_host_blocks,
         progress=progress,
     )
-    return CoreModel(runner, limits, device=device, dtype=dtype)
+    return CoreModel(runner, limits, device=runner.info.device, dtype=runner.info.dtype)
 
 
 def _num_blocks(config: CoreConfig, model: ModelDir, device: str, dtype: str, max_model_len: int) -> int:

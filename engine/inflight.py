@@ -238,6 +238,9 @@ class Flight:
     def is_waiting(self) -> bool:
         return all(c.scheduled_at is None for c in self.choices if not c.is_closed)
 
+    def waits_for(self, choice: Choice) -> bool:
+        return self.outcome is None and not choice.is_closed
+
     def add(self, delta: Delta) -> None:
         if self.ask.stream:
             self._deltas.append(delta)

@@ -97,7 +97,7 @@ class StepReport(msgspec.Struct, frozen=True, tag="step"):
     prefix_queries_tokens: int = 0
     prefix_hits_tokens: int = 0
     failed_steps: int = 0  # 1 if this step could not be computed
-    out_of_memory: int = 0  # 1 if that was for lack of memory
+    out_of_memory: int = 0  # 1 if memory ran out: for the step, or for a request of it
 
 
 class CoreIdle(msgspec.Struct, frozen=True, tag="idle"):

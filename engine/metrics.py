@@ -64,7 +64,7 @@ class NodeMetrics:
     """All series of one node. Methods are called from the event loop."""
 
     def __init__(self, *, model_name: str, max_model_len: int) -> None:
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry(auto_describe=True)
         ProcessCollector(registry=self.registry)
         self._model_name = model_name

@@ -68,7 +68,7 @@ class ModelRunner:
         num_host_blocks: int = 0,
         device: str = "cpu",
         dtype: str = "auto",
-        num_threads: int = 1,
+        num_threads: int | None = None,
         progress: Progress | None = None,
     ) -> None:
         """Loads the model and takes the memory of the KV cache.
@@ -79,7 +79,8 @@ class ModelRunner:
         started = time.perf_counter()
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"num_blocks {num_blocks} and block_size {block_size} must be at least 1")
-        torch.set_num_threads(num_threads)
+        if num_threads is not None:
+            torch.set_num_threads(num_threads)
         model = model_dir if isinstance(model_dir, ModelDir) else open_model(model_dir)
         self._progress = progress or (lambda phase, done: None)
         self._device = _device(device)

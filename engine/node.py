@@ -187,7 +187,7 @@ class Node:
             flight, choice = entry
             if update.finish_reason is not None:
                 del self._choices[update.request_id]
-            if flight.outcome is not None or choice.is_closed:
+            if not flight.waits_for(choice):
                 continue  # drawn after the client left or a stop string was found
             num_before = len(choice.output_token_ids)
             delta = choice.apply(update)

@@ -381,6 +381,9 @@ class Scheduler:
             self._forgotten.append(request.seq_id)
         else:
             self._waiting.remove(request)
+        if reason is FinishReason.ERROR:
+            # An earlier chunk may have stored what only now shows, as non-finite logits: nobody else must find it.
+            self.pool.forget(request.block_ids)
         self.pool.release(request.block_ids)
         self.host_blocks.release(request.host_block_ids)
         request.block_ids, request.host_block_ids = [], []

@@ -158,6 +158,7 @@ async def _announce(node: Node, url: str) -> None:
     await node.core.first_ready.wait()
     ready = node.core.ready
     assert ready is not None
+    node.judge_health()
     capacity = ready.num_kv_blocks * ready.block_size
     log.info(
         "node.ready",

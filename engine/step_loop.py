@@ -40,6 +40,7 @@ IDLE_REPORT_S = 1.0
 MAX_FAILED_STEPS = 5  # in a row; then something is broken that waiting won't repair
 MIN_SLOWED_STEP_S = 0.002  # a fault must show also on steps that take no time
 MAX_SLEEP_S = 30.0  # of one slowed step
+_MEMORY_SIGNS = ("out of memory", "can't allocate memory", "not enough memory")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -47,7 +48,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     text = str(error).lower()
-    return isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
+    return isinstance(error, RuntimeError) and any(sign in text for sign in _MEMORY_SIGNS)
 
 
 class StepLoop:
@@ -161,7 +162,8 @@ class StepLoop:
         seconds = self._clock.now() - started_at
         outcome = self._scheduler.apply(replace(result, seconds=seconds), self._clock.now())
         self._num_failed_steps = 0
-        self._publish_step(plan, seconds, outcome)
+        lacked_memory = any(_MEMORY_SIGNS[0] in reason for reason in result.failed.values())
+        self._publish_step(plan, seconds, outcome, out_of_memory=int(lacked_memory))
 
     def _contain(self, error: Exception, plan: StepPlan, seconds: float) -> None:
         lacks_memory = is_out_of_memory(error)

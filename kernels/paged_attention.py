@@ -84,9 +84,9 @@ def _decode(
     merged: _Merged | None = None
     for span, mask in zip(group.spans, group.masks, strict=True):
         keys, values = _read(span, k_rows, v_rows, batch)
-        scores = _scores(padded, keys).add_(mask)
-        merged = _merge(merged, scores, values, is_only=len(group.spans) == 1)
-    out[group.queries] = merged.out[:, :share].reshape(group.num_seqs, heads, width).to(out.dtype)
+        scores = _scores(padded, keys)[:, :share] + mask  # the softmax of padding would cost more than its products
+        merged = _merge(merged, scores, values, rows, is_only=len(group.spans) == 1)
+    out[group.queries] = merged.out.reshape(group.num_seqs, heads, width).to(out.dtype)
 
 
 def _prefill(
@@ -117,7 +117,7 @@ def _prefill(
             low, high = seen
             scores = _scores(by_head[:, tile.start * padded : (tile.start + tile.size) * padded], keys[:, low:high])
             _mask(scores, tile, span.first_key + low, padded, window)
-            merged[i] = _merge(merged[i], scores, values[:, low:high], is_only=len(chunk.spans) == 1)
+            merged[i] = _merge(merged[i], scores, values[:, low:high], scores.shape[1], is_only=len(chunk.spans) == 1)
     whole = torch.cat([m.out for m in merged], dim=1).view(kv_heads, total, padded, width)[:, :count, :share]
     out[chunk.queries] = whole.transpose(0, 1).reshape(count, heads, width).to(out.dtype)
 
@@ -167,16 +167,22 @@ class _Merged:
         self.out, self.log_sum = out, log_sum
 
 
-def _merge(before: _Merged | None, scores: Tensor, values: Tensor, *, is_only: bool) -> _Merged:
-    """Adds one span. Partial sums run over key tiles in order, so masked tiles after the end add exact zeros."""
-    shares = torch.softmax(scores, dim=-1)
+def _merge(before: _Merged | None, scores: Tensor, values: Tensor, rows: int, *, is_only: bool) -> _Merged:
+    """Adds one span. Partial sums run over key tiles in order, so masked tiles after the end add exact zeros.
+
+    The products have `rows` rows, of which only those of the scores are kept.
+    """
+    count = scores.shape[1]
+    softmax = torch.softmax(scores, dim=-1)
+    shares = torch.nn.functional.pad(softmax, (0, 0, 0, rows - count)) if count < rows else softmax
     out = torch.bmm(shares[..., :KEY_TILE], values[:, :KEY_TILE])
     for start in range(KEY_TILE, scores.shape[-1], KEY_TILE):
         out += torch.bmm(shares[..., start : start + KEY_TILE], values[:, start : start + KEY_TILE])
+    out = out[:, :count]
     if is_only:
         return _Merged(out, None)
     # The largest share is exp(0) / denominator: maxima are exact where another sum would round by its length.
-    log_sum = scores.amax(-1, keepdim=True).double() - shares.amax(-1, keepdim=True).double().log()
+    log_sum = scores.amax(-1, keepdim=True).double() - softmax.amax(-1, keepdim=True).double().log()
     if before is None:
         return _Merged(out, log_sum)
     total = torch.logaddexp(before.log_sum, log_sum)

@@ -7,24 +7,22 @@ from torch import Tensor
 
 
 def apply_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Turns each pair of each head by its position's angle: `(a cos - b sin, b cos + a sin)`. New tensors.
+    """Turns each pair (a, b) of each head by its position's angle: `(a cos - b sin, b cos + a sin)`. New tensors.
 
     Shapes: q: [num_tokens, num_heads, head_dim]; k: [num_tokens, num_kv_heads, head_dim]; cos, sin: [num_tokens,
-    head_dim / 2], float32, rows already gathered by position. Computed in float32 when q is narrower.
+    head_dim], float32, rows gathered by position from tables that hold each angle twice, the first half of sin
+    negated (`full_tables`). Computed in float32 when q is narrower.
     """
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     return _turn(q, cos, sin), _turn(k, cos, sin)
 
 
+def full_tables(angles: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
+    """cos and sin, each [..., head_dim] and times `factor`, of angles in radians, [..., head_dim / 2]."""
+    cos, sin = angles.cos() * factor, angles.sin() * factor
+    return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
+
+
 def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    half = x.shape[-1] // 2
-    a, b = x[..., :half], x[..., half:]
-    if x.dtype == torch.float32:
-        torch.mul(a, cos, out=out[..., :half]).sub_(b * sin)
-        torch.mul(b, cos, out=out[..., half:]).add_(a * sin)
-        return out
-    a, b = a.float(), b.float()
-    out[..., :half] = a * cos - b * sin
-    out[..., half:] = b * cos + a * sin
-    return out
+    wide = x.float()
+    return torch.addcmul(wide * cos, wide.roll(x.shape[-1] // 2, dims=-1), sin).to(x.dtype)

@@ -84,7 +84,7 @@ def load_page(path: Path) -> Page:
 
 def parse_page(text: str, file: str) -> Page:
     """The page in `text`; `file` is what errors call it. Raises BadPageError."""
-    lines = text.splitlines()
+    lines = text.split("\n")
     if not lines or lines[0].rstrip() != "---":
         raise Place(file, 1).error("no front matter", "start the page with a --- line and its YAML")
     end = next((i for i, line in enumerate(lines[1:], 1) if line.rstrip() == "---"), None)
@@ -129,9 +129,11 @@ class _Body:
         tokens = MarkdownIt("commonmark").parse(markdown)
         for token, following in zip(tokens, [*tokens[1:], None], strict=True):
             if token.type == "heading_open" and token.level == 0 and following is not None:
-                self._close(section)
-                section = self._open(token, following.content.strip(), section, num_steps)
-                num_steps += section.kind == "step"
+                opened = self._open(token, following.content.strip(), num_steps)
+                if opened is not None:
+                    self._close(section)
+                    section = opened
+                    num_steps += section.kind == "step"
             elif token.type == "fence" and token.info.split()[:1] == [LANGUAGE]:
                 self._fence(token, section)
             elif token.type == "paragraph_open":
@@ -140,7 +142,8 @@ class _Body:
         if not self.steps:
             raise Place(self.file, 1).error("the page has no steps", "add `## 1. Title` with a ```fleetctl block")
 
-    def _open(self, token: Token, text: str, before: _Section, num_steps: int) -> _Section:
+    def _open(self, token: Token, text: str, num_steps: int) -> _Section | None:
+        """The section that a heading begins; None for a smaller heading inside one."""
         line = self._line(token)
         place = Place(self.file, line)
         numbered = _NUMBERED.fullmatch(text)
@@ -155,11 +158,13 @@ class _Body:
                 raise place.error("a second ## Undo", "keep one")
             self.undo_line = line
             return _Section("prose", 0, text, line)
-        if token.tag == "h3" and self.undo_line is not None and numbered:
+        if token.tag == "h3" and self.undo_line is not None:
+            if not numbered:
+                raise place.error(f"undo item {text!r} names no step", f"write `### 1. {text}` if it undoes step 1")
             return _Section("undo", int(numbered[1]), numbered[2], line)
         if token.tag in ("h1", "h2"):
             return _Section("prose", 0, text, line)
-        return before  # a smaller heading inside a section
+        return None
 
     def _close(self, section: _Section) -> None:
         place = Place(self.file, section.line)

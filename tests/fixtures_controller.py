@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 
+from fleetctl.controller.app import serve
 from fleetctl.controller.config import ControllerConfig
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.providers.local import LocalProvider
@@ -92,3 +93,20 @@ async def ask_drain(controller: Controller, name: str) -> dict[str, Any]:
     async with httpx.AsyncClient(trust_env=False, headers={"Authorization": f"Bearer {NODE_TOKEN}"}) as http:
         answer: dict[str, Any] = (await http.get(f"{controller.fleet.nodes[name].url}/admin/drain")).json()
         return answer
+
+
+@asynccontextmanager
+async def serving(config: ControllerConfig) -> AsyncIterator[str]:
+    """A whole controller (loops, runs, HTTP) on a free port of this process. Gives its URL; ends it in order."""
+    stopping = asyncio.Event()
+    url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    provider = make_provider(config.state_dir)
+    served = asyncio.create_task(serve(config, url.set_result, provider=provider, stopping=stopping))
+    await asyncio.wait({served, url}, return_when=asyncio.FIRST_COMPLETED)
+    if served.done():
+        served.result()
+    try:
+        yield url.result()
+    finally:
+        stopping.set()
+        await served

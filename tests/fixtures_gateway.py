@@ -275,6 +275,8 @@ class ScriptedController:
             return web.json_response({"error": "no"}, status=401)
         if self.answer is not None:
             return self.answer
+        if self.version == 0:
+            return web.Response(status=204)
         after = request.query.get("after")
         if after is not None and int(after) >= self.version:
             with suppress(TimeoutError):

@@ -187,7 +187,8 @@ class Moment:
         if isinstance(rhs, Vector):
             assert isinstance(lhs, float)
             return vector_and_scalar(node.op, rhs, lhs, returns_bool=node.returns_bool, scalar_first=True)
-        assert isinstance(lhs, float) and isinstance(rhs, float), "the grammar checked types"
+        assert isinstance(lhs, float)
+        assert isinstance(rhs, float)
         return scalars(node.op, lhs, rhs)
 
 

@@ -6,7 +6,6 @@ import math
 import re
 from functools import partial
 
-
 from alerts.errors import QueryError
 from alerts.matcher import compile_go
 from alerts.promql.functions_absent import absent

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from alerts.matcher import Matcher
+from alerts.sample import NAME
 
 AtTime = int | Literal["start", "end"] | None
 """The @ modifier: Unix milliseconds, start() or end() of the query, None without one."""
@@ -102,3 +103,10 @@ def children(node: Node) -> tuple[Node, ...]:
             return (expr,) if param is None else (param, expr)
         case Binary(lhs=lhs, rhs=rhs):
             return (lhs, rhs)
+
+
+def metric_names(node: Node) -> set[str]:
+    """Names that the expression's selectors read; "" for a selector without one exact name."""
+    if isinstance(node, Selector):
+        return {next((m.value for m in group if m.name == NAME and m.op == "="), "") for group in node.groups}
+    return {name for child in children(node) for name in metric_names(child)}

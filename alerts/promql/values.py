@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,8 +75,7 @@ class Matrix:
     def windows(self) -> list[list[float]]:
         """The values of each series as a list."""
         values = self.values.tolist()
-        starts = self.starts.tolist()
-        return [values[low:high] for low, high in zip(starts[:-1], starts[1:], strict=True)]
+        return [values[low:high] for low, high in pairwise(self.starts.tolist())]
 
     def at_least(self, count: int) -> Matrix:
         """Only series with this many points."""

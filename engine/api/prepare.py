@@ -160,8 +160,6 @@ def _biases(node: Node, body: GenerationBody) -> tuple[tuple[int, float], ...]:
 
 
 async def _tokenise(node: Node, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-    if "\ud800" <= max(text, default="") <= "\udfff":
-        raise ApiError(400, "prompt: holds a lone surrogate, which is no text", param="prompt")
     return await _away(len(text), lambda: node.tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
 

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from engine.model.config import RopeConfig
+from kernels.rope import full_tables
 
 
 def rope_tables(rope: RopeConfig, head_dim: int, num_positions: int) -> tuple[Tensor, Tensor]:
-    """cos and sin, each [num_positions, head_dim / 2] in float32, already multiplied by YaRN's attention factor."""
+    """cos and sin as `apply_rope` reads them: [num_positions, head_dim], float32, times YaRN's attention factor."""
     frequencies, factor = _frequencies(rope, head_dim)
     angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies)
-    return angles.cos() * factor, angles.sin() * factor
+    return full_tables(angles, factor)
 
 
 def _frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:

@@ -18,6 +18,8 @@ from fleetctl.settings import Settings
 
 if TYPE_CHECKING:
     from fleetctl.demo.report import DemoReport
+    from fleetctl.demo.story import DemoPlan
+    from fleetctl.stack import Stack
 
 
 Trace = Annotated[
@@ -60,8 +62,7 @@ def register(app: typer.Typer) -> None:
         _print(report, output)
 
 
-def _in_cockpit(settings: Settings, stack: object, plan: object) -> DemoReport:
-    """The story inside the cockpit. It starts once the controller answers, and closes it at its end."""
+def _in_cockpit(settings: Settings, stack: Stack, plan: DemoPlan) -> DemoReport:
     from fleetctl.demo.screen import run_in_cockpit
 
     return asyncio.run(run_in_cockpit(stack, plan, lambda: make_client(settings)))

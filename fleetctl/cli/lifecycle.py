@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from fleetctl.providers.spec import NodeSpec
     from fleetctl.stack import StackView
 
+
+T = TypeVar("T")
 
 Nodes = Annotated[int | None, typer.Option("--nodes", min=1, max=64, help="Size of a new fleet.", show_default="3")]
 ModelDir = Annotated[
@@ -94,7 +96,7 @@ def bring_up(settings: Settings, tell: Callable[[str], None]) -> StackView:
     return asyncio.run(cancelled_by_signals(Stack(with_model).up(tell)))
 
 
-async def cancelled_by_signals(work: Any) -> Any:
+async def cancelled_by_signals(work: Coroutine[Any, Any, T]) -> T:
     """Await `work`; SIGINT and SIGTERM cancel it once, and it cleans up before KeyboardInterrupt is raised."""
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()

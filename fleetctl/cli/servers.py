@@ -112,7 +112,7 @@ def controller_config(settings: Settings):  # type: ignore[no-untyped-def]  # it
         token=token,
         node_token=_node_token(settings),
         gateway_url=gateway if isinstance(gateway, str) else settings.gateway.base_url,
-        node_specs=initial_fleet(settings),
+        node_specs=tuple(initial_fleet(settings)),
         scrape_interval_s=settings.controller.scrape_interval_s,
         evaluation_interval_s=settings.controller.evaluation_interval_s,
         stale_after_s=settings.controller.stale_after_s,

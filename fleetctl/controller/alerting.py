@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import structlog
-from alerts.evaluation import ActiveAlert, AlertChange, RuleEngine
 
+from alerts.alert import ActiveAlert, AlertChange
+from alerts.evaluation import RuleEngine
 from diagnostics.incident import FiredAlert, Incident, IncidentStatus, clear, fired_alert, join, place
 from fleetctl.controller.database import Database, get_meta, put_meta
 from fleetctl.controller.fleet import Fleet
@@ -80,6 +81,7 @@ class Alerting:
         self._book.drop_old()
 
     def alerts(self) -> list[ActiveAlert]:
+        """As the last tick left them."""
         return self._engine.alerts()
 
     def is_expected(self, alert: FiredAlert) -> bool:

@@ -9,9 +9,9 @@ from typing import Any
 
 import httpx
 import structlog
+
 from alerts.content import builtin_rule_files, builtin_signal_files
 from alerts.evaluation import RuleEngine
-
 from alerts.rules import load_rule_files
 from alerts.store import SeriesStore
 from diagnostics.tree import builtin_tree_files, load_trees

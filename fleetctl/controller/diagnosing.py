@@ -8,10 +8,10 @@ from dataclasses import asdict
 import structlog
 
 from alerts.store import SeriesStore
+from diagnostics.asking import ask_store
 from diagnostics.incident import SEVERITY_ORDER, Incident, with_diagnosis
 from diagnostics.tree import Tree, tree_for_alert
 from diagnostics.walker import Diagnosis, walk
-from diagnostics.asking import ask_store
 from fleetctl.controller.incident_book import IncidentBook
 from fleetctl.controller.timeline import Timeline
 from fleetctl.kit.clock import Clock
@@ -19,6 +19,7 @@ from fleetctl.kit.errors import BadInputError
 
 log = structlog.get_logger()
 
+DEFAULT_TREE = "latency"
 _RANK = {"unknown": 0, "likely": 1, "confirmed": 2}
 
 
@@ -57,16 +58,16 @@ class Diagnosing:
                 continue
             await self._keep_better(incident.id, walk(tree, incident.scope, ask_store(self._store, now), now))
 
-    def diagnose(self, tree_name: str | None, scope: Mapping[str, str], alertname: str | None = None) -> Diagnosis:
-        """A walk now, stored nowhere. Raises BadInputError when there is no such tree."""
+    def diagnose(self, tree_name: str | None, scope: Mapping[str, str]) -> Diagnosis:
+        """A walk now, stored nowhere; without a name, the tree that most pages lead to.
+
+        Raises BadInputError when there is no such tree.
+        """
         now = self._clock.now()
-        known = ", ".join(sorted(self._trees))
-        if tree_name is None and alertname is not None:
-            tree = tree_for_alert(self._trees, alertname)
-        else:
-            tree = self._trees.get(tree_name or "ttft")
+        tree = self._trees.get(tree_name or DEFAULT_TREE)
         if tree is None:
-            raise BadInputError(f"there is no tree named {tree_name or alertname!r}", remedy=f"known: {known}")
+            known = ", ".join(sorted(self._trees))
+            raise BadInputError(f"there is no tree named {tree_name!r}", remedy=f"trees: {known}")
         return walk(tree, scope, ask_store(self._store, now), now)
 
     def _is_due(self, incident: Incident, now: float) -> bool:

@@ -71,6 +71,11 @@ class Scraper:
             for task in done:
                 task.result()  # a bug in ingestion is this loop's failure, not silence
 
+    @property
+    def in_flight(self) -> int:
+        """Scrapes that were begun and have no answer yet."""
+        return len(self._in_flight)
+
     def forget(self, name: str) -> None:
         """The node is gone by our will: its series end now, and its alerts with them."""
         target = self._targets.pop(name, None)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from alerts.evaluation import ActiveAlert
-
+from alerts.alert import ActiveAlert
 from alerts.promql import evaluate
 from alerts.store import SeriesStore
 from diagnostics.incident import FiredAlert, Incident, fired_alert

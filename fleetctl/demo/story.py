@@ -17,7 +17,8 @@ import httpx
 from fleetctl.client import ControllerClient
 from fleetctl.demo.report import DemoReport, RequestCounts
 from fleetctl.demo.traffic import Traffic
-from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError
+from fleetctl.kit.errors import FleetctlError, UnreachableError
+from fleetctl.load.trace import load_trace
 from fleetctl.providers.local import free_port
 from fleetctl.settings import Settings, read_token
 from fleetctl.stack import Stack, StackView
@@ -43,8 +44,8 @@ class DemoPlan:
 
     def check(self) -> None:
         """Raises BadInputError before anything is started."""
-        if self.trace is not None and not self.trace.is_file():
-            raise BadInputError(f"{self.trace}: no such trace file", remedy="give a Mooncake JSONL or Azure CSV file")
+        if self.trace is not None:
+            load_trace(self.trace)
 
 
 def settings_for_demo(base: Settings, *, nodes: int) -> Settings:
@@ -57,14 +58,10 @@ def settings_for_demo(base: Settings, *, nodes: int) -> Settings:
     ).override()
 
 
-async def run_demo(stack: Stack, plan: DemoPlan, tell: Tell, started: Callable[[], None] = lambda: None) -> DemoReport:
-    """Start the fleet, tell the story, return what it proved. The caller stops the fleet.
-
-    `started` is called once the controller answers.
-    """
+async def run_demo(stack: Stack, plan: DemoPlan, tell: Tell) -> DemoReport:
+    """Start the fleet, tell the story, return what it proved. The caller stops the fleet."""
     tell("starting a controller, a gateway and the engine nodes")
     view = await stack.up(tell)
-    started()
     token = stack.settings.controller_token()
     async with ControllerClient(view.controller_url, token) as client:
         return await _Story(stack, plan, tell, view, client).run()
@@ -79,7 +76,13 @@ class _Story:
 
     async def run(self) -> DemoReport:
         plan = self._plan
-        traffic = Traffic(self._view.gateway_url, plan, model=self._stack.settings.fleet.model)
+        traffic = Traffic(
+            self._view.gateway_url,
+            self._stack.settings.fleet.model,
+            rate_per_s=plan.rate_per_s,
+            seed=plan.seed,
+            trace=plan.trace,
+        )
         self._tell(
             time.time(),
             "traffic.started",
@@ -167,16 +170,18 @@ class _Story:
 
         mitigated = after_fault(["run.succeeded"]) if incident else None
         diagnosis = incident.diagnosis if incident else None
-        before, during, later = traffic.ttft_p95(fault_at, fault_at + (mitigated or REPAIR_TIMEOUT_S))
+        to_monotonic = time.monotonic() - time.time()
+        broke = fault_at + to_monotonic
+        mended = broke + (REPAIR_TIMEOUT_S if mitigated is None else mitigated)
         report = DemoReport(
             detected_s=after_fault(["alert.fired", "incident.opened"]),
             diagnosed=diagnosis.cause if diagnosis else None,
             diagnosed_s=after_fault(["diagnosis.named"]),
             mitigated_s=mitigated,
             requests=counts,
-            ttft_before_s=before,
-            ttft_during_s=during,
-            ttft_after_s=later,
+            ttft_before_s=traffic.ttft_p95_s(0.0, broke),
+            ttft_during_s=traffic.ttft_p95_s(broke, mended),
+            ttft_after_s=traffic.ttft_p95_s(mended, float("inf")),
             false_alarms=sum(1 for e in self._events if e.kind == "incident.opened" and e.at < fault_at),
         )
         if incident is None:

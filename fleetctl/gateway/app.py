@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -34,6 +35,7 @@ CLIENT_KEEP_ALIVE_S = 75
 DRAIN_GRACE_S = 30.0
 FATES_PREFIX = "/gateway/requests/"
 BACKLOG = 2048
+GC_THRESHOLD = (20_000, 20, 50)
 
 
 class Gateway:
@@ -97,8 +99,7 @@ class Gateway:
         elif path == "/health":
             await self._health(send)
         elif path == "/metrics":
-            self.metrics.table_age.set(_or_nan(self.routing.age_s()))
-            await send_whole(send, 200, self.metrics.exposition(), [(b"content-type", CONTENT_TYPE)])
+            await self._metrics(send)
         elif path == "/gateway/status":
             await send_json(send, 200, self.status())
         elif path.startswith(FATES_PREFIX):
@@ -129,6 +130,16 @@ class Gateway:
         else:
             await send_json(send, 200, {"ready": True, "reason": "ready"})
 
+    async def _metrics(self, send: Send) -> None:
+        table = self.routing.table
+        idle = {e.node: 0 for e in (table.endpoints if table else ())}
+        body = self.metrics.exposition(
+            inflight=idle | self.loads.requests(),
+            table_version=table.version if table else None,
+            table_age_s=self.routing.age_s(),
+        )
+        await send_whole(send, 200, body, [(b"content-type", CONTENT_TYPE)])
+
     async def _fate(self, send: Send, request_id: str) -> None:
         flight = self.fates.get(request_id)
         if flight is None:
@@ -138,15 +149,11 @@ class Gateway:
             await send_json(send, 200, flight.as_json())
 
     def _note_table(self, table: Table) -> None:
-        known = {e.node for e in table.endpoints}
-        self.metrics.table_version.set(table.version)
-        self.metrics.forget_nodes(known | self.loads.requests().keys())
-        self.loads.keep_only(known)
+        self.loads.keep_only(e.node for e in table.endpoints)
 
     def _count(self, flight: Flight) -> None:
         assert flight.outcome is not None
-        node = flight.nodes[-1] if flight.nodes else ""
-        self.metrics.requests.labels(flight.outcome.value, node).inc()
+        self.metrics.count(flight.outcome.value, flight.nodes[-1] if flight.nodes else "")
 
 
 class Server(uvicorn.Server):
@@ -205,6 +212,10 @@ def run(
     gateway = Gateway(
         controller_url=controller_url, controller_token=controller_token, node_token=node_token, run_dir=run_dir
     )
+    # Each request leaves a few objects behind for a while (its fate), so the default of a full collection every few
+    # hundred requests would cost as much as the proxying.
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLD)
     uvloop.run(serve(gateway, listener))
 
 
@@ -242,7 +253,3 @@ def _abort(gateway: Gateway) -> None:
     count = gateway.proxy.abort_all()
     if count:
         log.warning("gateway.drain_cut", in_flight=count)
-
-
-def _or_nan(value: float | None) -> float:
-    return float("nan") if value is None else value

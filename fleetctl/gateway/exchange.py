@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
-import uuid
 from collections.abc import Iterable
 
 from fleetctl.gateway.answers import ErrorAnswer, Message, RawHeaders, Receive, Scope, Send, send_whole
@@ -72,29 +72,23 @@ class Exchange:
         for name, value in self.scope["headers"]:
             if name == b"content-length" and (not value.isdigit() or int(value) > max_bytes):
                 raise BodyTooLargeError
+        parts: list[bytes] = []
+        size = 0
         async with asyncio.timeout(BODY_TIMEOUT_S):
-            message = await self._receive()
-            if message["type"] == "http.request" and not message.get("more_body"):
-                body: bytes = message["body"]
-                if len(body) > max_bytes:
-                    raise BodyTooLargeError
-                return body
-            parts: list[bytes] = []
-            size = 0
-            while message["type"] == "http.request":
-                parts.append(message["body"])
-                size += len(parts[-1])
+            while (message := await self._receive())["type"] == "http.request":
+                part: bytes = message["body"]
+                size += len(part)
                 if size > max_bytes:
                     raise BodyTooLargeError
+                parts.append(part)
                 if not message.get("more_body"):
-                    return b"".join(parts)
-                message = await self._receive()
+                    return part if len(parts) == 1 else b"".join(parts)
         raise ClientGoneError
 
     def watch(self) -> None:
         """From now on a hang-up cancels the current task, with `is_gone` set."""
         self._task = asyncio.current_task()
-        self._watcher = asyncio.ensure_future(self._receive())
+        self._watcher = asyncio.get_running_loop().create_task(self._receive_one())
         self._watcher.add_done_callback(self._on_message)
 
     def abort(self) -> None:
@@ -133,6 +127,9 @@ class Exchange:
         answer = [(b"content-type", b"application/json"), *headers, *error.headers()]
         await send_whole(self._send, error.status, error.body(), answer)
 
+    async def _receive_one(self) -> Message:
+        return await self._receive()
+
     def _on_message(self, watcher: asyncio.Task[Message]) -> None:
         if watcher.cancelled() or watcher.exception() is not None or self.has_ended:
             return
@@ -142,4 +139,4 @@ class Exchange:
 
 
 def new_request_id() -> str:
-    return uuid.uuid4().hex
+    return os.urandom(16).hex()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
@@ -15,6 +15,7 @@ class GatewayMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._ended: dict[tuple[str, str], Counter] = {}
         ProcessCollector(registry=self.registry)
         self.requests = Counter(
             "gateway_requests_total",
@@ -44,7 +45,7 @@ class GatewayMetrics:
             registry=self.registry,
         )
         self.table_version = Gauge(
-            "gateway_table_version", "Version of the routing table in use.", registry=self.registry
+            "gateway_table_version", "Version of the routing table in use; NaN without a table.", registry=self.registry
         )
         self.table_age = Gauge(
             "gateway_table_age_seconds",
@@ -54,12 +55,22 @@ class GatewayMetrics:
         for result in ("moved", "failed"):
             self.handoffs.labels(result)
 
-    def forget_nodes(self, known: Iterable[str]) -> None:
-        """Drop the gauges of nodes that left the table and hold nothing."""
-        keep = set(known)
-        for (node,) in list(self.inflight._metrics):
-            if node not in keep:
-                self.inflight.remove(node)
+    def count(self, outcome: str, node: str) -> None:
+        """Count an ended request. Label look-ups take a lock, so the few children are kept."""
+        child = self._ended.get((outcome, node))
+        if child is None:
+            child = self._ended[outcome, node] = self.requests.labels(outcome, node)
+        child.inc()
 
-    def exposition(self) -> bytes:
+    def exposition(self, *, inflight: Mapping[str, int], table_version: int | None, table_age_s: float | None) -> bytes:
+        """The Prometheus text. Gauges are what is true now: they are given, not kept up on the way of each request."""
+        self.inflight.clear()
+        for node, count in inflight.items():
+            self.inflight.labels(node).set(count)
+        self.table_version.set(_or_nan(table_version))
+        self.table_age.set(_or_nan(table_age_s))
         return generate_latest(self.registry)
+
+
+def _or_nan(value: float | None) -> float:
+    return float("nan") if value is None else value

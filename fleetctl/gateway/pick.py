@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 LOAD_RATIO = 1.25  # a favourite may hold this many times the least loaded node's tokens ...
 LOAD_SLACK_REQUESTS = 4  # ... plus this many requests of the size at hand, so that small loads do not scatter prefixes
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A node that could take the request. `outstanding_tokens`: estimated tokens of its unfinished requests."""
 
     node: str

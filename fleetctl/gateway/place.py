@@ -108,13 +108,10 @@ class Placer:
 
     async def _try(self, job: Job, endpoint: Endpoint, nowhere: Nowhere) -> Placed | None:
         node, tokens = endpoint.node, job.ask.tokens
-        inflight = self._metrics.inflight.labels(node)
         self._loads.start(node, tokens)
-        inflight.inc()
 
         def release() -> None:
             self._loads.stop(node, tokens)
-            inflight.dec()
 
         placed: Placed | None = None
         try:

@@ -277,7 +277,9 @@ class Proxy:
         while True:
             where = await self._placer.place(job, flight)
             if isinstance(where, Placed):
-                log.info("request.moved", request_id=flight.request_id, node=where.endpoint.node, moved=flight.moved + 1)
+                log.info(
+                    "request.moved", request_id=flight.request_id, node=where.endpoint.node, moved=flight.moved + 1
+                )
                 return where
             if self._clock() >= deadline:
                 return where

@@ -22,6 +22,7 @@ WAIT_S = 20.0
 ANSWER_MARGIN_S = 10.0  # the controller answers within its wait; this long after it, it is gone
 BACKOFF_FIRST_S = 0.2
 BACKOFF_LAST_S = 5.0
+NO_TABLE_PAUSE_S = 0.25
 MAX_TABLE_BYTES = 16 * 1024 * 1024
 
 
@@ -86,18 +87,21 @@ class Sync:
                 log.info("controller.reached", url=self._url)
             self._routing.controller_is_reachable = True
             backoff_s = BACKOFF_FIRST_S
+            if is_first and table is None:
+                # It has no table at all, which says nothing of ours. Its first one may have a lower version than ours,
+                # so go on asking for whatever it has.
+                await asyncio.sleep(NO_TABLE_PAUSE_S)
+                continue
             is_first = False
             await self._take(table)
 
     async def _poll(self, is_first: bool) -> Table | None:
-        """The controller's table, or None when ours still holds."""
+        """The controller's table. None: ours still holds, or to the first question: it has none yet."""
         current = self._routing.table
         params = {} if is_first or current is None else {"after": str(current.version), "wait_s": f"{self._wait_s:g}"}
         timeout = aiohttp.ClientTimeout(total=self._wait_s + ANSWER_MARGIN_S, sock_connect=2)
         async with self._session.get(self._url, params=params, headers=self._headers, timeout=timeout) as response:
             if response.status == 204:
-                if current is None:
-                    await asyncio.sleep(BACKOFF_FIRST_S)  # no table there yet, and no wait was asked for
                 return None
             if response.status != 200:
                 raise TableUnavailableError(f"the controller answered {response.status}")

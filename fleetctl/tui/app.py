@@ -16,7 +16,6 @@ import structlog
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
-from textual.css.query import NoMatches
 from textual.widgets import Footer, RichLog, TabbedContent, TabPane
 
 from fleetctl.kit.errors import FleetctlError
@@ -49,15 +48,15 @@ class Cockpit(App[None]):
     ENABLE_COMMAND_PALETTE = False
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (120, "-wide")]  # noqa: RUF012 - as Textual declares it
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("1", "tab('fleet-tab')", "Fleet"),
-        Binding("2", "tab('incident-tab')", "Incidents"),
+        Binding("1", "tab('fleet-tab')", "Fleet", show=False),
+        Binding("2", "tab('incident-tab')", "Incidents", show=False),
         Binding("a", "decide('approve')", "Approve"),
         Binding("d", "decide('deny')", "Deny"),
         Binding("p", "page", "Page"),
         Binding("c", "node('cordon')", "Cordon"),
         Binding("u", "node('uncordon')", "Uncordon"),
         Binding("D", "node('drain')", "Drain"),
-        Binding("r", "refresh_now", "Refresh"),
+        Binding("r", "refresh_now", "Refresh", show=False),
         Binding("q", "quit", "Quit"),
     ]
 
@@ -75,6 +74,7 @@ class Cockpit(App[None]):
         """`by` is who decides (default: the user's name). `poll_every_s` None: no poller, snapshots are posted."""
         super().__init__()
         self.title = title
+        self.animation_level = "none"  # a screen to act on, often over a slow line
         self.snapshot = Snapshot()
         self.failure: Exception | None = None  # what `until` raised
         self._client_factory = client_factory
@@ -85,23 +85,31 @@ class Cockpit(App[None]):
         self._now = now
         self._poll_every_s = poll_every_s
         self._wake = asyncio.Event()
+        self._offered: tuple[bool | None, ...] = ()
+        # Held, not looked up: a look-up searches the top screen, which may be a question to the person.
+        self._bar = StatusBar(title)
+        self._tabs = TabbedContent(id="tabs")
+        self._fleet = FleetPane()
+        self._pane = IncidentPane()
+        self._story_panel = Vertical(id="story-panel")
+        self._story_log = RichLog(id="story", wrap=True, min_width=0, max_lines=500, auto_scroll=True)
         self._story: list[str] = []  # told before the screen was there
 
     def compose(self) -> ComposeResult:
-        yield StatusBar(self.title)
-        with TabbedContent(id="tabs"):
+        yield self._bar
+        with self._tabs:
             with TabPane("1 Fleet", id="fleet-tab"):
-                yield FleetPane()
+                yield self._fleet
             with TabPane("2 Incidents", id="incident-tab"):
-                yield IncidentPane()
-        with Vertical(id="story-panel"):
-            yield RichLog(id="story", wrap=True, min_width=0, max_lines=500, auto_scroll=True)
+                yield self._pane
+        with self._story_panel:
+            yield self._story_log
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
         self._controller = self._client_factory()
         self._draw()
-        self.query_one("#nodes").focus()
+        self._fleet.table.focus()
         self.set_interval(1.0, self._draw)  # ages grow between snapshots as well
         if self._poll_every_s is not None:
             self.run_worker(self._poll(self._controller, self._poll_every_s), name="poller", exit_on_error=True)
@@ -134,18 +142,17 @@ class Cockpit(App[None]):
             if incident.status is not IncidentStatus.RESOLVED and incident.id not in known and not first:
                 self.notify(f"{incident.title}  (2 opens it)", title="Incident", severity="error", markup=False)
         self._draw()
-        self.refresh_bindings()
 
     def on_incident_pane_chosen(self) -> None:
         self._wake.set()  # fetch the chosen one in full now
 
     def on_story_told(self, message: StoryTold) -> None:
-        self.query_one("#story-panel").add_class("-told")
-        self.query_one("#story", RichLog).write(message.line)
+        self._story_panel.add_class("-told")
+        self._story_log.write(message.line)
 
     def on_tabbed_content_tab_activated(self, event: TabbedContent.TabActivated) -> None:
-        self.query_one("#nodes" if event.pane.id == "fleet-tab" else "#incidents").focus()
-        self.refresh_bindings()
+        (self._fleet.table if event.pane.id == "fleet-tab" else self._pane.table).focus()
+        self._offer_keys()
 
     # -- keys ---------------------------------------------------------------------------------------------------
 
@@ -153,10 +160,7 @@ class Cockpit(App[None]):
         """Only the keys that can do something now are shown and work."""
         if len(self.screen_stack) > 1 and action != "focus_next":
             return False  # the question on screen comes first
-        try:
-            active = self.query_one("#tabs", TabbedContent).active
-        except NoMatches:
-            return True  # before the screen is composed
+        active = self._tabs.active if self._tabs.is_mounted else ""
         if action == "decide":
             return proposal(self._pane.shown) is not None
         if action == "page":
@@ -166,7 +170,7 @@ class Cockpit(App[None]):
         return True
 
     def action_tab(self, tab: str) -> None:
-        self.query_one("#tabs", TabbedContent).active = tab
+        self._tabs.active = tab
 
     def action_page(self) -> None:
         self._pane.to_page()
@@ -190,7 +194,7 @@ class Cockpit(App[None]):
         self.push_screen(Confirm(question, details, "Approve" if approve else "Deny"), answered)
 
     def action_node(self, verb: str) -> None:
-        node = self.query_one(FleetPane).selected
+        node = self._fleet.selected
         if node is None:
             return
         command = f"{verb} {node.name}"
@@ -258,13 +262,17 @@ class Cockpit(App[None]):
 
     def _draw(self) -> None:
         now = self._now()
-        self.query_one(StatusBar).show(self.snapshot, now)
-        self.query_one(FleetPane).show(self.snapshot, now)
+        self._bar.show(self.snapshot, now)
+        self._fleet.show(self.snapshot, now)
         self._pane.show(self.snapshot, now)
+        self._offer_keys()
 
-    @property
-    def _pane(self) -> IncidentPane:
-        return self.query_one(IncidentPane)
+    def _offer_keys(self) -> None:
+        """Redraw the footer when other keys can do something than before; doing it always makes it flicker."""
+        offered = tuple(self.check_action(action, ()) for action in ("decide", "page", "node"))
+        if offered != self._offered:
+            self._offered = offered
+            self.refresh_bindings()
 
 
 async def run_cockpit(

@@ -10,29 +10,31 @@ from textual.widgets import DataTable, Static
 from fleetctl.tui.keyed_table import KeyedTable
 from fleetctl.tui.paint import line
 from fleetctl.tui.snapshot import Snapshot
-from fleetctl.tui.view_model import FLEET_COLUMNS, fleet_rows, node_lines
+from fleetctl.tui.view_model import FLEET_COLUMNS, FLEET_NUMBERS, fleet_rows, node_lines
 from fleetctl.wire import Node
 
 
 class FleetPane(Vertical):
     def __init__(self) -> None:
         super().__init__(id="fleet")
+        self.table = KeyedTable(FLEET_COLUMNS, id="nodes", numbers=FLEET_NUMBERS)
+        self._detail = Static(id="node")
         self._snapshot = Snapshot()
         self._now = 0.0
 
     def compose(self) -> ComposeResult:
-        yield KeyedTable(FLEET_COLUMNS, id="nodes")
-        yield Static(id="node")
+        yield self.table
+        yield self._detail
 
     @property
     def selected(self) -> Node | None:
-        key = self.query_one("#nodes", KeyedTable).selected_key
+        key = self.table.selected_key
         return next((node for node in self._snapshot.nodes if node.name == key), None)
 
     def show(self, snapshot: Snapshot, now: float) -> None:
         self._snapshot, self._now = snapshot, now
         self.set_class(snapshot.cut_off_since is not None, "-cut-off")
-        self.query_one("#nodes", KeyedTable).show(fleet_rows(snapshot, now, self.app.size.width))
+        self.table.show(fleet_rows(snapshot, now, self.app.size.width))
         self._show_node()
 
     def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
@@ -47,4 +49,4 @@ class FleetPane(Vertical):
             text = Text("Nothing is known yet: the controller has not answered.", style="dim")
         else:
             text = Text("The fleet has no nodes.  fleetctl node start NAME", style="dim")
-        self.query_one("#node", Static).update(text)
+        self._detail.update(text)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from rich.text import Text
 from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.message import Message
 from textual.widgets import DataTable, Markdown, Static
@@ -15,10 +18,15 @@ from fleetctl.tui.snapshot import Snapshot
 from fleetctl.wire import Incident, IncidentStatus
 
 # Section of the view, and which of its columns takes the room that is left.
-_SECTIONS = (("head", 1), ("ask", 1), ("diagnosis", 1), ("run", 2), ("timeline", 1))
+_SECTIONS = (("head", 1), ("ask", 1), ("run", 2), ("diagnosis", 1), ("timeline", 1))
 
 
 class IncidentPane(Vertical):
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("j", "scroll_detail(4)", "Down"),
+        Binding("k", "scroll_detail(-4)", "Up"),
+    ]
+
     class Chosen(Message):
         """A person moved to another incident."""
 
@@ -28,20 +36,20 @@ class IncidentPane(Vertical):
 
     def __init__(self) -> None:
         super().__init__(id="incident")
+        self.table = KeyedTable(INCIDENT_COLUMNS, id="incidents", show_header=False)
+        self._detail = VerticalScroll(id="detail")
+        self._sections = {name: Static(id=name, classes="section") for name, _ in _SECTIONS}
+        self._page = Markdown(id="page", open_links=False)
         self._snapshot = Snapshot()
         self._chosen: str | None = None
         self._drawn: dict[str, Section | None] = {}
         self._page_drawn = ""
 
     def compose(self) -> ComposeResult:
-        yield KeyedTable(INCIDENT_COLUMNS, id="incidents", show_header=False)
-        with VerticalScroll(id="detail"):
-            yield Static(id="head", classes="section")
-            yield Static(id="ask", classes="section")
-            yield Static(id="diagnosis", classes="section")
-            yield Static(id="run", classes="section")
-            yield Static(id="timeline", classes="section")
-            yield Markdown(id="page", open_links=False)
+        yield self.table
+        with self._detail:
+            yield from self._sections.values()
+            yield self._page
 
     @property
     def chosen(self) -> str | None:
@@ -59,16 +67,16 @@ class IncidentPane(Vertical):
     def show(self, snapshot: Snapshot, now: float) -> None:
         self._snapshot = snapshot
         self.set_class(snapshot.cut_off_since is not None, "-cut-off")
-        table = self.query_one("#incidents", KeyedTable)
-        table.show(incident_rows(snapshot.incidents, now))
-        self._follow(table)
+        width = self.table.size.width or self.app.size.width
+        self.table.show(incident_rows(snapshot.incidents, now, width))
+        self._follow()
         incident = self.shown
         self.set_class(incident is None, "-empty")
         if incident is None:
             self._draw("head", 0, None)
             known = snapshot.known_at is not None
             text = "No incidents. All quiet." if known else "Nothing is known yet."
-            self.query_one("#head", Static).update(Text(text, style="dim"))
+            self._sections["head"].update(Text(text, style="dim"))
             self._drawn.clear()
         else:
             view = incident_view(incident, now)
@@ -76,19 +84,22 @@ class IncidentPane(Vertical):
                 self._draw(name, wide, getattr(view, name))
         self._draw_page(incident)
 
+    def action_scroll_detail(self, lines: int) -> None:
+        self._detail.scroll_relative(y=lines, animate=False)
+
     def to_page(self) -> None:
         """Scroll to the runbook's page."""
-        self.query_one("#page", Markdown).scroll_visible(top=True, animate=False)
+        self._page.scroll_visible(top=True, animate=False)
 
     def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
         event.stop()
         key = event.row_key.value
         # Rows that come and go move the cursor as well: only a move by hand chooses.
-        if key is not None and key != self._chosen and self.query_one("#incidents").has_focus:
+        if key is not None and key != self._chosen and self.table.has_focus:
             self._chosen = key
             self.post_message(self.Chosen(key))
 
-    def _follow(self, table: KeyedTable) -> None:
+    def _follow(self) -> None:
         """Keep what was chosen while it is open; a new open incident takes the place of a closed one."""
         incidents = self._snapshot.incidents
         current = next((one for one in incidents if one.id == self._chosen), None)
@@ -97,14 +108,13 @@ class IncidentPane(Vertical):
             self._chosen = None
         elif current is None or (_is_closed(current) and not _is_closed(gravest)):
             self._chosen = gravest.id
-        if self._chosen is not None and table.selected_key != self._chosen:
-            table.select(self._chosen)
+            self.table.select(gravest.id)
 
     def _draw(self, name: str, wide: int, section: Section | None) -> None:
         if name in self._drawn and self._drawn[name] == section:
             return
         self._drawn[name] = section
-        widget = self.query_one(f"#{name}", Static)
+        widget = self._sections[name]
         widget.display = section is not None or name == "head"
         if section is not None:
             widget.update(paint_section(section, wide))
@@ -115,8 +125,8 @@ class IncidentPane(Vertical):
         text = page.page if page is not None and focused else ""
         if text != self._page_drawn:
             self._page_drawn = text
-            self.query_one("#page", Markdown).update(text)
-        self.query_one("#page", Markdown).display = bool(text)
+            self._page.update(text)
+        self._page.display = bool(text)
 
 
 def _is_closed(incident: Incident) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from fleetctl.tui.snapshot import current_run, proposal
-from fleetctl.tui.view_model import UNKNOWN, Cell, Row, Tone, age, span
+from fleetctl.tui.view_model import UNKNOWN, Cell, Row, Tone, age, clip, span
 from fleetctl.wire import (
     Diagnosis,
     Evidence,
@@ -53,10 +53,11 @@ _CONFIDENCE = {"confirmed": Tone.GOOD, "likely": Tone.WARN, "unknown": Tone.DIM}
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading and a table under it; the last column that is wide takes the room that is left."""
+    """A heading, a table under it, and lines under that."""
 
     heading: Cell
     rows: tuple[tuple[Cell, ...], ...] = ()
+    notes: tuple[Cell, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +69,18 @@ class IncidentView:
     timeline: Section
 
 
-def incident_rows(incidents: tuple[Incident, ...], now: float) -> tuple[Row, ...]:
+def incident_rows(incidents: tuple[Incident, ...], now: float, width: int) -> tuple[Row, ...]:
+    """The list; titles are cut so that a row fits `width` cells."""
     return tuple(
         Row(
             one.id,
             (
                 Cell(*STATUSES[one.status]),
                 Cell(_clock(one.opened_at) if now - one.opened_at < 86_400 else _day(one.opened_at), Tone.DIM),
-                Cell(one.title, Tone.DIM if one.status is IncidentStatus.RESOLVED else Tone.PLAIN),
+                Cell(
+                    clip(one.title, max(10, width - 18)),
+                    Tone.DIM if one.status is IncidentStatus.RESOLVED else Tone.PLAIN,
+                ),
             ),
         )
         for one in incidents
@@ -137,12 +142,11 @@ def _diagnosis(diagnosis: Diagnosis | None) -> Section:
     if diagnosis is None:
         return Section(Cell("Diagnosis: not made yet", Tone.DIM))
     cause = diagnosis.cause or "no cause named"
-    rows = [_evidence(found) for found in diagnosis.evidence]
-    if diagnosis.ruled_out:
-        rows.append((Cell(""), Cell("ruled out", Tone.DIM), Cell(", ".join(diagnosis.ruled_out)), Cell(""), Cell("")))
+    ruled_out = ", ".join(diagnosis.ruled_out) or "nothing"
     return Section(
         Cell(f"Diagnosis: {cause} ({diagnosis.confidence}). {diagnosis.title}", _CONFIDENCE[diagnosis.confidence]),
-        tuple(rows),
+        tuple(_evidence(found) for found in diagnosis.evidence),
+        (Cell(f"Ruled out: {ruled_out}", Tone.DIM),),
     )
 
 
@@ -154,7 +158,7 @@ def _evidence(found: Evidence) -> tuple[Cell, ...]:
         Cell(glyph, tone),
         Cell(found.title),
         Cell(quantity(found.value, found.unit), Tone.STRONG if found.answer == "yes" else Tone.PLAIN),
-        Cell(found.threshold, Tone.DIM),
+        Cell(f"limit {found.threshold}", Tone.DIM),
         Cell(age(found.age_s), Tone.DIM),
     )
 

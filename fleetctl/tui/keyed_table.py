@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Literal
 
 from rich.text import Text
 from textual.widgets import DataTable
@@ -14,14 +15,19 @@ from fleetctl.tui.view_model import Row
 class KeyedTable(DataTable[Text]):
     """Rows are known by key: the cursor stays on its row when others come and go."""
 
-    def __init__(self, columns: Sequence[str], *, id: str, show_header: bool = True) -> None:
+    def __init__(
+        self, columns: Sequence[str], *, id: str, numbers: Collection[str] = (), show_header: bool = True
+    ) -> None:
+        """Columns named in `numbers` have their heading at the right."""
         super().__init__(id=id, cursor_type="row", zebra_stripes=False, show_header=show_header)
         self._columns = tuple(columns)
+        self._numbers = frozenset(numbers)
         self._shown: dict[str, Row] = {}
 
     def on_mount(self) -> None:
         for index, name in enumerate(self._columns):
-            self.add_column(name, key=str(index))
+            justify: Literal["left", "right"] = "right" if name in self._numbers else "left"
+            self.add_column(Text(name, justify=justify), key=str(index))
 
     @property
     def selected_key(self) -> str | None:
@@ -32,37 +38,39 @@ class KeyedTable(DataTable[Text]):
 
     def show(self, rows: Sequence[Row]) -> None:
         """Make the table show exactly these rows, in this order."""
-        kept = [row.key for row in rows]
-        if [key for key in self._shown if key in kept] != kept[: len([k for k in kept if k in self._shown])]:
-            self._rebuild(rows)
-            return
-        for key in [key for key in self._shown if key not in kept]:
-            self.remove_row(key)
-            del self._shown[key]
-        for row in rows:
-            if row.key not in self._shown:
-                self.add_row(*(paint(cell) for cell in row.cells), key=row.key)
-            elif row is not self._shown[row.key]:
-                self._change(self._shown[row.key], row)
-            self._shown[row.key] = row
+        wanted = [row.key for row in rows]
+        staying = [key for key in self._shown if key in set(wanted)]
+        selected = self.selected_key
+        with self.prevent(DataTable.RowHighlighted):  # only a person's move is news
+            if wanted[: len(staying)] == staying:
+                self._adjust(rows, set(wanted))
+            else:  # the order changed: draw anew
+                self.clear()
+                self._shown.clear()
+                self._adjust(rows, set(wanted))
+            if selected is not None and selected != self.selected_key:
+                self.select(selected)
 
     def select(self, key: str) -> None:
         """Move the cursor to a row; nothing when it is not there."""
         if key in self._shown:
-            self.move_cursor(row=self.get_row_index(key), animate=False)
+            with self.prevent(DataTable.RowHighlighted):
+                self.move_cursor(row=self.get_row_index(key), animate=False)
+
+    def _adjust(self, rows: Sequence[Row], wanted: set[str]) -> None:
+        for key in [key for key in self._shown if key not in wanted]:
+            self.remove_row(key)
+            del self._shown[key]
+        for row in rows:
+            before = self._shown.get(row.key)
+            if before is None:
+                self.add_row(*(paint(cell) for cell in row.cells), key=row.key)
+            elif before != row:
+                self._change(before, row)
+            self._shown[row.key] = row
 
     def _change(self, before: Row, after: Row) -> None:
         for index, (old, new) in enumerate(zip(before.cells, after.cells, strict=True)):
             if old != new:
                 # update_width: without it a cell that grew is cut off at the old width.
                 self.update_cell(after.key, str(index), paint(new), update_width=True)
-
-    def _rebuild(self, rows: Sequence[Row]) -> None:
-        """The order changed: draw anew, and put the cursor back on its row."""
-        selected = self.selected_key
-        self.clear()
-        self._shown = {row.key: row for row in rows}
-        for row in rows:
-            self.add_row(*(paint(cell) for cell in row.cells), key=row.key)
-        if selected is not None:
-            self.select(selected)

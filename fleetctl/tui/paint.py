@@ -32,9 +32,9 @@ def line(cells: Iterable[Cell], gap: str = "   ") -> Text:
 def paint_section(section: Section, wide: int) -> Table | Text:
     """Heading, then the rows; column `wide` wraps and takes the room that is left, the others keep their width."""
     heading = Text(section.heading.text, style=STYLES[section.heading.tone])
-    if not section.rows:
+    if not section.rows and not section.notes:
         return heading
-    columns = max(len(row) for row in section.rows)
+    columns = max((len(row) for row in section.rows), default=0)
     body = Table.grid(padding=(0, 1), expand=True)
     for index in range(columns):
         body.add_column(ratio=1 if index == wide else None, no_wrap=index == 0, overflow="fold")
@@ -43,5 +43,8 @@ def paint_section(section: Section, wide: int) -> Table | Text:
     whole = Table.grid(expand=True)
     whole.add_column(ratio=1)
     whole.add_row(heading)
-    whole.add_row(body)
+    if section.rows:
+        whole.add_row(body)
+    for note in section.notes:
+        whole.add_row(Text(note.text, style=STYLES[note.tone]))
     return whole

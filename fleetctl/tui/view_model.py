@@ -6,7 +6,7 @@ Rules of the screen: unknown is "—" and never 0; a value that is too old is di
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from fleetctl.tui.snapshot import Snapshot
@@ -60,7 +60,8 @@ PHASES: dict[NodePhase, tuple[str, Tone]] = {
     NodePhase.STOPPED: ("■", Tone.DIM),
 }
 
-FLEET_COLUMNS = ("node", "state", "run", "wait", "KV", "TTFT", "step", "req/s", "age", "alerts")
+FLEET_COLUMNS = ("node", "state", "run", "wait", "KV", "TTFT", "step", "req/s", "age", "fire")
+FLEET_NUMBERS = frozenset(FLEET_COLUMNS[2:9])  # headed at the right, as their values are
 _NARROW_WITHOUT_NAME = 72  # columns that the table needs beside the node's name
 
 
@@ -85,7 +86,8 @@ def header(snapshot: Snapshot, now: float) -> HeaderView:
 def fleet_rows(snapshot: Snapshot, now: float, width: int = 80) -> tuple[Row, ...]:
     """The fleet table. Ages grow while the controller is away, so that values turn stale by themselves."""
     drift_s = snapshot.age_s(now)
-    return tuple(_node_row(node, drift_s, max(8, width - _NARROW_WITHOUT_NAME)) for node in snapshot.nodes)
+    rows = tuple(_node_row(node, drift_s, max(8, width - _NARROW_WITHOUT_NAME)) for node in snapshot.nodes)
+    return rows if snapshot.cut_off_since is None else tuple(_of_the_past(row) for row in rows)
 
 
 def node_lines(node: Node, now: float) -> tuple[Cell, ...]:
@@ -95,12 +97,12 @@ def node_lines(node: Node, now: float) -> tuple[Cell, ...]:
     since = f" for {span(now - node.since)}" if node.since is not None else ""
     facts = [
         ("pool", node.pool), ("model", node.model), ("engine", node.engine), ("zone", node.zone),
-        ("revision", node.revision), ("pid", "" if node.pid is None else str(node.pid)),
+        ("revision", node.revision),
     ]  # fmt: skip
     return (
         Cell(f"{node.name}  {state}{since}{': ' + node.reason if node.reason else ''}", tone),
         Cell("  ".join(f"{name} {value or UNKNOWN}" for name, value in facts)),
-        Cell(node.url, Tone.DIM),
+        Cell(f"{node.url}  pid {UNKNOWN if node.pid is None else node.pid}", Tone.DIM),
         Cell(f"▲ {', '.join(node.alerts)}", Tone.BAD) if node.alerts else Cell("no alerts", Tone.DIM),
     )
 
@@ -123,6 +125,10 @@ def span(seconds: float | None) -> str:
     return f"{whole // 3600}h" if whole < 172_800 else f"{whole // 86_400}d"
 
 
+def clip(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
 def age(seconds: float | None) -> str:
     """Whole seconds and up: an age in milliseconds is noise."""
     return UNKNOWN if seconds is None else span(max(0.0, seconds)) if seconds >= 9.95 else f"{max(0.0, seconds):.0f}s"
@@ -130,13 +136,12 @@ def age(seconds: float | None) -> str:
 
 def _node_row(node: Node, drift_s: float, name_width: int) -> Row:
     glyph, tone = PHASES[node.phase]
-    name = node.name if len(node.name) <= name_width else f"{node.name[: name_width - 1]}…"
     heard_s = None if node.signal_age_s is None else node.signal_age_s + drift_s
     # A node that runs nothing has no step time: "—" is right, and so is it for one that never answered.
     return Row(
         node.name,
         (
-            Cell(name, Tone.STRONG if node.phase is not NodePhase.STOPPED else Tone.DIM),
+            Cell(clip(node.name, name_width), Tone.STRONG if node.phase is not NodePhase.STOPPED else Tone.DIM),
             Cell(f"{glyph} {node.phase.value.replace('_', ' ')}", tone),
             _signal(node.running, drift_s, _whole),
             _signal(node.waiting, drift_s, _whole),
@@ -148,6 +153,13 @@ def _node_row(node: Node, drift_s: float, name_width: int) -> Row:
             Cell(f"▲ {len(node.alerts)}", Tone.BAD) if node.alerts else Cell(""),
         ),
     )
+
+
+def _of_the_past(row: Row) -> Row:
+    """What was so when the controller last answered: no colour of the present, and the state is a question."""
+    cells = [replace(cell, tone=Tone.DIM) for cell in row.cells]
+    cells[1] = replace(cells[1], text=f"{cells[1].text}?")
+    return Row(row.key, tuple(cells))
 
 
 def _signal(

@@ -98,7 +98,13 @@ class _Runner:
                     self.store.append(labels.as_dict(), index * step_s, value)
 
     def _eval(self, number: int, block: list[str]) -> None:
-        expects, rows, wants_fail, ordered, texts = [], [], block[0].startswith("eval_fail"), block[0].startswith("eval_ordered"), []
+        expects, rows, wants_fail, ordered, texts = (
+            [],
+            [],
+            block[0].startswith("eval_fail"),
+            block[0].startswith("eval_ordered"),
+            [],
+        )
         fail_message = None
         for line in block[1:]:
             if line.startswith("expect "):
@@ -111,7 +117,7 @@ class _Runner:
                 elif kind.startswith("ordered"):
                     ordered = True
                 elif kind.startswith("string"):
-                    texts.append(kind.removeprefix("string").strip().strip("\"`"))
+                    texts.append(kind.removeprefix("string").strip().strip('"`'))
                 elif kind.startswith("range vector"):
                     texts.append(None)
                     self.range_vector = kind.split()

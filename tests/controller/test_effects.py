@@ -62,7 +62,9 @@ async def test_draining_a_drained_node_is_done_with_the_same_counts(controller: 
     await tell_node(controller, "node-1", held=2)
     first = await controller.effects.drain("node-1", deadline_s=0.1)
     second = await controller.effects.drain("node-1", deadline_s=0.1)
-    assert {k: first[k] for k in ("in_flight", "moved", "state")} == {k: second[k] for k in ("in_flight", "moved", "state")}
+    assert {k: first[k] for k in ("in_flight", "moved", "state")} == {
+        k: second[k] for k in ("in_flight", "moved", "state")
+    }
     assert (await ask_drain(controller, "node-1"))["drains"] == 1
 
 

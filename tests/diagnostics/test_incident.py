@@ -13,6 +13,7 @@ from diagnostics.incident import (
     join,
     mitigate,
     nodes_of,
+    observe,
     open_incident,
     place,
     resolve,
@@ -126,10 +127,18 @@ def test_is_over_only_when_every_alert_is_clear_and_no_run_acts() -> None:
 
 
 def test_an_alert_without_signal_keeps_it_open() -> None:
-    incident = join(open_incident(make_alert(), NOW), make_alert(state="unknown"), NOW + 5)
+    incident = observe(open_incident(make_alert(), NOW), make_alert(state="unknown"), NOW + 5)
 
     assert incident.cleared_at is None
     assert not is_over(incident, NOW + 10_000)
+    assert incident.alerts[0].state == "unknown"
+
+
+def test_observes_only_its_own_alerts() -> None:
+    incident = open_incident(make_alert(), NOW)
+
+    assert observe(incident, make_alert("LLMNodeDown", state="resolved"), NOW + 5) == incident
+    assert is_over(observe(incident, make_alert(state="resolved"), NOW + 5), NOW + 5)
 
 
 def test_firing_again_before_the_end_starts_the_quiet_time_anew() -> None:

@@ -146,19 +146,19 @@ async def test_an_abort_tells_every_client(tmp_path: Path) -> None:
 
 # The process.
 
-PROGRAM = """
+PROGRAM = f"""
 import sys
 from pathlib import Path
 from fleetctl.gateway.app import run
 from fleetctl.kit.errors import FleetctlError
 port, controller, run_dir = sys.argv[1:]
 try:
-    run(host="127.0.0.1", port=int(port), controller_url=controller, controller_token="{controller}",
-        node_token="{node}", run_dir=Path(run_dir))
+    run(host="127.0.0.1", port=int(port), controller_url=controller, controller_token="{CONTROLLER_TOKEN}",
+        node_token="{NODE_TOKEN}", run_dir=Path(run_dir))
 except FleetctlError as error:
     print(error.message, file=sys.stderr)
     raise SystemExit(error.exit_code)
-""".format(controller=CONTROLLER_TOKEN, node=NODE_TOKEN)
+"""
 
 
 def free_port() -> int:
@@ -186,9 +186,9 @@ async def answers(session: aiohttp.ClientSession, url: str) -> bool:
         return False
 
 
-async def wait_ready(session: aiohttp.ClientSession, url: str) -> None:
+async def until_health(session: aiohttp.ClientSession, url: str, is_up: bool) -> None:
     async with asyncio.timeout(DEADLINE_S):
-        while not await answers(session, url):
+        while await answers(session, url) is not is_up:  # noqa: ASYNC110  # another process: there is no event
             await asyncio.sleep(0.02)
 
 
@@ -199,16 +199,14 @@ async def test_sigterm_lets_streams_finish_and_exits_with_zero(tmp_path: Path) -
         port = free_port()
         url = f"http://127.0.0.1:{port}"
         async with gateway_process(port, controller.url, tmp_path) as process:
-            await wait_ready(session, url)
+            await until_health(session, url, True)
             node.wait_at = 4
             node.gate.clear()
             body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, "seed": 1, "stream": True}
             async with session.post(url + "/v1/chat/completions", json=body) as response:
                 assert response.status == 200
                 process.send_signal(signal.SIGTERM)
-                async with asyncio.timeout(DEADLINE_S):
-                    while await answers(session, url):  # an idle gateway would be gone now
-                        await asyncio.sleep(0.02)
+                await until_health(session, url, False)  # it takes nothing new: an idle gateway would be gone
                 assert process.returncode is None
                 node.gate.set()
                 text = (await response.read()).decode()

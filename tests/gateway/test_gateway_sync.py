@@ -61,6 +61,25 @@ async def test_a_controller_that_starts_anew_with_lower_versions_is_believed(tmp
         await until(lambda: served.gateway.routing.table is not None and served.gateway.routing.table.version == 1)
 
 
+async def test_a_controller_without_a_table_does_not_confirm_ours_and_is_followed_when_it_has_one(
+    tmp_path: Path,
+) -> None:
+    async with scripted_nodes("a") as (node,), scripted_controller() as controller:
+        controller.set(node, version=50)
+        async with served_gateway(tmp_path, controller.url):
+            await until(lambda: (tmp_path / FILE_NAME).exists())
+        controller.version = 0  # it lost its state
+        asked = len(controller.polls)
+        async with served_gateway(tmp_path, controller.url) as served:
+            await until(lambda: len(controller.polls) >= asked + 2)
+            stored = load(tmp_path / FILE_NAME)
+            assert stored is not None
+            assert served.gateway.routing.confirmed_at == stored[1]
+            assert (await served.chat()).is_done, "the last good table still holds"
+            controller.set(node, version=1)
+            await until(lambda: served.gateway.routing.table is not None and served.gateway.routing.table.version == 1)
+
+
 @pytest.mark.parametrize(
     ("status", "body"),
     [(200, "not json"), (200, '{"version": "x"}'), (500, "{}"), (401, "{}"), (200, '{"version": 3, "routes": [{}]}')],

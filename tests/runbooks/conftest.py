@@ -18,13 +18,12 @@ from runbooks.schema import metadata, open_engine
 POSTGRES_URL = os.environ.get("FLEETCTL_TEST_POSTGRES_URL")
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", "postgres"] if POSTGRES_URL else ["sqlite"])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of an empty database."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'journal.sqlite'}"
-    if POSTGRES_URL is None:
-        pytest.skip("FLEETCTL_TEST_POSTGRES_URL is not set")
+    assert POSTGRES_URL is not None
     engine = open_engine(POSTGRES_URL)
     metadata.drop_all(engine)
     engine.dispose()

@@ -18,7 +18,7 @@ from runbooks.run import Run
 from runbooks.schema import metadata, open_engine
 
 LIBRARY = load_library()
-FAST = Limits(guard_wait_s=3, poll_s=1, step_margin_s=5)
+FAST = Limits(guard_wait_s=10, poll_s=5, step_margin_s=5)
 REPLACE = {"node": "node-2", "replacement": "node-2b"}
 
 

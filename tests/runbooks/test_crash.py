@@ -181,7 +181,7 @@ KILLED_CONTROLLER = Path(__file__).with_name("killed_controller.py")
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("first_kill", [0, 3, 7, 12, 16, 20, 25])
+@pytest.mark.parametrize("first_kill", [0, 7, 16, 25])
 def test_survives_sigkill_of_the_process(tmp_path: Path, first_kill: int) -> None:
     """SQLite on disk and real SIGKILLs, the later ones too, at every fifth point after the first."""
     codes = []

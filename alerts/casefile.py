@@ -1,0 +1,207 @@
+"""Run promtool's unit-test files through our own rule engine: the same file, the same verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from alerts.errors import AlertsError, BadCaseError
+from alerts.evaluation import RuleEngine
+from alerts.notation import parse_duration_s, parse_series, parse_values
+from alerts.promql import evaluate
+from alerts.rules import RuleGroup, load_rule_file, read_yaml, shown_path
+from alerts.sample import LabelSet
+from alerts.store import SeriesStore
+
+MAX_EVALUATIONS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class CaseReport:
+    """`failures` says for each expectation that did not hold what was wanted and what came."""
+
+    file: str
+    num_checks: int
+    failures: tuple[str, ...]
+
+
+class _Edge(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class _SeriesEdge(_Edge):
+    series: str
+    values: str
+
+
+class _AlertEdge(_Edge):
+    exp_labels: dict[str, Any] | None = None
+    exp_annotations: dict[str, Any] | None = None
+
+
+class _AlertTestEdge(_Edge):
+    eval_time: str | int
+    alertname: str
+    exp_alerts: list[_AlertEdge] | None = None
+
+
+class _SampleEdge(_Edge):
+    labels: str
+    value: float
+
+
+class _ExprTestEdge(_Edge):
+    expr: str
+    eval_time: str | int
+    exp_samples: list[_SampleEdge] | None = None
+
+
+class _TestEdge(_Edge):
+    name: str = ""
+    interval: str | int | None = None
+    start_timestamp: str | int | None = None
+    input_series: list[_SeriesEdge] = Field(default_factory=list)
+    alert_rule_test: list[_AlertTestEdge] | None = None
+    promql_expr_test: list[_ExprTestEdge] | None = None
+    external_labels: dict[str, str] | None = None
+    external_url: str = ""
+
+
+class _FileEdge(_Edge):
+    rule_files: list[str] = Field(default_factory=list)
+    evaluation_interval: str | int = "1m"
+    group_eval_order: list[str] = Field(default_factory=list)
+    fuzzy_compare: bool = False
+    tests: list[_TestEdge]
+
+
+_E = TypeVar("_E", bound=_Edge)
+
+
+def run_case_file(path: Path, *, rule_files: Sequence[Path] | None = None) -> CaseReport:
+    """Every test of the file; `rule_files` replaces the files it names.
+
+    Raises BadCaseError when the file cannot be read, BadRuleError when its rules cannot.
+    """
+    file = shown_path(path)
+    try:
+        edge = _FileEdge.model_validate(read_yaml(path))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise BadCaseError(f"{file}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    paths = rule_files if rule_files is not None else _rule_paths(path, edge.rule_files)
+    groups = _ordered([group for each in paths for group in load_rule_file(each)], edge.group_eval_order)
+    failures: list[str] = []
+    num_checks = 0
+    for number, test in enumerate(edge.tests, 1):
+        place = f"{file}: test {test.name or number}"
+        try:
+            found = _run_test(test, groups, parse_duration_s(edge.evaluation_interval), edge.fuzzy_compare)
+        except AlertsError as error:
+            raise BadCaseError(f"{place}: {error}") from None
+        num_checks += len(test.alert_rule_test or []) + len(test.promql_expr_test or [])
+        failures.extend(f"{place}: {failure}" for failure in found)
+    return CaseReport(file, num_checks, tuple(failures))
+
+
+def _rule_paths(path: Path, patterns: list[str]) -> list[Path]:
+    paths: list[Path] = []
+    for pattern in patterns:
+        found = sorted(path.parent.glob(pattern))
+        if not found:
+            raise BadCaseError(f"{shown_path(path)}: rule_files: no file matches {pattern}")
+        paths.extend(found)
+    return paths
+
+
+def _ordered(groups: list[RuleGroup], order: list[str]) -> list[RuleGroup]:
+    places = {name: index for index, name in enumerate(order)}
+    return sorted(groups, key=lambda group: places.get(group.name, len(places)))
+
+
+def _run_test(test: _TestEdge, groups: list[RuleGroup], every_s: float, fuzzy: bool) -> list[str]:
+    """The expectations that did not hold."""
+    if every_s <= 0:
+        raise BadCaseError("evaluation_interval must be above zero")
+    store = SeriesStore(retention_s=1e9, max_points=10_000_000)
+    step_s = parse_duration_s(test.interval) if test.interval is not None else every_s
+    start_s = _start_s(test.start_timestamp)
+    _load(store, test.input_series, start_s, step_s)
+    engine = RuleEngine([replace(group, interval_s=every_s) for group in groups], store)
+    checks: list[tuple[float, _AlertTestEdge | _ExprTestEdge]] = []
+    checks.extend((parse_duration_s(check.eval_time), check) for check in test.alert_rule_test or [])
+    checks.extend((parse_duration_s(check.eval_time), check) for check in test.promql_expr_test or [])
+    checks.sort(key=lambda item: item[0])
+    last_s = checks[-1][0] if checks else 0.0
+    if last_s / every_s > MAX_EVALUATIONS:
+        raise BadCaseError(f"more than {MAX_EVALUATIONS} evaluations")
+    failures: list[str] = []
+    for slot in range(math.floor(last_s / every_s) + 1):
+        engine.tick(start_s + slot * every_s)
+        for name, error in engine.failures().items():
+            raise BadCaseError(f"at {slot * every_s:g}s: rule {name} failed: {error}")
+        while checks and checks[0][0] < (slot + 1) * every_s:
+            at_s, check = checks.pop(0)
+            if isinstance(check, _AlertTestEdge):
+                failures.extend(_check_alert(check, engine))
+            else:
+                failures.extend(_check_expr(check, store, start_s + at_s, fuzzy))
+    return failures
+
+
+def _start_s(text: str | int | None) -> float:
+    if text is None:
+        return 0.0
+    return float(text) if isinstance(text, int) else parse_duration_s(text)
+
+
+def _load(store: SeriesStore, series: list[_SeriesEdge], start_s: float, step_s: float) -> None:
+    for edge in series:
+        labels, rest = parse_series(edge.series)
+        if rest.strip():
+            raise BadCaseError(f"unexpected {rest.strip()!r} after series {edge.series}")
+        for index, value in enumerate(parse_values(edge.values)):
+            if value is not None:
+                store.append(labels.as_dict(), start_s + index * step_s, value)
+
+
+def _check_alert(check: _AlertTestEdge, engine: RuleEngine) -> list[str]:
+    """As promtool: only firing alerts are compared, without `alertname`."""
+    got = [
+        ({k: v for k, v in alert.labels.items() if k != "alertname"}, alert.annotations)
+        for alert in engine.alerts()
+        if alert.name == check.alertname and alert.state == "firing"
+    ]
+    wanted = [
+        (
+            {k: str(v) for k, v in (edge.exp_labels or {}).items()},
+            {k: str(v) for k, v in (edge.exp_annotations or {}).items()},
+        )
+        for edge in check.exp_alerts or []
+    ]
+    if sorted(map(repr, map(_sorted, got))) == sorted(map(repr, map(_sorted, wanted))):
+        return []
+    return [f"{check.alertname} at {check.eval_time}: wanted {wanted}, got {got}"]
+
+
+def _sorted(alert: tuple[dict[str, str], dict[str, str]]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    return sorted(alert[0].items()), sorted(alert[1].items())
+
+
+def _check_expr(check: _ExprTestEdge, store: SeriesStore, at: float, fuzzy: bool) -> list[str]:
+    wanted = {parse_series(edge.labels)[0]: edge.value for edge in check.exp_samples or []}
+    got = {LabelSet.of(sample.labels): sample.value for sample in evaluate(check.expr, store, at)}
+    tolerance = 2**-40 if fuzzy else 0.0
+    same = wanted.keys() == got.keys() and all(_same(got[key], wanted[key], tolerance) for key in wanted)
+    return [] if same else [f"{check.expr} at {check.eval_time}: wanted {wanted}, got {got}"]
+
+
+def _same(got: float, wanted: float, tolerance: float) -> bool:
+    if math.isnan(got) or math.isnan(wanted):
+        return math.isnan(got) and math.isnan(wanted)
+    return got == wanted or math.isclose(got, wanted, rel_tol=tolerance, abs_tol=0.0)

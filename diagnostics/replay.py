@@ -1,0 +1,123 @@
+"""A recorded incident run again: its series, given rules and trees, simulated time. An incident becomes a test case.
+
+Rules that record a series which the box already holds are left out, and what was recorded then is used; with
+`recompute` it is the other way round, so that edited signals can be tried on an old incident.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+
+from alerts.evaluation import RuleEngine
+from alerts.rules import RecordingRule, RuleGroup
+from alerts.sample import NAME, STALE
+from alerts.store import SeriesStore
+from diagnostics.asking import ask_store
+from diagnostics.blackbox import BlackBox, RecordedSeries
+from diagnostics.incident import Incident, fired_alert, is_over, observe, place, resolve, with_diagnosis
+from diagnostics.record import IncidentRecord
+from diagnostics.tree import Tree, tree_for_alert
+from diagnostics.walker import Diagnosis, walk
+
+_ENGINE_SERIES = frozenset({"ALERTS", "ALERTS_FOR_STATE"})  # the rules write them anew
+_SPARE_S = 3600.0  # retention beyond the window: rules look back
+
+
+@dataclass(frozen=True, slots=True)
+class Firing:
+    """An alert that fired in the replay."""
+
+    at: float
+    name: str
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    firings: tuple[Firing, ...]
+    incidents: tuple[Incident, ...]  # in the order of opening, each with its diagnosis
+
+    def verdict_for(self, record: IncidentRecord) -> Diagnosis | None:
+        """The diagnosis of the replayed incident with the recorded scope; else of the first one; None: none."""
+        diagnosed = [one for one in self.incidents if one.diagnosis is not None]
+        for incident in diagnosed:
+            if dict(incident.scope) == record.scope or dict(incident.first_scope) == record.scope:
+                return incident.diagnosis
+        return diagnosed[0].diagnosis if diagnosed else None
+
+
+def replay(
+    box: BlackBox,
+    groups: Sequence[RuleGroup],
+    trees: Mapping[str, Tree],
+    *,
+    step_s: float = 1.0,
+    recompute: bool = False,
+) -> ReplayResult:
+    """What rules and trees would have said, second by second, over the window of the recording."""
+    recorded = {one.labels.get(NAME, "") for one in box.series}
+    given = {rule.name for group in groups for rule in group.rules if isinstance(rule, RecordingRule)}
+    dropped_series = _ENGINE_SERIES | (given if recompute else frozenset())
+    dropped_rules = frozenset() if recompute else given & recorded
+    store = SeriesStore(retention_s=box.until - box.since + _SPARE_S, max_points=1_000_000)
+    engine = RuleEngine([_without(group, dropped_rules) for group in groups], store, default_interval_s=step_s)
+    points = _in_time([one for one in box.series if one.labels.get(NAME) not in dropped_series])
+    pending = next(points, None)
+    story = _Story(store, trees)
+    for tick in range(int((box.until - box.since) / step_s) + 1):
+        now = box.since + tick * step_s
+        while pending is not None and pending[0] <= now:
+            store.append(pending[1], pending[0], STALE if pending[2] is None else pending[2])
+            pending = next(points, None)
+        story.tick(engine, now)
+    return ReplayResult(tuple(story.firings), tuple(story.incidents.values()))
+
+
+class _Story:
+    """What happens to incidents as alerts change: the controller's rules without its loops."""
+
+    def __init__(self, store: SeriesStore, trees: Mapping[str, Tree]) -> None:
+        self._store = store
+        self._trees = trees
+        self.firings: list[Firing] = []
+        self.incidents: dict[str, Incident] = {}
+
+    def tick(self, engine: RuleEngine, now: float) -> None:
+        for change in engine.tick(now):
+            alert = fired_alert(change.alert)
+            if alert.state == "firing":
+                self.firings.append(Firing(now, alert.name, alert.labels))
+                before = {one.id: dict(one.scope) for one in self.incidents.values()}
+                incident = place(alert, list(self.incidents.values()), now)
+                if incident.diagnosis is None or before.get(incident.id) != dict(incident.scope):
+                    incident = self._diagnosed(incident, alert.name, now)
+                self.incidents[incident.id] = incident
+            else:
+                for key, incident in self.incidents.items():
+                    self.incidents[key] = observe(incident, alert, now)
+        for key, incident in self.incidents.items():
+            if is_over(incident, now):
+                self.incidents[key] = resolve(incident, now)
+
+    def _diagnosed(self, incident: Incident, alertname: str, now: float) -> Incident:
+        tree = tree_for_alert(self._trees, alertname)
+        if tree is None:
+            return incident
+        return with_diagnosis(incident, walk(tree, incident.scope, ask_store(self._store, now), now))
+
+
+def _without(group: RuleGroup, names: Set[str]) -> RuleGroup:
+    kept = tuple(rule for rule in group.rules if not (isinstance(rule, RecordingRule) and rule.name in names))
+    return replace(group, rules=kept)
+
+
+def _in_time(series: Sequence[RecordedSeries]) -> Iterator[tuple[float, Mapping[str, str], float | None]]:
+    """All points of all series by time."""
+
+    def points(one: RecordedSeries) -> Iterator[tuple[float, Mapping[str, str], float | None]]:
+        for at, value in one.points:
+            yield at, one.labels, value
+
+    return heapq.merge(*(points(one) for one in series), key=lambda point: point[0])

@@ -1,0 +1,139 @@
+"""Our signals and alerts over what the engines really emit, scraped each second."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from alerts.content import builtin_rule_files, builtin_signal_files
+from alerts.evaluation import RuleEngine
+from alerts.promql import evaluate
+from alerts.promql.nodes import metric_names
+from alerts.rules import load_rule_files
+from alerts.sample import NAME
+from alerts.store import SeriesStore
+from engine.metrics import NodeMetrics
+
+VLLM = Path(__file__).parent / "data" / "metrics" / "vllm_v1_full_qwen25_0.5b_2026-03.prom"
+
+# Names of versions that the newest exposition no longer has.
+OLDER_NAMES = {"vllm:gpu_cache_usage_perc"}
+
+
+def target(node: str, engine: str = "fleetctl") -> dict[str, str]:
+    return {
+        "node": node, "pool": "chat", "model": "m", "engine": engine, "zone": "z", "revision": "r1",
+        "instance": f"{node}:1", "job": "llm-node",
+    }  # fmt: skip
+
+
+class Fleet:
+    """Nodes with the engine's own metrics objects, driven second by second."""
+
+    def __init__(self, count: int = 3, scrape_every_s: int = 1) -> None:
+        self.nodes = {f"n{i}": NodeMetrics(model_name="m", max_model_len=4096) for i in range(1, count + 1)}
+        self.store = SeriesStore()
+        self.engine = RuleEngine(load_rule_files([*builtin_signal_files(), *builtin_rule_files()]), self.store)
+        self.now = 1_700_000_000.0
+        self.scrape_every_s = scrape_every_s
+        self.fired: list[tuple[float, str, str]] = []
+
+    def second(self, step_s: dict[str, float], busy: float = 0.8, first_token_s: float = 0.03) -> None:
+        """Each node spends `busy` of the second in decode steps of the given length and starts two requests."""
+        self.now += 1.0
+        for name, metrics in self.nodes.items():
+            for _ in range(max(1, round(busy / step_s[name]))):
+                metrics.step.labels(model_name="m", engine="0", kind="decode").observe(step_s[name])
+                metrics.iteration.observe(4)
+                metrics.generation_tokens.inc(4)
+            for _ in range(2):
+                metrics.ttft.observe(first_token_s)
+                metrics.success.labels(model_name="m", engine="0", finished_reason="stop").inc()
+            metrics.running.set(2)
+            if self.now % self.scrape_every_s == 0:
+                self.store.ingest(target(name), metrics.exposition().decode(), self.now)
+        for change in self.engine.tick(self.now):
+            if change.alert.state == "firing":
+                self.fired.append((self.now, change.alert.name, change.alert.labels["node"]))
+
+
+@pytest.mark.parametrize("engine", ["fleetctl", "vllm"])
+def test_every_metric_that_a_signal_reads_is_emitted(engine: str) -> None:
+    store = SeriesStore()
+    store.ingest(target("a"), NodeMetrics(model_name="m", max_model_len=4096).exposition().decode(), 1.0)
+    store.ingest(target("b", "vllm"), VLLM.read_text(), 1.0)
+    emitted = {labels[NAME] for labels, _ in store.dump(0.0, 2.0)}
+    groups = load_rule_files([*builtin_signal_files(), *builtin_rule_files()])
+    recorded = {rule.name for group in groups for rule in group.rules if rule.kind == "record"}
+    read = {name for group in groups for rule in group.rules for name in metric_names(rule.query.root)}
+    assert read - emitted - recorded == OLDER_NAMES
+
+
+def test_canonical_series_carry_the_nodes_labels_and_nothing_of_the_engine() -> None:
+    fleet = Fleet()
+    for _ in range(30):
+        fleet.second(dict.fromkeys(fleet.nodes, 0.02))
+    wanted = {"node": "n1", "pool": "chat", "model": "m", "engine": "fleetctl", "zone": "z", "revision": "r1"}
+    for name, value in {
+        "llm:up": 1.0, "llm:running": 2.0, "llm:waiting": 0.0, "llm:kv_ratio": 0.0, "llm:ttft_seconds:mean": 0.03,
+        "llm:step_seconds:mean": 0.02, "llm:requests:rate": 2.0, "llm:generation_tokens:rate": 160.0,
+        "llm:preemptions:rate": 0.0, "llm:errors:rate": 0.0, "llm:oldest_waiting_seconds": 0.0,
+        "llm:decode_steps:rate": 40.0, "llm:steps:rate": 40.0, "llm:first_tokens:rate": 2.0,
+    }.items():  # fmt: skip
+        (sample,) = evaluate(f'{name}{{node="n1"}}', fleet.store, fleet.now)
+        assert sample.labels == {NAME: name, **wanted}
+        assert sample.value == pytest.approx(value, rel=1e-6), name
+    (p99,) = evaluate('llm:ttft_seconds:p99{node="n1"}', fleet.store, fleet.now)
+    assert 0.02 < p99.value <= 0.04
+    (age,) = evaluate('llm:deploy_age_seconds{node="n1"}', fleet.store, fleet.now)
+    assert age.value != 0.0
+
+
+def test_what_did_not_happen_is_absent_and_not_zero() -> None:
+    fleet = Fleet()
+    for _ in range(30):
+        fleet.second(dict.fromkeys(fleet.nodes, 0.02))
+    for name in ("llm:prefix_hit_ratio", "llm:queue_seconds:mean", "llm:itl_seconds:mean", "llm:prompt_tokens:mean"):
+        assert evaluate(name, fleet.store, fleet.now) == []
+
+
+def test_cold_vllm_gives_its_gauges_and_no_latency() -> None:
+    store = SeriesStore()
+    engine = RuleEngine(load_rule_files(builtin_signal_files()), store)
+    for at in range(1, 31):
+        store.ingest(target("b", "vllm"), VLLM.read_text(), float(at))
+        engine.tick(float(at))
+    assert engine.failures() == {}
+    assert [s.value for s in evaluate("llm:running", store, 30.0)] == [0.0]
+    assert [s.value for s in evaluate("llm:kv_ratio", store, 30.0)] == [0.0]
+    assert evaluate("llm:ttft_seconds:mean", store, 30.0) == []
+    assert evaluate("llm:step_seconds:mean", store, 30.0) == []
+
+
+@pytest.mark.parametrize("scrape_every_s", [1, 5])
+@pytest.mark.parametrize("busy", [0.2, 0.8])
+def test_node_that_turns_ten_times_slower_is_named_within_25_seconds(busy: float, scrape_every_s: int) -> None:
+    fleet = Fleet(scrape_every_s=scrape_every_s)
+    healthy = dict.fromkeys(fleet.nodes, 0.02)
+    for _ in range(60):
+        fleet.second(healthy, busy)
+    assert fleet.fired == []
+    start = fleet.now
+    for _ in range(25):
+        fleet.second({**healthy, "n2": 0.2}, busy)
+    assert [(name, node) for _, name, node in fleet.fired] == [("LLMNodeSlow", "n2")]
+    assert fleet.fired[0][0] - start <= 25.0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_stays_silent_on_a_loaded_machine(seed: int) -> None:
+    """Each second every node's step takes between once and four times its best, as when cores are shared."""
+    dice = random.Random(seed)
+    fleet = Fleet()
+    for _ in range(150):
+        step_s = {name: 0.015 * dice.choice([1, 1, 1.5, 2, 3, 4]) for name in fleet.nodes}
+        fleet.second(step_s, busy=dice.uniform(0.1, 0.9), first_token_s=dice.uniform(0.02, 0.2))
+    assert fleet.fired == []
+    assert fleet.engine.failures() == {}

@@ -1,0 +1,203 @@
+"""Trees over a real series store, and a recorded incident run again through real rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from fixtures_incident import make_record
+
+from alerts.rules import RuleGroup, load_rule_files
+from alerts.sample import STALE
+from alerts.store import SeriesStore
+from diagnostics.asking import ask_store
+from diagnostics.blackbox import BlackBox, read, record_series, write
+from diagnostics.replay import replay
+from diagnostics.tree import Tree, builtin_tree_files, load_trees
+from diagnostics.walker import Diagnosis, walk
+
+BEGIN = 1_700_000_000.0
+NODES = ("node-1", "node-2", "node-3")
+SCOPE = {"node": "node-2", "pool": "default"}
+
+# Values of a calm node.
+CALM = {
+    "up": 1.0, "llm:up": 1.0, "llm:running": 4.0, "llm:waiting": 0.0, "llm:kv_ratio": 0.4, "llm:ttft_seconds:mean": 0.2,
+    "llm:queue_seconds:mean": 0.01, "llm:step_seconds:mean": 0.02, "llm:prompt_tokens:mean": 300.0,
+    "llm:prompt_tokens:p99": 900.0, "llm:prefix_hit_ratio": 0.6, "llm:preemptions:rate": 0.0,
+    "llm:requests:rate": 3.0, "llm:generation_tokens:rate": 120.0, "llm:gpu_unhealthy": 0.0,
+    "llm:deploy_age_seconds": 90_000.0,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trees() -> dict[str, Tree]:
+    return load_trees(builtin_tree_files())
+
+
+def fill(store: SeriesStore, begin: float, end: float, changes: Mapping[str, Mapping[str, float]]) -> None:
+    """A point every 5 s per node and series: calm, but for `changes` of node ("*" for all) to series to value."""
+    at = begin
+    while at <= end:
+        for node in NODES:
+            for name, value in (CALM | dict(changes.get("*", {})) | dict(changes.get(node, {}))).items():
+                store.append({"__name__": name, "node": node, "pool": "default"}, at, value)
+        at += 5.0
+
+
+def diagnose(tree: Tree, changes: Mapping[str, Mapping[str, float]], scope: Mapping[str, str] = SCOPE) -> Diagnosis:
+    """Ten calm minutes, then half a minute of `changes`."""
+    store = SeriesStore()
+    fill(store, BEGIN, BEGIN + 600, {})
+    fill(store, BEGIN + 605, BEGIN + 635, changes)
+    return walk(tree, scope, ask_store(store, BEGIN + 636), BEGIN + 636)
+
+
+CASES: list[tuple[str, str, dict[str, dict[str, float]]]] = [
+    ("latency", "slow_node", {"node-2": {"llm:step_seconds:mean": 0.07, "llm:queue_seconds:mean": 0.9}}),
+    ("latency", "slow_node", {"node-2": {"llm:step_seconds:mean": 0.07}}),
+    ("latency", "prefix_cache_broken", {"*": {"llm:prefix_hit_ratio": 0.1}}),
+    ("latency", "overload", {"*": {"llm:queue_seconds:mean": 0.9, "llm:requests:rate": 8.0}}),
+    ("latency", "overload", {"*": {"llm:queue_seconds:mean": 0.9}}),
+    ("latency", "long_prompts", {"*": {"llm:prompt_tokens:mean": 900.0, "llm:prompt_tokens:p99": 1800.0}}),
+    ("latency", "long_context_outlier", {"node-2": {"llm:prompt_tokens:mean": 4000.0, "llm:prompt_tokens:p99": 99e3}}),
+    ("latency", "kv_pressure", {"node-2": {"llm:kv_ratio": 0.99}}),
+    ("latency", "kv_pressure", {"node-2": {"llm:preemptions:rate": 0.6}}),
+    ("latency", "gpu_fault", {"node-2": {"llm:gpu_unhealthy": 1.0}}),
+    ("latency", "bad_deploy", {"node-2": {"llm:deploy_age_seconds": 120.0}}),
+    ("latency", "downstream", {}),
+    ("capacity", "overload", {"*": {"llm:requests:rate": 9.0}}),
+    ("node", "node_down", {"node-2": {"llm:up": 0.0}}),
+    ("node", "downstream", {"*": {"llm:up": 0.0}}),
+    ("node", "node_down", {"node-2": {"llm:generation_tokens:rate": 0.0}}),
+    ("cache", "prefix_cache_broken", {"*": {"llm:prefix_hit_ratio": 0.1}}),
+    ("cache", "bad_deploy", {"node-2": {"llm:prefix_hit_ratio": 0.1, "llm:deploy_age_seconds": 60.0}}),
+]
+
+
+@pytest.mark.parametrize(("name", "cause", "changes"), CASES, ids=[f"{n}-{c}-{i}" for i, (n, c, _) in enumerate(CASES)])
+def test_finds_the_cause_in_real_series(
+    trees: dict[str, Tree], name: str, cause: str, changes: dict[str, dict[str, float]]
+) -> None:
+    found = diagnose(trees[name], changes)
+
+    assert found.cause == cause
+    assert found.not_known == ()
+    assert all(one.age_s is not None and one.age_s <= 6 for one in found.evidence)
+
+
+def test_an_idle_peer_does_not_hide_the_slow_node(trees: dict[str, Tree]) -> None:
+    idle = {"llm:step_seconds:mean": float("nan")}
+    found = diagnose(trees["latency"], {"node-1": idle, "node-2": {"llm:step_seconds:mean": 0.07}})
+
+    assert (found.cause, found.confidence) == ("slow_node", "confirmed")
+
+
+def test_does_not_blame_a_node_when_all_slow_down_together(trees: dict[str, Tree]) -> None:
+    found = diagnose(trees["latency"], {"*": {"llm:step_seconds:mean": 0.07, "llm:ttft_seconds:mean": 3.0}})
+
+    assert found.cause is None
+    assert "slow_node" in found.ruled_out
+
+
+def test_a_series_that_ended_is_unknown_and_one_that_stopped_is_stale(trees: dict[str, Tree]) -> None:
+    store = SeriesStore()
+    fill(store, BEGIN, BEGIN + 100, {"node-2": {"llm:step_seconds:mean": 0.07}})
+    store.append({"__name__": "llm:queue_seconds:mean", "node": "node-2", "pool": "default"}, BEGIN + 101, STALE)
+
+    ended = walk(trees["latency"], SCOPE, ask_store(store, BEGIN + 102), BEGIN + 102)
+    assert (ended.cause, ended.confidence) == ("slow_node", "likely")
+    assert ended.not_known == ("Do requests wait before they are scheduled? (no series has data)",)
+
+    old = walk(trees["latency"], SCOPE, ask_store(store, BEGIN + 200), BEGIN + 200)
+    assert (old.cause, old.confidence) == (None, "unknown")
+    assert all(one.answer == "unknown" for one in old.evidence)
+
+
+def test_several_answers_and_a_failing_query_are_unknown() -> None:
+    store = SeriesStore()
+    fill(store, BEGIN, BEGIN + 10, {})
+    ask = ask_store(store, BEGIN + 10)
+
+    assert ask("llm:up").why_unknown == "3 series answer where one was expected"
+    assert ask("nothing").why_unknown == "no series has data"
+    assert ask("llm:up * on(pool) llm:up").why_unknown.startswith("the query failed: ")
+
+
+RULES = """
+groups:
+  - name: sample
+    interval: 5s
+    rules:
+      - record: slow:ratio
+        expr: >-
+          llm:step_seconds:mean / on(pool) group_left quantile by (pool) (0.5, llm:step_seconds:mean)
+      - alert: LLMNodeSlow
+        expr: slow:ratio > 2.5
+        for: 10s
+        labels: {severity: page}
+        annotations: {summary: "{{ $labels.node }} is slower than its peers"}
+"""
+
+
+@pytest.fixture(scope="module")
+def rules(tmp_path_factory: pytest.TempPathFactory) -> list[RuleGroup]:
+    path = tmp_path_factory.mktemp("rules") / "sample.yaml"
+    path.write_text(RULES, "utf-8")
+    return load_rule_files([path])
+
+
+def record_incident(path: Path) -> BlackBox:
+    store = SeriesStore()
+    fill(store, BEGIN, BEGIN + 120, {})
+    fill(store, BEGIN + 125, BEGIN + 185, {"node-2": {"llm:step_seconds:mean": 0.07}})
+    fill(store, BEGIN + 190, BEGIN + 240, {})
+    box = BlackBox(
+        incident=make_record(scope=SCOPE), written_at=BEGIN + 240, since=BEGIN, until=BEGIN + 240,
+        series=record_series(store.dump(BEGIN, BEGIN + 240)), software="test",
+    )  # fmt: skip
+    write(path, box)
+    return read(path)
+
+
+def test_a_recorded_incident_gives_the_same_verdict_again(
+    tmp_path: Path, rules: list[RuleGroup], trees: dict[str, Tree]
+) -> None:
+    box = record_incident(tmp_path / "box.gz")
+
+    result = replay(box, rules, trees)
+
+    assert [(firing.name, firing.labels["node"]) for firing in result.firings] == [("LLMNodeSlow", "node-2")]
+    assert 135 <= result.firings[0].at - BEGIN <= 140
+    verdict = result.verdict_for(box.incident)
+    assert verdict is not None
+    assert box.incident.diagnosis is not None
+    assert verdict.cause == box.incident.diagnosis.cause == "slow_node"
+    assert [incident.status for incident in result.incidents] == ["resolved"]
+    assert result.incidents[0].title == "node-2 is slower than its peers"
+
+
+def test_the_replay_uses_the_recorded_signals_unless_told_to_compute_them(
+    tmp_path: Path, rules: list[RuleGroup], trees: dict[str, Tree]
+) -> None:
+    box = record_incident(tmp_path / "box.gz")
+    calm = [
+        ({"__name__": "slow:ratio", "node": node, "pool": "default"}, [(BEGIN + t, 1.0) for t in range(0, 240, 5)])
+        for node in NODES
+    ]
+    lying = BlackBox(box.incident, box.written_at, box.since, box.until, (*box.series, *record_series(calm)))
+
+    assert replay(lying, rules, trees).firings == ()
+    assert len(replay(lying, rules, trees, recompute=True).firings) == 1
+
+
+def test_nothing_fires_in_a_calm_recording(rules: list[RuleGroup], trees: dict[str, Tree]) -> None:
+    store = SeriesStore()
+    fill(store, BEGIN, BEGIN + 60, {})
+    box = BlackBox(make_record(), BEGIN, BEGIN, BEGIN + 60, record_series(store.dump(BEGIN, BEGIN + 60)))
+
+    result = replay(box, rules, trees)
+
+    assert (result.firings, result.incidents) == ((), ())
+    assert result.verdict_for(box.incident) is None

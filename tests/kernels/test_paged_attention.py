@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.attention_plan import KEY_TILE, SPAN, plan_attention
+from kernels.paged_attention import attention_products, paged_attention
+from kernels.row_tiles import ROW_TILES, agreeing_tiles
+
+HEAD_DIM, BLOCK_SIZE = 16, 8
+TILES = agreeing_tiles(attention_products(HEAD_DIM)).tiles
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+class Sequences:
+    """Random keys, values and queries of sequences, and a cache that holds them in scattered blocks among NaN."""
+
+    def __init__(self, lengths: list[int], heads: int, kv_heads: int, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.heads, self.kv_heads = heads, kv_heads
+        self.q = [torch.randn((n, heads, HEAD_DIM), generator=generator) for n in lengths]
+        self.k = [torch.randn((n, kv_heads, HEAD_DIM), generator=generator) for n in lengths]
+        self.v = [torch.randn((n, kv_heads, HEAD_DIM), generator=generator) for n in lengths]
+        need = [-(-n // BLOCK_SIZE) for n in lengths]
+        order = torch.randperm(sum(need) + 7, generator=generator).tolist()
+        shape = (len(order), BLOCK_SIZE, kv_heads, HEAD_DIM)
+        self.k_cache, self.v_cache = torch.full(shape, torch.nan), torch.full(shape, torch.nan)
+        self.blocks = [[order.pop() for _ in range(n)] for n in need]
+        for keys, values, blocks in zip(self.k, self.v, self.blocks, strict=True):
+            for at in range(len(keys)):
+                self.k_cache[blocks[at // BLOCK_SIZE], at % BLOCK_SIZE] = keys[at]
+                self.v_cache[blocks[at // BLOCK_SIZE], at % BLOCK_SIZE] = values[at]
+
+    def attend(
+        self, work: list[tuple[int, int, int]], window: int | None = None, *, planned: bool = True
+    ) -> list[torch.Tensor]:
+        """Results of each (sequence, first query, end), all in one call."""
+        tables = torch.zeros((len(work), max(len(self.blocks[i]) for i, _, _ in work)), dtype=torch.int32)
+        for row, (i, _, end) in enumerate(work):
+            used = self.blocks[i][: -(-end // BLOCK_SIZE)]
+            tables[row, : len(used)] = torch.tensor(used)
+        counts = [end - first for _, first, end in work]
+        lens = torch.tensor([end for _, _, end in work], dtype=torch.int32)
+        starts = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        sizes = {"block_size": BLOCK_SIZE, "num_heads": self.heads, "num_kv_heads": self.kv_heads}
+        plan = plan_attention(tables, lens, starts, **sizes, sliding_window=window, tiles=TILES) if planned else None
+        out = paged_attention(
+            torch.cat([self.q[i][first:end] for i, first, end in work]),
+            self.k_cache,
+            self.v_cache,
+            tables,
+            lens,
+            starts,
+            scale=HEAD_DIM**-0.5,
+            sliding_window=window,
+            plan=plan,
+        )
+        return list(out.split(counts))
+
+    def reference(self, i: int, first: int, end: int, window: int | None = None) -> torch.Tensor:
+        share = self.heads // self.kv_heads
+        q = self.q[i][first:end].double().transpose(0, 1)
+        k = self.k[i][:end].double().repeat_interleave(share, 1).transpose(0, 1)
+        v = self.v[i][:end].double().repeat_interleave(share, 1).transpose(0, 1)
+        at, keys = torch.arange(first, end)[:, None], torch.arange(end)
+        hidden = (keys > at) if window is None else (keys > at) | (keys <= at - window)
+        scores = (q @ k.transpose(1, 2) * HEAD_DIM**-0.5).masked_fill(hidden, -torch.inf)
+        return (scores.softmax(-1) @ v).transpose(0, 1).float()
+
+
+SHAPES = [(4, 2), (4, 4), (8, 1), (7, 1), (6, 2), (40, 1)]
+LENGTHS = [1, 5, KEY_TILE, KEY_TILE + 1, 300, 77]
+MIXED = [(0, 0, 1), (1, 4, 5), (2, 0, 128), (3, 128, 129), (4, 100, 290), (5, 70, 77), (4, 299, 300)]
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), SHAPES)
+@pytest.mark.parametrize("window", [None, 1, 20, 150])
+def test_ragged_batch_equals_dense_attention(heads: int, kv_heads: int, window: int | None) -> None:
+    sequences = Sequences(LENGTHS, heads, kv_heads)
+    for work, got in zip(MIXED, sequences.attend(MIXED, window), strict=True):
+        torch.testing.assert_close(got, sequences.reference(*work, window), atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 900, SPAN + 100])
+def test_sequences_longer_than_a_span_equal_dense_attention(window: int | None) -> None:
+    length = 2 * SPAN + 300
+    sequences = Sequences([length], 2, 1)
+    work = [(0, SPAN - 30, SPAN + 50), (0, length - 1, length), (0, length - 90, length)]
+    for one in work:
+        [got] = sequences.attend([one], window)
+        torch.testing.assert_close(got, sequences.reference(*one, window), atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 100])
+def test_bits_do_not_depend_on_chunks_or_neighbours(window: int | None) -> None:
+    sequences = Sequences([600, 333, 40], 4, 2)
+    [whole] = sequences.attend([(0, 0, 600)], window)
+    for size in (1, 5, 16, 37, 64, 130, 599):
+        for first in range(0, 600, size):
+            end = min(first + size, 600)
+            if first % 3 and size == 1:
+                continue
+            work = [(1, 332, 333), (0, first, end), (2, 3, 40)]
+            assert torch.equal(sequences.attend(work, window)[1], whole[first:end]), (size, first)
+
+
+def test_bits_do_not_depend_on_the_cut_beyond_a_span() -> None:
+    length = SPAN + 400
+    sequences = Sequences([length], 2, 1)
+    [tail] = sequences.attend([(0, SPAN - 100, length)])
+    for first, end in ((SPAN - 100, SPAN + 3), (SPAN - 1, SPAN + 1), (length - 70, length), (length - 1, length)):
+        [got] = sequences.attend([(0, first, end)])
+        assert torch.equal(got, tail[first - SPAN + 100 : end - SPAN + 100])
+
+
+def test_a_plan_made_ahead_gives_the_same_as_none() -> None:
+    sequences = Sequences(LENGTHS, 4, 2)
+    for own, ahead in zip(sequences.attend(MIXED, planned=False), sequences.attend(MIXED), strict=True):
+        torch.testing.assert_close(own, ahead, atol=1e-6, rtol=1e-6)
+
+
+def test_padding_rows_give_zero() -> None:
+    sequences = Sequences([5], 4, 2)
+    args = (torch.tensor([sequences.blocks[0]], dtype=torch.int32), torch.tensor([5], dtype=torch.int32))
+    q = torch.cat([sequences.q[0][4:], torch.full((3, 4, HEAD_DIM), torch.nan)])
+    starts = torch.tensor([0, 1], dtype=torch.int32)
+    out = paged_attention(q, sequences.k_cache, sequences.v_cache, *args, starts, scale=1.0)
+    assert torch.equal(out[1:], torch.zeros(3, 4, HEAD_DIM))
+    assert out[0].isfinite().all()
+
+
+def test_row_tiles_agree_for_attention_products() -> None:
+    agreement = agreeing_tiles(attention_products(32))
+    assert agreement.exact
+    assert set(agreement.tiles) <= set(ROW_TILES)
