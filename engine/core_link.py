@@ -94,7 +94,8 @@ class CoreLink:
     async def stop(self) -> None:
         self._is_stopping = True
         if self._client is not None:
-            await self._client.stop(STOP_GRACE_S)
+            # One that loads hears nothing before it is done, and holds nothing that could be lost.
+            await self._client.stop(STOP_GRACE_S if self.phase is CorePhase.UP else 0.0)
 
     def kill(self) -> None:
         """Ends the core at once, when there is no time for `stop`."""
@@ -140,7 +141,7 @@ class CoreLink:
             case CoreIdle():
                 self.running = 0
                 self.kv_ratio = message.kv_blocks_used / max(1, message.kv_blocks_total)
-                self._metrics.integrity_ok.set(0 if message.integrity_error else 1)
+                self._metrics.note_integrity(message.integrity_error is None)
                 if message.integrity_error:
                     log.error("core.integrity_failed", reason=message.integrity_error)
             case CoreProgress():
@@ -151,7 +152,6 @@ class CoreLink:
             case CoreReady():
                 self.ready, self.phase = message, CorePhase.UP
                 self._metrics.core_up.set(1)
-                self._metrics.integrity_ok.set(1)
                 self._metrics.note_ready(message)
                 self.first_ready.set()
                 log.info("core.ready", load_s=message.load_seconds, warmup_s=message.warmup_seconds)

@@ -28,7 +28,7 @@ def configure_logging(*, level: str = "INFO", pretty: bool | None = None, **boun
     rendering: list[Processor] = (
         [structlog.dev.ConsoleRenderer()]
         if pretty
-        else [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     )
     structlog.configure(
         processors=[*shared, *rendering],

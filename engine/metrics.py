@@ -69,6 +69,8 @@ class NodeMetrics:
         ProcessCollector(registry=self.registry)
         self._model_name = model_name
         self._labels = {"model_name": model_name, "engine": "0"}
+        self._cache_config: Gauge | None = None
+        self._integrity_ok: Gauge | None = None
         lengths = length_buckets(max_model_len)
         self.running = self._gauge("vllm:num_requests_running", "Requests in model execution batches.")
         self.waiting = self._gauge("vllm:num_requests_waiting", "Requests waiting to be scheduled.")
@@ -132,7 +134,6 @@ class NodeMetrics:
             "engine_oldest_running_seconds", "Age of the oldest request in execution.", registry=registry
         )
         self.core_up = Gauge("engine_core_up", "1 while the core process answers.", registry=registry)
-        self.integrity_ok = Gauge("engine_integrity_ok", "0 once the core's own block check failed.", registry=registry)
         self.preempted_tokens = Counter(
             "engine_preempted_tokens", "Computed tokens thrown away by preemption.", registry=registry
         )
@@ -152,6 +153,14 @@ class NodeMetrics:
         family = Histogram(name, text, tuple(self._labels), buckets=buckets, registry=self.registry)
         return family.labels(**self._labels)
 
+    def note_integrity(self, is_ok: bool) -> None:
+        """The series appears with the first check: before it nothing is known."""
+        if self._integrity_ok is None:
+            self._integrity_ok = Gauge(
+                "engine_integrity_ok", "0 once the core's own block check failed.", registry=self.registry
+            )
+        self._integrity_ok.set(1 if is_ok else 0)
+
     def note_ready(self, ready: CoreReady) -> None:
         """Publishes the cache configuration, once known."""
         capacity = ready.num_kv_blocks * ready.block_size
@@ -163,12 +172,12 @@ class NodeMetrics:
             "kv_cache_max_concurrency": f"{capacity / ready.max_model_len:.2f}",
             "cache_dtype": ready.dtype,
         }
-        if not hasattr(self, "cache_config"):
-            self.cache_config = Gauge(
+        if self._cache_config is None:
+            self._cache_config = Gauge(
                 "vllm:cache_config_info", "KV cache configuration.", tuple(facts), registry=self.registry
             )
-        self.cache_config.clear()
-        self.cache_config.labels(**facts).set(1)
+        self._cache_config.clear()
+        self._cache_config.labels(**facts).set(1)
 
     def note_step(self, report: StepReport) -> None:
         if report.num_tokens > 0:  # a report without a step carries the ends of aborted requests

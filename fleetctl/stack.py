@@ -115,7 +115,8 @@ class Stack:
             except UnreachableError:
                 nodes = []
             for node in nodes:
-                news = f"{node.phase.value}{f' ({node.reason})' if node.reason else ''}"
+                silent = node.phase is NodePhase.STARTING and node.reason.startswith("no answer")
+                news = node.phase.value + (f" ({node.reason})" if node.reason and not silent else "")
                 if told.get(node.name) != news:
                     told[node.name] = news
                     tell(f"{node.name}: {news}")

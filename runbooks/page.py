@@ -36,7 +36,7 @@ LANGUAGE = "fleetctl"
 class PageStep:
     """One command of a page. Commands of one section share `number` and `title`.
 
-    `command` is a template; empty in an undo item of prose only, which says why there is nothing to run.
+    `command` is a template without the leading `fleetctl`; empty in an undo item of prose only, which says why there is nothing to run.
     """
 
     number: int
@@ -199,7 +199,7 @@ class _Body:
                 continue
             if text.split()[0] != LANGUAGE:
                 raise Place(self.file, line).error(f"{text.split()[0]!r} is not run here", "start with `fleetctl`")
-            yield line, text
+            yield line, text.removeprefix(LANGUAGE).strip()
 
     def _line(self, token: Token) -> int:
         assert token.map is not None

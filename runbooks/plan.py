@@ -93,8 +93,8 @@ def _value(page: str, name: str, spec: InputSpec, text: str | None) -> str:
 
 
 def _command(step: PageStep, inputs: Mapping[str, str]) -> str:
-    """The command without its leading `fleetctl`; empty for an undo item of prose."""
-    return fill_command(step.command, inputs).removeprefix("fleetctl ") if step.command else ""
+    """Empty for an undo item of prose."""
+    return fill_command(step.command, inputs) if step.command else ""
 
 
 def _targets(actions: list[Action]) -> tuple[str, ...]:

@@ -105,9 +105,9 @@ def sample(text: str, name: str, labels: Mapping[str, str]) -> float | None:
     """The value of the first sample that carries all of `labels`."""
     for line in text.splitlines():
         head, _, value = line.rpartition(" ")
-        if head == name or head.startswith(name + "{"):
-            if all(f'{key}="{wanted}"' in head for key, wanted in labels.items()):
-                return float(value)
+        is_named = head == name or head.startswith(name + "{")
+        if is_named and all(f'{key}="{wanted}"' in head for key, wanted in labels.items()):
+            return float(value)
     return None
 
 
@@ -182,10 +182,8 @@ def end(node: EngineNode) -> None:
         node._client.close()
     if node.proc.poll() is None:
         node.proc.terminate()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             node.proc.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            pass
     with contextlib.suppress(ProcessLookupError):
         os.killpg(node.proc.pid, signal.SIGKILL)
     node.proc.wait()

@@ -54,6 +54,7 @@ class Script:
     fail_continue: int | None = None  # status of /internal/continue
     drop_before_answer: bool = False  # close the connection instead of answering
     hand_off_at: int | None = None
+    linger_s: float = 0.0  # between a hand-off and the end of its stream
     cut_at: int | None = None  # abort the connection
     end_at: int | None = None  # end the stream in order, but without [DONE]
     error_at: int | None = None  # send an error event, then [DONE]
@@ -193,6 +194,7 @@ class ScriptedNode:
                 await self.gate.wait()
             if can_move and script.hand_off_at is not None and position >= script.hand_off_at:
                 await frame(json.dumps(_handoff(request, {**state, "sent": position})), "fleet.handoff")
+                await asyncio.sleep(script.linger_s)  # its end comes later than its last event
                 return response
             if script.cut_at is not None and position >= script.cut_at:
                 await response.write(b'data: {"half')

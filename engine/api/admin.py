@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from engine.api.body import check_token, read_body
-from engine.api.errors import ApiError, from_refusal, from_too_long, from_validation
+from engine.api.errors import ApiError, from_refusal, from_validation
 from engine.api.handoff import read_handoff
 from engine.api.openai import accepts_handoff
 from engine.api.respond import FlightResponse
@@ -99,7 +99,6 @@ async def continue_request(request: Request) -> Response:
     node: Node = request.app.state.node
     arrived_at = time.monotonic()
     state = read_handoff(await read_body(request), node)
-    request.state.request_id = state.ask.request_id
     try:
         flight = node.admit(
             state.ask,
@@ -111,7 +110,7 @@ async def continue_request(request: Request) -> Response:
     except RefusedError as exc:
         raise from_refusal(exc) from exc
     except TooLongError as exc:
-        raise from_too_long(exc) from exc
+        raise ApiError(409, f"can't be continued here: {exc}", code="context_length_exceeded") from exc
     except ReplayError as exc:
         raise ApiError(409, f"can't be continued here: {exc}", code="replay_differs") from exc
     return FlightResponse(node, flight)

@@ -33,7 +33,7 @@ def register(app: typer.Typer) -> None:
     @app.command()
     def demo(
         trace: Trace = None,
-        rate: Rate = 6.0,
+        rate: Rate = 4.0,
         nodes: Annotated[int, typer.Option("--nodes", min=3, max=16, help="Size of the fleet.")] = 3,
         plain: Plain = False,
         seed: Annotated[int, typer.Option("--seed", help="Of the built-in traffic.")] = 0,

@@ -63,17 +63,22 @@ class Alerting:
     async def turn(self) -> None:
         now = self._clock.now()
         changes = self._engine.tick(now)
-        await self._book.save_pending()
+        await self._book.settle()
         active = [alert for alert in self.alerts() if not self.is_of_removed_node(alert.labels)]
         settled = now - self._started_at > SETTLE_AFTER_START_S
-        changed = reconcile(self._book.recent(), active, self.is_expected, now, forget_missing=settled)
-        for incident in self._of_removed_nodes(now):
+        recent = self._book.recent()
+        changed = reconcile(recent, active, self.is_expected, now, forget_missing=settled)
+        for incident in self._of_removed_nodes([changed.get(one.id, one) for one in recent], now):
             changed[incident.id] = incident
-        known = {incident.id: incident for incident in self._book.recent()}
+        before = {incident.id: incident for incident in recent}
         for incident in changed.values():
-            await self._store(incident, known.get(incident.id))
+            self._book.take(incident)
+        # No await up to here: a diagnosis can't be told before the alert that it explains.
         for change in changes:
-            await self._tell(change)
+            self._tell_alert(change)
+        for incident in changed.values():
+            self._tell_incident(incident, before.get(incident.id))
+        await self._book.settle()
         if changes or now - self._snapshot_at > SNAPSHOT_EVERY_S:
             snapshot = self._engine.snapshot()
             await self._database.write(lambda c: put_meta(c, SNAPSHOT_KEY, snapshot))
@@ -96,38 +101,39 @@ class Alerting:
         state = self._fleet.nodes.get(labels.get("node", ""))
         return state is not None and not state.row.wanted
 
-    def _of_removed_nodes(self, now: float) -> Iterable[Incident]:
-        for incident in self._book.open():
+    def _of_removed_nodes(self, incidents: Iterable[Incident], now: float) -> Iterable[Incident]:
+        for incident in incidents:
             cleared = incident
-            for alert in incident.alerts:
+            for alert in incident.alerts if _is_open(incident) else ():
                 if alert.state != "resolved" and self.is_of_removed_node(alert.labels):
                     cleared = clear(cleared, alert.fingerprint, now)
             if cleared != incident:
                 yield cleared
 
-    async def _store(self, incident: Incident, before: Incident | None) -> None:
-        # `recent` was read without an await in between, so nothing else changed this incident meanwhile.
-        await self._book.put(incident)
-        if before is None or before.status is IncidentStatus.RESOLVED:
-            kind = "incident.opened" if before is None else "incident.reopened"
-            if before is None:
-                self._metrics.incidents.labels(severity=incident.severity).inc()
-            await self._timeline.append(
-                kind, incident.title, incident_id=incident.id, node=incident.scope.get("node"),
-                data={"severity": incident.severity, "scope": dict(incident.scope)},
-            )  # fmt: skip
+    def _tell_incident(self, incident: Incident, before: Incident | None) -> None:
+        if before is not None and before.status is not IncidentStatus.RESOLVED:
+            return
+        if before is None:
+            self._metrics.incidents.labels(severity=incident.severity).inc()
+        log.info("incident.opened", incident_id=incident.id, title=incident.title, reopened=incident.reopened)
+        self._timeline.append_soon(
+            "incident.opened" if before is None else "incident.reopened", incident.title,
+            incident_id=incident.id, node=incident.scope.get("node"),
+            data={"severity": incident.severity, "scope": dict(incident.scope)},
+        )  # fmt: skip
 
-    async def _tell(self, change: AlertChange) -> None:
+    def _tell_alert(self, change: AlertChange) -> None:
         word = _WORTH_TELLING.get(str(change.alert.state))
         if word is None or (word == "resolved" and change.previous == "pending"):
             return
         alert = fired_alert(change.alert)
         incident = next((one for one in self._book.recent() if _holds(one, alert.fingerprint)), None)
         where = alert.labels.get("node") or alert.labels.get("pool") or "the fleet"
-        summary = f": {alert.summary}" if alert.summary else ""
-        await self._timeline.append(
-            f"alert.{word}", f"{alert.name} {word} on {where}{summary}", incident_id=incident.id if incident else None,
-            node=alert.labels.get("node"),
+        summary = f": {alert.summary}" if alert.summary and word == "fired" else ""
+        log.info(f"alert.{word}", alert=alert.name, node=alert.labels.get("node"), value=alert.value)
+        self._timeline.append_soon(
+            f"alert.{word}", f"{alert.name} {word} on {where}{summary}",
+            incident_id=incident.id if incident else None, node=alert.labels.get("node"),
             data={"alert": alert.name, "severity": alert.severity, "value": alert.value, "was": change.previous},
         )  # fmt: skip
 

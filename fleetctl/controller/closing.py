@@ -12,8 +12,9 @@ from alerts.store import SeriesStore
 from diagnostics import blackbox, postmortem
 from diagnostics.incident import Incident, IncidentStatus, is_over, mitigate, resolve, unmitigate
 from fleetctl.controller.database import Database
+from fleetctl.controller.impact import impact_of
 from fleetctl.controller.incident_book import IncidentBook
-from fleetctl.controller.incident_record import impact_of, record_of
+from fleetctl.controller.incident_record import record_of
 from fleetctl.controller.incident_store import save_incident
 from fleetctl.controller.timeline import Timeline
 from fleetctl.controller.version import software_version

@@ -109,8 +109,9 @@ async def open_controller(
         book = IncidentBook(database, clock)
         fleet = Fleet(database, provider, client, routing, timeline, clock, book.of_node)
         scraper = Scraper(
-            fleet, store, http, clock, metrics, interval_s=config.scrape_interval_s, max_bytes=config.max_scrape_bytes
-        )
+            fleet, store, http, clock, metrics,
+            interval_s=config.scrape_interval_s, max_bytes=config.max_scrape_bytes, gateway_url=config.gateway_url,
+        )  # fmt: skip
         stack.push_async_callback(scraper.stop)
         effects = FleetEffects(
             database=database,

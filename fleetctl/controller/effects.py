@@ -30,6 +30,7 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 POLL_S = 0.2
+RESTART_GRACE_S = 10.0
 RESTART_REPEAT_S = 600.0  # a restart that an earlier controller finished this recently is the one asked for again
 
 
@@ -73,12 +74,10 @@ class FleetEffects:
         if view.running and view.url and not force:
             await self._refuse_while_holding(row, view.url)
         version = await self.routing.change(name, wanted=False, route=RouteIntent.NONE)
+        await self.fleet.look(name)
+        self.forget_signals(name)  # before it falls silent: nobody is paged for a node that we stop
         if view.running:
-            try:
-                await asyncio.to_thread(self.provider.stop, name, grace_s)
-            except FleetctlError as error:
-                raise TemporaryError(error.message) from error
-        self.forget_signals(name)
+            await self._stop_process(name, grace_s)
         await self.fleet.look(name)
         return {**receipt, "table_version": version}
 
@@ -149,11 +148,9 @@ class FleetEffects:
             assert row.restart is not None
             mark = row.restart
         if view.running and view.pid == mark.get("pid"):
-            try:
-                await asyncio.to_thread(self.provider.stop, name, 10.0)
-            except FleetctlError as error:
-                raise TemporaryError(error.message) from error
+            await self.fleet.look(name)
             self.forget_signals(name)
+            await self._stop_process(name, RESTART_GRACE_S)
         await self._ensure_process(row)
         waited_s = await self._wait_ready(name, wait_s)
         receipt: Receipt = {
@@ -202,6 +199,12 @@ class FleetEffects:
             return
         try:
             await self.fleet.start(row)
+        except FleetctlError as error:
+            raise TemporaryError(error.message) from error
+
+    async def _stop_process(self, name: str, grace_s: float) -> None:
+        try:
+            await asyncio.to_thread(self.provider.stop, name, grace_s)
         except FleetctlError as error:
             raise TemporaryError(error.message) from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -11,7 +12,7 @@ import structlog
 
 from fleetctl.controller.database import Database
 from fleetctl.controller.node_client import DrainState, Health, NoAnswerError, NodeClient, NotAllowedError
-from fleetctl.controller.node_row import NodeRow, Role, RouteIntent, list_nodes, want_node
+from fleetctl.controller.node_row import NodeRow, Role, RouteIntent, get_node, list_nodes, want_node
 from fleetctl.controller.routing import Routing
 from fleetctl.controller.timeline import Timeline
 from fleetctl.kit.clock import Clock
@@ -84,6 +85,8 @@ class Fleet:
         self.incident_of = incident_of
         self.nodes: dict[str, NodeState] = {}
         self.looked_at: float | None = None  # when every node was last looked at
+        self._looks = itertools.count(1)
+        self._taken: dict[str, int] = {}  # the look that each node's state comes from
 
     async def seed(self, specs: Sequence[NodeSpec]) -> None:
         """Want the initial fleet when no node was ever wanted; start again what is wanted and does not run."""
@@ -102,6 +105,7 @@ class Fleet:
 
     async def turn(self) -> None:
         """Look at every node once, at the same time."""
+        look = next(self._looks)
         rows = await self._database.read(list_nodes)
         now = self._clock.now()
         shown = [row for row in rows if row.wanted or now - row.updated_at < SHOW_STOPPED_S]
@@ -112,7 +116,7 @@ class Fleet:
         for gone in self.nodes.keys() - {row.name for row in shown}:
             del self.nodes[gone]
         for state in states:
-            await self._take(state)
+            await self._take(state, look)
         self.looked_at = now
 
     async def _start_member(self, row: NodeRow) -> None:
@@ -135,11 +139,9 @@ class Fleet:
 
     async def look(self, name: str) -> NodeState | None:
         """Look at one node now, without waiting for the next turn. None: no such node."""
-        rows = await self._database.read(list_nodes)
-        row = next((row for row in rows if row.name == name), None)
-        if row is None:
-            return None
-        return await self._take(await self._look(row))
+        look = next(self._looks)
+        row = await self._database.read(lambda c: get_node(c, name))
+        return None if row is None else await self._take(await self._look(row), look)
 
     async def _look(self, row: NodeRow) -> NodeState:
         view = await asyncio.to_thread(self._provider.observe, row.name)
@@ -159,8 +161,12 @@ class Fleet:
         phase, reason = judge_phase(row, view.running, health, drain, was_ready)
         return NodeState(row, phase, reason, None, view.url, view.pid, was_ready)
 
-    async def _take(self, state: NodeState) -> NodeState:
+    async def _take(self, state: NodeState, look: int) -> NodeState:
         row = state.row
+        # Looks overlap: one that began before another and ends after it tells old news.
+        if look < self._taken.get(row.name, 0):
+            return self.nodes.get(row.name, state)
+        self._taken[row.name] = look
         # What was read may be old by now: an effect may have cordoned or stopped the node since.
         if state.url and state.url != row.url and row.wanted:
             await self._routing.change(row.name, only_if={"wanted": True}, url=state.url)
@@ -197,9 +203,7 @@ def judge_phase(
             return NodePhase.STARTING, "its process is being started"
         return NodePhase.UNREACHABLE, "its process ended"
     if not row.wanted:
-        return (
-            (NodePhase.DRAINED, "being stopped") if drain and not drain.held else (NodePhase.CORDONED, "being stopped")
-        )
+        return (NodePhase.DRAINING if drain and drain.held else NodePhase.DRAINED), "being stopped"
     if health is None or not health.answered:
         said = health.reason if health else "its address is not known"
         return (NodePhase.UNREACHABLE, said) if was_ready else (NodePhase.STARTING, said)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from concurrent.futures import Future
 
 import structlog
 
@@ -18,14 +20,14 @@ class IncidentBook:
     """Owner of incidents' state.
 
     Changes are applied to memory at once and in order, so that loops which run side by side never undo each other's;
-    the database follows, and what it did not take is tried again by `save_pending`.
+    the database follows in the same order.
     """
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
         self._recent: dict[str, Incident] = {}
-        self._pending: set[str] = set()
+        self._storing: dict[str, Future[None]] = {}  # what the database has not confirmed
 
     async def load(self) -> None:
         since = self._clock.now() - REOPEN_WITHIN_S
@@ -52,13 +54,17 @@ class IncidentBook:
                 return incident.id
         return None
 
-    async def put(self, incident: Incident) -> None:
-        """Take this state of an incident, new or known."""
+    def take(self, incident: Incident) -> None:
+        """Hold this state of an incident, new or known, and begin to store it."""
         if self._recent.get(incident.id) == incident:
             return
         self._recent[incident.id] = incident
-        self._pending.add(incident.id)
-        await self.save_pending()
+        self._storing[incident.id] = self._database.write_soon(lambda c: save_incident(c, incident))
+
+    async def put(self, incident: Incident) -> None:
+        """As `take`, and wait until it is stored."""
+        self.take(incident)
+        await self.settle()
 
     async def change(self, incident_id: str, change: Callable[[Incident], Incident]) -> Incident:
         """Apply `change` to the incident as it is now."""
@@ -66,13 +72,16 @@ class IncidentBook:
         await self.put(changed)
         return changed
 
-    async def save_pending(self) -> None:
-        for incident_id in list(self._pending):
+    async def settle(self) -> None:
+        """Wait until all states are stored. One that the database did not take is tried again at the next call."""
+        for incident_id, future in list(self._storing.items()):
             incident = self._recent.get(incident_id)
-            if incident is not None:
-                await self._database.write(lambda c, incident=incident: save_incident(c, incident))  # type: ignore[misc]
-            if self._recent.get(incident_id) is incident:
-                self._pending.discard(incident_id)
+            if future.done() and future.exception() is not None and incident is not None:
+                future = self._database.write_soon(lambda c, incident=incident: save_incident(c, incident))  # type: ignore[misc]
+                self._storing[incident_id] = future
+            await asyncio.wrap_future(future)
+            if self._storing.get(incident_id) is future:
+                del self._storing[incident_id]
 
     def drop_old(self) -> None:
         """Let go of incidents that can't reopen any more; they stay in the database."""

@@ -1,4 +1,4 @@
-"""Fetching every node's metrics into the series store. A node that does not answer is a fact too: `up` is 0."""
+"""Fetching the metrics of nodes and gateway into the series store. Who does not answer is a fact too: `up` is 0."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ log = structlog.get_logger()
 
 HEADERS = {"Accept": "text/plain;version=0.0.4", "Accept-Encoding": "gzip, identity"}
 JOB = "llm-node"
+GATEWAY_JOB = "llm-gateway"
+_GATEWAY = "(gateway)"  # no node can have this name
 MIN_TIMEOUT_S = 2.0
 START_GRACE_S = 600.0  # a node that is still starting after this long is scraped, so that rules see it is not up
 
@@ -35,6 +37,7 @@ class Scraper:
         *,
         interval_s: float,
         max_bytes: int,
+        gateway_url: str | None = None,
     ) -> None:
         self._fleet = fleet
         self._store = store
@@ -44,6 +47,7 @@ class Scraper:
         self._interval_s = interval_s
         self._timeout_s = max(MIN_TIMEOUT_S, interval_s)
         self._max_bytes = max_bytes
+        self._gateway_url = gateway_url
         self._targets: dict[str, dict[str, str]] = {}
         self._in_flight: dict[str, asyncio.Task[None]] = {}
         self._errors: dict[str, str] = {}
@@ -51,18 +55,20 @@ class Scraper:
 
     async def turn(self) -> None:
         now = self._clock.now()
-        wanted = {state.name: state for state in self._fleet.nodes.values() if is_target(state, now)}
+        states = [state for state in self._fleet.nodes.values() if is_target(state, now)]
+        wanted = {state.name: (state.url or state.row.url, target_labels(state)) for state in states}
+        if self._gateway_url is not None:
+            gateway = {"job": GATEWAY_JOB, "instance": _address(self._gateway_url)}
+            wanted[_GATEWAY] = self._gateway_url, gateway
         for name in self._targets.keys() - wanted.keys():
             self.forget(name)
-        for name, state in wanted.items():
+        for name, (url, target) in wanted.items():
             if name in self._in_flight:
                 continue
-            target = target_labels(state)
             standing = self._targets.get(name)
             if standing is not None and standing != target:
                 self.forget(name)
             self._targets[name] = target
-            url = state.url or state.row.url
             task = asyncio.create_task(self._scrape(name, url, target), name=f"scrape-{name}")
             self._in_flight[name] = task
             task.add_done_callback(lambda _, done=name: self._in_flight.pop(done, None))  # type: ignore[misc]
@@ -140,8 +146,12 @@ def is_target(state: NodeState, now: float) -> bool:
 
 def target_labels(state: NodeState) -> dict[str, str]:
     spec = state.row.spec
-    address = (state.url or state.row.url or "").partition("://")[2]
+    address = _address(state.url or state.row.url or "")
     return {
         "node": spec.name, "pool": spec.pool, "model": spec.model, "engine": spec.engine, "zone": spec.zone,
         "revision": spec.revision, "instance": address, "job": JOB,
     }  # fmt: skip
+
+
+def _address(url: str) -> str:
+    return url.partition("://")[2]

@@ -31,13 +31,13 @@ BASELINE_S = 25.0
 # Time for the pool to serve normally again before the story ends, so that "after" has requests in it.
 AFTERGLOW_S = 8.0
 REPAIR_TIMEOUT_S = 240.0
-NODE_ARGS = ["--max-num-seqs", "16", "--max-model-len", "4096", "--num-kv-blocks", "1024"]
+NODE_ARGS = ["--max-num-seqs", "16", "--max-model-len", "4096", "--num-kv-blocks", "1024", "--num-threads", "1"]
 
 
 @dataclass(frozen=True, slots=True)
 class DemoPlan:
     trace: Path | None = None
-    rate_per_s: float = 6.0
+    rate_per_s: float = 4.0
     seed: int = 0
     fault_node: str = "node-2"
     slow_factor: float = 10.0

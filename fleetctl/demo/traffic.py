@@ -72,6 +72,7 @@ def traffic_shapes(rate_per_s: float, seed: int, trace: Path | None) -> Iterable
         return generate_shapes(
             Kind(
                 rate_per_s=rate_per_s,
+                output_tokens_median=24,
                 max_prompt_tokens=MAX_PROMPT_TOKENS,
                 max_output_tokens=MAX_OUTPUT_TOKENS,
                 seed=seed,

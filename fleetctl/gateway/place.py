@@ -59,7 +59,7 @@ class Placed:
 
     def close(self) -> None:
         """Give the connection back if its answer was read to the end, else close it: that tells the node to stop."""
-        self.response.close() if not self.response.content.at_eof() else self.response.release()
+        self.response.release()  # aiohttp closes a connection whose answer is not at its end
         self._release()
 
 

@@ -25,6 +25,8 @@ CONNECT_TIMEOUT_S = 5.0
 LOOKUP_TIMEOUT_S = 5.0
 MAX_REMEMBERED = 10_000  # moved requests kept for verification
 CALIBRATION_TOKENS = 400
+VERIFY_TRIES = 3  # of a request that is refused, while a fleet is busy
+VERIFY_PAUSE_S = 0.2
 
 
 class CalibrationError(Exception):
@@ -205,12 +207,16 @@ class LoadRun:
             return None
 
     async def _verify(self, session: aiohttp.ClientSession, sent: _Sent, gate: asyncio.Semaphore) -> None:
+        body, asked = self._body(sent.shape, sent.number), sent.shape.output_tokens
         async with gate:
-            again = Answer(sent_at=self._clock())
-            body = self._body(sent.shape, sent.number)
-            await self._exchange(session, f"{sent.request_id}-again", body, again)
-        if judge(again, sent.shape.output_tokens).fate is not RequestFate.FINISHED:
-            self._moved.append(sent)  # stays unverified: nothing is known against it
+            for turn in range(VERIFY_TRIES):
+                again = Answer(sent_at=self._clock())
+                await self._exchange(session, f"{sent.request_id}-again-{turn}", body, again)
+                if judge(again, asked).fate is not RequestFate.REFUSED:
+                    break
+                await asyncio.sleep(VERIFY_PAUSE_S * turn)
+        if judge(again, asked).fate is not RequestFate.FINISHED:
+            self._moved.append(sent)  # stays unverified: nothing is known for or against it
             return
         verdict = compare(sent.answer, again)
         if verdict.fate is RequestFate.FINISHED:

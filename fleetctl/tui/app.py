@@ -21,6 +21,7 @@ from textual.widgets import Footer, RichLog, TabbedContent, TabPane
 from fleetctl.kit.errors import FleetctlError
 from fleetctl.tui.confirm import Confirm
 from fleetctl.tui.fleet_pane import FleetPane
+from fleetctl.tui.held_logs import held_logs
 from fleetctl.tui.incident_pane import IncidentPane
 from fleetctl.tui.incident_view import plan_of
 from fleetctl.tui.messages import SnapshotTaken, StoryTold
@@ -286,8 +287,10 @@ async def run_cockpit(
     """Show the cockpit until a person quits or `until` is done.
 
     `on_ready` gets the running app, e.g. to tell it a story with `post_story`. What `until` raises is raised here.
+    Log lines are held meanwhile: stderr is the same terminal.
     """
     cockpit = Cockpit(client_factory, title=title, by=by, until=until, on_ready=on_ready)
-    await cockpit.run_async()
+    with held_logs():
+        await cockpit.run_async()
     if cockpit.failure is not None:
         raise cockpit.failure

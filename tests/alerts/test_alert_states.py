@@ -47,7 +47,10 @@ class World:
         return [alert.state for alert in self.engine.alerts()]
 
 
-HIGH = "  - {alert: High, expr: x > 5, for: 3s, labels: {severity: page}, annotations: {summary: '{{ $labels.node }} {{ $value }}'}}"
+HIGH = (
+    "  - {alert: High, expr: x > 5, for: 3s, labels: {severity: page}, "
+    "annotations: {summary: '{{ $labels.node }} {{ $value }}'}}"
+)
 NOW = "  - {alert: High, expr: x > 5}"
 
 

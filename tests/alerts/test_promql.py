@@ -166,3 +166,12 @@ def test_quantile_is_linear_inside_its_bucket() -> None:
 )
 def test_pattern_means_what_it_means_in_go(pattern: str, text: str, matches: bool) -> None:
     assert (compile_go(pattern).fullmatch(text) is not None) is matches
+
+
+def test_increase_reaches_past_its_points_by_at_most_half_an_interval_when_the_next_point_is_overdue() -> None:
+    store = SeriesStore()
+    for at in (12, 22, 32, 42, 52):
+        store.append({"__name__": "x_total"}, float(at), 1000.0 + at)
+    (sample,) = evaluate("increase(x_total[60s])", store, 60.0)
+    # The left border is 12 s away, more than 1.1 intervals: 5 s count. The right one is 8 s away: all of them count.
+    assert sample.value == pytest.approx(40.0 + 5.0 + 8.0)

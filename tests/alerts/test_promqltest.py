@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from fixtures_promqltest import run_file
 
 DATA = Path(__file__).parent / "data" / "promqltest"

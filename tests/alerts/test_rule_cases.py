@@ -111,7 +111,7 @@ tests:
         ("tests: 5", "tests: Input should be a valid list"),
         ("tests: []\nrule_files: [none.yml]", "rule_files: no file matches none.yml"),
         ("tests: [{input_series: [{series: x, values: 1+}], promql_expr_test: []}]", "test 1: '1+' is not a value"),
-        ("tests: [{input_series: [{series: 'x{', values: 1}]}]", "test 1: 'x{': expected a label name"),
+        ("tests: [{input_series: [{series: 'x{', values: '1'}]}]", "test 1: 'x{': expected a label name"),
         ("tests: [{input_series: [{series: x, values: '1x99999999'}]}]", "test 1: more than 1000000 values"),
         ("tests: [{intervall: 1m}]", "tests.0.intervall: Extra inputs are not permitted"),
     ],

@@ -38,7 +38,8 @@ def group(rule: str) -> str:
         ("{alert: A, expr: 'b[5m]'}", "the expression gives no single value per series"),
         ("{alert: A, expr: b, labels: {a-b: c}}", "'a-b' is not a label name"),
         ("{alert: A, expr: b, annotations: {s: '{{ x }}'}}", "annotation s: unknown function x in {{ x }}"),
-        ("{alert: A, expr: b, annotations: {s: '{{ if $value }}'}}", "annotation s: if is not supported in {{ if $value }}"),
+        ("{alert: A, expr: b, annotations: {s: '{{ if $value }}'}}",
+         "annotation s: if is not supported in {{ if $value }}"),
     ],
 )  # fmt: skip
 def test_bad_rule_is_named_by_file_group_and_number(tmp_path: Path, rule: str, reason: str) -> None:
@@ -56,7 +57,8 @@ def test_bad_rule_is_named_by_file_group_and_number(tmp_path: Path, rule: str, r
         ("rules: []", "mine.yaml: rules: unknown key"),
         ("groups: [{name: a}, {name: a}]", "mine.yaml: group a: a second group of this name"),
         ("groups: [{rules: []}]", "mine.yaml: group 1: name: Field required"),
-        ("groups: [{name: a, interval: fast}]", "mine.yaml: group a: interval: 'fast' is not a duration such as 30s, 5m or 1h30m"),
+        ("groups: [{name: a, interval: fast}]",
+         "mine.yaml: group a: interval: 'fast' is not a duration such as 30s, 5m or 1h30m"),
     ],
 )  # fmt: skip
 def test_bad_file_is_named(tmp_path: Path, text: str, reason: str) -> None:

@@ -23,7 +23,8 @@ pytestmark = pytest.mark.anyio
 
 @asynccontextmanager
 async def opened(state_dir: Path, clock: DrivenClock, **changes: object) -> AsyncIterator[Controller]:
-    async with open_controller(make_config(state_dir, nodes=3, **changes), make_provider(state_dir), clock) as controller:
+    config = make_config(state_dir, nodes=3, **changes)
+    async with open_controller(config, make_provider(state_dir), clock) as controller:
         carrying = asyncio.create_task(controller.executor.run_forever())
         try:
             yield controller
@@ -81,7 +82,7 @@ async def test_slow_node_is_found_named_replaced_on_approval_and_written_up(tmp_
             assert stored.incident.status is IncidentStatus.RESOLVED
             assert stored.postmortem is not None
             assert stored.blackbox is not None
-            page = Path(stored.postmortem).read_text()
+            page = await asyncio.to_thread(Path(stored.postmortem).read_text)
             assert "slow_node" in page
             assert "ann" in page
             box = blackbox.read(Path(stored.blackbox))

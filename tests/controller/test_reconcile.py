@@ -13,8 +13,9 @@ from fleetctl.controller.alerting import reconcile
 
 def make_alert(name: str = "LLMNodeSlow", node: str = "node-2", state: State = "firing") -> ActiveAlert:
     return ActiveAlert(
-        fingerprint=f"{name}/{node}", name=name, state=state, labels={"node": node, "pool": "default", "severity": "page"},
-        annotations={}, value=3.0, active_at=90.0, fired_at=95.0,
+        fingerprint=f"{name}/{node}", name=name, state=state, annotations={},
+        labels={"node": node, "pool": "default", "severity": "page"},
+        value=3.0, active_at=90.0, fired_at=95.0,
     )  # fmt: skip
 
 
@@ -61,7 +62,8 @@ def test_an_alert_that_is_known_stays_known_while_we_drain_its_node() -> None:
 
 def test_a_resolved_alert_clears_and_an_unknown_one_does_not() -> None:
     incident = open_one(make_alert(), make_alert("LLMTTFTRegression"))
-    (partly,) = judge([incident], [make_alert(state="resolved"), make_alert("LLMTTFTRegression", state="unknown")]).values()
+    alerts = [make_alert(state="resolved"), make_alert("LLMTTFTRegression", state="unknown")]
+    (partly,) = judge([incident], alerts).values()
     assert {alert.name: alert.state for alert in partly.alerts} == {
         "LLMNodeSlow": "resolved",
         "LLMTTFTRegression": "unknown",

@@ -147,6 +147,16 @@ def test_a_stop_string_ends_the_text_before_it(node: EngineNode, tokenizer: Toke
     assert reason == "stop"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_half_a_stop_string_at_the_end_is_shown(node: EngineNode, tokenizer: Tokenizer, stream: bool) -> None:
+    text = expected_text(tokenizer, expected_tokens(tokenizer, "hello", 4, 30))
+    body = {"prompt": "hello", "max_tokens": 30, "seed": 4, "ignore_eos": True, "stop": text[-2:] + "never"}
+    if stream:
+        assert read_stream(node, "/v1/completions", {**body, "stream": True}).text() == text
+    else:
+        assert complete(node, **body)["choices"][0]["text"] == text
+
+
 def test_tokens_past_a_stop_string_are_not_counted(node: EngineNode, tokenizer: Tokenizer) -> None:
     tokens = expected_tokens(tokenizer, "hello", 4, 60)
     stop = expected_text(tokenizer, tokens)[20:24]
@@ -298,24 +308,35 @@ def test_a_body_that_is_too_large_is_a_413(tmp_path: Path) -> None:
         assert small.http.post("/v1/completions", json=GOOD).status_code == 200
 
 
-def test_hanging_up_frees_the_request(node: EngineNode) -> None:
-    aborted = node.metric("engine_requests_total", state="aborted")
-    body = {"prompt": "hello", "max_tokens": 1000, "ignore_eos": True, "stream": True}
-    with node.http.stream("POST", "/v1/completions", json=body) as answer:
-        next(answer.iter_lines())
-    assert aborted is not None
-    wait_for(lambda: node.metric("engine_requests_total", state="aborted") == aborted + 1, "the abort")
-    wait_for(lambda: node.metric("vllm:kv_cache_usage_perc") == 0, "the blocks to be free")
+@pytest.fixture
+def slow(node: EngineNode) -> Iterator[EngineNode]:
+    """Steps so slow that a long answer does not end by itself within a test."""
+    node.http.post("/admin/faults", json={"slow_steps": 50})
+    yield node
+    node.http.post("/admin/faults", json={"slow_steps": None})
+
+
+def assert_freed(node: EngineNode, aborted_before: float | None) -> None:
+    assert aborted_before is not None
+    wait_for(lambda: node.metric("engine_requests_total", state="aborted") == aborted_before + 1, "the abort")
+    wait_for(lambda: node.metric("vllm:kv_cache_usage_perc") == 0, "the blocks to be free", within_s=10)
     assert node.metric("vllm:num_requests_running") == 0
 
 
-def test_hanging_up_without_a_stream_frees_the_request(node: EngineNode) -> None:
-    aborted = node.metric("engine_requests_total", state="aborted")
+def test_hanging_up_frees_the_request(slow: EngineNode) -> None:
+    aborted = slow.metric("engine_requests_total", state="aborted")
+    body = {"prompt": "hello", "max_tokens": 1000, "ignore_eos": True, "stream": True}
+    with slow.http.stream("POST", "/v1/completions", json=body) as answer:
+        next(answer.iter_lines())
+    assert_freed(slow, aborted)
+
+
+def test_hanging_up_without_a_stream_frees_the_request(slow: EngineNode) -> None:
+    aborted = slow.metric("engine_requests_total", state="aborted")
     body = {"prompt": "hello", "max_tokens": 1000, "ignore_eos": True}
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{node.url}/v1/completions", json=body, timeout=0.3)
-    assert aborted is not None
-    wait_for(lambda: node.metric("engine_requests_total", state="aborted") == aborted + 1, "the abort")
+        httpx.post(f"{slow.url}/v1/completions", json=body, timeout=0.5)
+    assert_freed(slow, aborted)
 
 
 ADMIN = [

@@ -86,7 +86,7 @@ def test_closed_label_sets_are_there_before_the_first_event(tmp_path: Path) -> N
         for kind in ("prefill", "decode", "mixed"):
             assert fresh.metric("engine_step_seconds_count", kind=kind) == 0
         assert fresh.metric("engine_core_up") == 1
-        assert fresh.metric("engine_integrity_ok") == 1
+        wait_for(lambda: fresh.metric("engine_integrity_ok") == 1, "the first check of the blocks")
 
 
 def test_the_text_is_classic_whatever_is_asked_for(node: EngineNode) -> None:

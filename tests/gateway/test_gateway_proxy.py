@@ -248,6 +248,15 @@ async def test_several_handoffs_in_a_row_are_one_stream(tmp_path: Path) -> None:
         assert counts.get_sample_value("gateway_handoffs_total", {"result": "failed"}) == 0
 
 
+async def test_a_node_that_handed_off_sees_an_orderly_end_and_no_hang_up(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a", "b") as (served, nodes, _):
+        nodes[0].script = Script(hand_off_at=3, linger_s=0.02)
+        replies = [await served.chat(f"p{i}") for i in range(6)]
+        assert all(reply.is_done for reply in replies)
+        assert any(seen["path"] == "/internal/continue" for seen in nodes[1].seen)
+        assert not nodes[0].hung_up
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_nodes_that_hand_a_request_round_in_a_circle_come_to_an_end(tmp_path: Path, stream: bool) -> None:
     async with small_fleet(tmp_path, "a", "b") as (served, nodes, _):

@@ -155,6 +155,25 @@ def test_counts_of_temporary_errors_survive_a_crash(database_url: str) -> None:
     assert "tried 5 times" in run.step("do", 1).error
 
 
+def test_crashes_do_not_use_up_the_attempts_of_a_step(database_url: str) -> None:
+    world = World(database_url)
+    world.wipe()
+    world.fleet.errors["drain"] = [temporary()]
+    left = 6
+
+    def kill_in_drain(name: str) -> None:
+        nonlocal left
+        if name == "effect.drain.entered" and left:
+            left -= 1
+            raise Killed
+
+    world._at_fault_point = kill_in_drain  # type: ignore[method-assign]
+    run = live_until_done(world)
+    world.close()
+    assert run.status is RunStatus.SUCCEEDED
+    assert (run.step("do", 1).attempts, run.step("do", 1).failures) == (8, 1)
+
+
 def test_a_step_that_kills_its_controller_each_time_ends_too(database_url: str) -> None:
     world = World(database_url)
     world.wipe()

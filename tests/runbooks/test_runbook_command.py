@@ -52,7 +52,7 @@ BAD = {
     "drain A": "drain: 'A' is not a node name; use a-z",
     "drain -a": "drain: unknown option -a",
     "node start a --like ../b": "node start --like: '../b' is not a node name",
-    "drain 'a": "\"drain 'a\": No closing quotation",
+    "drain 'a": '"drain \'a": No closing quotation',
     "drain a; rm -rf /": "drain: unknown option -rf",
     "drain a && restart a": "drain: takes one node, got a, &&, restart, a",
     "drain $(whoami)": "drain: '$(whoami)' is not a node name",
@@ -89,7 +89,24 @@ def test_durations(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
 
 
-HOSTILE = ["a b", "--force", "-x", 'a"b', "a'b", "a\nb", "a\n", "{{node}}", "$(x)", "a`b`", "a\\", "é", "", " ", "a;b", "x" * 300]
+HOSTILE = [
+    "a b",
+    "--force",
+    "-x",
+    'a"b',
+    "a'b",
+    "a\nb",
+    "a\n",
+    "{{node}}",
+    "$(x)",
+    "a`b`",
+    "a\\",
+    "é",
+    "",
+    " ",
+    "a;b",
+    "x" * 300,
+]
 
 
 @pytest.mark.parametrize("value_type", ValueType)

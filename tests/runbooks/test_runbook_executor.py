@@ -22,7 +22,7 @@ from runbooks.run import Run, RunStatus
 
 pytestmark = pytest.mark.anyio
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 @contextlib.asynccontextmanager
@@ -118,11 +118,11 @@ async def test_unanswered_proposal_expires_and_can_not_be_approved_then(world: W
 
 
 async def test_proposals_expire_by_themselves(world: World) -> None:
-    controller = world.start()
+    controller = world.start(limits=replace(FAST, approval_ttl_s=10))
     run = await propose(controller)
     async with running(controller):
         assert (await ended(controller, run)).status is RunStatus.EXPIRED
-    assert world.clock.time >= run.created_at + FAST.approval_ttl_s
+    assert world.clock.time >= run.created_at + 10
 
 
 async def test_temporary_errors_are_tried_again_with_growing_pauses(world: World) -> None:
@@ -140,9 +140,7 @@ async def test_gives_up_after_the_last_attempt_and_undoes_in_reverse(world: Worl
     controller = world.start()
     run = await controller.executor.drive((await propose(controller, approve=True)).id)
     assert run.status is RunStatus.UNDONE
-    assert run.error == (
-        "step 2 (drain node-2 --deadline 20s) failed: holds 2 requests (tried 5 times); undone"
-    )
+    assert run.error == ("step 2 (drain node-2 --deadline 20s) failed: holds 2 requests (tried 5 times); undone")
     assert [step.command for step in run.undo_steps] == [
         "uncordon node-2", "drain node-2b --deadline 20s", "node stop node-2b",
     ]  # fmt: skip

@@ -72,12 +72,12 @@ fleetctl uncordon {{node}}
 def test_reads_steps_undo_inputs_and_expectation() -> None:
     page = parse_page(PAGE, "move.md")
     assert [(s.number, s.title, s.command, s.line) for s in page.steps] == [
-        (1, "Drain it", "fleetctl drain {{ node }} --deadline {{deadline}}", 37),
-        (2, "Stop it", "fleetctl node stop {{node}}", 45),
+        (1, "Drain it", "drain {{ node }} --deadline {{deadline}}", 37),
+        (2, "Stop it", "node stop {{node}}", 45),
     ]
     assert [(s.number, s.title, s.command) for s in page.undo] == [
         (2, "It is gone", ""),
-        (1, "Serve again", "fleetctl uncordon {{node}}"),
+        (1, "Serve again", "uncordon {{node}}"),
     ]
     assert page.verify is not None
     assert (page.verify.within_s, page.verify.settle_s) == (60, 5)
@@ -106,7 +106,11 @@ BAD = {
     "undefined input in expectation": ('"{{node}}"', '"{{nod}}"', "p.md:16: undefined input {{nod}}; did you mean 'n"),
     "unused input": (" --deadline {{deadline}}", "", "p.md:11: input 'deadline' is never used; use it"),
     "unknown verb": ("fleetctl node stop", "fleetctl node stpo", "p.md:45: unknown command 'node stpo'; did you mean"),
-    "unknown option": ("--deadline", "--dedline", "p.md:37: drain: unknown option --dedline; did you mean '--deadline'"),
+    "unknown option": (
+        "--deadline",
+        "--dedline",
+        "p.md:37: drain: unknown option --dedline; did you mean '--deadline'",
+    ),
     "undefined input": ("stop {{node}}", "stop {{host}}", "p.md:45: undefined input {{host}}; known: deadline, node"),
     "wrong type of input": ("--deadline {{deadline}}", "--deadline {{node}}", "p.md:37: drain --deadline: 'node-1' is"),
     "broken placeholder": ("stop {{node}}", "stop {{node}", "p.md:45: broken placeholder"),
@@ -120,7 +124,11 @@ BAD = {
     ),
     "step without block": ("```fleetctl\nfleetctl node stop {{node}}\n```\n", "", "p.md:42: step 2 has 0 ```fleetctl"),
     "block outside of a step": ("```text\nnot a", "```fleetctl\nfleetctl cordon {{node}}\n", "p.md:27: a ```fleetctl"),
-    "block in a list": ("More words.\n\n", "- x\n\n  ```fleetctl\n  fleetctl cordon {{node}}\n  ```\n\n", "p.md:35: a `"),
+    "block in a list": (
+        "More words.\n\n",
+        "- x\n\n  ```fleetctl\n  fleetctl cordon {{node}}\n  ```\n\n",
+        "p.md:35: a `",
+    ),
     "number left out": ("## 2. Stop", "## 3. Stop", "p.md:42: step 3 follows step 1; number it 2"),
     "step after undo": ("## 2. Stop", "## Undo\n\n## 2. Stop", "p.md:44: a step after ## Undo; put ## Undo last"),
     "two undos": ("### 2. It", "## Undo\n\n### 2. It", "p.md:50: a second ## Undo; keep one"),
@@ -157,7 +165,9 @@ def test_page_of_prose_only_is_refused() -> None:
         parse_page(text, "p.md")
 
 
-@pytest.mark.parametrize("text", ["", "\n", "---", "---\n---\n", "---\n- a\n---\n", "---\n\x00\n---\n", "---\na: &a [*a]\n---"])
+@pytest.mark.parametrize(
+    "text", ["", "\n", "---", "---\n---\n", "---\n- a\n---\n", "---\n\x00\n---\n", "---\na: &a [*a]\n---"]
+)
 def test_no_text_makes_the_parser_crash(text: str) -> None:
     with pytest.raises(BadPageError, match=r"^p\.md:\d+: "):
         parse_page(text, "p.md")

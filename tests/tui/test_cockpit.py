@@ -127,10 +127,10 @@ async def test_keeps_the_cursor_on_its_node_when_others_come_and_go() -> None:
     async with cockpit(controller) as (_, pilot):
         await wait_for_text(pilot, "node-3")
         await pilot.press("down")
-        await wait_for_text(pilot, "node-2  ◐ draining")
+        await wait_for_text(pilot, "9000/node-2")
         controller.nodes_now = [make_node("node-0"), controller.nodes_now[1], make_node("node-4")]
         await wait_for_text(pilot, "node-0", "node-4")
-        await wait_for_text(pilot, "node-2  ◐ draining")
+        await wait_for_text(pilot, "9000/node-2")
 
 
 async def test_shows_the_incident_with_its_evidence_and_its_page() -> None:
@@ -224,7 +224,7 @@ async def test_acts_on_the_chosen_node_after_a_yes(key: str, command: str) -> No
     async with cockpit(controller) as (_, pilot):
         await wait_for_text(pilot, "node-3")
         await pilot.press("down")
-        await wait_for_text(pilot, "node-2  ◐ draining")
+        await wait_for_text(pilot, "9000/node-2")
         await pilot.press(key)
         await wait_for_text(pilot, f"fleetctl {command}")
         assert controller.actions == []
