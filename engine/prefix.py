@@ -28,11 +28,13 @@ def find_prefix(request: Request, pool: BlockPool) -> Prefix:
     """The longest cached beginning of a request without device blocks; always leaves a token to compute."""
     size = pool.block_size
     contents = request.contents_for(size)
-    if request.state is RequestState.SWAPPED:
-        # What is still on the device need not come back from the host.
-        found = pool.match(contents[: request.num_computed_tokens // size])
-        return Prefix(found, None, request.num_computed_tokens)
     found = pool.match(contents)
+    if request.state is RequestState.SWAPPED:
+        usable = found[: (request.num_tokens - 1) // size]
+        if len(usable) * size > request.num_computed_tokens:
+            return Prefix(usable, None, len(usable) * size)  # somebody else came further meanwhile
+        # What is still on the device need not come back from the host.
+        return Prefix(found[: request.num_computed_tokens // size], None, request.num_computed_tokens)
     if len(found) * size < request.num_tokens:
         return Prefix(found, None, len(found) * size)
     # All tokens are cached, but the last must be computed to get its logits: into a copy of its block.

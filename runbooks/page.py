@@ -36,7 +36,8 @@ LANGUAGE = "fleetctl"
 class PageStep:
     """One command of a page. Commands of one section share `number` and `title`.
 
-    `command` is a template without the leading `fleetctl`; empty in an undo item of prose only, which says why there is nothing to run.
+    `command` is a template without the leading `fleetctl`. It is empty in an undo item of prose only, which says why
+    there is nothing to run.
     """
 
     number: int

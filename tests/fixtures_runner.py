@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine.model_runner import ModelRunner
-from engine.step import NewSequence, SamplingParams, Scheduled, StepPlan, StepResult
+from engine.step import NewSequence, SamplingParams, Scheduled, StepPlan, StepResult, TokenLogprobs
 
 BLOCK_SIZE = 16
 
@@ -22,6 +22,7 @@ class Drive:
     block_ids: tuple[int, ...] = ()
     computed: int = 0
     output: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # when asked for
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -35,6 +36,10 @@ class Drive:
         end = self.computed + count
         blocks = self.block_ids[: -(-end // BLOCK_SIZE)]
         return Scheduled(self.seq_id, self.computed, count, blocks, samples=end == len(self.token_ids))
+
+    def again(self) -> Drive:
+        """The same request, not begun."""
+        return replace(self, computed=0, output=[], logprobs=[])
 
     @property
     def is_done(self) -> bool:
@@ -60,6 +65,8 @@ def step(runner: ModelRunner, drives: Sequence[Drive], new: Sequence[Drive] = ()
         drive.computed = done.start + done.num_tokens
         if drive.seq_id in result.token_ids:
             drive.output.append(result.token_ids[drive.seq_id])
+        if drive.seq_id in result.logprobs:
+            drive.logprobs.append(result.logprobs[drive.seq_id])
     return result
 
 

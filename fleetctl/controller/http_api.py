@@ -133,7 +133,10 @@ class _Api:
         if status is not None and status not in list(IncidentStatus):
             raise BadInputError(f"status: expected one of {', '.join(IncidentStatus)}, not {status[:40]!r}")
         stored = await self._c.database.read(lambda c: list_incidents(c, status))
-        return _json_list([incident_summary(one, await self._runs(one.incident.id)) for one in stored])
+        runs: dict[str | None, list[Run]] = {}
+        for run in await self._runs(None):
+            runs.setdefault(run.incident_id, []).append(run)
+        return _json_list([incident_summary(one, runs.get(one.incident.id, [])) for one in stored])
 
     async def incident(self, request: Request) -> Response:
         return _json(await self._incident(request.path_params["id"]))

@@ -42,7 +42,7 @@ def test_every_command_on_a_page_can_be_typed() -> None:
     command_line = typer.main.get_command(build())
     for page in load_library().values():
         for step in (*page.steps, *page.undo):
-            words = shlex.split(step.command.replace("{{", "").replace("}}", ""))
+            words = shlex.split(step.command.replace("{{", "").replace("}}", "").removeprefix("fleetctl "))
             context = command_line.make_context("fleetctl", words, resilient_parsing=True)
             command = command_line
             while hasattr(command, "commands") and words:

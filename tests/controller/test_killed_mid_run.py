@@ -141,17 +141,26 @@ def _is_kill(error: BaseException) -> bool:
     return isinstance(error, KilledError) or (error.__context__ is not None and _is_kill(error.__context__))
 
 
-async def test_killed_anywhere_the_same_end_is_reached(tmp_path: Path) -> None:
+async def test_killed_at_every_sixth_point_the_same_end_is_reached(tmp_path: Path) -> None:
+    await _kill_at_points(tmp_path, stride=6)
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(900)
+async def test_killed_at_any_point_the_same_end_is_reached(tmp_path: Path) -> None:
+    await _kill_at_points(tmp_path, stride=1)
+
+
+async def _kill_at_points(folder: Path, stride: int) -> None:
     clean = Killer(None)
     try:
-        expected = await one_life(tmp_path / "clean", clean, held=2)
+        expected = await one_life(folder / "clean", clean, held=2)
         assert expected is not None
     finally:
-        stop_all(tmp_path / "clean")
-    points = clean.count
-    assert points > 15
-    for at in range(1, points + 1, 3):
-        await _killed_at(tmp_path / f"at-{at}", at, expected)
+        stop_all(folder / "clean")
+    assert clean.count > 15
+    for at in range(1, clean.count + 1, stride):
+        await _killed_at(folder / f"at-{at}", at, expected)
 
 
 async def _killed_at(state_dir: Path, at: int, expected: tuple[list[Run], dict[str, RouteState]]) -> None:

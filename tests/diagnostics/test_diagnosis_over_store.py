@@ -26,7 +26,7 @@ CALM = {
     "up": 1.0, "llm:up": 1.0, "llm:running": 4.0, "llm:waiting": 0.0, "llm:kv_ratio": 0.4, "llm:ttft_seconds:mean": 0.2,
     "llm:queue_seconds:mean": 0.01, "llm:step_seconds:mean": 0.02, "llm:prompt_tokens:mean": 300.0,
     "llm:prompt_tokens:p99": 900.0, "llm:prefix_hit_ratio": 0.6, "llm:preemptions:rate": 0.0,
-    "llm:requests:rate": 3.0, "llm:generation_tokens:rate": 120.0, "llm:gpu_unhealthy": 0.0,
+    "llm:requests:rate": 3.0, "llm:steps:rate": 20.0, "llm:gpu_unhealthy": 0.0,
     "llm:deploy_age_seconds": 90_000.0,
 }  # fmt: skip
 
@@ -70,7 +70,7 @@ CASES: list[tuple[str, str, dict[str, dict[str, float]]]] = [
     ("capacity", "overload", {"*": {"llm:requests:rate": 9.0}}),
     ("node", "node_down", {"node-2": {"llm:up": 0.0}}),
     ("node", "downstream", {"*": {"llm:up": 0.0}}),
-    ("node", "node_down", {"node-2": {"llm:generation_tokens:rate": 0.0}}),
+    ("node", "node_down", {"node-2": {"llm:steps:rate": 0.0}}),
     ("cache", "prefix_cache_broken", {"*": {"llm:prefix_hit_ratio": 0.1}}),
     ("cache", "bad_deploy", {"node-2": {"llm:prefix_hit_ratio": 0.1, "llm:deploy_age_seconds": 60.0}}),
 ]

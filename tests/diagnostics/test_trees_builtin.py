@@ -17,7 +17,7 @@ CALM: dict[str, float | None] = {
     "prefix_hit": 0.01, "queue_wait": 0.02, "load_up": 1.0, "slow_steps": 1.1, "input_tokens": 1.0,
     "long_context_outlier": 1.0, "kv_pressure": 0.5, "preemptions": 0.0, "gpu_health": 0.0,
     "recent_deploy": 86_400.0, "pool_saturated": 0.0, "nodes_quick": 2.0, "silent": 1.0, "peers_silent": 1.0,
-    "holds_requests": 4.0, "no_tokens": 200.0, "peers_fell": 0.0, "fell_here": 0.0,
+    "holds_requests": 4.0, "no_steps": 20.0, "peers_fell": 0.0, "fell_here": 0.0,
 }  # fmt: skip
 
 # Questions on two branches that ask the same: one answer serves both.
@@ -75,7 +75,7 @@ LEAVES = [
     ("capacity", None, {}),
     ("node", "node_down", {"silent": 0.0}),
     ("node", "downstream", {"silent": 0.0, "peers_silent": 0.25}),
-    ("node", "node_down", {"no_tokens": 0.0}),
+    ("node", "node_down", {"no_steps": 0.0}),
     ("node", "gpu_fault", {"gpu_health": 1.0}),
     ("node", None, {}),
     ("cache", "prefix_cache_broken", {"peers_fell": 0.3}),

@@ -35,22 +35,23 @@ class OutOfMemoryError(RuntimeError):
 
 
 class FailingRunner(FakeRunner):
-    """Raises what it is told to, one error a step, then works."""
+    """Raises what it is told to, one error a step (None: that step works), then works."""
 
-    def __init__(self, clock: ManualClock, errors: list[Exception]) -> None:
+    def __init__(self, clock: ManualClock, errors: list[Exception | None]) -> None:
         super().__init__(clock=clock, vocab_size=1000, cost=FakeCost(STEP_S, 0.0, 0.0, 0.0))
         self.errors = errors
 
     def run(self, plan: StepPlan) -> StepResult:
-        if self.errors:
-            raise self.errors.pop(0)
+        error = self.errors.pop(0) if self.errors else None
+        if error is not None:
+            raise error
         return super().run(plan)
 
 
 class Desk:
     """A loop whose inbox is filled beforehand, or by what it publishes."""
 
-    def __init__(self, *errors: Exception, enable_faults: bool = False, **changes: object) -> None:
+    def __init__(self, *errors: Exception | None, enable_faults: bool = False, **changes: object) -> None:
         self.clock = ManualClock()
         self.inbox: queue.SimpleQueue[ToCore | Closed] = queue.SimpleQueue()
         self.published: list[FromCore] = []
@@ -235,9 +236,10 @@ def test_steps_that_fail_again_and_again_end_the_core() -> None:
 
 
 def test_a_step_that_works_forgives_the_failures_before() -> None:
-    errors: list[Exception] = [RuntimeError("boom")] * (MAX_FAILED_STEPS - 1)
-    desk = Desk(*errors, max_num_seqs=1)
-    assert desk.run(*(make_request(f"r{i}") for i in range(MAX_FAILED_STEPS))) == 0
+    nearly = [RuntimeError("boom")] * (MAX_FAILED_STEPS - 1)
+    desk = Desk(*nearly, None, *nearly, max_num_seqs=1)
+    assert desk.run(*(make_request(f"r{i}", max_tokens=1) for i in range(2 * MAX_FAILED_STEPS))) == 0
+    assert sum(end.finish_reason == "error" for end in desk.ends.values()) == 2 * len(nearly)
 
 
 @pytest.mark.parametrize(

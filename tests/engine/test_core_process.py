@@ -208,7 +208,8 @@ async def test_client_that_was_never_started_stops_at_once() -> None:
     assert client.pid is None
 
 
-def test_core_dies_with_its_parent() -> None:
+@pytest.mark.parametrize("is_stuck", [False, True], ids=["working", "stuck"])
+def test_core_dies_with_its_parent(is_stuck: bool) -> None:
     parent = textwrap.dedent(
         """
         import asyncio
@@ -233,10 +234,14 @@ def test_core_dies_with_its_parent() -> None:
         core_pid = int(process.stdout.readline())
         core = os.pidfd_open(core_pid)
         try:
+            if is_stuck:
+                os.kill(core_pid, signal.SIGSTOP)
             process.kill()
             ended, _, _ = select.select([core], [], [], DEADLINE_S)
             assert ended, "the core outlived its parent"
         finally:
+            if not select.select([core], [], [], 0)[0]:
+                signal.pidfd_send_signal(core, signal.SIGKILL)
             os.close(core)
 
 

@@ -36,7 +36,9 @@ def _drives(count: int, *, seed: int = 0, max_tokens: int = 12, **sampling: floa
             seq_id=i,
             prompt=tuple(rng.randrange(3, 1100) for _ in range(rng.choice([1, 7, 16, 33, 90, 130, 200]))),
             sampling=SamplingParams(
-                max_tokens=max_tokens, seed=rng.randrange(1 << 40), **({"temperature": 0.0} if i % 3 == 0 else sampling)
+                max_tokens=max_tokens,
+                seed=rng.randrange(1 << 40),
+                **{**sampling, **({"temperature": 0.0} if i % 3 == 0 else {})},
             ),
         )
         for i in range(count)
@@ -45,8 +47,7 @@ def _drives(count: int, *, seed: int = 0, max_tokens: int = 12, **sampling: floa
 
 def _alone(runner: ModelRunner, drives: list[Drive]) -> list[list[int]]:
     found = []
-    for drive in drives:
-        single = replace(drive, output=[], computed=0)
+    for single in [d.again() for d in drives]:
         give_blocks([single], NUM_BLOCKS)
         found += run_all(runner, [single])
     return found
@@ -59,13 +60,19 @@ def test_warm_up_measures_that_rows_do_not_depend_on_the_batch(runner: ModelRunn
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("sampling", [{}, {"top_p": 0.9, "top_k": 40}, {"presence_penalty": 0.7, "min_p": 0.02}])
-def test_same_tokens_alone_and_in_any_batch(runner: ModelRunner, seed: int, sampling: dict[str, float]) -> None:
-    drives = _drives(6, seed=seed, **sampling)
-    expected = _alone(runner, drives)
+def test_same_tokens_and_logprobs_alone_and_in_any_batch(
+    runner: ModelRunner, seed: int, sampling: dict[str, float]
+) -> None:
+    drives = _drives(6, seed=seed, num_logprobs=2, **sampling)
+    expected = []
+    for single in [d.again() for d in drives]:
+        give_blocks([single], NUM_BLOCKS)
+        expected.append((run_all(runner, [single])[0], single.logprobs))
     for stagger, backwards in ((0, False), (2, True)):
-        together = [replace(d, output=[], computed=0) for d in drives]
+        together = [d.again() for d in drives]
         give_blocks(together, NUM_BLOCKS, backwards=backwards)
-        assert run_all(runner, together, stagger=stagger) == expected
+        run_all(runner, together, stagger=stagger)
+        assert [(d.output, d.logprobs) for d in together] == expected, "equal to the last bit"
 
 
 def test_same_logprobs_with_several_threads(model_dir: Path) -> None:
@@ -77,7 +84,7 @@ def test_same_logprobs_with_several_threads(model_dir: Path) -> None:
         assert threaded.info.is_batch_invariant is True
         give_blocks(drives, NUM_BLOCKS)
         together = step(threaded, drives, drives).logprobs
-        again = [replace(d, computed=0, output=[]) for d in drives]
+        again = [d.again() for d in drives]
         assert together == {d.seq_id: step(threaded, [d], [d]).logprobs[d.seq_id] for d in again}
     finally:
         torch.set_num_threads(1)
@@ -85,7 +92,7 @@ def test_same_logprobs_with_several_threads(model_dir: Path) -> None:
 
 @pytest.mark.parametrize("chunk", [1, 3, 16, 17, 50, 100])
 def test_same_tokens_and_logprobs_with_any_chunk_size(runner: ModelRunner, chunk: int) -> None:
-    prompt = _drives(8, seed=3)[6].prompt * 2
+    prompt = tuple(random.Random(chunk).choices(range(3, 1100), k=170))
     params = SamplingParams(max_tokens=1, seed=5, num_logprobs=5)
     found = []
     for size in (10_000, chunk):

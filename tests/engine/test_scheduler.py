@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 from fixtures_core import VOCAB_SIZE, Bench, make_config, make_request
 
+from engine.block_pool import BlockPool
 from engine.draft import PreemptedBy, Preemption, StepKind
 from engine.fake_runner import generate
-from engine.request import TRANSITIONS, RequestState
+from engine.prefix import find_prefix
+from engine.request import TRANSITIONS, Request, RequestState
 from engine.scheduler import Refused
 from engine.step import StepResult, TokenLogprobs
 
@@ -418,6 +420,29 @@ def test_swapped_request_loses_no_tokens() -> None:
         assert bench.tokens[name] == expected_tokens(make_request(name, 10, max_tokens=20))
 
 
+def test_host_blocks_are_held_until_they_were_read() -> None:
+    bench = crowded(num_host_blocks=20)
+    num_swapped_in = 0
+    while bench.scheduler.has_work:
+        plan = bench.plan()
+        free = bench.scheduler.host_blocks.num_free
+        bench.finish_step(plan)
+        num_swapped_in += len(plan.swap_in)
+        assert bench.scheduler.host_blocks.num_free >= free + len(plan.swap_in)
+    assert num_swapped_in
+
+
+def test_nobody_starts_in_the_step_in_which_somebody_gave_way() -> None:
+    bench = Bench(make_config(num_blocks=16, max_model_len=60, max_num_seqs=3, prefix_caching=False))
+    bench.add(*(make_request(name, size, max_tokens=30) for name, size in [("a", 10), ("b", 10), ("big", 26)]))
+    bench.step()
+    bench.add(make_request("tiny", 2, priority=-9, max_tokens=1))  # first in the queue, kept out by seats alone
+    while not bench.scheduler.preemptions:
+        plan = bench.step()
+    assert plan.new == ()
+    assert [new.seq_id for new in bench.step().new] == [3]
+
+
 def test_recomputes_when_the_host_has_no_room() -> None:
     bench = crowded(num_host_blocks=1)
     bench.run()
@@ -563,6 +588,42 @@ def test_without_prefix_caching_everything_is_computed() -> None:
     assert bench.scheduler.pool.queries_tokens == 0
 
 
+def test_copied_block_is_held_until_the_copy_is_done() -> None:
+    bench = Bench()
+    bench.add(make_request("a", range(12), max_tokens=1))
+    bench.run()
+    bench.add(make_request("b", range(12), max_tokens=1))
+    plan = bench.plan()
+    ((source, _),) = plan.copies
+    assert bench.scheduler.pool.ref_count(source) == 1
+    bench.finish_step(plan)
+    assert bench.scheduler.pool.ref_count(source) == 0
+
+
+@pytest.mark.parametrize(
+    ("num_cached_blocks", "shared", "num_tokens"),
+    [
+        pytest.param(0, 0, 6, id="all_from_the_host"),
+        pytest.param(1, 1, 6, id="first_block_still_here"),
+        pytest.param(3, 3, 12, id="somebody_came_further"),
+        pytest.param(4, 3, 12, id="somebody_has_all"),
+    ],
+)
+def test_swapped_request_takes_the_longer_of_host_and_cache(
+    num_cached_blocks: int, shared: int, num_tokens: int
+) -> None:
+    pool = BlockPool(8, 4)
+    request = Request(make_request("a", 16), 0, (0.0, 0))
+    block_ids = pool.allocate(num_cached_blocks)
+    assert block_ids is not None
+    for block_id, content in zip(block_ids, request.contents_for(4), strict=False):
+        pool.register(block_id, content)
+    request.move_to(RequestState.RUNNING)
+    request.move_to(RequestState.SWAPPED)
+    request.num_computed_tokens = 6
+    assert find_prefix(request, pool) == (block_ids[:shared], None, num_tokens)
+
+
 # --- abort and failed steps ---
 
 
@@ -599,6 +660,17 @@ def test_failed_step_ends_its_requests_and_no_others() -> None:
     assert bench.tokens["b"] == expected_tokens(make_request("b"))
 
 
+def test_what_a_failed_step_was_to_forget_is_forgotten_by_the_next() -> None:
+    bench = Bench()
+    bench.add(make_request("a", max_tokens=1))
+    bench.step()
+    bench.add(make_request("b"))
+    assert bench.plan().forgotten == (0,)
+    bench.take_outcome(bench.scheduler.fail("boom", bench.now))
+    bench.add(make_request("c"))
+    assert bench.step().forgotten == (0, 1)
+
+
 def test_lack_of_memory_costs_the_largest_row_and_the_others_start_over() -> None:
     bench = Bench()
     bench.add(make_request("small", 4, max_tokens=6))
@@ -612,6 +684,9 @@ def test_lack_of_memory_costs_the_largest_row_and_the_others_start_over() -> Non
         "small": PreemptedBy.FAILED_STEP,
         "other": PreemptedBy.FAILED_STEP,
     }
+    plan = bench.step()
+    assert {new.seq_id for new in plan.new} == {0, 2}
+    assert plan.forgotten == (1,), "a sequence that is new in a step must not be forgotten in it"
     bench.run()
     assert bench.tokens["small"] == expected_tokens(make_request("small", 4, max_tokens=6))
     assert bench.tokens["other"] == expected_tokens(make_request("other", 8))

@@ -1,4 +1,4 @@
-"""Fixtures of the runbook tests. The suite runs on SQLite, and on PostgreSQL too when FLEETCTL_TEST_POSTGRES_URL is set."""
+"""Fixtures of the runbook tests, on SQLite, and on PostgreSQL too when FLEETCTL_TEST_POSTGRES_URL is set."""
 
 from __future__ import annotations
 

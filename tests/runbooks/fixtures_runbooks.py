@@ -62,7 +62,7 @@ class FakeFleet:
 
     @classmethod
     def of(cls, *names: str) -> FakeFleet:
-        return cls({name: "serving" for name in names}, dict.fromkeys(names, 3))
+        return cls(dict.fromkeys(names, "serving"), dict.fromkeys(names, 3))
 
     @classmethod
     def stored(cls, file: Path) -> FakeFleet:

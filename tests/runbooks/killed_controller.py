@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 
-from fixtures_runbooks import FakeFleet, World, replace_node
+from fixtures_runbooks import FakeFleet, World, replace_node  # noqa: E402
 
 
 def main() -> None:

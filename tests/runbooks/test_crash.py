@@ -8,15 +8,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures_runbooks import FakeFleet, Killed, World, replace_node, temporary
+from fixtures_runbooks import FAST, FakeFleet, Killed, World, replace_node, temporary
 
 from runbooks.ports import PermanentError
 from runbooks.run import Run, RunStatus
 
+FEW_LOOKS = replace(FAST, poll_s=15, guard_wait_s=15)
 Prepare = Callable[[FakeFleet], None]
 
 
@@ -84,7 +86,7 @@ def live_until_done(world: World) -> Run:
 
 
 async def _live(world: World) -> Run:
-    return await replace_node(world.start())
+    return await replace_node(world.start(limits=FEW_LOOKS))
 
 
 def outcome(run: Run, fleet: FakeFleet) -> dict[str, Any]:

@@ -39,7 +39,7 @@ async def running(controller: Controller) -> AsyncIterator[None]:
 
 async def until(is_true: Callable[[], bool]) -> None:
     async with asyncio.timeout(DEADLINE_S):
-        while not is_true():
+        while not is_true():  # noqa: ASYNC110 - what is waited for is in a database
             await asyncio.sleep(0.001)
 
 

@@ -266,9 +266,10 @@ async def test_stays_with_a_chosen_incident_and_follows_a_new_one_when_it_is_ove
     controller = FakeController()
     older = make_incident(id="inc-0", title="KV cache is full", opened_at=NOW - 500, runs=[], diagnosis=None)
     controller.incidents_now.append(older)
-    async with cockpit(controller, size=WIDE) as (_, pilot):
+    async with cockpit(controller, size=WIDE) as (app, pilot):
         await pilot.press("2")
         await wait_for_text(pilot, "PROPOSED", "KV cache is full")
+        await wait_for(pilot, lambda: app.query_one("#incidents").has_focus)
         await pilot.press("down")
         await wait_for_text(pilot, "Diagnosis: not made yet")
         assert "incident inc-0" in controller.asked
