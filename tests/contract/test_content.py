@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shlex
+from typing import Any
 
 import pytest
 import typer.main
+
 from alerts.content import builtin_rule_files, builtin_signal_files
 from alerts.rules import load_rule_files
 from diagnostics.tree import builtin_tree_files, load_trees
@@ -39,17 +41,15 @@ def test_every_cause_of_a_runbook_is_named_by_a_tree() -> None:
 
 def test_every_command_on_a_page_can_be_typed() -> None:
     """The page a person reads at 03:00 must work when pasted into a terminal."""
-    command_line = typer.main.get_command(build())
+    command_line: Any = typer.main.get_command(build())
     for page in load_library().values():
         for step in (*page.steps, *page.undo):
             words = shlex.split(step.command.replace("{{", "").replace("}}", "").removeprefix("fleetctl "))
-            context = command_line.make_context("fleetctl", words, resilient_parsing=True)
             command = command_line
-            while hasattr(command, "commands") and words:
+            while hasattr(command, "commands"):
                 assert words[0] in command.commands, f"{page.name}: fleetctl {step.command}"
                 command = command.commands[words.pop(0)]
-            parsed = command.make_context(command.name, words)
-            assert parsed is not None, context
+            command.make_context(command.name, words)  # exits with 2 when an option or argument does not fit
 
 
 @pytest.mark.parametrize("verb", ["up", "down", "demo", "get", "describe", "top", "drain", "replace", "runbook"])

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from fleetctl.providers.process import ProcessTable
 
 pytestmark = [pytest.mark.e2e, pytest.mark.serial, pytest.mark.timeout(600)]

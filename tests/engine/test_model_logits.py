@@ -159,3 +159,16 @@ def test_bfloat16_weights_load_into_float32(tmp_path: Path) -> None:
     tokens = _prompt(6, 20)
     got = Paged(tmp_path).logits({0: tokens}, [(0, 0, 20)])
     torch.testing.assert_close(got[0], _reference(reference, tokens)[-1], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["qwen3 moe", "mixtral", "mistral window", "llama three heads a group"])
+def test_logits_have_the_same_bits_alone_in_a_batch_and_in_chunks(tmp_path: Path, family: str) -> None:
+    _make(tmp_path, family)
+    sequences = {0: _prompt(1, 60), 1: _prompt(2, 23), 2: _prompt(3, 41)}
+    alone = Paged(tmp_path)
+    expected = [alone.logits(sequences, [(i, 0, len(tokens))])[0] for i, tokens in sequences.items()]
+    batched = Paged(tmp_path)
+    batched.logits(sequences, [(0, 0, 31), (2, 0, 40), (1, 0, 7)])
+    batched.logits(sequences, [(0, 31, 28), (1, 7, 15)])
+    got = batched.logits(sequences, [(0, 59, 1), (1, 22, 1), (2, 40, 1)])
+    assert torch.equal(got, torch.stack(expected))

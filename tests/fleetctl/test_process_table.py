@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from fleetctl.kit.errors import BadInputError, FleetctlError
 from fleetctl.providers.process import ProcessTable, exclusive
 

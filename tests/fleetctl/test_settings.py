@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from fleetctl.cli.app import run
 from fleetctl.kit.errors import BadInputError
 from fleetctl.settings import load_settings
