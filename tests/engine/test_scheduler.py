@@ -601,16 +601,17 @@ def test_copied_block_is_held_until_the_copy_is_done() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_cached_blocks", "shared", "num_tokens"),
+    ("num_computed", "num_cached_blocks", "shared", "num_tokens"),
     [
-        pytest.param(0, 0, 6, id="all_from_the_host"),
-        pytest.param(1, 1, 6, id="first_block_still_here"),
-        pytest.param(3, 3, 12, id="somebody_came_further"),
-        pytest.param(4, 3, 12, id="somebody_has_all"),
+        pytest.param(6, 0, 0, 6, id="all_from_the_host"),
+        pytest.param(6, 1, 1, 6, id="first_block_still_here"),
+        pytest.param(6, 3, 3, 12, id="somebody_came_further"),
+        pytest.param(6, 4, 3, 12, id="somebody_has_all"),
+        pytest.param(14, 4, 3, 14, id="block_to_be_written_is_not_shared"),
     ],
 )
 def test_swapped_request_takes_the_longer_of_host_and_cache(
-    num_cached_blocks: int, shared: int, num_tokens: int
+    num_computed: int, num_cached_blocks: int, shared: int, num_tokens: int
 ) -> None:
     pool = BlockPool(8, 4)
     request = Request(make_request("a", 16), 0, (0.0, 0))
@@ -620,7 +621,7 @@ def test_swapped_request_takes_the_longer_of_host_and_cache(
         pool.register(block_id, content)
     request.move_to(RequestState.RUNNING)
     request.move_to(RequestState.SWAPPED)
-    request.num_computed_tokens = 6
+    request.num_computed_tokens = num_computed
     assert find_prefix(request, pool) == (block_ids[:shared], None, num_tokens)
 
 
