@@ -71,7 +71,7 @@ async def _after_steps(context: Context, run: Run) -> Run:
         return await _end(context, run, RunStatus.SUCCEEDED, f"{run.title}: done")
     verify = run.verify
     run = await context.stored(context.journal.move, run.id, RunStatus.VERIFYING, context.clock.now())
-    context.emit("run.verifying", f"{run.title}: waiting up to {verify.within_s:g} s for {verify.expect}", run)
+    context.emit("run.verifying", f"{run.title}: waiting up to {verify.within_s:g} s until {verify.words}", run)
     return run
 
 

@@ -219,7 +219,7 @@ class Executor:
                 run,
                 status=RunStatus.SUCCEEDED,
                 error=f"would be refused: {refusal}" if refusal else "",
-                verification=f"would wait for: {plan.verify.expect}" if plan.verify else "",
+                verification=f"would wait until {plan.verify.words}" if plan.verify else "",
                 steps=tuple(step.skipped() for step in run.steps),
             )
         elif refusal:

@@ -32,11 +32,19 @@ class InputSpec:
 
 @dataclass(frozen=True, slots=True)
 class Verify:
-    """`expect`, a PromQL template, must hold for `settle_s` without a break, and that inside `within_s`."""
+    """`expect`, a PromQL template, must hold for `settle_s` without a break, and that inside `within_s`.
+
+    `says` is the same in words, for people; without it they read the expression.
+    """
 
     expect: str
     within_s: float
     settle_s: float
+    says: str = ""
+
+    @property
+    def words(self) -> str:
+        return self.says or self.expect
 
 
 class FrontMatter(NamedTuple):
@@ -75,6 +83,7 @@ class _Input(_Strict):
 
 class _Verify(_Strict):
     expect: str = Field(min_length=1, max_length=2000)
+    says: str = Field(default="", max_length=200)
     within: str | int = "90s"
     settle: str | int = "5s"
 
@@ -145,7 +154,7 @@ def _verify(raw: _Verify, lines: KeyLines) -> Verify:
             raise lines.at(("verify", key)).error(f"verify.{key}: {error.message}", error.remedy) from None
     if not 0 < seconds["within"] < math.inf or seconds["settle"] >= seconds["within"]:
         raise lines.at(("verify",)).error("verify: settle must be shorter than within", "raise within or lower settle")
-    return Verify(" ".join(raw.expect.split()), seconds["within"], seconds["settle"])
+    return Verify(" ".join(raw.expect.split()), seconds["within"], seconds["settle"], " ".join(raw.says.split()))
 
 
 _UNION_TAGS = frozenset({"str", "int", "float"})  # pydantic puts the tried member of a union into the path

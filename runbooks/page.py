@@ -248,6 +248,7 @@ def _check_rest(head: FrontMatter, steps: tuple[PageStep, ...]) -> None:
     if head.verify:
         place = head.lines.at(("verify", "expect"))
         used.update(_check_places(place, head.verify.expect, head))
+        used.update(_check_places(head.lines.at(("verify", "says")), head.verify.says, head))
         for name in unquoted_places(head.verify.expect):
             if head.inputs[name].type is not ValueType.NUMBER and head.inputs[name].type is not ValueType.DURATION:
                 raise place.error(

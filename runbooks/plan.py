@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from runbooks.command import Action, Capacity, parse_command
 from runbooks.errors import BadInputError
@@ -43,7 +43,9 @@ def plan_page(page: Page, given: Mapping[str, str]) -> Plan:
         for i, step in enumerate(page.steps)
     )
     undo = tuple(UndoItem(item.number, fill(item.title, inputs), _command(item, inputs)) for item in page.undo)
-    verify = page.verify and Verify(fill(page.verify.expect, inputs), page.verify.within_s, page.verify.settle_s)
+    verify = page.verify and replace(
+        page.verify, expect=fill(page.verify.expect, inputs), says=fill(page.verify.says, inputs)
+    )
     commands = [step.command for step in steps] + [item.command for item in undo if item.command]
     of_type: dict[ValueType, list[str]] = {value_type: [] for value_type in ValueType}
     for name, value in inputs.items():

@@ -40,14 +40,14 @@ async def look_until_held(context: Context, verify: Verify, is_stopped: Callable
         else:
             held_since = elapsed_s if held_since is None else held_since
             if elapsed_s - held_since >= verify.settle_s:
-                return Verification(True, f"held for {verify.settle_s:g} s: {verify.expect} = {value:g}")
+                return Verification(True, f"held for {verify.settle_s:g} s: {verify.words}")
         if elapsed_s >= verify.within_s:
             last = "unknown" if value is None or math.isnan(value) else f"{value:g}"
             return Verification(
                 False,
-                f"did not hold for {verify.settle_s:g} s inside {verify.within_s:g} s: {verify.expect}"
+                f"did not hold for {verify.settle_s:g} s inside {verify.within_s:g} s: {verify.words}"
                 f" (last value {last}, unknown at {unknown} of {looks} looks)",
             )
         if await is_stopped():
-            return Verification(None, f"stopped after {looks} looks: {verify.expect}")
+            return Verification(None, f"stopped after {looks} looks: {verify.words}")
         await context.clock.sleep(context.limits.poll_s)

@@ -62,7 +62,7 @@ def register(app: typer.Typer) -> None:
     @app.command()
     def replace(
         node: NodeName,
-        deadline: Deadline = "20s",
+        deadline: Deadline = "2s",
         dry_run: DryRun = False,
         yes: Yes = False,
         output: OutputOption = Output.table,

@@ -19,6 +19,8 @@ from alerts.promql import evaluate
 from fleetctl.controller.controller import Controller
 from fleetctl.controller.http_edge import TokenGate, guarded, int_param, on_http_exception, read_body, wait_param
 from fleetctl.controller.incident_store import get_incident, list_incidents
+from fleetctl.controller.node_row import list_nodes
+from fleetctl.controller.remediation import new_nodes, with_new_nodes
 from fleetctl.controller.version import software_version
 from fleetctl.controller.views import (
     alert_view,
@@ -170,9 +172,10 @@ class _Api:
         body = await read_body(request, RunRequest)
         if body.incident_id is not None:
             await self._incident(body.incident_id)
+        inputs = await self._with_new_nodes(body)
         run = await self._c.executor.propose(
             body.runbook,
-            body.inputs,
+            inputs,
             reason=body.reason,
             incident_id=body.incident_id,
             requested_by=body.requested_by,
@@ -231,6 +234,18 @@ class _Api:
             {"at": now, "samples": [{"labels": one.labels, "value": _json_number(one.value)} for one in samples]}
         )
 
+    async def _with_new_nodes(self, body: RunRequest) -> dict[str, str]:
+        """The inputs with names for new nodes: fresh ones, or those of the same request before."""
+        page = self._c.library.get(body.runbook)
+        if page is None:
+            return body.inputs
+        key = body.idempotency_key
+        known = await self._c.database.call(lambda: self._c.journal.find(key)) if key else None
+        if known is not None and known.runbook == body.runbook:
+            return {**new_nodes(page, known.inputs), **body.inputs}
+        used = {row.name for row in await self._c.database.read(list_nodes)}
+        return with_new_nodes(page, body.inputs, used)
+
     def _nodes(self) -> list[Node]:
         now = self._c.clock.now()
         signals = signals_by_node(self._c.store, now)
@@ -271,7 +286,7 @@ class _Api:
 
 def _unless_refused(run: Run) -> Run:
     if run.status is RunStatus.REFUSED and not run.dry_run:
-        raise RefusedError(run.error or "a guard refused it", remedy=f"fleetctl runs show {run.id}")
+        raise RefusedError(run.error or "a guard refused it", remedy=f"fleetctl describe run {run.id}")
     return run
 
 

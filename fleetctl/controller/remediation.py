@@ -136,16 +136,31 @@ def inputs_from_scope(page: Page, scope: Mapping[str, str], used: Collection[str
 
     A new node's name follows from the node it is to replace and the names ever used, and from nothing else.
     """
-    inputs: dict[str, str] = {}
-    missing: list[str] = []
-    for name, spec in page.inputs.items():
-        if spec.type is ValueType.NEW_NODE:
-            inputs[name] = fresh_name(scope.get("node", "node-1"), used)
-        elif name in scope:
-            inputs[name] = scope[name]
-        elif spec.required and spec.default is None:
-            missing.append(name)
+    inputs = with_new_nodes(page, {name: scope[name] for name in page.inputs if name in scope}, used)
+    missing = [
+        name for name, spec in page.inputs.items() if name not in inputs and spec.required and spec.default is None
+    ]
     return inputs, missing
+
+
+def with_new_nodes(page: Page, inputs: Mapping[str, str], used: Collection[str]) -> dict[str, str]:
+    """The inputs, with a fresh name for every new node that the caller left to us."""
+    fresh = {
+        name: fresh_name(inputs.get("node", "node-1"), used)
+        for name in page.inputs
+        if _is_new_node(page, name) and name not in inputs
+    }
+    return {**inputs, **fresh}
+
+
+def new_nodes(page: Page, inputs: Mapping[str, str]) -> dict[str, str]:
+    """Those of the inputs that name a new node."""
+    return {name: value for name, value in inputs.items() if _is_new_node(page, name)}
+
+
+def _is_new_node(page: Page, name: str) -> bool:
+    spec = page.inputs.get(name)
+    return spec is not None and spec.type is ValueType.NEW_NODE
 
 
 def fresh_name(name: str, used: Collection[str]) -> str:

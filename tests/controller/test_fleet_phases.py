@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,8 @@ from fleetctl.controller.controller import open_controller
 from fleetctl.controller.fleet import judge_phase
 from fleetctl.controller.node_client import DrainState, Health
 from fleetctl.controller.node_row import NodeRow, Role, RouteIntent
+from fleetctl.providers.local import LocalProvider
+from fleetctl.providers.process import ProcessView
 from fleetctl.wire import NodePhase
 
 ROW = NodeRow(make_spec("node-1"), True, True, RouteIntent.ACTIVE, Role.MEMBER, "http://x", None, 0.0, 0.0)
@@ -149,5 +153,37 @@ async def test_a_node_that_says_it_is_stuck_does_not_serve(tmp_path: Path) -> No
             await controller.loops.turn("fleet")
             assert controller.fleet.nodes["node-1"].reason == "core_stuck"
             assert await controller.lookup.serving_nodes() == ["node-2"]
+    finally:
+        stop_all(tmp_path)
+
+
+class SlowProvider:
+    """Answers the first question only when told to; all others at once."""
+
+    def __init__(self, inner: LocalProvider) -> None:
+        self._inner = inner
+        self._is_first = True
+        self.asked, self.go_on = threading.Event(), threading.Event()
+
+    def observe(self, name: str) -> ProcessView:
+        if self._is_first and name == "node-1":
+            self._is_first = False
+            self.asked.set()
+            self.go_on.wait(20)
+        return self._inner.observe(name)
+
+
+@pytest.mark.anyio
+async def test_a_look_that_is_overtaken_by_a_later_one_is_old_news(tmp_path: Path) -> None:
+    try:
+        async with running_fleet(make_config(tmp_path)) as controller:
+            slow = SlowProvider(make_provider(tmp_path))
+            controller.fleet._provider = slow  # type: ignore[assignment]
+            overtaken = asyncio.create_task(controller.fleet.turn())
+            await asyncio.to_thread(slow.asked.wait, 20)
+            await controller.effects.cordon("node-1")
+            slow.go_on.set()
+            await overtaken
+            assert controller.fleet.nodes["node-1"].phase is NodePhase.CORDONED
     finally:
         stop_all(tmp_path)

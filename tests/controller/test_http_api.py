@@ -191,6 +191,15 @@ async def test_the_same_idempotency_key_gives_the_same_run(client: ControllerCli
         await client.act(other)
 
 
+async def test_a_new_nodes_name_is_filled_in_once_per_request(client: ControllerClient) -> None:
+    request = RunRequest(runbook="replace-node", inputs={"node": "node-2"}, idempotency_key="replace once")
+    first = await client.start_run(request)
+    assert first.inputs["replacement"] == "node-2b"
+    assert (await client.start_run(request)).id == first.id
+    await client.decide(first.id, ApprovalRequest(decision="deny", by="ann"))
+    assert (await client.start_run(request)).id == first.id
+
+
 async def test_the_first_answer_to_a_proposal_wins(client: ControllerClient) -> None:
     run = await client.start_run(RunRequest(runbook="cordon-node", inputs={"node": "node-1"}, requested_by="test"))
     assert run.status is RunStatus.PROPOSED

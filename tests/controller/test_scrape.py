@@ -121,6 +121,27 @@ async def test_a_removed_node_leaves_no_series_behind(controller: Controller) ->
     assert value(controller, "sum(up)") == 1
 
 
+async def test_an_answer_that_comes_after_a_node_was_removed_does_not_bring_it_back(controller: Controller) -> None:
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    async def late(_: web.Request) -> web.StreamResponse:
+        asked.set()
+        await go_on.wait()
+        return web.Response(text="late 1\n")
+
+    async with _server(late) as url:
+        object.__setattr__(controller.fleet.nodes["node-1"], "url", url)
+        await controller.scraper.turn()
+        await asked.wait()
+        controller.scraper.forget("node-1")
+        await controller.routing.change("node-1", wanted=False)
+        await controller.loops.turn("fleet")
+        go_on.set()
+        await scrape(controller)
+        assert value(controller, 'up{node="node-1"}') is None
+        assert value(controller, "late") is None
+
+
 async def test_a_node_on_its_way_up_is_not_down(tmp_path: Path) -> None:
     try:
         async with running_fleet(make_config(tmp_path)) as controller:

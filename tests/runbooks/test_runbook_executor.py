@@ -54,7 +54,7 @@ async def test_replaces_a_node_and_tells_what_happens(world: World) -> None:
     assert run.status is RunStatus.PROPOSED
     assert [step.command for step in run.steps] == [
         "node start node-2b --like node-2 --wait 180s",
-        "drain node-2 --deadline 20s",
+        "drain node-2 --deadline 2s",
         "node stop node-2",
     ]
     assert run.steps[1].receipt["guard"] == "yes: 3 nodes serve without node-2, the floor is 2"
@@ -62,13 +62,13 @@ async def test_replaces_a_node_and_tells_what_happens(world: World) -> None:
     run = await controller.executor.drive(run.id)
     assert run.status is RunStatus.SUCCEEDED
     assert run.decided_by == "ann"
-    assert run.verification.startswith("held for 15 s: min(llm:up")
+    assert run.verification.startswith("held for 15 s: node-2b answers")
     assert world.fleet.state == {"node-1": "serving", "node-2": "stopped", "node-3": "serving", "node-2b": "serving"}
     assert world.kinds() == [
         "run.proposed", "run.approved", "run.started", *["step.started", "step.finished"] * 3,
         "run.verifying", "run.verified", "run.succeeded",
     ]  # fmt: skip
-    assert ("step.finished", "step 2 of 3: drain node-2 --deadline 20s: done in 0.0 s") in world.events
+    assert ("step.finished", "step 2 of 3: drain node-2 --deadline 2s: done in 0.0 s") in world.events
 
 
 async def test_nothing_starts_without_an_approval(world: World) -> None:
@@ -140,9 +140,9 @@ async def test_gives_up_after_the_last_attempt_and_undoes_in_reverse(world: Worl
     controller = world.start()
     run = await controller.executor.drive((await propose(controller, approve=True)).id)
     assert run.status is RunStatus.UNDONE
-    assert run.error == ("step 2 (drain node-2 --deadline 20s) failed: holds 2 requests (tried 5 times); undone")
+    assert run.error == ("step 2 (drain node-2 --deadline 2s) failed: holds 2 requests (tried 5 times); undone")
     assert [step.command for step in run.undo_steps] == [
-        "uncordon node-2", "drain node-2b --deadline 20s", "node stop node-2b",
+        "uncordon node-2", "drain node-2b --deadline 2s", "node stop node-2b",
     ]  # fmt: skip
     assert run.step("do", 2).status == "skipped"
     assert world.fleet.state["node-2"] == "serving"
@@ -372,7 +372,7 @@ async def test_dry_run_shows_commands_predictions_and_guards_and_does_nothing(wo
         "predicted": "starts node-2b and waits until it is ready and routed",
         "guard": "yes: adds capacity",
     }
-    assert run.verification.startswith("would wait for: min(llm:up")
+    assert run.verification.startswith("would wait until node-2b answers")
     assert world.fleet.calls == []
     assert world.events == []
     assert (await propose(controller)).status is RunStatus.PROPOSED, "a dry run holds no node"
