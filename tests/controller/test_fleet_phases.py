@@ -8,7 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fixtures_controller import fleet_ready, make_config, make_provider, make_spec, running_fleet, stop_all, tell_node
+from fixtures_controller import (
+    fleet_ready,
+    make_config,
+    make_provider,
+    make_spec,
+    running_fleet,
+    stop_all,
+    tell_node,
+    until,
+)
 
 from fleetctl.controller.controller import open_controller
 from fleetctl.controller.fleet import judge_phase
@@ -111,11 +120,12 @@ async def test_one_node_that_can_not_be_started_does_not_hide_the_others(tmp_pat
     try:
         specs = (make_spec("node-1", "--fail-at-start"), make_spec("node-2"))
         async with open_controller(make_config(tmp_path, node_specs=specs), make_provider(tmp_path)) as controller:
-            for _ in range(40):
+
+            async def second_serves() -> bool:
                 await controller.loops.turn("fleet")
-                if controller.fleet.nodes["node-2"].is_serving:
-                    break
-            assert controller.fleet.nodes["node-2"].is_serving
+                return controller.fleet.nodes["node-2"].is_serving
+
+            await until(second_serves, "node-2 serves")
             assert controller.fleet.nodes["node-1"].phase in (NodePhase.STARTING, NodePhase.UNREACHABLE)
     finally:
         stop_all(tmp_path)
