@@ -68,7 +68,8 @@ class Alerting:
         settled = now - self._started_at > SETTLE_AFTER_START_S
         recent = self._book.recent()
         changed = reconcile(recent, active, self.is_expected, now, forget_missing=settled)
-        for incident in self._of_removed_nodes([changed.get(one.id, one) for one in recent], now):
+        gone: list[FiredAlert] = []
+        for incident in self._of_removed_nodes([changed.get(one.id, one) for one in recent], now, gone):
             changed[incident.id] = incident
         before = {incident.id: incident for incident in recent}
         for incident in changed.values():
@@ -76,6 +77,8 @@ class Alerting:
         # No await up to here: a diagnosis can't be told before the alert that it explains.
         for change in changes:
             self._tell_alert(change)
+        for alert in gone:
+            self._tell_gone(alert)
         for incident in changed.values():
             self._tell_incident(incident, before.get(incident.id))
         await self._book.settle()
@@ -101,12 +104,16 @@ class Alerting:
         state = self._fleet.nodes.get(labels.get("node", ""))
         return state is not None and not state.row.wanted
 
-    def _of_removed_nodes(self, incidents: Iterable[Incident], now: float) -> Iterable[Incident]:
+    def _of_removed_nodes(
+        self, incidents: Iterable[Incident], now: float, gone: list[FiredAlert]
+    ) -> Iterable[Incident]:
+        """Incidents whose alerts clear because their node was taken out; those alerts are added to `gone`."""
         for incident in incidents:
             cleared = incident
             for alert in incident.alerts if _is_open(incident) else ():
                 if alert.state != "resolved" and self.is_of_removed_node(alert.labels):
                     cleared = clear(cleared, alert.fingerprint, now)
+                    gone.append(alert)
             if cleared != incident:
                 yield cleared
 
@@ -122,11 +129,23 @@ class Alerting:
             data={"severity": incident.severity, "scope": dict(incident.scope)},
         )  # fmt: skip
 
+    def _tell_gone(self, alert: FiredAlert) -> None:
+        incident = next((one for one in self._book.recent() if _holds(one, alert.fingerprint)), None)
+        node = alert.labels.get("node")
+        log.info("alert.resolved", alert=alert.name, node=node, why="node removed")
+        self._timeline.append_soon(
+            "alert.resolved", f"{alert.name} resolved on {node}: the node was taken out",
+            incident_id=incident.id if incident else None, node=node,
+            data={"alert": alert.name, "severity": alert.severity, "was": alert.state},
+        )  # fmt: skip
+
     def _tell_alert(self, change: AlertChange) -> None:
         word = _WORTH_TELLING.get(str(change.alert.state))
         if word is None or (word == "resolved" and change.previous == "pending"):
             return
         alert = fired_alert(change.alert)
+        if word == "resolved" and self.is_of_removed_node(alert.labels):
+            return  # told when its node was taken out
         incident = next((one for one in self._book.recent() if _holds(one, alert.fingerprint)), None)
         where = alert.labels.get("node") or alert.labels.get("pool") or "the fleet"
         summary = f": {alert.summary}" if alert.summary and word == "fired" else ""
