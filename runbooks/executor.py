@@ -83,8 +83,8 @@ class Executor:
     ) -> Run:
         """A run of a page: PROPOSED, APPROVED with `approve`, REFUSED by a guard, or SUCCEEDED as a dry run.
 
-        With an idempotency key that is known, the run that has it. Raises NotFoundError, BadInputError and
-        IdempotencyConflictError.
+        With an idempotency key that is known, the run that has it. Raises NotFoundError, BadInputError (also for a
+        node that does not exist) and IdempotencyConflictError.
         """
         page = self._library.get(runbook)
         if page is None:
@@ -102,7 +102,10 @@ class Executor:
         idempotency_key: str | None = None,
         dry_run: bool = False,
     ) -> Run:
-        """A run of one command, approved by the one who asked. Raises BadCommandError, IdempotencyConflictError."""
+        """A run of one command, approved by the one who asked.
+
+        Raises BadCommandError, BadInputError and IdempotencyConflictError.
+        """
         plan = plan_command(command)
         return await self._create(plan, reason, None, requested_by, idempotency_key, True, dry_run)
 
@@ -206,6 +209,9 @@ class Executor:
     async def _judged(self, plan: Plan, run: Run) -> Run:
         """The run with the guards' answers written to its steps, and the status they leave it in."""
         fleet = await self._context.fleet()
+        names = judge_names(plan.existing, plan.fresh, fleet)
+        if names.answer is Answer.NO:
+            raise BadInputError(names.reason, remedy="`fleetctl get nodes` lists them")
         actions = plan.actions
         verdicts = judge_plan(actions, fleet, fresh=plan.fresh, floor_ratio=self._limits.capacity_floor_ratio)
         steps = tuple(
@@ -213,7 +219,7 @@ class Executor:
             for step, action, verdict in zip(run.steps, actions, verdicts, strict=True)
         )
         run = replace(run, steps=steps)
-        refusal = await self._refusal(plan, run, (judge_names(plan.existing, plan.fresh, fleet), *verdicts))
+        refusal = await self._refusal(plan, run, (names, *verdicts))
         if run.dry_run:
             run = replace(
                 run,

@@ -47,11 +47,11 @@ def fill(store: SeriesStore, begin: float, end: float, changes: Mapping[str, Map
 
 
 def diagnose(tree: Tree, changes: Mapping[str, Mapping[str, float]], scope: Mapping[str, str] = SCOPE) -> Diagnosis:
-    """Ten calm minutes, then half a minute of `changes`."""
+    """Thirty-five calm minutes, then half a minute of `changes`."""
     store = SeriesStore()
-    fill(store, BEGIN, BEGIN + 600, {})
-    fill(store, BEGIN + 605, BEGIN + 635, changes)
-    return walk(tree, scope, ask_store(store, BEGIN + 636), BEGIN + 636)
+    fill(store, BEGIN, BEGIN + 2100, {})
+    fill(store, BEGIN + 2105, BEGIN + 2135, changes)
+    return walk(tree, scope, ask_store(store, BEGIN + 2136), BEGIN + 2136)
 
 
 CASES: list[tuple[str, str, dict[str, dict[str, float]]]] = [

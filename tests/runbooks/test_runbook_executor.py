@@ -333,9 +333,14 @@ async def test_two_runs_at_once_do_not_take_the_last_spare_node_together(world: 
         ({"node": "node-2", "replacement": "node-3"}, "the new node's name node-3 is taken: give a free one"),
     ],
 )
-async def test_names_that_do_not_fit_refuse_the_run(world: World, inputs: dict[str, str], message: str) -> None:
-    run = await propose(world.start(), inputs=inputs)
-    assert (run.status, run.error) == (RunStatus.REFUSED, message)
+async def test_names_that_do_not_fit_are_bad_input_and_leave_no_run(
+    world: World, inputs: dict[str, str], message: str
+) -> None:
+    controller = world.start()
+    with pytest.raises(BadInputError) as error:
+        await propose(controller, inputs=inputs)
+    assert error.value.message == message
+    assert controller.journal.list() == ()
 
 
 async def test_replacement_name_taken_since_the_proposal_refuses_the_start(world: World) -> None:
