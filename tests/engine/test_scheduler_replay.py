@@ -1,10 +1,11 @@
 """A recorded production trace through scheduler and pool in simulated time: how much of the prompts is found again.
 
-The trace (Mooncake, FAST'25) is no part of the repository: see `shared/data` beside the checkout.
+The trace is Mooncake's (FAST'25); tests/data/traces/README.md has its source.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -17,11 +18,9 @@ from engine.scheduler import Scheduler
 from engine.scheduler_config import SchedulerConfig
 from engine.step import SamplingParams
 
-TRACE = Path(__file__).parents[3] / "shared" / "data" / "traces" / "mooncake_synthetic_trace.jsonl"
+TRACE = Path(__file__).parents[1] / "data" / "traces" / "mooncake_synthetic_trace.jsonl.gz"
 BLOCK_SIZE = 512
 PLAIN_LRU_RATIO = 0.284  # of 5,000 blocks
-
-pytestmark = pytest.mark.skipif(not TRACE.exists(), reason="the trace is not beside the checkout")
 
 
 def replay(num_blocks: int) -> Scheduler:
@@ -38,7 +37,7 @@ def replay(num_blocks: int) -> Scheduler:
         )
     )
     runner = FakeRunner(clock=clock, cost=FakeCost(0.005, 1e-6, 1e-5))
-    arrivals = [json.loads(line) for line in TRACE.read_text().splitlines()]
+    arrivals = [json.loads(line) for line in gzip.decompress(TRACE.read_bytes()).splitlines()]
     arrivals.reverse()
     num_ended = 0
     count = len(arrivals)
