@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 export FLEETCTL_STATE_DIR ?= $(CURDIR)/.fleetctl
 PYTEST_ARGS ?=
 
-.PHONY: help demo up down top test check format setup setup-dev debs clean
+.PHONY: help demo up down top test test-gpu bench-kernels check format setup setup-dev debs clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 18
@@ -29,6 +29,12 @@ top: setup ## Open the cockpit
 test: setup-dev debs check ## Install, then run all checks and tests (what CI runs)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not gpu and not serial" $(PYTEST_ARGS)
 	$(BIN)/python -m pytest -m "serial and not gpu" $(PYTEST_ARGS)
+
+test-gpu: setup-dev ## Run the tests that need a CUDA GPU
+	$(BIN)/python -m pytest -m gpu tests/kernels $(PYTEST_ARGS)
+
+bench-kernels: setup ## Kernels against this GPU's measured roofline
+	$(BIN)/python -m kernels.bench $(BENCH_ARGS)
 
 check: setup-dev ## Format, lint, types, imports
 	$(BIN)/ruff format --check .

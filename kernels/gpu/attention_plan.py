@@ -1,0 +1,140 @@
+"""Which tile of queries reads which keys: made on the host once a step, in one copy to the device, for all layers.
+
+A tile's queries are packed with the query heads that share a KV head into the rows of one matrix product. Sequences
+whose queries fit one tile (decoding, short chunks) have their keys split at fixed positions, 0, 512, 1024 and so on,
+so that a few long contexts fill the machine; longer chunks have enough tiles and read their keys in one go. Both
+choices look at one sequence alone, so no result depends on the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+SPLIT = 512  # keys of one part. Partial results then are 2 % of the bytes of a 4-fold shared 16-bit cache
+KEY_ALIGN = 128  # first keys are multiples of it, as of every key tile's width
+SMALL_ROWS, LARGE_ROWS = 16, 64  # the least that mma.sync multiplies, and wgmma
+
+ITEM_COLUMNS = 8  # sequence, first row of q, queries, position of the first, first key, end key, partial, unused
+MERGE_COLUMNS = 4  # first row of q, queries, first partial, partials
+WHOLE = -1  # in the column of partials: this item is the only one for its queries
+
+
+@dataclass(frozen=True, slots=True)
+class TileGroup:
+    """Items of one tile size: one launch, and a second one that merges partial results."""
+
+    rows: int  # of a tile; each query takes as many as query heads share a KV head, to the next power of two
+    items: Tensor  # [num_items, ITEM_COLUMNS], int32
+    merges: Tensor  # [num_merges, MERGE_COLUMNS], int32
+    num_partials: int
+    most_queries: int  # of one merge
+
+
+@dataclass(frozen=True, slots=True)
+class GpuAttentionPlan:
+    block_tables: Tensor  # [num_seqs, max_blocks], int32, on the device
+    groups: tuple[TileGroup, ...]
+    num_tokens: int  # rows of q that are real
+    sliding_window: int | None
+
+
+def plan_attention(
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    query_starts: Tensor,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    sliding_window: int | None = None,
+    device: torch.device | str,
+) -> GpuAttentionPlan:
+    """The plan of one batch. Shapes as in `paged_attention`, all on the CPU."""
+    lens, starts = seq_lens.numpy().astype(np.int64), query_starts.numpy().astype(np.int64)
+    counts = np.diff(starts)
+    share = 1 << (num_heads // num_kv_heads - 1).bit_length()
+    small, large = max(SMALL_ROWS, share), max(LARGE_ROWS, share)
+    fits_small, fits_large = counts * share <= small, counts * share <= large
+    tables = np.ascontiguousarray(block_tables.numpy(), dtype=np.int32)
+    drafts = []
+    batch = _Batch(lens, counts, starts, sliding_window)
+    for rows, split, whole in (
+        (small, np.flatnonzero(fits_small & (counts > 0)), None),
+        (large, np.flatnonzero(fits_large & ~fits_small), np.flatnonzero(~fits_large)),
+    ):
+        items, merges, num_partials = batch.split_items(split)
+        if whole is not None:
+            items = np.concatenate([items, batch.whole_items(whole, rows // share)])
+        if len(items):
+            drafts.append((rows, items, merges, num_partials, int(merges[:, 1].max(initial=0))))
+    parts = [tables, *(part for draft in drafts for part in draft[1:3])]
+    moved = iter(_to_device(parts, device))
+    placed = next(moved)
+    groups = tuple(TileGroup(rows, next(moved), next(moved), num, most) for rows, _, _, num, most in drafts)
+    return GpuAttentionPlan(placed, groups, int(starts[-1]), sliding_window)
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    lens: np.ndarray
+    counts: np.ndarray
+    starts: np.ndarray
+    window: int | None
+
+    def split_items(self, members: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+        """Items of sequences of one tile each, merges of those that have several parts, and the number of partials."""
+        lens, counts = self.lens[members], self.counts[members]
+        first = self._first_keys(lens - counts)
+        first_part = first // SPLIT
+        parts = (lens - 1) // SPLIT - first_part + 1
+        is_split = parts > 1
+        partial_ends = np.cumsum(np.where(is_split, parts, 0))
+        first_partial = partial_ends - np.where(is_split, parts, 0)
+        owner = np.repeat(np.arange(len(members)), parts)
+        rank = np.arange(len(owner)) - (np.cumsum(parts) - parts)[owner]
+        begin = (first_part[owner] + rank) * SPLIT
+        items = np.zeros((len(owner), ITEM_COLUMNS), dtype=np.int32)
+        items[:, 0] = members[owner]
+        items[:, 1] = self.starts[members][owner]
+        items[:, 2] = counts[owner]
+        items[:, 3] = (lens - counts)[owner]
+        items[:, 4] = np.maximum(begin, first[owner])
+        items[:, 5] = np.minimum(begin + SPLIT, lens[owner])
+        items[:, 6] = np.where(is_split[owner], first_partial[owner] + rank, WHOLE)
+        merges = np.stack([self.starts[members], counts, first_partial, parts], axis=1)[is_split].astype(np.int32)
+        return items, merges, int(partial_ends[-1]) if len(members) else 0
+
+    def whole_items(self, members: np.ndarray, queries: int) -> np.ndarray:
+        """One item for each `queries` queries of each sequence, those with most keys first."""
+        counts = self.counts[members]
+        tiles = -(-counts // queries)
+        owner = np.repeat(np.arange(len(members)), tiles)
+        offset = (np.arange(len(owner)) - (np.cumsum(tiles) - tiles)[owner]) * queries
+        size = np.minimum(queries, counts[owner] - offset)
+        position = (self.lens[members] - counts)[owner] + offset
+        items = np.zeros((len(owner), ITEM_COLUMNS), dtype=np.int32)
+        items[:, 0] = members[owner]
+        items[:, 1] = self.starts[members][owner] + offset
+        items[:, 2] = size
+        items[:, 3] = position
+        items[:, 4] = self._first_keys(position)
+        items[:, 5] = position + size
+        items[:, 6] = WHOLE
+        return items[np.argsort(items[:, 4] - items[:, 5], kind="stable")]
+
+    def _first_keys(self, positions: np.ndarray) -> np.ndarray:
+        if self.window is None:
+            return np.zeros_like(positions)
+        return np.maximum(positions - self.window + 1, 0) // KEY_ALIGN * KEY_ALIGN
+
+
+def _to_device(parts: list[np.ndarray], device: torch.device | str) -> list[Tensor]:
+    """All parts in one copy, which does not wait for the device."""
+    flat = torch.from_numpy(np.concatenate([part.ravel() for part in parts]))
+    if torch.device(device).type == "cuda":
+        flat = flat.pin_memory().to(device, non_blocking=True)
+    sizes = [part.size for part in parts]
+    return [piece.view(part.shape) for piece, part in zip(flat.split(sizes), parts, strict=True)]

@@ -1,0 +1,97 @@
+"""Public kernels go to Triton for CUDA tensors, and need no Triton for others."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.attention_plan import plan_attention
+from kernels.block_copy import swap_blocks
+from kernels.kv_store import store_kv
+from kernels.paged_attention import paged_attention
+from kernels.rms_norm import rms_norm
+from kernels.rope import apply_rope
+from kernels.sampling import sample
+from kernels.silu_mul import silu_mul
+
+ON_GPU = SimpleNamespace(is_cuda=True, is_pinned=lambda: False)
+PINNED = SimpleNamespace(is_cuda=False, is_pinned=lambda: True)
+CALLS = {
+    "rms_norm": (rms_norm, (ON_GPU, "weight", 1e-5, "residual"), {}),
+    "rope": (apply_rope, (ON_GPU, "k", "cos", "sin"), {}),
+    "silu_mul": (silu_mul, (ON_GPU,), {}),
+    "kv_store": (store_kv, (ON_GPU, "v", "k_cache", "v_cache", "slots"), {}),
+    "block_copy": (swap_blocks, (ON_GPU, PINNED, [(0, 1)]), {}),
+    "paged_attention": (
+        paged_attention,
+        (ON_GPU, "k_cache", "v_cache", "tables", "lens", "starts"),
+        {"scale": 0.5, "sliding_window": 7, "plan": "plan"},
+    ),
+    "sampling": (sample, (ON_GPU, ["row"]), {}),
+    "attention_plan": (
+        plan_attention,
+        ("tables", "lens", "starts"),
+        {"num_heads": 4, "num_kv_heads": 2, "sliding_window": 7, "device": "cuda"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_cuda_tensors_go_to_triton_with_the_same_arguments(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    public, args, kwargs = CALLS[name]
+    seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    package, module = ModuleType("kernels.gpu"), ModuleType(f"kernels.gpu.{name}")
+    setattr(module, public.__name__, lambda *a, **k: seen.append((a, k)))
+    setattr(package, name, module)
+    monkeypatch.setitem(sys.modules, "kernels.gpu", package)
+    monkeypatch.setitem(sys.modules, f"kernels.gpu.{name}", module)
+    public(*args, **kwargs, **({"block_size": 16} if name == "attention_plan" else {}))
+    assert seen == [(args, kwargs)]
+
+
+def test_cpu_needs_no_triton() -> None:
+    program = """
+import sys, torch
+sys.modules["triton"] = None
+from kernels import attention_plan, block_copy, kv_store, paged_attention, rms_norm, rope, sampling, silu_mul
+x = torch.ones(2, 4)
+rms_norm.rms_norm(x, x[0], 1e-5, x)
+silu_mul.silu_mul(x)
+block_copy.copy_blocks(torch.zeros(1, 2, 3, 1), [(0, 1)])
+assert sampling.sample(x, [sampling.SampleRow(), sampling.SampleRow()])[0].token_id is not None
+assert not any(name.startswith("kernels.gpu") for name in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_bench_without_a_gpu_says_so_in_one_line() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("a GPU is here")
+    done = subprocess.run([sys.executable, "-m", "kernels.bench"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: kernels.bench: no CUDA GPU is usable here")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.gpu
+def test_public_attention_on_a_gpu_uses_the_gpu_plan() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA GPU here")
+    from kernels.gpu.attention_plan import GpuAttentionPlan
+
+    lens, starts = torch.tensor([5], dtype=torch.int32), torch.tensor([0, 5], dtype=torch.int32)
+    tables = torch.zeros((1, 1), dtype=torch.int32)
+    q, k_cache, v_cache = torch.randn(5, 4, 32), torch.randn(1, 16, 2, 32), torch.randn(1, 16, 2, 32)
+    sizes = {"block_size": 16, "num_heads": 4, "num_kv_heads": 2}
+    plan = plan_attention(tables, lens, starts, **sizes, device="cuda")
+    assert isinstance(plan, GpuAttentionPlan)
+    rest = (tables, lens, starts)
+    found = paged_attention(q.cuda(), k_cache.cuda(), v_cache.cuda(), *rest, scale=0.2, plan=plan)
+    expected = paged_attention(q, k_cache, v_cache, *rest, scale=0.2)
+    torch.testing.assert_close(found.cpu(), expected, atol=1e-4, rtol=1e-4)
