@@ -141,7 +141,7 @@ class Alerting:
 
     def _tell_alert(self, change: AlertChange) -> None:
         word = _WORTH_TELLING.get(str(change.alert.state))
-        if word is None or (word == "resolved" and change.previous == "pending"):
+        if word is None or (word in ("resolved", "unknown") and change.previous == "pending"):  # nobody was told of it
             return
         alert = fired_alert(change.alert)
         if word == "resolved" and self.is_of_removed_node(alert.labels):
