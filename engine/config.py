@@ -9,12 +9,13 @@ from __future__ import annotations
 import argparse
 import re
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 MIN_TOKEN_CHARS = 8
+MAX_API_KEYS = 1000
 
 
 class BadConfigError(ValueError):
@@ -33,7 +34,7 @@ class NodeConfig:
     pool: str = ""
     zone: str = ""
     revision: str = ""
-    admin_token: str | None = None
+    admin_token: str | None = field(default=None, repr=False)
     enable_faults: bool = False
     drain_timeout_s: float = 30.0
     runner: Literal["torch", "fake"] = "torch"
@@ -48,6 +49,11 @@ class NodeConfig:
     max_num_queued_reqs: int = 1024
     max_num_queued_tokens: int | None = None
     max_body_bytes: int = 16 * 2**20
+    max_output_tokens: int | None = None
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    golden_file: Path | None = None
+    golden_interval_s: float = 60.0
+    gpu_poll_s: float = 5.0
     log_level: str = "INFO"
 
     @property
@@ -79,7 +85,12 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     scheduler.add_argument(
         "--max-num-batched-tokens", metavar="N", type=int, default=2048, help="tokens in one step (%(default)s)"
     )
-    scheduler.add_argument("--num-threads", metavar="N", type=int, help="CPU threads of the runner")
+    scheduler.add_argument(
+        "--num-threads",
+        metavar="N",
+        type=int,
+        help="CPU threads of the runner; default: one a core, 1 for models below 64 MiB",
+    )
 
     admission = parser.add_argument_group("admission")
     admission.add_argument(
@@ -92,10 +103,17 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-body-bytes", metavar="N", type=int, default=16 * 2**20, help="largest request body (%(default)s)"
     )
 
+    admission.add_argument(
+        "--max-output-tokens", metavar="N", type=int, help="longest answer that may be asked for; default: the context"
+    )
+
     server = parser.add_argument_group("server")
     server.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     server.add_argument("--port", type=int, default=8000, help="0 picks a free one (%(default)s)")
     server.add_argument("--admin-token-file", metavar="F", help="holds the token of /admin and /internal routes")
+    server.add_argument(
+        "--api-key-file", metavar="F", help="keys of clients, one a line: needed for all but health and metrics"
+    )
     server.add_argument(
         "--drain-timeout",
         metavar="S",
@@ -104,6 +122,21 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         help="after SIGTERM, until requests move (%(default)s)",
     )
     server.add_argument("--log-level", default="INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
+
+    watching = parser.add_argument_group("watching")
+    watching.add_argument(
+        "--golden-file", metavar="F", help="known answers to the golden prompt; recorded there when it has none"
+    )
+    watching.add_argument(
+        "--golden-interval",
+        metavar="S",
+        type=float,
+        default=60.0,
+        help="least time between golden prompts; asked only through /health/deep (%(default)s)",
+    )
+    watching.add_argument(
+        "--gpu-poll", metavar="S", type=float, default=5.0, help="between readings of the GPUs (%(default)s)"
+    )
 
     fleet = parser.add_argument_group("fleet")
     fleet.add_argument("--node-name", help="default: the host's name")
@@ -141,6 +174,7 @@ def config_from_args(args: argparse.Namespace) -> NodeConfig:
         zone=args.zone,
         revision=args.revision,
         admin_token=_read_token(args.admin_token_file),
+        api_keys=_read_keys(args.api_key_file),
         enable_faults=args.enable_faults,
         drain_timeout_s=args.drain_timeout,
         runner=args.runner,
@@ -155,6 +189,10 @@ def config_from_args(args: argparse.Namespace) -> NodeConfig:
         max_num_queued_reqs=args.max_num_queued_reqs,
         max_num_queued_tokens=args.max_num_queued_tokens,
         max_body_bytes=args.max_body_bytes,
+        max_output_tokens=args.max_output_tokens,
+        golden_file=None if args.golden_file is None else Path(args.golden_file),
+        golden_interval_s=args.golden_interval,
+        gpu_poll_s=args.gpu_poll,
         log_level=args.log_level,
     )
 
@@ -170,6 +208,9 @@ _POSITIVE = {
     "--max-num-queued-reqs": 1,
     "--max-num-queued-tokens": 1,
     "--max-body-bytes": 1024,
+    "--max-output-tokens": 1,
+    "--golden-interval": 0,
+    "--gpu-poll": 0.05,
     "--drain-timeout": 0,
 }
 
@@ -182,10 +223,29 @@ def _host_name() -> str:
 def _read_token(path: str | None) -> str | None:
     if path is None:
         return None
-    try:
-        token = Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as exc:
-        raise BadConfigError(f"--admin-token-file {path}: {exc}") from exc
+    token = _read_secret("--admin-token-file", path).strip()
     if len(token) < MIN_TOKEN_CHARS:
         raise BadConfigError(f"--admin-token-file {path}: the token needs at least {MIN_TOKEN_CHARS} characters")
     return token
+
+
+def _read_keys(path: str | None) -> tuple[str, ...]:
+    """Empty lines and those that begin with # are no keys."""
+    if path is None:
+        return ()
+    lines = [line.strip() for line in _read_secret("--api-key-file", path).splitlines()]
+    keys = tuple(line for line in lines if line and not line.startswith("#"))
+    if not keys:
+        raise BadConfigError(f"--api-key-file {path}: holds no key")
+    if len(keys) > MAX_API_KEYS:
+        raise BadConfigError(f"--api-key-file {path}: {len(keys)} keys, at most {MAX_API_KEYS}")
+    if any(len(key) < MIN_TOKEN_CHARS for key in keys):
+        raise BadConfigError(f"--api-key-file {path}: each key needs at least {MIN_TOKEN_CHARS} characters")
+    return keys
+
+
+def _read_secret(option: str, path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise BadConfigError(f"{option} {path}: {exc}") from exc

@@ -19,10 +19,12 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
+from engine.beat import BeatPage
 from engine.clock import SystemClock
 from engine.core_config import CoreConfig, read_config
-from engine.core_model import CoreModel, load_model
+from engine.core_model import load_model
 from engine.frames import Closed, FrameSocket, start_reader
+from engine.golden import golden_request
 from engine.log import configure_logging
 from engine.messages import CoreFailed, CoreProgress, CoreReady, FromCore, ToCore
 from engine.scheduler import Scheduler
@@ -43,17 +45,19 @@ def main(argv: Sequence[str]) -> int:
     """Run one core; returns the exit code. `argv` is what follows `core` on the command line."""
     parser = argparse.ArgumentParser(prog="python -m engine core", description="Started by `serve`, not by people.")
     parser.add_argument("--fd", type=int, required=True, help="socket to the API process")
+    parser.add_argument("--beat-fd", type=int, help="page of memory for signs of life")
     parser.add_argument("--config", required=True, metavar="JSON", help="a CoreConfig")
     args = parser.parse_args(argv)
     try:
         config = read_config(args.config)
+        beats = BeatPage.private() if args.beat_fd is None else BeatPage.open(args.beat_fd)
         frames = _open_frames(args.fd)
     except ValueError as error:
         parser.error(str(error))
     configure_logging(level=config.log_level, process="core")
     _follow_parent()
     try:
-        return _serve(config, frames)
+        return _serve(config, frames, beats)
     except OSError as error:
         # Publishing failed: nobody is left to tell.
         log.warning("core.orphaned", reason=str(error))
@@ -62,21 +66,17 @@ def main(argv: Sequence[str]) -> int:
         frames.close()
 
 
-def _serve(config: CoreConfig, frames: FrameSocket[ToCore]) -> int:
+def _serve(config: CoreConfig, frames: FrameSocket[ToCore], beats: BeatPage) -> int:
     inbox: queue.SimpleQueue[ToCore | Closed] = queue.SimpleQueue()
     start_reader(frames, inbox, on_closed=_exit_soon)
-    clock = SystemClock()
     try:
-        model, ready = _start_model(config, frames.send, clock)
+        loop, ready = _start(config, inbox, frames.send, beats)
     except OSError as error:
         if isinstance(error, BrokenPipeError | ConnectionResetError):
             raise
         return _fail(frames, f"{type(error).__name__}: {error}", error)
     except Exception as error:  # noqa: BLE001 - whatever is wrong, the API process must hear why
         return _fail(frames, f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}", error)
-    loop = StepLoop(
-        Scheduler(model.limits), model.runner, inbox, frames.send, clock, enable_faults=config.enable_faults
-    )
     frames.send(ready)
     try:
         return loop.run()
@@ -86,9 +86,14 @@ def _serve(config: CoreConfig, frames: FrameSocket[ToCore]) -> int:
         return _fail(frames, f"defect in the core: {type(error).__name__}: {error}", error)
 
 
-def _start_model(
-    config: CoreConfig, publish: Callable[[FromCore], None], clock: SystemClock
-) -> tuple[CoreModel, CoreReady]:
+def _start(
+    config: CoreConfig,
+    inbox: queue.SimpleQueue[ToCore | Closed],
+    publish: Callable[[FromCore], None],
+    beats: BeatPage,
+) -> tuple[StepLoop, CoreReady]:
+    """Load, warm up and answer the golden prompt: a loop that is ready to run, and the message that says so."""
+    clock = SystemClock()
     started_at = clock.now()
     progress = _Progress(publish)
     progress("loading", 0.0)
@@ -96,8 +101,11 @@ def _start_model(
     loaded_at = clock.now()
     progress("warming_up", 0.0)
     model.runner.warm_up()
+    scheduler = Scheduler(model.limits)
+    loop = StepLoop(scheduler, model.runner, inbox, publish, clock, enable_faults=config.enable_faults, beats=beats)
+    golden = loop.warm_up(golden_request(model.limits.vocab_size or 1, model.limits.max_tokens, clock.now()))
     progress("warming_up", 1.0)
-    ready = CoreReady(
+    return loop, CoreReady(
         num_kv_blocks=model.limits.num_blocks,
         block_size=model.limits.block_size,
         max_model_len=model.limits.max_model_len,
@@ -105,8 +113,8 @@ def _start_model(
         dtype=model.dtype,
         load_seconds=loaded_at - started_at,
         warmup_seconds=clock.now() - loaded_at,
+        golden=golden,
     )
-    return model, ready
 
 
 def _fail(frames: FrameSocket[ToCore], reason: str, error: Exception) -> int:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 
 import structlog
 
+from engine.beat import Beat, BeatPage
 from engine.core_config import CoreConfig
 from engine.frames import FrameError, FrameStream
 from engine.messages import FromCore, Shutdown, ToCore
@@ -28,6 +30,7 @@ class CoreClient:
         self._on_exit = on_exit  # called once with the return code, within a second of the core's death
         self._process: asyncio.subprocess.Process | None = None
         self._stream: FrameStream[FromCore] | None = None
+        self._beats: BeatPage | None = None
         self._watch: asyncio.Task[int] | None = None
         self._ended = asyncio.Event()  # the core's last message was read
 
@@ -40,6 +43,10 @@ class CoreClient:
         """None while the core lives or before it was started; negative: killed by that signal."""
         return None if self._process is None else self._process.returncode
 
+    def beat(self) -> Beat | None:
+        """What the core does now, and since when; None before its first sign of life."""
+        return None if self._beats is None else self._beats.read()
+
     async def start(self, config: CoreConfig, command: Sequence[str] = _COMMAND) -> None:
         """Start the process. That it is ready is its own first `CoreReady` message.
 
@@ -50,6 +57,7 @@ class CoreClient:
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
+        self._beats, beat_fd = BeatPage.shared()
         try:
             with theirs:  # the core's end must be open in the core alone: its death is then an end of stream here
                 self._process = await asyncio.create_subprocess_exec(
@@ -58,14 +66,18 @@ class CoreClient:
                     str(theirs.fileno()),
                     "--config",
                     config.to_json(),
+                    "--beat-fd",
+                    str(beat_fd),
                     stdin=asyncio.subprocess.DEVNULL,
-                    pass_fds=(theirs.fileno(),),
+                    pass_fds=(theirs.fileno(), beat_fd),
                 )
             self._stream = await FrameStream[FromCore].open(ours, FromCore)
         except BaseException:
             ours.close()
             self.kill()
             raise
+        finally:
+            os.close(beat_fd)
         log.info("core.started", core_pid=self._process.pid)
         self._watch = asyncio.create_task(self._watch_exit(self._process), name="core-exit")
 

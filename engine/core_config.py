@@ -15,8 +15,8 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     model_dir: str
     runner: Literal["torch", "fake"] = "torch"
     device: str = "auto"  # auto, cpu, cuda
-    dtype: str = "auto"  # float32 on a CPU, else the stored one
-    num_threads: int | None = None  # None: one for each CPU the process may use
+    dtype: str = "auto"  # the stored one; on a CPU float32 where bfloat16 is slow
+    num_threads: int | None = None  # None: one for each physical core, 1 for small models
     block_size: int = 16
     num_kv_blocks: int | None = None  # wins over `kv_cache_bytes`
     kv_cache_bytes: int | None = None

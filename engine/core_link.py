@@ -9,12 +9,14 @@ import asyncio
 import time
 from typing import Protocol
 
+import msgspec
 import structlog
 
+from engine.beat import Beat
 from engine.core_client import CoreClient
 from engine.core_config import CoreConfig
-from engine.health import CorePhase, Reason, StepClock, judge
-from engine.messages import CoreFailed, CoreIdle, CoreProgress, CoreReady, FromCore, StepReport, ToCore
+from engine.health import CorePhase, Reason, Wakefulness, is_stuck, judge
+from engine.messages import CoreFailed, CoreIdle, CoreProgress, CoreReady, FromCore, SetLimits, StepReport, ToCore
 from engine.metrics import NodeMetrics
 
 log = structlog.get_logger()
@@ -29,7 +31,11 @@ REAP_GRACE_S = 1.0  # of a core whose connection ended: it exits by itself
 class CoreListener(Protocol):
     """Who is told of requests."""
 
+    def on_ready(self, message: CoreReady) -> None: ...
+
     def on_step(self, report: StepReport) -> None: ...
+
+    def on_idle(self, message: CoreIdle) -> None: ...
 
     def on_core_lost(self, reason: str) -> None: ...
 
@@ -42,8 +48,8 @@ class CoreLink:
         self._metrics = metrics
         self._listener = listener
         self._client: CoreClient | None = None
-        self._heard_at = time.monotonic()
-        self._steps = StepClock()
+        now = time.monotonic()
+        self._awake = Wakefulness(since=now, asked_at=now)
         self._is_stopping = False
         self.phase = CorePhase.LOADING
         self.progress: CoreProgress | None = None
@@ -59,19 +65,25 @@ class CoreLink:
         """None until the core is ready for the first time."""
         return None if self.ready is None else self.ready.num_kv_blocks * self.ready.block_size
 
-    def judge(self, *, takes_work: bool, now: float) -> Reason:
-        """Readiness at monotonic time `now`."""
-        return judge(
-            phase=self.phase,
-            silent_s=now - self._heard_at,
-            longest_step_s=self._steps.longest_s,
-            takes_work=takes_work,
-        )
+    def judge(self, *, takes_work: bool, output_is_wrong: bool, now: float) -> Reason:
+        """Readiness at monotonic time `now`. To be asked every second or so, also when nobody wants to know."""
+        stuck = is_stuck(self.beat(), awake_since=self._awake.note(now), now=now)
+        return judge(phase=self.phase, stuck=stuck, takes_work=takes_work, output_is_wrong=output_is_wrong)
 
-    def send(self, message: ToCore) -> None:
-        """Messages to a core that is gone are dropped: its requests were failed when it went."""
-        if self._client is not None:
-            self._client.send(message)
+    def beat(self) -> Beat | None:
+        """What the core does right now; None without a core."""
+        return None if self._client is None else self._client.beat()
+
+    def send(self, message: ToCore) -> bool:
+        """Messages to a core that is gone are dropped, and False: its requests were failed when it went."""
+        return self._client is not None and self._client.send(message)
+
+    def set_limits(self, limits: SetLimits) -> None:
+        """For the core that runs and for those that come after it."""
+        self._config = msgspec.structs.replace(
+            self._config, **{name: getattr(limits, name) for name in limits.__struct_fields__}
+        )
+        self.send(limits)
 
     async def run(self) -> None:
         """Keeps a core running until stopped. Returns early, with `error` set, when the first one can't start."""
@@ -128,13 +140,11 @@ class CoreLink:
         self._listener.on_core_lost(reason)
 
     def _hear(self, message: FromCore) -> None:
-        self._heard_at = time.monotonic()
         match message:
             case StepReport():
-                self._steps.note(message.seconds)
                 self.running = message.running
                 self.kv_ratio = message.kv_blocks_used / max(1, message.kv_blocks_total)
-                if message.seconds > 0:
+                if message.seconds > 0 and message.num_tokens > 0:
                     self.tokens_per_s += 0.1 * (message.num_tokens / message.seconds - self.tokens_per_s)
                 self._metrics.note_step(message)
                 self._listener.on_step(message)
@@ -144,6 +154,7 @@ class CoreLink:
                 self._metrics.note_integrity(message.integrity_error is None)
                 if message.integrity_error:
                     log.error("core.integrity_failed", reason=message.integrity_error)
+                self._listener.on_idle(message)
             case CoreProgress():
                 self.progress = message
                 # After a death the node says core_dead until the new core answers: it is not "loading" to users.
@@ -153,6 +164,7 @@ class CoreLink:
                 self.ready, self.phase = message, CorePhase.UP
                 self._metrics.core_up.set(1)
                 self._metrics.note_ready(message)
+                self._listener.on_ready(message)
                 self.first_ready.set()
                 log.info("core.ready", load_s=message.load_seconds, warmup_s=message.warmup_seconds)
             case CoreFailed():

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.clock import SystemClock
 from engine.core_config import CoreConfig
+from engine.cpu_threads import default_num_threads, spin_little
 from engine.fake_runner import FakeRunner
 from engine.model_dir import ModelDir, kv_bytes_per_token, open_model, size_kv, weight_bytes
 from engine.runner import Runner
@@ -93,7 +93,8 @@ def _fake_model(config: CoreConfig) -> CoreModel:
 
 
 def _torch_model(config: CoreConfig, progress: Progress) -> CoreModel:
-    from engine.model_runner import ModelRunner  # torch: seconds to import
+    spin_little()
+    from engine.model_runner import ModelRunner, auto_dtype  # torch: seconds to import
 
     model = open_model(config.model_dir, progress=progress)
     longest = model.config.max_position_embeddings
@@ -101,9 +102,7 @@ def _torch_model(config: CoreConfig, progress: Progress) -> CoreModel:
     if max_model_len > longest:
         raise ValueError(f"max_model_len: {max_model_len} asked for, the model's positions end at {longest}")
     device = _choose_device(config.device)
-    dtype = config.dtype
-    if dtype == "auto":  # half precision is slower than float32 on many a CPU
-        dtype = "float32" if device == "cpu" else model.config.dtype
+    dtype = auto_dtype(model.config.dtype, device) if config.dtype == "auto" else config.dtype
     limits = limits_of(
         config,
         num_blocks=_num_blocks(config, model, device, dtype, max_model_len),
@@ -117,7 +116,7 @@ def _torch_model(config: CoreConfig, progress: Progress) -> CoreModel:
         block_size=limits.block_size,
         device=device,
         dtype=dtype,
-        num_threads=config.num_threads or len(os.sched_getaffinity(0)),
+        num_threads=config.num_threads or default_num_threads(weight_bytes(model.config, dtype)),
         num_host_blocks=limits.num_host_blocks,
         progress=progress,
     )

@@ -35,7 +35,7 @@ class StepKind(StrEnum):
     PREFILL = "prefill"  # prompts, and tokens that a preemption lost
     DECODE = "decode"  # one new position of each
     MIXED = "mixed"
-    NONE = "none"  # no step
+    NONE = "none"  # no step, or one of probes only
 
 
 class StepOutcome(NamedTuple):
@@ -46,6 +46,7 @@ class StepOutcome(NamedTuple):
     preemptions: tuple[Preemption, ...]
     prefix_queries_tokens: int
     prefix_hits_tokens: int
+    probe_tokens: int = 0  # computed for probes
 
     @classmethod
     def nothing(cls) -> StepOutcome:
@@ -89,11 +90,14 @@ class Draft:
 
     @property
     def kind(self) -> StepKind:
+        rows = [row for row in self.rows if not row.request.is_probe]
+        if not rows:
+            return StepKind.NONE
         num_decodes = sum(
             scheduled.num_tokens == 1 and scheduled.samples and scheduled.start >= request.num_prompt_tokens
-            for request, scheduled in self.rows
+            for request, scheduled in rows
         )
-        if num_decodes == len(self.rows):
+        if num_decodes == len(rows):
             return StepKind.DECODE
         return StepKind.MIXED if num_decodes else StepKind.PREFILL
 
@@ -116,4 +120,5 @@ class Draft:
             tuple(self.preemptions),
             self.prefix_queries_tokens,
             self.prefix_hits_tokens,
+            sum(row.scheduled.num_tokens for row in self.rows if row.request.is_probe),
         )

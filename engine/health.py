@@ -1,8 +1,7 @@
 """May this node be sent requests, and if not, why, and since when?
 
-The judgement is a pure function of what is known of the core. A busy core is told from a hung one by its silence:
-a core with work reports each step, an idle one reports about once a second, so silence longer than any step it
-could be in means that it hangs.
+The judgement is a pure function of what is known of the core. A busy core is told from a hung one by what it set out
+to do: before each step it writes down how long the step should take (`beat`), and only a multiple of that is too long.
 """
 
 from __future__ import annotations
@@ -10,8 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-STUCK_FLOOR_S = 10.0  # an idle core reports each second; loading kernels for a new shape may take a few
-STUCK_STEPS = 10.0  # no step takes ten times as long as the longest of late
+from engine.beat import Beat, CoreState
+
+STUCK_FLOOR_S = 4.0  # whatever was predicted: machines pause, kernels for a new shape are built
+STUCK_STEPS = 5.0  # a step that takes this many times its prediction hangs
+UNMEASURED_S = 60.0  # allowed while no step was measured
 
 
 class CorePhase(StrEnum):
@@ -30,15 +32,29 @@ class Reason(StrEnum):
     DRAINING = "draining"
     CORE_DEAD = "core_dead"
     CORE_STUCK = "core_stuck"
+    WRONG_OUTPUT = "wrong_output"
 
 
-def allowed_silence_s(longest_step_s: float) -> float:
-    """How long a core may be silent before it counts as stuck."""
-    return max(STUCK_FLOOR_S, STUCK_STEPS * longest_step_s)
+def allowed_silence_s(beat: Beat) -> float:
+    """How long the core may stay with what it is doing before it counts as stuck."""
+    if beat.state is not CoreState.STEP:
+        return STUCK_FLOOR_S  # an idle core writes each second, and between steps there is little to do
+    if beat.predicted_s is None:
+        return UNMEASURED_S
+    return max(STUCK_FLOOR_S, STUCK_STEPS * beat.predicted_s)
 
 
-def judge(*, phase: CorePhase, silent_s: float, longest_step_s: float, takes_work: bool) -> Reason:
-    """The node's readiness from the core's phase, its silence, and whether the node is in service."""
+def is_stuck(beat: Beat | None, *, awake_since: float, now: float) -> bool:
+    """Whether the core makes no progress. Times are monotonic.
+
+    `awake_since`: the judge was there all the time from then on. What a core did not do while its judge was stopped
+    as well, by a suspended machine or a debugger, is not held against it.
+    """
+    return beat is not None and now - max(beat.at, awake_since) > allowed_silence_s(beat)
+
+
+def judge(*, phase: CorePhase, stuck: bool, takes_work: bool, output_is_wrong: bool = False) -> Reason:
+    """The node's readiness: the core's phase, its progress, its answers, and whether the node is in service."""
     match phase:
         case CorePhase.DEAD:
             return Reason.CORE_DEAD
@@ -46,10 +62,12 @@ def judge(*, phase: CorePhase, silent_s: float, longest_step_s: float, takes_wor
             return Reason.LOADING
         case CorePhase.WARMING_UP:
             return Reason.WARMING_UP
-        case CorePhase.UP if silent_s > allowed_silence_s(longest_step_s):
+        case CorePhase.UP if stuck:
             return Reason.CORE_STUCK
+        case CorePhase.UP if not takes_work:
+            return Reason.DRAINING  # before wrong output: who waits for the drain must see it, and it takes no work
         case CorePhase.UP:
-            return Reason.READY if takes_work else Reason.DRAINING
+            return Reason.WRONG_OUTPUT if output_is_wrong else Reason.READY
 
 
 @dataclass(slots=True)
@@ -76,10 +94,16 @@ class Health:
 
 
 @dataclass(slots=True)
-class StepClock:
-    """The longest step of late: a maximum that fades, so that one slow start is not remembered for hours."""
+class Wakefulness:
+    """Since when this process has been there to judge. Asked often; a long gap means that it was stopped."""
 
-    longest_s: float = 0.0
+    since: float
+    asked_at: float
+    longest_gap_s: float = 2.0
 
-    def note(self, seconds: float) -> None:
-        self.longest_s = max(seconds, self.longest_s * 0.999)
+    def note(self, now: float) -> float:
+        """Returns the moment (monotonic) from which on this process has been awake."""
+        if now - self.asked_at > self.longest_gap_s:
+            self.since = now
+        self.asked_at = now
+        return self.since

@@ -7,7 +7,7 @@ sequence in the engine core. Nothing here does I/O: the node feeds updates in, a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal, NamedTuple
@@ -51,6 +51,7 @@ class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_usage: bool = False
     return_token_ids: bool = False
     priority: int = 0
+    deadline_s: float | None = None  # since its first arrival, on whatever node that was
 
     def sampling_of(self, index: int) -> SamplingParams:
         seed = (self.sampling.seed + index % self.n) & MAX_SEED
@@ -214,6 +215,8 @@ class Flight:
     accepts_handoff: bool = False
     elapsed_before_s: float = 0.0  # on other nodes
     is_continued: bool = False
+    admitted_at: float = 0.0  # monotonic; given to the core
+    timer: asyncio.TimerHandle | None = None  # ends it at its deadline
     outcome: Fate | None = None  # what the answer must be; set once
     error: str | None = None  # with FAILED
     error_code: str | None = None
@@ -274,3 +277,11 @@ class Flight:
             await self._news.wait()
         deltas, self._deltas = self._deltas, []
         return deltas
+
+
+def oldest_ages_s(flights: Iterable[Flight], now: float) -> tuple[float | None, float | None]:
+    """Ages of the oldest waiting and the oldest running request, which histograms would hide until they end."""
+    held = [flight for flight in flights if flight.outcome is None]
+    waited = max((now - f.arrived_at for f in held if f.is_waiting), default=None)
+    worked = max((now - f.arrived_at for f in held if not f.is_waiting), default=None)
+    return waited, worked

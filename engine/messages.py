@@ -19,6 +19,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     priority: int = 0  # smaller is served first
     output_token_ids: tuple[int, ...] = ()  # generated elsewhere before; sampling continues after them
     cache_salt: str = ""  # tenant or adapter: prefixes are shared only within one salt
+    is_probe: bool = False  # the node's own: neither reads nor fills the prefix cache, and is in no count
 
 
 class AbortRequest(msgspec.Struct, frozen=True, tag="abort"):
@@ -30,13 +31,37 @@ class SetFaults(msgspec.Struct, frozen=True, tag="set_faults"):
     """Faults for drills. The core ignores this message unless it was started with faults enabled."""
 
     slow_steps: float | None = None  # each step takes this many times as long
+    hung_core: bool = False
+    wrong_numbers: bool = False
+    kv_leak_blocks: int = 0  # lost at each step
+    oom_steps: int = 0  # of the next ones
+    prefix_cache_off: bool = False
+
+
+class SetLimits(msgspec.Struct, frozen=True, tag="set_limits"):
+    """New limits of the scheduler, for steps from now on. Running requests keep running."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    prefill_chunk_tokens: int | None
+
+
+class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset_prefix_cache"):
+    """Forget every prefix; running requests keep their blocks."""
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     pass
 
 
-ToCore = AddRequest | AbortRequest | SetFaults | Shutdown
+ToCore = AddRequest | AbortRequest | SetFaults | SetLimits | ResetPrefixCache | Shutdown
+
+
+class GoldenRun(msgspec.Struct, frozen=True):
+    """What the model answered to the golden prompt: greedy tokens, each with its two most likely candidates."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
 
 
 class CoreReady(msgspec.Struct, frozen=True, tag="ready"):
@@ -49,6 +74,7 @@ class CoreReady(msgspec.Struct, frozen=True, tag="ready"):
     dtype: str
     load_seconds: float
     warmup_seconds: float
+    golden: GoldenRun | None = None  # run to its last token before the core counts as ready
 
 
 class CoreProgress(msgspec.Struct, frozen=True, tag="progress"):
@@ -84,7 +110,7 @@ class StepReport(msgspec.Struct, frozen=True, tag="step"):
     kind: str  # prefill, decode, mixed; none: no step, only news of requests (refused, aborted)
     finished_at: float
     seconds: float
-    num_tokens: int
+    num_tokens: int  # of requests, not of probes: 0 for a step that computed nothing else
     num_seqs: int
     updates: tuple[RequestUpdate, ...]
     running: int

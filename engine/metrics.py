@@ -21,7 +21,7 @@ from prometheus_client import (
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from engine.drain import DrainState
-from engine.inflight import Choice, Fate, Flight
+from engine.inflight import Choice, Fate, Flight, oldest_ages_s
 from engine.messages import CoreReady, StepReport
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -45,6 +45,7 @@ STEP_BUCKETS_S = (
 ITERATION_BUCKETS = (1, 8, *(2**power for power in range(4, 15)))
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
+GOLDEN_RESULTS = ("passed", "failed", "error")
 STEP_KINDS = ("prefill", "decode", "mixed")
 REJECTIONS = ("overloaded", "not_ready", "draining")
 
@@ -71,6 +72,7 @@ class NodeMetrics:
         self._labels = {"model_name": model_name, "engine": "0"}
         self._cache_config: Gauge | None = None
         self._integrity_ok: Gauge | None = None
+        self._golden_ok: Gauge | None = None
         lengths = length_buckets(max_model_len)
         self.running = self._gauge("vllm:num_requests_running", "Requests in model execution batches.")
         self.waiting = self._gauge("vllm:num_requests_waiting", "Requests waiting to be scheduled.")
@@ -141,6 +143,11 @@ class NodeMetrics:
         self.oom_caught = Counter(
             "engine_oom_caught", "Steps that ran out of memory; the node goes on.", registry=registry
         )
+        self.golden_runs = Counter(
+            "engine_golden_runs", "Golden prompts asked, by result.", ("result",), registry=registry
+        )
+        for result in GOLDEN_RESULTS:
+            self.golden_runs.labels(result=result)
         self.core_restarts = Counter("engine_core_restarts", "Restarts of the core process.", registry=registry)
 
     def _gauge(self, name: str, text: str) -> Gauge:
@@ -160,6 +167,17 @@ class NodeMetrics:
                 "engine_integrity_ok", "0 once the core's own block check failed.", registry=self.registry
             )
         self._integrity_ok.set(1 if is_ok else 0)
+
+    def note_golden(self, result: str) -> None:
+        """One golden prompt was asked: passed, failed, or error when it has no answer, which says nothing."""
+        self.golden_runs.labels(result=result).inc()
+        if result == "error":
+            return
+        if self._golden_ok is None:
+            self._golden_ok = Gauge(
+                "engine_golden_ok", "0 while the model's answer to a known prompt is wrong.", registry=self.registry
+            )
+        self._golden_ok.set(1 if result == "passed" else 0)
 
     def note_ready(self, ready: CoreReady) -> None:
         """Publishes the cache configuration, once known."""
@@ -242,10 +260,9 @@ class NodeMetrics:
         self.kv_usage.set(kv_ratio)
         for state in DrainState:
             self.drain.labels(state=state.value).set(1 if state is drain else 0)
-        waited = [now - f.arrived_at for f in flights if f.outcome is None and f.is_waiting]
-        worked = [now - f.arrived_at for f in flights if f.outcome is None and not f.is_waiting]
-        self.oldest_waiting.set(max(waited, default=0.0))
-        self.oldest_running.set(max(worked, default=0.0))
+        waited, worked = oldest_ages_s(flights, now)
+        self.oldest_waiting.set(waited or 0.0)
+        self.oldest_running.set(worked or 0.0)
 
     def exposition(self) -> bytes:
         return generate_latest(self.registry)

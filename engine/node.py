@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import structlog
 
@@ -20,11 +20,18 @@ from engine.core_config import CoreConfig
 from engine.core_link import CoreLink
 from engine.detokenizer import TextStream
 from engine.drain import Drain, DrainState
-from engine.health import Health, Reason
+from engine.faults import Faults
+from engine.golden import GoldenFile
+from engine.golden_probe import GoldenProbe
+from engine.health import STUCK_FLOOR_S, Health, Reason
 from engine.inflight import Ask, Choice, Fate, Flight, Progress
-from engine.messages import AbortRequest, AddRequest, SetFaults, StepReport
+from engine.limits import LiveLimits
+from engine.messages import AbortRequest, AddRequest, CoreIdle, CoreReady, ResetPrefixCache, StepReport
 from engine.metrics import NodeMetrics
+from engine.metrics_faults import MetricsFaults
 from engine.model_facts import ModelFacts
+from engine.refusal import RefusedError, TooLongError
+from engine.request_log import log_finished
 from engine.tokenizer import Tokenizer
 
 log = structlog.get_logger()
@@ -32,22 +39,6 @@ log = structlog.get_logger()
 HANDOFF_GRACE_S = 5.0  # a stopping node waits this long, after its deadline, for hand-offs to be written
 DEFAULT_QUEUE_CAPACITIES = 4  # tokens that may wait, in multiples of the KV cache
 LONGEST_RETRY_AFTER_S = 30
-
-
-class RefusedError(Exception):
-    """The request was not accepted and left no trace: another node may take it.
-
-    `reason` is draining, not_ready or overloaded.
-    """
-
-    def __init__(self, reason: str, message: str, retry_after_s: int | None = None) -> None:
-        super().__init__(message)
-        self.reason = reason
-        self.retry_after_s = retry_after_s
-
-
-class TooLongError(Exception):
-    """The request can never be served here: it fits neither the context nor the KV cache."""
 
 
 class Node:
@@ -64,7 +55,17 @@ class Node:
         self.started_at = time.time()
         self.drain = Drain(since=self.started_at)
         self.health = Health(Reason.LOADING, self.started_at)
-        self.slow_steps: float | None = None
+        self.faults = Faults()
+        self.limits = LiveLimits.of(config, core_config)
+        self.golden = GoldenProbe(
+            vocab_size=facts.vocab_size,
+            revision=facts.revision,
+            send=self.core.send,
+            file=None if config.golden_file is None else GoldenFile(config.golden_file),
+            interval_s=config.golden_interval_s,
+            on_result=metrics.note_golden,
+        )
+        self._metrics_faults = MetricsFaults()
         self.flights: set[Flight] = set()
         self._choices: dict[str, tuple[Flight, Choice]] = {}  # by core id, until the core's terminal update
         self._changed = asyncio.Event()  # a flight ended, or the drain's deadline or state changed
@@ -83,7 +84,7 @@ class Node:
 
     @property
     def max_queued_tokens(self) -> int:
-        limit = self.config.max_num_queued_tokens
+        limit = self.limits.max_num_queued_tokens
         return limit if limit is not None else DEFAULT_QUEUE_CAPACITIES * (self.core.kv_capacity_tokens or 0)
 
     def check_admission(self, num_tokens: int = 0) -> None:
@@ -95,7 +96,7 @@ class Node:
             self._refuse("not_ready", f"this node is not ready: {reason.value}")
         waiting = [f for f in self.flights if f.outcome is None and f.is_waiting]
         queued = sum(f.num_prompt_tokens + f.num_output_tokens for f in waiting)
-        is_full = len(waiting) >= self.config.max_num_queued_reqs
+        is_full = len(waiting) >= self.limits.max_num_queued_reqs
         if is_full or (waiting and queued + num_tokens > self.max_queued_tokens):
             message = f"the queue is full: {len(waiting)} requests with {queued} tokens wait"
             self._refuse("overloaded", message, self._retry_after_s(queued))
@@ -142,10 +143,14 @@ class Node:
             accepts_handoff=accepts_handoff,
             elapsed_before_s=elapsed_before_s,
             is_continued=bool(progress),
+            admitted_at=time.monotonic(),
         )
         for step in progress:
             flight.choices[step.index].replay(step)
         self.flights.add(flight)
+        if ask.deadline_s is not None:
+            left_s = ask.deadline_s - elapsed_before_s - (flight.admitted_at - arrived_at)
+            flight.timer = asyncio.get_running_loop().call_later(max(0.0, left_s), self._expire, flight)
         for choice in flight.open_choices:
             self._choices[choice.core_id] = (flight, choice)
             self.core.send(
@@ -178,11 +183,18 @@ class Node:
 
     # What the core says
 
+    def on_ready(self, message: CoreReady) -> None:
+        self.golden.on_ready(message, self.max_sequence_tokens)
+
     def on_step(self, report: StepReport) -> None:
+        if report.out_of_memory and self.faults.oom_next:
+            self.faults = self.faults.after_out_of_memory(report.out_of_memory)
         now = time.monotonic()
         for update in report.updates:
             entry = self._choices.get(update.request_id)
             if entry is None:
+                if update.request_id == self.golden.pending_id:
+                    self.golden.take(update)
                 continue
             flight, choice = entry
             if update.finish_reason is not None:
@@ -205,9 +217,17 @@ class Node:
             self.fail(flight, choice.error, "engine_error")
         flight.settle()
 
+    def on_idle(self, message: CoreIdle) -> None:
+        """The core holds nothing. A request that it was given long before is lost: nobody would ever end it."""
+        for flight in self.flights:
+            if flight.outcome is None and message.at - flight.admitted_at > STUCK_FLOOR_S:
+                log.error("request.lost", request_id=flight.ask.request_id)
+                self.fail(flight, "the engine core lost this request", "engine_error")
+
     def on_core_lost(self, reason: str) -> None:
         self._choices.clear()
-        self.slow_steps = None  # faults die with the core
+        self.faults = self.faults.without_core()
+        self.golden.on_core_lost()
         for flight in self.flights:
             flight.fail(f"the engine core died: {reason}", "core_dead")
 
@@ -219,11 +239,27 @@ class Node:
             flight.end(Fate.ABORTED)
             self._abort_open(flight, "client_gone")
 
-    def fail(self, flight: Flight, reason: str, code: str) -> None:
+    def fail(self, flight: Flight, reason: str, code: str, abort_reason: str = "admin") -> None:
         """Ends a request with an error towards its client."""
         if flight.outcome is None:
             flight.fail(reason, code)
-            self._abort_open(flight, "admin")
+            self._abort_open(flight, abort_reason)
+
+    def _expire(self, flight: Flight) -> None:
+        self.fail(flight, f"the deadline of {flight.ask.deadline_s:g} s passed", "deadline_exceeded", "deadline")
+
+    def abort(self, request_ids: Sequence[str] | None) -> list[str]:
+        """Ends these requests (by X-Request-Id or by the answer's id), or all, with an error event; returns whose."""
+        chosen = [
+            flight
+            for flight in self.flights
+            if flight.outcome is None
+            and (request_ids is None or flight.ask.request_id in request_ids or flight.ask.id in request_ids)
+        ]
+        for flight in chosen:
+            self.fail(flight, "aborted by an operator", "aborted")
+        log.warning("node.requests_aborted", count=len(chosen), asked_for="all" if request_ids is None else "some")
+        return [flight.ask.request_id for flight in chosen]
 
     def close(self, flight: Flight, fate: Fate) -> None:
         """The answer was written, or never will be: the one place where a held request ends, counted once."""
@@ -231,6 +267,8 @@ class Node:
             return
         now = time.monotonic()
         self.abandon(flight)
+        if flight.timer is not None:
+            flight.timer.cancel()
         self.flights.discard(flight)
         for choice in flight.open_choices:
             self.metrics.note_closed(flight, choice, now)
@@ -239,7 +277,7 @@ class Node:
         self._changed.set()
         if not self.flights:
             self._emptied.set()
-        _log_finished(flight, fate, now)
+        log_finished(flight, fate, now)
 
     def _abort_open(self, flight: Flight, reason: str) -> None:
         for choice in flight.open_choices:
@@ -316,7 +354,7 @@ class Node:
     def judge_health(self) -> Reason:
         """Readiness now; a change is logged."""
         takes_work = self.drain.state is DrainState.SERVING
-        reason = self.core.judge(takes_work=takes_work, now=time.monotonic())
+        reason = self.core.judge(takes_work=takes_work, output_is_wrong=self.golden.is_wrong, now=time.monotonic())
         before = self.health.reason
         if self.health.note(reason, time.time()):
             log.info("node.health_changed", reason=reason.value, before=before.value)
@@ -332,10 +370,21 @@ class Node:
         running, waiting = self.counts()
         return self.drain.status(running=running, waiting=waiting)
 
-    def set_slow_steps(self, factor: float | None) -> None:
-        self.slow_steps = factor
-        self.core.send(SetFaults(slow_steps=factor))
-        log.warning("node.fault_set", slow_steps=factor)
+    def set_faults(self, changes: dict[str, Any]) -> None:
+        """Turns the named faults on, or off with None. Values were checked."""
+        self.faults = self.faults.changed(changes)
+        self.core.send(self.faults.for_core())
+        log.warning("node.faults_set", **self.faults.shown())
+
+    def set_limits(self, changes: dict[str, Any]) -> None:
+        """Puts these limits in force, also for cores that start later. Raises ValueError, with nothing changed."""
+        self.limits = self.limits.changed(changes)
+        self.core.set_limits(self.limits.for_core())
+        log.info("node.limits_set", **self.limits.shown())
+
+    def reset_prefix_cache(self) -> bool:
+        """Whether there is a core to do it."""
+        return self.core.send(ResetPrefixCache())
 
     def exposition(self) -> bytes:
         running, waiting = self.counts()
@@ -348,23 +397,4 @@ class Node:
             drain=self.drain.state,
             now=time.monotonic(),
         )
-        return self.metrics.exposition()
-
-
-def _log_finished(flight: Flight, fate: Fate, now: float) -> None:
-    scheduled = min((c.scheduled_at for c in flight.choices if c.scheduled_at is not None), default=None)
-    first = flight.first_token_at
-    log.info(
-        "request.finished",
-        request_id=flight.ask.request_id,
-        kind=flight.ask.kind,
-        state=fate.value,
-        finish_reasons=[c.finish_reason for c in flight.choices],
-        error=flight.error,
-        continued=flight.is_continued,
-        tokens_in=flight.num_prompt_tokens,
-        tokens_out=flight.num_output_tokens,
-        queue_s=None if scheduled is None else round(scheduled - flight.arrived_at, 4),
-        ttft_s=None if first is None else round(first - flight.arrived_at, 4),
-        e2e_s=round(now - flight.arrived_at + flight.elapsed_before_s, 4),
-    )
+        return self._metrics_faults.apply(self.metrics.exposition(), self.faults)

@@ -47,6 +47,7 @@ class Request:
         "error",
         "finish_reason",
         "host_block_ids",
+        "is_probe",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_preemptions",
@@ -73,6 +74,7 @@ class Request:
         self.sampling = message.sampling
         self.stop_token_ids = frozenset(message.sampling.stop_token_ids)
         self.salt = message.cache_salt
+        self.is_probe = message.is_probe
         self.token_ids = [*message.prompt_token_ids, *message.output_token_ids]
         self.num_prompt_tokens = len(message.prompt_token_ids)
         self.state = RequestState.WAITING

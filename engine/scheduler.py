@@ -47,6 +47,7 @@ class Scheduler:
         self.host_blocks = HostBlocks(config.num_host_blocks)
         self.cost = StepCost()
         self.forecast = OutputForecast()
+        self.finds_prefixes = True  # False is a fault: look-ups are counted and find nothing
         self.preemptions: deque[Preemption] = deque(maxlen=_KEPT_PREEMPTIONS)
         self._eos_token_ids = frozenset(config.eos_token_ids)
         self._requests: dict[str, Request] = {}
@@ -293,7 +294,7 @@ class Scheduler:
         return max(0, self.config.num_blocks_for(num_tokens) - len(request.block_ids))
 
     def _try_start(self, request: Request, promised: int, draft: Draft, now: float) -> bool:
-        if self.config.prefix_caching:
+        if self.config.prefix_caching and self.finds_prefixes and not request.is_probe:
             prefix = find_prefix(request, self.pool)
         else:
             prefix = Prefix([], None, request.num_computed_tokens)
@@ -338,7 +339,7 @@ class Scheduler:
             draft.swap_in += zip(request.host_block_ids[first:], request.block_ids[first:last], strict=True)
             draft.pinned_host_blocks += request.host_block_ids
             request.host_block_ids = []
-        if request.scheduled_at is None and self.config.prefix_caching:
+        if request.scheduled_at is None and self.config.prefix_caching and not request.is_probe:
             self.pool.record_lookup(request.num_tokens, prefix.num_tokens)
             draft.prefix_queries_tokens += request.num_tokens
             draft.prefix_hits_tokens += prefix.num_tokens
@@ -357,7 +358,7 @@ class Scheduler:
     def _register_blocks(self, request: Request) -> None:
         """Offer the blocks that became full in this step to the prefix cache."""
         num_full = request.num_computed_tokens // self.config.block_size
-        if not self.config.prefix_caching or num_full <= request.num_registered_blocks:
+        if not self.config.prefix_caching or request.is_probe or num_full <= request.num_registered_blocks:
             return
         contents = request.contents_for(self.config.block_size)
         for index in range(request.num_registered_blocks, num_full):
@@ -372,7 +373,8 @@ class Scheduler:
         request.append(token_id, result.logprobs.get(request.seq_id))
         reason = request.end_of_output(self._eos_token_ids, self.config.max_tokens)
         if reason is not None:
-            self.forecast.observe(request.num_output_tokens)
+            if not request.is_probe:
+                self.forecast.observe(request.num_output_tokens)
             self._finish(request, reason)
 
     def _finish(self, request: Request, reason: FinishReason, error: str | None = None) -> None:

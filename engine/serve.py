@@ -11,15 +11,20 @@ import contextlib
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import structlog
 import uvicorn
 import uvloop
 
 from engine.api.app import build_app
-from engine.config import NodeConfig
+from engine.config import BadConfigError, NodeConfig
 from engine.core_config import CoreConfig
+from engine.golden import BadGoldenFileError, GoldenFile
+from engine.gpu_metrics import GpuCollector
+from engine.gpu_watch import GpuWatch
 from engine.metrics import NodeMetrics
 from engine.model_facts import ModelFacts, read_model_facts
 from engine.node import Node
@@ -27,7 +32,7 @@ from engine.tokenizer import load_tokenizer
 
 log = structlog.get_logger()
 
-HEALTH_TICK_S = 1.0
+HEALTH_TICK_S = 0.5
 CLOSE_GRACE_S = 5  # for connections that are still being written to
 BACKLOG = 2048
 KEEP_ALIVE_S = 75  # longer than a gateway's idle connections live, so that the gateway closes first
@@ -51,6 +56,8 @@ def serve(config: NodeConfig) -> None:
     Raises BadConfigError, BadModelError, BadTokenizerError before anything is started, StartError for a port in use
     and for a core that can't start.
     """
+    if config.golden_file is not None:
+        _check_golden(config.golden_file)
     tokenizer = load_tokenizer(config.model_dir)
     facts = read_model_facts(config, tokenizer)
     core_config = core_config_of(config, facts)
@@ -58,7 +65,20 @@ def serve(config: NodeConfig) -> None:
     listener = _listen(config.host, config.port)
     with contextlib.closing(listener):
         node = Node(config, core_config, tokenizer, facts, metrics)
-        uvloop.run(_run(node, listener))
+        gpus = GpuWatch(config.gpu_poll_s)
+        metrics.registry.register(GpuCollector(gpus.snapshot))
+        gpus.start()
+        try:
+            uvloop.run(_run(node, listener))
+        finally:
+            gpus.stop()
+
+
+def _check_golden(path: Path) -> None:
+    try:
+        GoldenFile(path).read()
+    except BadGoldenFileError as error:
+        raise BadConfigError(f"--golden-file {error}") from error
 
 
 def core_config_of(config: NodeConfig, facts: ModelFacts) -> CoreConfig:
@@ -178,4 +198,5 @@ async def _watch_health(node: Node) -> None:
     """Changes of health are logged also when nobody probes."""
     while True:
         node.judge_health()
+        node.golden.tick(time.monotonic())
         await asyncio.sleep(HEALTH_TICK_S)

@@ -7,14 +7,15 @@ again and again: one bad request or one lack of memory costs requests, never the
 from __future__ import annotations
 
 import gc
-import math
 import queue
 from collections.abc import Callable
 from dataclasses import replace
 
 import structlog
 
+from engine.beat import Beat, BeatPage, CoreState
 from engine.clock import Clock
+from engine.core_faults import CoreFaults
 from engine.draft import StepOutcome
 from engine.frames import Closed
 from engine.messages import (
@@ -23,8 +24,11 @@ from engine.messages import (
     CoreFailed,
     CoreIdle,
     FromCore,
+    GoldenRun,
     RequestUpdate,
+    ResetPrefixCache,
     SetFaults,
+    SetLimits,
     Shutdown,
     StepReport,
     ToCore,
@@ -32,15 +36,18 @@ from engine.messages import (
 from engine.request import FinishReason
 from engine.runner import Runner
 from engine.scheduler import Refused, Scheduler
-from engine.step import StepPlan
+from engine.step import StepPlan, StepResult, TokenLogprobs
+from engine.step_forecast import StepForecast, StepSize
 
 log = structlog.get_logger()
 
 IDLE_REPORT_S = 1.0
 MAX_FAILED_STEPS = 5  # in a row; then something is broken that waiting won't repair
-MIN_SLOWED_STEP_S = 0.002  # a fault must show also on steps that take no time
-MAX_SLEEP_S = 30.0  # of one slowed step
 _MEMORY_SIGNS = ("out of memory", "can't allocate memory", "not enough memory")
+
+
+class GoldenError(RuntimeError):
+    """The model can't answer the golden prompt."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -64,15 +71,16 @@ class StepLoop:
         *,
         enable_faults: bool = False,
         idle_report_s: float = IDLE_REPORT_S,
+        beats: BeatPage | None = None,
     ) -> None:
         self._scheduler = scheduler
-        self._runner = runner
+        self._beats = beats or BeatPage.private()
+        self._forecast = StepForecast()
+        self._faults = CoreFaults(scheduler, runner, clock, is_enabled=enable_faults)
         self._inbox = inbox
         self._publish = publish
         self._clock = clock
-        self._enable_faults = enable_faults
         self._idle_report_s = idle_report_s
-        self._slow_steps = 1.0
         self._news: list[RequestUpdate] = []  # ends that no step brought about
         self._num_failed_steps = 0  # in a row
         self._last_step_id = 0
@@ -84,6 +92,8 @@ class StepLoop:
         """Serve until the end; returns the process's exit code."""
         while True:
             self._take_messages()
+            if self._faults.is_hung:
+                self._hang()
             if self._exit_code is not None:
                 return self._exit_code
             if self._scheduler.has_work:
@@ -91,8 +101,27 @@ class StepLoop:
             elif self._news:
                 self._publish(self._report("none", 0.0, 0, 0, StepOutcome.nothing()))
 
+    def warm_up(self, message: AddRequest) -> GoldenRun:
+        """Serve one request to its end before any other, and say nothing of it. Raises GoldenError."""
+        refused = self._scheduler.add(message, self._clock.now())
+        if refused is not None:
+            raise GoldenError(f"the golden prompt was refused: {refused}")
+        token_ids: list[int] = []
+        logprobs: list[TokenLogprobs] = []
+        while (plan := self._scheduler.plan(self._clock.now())) is not None:
+            result, seconds = self._compute(plan)
+            outcome = self._scheduler.apply(replace(result, seconds=seconds), self._clock.now())
+            for update in outcome.updates:
+                if update.error is not None:
+                    raise GoldenError(f"the golden prompt failed: {update.error}")
+                token_ids += update.token_ids
+                logprobs += update.logprobs
+        return GoldenRun(tuple(token_ids), tuple(logprobs))
+
     def _take_messages(self) -> None:
         """Take in all that has arrived; without work, wait for something to arrive."""
+        state = CoreState.BETWEEN_STEPS if self._scheduler.has_work else CoreState.IDLE
+        self._beats.write(Beat(self._clock.now(), state, self._last_step_id))
         try:
             if not self._scheduler.has_work:
                 self._take(self._inbox.get(timeout=self._idle_report_s))
@@ -112,7 +141,12 @@ class StepLoop:
                     log.info("request.aborted", request_id=message.request_id, reason=message.reason)
                     self._news.append(update)
             case SetFaults():
-                self._set_faults(message)
+                self._faults.set(message)
+            case SetLimits():
+                self._set_limits(message)
+            case ResetPrefixCache():
+                self._scheduler.pool.forget_cached()
+                log.info("prefix_cache.reset")
             case Shutdown():
                 self._end_all()
                 self._exit_code = 0
@@ -131,15 +165,26 @@ class StepLoop:
             case RequestUpdate() as update:
                 self._news.append(update)
 
-    def _set_faults(self, message: SetFaults) -> None:
-        factor = 1.0 if message.slow_steps is None else message.slow_steps
-        if not self._enable_faults:
-            log.warning("fault.refused", reason="the core was started without faults enabled")
-        elif not math.isfinite(factor) or factor < 1.0:
-            log.warning("fault.refused", reason="slow_steps must be at least 1", slow_steps=factor)
+    def _set_limits(self, message: SetLimits) -> None:
+        limits = {name: getattr(message, name) for name in message.__struct_fields__}
+        try:
+            self._scheduler.config = replace(self._scheduler.config, **limits)
+        except ValueError as error:
+            log.warning("limits.refused", reason=str(error))
         else:
-            self._slow_steps = factor
-            log.warning("fault.set", slow_steps=factor)
+            log.info("limits.set", **limits)
+
+    def _hang(self) -> None:
+        """As a hung core does: no step, no report, no beat. Only the fault's end or the node's gets it out."""
+        waiting: list[ToCore] = []
+        while self._faults.is_hung and self._exit_code is None:
+            message = self._inbox.get()
+            if isinstance(message, SetFaults | Shutdown | Closed):
+                self._take(message)
+            else:
+                waiting.append(message)
+        for message in waiting:
+            self._take(message)
 
     def _end_all(self) -> None:
         """Every request that was taken in gets its end, also at shutdown."""
@@ -151,19 +196,37 @@ class StepLoop:
     def _step(self) -> None:
         plan = self._scheduler.plan(self._clock.now())
         assert plan is not None, "work but no plan"
-        self._last_step_id = plan.step_id
         started_at = self._clock.now()
         try:
-            result = self._runner.run(plan)
+            result, seconds = self._compute(plan)
         except Exception as error:  # noqa: BLE001 - whatever a step raises must cost its requests, not the core
             self._contain(error, plan, self._clock.now() - started_at)
             return
-        self._slow_down(self._clock.now() - started_at)
-        seconds = self._clock.now() - started_at
         outcome = self._scheduler.apply(replace(result, seconds=seconds), self._clock.now())
         self._num_failed_steps = 0
         lacked_memory = any(_MEMORY_SIGNS[0] in reason for reason in result.failed.values())
         self._publish_step(plan, seconds, outcome, out_of_memory=int(lacked_memory))
+
+    def _compute(self, plan: StepPlan) -> tuple[StepResult, float]:
+        """Run a step, with a beat before it that says how long it should take. Raises what the step raises."""
+        size = StepSize.of(plan)
+        started_at = self._clock.now()
+        self._last_step_id = plan.step_id
+        self._beats.write(
+            Beat(
+                started_at,
+                CoreState.STEP,
+                plan.step_id,
+                predicted_s=self._forecast.seconds(size),
+                num_seqs=len(plan.scheduled),
+                num_tokens=plan.num_tokens,
+                context_tokens=int(size.context_tokens),
+            )
+        )
+        result = self._faults.run(plan)
+        seconds = self._clock.now() - started_at
+        self._forecast.observe(size, seconds)
+        return result, seconds
 
     def _contain(self, error: Exception, plan: StepPlan, seconds: float) -> None:
         lacks_memory = is_out_of_memory(error)
@@ -177,11 +240,6 @@ class StepLoop:
         if self._num_failed_steps >= MAX_FAILED_STEPS:
             self._publish(CoreFailed(f"{self._num_failed_steps} steps in a row failed, the last one: {reason}"))
             self._exit_code = 1
-
-    def _slow_down(self, own_seconds: float) -> None:
-        if self._slow_steps > 1.0:
-            extra = (self._slow_steps - 1.0) * max(own_seconds, MIN_SLOWED_STEP_S)
-            self._clock.sleep(min(extra, MAX_SLEEP_S))
 
     def _publish_step(
         self,
@@ -204,7 +262,7 @@ class StepLoop:
         report = self._report(
             outcome.kind.value,
             seconds,
-            plan.num_tokens,
+            plan.num_tokens - outcome.probe_tokens,
             len(plan.scheduled),
             outcome,
             failed_steps=failed_steps,

@@ -1,10 +1,11 @@
-"""Guarded routes: drain and resume, what is in flight, faults for drills, requests from other nodes."""
+"""Guarded routes: drain, abort, limits, what is in flight, faults for drills, requests from other nodes."""
 
 from __future__ import annotations
 
 import time
+from typing import TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -14,9 +15,12 @@ from engine.api.errors import ApiError, from_refusal, from_validation
 from engine.api.handoff import read_handoff
 from engine.api.openai import accepts_handoff
 from engine.api.respond import FlightResponse
-from engine.api.schema import DrainBody, FaultsBody
+from engine.api.schema import AbortBody, DrainBody, FaultsBody, LimitsBody
 from engine.inflight import Flight, ReplayError
-from engine.node import Node, RefusedError, TooLongError
+from engine.node import Node
+from engine.refusal import RefusedError, TooLongError
+
+B = TypeVar("B", bound=BaseModel)
 
 
 def routes() -> list[Route]:
@@ -24,6 +28,9 @@ def routes() -> list[Route]:
         Route("/admin/drain", drain, methods=["GET", "POST"]),
         Route("/admin/resume", resume, methods=["POST"]),
         Route("/admin/requests", requests, methods=["GET"]),
+        Route("/admin/abort", abort, methods=["POST"]),
+        Route("/admin/limits", limits, methods=["GET", "POST"]),
+        Route("/admin/reset_prefix_cache", reset_prefix_cache, methods=["POST"]),
         Route("/admin/faults", faults, methods=["GET", "POST"]),
         Route("/internal/continue", continue_request, methods=["POST"]),
     ]
@@ -33,11 +40,7 @@ async def drain(request: Request) -> Response:
     check_token(request)
     node: Node = request.app.state.node
     if request.method == "POST":
-        try:
-            body = DrainBody.model_validate_json(await read_body(request))
-        except ValidationError as exc:
-            raise from_validation(exc) from exc
-        node.begin_drain(body.deadline_s)
+        node.begin_drain((await _parse(request, DrainBody)).deadline_s)
     return JSONResponse(node.drain_status())
 
 
@@ -76,7 +79,47 @@ def _describe(flight: Flight, now: float) -> dict[str, object]:
         "age_s": round(now - flight.arrived_at, 3),
         "continued": flight.is_continued,
         "can_move": flight.accepts_handoff,
+        "priority": flight.ask.priority,
+        "deadline_s": flight.ask.deadline_s,
     }
+
+
+async def abort(request: Request) -> Response:
+    """Ends requests with an error event; null ends all. Ids that are not in flight are named, not an error."""
+    check_token(request)
+    node: Node = request.app.state.node
+    wanted = (await _parse(request, AbortBody)).request_ids
+    known = {i for f in node.flights if f.outcome is None for i in (f.ask.request_id, f.ask.id)}
+    aborted = node.abort(wanted)
+    return JSONResponse({"aborted": aborted, "unknown": [i for i in wanted or () if i not in known]})
+
+
+async def limits(request: Request) -> Response:
+    check_token(request)
+    node: Node = request.app.state.node
+    if request.method == "POST":
+        try:
+            node.set_limits((await _parse(request, LimitsBody)).changes())
+        except ValueError as exc:
+            raise ApiError(400, str(exc), code="limits_contradict", param=str(exc).partition(":")[0]) from exc
+    return JSONResponse(node.limits.shown())
+
+
+async def reset_prefix_cache(request: Request) -> Response:
+    """Done before any request that is sent after the answer."""
+    check_token(request)
+    node: Node = request.app.state.node
+    if not node.reset_prefix_cache():
+        raise ApiError(503, "there is no core that could do it", code="core_dead")
+    return JSONResponse({"success": True})
+
+
+async def _parse(request: Request, schema: type[B]) -> B:
+    body = await read_body(request)
+    try:
+        return schema.model_validate_json(body)
+    except ValidationError as exc:
+        raise from_validation(exc) from exc
 
 
 async def faults(request: Request) -> Response:
@@ -85,12 +128,8 @@ async def faults(request: Request) -> Response:
         raise ApiError(404, "faults are off: start the node with --enable-faults", code="faults_disabled")
     check_token(request)
     if request.method == "POST":
-        try:
-            body = FaultsBody.model_validate_json(await read_body(request))
-        except ValidationError as exc:
-            raise from_validation(exc) from exc
-        node.set_slow_steps(body.slow_steps)
-    return JSONResponse({"slow_steps": node.slow_steps})
+        node.set_faults((await _parse(request, FaultsBody)).changes())
+    return JSONResponse(node.faults.shown())
 
 
 async def continue_request(request: Request) -> Response:

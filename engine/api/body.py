@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+from collections.abc import Sequence
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -36,11 +37,30 @@ def check_token(request: Request) -> None:
     token = node.config.admin_token
     if token is None:
         raise ApiError(401, "no admin token is set: start the node with --admin-token-file", code="no_admin_token")
-    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
+    if not _carries(request, (token,)):
         raise ApiError(
             401,
             "this route needs `Authorization: Bearer <admin token>`",
             code="bad_admin_token",
             headers={"WWW-Authenticate": "Bearer"},
         )
+
+
+def check_api_key(request: Request) -> None:
+    """Raises ApiError unless the request carries one of the clients' keys, or none are set."""
+    node: Node = request.app.state.node
+    keys = node.config.api_keys
+    if keys and not _carries(request, keys):
+        raise ApiError(
+            401,
+            "Incorrect API key provided: this node needs `Authorization: Bearer <api key>`",
+            code="invalid_api_key",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+
+
+def _carries(request: Request, secrets: Sequence[str]) -> bool:
+    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+    # All are compared, each in constant time: how long it takes tells nothing of them.
+    matches = [hmac.compare_digest(given.strip().encode(), secret.encode()) for secret in secrets]
+    return scheme.lower() == "bearer" and any(matches)

@@ -11,7 +11,7 @@ import msgspec
 from pydantic import ValidationError
 from starlette.responses import Response
 
-from engine.node import RefusedError, TooLongError
+from engine.refusal import RefusedError, TooLongError
 
 TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+import msgspec
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from engine.api import prepare
-from engine.api.body import read_body
+from engine.api.body import check_api_key, read_body
 from engine.api.errors import ApiError, from_refusal, from_too_long, from_validation
 from engine.api.respond import FlightResponse
-from engine.api.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from engine.api.schema import MAX_DEADLINE_S, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from engine.inflight import Ask
-from engine.node import Node, RefusedError, TooLongError
+from engine.node import Node
+from engine.refusal import RefusedError, TooLongError
+
+DEADLINE_HEADER = "X-Fleet-Deadline-S"
 
 B = TypeVar("B", bound=BaseModel)
 
@@ -33,6 +38,7 @@ def routes() -> list[Route]:
 
 
 async def models(request: Request) -> Response:
+    check_api_key(request)
     node: Node = request.app.state.node
     entries = [
         {
@@ -58,10 +64,13 @@ async def chat_completions(request: Request) -> Response:
 async def _generate(request: Request, schema: type[B], to_ask: Callable[[Node, B, str], Awaitable[Ask]]) -> Response:
     node: Node = request.app.state.node
     arrived_at = time.monotonic()
+    check_api_key(request)
     body = await _parse(request, schema)
     try:
         node.check_admission()  # before the work of tokenising
         ask = await to_ask(node, body, request.state.request_id)
+        if (deadline_s := deadline_of(request)) is not None:
+            ask = msgspec.structs.replace(ask, deadline_s=min(deadline_s, ask.deadline_s or deadline_s))
         flight = node.admit(ask, arrived_at=arrived_at, accepts_handoff=accepts_handoff(request))
     except RefusedError as exc:
         raise from_refusal(exc) from exc
@@ -74,13 +83,29 @@ def accepts_handoff(request: Request) -> bool:
     return request.headers.get("X-Fleet-Handoff", "").strip().lower() == "accept"
 
 
+def deadline_of(request: Request) -> float | None:
+    """Seconds that the client gives us by header. Raises ApiError."""
+    text = request.headers.get(DEADLINE_HEADER)
+    if text is None:
+        return None
+    try:
+        deadline_s = float(text)
+    except ValueError:
+        deadline_s = math.nan
+    if not 0 < deadline_s <= MAX_DEADLINE_S:
+        raise ApiError(400, f"{DEADLINE_HEADER}: must be seconds, above 0 and at most {MAX_DEADLINE_S}")
+    return deadline_s
+
+
 async def tokenize(request: Request) -> Response:
+    check_api_key(request)
     node: Node = request.app.state.node
     token_ids = await prepare.tokenize(node, await _parse(request, TokenizeBody))
     return JSONResponse({"count": len(token_ids), "max_model_len": node.max_sequence_tokens, "tokens": list(token_ids)})
 
 
 async def detokenize(request: Request) -> Response:
+    check_api_key(request)
     node: Node = request.app.state.node
     body = await _parse(request, DetokenizeBody)
     prepare.check_model(node, body.model)

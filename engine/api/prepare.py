@@ -89,6 +89,9 @@ def _ask(
     num_logprobs: int | None,
     echo_texts: tuple[str, ...],
 ) -> Ask:
+    cap = node.config.max_output_tokens
+    if cap is not None and max_tokens > cap:
+        raise ApiError(400, f"max_tokens: {max_tokens} is more than this node's limit of {cap}", param="max_tokens")
     if body.min_tokens > max_tokens:
         raise ApiError(400, f"min_tokens: {body.min_tokens} is more than max_tokens {max_tokens}", param="min_tokens")
     prefix = "chatcmpl" if kind == "chat" else "cmpl"
@@ -123,6 +126,7 @@ def _ask(
         include_usage=body.stream_options is not None and body.stream_options.include_usage,
         return_token_ids=body.return_token_ids,
         priority=body.priority,
+        deadline_s=body.deadline_s,
     )
 
 
@@ -143,7 +147,8 @@ def _prompts(body: CompletionBody) -> list[str | list[int]]:
 def _room(node: Node, prompts: list[tuple[int, ...]], wanted: int | None) -> int:
     """Tokens left for the answer. At least 1: a prompt that fills the context is refused at admission."""
     room = max(1, node.max_sequence_tokens - max(len(p) for p in prompts))
-    return room if wanted is None else min(room, wanted)
+    limits = [limit for limit in (wanted, node.config.max_output_tokens) if limit is not None]
+    return min([room, *limits])
 
 
 def _checked_ids(node: Node, token_ids: list[int], param: str = "prompt") -> tuple[int, ...]:
@@ -160,7 +165,7 @@ def _biases(node: Node, body: GenerationBody) -> tuple[tuple[int, float], ...]:
 
 
 async def _tokenise(node: Node, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-    return await _away(len(text), lambda: node.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+    return await _away(node, len(text), lambda: node.tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
 
 async def _tokenise_chat(node: Node, messages: list[Message], *, add_generation_prompt: bool) -> tuple[int, ...]:
@@ -172,7 +177,7 @@ async def _tokenise_chat(node: Node, messages: list[Message], *, add_generation_
 
     size = sum(len(m.content) if isinstance(m.content, str) else INLINE_CHARS for m in messages if m.content)
     try:
-        token_ids = await _away(size, encode)
+        token_ids = await _away(node, size, encode)
     except BadChatError as exc:
         raise ApiError(400, str(exc), param="messages") from exc
     if not token_ids:
@@ -180,5 +185,8 @@ async def _tokenise_chat(node: Node, messages: list[Message], *, add_generation_
     return token_ids
 
 
-async def _away(size_chars: int, work: Callable[[], T]) -> T:
+async def _away(node: Node, size_chars: int, work: Callable[[], T]) -> T:
+    delay_s = node.faults.slow_tokenizer
+    if delay_s is not None:
+        await asyncio.to_thread(time.sleep, delay_s)  # in the threads that tokenising shares: they run short as well
     return work() if size_chars <= INLINE_CHARS else await asyncio.to_thread(work)

@@ -77,7 +77,8 @@ class FlightResponse(Response):
                 status, headers = 202, {"X-Fleet-Handoff": "state"}
                 body = msgspec.json.encode(write_handoff(flight, time.monotonic()))
             case Fate.FAILED:
-                status, body = 500, error_body(flight.error or "", "server_error", code=flight.error_code)
+                status = 504 if flight.error_code == "deadline_exceeded" else 500
+                body = error_body(flight.error or "", "server_error", code=flight.error_code)
             case _:
                 return
         await self._start(send, status, "application/json", {**headers, "Content-Length": str(len(body))})

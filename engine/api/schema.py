@@ -18,6 +18,8 @@ MAX_TEXT_CHARS = 8_000_000
 MAX_TOKENS = 2_000_000
 MAX_LOGPROBS = 20
 MAX_BIASES = 1024
+MAX_DEADLINE_S = 86_400
+MAX_NAMED = 10_000  # request ids in one abort
 
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 Text = Annotated[str, StringConstraints(max_length=MAX_TEXT_CHARS)]
@@ -60,6 +62,7 @@ class GenerationBody(Body):
     )
     priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
     return_token_ids: bool = False
+    deadline_s: Annotated[float, Field(gt=0, le=MAX_DEADLINE_S)] | None = None
     user: Annotated[str, StringConstraints(max_length=256)] | None = None
 
     @field_validator("logit_bias")
@@ -174,7 +177,49 @@ class DrainBody(BaseModel):
     deadline_s: Annotated[float, Field(ge=0, le=86_400)]
 
 
-class FaultsBody(BaseModel):
+class AbortBody(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    request_ids: Annotated[list[Annotated[str, StringConstraints(max_length=160)]], Field(max_length=MAX_NAMED)] | None
+
+
+class Changes(BaseModel):
+    """A body that names what is to change; what it does not name stays."""
+
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    slow_steps: Annotated[float, Field(ge=1, le=1000)] | None
+    @model_validator(mode="after")
+    def _names_something(self) -> Changes:
+        if not self.model_fields_set:
+            raise ValueError(f"name at least one of {', '.join(type(self).model_fields)}")
+        return self
+
+    def changes(self) -> dict[str, Any]:
+        return self.model_dump(include=self.model_fields_set)
+
+
+class LimitsBody(Changes):
+    max_num_seqs: Annotated[int, Field(ge=1, le=65_536)] = 1
+    max_num_batched_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] = 1
+    prefill_chunk_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    max_num_queued_reqs: Annotated[int, Field(ge=1, le=10_000_000)] = 1
+    max_num_queued_tokens: Annotated[int, Field(ge=1, le=2**40)] | None = None
+
+
+SeriesNames = Annotated[
+    tuple[Annotated[str, StringConstraints(min_length=1, max_length=128)], ...], Field(min_length=1, max_length=64)
+]
+
+
+class FaultsBody(Changes):
+    slow_steps: Annotated[float, Field(ge=1, le=1000)] | None = None
+    hung_core: bool | None = None
+    wrong_numbers: bool | None = None
+    kv_leak: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    oom_next: Annotated[int, Field(ge=1, le=1000)] | None = None
+    prefix_cache_off: bool | None = None
+    slow_tokenizer: Annotated[float, Field(gt=0, le=60)] | None = None
+    metrics_frozen: bool | None = None
+    metrics_missing: SeriesNames | None = None
+    metrics_nan: SeriesNames | None = None
+    metrics_renamed: SeriesNames | None = None

@@ -1,4 +1,4 @@
-"""Routes for probes, scrapers and the controller: health, metrics, info. Cheap, open, and without side effects."""
+"""Routes for probes, scrapers and the controller: health, metrics, info. Cheap and open."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from engine.health import Reason
+from engine.beat import Beat
+from engine.health import Reason, allowed_silence_s
+from engine.inflight import oldest_ages_s
 from engine.metrics import CONTENT_TYPE
 from engine.node import Node
 
@@ -20,6 +22,7 @@ DISTRIBUTION = "llm-fleetctl"
 def routes() -> list[Route]:
     return [
         Route("/health", ready, methods=["GET"]),
+        Route("/health/deep", deep, methods=["GET"]),
         Route("/health/live", live, methods=["GET"]),
         Route("/health/ready", ready, methods=["GET"]),
         Route("/metrics", metrics, methods=["GET"]),
@@ -33,7 +36,47 @@ async def live(request: Request) -> Response:
 
 
 async def ready(request: Request) -> Response:
+    reason, report = _readiness(request.app.state.node)
+    return JSONResponse(report, 200 if reason is Reason.READY else 503)
+
+
+async def deep(request: Request) -> Response:
+    """Readiness with its reasons: progress against what was planned, and the golden prompt. May start a run of the
+    latter, at the lowest priority and at most once a minute, and shows the last result at once."""
     node: Node = request.app.state.node
+    reason, report = _readiness(node)
+    if reason in (Reason.READY, Reason.WRONG_OUTPUT):
+        node.golden.ask(time.monotonic())
+    running, waiting = node.counts()
+    report["progress"] = _progress(node.core.beat(), time.monotonic())
+    waited, worked = oldest_ages_s(node.flights, time.monotonic())
+    report["work"] = {
+        "running": running,
+        "waiting": waiting,
+        "oldest_waiting_s": waited,
+        "oldest_running_s": worked,
+    }
+    report["golden"] = node.golden.report(time.time())
+    return JSONResponse(report, 200 if reason is Reason.READY else 503)
+
+
+def _progress(beat: Beat | None, now: float) -> dict[str, object] | None:
+    """What the core does now and how long it may; None while there is no core."""
+    if beat is None:
+        return None
+    return {
+        "state": beat.state.name.lower(),
+        "for_s": round(max(0.0, now - beat.at), 3),
+        "allowed_s": round(allowed_silence_s(beat), 3),
+        "step_id": beat.step_id,
+        "predicted_s": beat.predicted_s,
+        "sequences": beat.num_seqs,
+        "tokens": beat.num_tokens,
+        "context_tokens": beat.context_tokens,
+    }
+
+
+def _readiness(node: Node) -> tuple[Reason, dict[str, object]]:
     reason = node.judge_health()
     report = node.health.report(time.time())
     core = node.core
@@ -41,7 +84,9 @@ async def ready(request: Request) -> Response:
         report["progress_ratio"] = core.progress.done
     if reason is Reason.CORE_DEAD and core.error is not None:
         report["detail"] = core.error
-    return JSONResponse(report, 200 if reason is Reason.READY else 503)
+    if reason is Reason.WRONG_OUTPUT:
+        report["detail"] = node.golden.detail
+    return reason, report
 
 
 async def metrics(request: Request) -> Response:
@@ -73,10 +118,11 @@ async def info(request: Request) -> Response:
             "kv_capacity_tokens": core.kv_capacity_tokens,
             "limits": {
                 "max_model_len": node.max_sequence_tokens,
-                "max_num_seqs": config.max_num_seqs,
-                "max_num_batched_tokens": config.max_num_batched_tokens,
-                "max_num_queued_reqs": config.max_num_queued_reqs,
+                "max_num_seqs": node.limits.max_num_seqs,
+                "max_num_batched_tokens": node.limits.max_num_batched_tokens,
+                "max_num_queued_reqs": node.limits.max_num_queued_reqs,
                 "max_num_queued_tokens": node.max_queued_tokens,
+                "max_output_tokens": config.max_output_tokens,
             },
             "faults_enabled": config.enable_faults,
         }

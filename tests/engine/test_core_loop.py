@@ -220,7 +220,7 @@ def test_lack_of_memory_that_the_runner_contained_is_counted() -> None:
             return StepResult(result.step_id, {}, result.seconds, failed={0: "out of memory"})
 
     desk = Desk()
-    desk.loop._runner = Tight(clock=desk.clock)
+    desk.loop._faults._runner = Tight(clock=desk.clock)
     desk.run(make_request("a"))
     assert desk.ends["a"].error == "out of memory"
     assert (desk.reports[0].failed_steps, desk.reports[0].out_of_memory) == (0, 1)

@@ -98,7 +98,7 @@ class Paged:
         model = open_model(path)
         config = model.config
         self.decoder = Decoder(config, load_weights(model, dtype=torch.float32, device="cpu"), num_positions=512)
-        self.decoder.measure_tiles()
+        self.decoder.prepare()
         shape = (config.num_layers, 2, num_blocks, BLOCK_SIZE, config.num_kv_heads, config.head_dim)
         self.kv = torch.full(shape, torch.nan)  # what was not written must not be read
 

@@ -21,9 +21,9 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("models") / "small")
 
 
-@pytest.fixture(scope="module")
-def runner(model_dir: Path) -> ModelRunner:
-    made = ModelRunner(model_dir, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, num_host_blocks=16)
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def runner(model_dir: Path, request: pytest.FixtureRequest) -> ModelRunner:
+    made = ModelRunner(model_dir, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, num_host_blocks=16, dtype=request.param)
     made.warm_up()
     return made
 
@@ -75,11 +75,12 @@ def test_same_tokens_and_logprobs_alone_and_in_any_batch(
         assert [(d.output, d.logprobs) for d in together] == expected, "equal to the last bit"
 
 
-def test_same_logprobs_with_several_threads(model_dir: Path) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_same_logprobs_with_several_threads(model_dir: Path, dtype: str) -> None:
     params = SamplingParams(max_tokens=1, seed=5, num_logprobs=5)
     drives = [Drive(i, tuple(range(3 + i, 3 + i + n)), params) for i, n in enumerate((300, 90, 1))]
     try:
-        threaded = ModelRunner(model_dir, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, num_threads=2)
+        threaded = ModelRunner(model_dir, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, num_threads=2, dtype=dtype)
         threaded.warm_up()
         assert threaded.info.is_batch_invariant is True
         give_blocks(drives, NUM_BLOCKS)

@@ -1,0 +1,111 @@
+"""The core's sign of life: one page of memory that the core writes and the API process reads.
+
+A message says what was done; the page says what is being done right now, and how long that should take. Reading it
+needs nothing of the core, so it tells of a core that hangs, and it is as true when the reader itself was late.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import struct
+import tempfile
+from dataclasses import dataclass
+from enum import IntEnum
+
+_COUNT = struct.Struct("<Q")
+_FIELDS = struct.Struct("<dQQdQQQ")
+_BEGUN_AT, _FIELDS_AT, _ENDED_AT = 0, 8, 8 + _FIELDS.size  # a write's number, its fields, its number again
+_SIZE_BYTES = mmap.PAGESIZE
+_TRIES = 8
+
+
+class CoreState(IntEnum):
+    STARTING = 0  # nothing was written yet
+    IDLE = 1  # no requests; looks at its inbox about once a second
+    BETWEEN_STEPS = 2
+    STEP = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """What the core does since `at` (monotonic seconds). The rest describes the step it computes, or did last."""
+
+    at: float
+    state: CoreState
+    step_id: int = 0
+    predicted_s: float | None = None  # None: no step was measured yet
+    num_seqs: int = 0
+    num_tokens: int = 0
+    context_tokens: int = 0  # positions whose KV is read
+
+
+class BeatPage:
+    """One writer in one process, any readers. A reader sees a whole beat or the one before, never a mixture."""
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._memory = memory
+        self._count = 0
+        self._last: Beat | None = None
+
+    @classmethod
+    def private(cls) -> BeatPage:
+        """A page of this process alone."""
+        return cls(mmap.mmap(-1, _SIZE_BYTES))
+
+    @classmethod
+    def shared(cls) -> tuple[BeatPage, int]:
+        """A page and the descriptor by which a child process opens it; the caller closes the descriptor."""
+        if hasattr(os, "memfd_create"):
+            fd = os.memfd_create("engine-beat")
+        else:
+            with tempfile.TemporaryFile() as file:
+                fd = os.dup(file.fileno())
+        os.ftruncate(fd, _SIZE_BYTES)
+        return cls(mmap.mmap(fd, _SIZE_BYTES)), fd
+
+    @classmethod
+    def open(cls, fd: int) -> BeatPage:
+        """The page behind a descriptor, which is closed. Raises ValueError when there is none."""
+        try:
+            memory = mmap.mmap(fd, _SIZE_BYTES)
+            os.close(fd)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"--beat-fd {fd}: not a page of memory ({error})") from error
+        return cls(memory)
+
+    def write(self, beat: Beat) -> None:
+        self._count += 1
+        _COUNT.pack_into(self._memory, _BEGUN_AT, self._count)
+        _FIELDS.pack_into(
+            self._memory,
+            _FIELDS_AT,
+            beat.at,
+            beat.state,
+            beat.step_id,
+            math.nan if beat.predicted_s is None else beat.predicted_s,
+            beat.num_seqs,
+            beat.num_tokens,
+            beat.context_tokens,
+        )
+        _COUNT.pack_into(self._memory, _ENDED_AT, self._count)
+
+    def read(self) -> Beat | None:
+        """The last whole beat; None before the first. A core that stopped while it wrote leaves the one before."""
+        for _ in range(_TRIES):
+            # In the other order than it is written: if no write began since this one ended, the fields are its own.
+            (ended,) = _COUNT.unpack_from(self._memory, _ENDED_AT)
+            fields = _FIELDS.unpack_from(self._memory, _FIELDS_AT)
+            (begun,) = _COUNT.unpack_from(self._memory, _BEGUN_AT)
+            if ended == begun and begun > 0:
+                self._last = _beat(*fields)
+                break
+        return self._last
+
+
+def _beat(
+    at: float, state: int, step_id: int, predicted_s: float, num_seqs: int, num_tokens: int, context_tokens: int
+) -> Beat:
+    predicted = None if math.isnan(predicted_s) else predicted_s
+    return Beat(at, CoreState(state), step_id, predicted, num_seqs, num_tokens, context_tokens)

@@ -1,0 +1,72 @@
+"""Progress against admitted work: a request that the core no longer knows is ended aloud, not left waiting."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from fixtures_engine import tiny_model_dir
+
+from engine.config import NodeConfig
+from engine.core_config import CoreConfig
+from engine.health import STUCK_FLOOR_S, CorePhase
+from engine.inflight import Ask, Fate, Flight
+from engine.messages import CoreIdle, CoreReady, RequestUpdate, StepReport
+from engine.metrics import NodeMetrics
+from engine.model_facts import ModelFacts
+from engine.node import Node
+from engine.step import SamplingParams
+from engine.tokenizer import load_tokenizer
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    """One whose core is up and swallows what it is sent."""
+    config = NodeConfig(tiny_model_dir(), ("m",), "n1")
+    tokenizer = load_tokenizer(config.model_dir)
+    facts = ModelFacts(tokenizer.vocab_size, 1024, (), "r1")
+    metrics = NodeMetrics(model_name="m", max_model_len=1024)
+    node = Node(config, CoreConfig(model_dir="."), tokenizer, facts, metrics)
+    node.core._hear(CoreReady(100, 16, 1024, "cpu", "float32", 0.0, 0.0))
+    assert node.core.phase is CorePhase.UP
+    yield node
+    for flight in list(node.flights):
+        node.close(flight, flight.outcome or Fate.ABORTED)
+
+
+def admit(node: Node, request_id: str) -> Flight:
+    ask = Ask(request_id, request_id, "completion", "m", 0, ((1, 2, 3),), 1, SamplingParams(max_tokens=5))
+    return node.admit(ask, arrived_at=time.monotonic())
+
+
+def idle(at: float) -> CoreIdle:
+    return CoreIdle(at, 0, 100)
+
+
+@pytest.mark.anyio
+async def test_a_request_that_an_idle_core_should_have_is_ended_with_an_error(node: Node) -> None:
+    flight = admit(node, "lost")
+    node.core._hear(idle(flight.admitted_at + STUCK_FLOOR_S - 0.1))
+    assert flight.outcome is None, "it may still be on its way"
+    node.core._hear(idle(flight.admitted_at + STUCK_FLOOR_S + 0.1))
+    assert flight.outcome is Fate.FAILED
+    assert "lost" in str(flight.error)
+
+
+@pytest.mark.anyio
+async def test_a_request_that_ended_is_not_called_lost(node: Node) -> None:
+    flight = admit(node, "done")
+    (choice,) = flight.choices
+    update = RequestUpdate(choice.core_id, token_ids=(4,), finish_reason="length")
+    node.core._hear(StepReport(1, "prefill", 0.0, 0.01, 3, 1, (update,), 0, 0, 0, 100))
+    node.core._hear(idle(flight.admitted_at + 100.0))
+    assert flight.outcome is Fate.FINISHED
+
+
+@pytest.mark.anyio
+async def test_a_deadline_that_another_node_used_up_ends_a_continued_request(node: Node) -> None:
+    ask = Ask("a", "a", "completion", "m", 0, ((1, 2, 3),), 1, SamplingParams(max_tokens=5), deadline_s=10.0)
+    flight = node.admit(ask, arrived_at=time.monotonic(), elapsed_before_s=11.0)
+    assert await flight.news() == []
+    assert (flight.outcome, flight.error_code) == (Fate.FAILED, "deadline_exceeded")
