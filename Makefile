@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 export FLEETCTL_STATE_DIR ?= $(CURDIR)/.fleetctl
 PYTEST_ARGS ?=
 
-.PHONY: help demo up down top test test-gpu bench-kernels check format setup setup-dev debs clean
+.PHONY: help bench-engine demo up down top test test-gpu bench-kernels check format setup setup-dev debs clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 18
@@ -35,6 +35,9 @@ test-gpu: setup-dev ## Run the tests that need a CUDA GPU
 
 bench-kernels: setup ## Kernels against this GPU's measured roofline
 	$(BIN)/python -m kernels.bench $(BENCH_ARGS)
+
+bench-engine: setup-dev ## Measure our node and installed peers beside this machine's floor (BENCH_ARGS=--quick)
+	$(BIN)/python -m engine.bench $(BENCH_ARGS)
 
 check: setup-dev ## Format, lint, types, imports
 	$(BIN)/ruff format --check .

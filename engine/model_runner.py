@@ -22,6 +22,7 @@ from engine.model.weights import load_weights
 from engine.model_dir import BadModelError, ModelDir, open_model
 from engine.step import NewSequence, SamplingParams, Scheduled, StepPlan, StepResult, TokenLogprobs
 from kernels.block_copy import copy_blocks, swap_blocks
+from kernels.packed_matrix import has_fast_bfloat16
 from kernels.sampling import sample
 
 log = structlog.get_logger()
@@ -73,7 +74,7 @@ class ModelRunner:
     ) -> None:
         """Loads the model and takes the memory of the KV cache.
 
-        `dtype` "auto" is float32 on a CPU and the stored type elsewhere. `num_threads` is the process's, for CPU
+        `dtype` "auto" is that of `auto_dtype`. `num_threads` is the process's, for CPU
         work. `progress` is called with ("loading" or "warming_up", 0 to 1). Raises BadModelError, DeviceError.
         """
         started = time.perf_counter()
@@ -132,7 +133,7 @@ class ModelRunner:
         """
         started = time.perf_counter()
         self._progress("warming_up", 0.0)
-        self._decoder.measure_tiles()
+        self._decoder.prepare()
         if self._decoder.is_batch_invariant is False:
             log.warning("runner.rows_depend_on_batch", remedy="tokens may differ in rare ties with what else runs")
         self._progress("warming_up", 0.5)
@@ -198,7 +199,13 @@ class ModelRunner:
         """
         while scheduled:
             try:
-                batch = make_batch(scheduled, self._sequences, block_size=self._block_size, device=self._device)
+                batch = make_batch(
+                    scheduled,
+                    self._sequences,
+                    block_size=self._block_size,
+                    device=self._device,
+                    min_rows=self._decoder.min_rows,
+                )
                 return self._decoder.forward(batch, self._kv)
             except (RuntimeError, MemoryError) as exc:
                 if not _is_out_of_memory(exc):
@@ -230,9 +237,16 @@ def _device(name: str) -> torch.device:
     return device
 
 
+def auto_dtype(stored: str, device: str) -> str:
+    """The stored type; on a CPU float32 unless that type is bfloat16 and the CPU multiplies it in hardware."""
+    if not device.startswith("cpu") or (stored == "bfloat16" and has_fast_bfloat16()):
+        return stored
+    return "float32"
+
+
 def _dtype(name: str, model: ModelDir, device: torch.device) -> torch.dtype:
     if name == "auto":
-        name = "float32" if device.type == "cpu" else model.config.dtype
+        name = auto_dtype(model.config.dtype, device.type)
     if name not in DTYPES:
         raise ValueError(f"dtype {name!r} is not supported; supported are auto, {', '.join(DTYPES)}")
     return DTYPES[name]

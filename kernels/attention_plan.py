@@ -9,12 +9,16 @@ only: never on how the prompt was cut, on its neighbours, or on where its blocks
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kernels.row_tiles import ROW_TILES, split_rows
+
+if TYPE_CHECKING:
+    from kernels.gpu.attention_plan import GpuAttentionPlan
 
 KEY_TILE = 128  # keys per product
 SPAN = 16 * KEY_TILE  # keys per softmax; longer sequences merge the spans' results
@@ -84,11 +88,17 @@ def plan_attention(
     sliding_window: int | None = None,
     tiles: tuple[int, ...] = ROW_TILES,
     device: torch.device | str = "cpu",
-) -> AttentionPlan:
+) -> AttentionPlan | GpuAttentionPlan:
     """The plan of one batch. Shapes as in `paged_attention`, all on the CPU. `tiles` are row counts of products.
 
-    The plan's own tensors are put on `device`, where the cache is.
+    The plan's own tensors are put on `device`, where the cache is; a GPU has its own kind of plan.
     """
+    if torch.device(device).type == "cuda":
+        from kernels.gpu import attention_plan as on_gpu
+
+        shapes = (block_tables, seq_lens, query_starts)
+        heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads}
+        return on_gpu.plan_attention(*shapes, **heads, sliding_window=sliding_window, device=device)
     tables, lens, starts = block_tables.numpy(), seq_lens.numpy(), query_starts.numpy()
     counts = np.diff(starts)
     reader = _Reader(tables, lens, block_size, num_kv_heads, device)

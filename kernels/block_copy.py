@@ -25,6 +25,11 @@ def swap_blocks(source: Tensor, target: Tensor, pairs: Pairs) -> None:
     """
     if not pairs:
         return
+    if _is_within_gpu_reach(source, target):
+        from kernels.gpu import block_copy as on_gpu
+
+        on_gpu.swap_blocks(source, target, pairs)
+        return
     reads, writes = [a for a, _ in pairs], [b for _, b in pairs]
     ordered = len(set(writes)) < len(writes) or (source is target and not set(reads).isdisjoint(writes))
     if ordered:  # a block is both written and read, or written twice: the order decides
@@ -33,3 +38,9 @@ def swap_blocks(source: Tensor, target: Tensor, pairs: Pairs) -> None:
         return
     moved = source.index_select(2, torch.tensor(reads, device=source.device)).to(target.device)
     target.index_copy_(2, torch.tensor(writes, device=target.device), moved)
+
+
+def _is_within_gpu_reach(source: Tensor, target: Tensor) -> bool:
+    if not (source.is_cuda or target.is_cuda):
+        return False
+    return all(cache.is_cuda or cache.is_pinned() for cache in (source, target))

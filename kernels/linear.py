@@ -8,15 +8,21 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from kernels.packed_matrix import PackedMatrix
 from kernels.row_tiles import ROW_TILES, Product
 
+Weight = Tensor | PackedMatrix
 
-def row_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, tiles: tuple[int, ...] = ROW_TILES) -> Tensor:
+
+def row_linear(x: Tensor, weight: Weight, bias: Tensor | None = None, tiles: tuple[int, ...] = ROW_TILES) -> Tensor:
     """`x @ weight.T + bias`.
 
     Shapes: x: [num_rows, width], on a CPU with num_rows a multiple of 16; weight: [out, width]; bias: [out].
-    On CUDA it is one plain call: last bits may differ with the batch there. Bytes moved: weight once a tile.
+    `tiles` are for plain matrices; a packed one has its own. On CUDA it is one plain call: last bits may differ with
+    the batch there. Bytes moved: weight once a tile.
     """
+    if isinstance(weight, PackedMatrix):
+        return weight(x, bias)
     rows = x.shape[0]
     if x.is_cuda or rows in tiles:
         return torch.nn.functional.linear(x, weight, bias)

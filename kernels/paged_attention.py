@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,7 +19,11 @@ from kernels.attention_plan import (
     padded_share,
     plan_attention,
 )
+from kernels.gathered_attention import GatheredPlan, attend_gathered
 from kernels.row_tiles import MIN_ROWS, Product
+
+if TYPE_CHECKING:
+    from kernels.gpu.attention_plan import GpuAttentionPlan
 
 
 def paged_attention(
@@ -31,7 +36,7 @@ def paged_attention(
     *,
     scale: float,
     sliding_window: int | None = None,
-    plan: AttentionPlan | None = None,
+    plan: AttentionPlan | GpuAttentionPlan | None = None,
 ) -> Tensor:
     """`softmax(scale q k^T) v`, each query over its sequence's keys up to its own position; the cache holds them.
 
@@ -41,9 +46,18 @@ def paged_attention(
     Shapes: q: [num_tokens, num_heads, head_dim]; caches: [num_blocks, block_size, kv_heads, head_dim];
     block_tables: [num_seqs, max_blocks], int32; seq_lens: [num_seqs], int32, this step's tokens counted;
     query_starts: [num_seqs + 1], int32, first row of each sequence; rows of q past the last are padding, with result 0.
-    Result: like q. `plan` is that of
-    `plan_attention` for the same batch and window, to share it between layers.
+    Result: like q. `plan` is that of `plan_attention` for the same batch and window, to share it between layers, or
+    that of `plan_gathered` on a CPU where it was measured to be exact.
     """
+    if isinstance(plan, GatheredPlan):
+        return attend_gathered(q, k_cache, v_cache, plan, scale)
+    if q.is_cuda:
+        from kernels.gpu import paged_attention as on_gpu
+
+        shapes = (block_tables, seq_lens, query_starts)
+        return on_gpu.paged_attention(
+            q, k_cache, v_cache, *shapes, scale=scale, sliding_window=sliding_window, plan=plan
+        )
     if plan is None:
         plan = plan_attention(
             block_tables,

@@ -13,8 +13,13 @@ def apply_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, 
     head_dim], float32, rows gathered by position from tables that hold each angle twice, the first half of sin
     negated (`full_tables`). Computed in float32 when q is narrower.
     """
-    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    return _turn(q, cos, sin), _turn(k, cos, sin)
+    if q.is_cuda:
+        from kernels.gpu import rope as on_gpu
+
+        return on_gpu.apply_rope(q, k, cos, sin)
+    heads = q.shape[1]
+    both = _turn(torch.cat([q, k], dim=1), cos.unsqueeze(1), sin.unsqueeze(1))
+    return both[:, :heads], both[:, heads:]
 
 
 def full_tables(angles: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:

@@ -15,21 +15,22 @@ import torch
 from torch import Tensor
 
 ROW_TILES = (256, 64, 16)
+PACKED_TILES = (256, 128, 64, 32, 16, 8, 4)  # of `packed_matrix`, whose kernels agree over more row counts
 MIN_ROWS = ROW_TILES[-1]
 
 Product = Callable[[Tensor], Tensor]
 
 
 class Agreement(NamedTuple):
-    """`tiles`: row counts that give equal bits here, falling, always with 16. `exact`: row order is immaterial too."""
+    """`tiles`: row counts that give equal bits here, falling, always with 16. `exact`: so does every row of them."""
 
     tiles: tuple[int, ...]
     exact: bool
 
 
-def padded_rows(rows: int) -> int:
+def padded_rows(rows: int, smallest: int = MIN_ROWS) -> int:
     """`rows` rounded up to whole smallest tiles."""
-    return -(-rows // MIN_ROWS) * MIN_ROWS
+    return -(-rows // smallest) * smallest
 
 
 def split_rows(rows: int, tiles: tuple[int, ...] = ROW_TILES) -> list[tuple[int, int]]:
@@ -42,18 +43,30 @@ def split_rows(rows: int, tiles: tuple[int, ...] = ROW_TILES) -> list[tuple[int,
     return parts
 
 
-def agreeing_tiles(products: Iterable[tuple[Product, int, torch.dtype]]) -> Agreement:
+def agreeing_tiles(
+    products: Iterable[tuple[Product, int, torch.dtype]], candidates: tuple[int, ...] = ROW_TILES
+) -> Agreement:
     """Which tiles may be used together for all of these products, each with its input's width and type.
 
-    Measured on random rows: another order of additions shows in some of them for certain.
+    Measured on random rows: another order of additions shows in some of them for certain. Each size must give what 16
+    gives, also with the rows the other way round. `candidates` hold 16.
     """
-    agreed, exact = set(ROW_TILES), True
+    agreed, exact = set(candidates), True
     generator = torch.Generator().manual_seed(0)
     for product, width, dtype in products:
-        rows = torch.randn((ROW_TILES[0], width), generator=generator).to(dtype)
-        smallest = _by_tile(product, rows, MIN_ROWS)
-        exact = exact and torch.equal(_by_tile(product, rows.flip(0), MIN_ROWS).flip(0), smallest)
-        agreed = {tile for tile in agreed if tile == MIN_ROWS or torch.equal(_by_tile(product, rows, tile), smallest)}
+        rows = torch.randn((max(candidates), width), generator=generator).to(dtype)
+        turned = rows.flip(0)
+        expected = _by_tile(product, rows, MIN_ROWS)
+        exact = exact and torch.equal(_by_tile(product, turned, MIN_ROWS).flip(0), expected)
+        agreed = {
+            tile
+            for tile in agreed
+            if tile == MIN_ROWS
+            or (
+                torch.equal(_by_tile(product, rows, tile), expected)
+                and torch.equal(_by_tile(product, turned, tile).flip(0), expected)
+            )
+        }
     return Agreement(tuple(sorted(agreed, reverse=True)), exact)
 
 

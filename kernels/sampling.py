@@ -53,6 +53,10 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Drawn]:
 
     Shapes: logits: [num_rows, vocab], any float type; not changed.
     """
+    if logits.is_cuda:
+        from kernels.gpu import sampling as on_gpu
+
+        return on_gpu.sample(logits, rows)
     raw = logits.float()
     finite = torch.isfinite(raw.amax(-1) - raw.amin(-1)).tolist()
     shaped = _shape(raw, rows)

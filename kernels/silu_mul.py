@@ -15,9 +15,13 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
     Shapes: gate_up: [num_tokens, 2 x width]; result: [num_tokens, width]. A row's bits depend on that row alone.
     """
+    if gate_up.is_cuda:
+        from kernels.gpu import silu_mul as on_gpu
+
+        return on_gpu.silu_mul(gate_up)
     width = gate_up.shape[-1] // 2
     gate, up = gate_up[..., :width], gate_up[..., width:]
-    if gate_up.is_cuda or torch.get_num_threads() == 1 or gate.numel() <= GRAIN_ELEMENTS:
+    if torch.get_num_threads() == 1 or gate.numel() <= GRAIN_ELEMENTS:
         return torch.nn.functional.silu(gate).mul_(up)
     rows = max(GRAIN_ELEMENTS // width, 1)
     return torch.cat(

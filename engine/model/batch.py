@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.model.sequence import Sequence as SequenceState
 from engine.step import Scheduled
-from kernels.row_tiles import padded_rows
+from kernels.row_tiles import MIN_ROWS, padded_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +32,20 @@ class Batch:
 
 
 def make_batch(
-    scheduled: Sequence[Scheduled], states: Mapping[int, SequenceState], *, block_size: int, device: torch.device | str
+    scheduled: Sequence[Scheduled],
+    states: Mapping[int, SequenceState],
+    *,
+    block_size: int,
+    device: torch.device | str,
+    min_rows: int = MIN_ROWS,
 ) -> Batch:
-    """The batch of a plan's sequences, which must have been checked (`why_not`)."""
+    """The batch of a plan's sequences, which must have been checked (`why_not`), padded to whole `min_rows`."""
     counts = np.array([s.num_tokens for s in scheduled], dtype=np.int32)
     firsts = np.array([s.start for s in scheduled], dtype=np.int64)
     starts = np.zeros(len(scheduled) + 1, dtype=np.int32)
     np.cumsum(counts, out=starts[1:])
     num_tokens = int(starts[-1])
-    padded = padded_rows(num_tokens)
+    padded = padded_rows(num_tokens, min_rows)
     token_ids, positions = np.zeros(padded, dtype=np.int64), np.zeros(padded, dtype=np.int64)
     tables = np.zeros((len(scheduled), max(len(s.block_ids) for s in scheduled)), dtype=np.int32)
     for i, s in enumerate(scheduled):

@@ -14,12 +14,13 @@ from engine.model.experts import moe_forward
 from engine.model.rope import rope_tables
 from engine.model.weights import DecoderWeights, DenseWeights, LayerWeights
 from kernels.attention_plan import AttentionPlan, plan_attention
+from kernels.gathered_attention import CallShape, GatheredPlan, measure_shape, plan_gathered
 from kernels.kv_store import store_kv
 from kernels.linear import linear_products, row_linear
 from kernels.paged_attention import attention_products, paged_attention
 from kernels.rms_norm import rms_norm
 from kernels.rope import apply_rope
-from kernels.row_tiles import ROW_TILES, agreeing_tiles, padded_rows
+from kernels.row_tiles import MIN_ROWS, ROW_TILES, agreeing_tiles, padded_rows
 from kernels.silu_mul import silu_mul
 
 
@@ -33,14 +34,28 @@ class Decoder:
         cos, sin = rope_tables(config.rope, config.head_dim, num_positions)
         self.cos, self.sin = cos.to(self.device), sin.to(self.device)
         self.tiles = ROW_TILES
+        self.min_rows = MIN_ROWS  # batches are padded to a multiple of it
         self.is_batch_invariant: bool | None = None
+        self._call_shape: CallShape | None = None  # of gathered attention; None where it may not be used
 
-    def measure_tiles(self) -> None:
-        """Keeps only row counts that give equal bits on this machine for this model's matrices."""
+    def prepare(self) -> None:
+        """On a CPU: packs the weights, and keeps only row counts that give equal bits here for this model's matrices.
+
+        To be called once, before the first forward pass.
+        """
         if self.device.type != "cpu":
             return
-        products = [*linear_products(self.weights.matrices()), *attention_products(self.config.head_dim)]
+        self.weights.pack()
+        matrices = self.weights.matrices()
+        plain = [matrix for matrix in matrices if isinstance(matrix, Tensor)]
+        products = [*linear_products(plain), *attention_products(self.config.head_dim)]
         self.tiles, self.is_batch_invariant = agreeing_tiles(products)
+        packed = [matrix.tiles[-1] for matrix in matrices if not isinstance(matrix, Tensor)]
+        self.min_rows = max([*packed, self.tiles[-1] if plain else 0])
+        config = self.config
+        self._call_shape = measure_shape(
+            self.weights.embedding.dtype, config.head_dim, config.num_heads, config.num_kv_heads
+        )
 
     @torch.inference_mode()
     def forward(self, batch: Batch, kv: Tensor) -> Tensor:
@@ -61,25 +76,31 @@ class Decoder:
                 x, residual = rms_norm(x, self.weights.layers[index + 1].input_norm, eps, residual)
         return self._logits(x, residual, batch.sample_rows)
 
-    def _plans(self, batch: Batch, kv: Tensor) -> dict[int | None, AttentionPlan]:
+    def _plans(self, batch: Batch, kv: Tensor) -> dict[int | None, AttentionPlan | GatheredPlan]:
         windows = {self.config.window_of(i) for i in range(self.config.num_layers)}
-        return {
-            window: plan_attention(
-                batch.block_tables,
-                batch.seq_lens,
-                batch.query_starts,
-                block_size=kv.shape[3],
-                num_heads=self.config.num_heads,
-                num_kv_heads=self.config.num_kv_heads,
-                sliding_window=window,
-                tiles=self.tiles,
-                device=self.device,
-            )
-            for window in windows
+        return {window: self._plan(batch, kv.shape[3], window) for window in windows}
+
+    def _plan(self, batch: Batch, block_size: int, window: int | None) -> AttentionPlan | GatheredPlan:
+        shape = {
+            "block_size": block_size,
+            "num_heads": self.config.num_heads,
+            "num_kv_heads": self.config.num_kv_heads,
+            "sliding_window": window,
         }
+        tensors = (batch.block_tables, batch.seq_lens, batch.query_starts)
+        if self._call_shape is not None:
+            return plan_gathered(*tensors, **shape, shape=self._call_shape)
+        return plan_attention(*tensors, **shape, tiles=self.tiles, device=self.device)
 
     def _attend(
-        self, x: Tensor, layer: LayerWeights, batch: Batch, kv: Tensor, cos: Tensor, sin: Tensor, plan: AttentionPlan
+        self,
+        x: Tensor,
+        layer: LayerWeights,
+        batch: Batch,
+        kv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        plan: AttentionPlan | GatheredPlan,
     ) -> Tensor:
         config = self.config
         qkv = row_linear(x, layer.qkv, layer.qkv_bias, self.tiles)
@@ -108,13 +129,13 @@ class Decoder:
         if isinstance(mlp, DenseWeights):
             inner = silu_mul(row_linear(x, mlp.gate_up, mlp.gate_up_bias, self.tiles))
             return row_linear(inner, mlp.down, mlp.down_bias, self.tiles)
-        return moe_forward(x, num_tokens, mlp, self.config.moe, self.tiles)
+        return moe_forward(x, num_tokens, mlp, self.config.moe, self.tiles, self.min_rows)
 
     def _logits(self, x: Tensor, residual: Tensor, rows: Tensor) -> Tensor:
         """Final norm and head for the asked rows alone: the head is the largest matrix."""
         count = rows.shape[0]
         if count == 0:
             return x.new_empty((0, self.config.vocab_size))
-        rows = torch.nn.functional.pad(rows, (0, padded_rows(count) - count))
+        rows = torch.nn.functional.pad(rows, (0, padded_rows(count, self.min_rows) - count))
         x, _ = rms_norm(x[rows], self.weights.final_norm, self.config.rms_norm_eps, residual[rows])
         return row_linear(x, self.weights.head, tiles=self.tiles)[:count]

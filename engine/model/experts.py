@@ -12,7 +12,9 @@ from kernels.row_tiles import padded_rows
 from kernels.silu_mul import silu_mul
 
 
-def moe_forward(x: Tensor, num_tokens: int, weights: ExpertWeights, moe: MoeConfig, tiles: tuple[int, ...]) -> Tensor:
+def moe_forward(
+    x: Tensor, num_tokens: int, weights: ExpertWeights, moe: MoeConfig, tiles: tuple[int, ...], min_rows: int
+) -> Tensor:
     """The layer's output, like x: [padded tokens, hidden]. Rows from `num_tokens` on are padding and stay 0.
 
     A token's experts are added up in order of their number, whatever the batch.
@@ -25,7 +27,7 @@ def moe_forward(x: Tensor, num_tokens: int, weights: ExpertWeights, moe: MoeConf
     out = torch.zeros_like(x)
     for expert in chosen.unique().tolist():
         rows, rank = torch.where(chosen == expert)
-        gathered = x.new_zeros((padded_rows(len(rows)), x.shape[1]))
+        gathered = x.new_zeros((padded_rows(len(rows), min_rows), x.shape[1]))
         gathered[: len(rows)] = x[rows]
         inner = silu_mul(row_linear(gathered, weights.gate_up[expert], tiles=tiles))
         part = row_linear(inner, weights.down[expert], tiles=tiles)[: len(rows)]

@@ -17,28 +17,30 @@ from torch import Tensor
 from engine.model.config import ModelConfig
 from engine.model.tensor_names import expert_names, layer_prefix, router_name
 from engine.model_dir import ModelDir
+from kernels.linear import Weight
+from kernels.packed_matrix import pack
 
 
 @dataclass(slots=True)
 class DenseWeights:
-    gate_up: Tensor  # [2 x intermediate, hidden]
-    down: Tensor  # [hidden, intermediate]
+    gate_up: Weight  # [2 x intermediate, hidden]
+    down: Weight  # [hidden, intermediate]
     gate_up_bias: Tensor | None = None
     down_bias: Tensor | None = None
 
 
 @dataclass(slots=True)
 class ExpertWeights:
-    router: Tensor  # [experts, hidden]
-    gate_up: Tensor  # [experts, 2 x intermediate, hidden]
-    down: Tensor  # [experts, hidden, intermediate]
+    router: Weight  # [experts, hidden]
+    gate_up: Tensor | list[Weight]  # [experts, 2 x intermediate, hidden]
+    down: Tensor | list[Weight]  # [experts, hidden, intermediate]
 
 
 @dataclass(slots=True)
 class LayerWeights:
     input_norm: Tensor
-    qkv: Tensor  # [(heads + 2 x kv heads) x head_dim, hidden]
-    output: Tensor  # [hidden, heads x head_dim]
+    qkv: Weight  # [(heads + 2 x kv heads) x head_dim, hidden]
+    output: Weight  # [hidden, heads x head_dim]
     mlp_norm: Tensor
     mlp: DenseWeights | ExpertWeights
     qkv_bias: Tensor | None = None
@@ -50,12 +52,29 @@ class LayerWeights:
 @dataclass(slots=True)
 class DecoderWeights:
     embedding: Tensor  # [vocab, hidden]
-    head: Tensor  # [vocab, hidden]; the embedding itself when tied
+    head: Weight  # [vocab, hidden]; the embedding itself when tied and not packed
     final_norm: Tensor
     layers: list[LayerWeights] = field(default_factory=list)
 
-    def matrices(self) -> list[Tensor]:
-        """Every matrix that rows are multiplied with."""
+    def pack(self) -> None:
+        """Puts every matrix into the layout that this CPU multiplies fastest from, one after the other.
+
+        Needs the memory of one matrix more, and that of the head again when it is tied to the embedding. What can't
+        be packed stays as it is.
+        """
+        self.head = _packed(self.head)
+        for layer in self.layers:
+            layer.qkv, layer.output = _packed(layer.qkv), _packed(layer.output)
+            mlp = layer.mlp
+            if isinstance(mlp, DenseWeights):
+                mlp.gate_up, mlp.down = _packed(mlp.gate_up), _packed(mlp.down)
+            else:
+                mlp.router = _packed(mlp.router)
+                mlp.gate_up = [_packed(weight) for weight in mlp.gate_up]
+                mlp.down = [_packed(weight) for weight in mlp.down]
+
+    def matrices(self) -> list[Weight]:
+        """Every matrix that rows are multiplied with; of a layer's experts one."""
         found = [self.head]
         for layer in self.layers:
             found += [layer.qkv, layer.output]
@@ -64,6 +83,11 @@ class DecoderWeights:
             else:
                 found += [layer.mlp.router, layer.mlp.gate_up[0], layer.mlp.down[0]]
         return found
+
+
+def _packed(weight: Weight) -> Weight:
+    found = pack(weight) if isinstance(weight, Tensor) else weight
+    return weight if found is None else found
 
 
 def load_weights(

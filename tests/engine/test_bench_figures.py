@@ -60,7 +60,7 @@ def test_floor_is_bytes_over_bandwidth_for_one_request(tmp_path: Path) -> None:
     by_flops = floor_tokens_per_s(config, "float32", requests, 1, slow_gemm)
     assert floor_tokens_per_s(config, "bfloat16", requests, 1, slow_gemm) == pytest.approx(by_flops)
     many = floor_tokens_per_s(config, "float32", requests * 8, 8, slow_memory)
-    assert many > 7 * by_bytes, "weights are read once for all"
+    assert many > 4 * by_bytes, "weights are read once for all, keys and values for each"
 
 
 def test_report_shows_unknown_figures_as_a_dash() -> None:

@@ -1,0 +1,67 @@
+"""Sends the workload to an OpenAI-compatible server, so many requests at once, and notes when text arrives."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+
+import aiohttp
+
+from engine.bench.measure import Answer, Figures, figures_of
+from engine.bench.workload import BenchRequest
+
+REQUEST_TIMEOUT_S = 900.0
+
+
+class AnswerError(RuntimeError):
+    """A server did not give what was asked for."""
+
+
+async def drive(url: str, model: str, requests: Sequence[BenchRequest], concurrency: int) -> Figures:
+    """Figures of one run. Raises AnswerError when any answer is not whole: a fast wrong server is no server."""
+    waiting = iter(requests)
+    answers: list[Answer] = []
+    timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
+    # A connection each: servers differ in how long they keep one that is idle.
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+
+        async def client() -> None:
+            for request in waiting:
+                try:
+                    answers.append(await _ask(session, url, model, request))
+                except (aiohttp.ClientError, TimeoutError) as error:
+                    raise AnswerError(f"{url}: {type(error).__name__}: {error}") from error
+
+        started = time.perf_counter()
+        await asyncio.gather(*(client() for _ in range(concurrency)))
+        return figures_of(answers, time.perf_counter() - started)
+
+
+async def _ask(session: aiohttp.ClientSession, url: str, model: str, request: BenchRequest) -> Answer:
+    body = {
+        "model": model,
+        "prompt": list(request.prompt),
+        "max_tokens": request.output_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    sent_at, times, tokens = time.perf_counter(), [], None
+    async with session.post(f"{url}/v1/completions", json=body) as response:
+        if response.status != 200:
+            raise AnswerError(f"{url}: HTTP {response.status}: {(await response.text())[:300]}")
+        async for line in response.content:
+            if not line.startswith(b"data: {"):
+                continue
+            arrived = time.perf_counter()
+            event = json.loads(line[6:])
+            if any(choice.get("text") for choice in event.get("choices", ())):
+                times.append(arrived)
+            tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
+    if tokens != request.output_tokens or not times:
+        raise AnswerError(f"{url}: {tokens} tokens in {len(times)} pieces came, {request.output_tokens} were asked for")
+    return Answer(sent_at, tuple(times), request.output_tokens)

@@ -1,0 +1,71 @@
+"""What this machine could do at best, measured beside the engines: bytes over bandwidth, FLOPs over GEMM rate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.bench.workload import PREFIX_TOKENS, BenchRequest
+from engine.model.config import ModelConfig
+from engine.model_dir import kv_bytes_per_token, weight_bytes
+
+READ_BYTES = 512 << 20  # more than caches hold
+GEMM_SIDE = 1536
+ROUNDS = 5
+BYTES_OF = {"float32": 4, "bfloat16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Rates of all threads together, the best of some rounds."""
+
+    read_bytes_per_s: float
+    gemm_flops_per_s: float  # in the dtype that was asked for
+    num_threads: int
+
+
+def measure_machine(dtype: str, num_threads: int) -> Machine:
+    import torch
+
+    torch.set_num_threads(num_threads)
+    values = torch.ones(READ_BYTES // 4)
+    read_s = _best(lambda: values.sum())
+    matrix = torch.randn((GEMM_SIDE, GEMM_SIDE)).to(getattr(torch, dtype))
+    gemm_s = _best(lambda: matrix @ matrix)
+    return Machine(values.nbytes / read_s, 2 * GEMM_SIDE**3 / gemm_s, num_threads)
+
+
+def floor_tokens_per_s(
+    config: ModelConfig, dtype: str, requests: Sequence[BenchRequest], concurrency: int, machine: Machine
+) -> float:
+    """Output tokens per second that no engine can pass on this machine with this many requests at once.
+
+    Each prompt token is multiplied once (a shared prefix once in all); each decode step reads all weights and the
+    keys and values of its requests, and takes that time or its FLOPs', whichever is longer. Embeddings are not read.
+    """
+    element = BYTES_OF[dtype]
+    embedding = config.vocab_size * config.hidden_size
+    head_flops = 2 * embedding
+    read_weights = weight_bytes(config, dtype) - (0 if config.tied_embeddings else embedding * element)
+    layer_flops = 2 * read_weights / element - head_flops
+    output = sum(r.output_tokens for r in requests)
+    shared = [r for r in requests if r.has_prefix]
+    prompt = sum(len(r.prompt) for r in requests) - PREFIX_TOKENS * max(len(shared) - 1, 0)
+    prefill_s = (prompt * layer_flops + len(requests) * head_flops) / machine.gemm_flops_per_s
+    context = sum((len(r.prompt) + r.output_tokens / 2) * r.output_tokens for r in requests) / output
+    at_once = min(concurrency, len(requests))
+    step_bytes = read_weights + at_once * context * kv_bytes_per_token(config, dtype)
+    step_flops = at_once * (layer_flops + head_flops)
+    step_s = max(step_bytes / machine.read_bytes_per_s, step_flops / machine.gemm_flops_per_s)
+    return output / (prefill_s + output / at_once * step_s)
+
+
+def _best(work: Callable[[], Any]) -> float:
+    taken = []
+    for _ in range(ROUNDS):
+        started = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - started)
+    return min(taken)
