@@ -5,7 +5,8 @@ AlertsError
 ├── BadExpressionError   an expression cannot be parsed, or uses what we do not support
 ├── QueryError           a valid expression failed on the data it met (as Prometheus fails it)
 ├── BadRuleError         a rule file; names file, group and rule
-└── BadCaseError         a promtool test file; names file and test
+├── BadCaseError         a promtool test file; names file and test
+└── BadRecordingError    recorded series that cannot be read or fetched; names file and line, or the server
 """
 
 from __future__ import annotations
@@ -35,4 +36,8 @@ class BadRuleError(AlertsError):
 
 
 class BadCaseError(AlertsError):
+    pass
+
+
+class BadRecordingError(AlertsError):
     pass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -213,6 +213,14 @@ def _rule(edge: _RuleEdge, group_labels: dict[str, str], where: str) -> Rule:
         labels=_templates(labels, f"{where}: label"),
         annotations=_templates(annotations, f"{where}: annotation"),
     )
+
+
+def load_rule(raw: Any, group_labels: Mapping[str, str]) -> Rule:
+    """One rule as YAML gives it. Raises BadRuleError with the reason alone: the caller knows the place."""
+    try:
+        return _rule(_checked(_RuleEdge, raw, "rule"), dict(group_labels), "rule")
+    except BadRuleError as error:
+        raise BadRuleError(str(error).removeprefix("rule: ")) from None
 
 
 def _templates(texts: dict[str, str], where: str) -> tuple[tuple[str, Template], ...]:

@@ -26,7 +26,10 @@ def is_stale(value: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One value of an answer. `at` (Unix seconds) is the time of the newest point behind it: age = now - at."""
+    """One value of an answer, measured at `at` (Unix seconds): age = now - at.
+
+    `at` is the newest point of a window or of an aggregated group, and the older side of a binary operation.
+    """
 
     labels: dict[str, str]
     value: float

@@ -6,7 +6,11 @@ failed, ends at once. Not thread-safe: one thread appends and evaluates.
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from statistics import median
 
 import structlog
 
@@ -20,6 +24,7 @@ log = structlog.get_logger()
 
 _PRUNE_EVERY_MS = 60_000
 _MAX_CACHED_SELECTIONS = 4096
+_SPACING_SAMPLE = 1000
 
 
 class SeriesStore:
@@ -51,6 +56,19 @@ class SeriesStore:
         if series is None or not series.append(at_ms, value):
             self.dropped_samples += 1
         self._advance(at_ms)
+
+    def extend(self, labels: LabelSet, times: array[int], values: array[float]) -> None:
+        """Adds many points of one series, rising in time; those not newer than its last one are dropped and counted."""
+        series = self._series_of(labels)
+        if series is None or not times:
+            self.dropped_samples += len(times)
+            return
+        last_ms = series.last_ms
+        start = 0 if last_ms is None else bisect_right(times, last_ms)
+        self.dropped_samples += start
+        series.times.extend(times[start:] if start else times)
+        series.values.extend(values[start:] if start else values)
+        self._advance(times[-1])
 
     def end(self, labels: LabelSet, at_ms: int) -> None:
         """Marks that the series ended; nothing when it is not there or already ended."""
@@ -116,6 +134,11 @@ class SeriesStore:
                 candidates = self._by_name.get(matcher.value, {}).values()
                 rest = tuple(other for other in matchers if other is not matcher)
                 break
+            if matcher.name == NAME and matcher.op == "=~":
+                names = [name for name in self._by_name if matcher.accepts(name)]
+                candidates = [series for name in names for series in self._by_name[name].values()]
+                rest = tuple(other for other in matchers if other is not matcher)
+                break
         found = [series for series in candidates if all(m.accepts(series.labels.get(m.name)) for m in rest)]
         if len(self._selections) >= _MAX_CACHED_SELECTIONS:
             self._selections.clear()
@@ -129,6 +152,22 @@ class SeriesStore:
             if low < high:
                 points = zip(series.times[low:high], series.values[low:high], strict=True)
                 yield series.labels.as_dict(), [(at_ms / 1000, value) for at_ms, value in points]
+
+    def bounds(self) -> tuple[float, float] | None:
+        """Times (Unix seconds) of the oldest and the newest point; None when there is none."""
+        firsts = [series.times[0] for series in self._series.values() if series.times]
+        lasts = [series.times[-1] for series in self._series.values() if series.times]
+        return (min(firsts) / 1000, max(lasts) / 1000) if firsts else None
+
+    def typical_spacing_s(self) -> float | None:
+        """The median time between two points of a series, looked up in some of them; None when it cannot be told."""
+        every = max(1, len(self._series) // _SPACING_SAMPLE)
+        spacings = [
+            (series.times[-1] - series.times[0]) / (len(series.times) - 1)
+            for series in islice(self._series.values(), 0, None, every)
+            if len(series.times) > 1
+        ]
+        return median(spacings) / 1000 if spacings else None
 
     @property
     def num_series(self) -> int:

@@ -8,6 +8,7 @@ from alerts.sample import NAME, LabelSet
 from alerts.series import Series
 
 MAX_SAMPLES_PER_SCRAPE = 100_000
+_ESCAPED_PREFIXES = ("vllm_", "sglang_")
 
 
 class Target:
@@ -24,11 +25,16 @@ class Target:
         self.store_epoch = 0
 
     def attach(self, scraped: LabelSet) -> LabelSet:
-        """Scraped labels plus the target's own; a scraped label that clashes becomes exported_<name>."""
+        """Scraped labels plus the target's own; a scraped label that clashes becomes exported_<name>.
+
+        vllm_x and sglang_x become vllm:x and sglang:x: OpenMetrics answers of these engines escape the colon.
+        """
         own = dict(self.labels.pairs)
         labels: dict[str, str] = {}
         for name, value in scraped.pairs:
-            if name in own and name != NAME:
+            if name == NAME and value.startswith(_ESCAPED_PREFIXES):
+                labels[NAME] = value.replace("_", ":", 1)
+            elif name in own and name != NAME:
                 exported = f"exported_{name}"
                 while exported in own or exported in dict(scraped.pairs):
                     exported = f"exported_{exported}"

@@ -42,6 +42,8 @@ def aggregate(node: Aggregate, vector: Vector, param: float | str | None) -> Vec
     if node.op == "count_values":
         assert isinstance(param, str)
         return _count_values(node, vector, param)
+    if not len(vector):
+        return empty_vector()
     groups = _group(node, vector)
     values = vector.values.tolist()
     if node.op == "quantile":

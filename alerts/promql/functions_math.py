@@ -47,7 +47,7 @@ def _sign(values: Floats) -> Floats:
     return np.sign(values)
 
 
-_PLAIN: dict[str, Callable[[Floats], Floats]] = {
+PLAIN: dict[str, Callable[[Floats], Floats]] = {
     "abs": np.abs, "ceil": np.ceil, "floor": np.floor, "exp": np.exp, "sqrt": np.sqrt,
     "ln": np.log, "log2": np.log2, "log10": np.log10, "sgn": _sign,
     "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan,
@@ -70,7 +70,7 @@ def _max_of(moment: At, args: Args) -> float:
 
 
 MATH_FUNCTIONS: dict[str, Function] = {
-    **{name: partial(_each, operation) for name, operation in _PLAIN.items()},
+    **{name: partial(_each, operation) for name, operation in PLAIN.items()},
     "round": _round,
     "clamp": _clamp,
     "clamp_min": _clamp_min,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from alerts.matcher import Matcher
@@ -103,6 +104,21 @@ def children(node: Node) -> tuple[Node, ...]:
             return (expr,) if param is None else (param, expr)
         case Binary(lhs=lhs, rhs=rhs):
             return (lhs, rhs)
+
+
+def rebuilt(node: Node, change: Callable[[Node], Node]) -> Node:
+    """The node with `change` made to each node directly below; a range selector has none."""
+    match node:
+        case Number() | Text() | Selector() | RangeSelector():
+            return node
+        case Subquery(expr=expr) | Negate(expr=expr):
+            return replace(node, expr=change(expr))
+        case Call(args=args):
+            return replace(node, args=tuple(change(arg) for arg in args))
+        case Aggregate(expr=expr, param=param):
+            return replace(node, expr=change(expr), param=None if param is None else change(param))
+        case Binary(lhs=lhs, rhs=rhs):
+            return replace(node, lhs=change(lhs), rhs=change(rhs))
 
 
 def metric_names(node: Node) -> set[str]:

@@ -20,7 +20,10 @@ SAME_LABELS = "vector cannot contain metrics with the same labelset"
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """Shapes: `labels`, `values`, `at_ms` have one entry a series; `at_ms` is the newest point behind the value."""
+    """Shapes: `labels`, `values`, `at_ms` have one entry a series; `at_ms` is when it was measured.
+
+    That is the newest point of a window or of an aggregated group, and the older side of a binary operation.
+    """
 
     labels: Sequence[LabelSet]
     values: Floats
@@ -79,6 +82,8 @@ class Matrix:
 
     def at_least(self, count: int) -> Matrix:
         """Only series with this many points."""
+        if not len(self.labels):
+            return self
         keep = self.counts >= count
         if keep.all():
             return self

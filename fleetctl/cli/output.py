@@ -47,11 +47,11 @@ class Column:
 
 
 def stdout() -> Console:
-    return Console(file=sys.stdout, highlight=False, soft_wrap=not sys.stdout.isatty())
+    return Console(file=sys.stdout, highlight=False, emoji=False, soft_wrap=not sys.stdout.isatty())
 
 
 def stderr() -> Console:
-    return Console(file=sys.stderr, highlight=False, soft_wrap=True)
+    return Console(file=sys.stderr, highlight=False, emoji=False, soft_wrap=True)
 
 
 def print_rows(rows: Sequence[BaseModel], columns: Sequence[Column], output: Output, *, empty: str) -> None:
@@ -72,6 +72,21 @@ def print_rows(rows: Sequence[BaseModel], columns: Sequence[Column], output: Out
     for row in rows:
         table.add_row(*(styled(column.read(row)) for column in shown))
     stdout().print(table)
+
+
+def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str) -> None:
+    """Rows of text that are no wire objects. `empty` says what no rows mean."""
+    if not rows:
+        stderr().print(empty, markup=False)
+    elif not sys.stdout.isatty():
+        _print_plain(titles, rows)
+    else:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+        for title in titles:
+            table.add_column(Text(title), overflow="fold")
+        for row in rows:
+            table.add_row(*(styled(cell) for cell in row))
+        stdout().print(table)
 
 
 def print_data(data: Any, output: Output) -> None:

@@ -14,12 +14,21 @@ from alerts.promql.nodes import metric_names
 from alerts.rules import load_rule_files
 from alerts.sample import NAME
 from alerts.store import SeriesStore
+from engine.gpu import GpuReading, GpuSnapshot, GpuState
+from engine.gpu_metrics import GpuCollector
 from engine.metrics import NodeMetrics
 
 VLLM = Path(__file__).parent / "data" / "metrics" / "vllm_v1_full_qwen25_0.5b_2026-03.prom"
 
-# Names of versions that the newest exposition no longer has.
-OLDER_NAMES = {"vllm:gpu_cache_usage_perc"}
+ENGINE_SIGNALS = [path for path in builtin_signal_files() if path.stem == "engine"]
+# Names that the recorded exposition lacks: of older versions, and what vLLM shows only once it is used.
+OTHER_VERSIONS = {
+    "vllm:gpu_cache_usage_perc", "vllm:gpu_prefix_cache_hit_rate", "vllm:gpu_prefix_cache_hits_total",
+    "vllm:gpu_prefix_cache_queries_total", "vllm:num_requests_waiting_by_reason", "vllm:admission_rejections_total",
+    "vllm:lora_requests_info", "http_requests_total",
+    *(f"vllm:{name}_{part}" for name in ("time_in_queue_requests", "time_per_output_token_seconds")
+      for part in ("sum", "count", "bucket")),
+}  # fmt: skip
 
 
 def target(node: str, engine: str = "fleetctl") -> dict[str, str]:
@@ -62,13 +71,16 @@ class Fleet:
 @pytest.mark.parametrize("engine", ["fleetctl", "vllm"])
 def test_every_metric_that_a_signal_reads_is_emitted(engine: str) -> None:
     store = SeriesStore()
-    store.ingest(target("a"), NodeMetrics(model_name="m", max_model_len=4096).exposition().decode(), 1.0)
+    metrics = NodeMetrics(model_name="m", max_model_len=4096)
+    cards = GpuSnapshot(GpuState.OK, at=0.0, gpus=(GpuReading(0, values={"ecc_dbe_volatile": 0}),))
+    metrics.registry.register(GpuCollector(lambda now: cards))
+    store.ingest(target("a"), metrics.exposition().decode(), 1.0)
     store.ingest(target("b", "vllm"), VLLM.read_text(), 1.0)
     emitted = {labels[NAME] for labels, _ in store.dump(0.0, 2.0)}
-    groups = load_rule_files([*builtin_signal_files(), *builtin_rule_files()])
+    groups = load_rule_files([*ENGINE_SIGNALS, *builtin_rule_files()])
     recorded = {rule.name for group in groups for rule in group.rules if rule.kind == "record"}
     read = {name for group in groups for rule in group.rules for name in metric_names(rule.query.root)}
-    assert read - emitted - recorded == OLDER_NAMES
+    assert read - emitted - recorded == OTHER_VERSIONS
 
 
 def test_canonical_series_carry_the_nodes_labels_and_nothing_of_the_engine() -> None:

@@ -69,11 +69,16 @@ def test_scalar_is_one_sample_without_labels(store: SeriesStore) -> None:
         ("sum(gauge)", 40.0),
         ("rate(x[20s])", 60.0),
         ("max_over_time(gauge[1m])", 40.0),
-        ('gauge + on(node) x{node="a"}', 60.0),
+        ('gauge + on(node) x{node="a"}', 40.0),
+        ('x{node="a"} + on(node) gauge', 40.0),
+        ('x{node="a"} and on(node) gauge', 40.0),
+        ('x{node="a"} unless on(node) nothing', 60.0),
         ("absent(nothing)", 60.0),
     ],
 )
-def test_answer_carries_the_time_of_the_newest_point_behind_it(expression: str, at: float, store: SeriesStore) -> None:
+def test_answer_is_as_old_as_the_older_side_of_what_it_is_made_of(
+    expression: str, at: float, store: SeriesStore
+) -> None:
     assert {sample.at for sample in evaluate(expression, store, 60.0)} == {at}
 
 

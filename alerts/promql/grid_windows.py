@@ -1,0 +1,175 @@
+"""Functions of windows at many steps: each series' points are read once, and each step takes its slice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from alerts.promql.grid_values import Grid, merged
+from alerts.promql.nodes import RangeSelector, Selector
+from alerts.promql.values import Floats, Times
+from alerts.sample import STALE_BITS, LabelSet
+from alerts.store import SeriesStore
+
+Index = NDArray[np.intp]
+_MAX_SORTED = 4_000_000  # numbers sorted at once for a quantile
+
+# Window: times (points,), values (series, points), each step's window is [low, high).
+_Reduce = Callable[[Times, Floats, Index, Index, Times, int], Floats]
+
+
+def rows_of(
+    store: SeriesStore, selector: Selector, after_ms: int, until_ms: int, *, keep_stale: bool
+) -> Iterator[tuple[Times, list[LabelSet], Floats]]:
+    """Points in (after_ms, until_ms] of the selected series: those with the same times as one (series, points)."""
+    groups: dict[bytes, tuple[Times, list[LabelSet], list[Floats]]] = {}
+    found = {id(series): series for group in selector.groups for series in store.select(group)}
+    for series in found.values():
+        low, high = series.window(after_ms, until_ms)
+        if low >= high:
+            continue
+        times = np.frombuffer(series.times[low:high], dtype=np.int64)
+        values = np.frombuffer(series.values[low:high], dtype=np.float64)
+        if not keep_stale:
+            stale = values.view(np.int64) == STALE_BITS
+            if stale.any():
+                times, values = times[~stale], values[~stale]
+                if not len(times):
+                    continue
+        group = groups.setdefault(times.tobytes(), (times, [], []))
+        group[1].append(series.labels)
+        group[2].append(values)
+    for times, labels, rows in groups.values():
+        yield times, labels, np.stack(rows)
+
+
+def windowed(
+    function: str, store: SeriesStore, node: RangeSelector, steps: Times, parameter: Floats | None
+) -> Grid | None:
+    """The function over the window of each step; None when this data needs the evaluator (NaN in a quantile)."""
+    at = steps - node.selector.offset_ms
+    parts: list[Grid] = []
+    needs, keeps_name = WINDOW_FUNCTIONS[function]
+    for times, labels, values in rows_of(
+        store, node.selector, int(at[0]) - node.range_ms, int(at[-1]), keep_stale=False
+    ):
+        low = np.searchsorted(times, at - node.range_ms, side="right")
+        high = np.searchsorted(times, at, side="right")
+        usable = high - low >= needs
+        if not usable.any():
+            continue
+        out = np.zeros((len(labels), len(at)))
+        steps_used = np.flatnonzero(usable)
+        with np.errstate(all="ignore"):
+            if function == "quantile_over_time":
+                assert parameter is not None
+                if np.isnan(values).any() or np.ptp(parameter) > 0 or not 0 <= parameter[0] <= 1:
+                    return None
+                out[:, steps_used] = _quantiles(values, low[usable], high[usable], float(parameter[0]))
+            else:
+                reduce = _REDUCERS[function]
+                out[:, steps_used] = reduce(times, values, low[usable], high[usable], at[usable], node.range_ms)
+        named = labels if keeps_name else [entry.without_name() for entry in labels]
+        parts.append(Grid(named, out, np.broadcast_to(usable, out.shape).copy()))
+    return merged(parts, len(at))
+
+
+def _extrapolated(*, is_counter: bool, is_rate: bool) -> _Reduce:
+    """As functions_rate._extrapolated."""
+
+    def reduce(times: Times, values: Floats, low: Index, high: Index, at: Times, range_ms: int) -> Floats:
+        first, last = low, high - 1
+        start = values[:, first]
+        change = values[:, last] - start
+        if is_counter and values.shape[1] > 1:
+            fell = values[:, 1:] < values[:, :-1]
+            if fell.any():
+                lost = np.cumsum(np.where(fell, values[:, :-1], 0.0), axis=1)
+                lost = np.concatenate((np.zeros((len(values), 1)), lost), axis=1)
+                change = change + (lost[:, last] - lost[:, first])
+        to_start = (times[first] - (at - range_ms)) / 1000.0
+        to_end = (at - times[last]) / 1000.0
+        sampled = (times[last] - times[first]) / 1000.0
+        between = sampled / (high - low - 1)
+        threshold = between * 1.1
+        to_start = np.where(to_start >= threshold, between / 2, to_start)
+        to_end = np.where(to_end >= threshold, between / 2, to_end)
+        if is_counter:
+            to_zero = np.where((change > 0) & (start >= 0), sampled * (start / change), to_start)
+            to_start = np.minimum(to_start, to_zero)
+        factor = (sampled + to_start + to_end) / sampled
+        if is_rate:
+            factor = factor / (range_ms / 1000.0)
+        result: Floats = change * factor
+        return result
+
+    return reduce
+
+
+def _reduceat(ufunc: np.ufunc) -> _Reduce:
+    def reduce(times: Times, values: Floats, low: Index, high: Index, at: Times, range_ms: int) -> Floats:
+        padded = np.concatenate((values, values[:, -1:]), axis=1)  # a border may lie one past the last point
+        borders = np.stack((low, high), axis=1).ravel()
+        result: Floats = ufunc.reduceat(padded, borders, axis=1)[:, ::2]
+        return result
+
+    return reduce
+
+
+def _average(times: Times, values: Floats, low: Index, high: Index, at: Times, range_ms: int) -> Floats:
+    result: Floats = _reduceat(np.add)(times, values, low, high, at, range_ms) / (high - low)
+    return result
+
+
+def _changes(*, only_falls: bool) -> _Reduce:
+    def reduce(times: Times, values: Floats, low: Index, high: Index, at: Times, range_ms: int) -> Floats:
+        before, after = values[:, :-1], values[:, 1:]
+        stepped = after < before if only_falls else (after != before) & ~(np.isnan(after) & np.isnan(before))
+        total = np.concatenate((np.zeros((len(values), 1)), np.cumsum(stepped, axis=1)), axis=1)
+        result: Floats = total[:, high - 1] - total[:, low]
+        return result
+
+    return reduce
+
+
+def _quantiles(values: Floats, low: Index, high: Index, q: float) -> Floats:
+    out = np.empty((len(values), len(low)))
+    counts = high - low
+    for count in np.unique(counts).tolist():
+        columns = np.flatnonzero(counts == count)
+        rank = q * (count - 1)
+        below, above = int(np.floor(rank)), min(count - 1, int(np.floor(rank)) + 1)
+        weight = rank - np.floor(rank)
+        at_once = max(1, _MAX_SORTED // (count * len(values)))
+        for start in range(0, len(columns), at_once):
+            part = columns[start : start + at_once]
+            index = low[part][:, np.newaxis] + np.arange(count)
+            ordered = np.sort(values[:, index], axis=2)
+            out[:, part] = ordered[:, :, below] * (1 - weight) + ordered[:, :, above] * weight
+    return out
+
+
+_REDUCERS: dict[str, _Reduce] = {
+    "rate": _extrapolated(is_counter=True, is_rate=True),
+    "increase": _extrapolated(is_counter=True, is_rate=False),
+    "delta": _extrapolated(is_counter=False, is_rate=False),
+    "sum_over_time": _reduceat(np.add),
+    "avg_over_time": _average,
+    "min_over_time": _reduceat(np.fmin),
+    "max_over_time": _reduceat(np.fmax),
+    "count_over_time": lambda times, values, low, high, at, range_ms: np.broadcast_to(
+        (high - low).astype(np.float64), (len(values), len(low))
+    ),
+    "present_over_time": lambda times, values, low, high, at, range_ms: np.ones((len(values), len(low))),
+    "last_over_time": lambda times, values, low, high, at, range_ms: values[:, high - 1],
+    "changes": _changes(only_falls=False),
+    "resets": _changes(only_falls=True),
+}
+
+WINDOW_FUNCTIONS: dict[str, tuple[int, bool]] = {
+    name: (2 if name in ("rate", "increase", "delta") else 1, name == "last_over_time")
+    for name in (*_REDUCERS, "quantile_over_time")
+}
+"""Function to (points that a window must have, whether the metric's name stays)."""

@@ -1,0 +1,243 @@
+"""`alerts backtest`: what rules would have said about a recorded past."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import time
+from array import array
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fleetctl.cli import output as out
+from fleetctl.cli.output import Output, OutputOption, print_data, print_table
+from fleetctl.kit.errors import BadInputError, UnreachableError
+
+if TYPE_CHECKING:
+    from alerts.backtest import Backtest
+    from alerts.rules import RuleGroup
+    from alerts.store import SeriesStore
+
+BLACK_BOX_SUFFIX = ".blackbox.jsonl.gz"
+POINTS_PER_WINDOW = 4  # a rate over fewer is luck
+
+
+def register_backtest(alerts: typer.Typer) -> None:
+    @alerts.command()
+    def backtest(
+        rules: Annotated[list[Path] | None, typer.Argument(help="Rule files; without them the built-in ones.")] = None,
+        recording: Annotated[
+            list[Path] | None,
+            typer.Option("--from", help="OpenMetrics text with times (.gz too), or a black box. Repeatable."),
+        ] = None,
+        prometheus: Annotated[
+            str | None, typer.Option("--prometheus", help="URL of a Prometheus to read from.")
+        ] = None,
+        since: Annotated[str, typer.Option("--since", help="How far back, from Prometheus.")] = "7d",
+        step: Annotated[str, typer.Option("--step", help="Time between evaluations.")] = "15s",
+        incident: Annotated[
+            str | None, typer.Option("--incident", help="START..END (RFC 3339 or Unix seconds) of a known incident.")
+        ] = None,
+        token_file: Annotated[Path | None, typer.Option("--token-file", help="Bearer token for Prometheus.")] = None,
+        ca_file: Annotated[Path | None, typer.Option("--ca-file", help="CA certificates for Prometheus.")] = None,
+        timeout: Annotated[str, typer.Option("--timeout", help="Of each request to Prometheus.")] = "30s",
+        output: OutputOption = Output.table,
+    ) -> None:
+        """Replay a recording: when each alert would have fired, pages per week, lead time before an incident."""
+        from alerts.backtest import run_backtest, widened
+
+        if bool(recording) == bool(prometheus):
+            raise BadInputError("give one of --from and --prometheus", remedy="fleetctl alerts backtest --help")
+        marked = _window(incident) if incident else None
+        groups = _groups(rules)
+        step_s = _duration(step, "--step")
+        if prometheus:
+            token = token_file.read_text().strip() if token_file else None
+            store, start, end = _fetched(
+                prometheus, groups, _duration(since, "--since"), token, ca_file, _duration(timeout, "--timeout")
+            )
+        else:
+            store, start, end = _recorded(recording or [], groups)
+        spacing_s = store.typical_spacing_s() or step_s
+        groups = widened(groups, POINTS_PER_WINDOW * spacing_s)
+        began = time.monotonic()
+        result = _reading(lambda: run_backtest(groups, store, start, end, step_s=step_s, incident=marked))
+        took_s = time.monotonic() - began
+        if output in (Output.json, Output.yaml):
+            print_data(dataclasses.asdict(result), output)
+        else:
+            _print(result, marked, wide=output is Output.wide)
+            out.stderr().print(
+                f"{_time(start)} to {_time(end)}, {store.num_series} series, points every {out.seconds(spacing_s)}, "
+                f"evaluated in {out.seconds(took_s)}",
+                markup=False,
+            )
+
+
+def _groups(rules: list[Path] | None) -> list[RuleGroup]:
+    """The rules to try; our signal rules come first when a rule reads a signal that no file records."""
+    from alerts.backtest import needs_order
+    from alerts.content import builtin_rule_files, builtin_signal_files
+    from alerts.promql.nodes import metric_names
+    from alerts.rules import load_rule_files
+
+    groups: list[RuleGroup] = _reading(lambda: load_rule_files(rules or builtin_rule_files()))
+    recorded = {rule.name for group in groups for rule in group.rules if rule.kind == "record"}
+    read = {name for group in groups for rule in group.rules for name in metric_names(rule.query.root)}
+    if any(name.startswith("llm:") for name in read - recorded):
+        groups = [*_reading(lambda: load_rule_files(builtin_signal_files())), *groups]
+    late = needs_order(groups)
+    if late:
+        raise BadInputError(
+            f"{', '.join(late)}: reads what only a later rule (or itself, or ALERTS) gives, so no stretch of"
+            " time can be evaluated at once",
+            remedy="put recording rules before the rules that read them",
+        )
+    return groups
+
+
+def _recorded(paths: list[Path], groups: list[RuleGroup]) -> tuple[SeriesStore, float, float]:
+    from alerts.recording import read_recordings, recording_store, wanted_names
+
+    store = recording_store()
+    wanted = wanted_names(groups)
+    texts = [path for path in paths if not path.name.endswith(BLACK_BOX_SUFFIX)]
+    kept = _reading(lambda: read_recordings(texts, store, wanted))
+    for path in paths:
+        if path.name.endswith(BLACK_BOX_SUFFIX):
+            kept += _black_box(path, store)
+    bounds = store.bounds()
+    if not kept or bounds is None:
+        raise UnreachableError(
+            "the recording has no series that these rules read", remedy="fleetctl alerts check names dead rules"
+        )
+    return store, *bounds
+
+
+def _black_box(path: Path, store: SeriesStore) -> int:
+    from alerts.sample import NAME, STALE, LabelSet
+    from diagnostics import blackbox
+
+    try:
+        recorded = blackbox.read(path)
+    except blackbox.BadBlackBoxError as error:
+        raise BadInputError(str(error)) from error
+    kept = 0
+    for series in recorded.series:
+        name = series.labels.get(NAME, "")
+        if name.startswith(("llm:", "ALERTS")):
+            continue  # what rules made of the signals then; it is made anew here
+        times = array("q", (round(at * 1000) for at, _ in series.points))
+        values = array("d", (STALE if value is None else value for _, value in series.points))
+        store.extend(LabelSet.of(series.labels), times, values)
+        kept += len(times)
+    return kept
+
+
+def _fetched(
+    url: str, groups: list[RuleGroup], since_s: float, token: str | None, ca_file: Path | None, timeout_s: float
+) -> tuple[SeriesStore, float, float]:
+    from alerts.errors import AlertsError
+    from alerts.prometheus_source import fetch, metric_selectors
+    from alerts.recording import recording_store
+
+    store = recording_store()
+    end = time.time()
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    selectors = _reading(lambda: metric_selectors(groups))
+    try:
+        kept = fetch(
+            url, selectors, end - since_s, end, store, headers=headers,
+            verify=str(ca_file) if ca_file else True, timeout_s=timeout_s,
+        )  # fmt: skip
+    except AlertsError as error:
+        raise UnreachableError(str(error), remedy="check the URL, --token-file and --timeout") from error
+    bounds = store.bounds()
+    if not kept or bounds is None:
+        raise UnreachableError("Prometheus has no series that these rules read", remedy="is it the right Prometheus?")
+    return store, *bounds
+
+
+def _reading(work: Any) -> Any:
+    from fleetctl.cli.alerts import reading
+
+    return reading(work)
+
+
+def _duration(text: str, option: str) -> float:
+    from alerts.errors import AlertsError
+    from alerts.notation import parse_duration_s
+
+    try:
+        seconds = parse_duration_s(text)
+    except AlertsError as error:
+        raise BadInputError(f"{option}: {error}") from error
+    if seconds <= 0:
+        raise BadInputError(f"{option}: {text!r} is not above zero")
+    return seconds
+
+
+def _window(text: str) -> tuple[float, float]:
+    start, sign, end = text.partition("..")
+    try:
+        found = _moment(start), _moment(end)
+    except ValueError:
+        found = (1.0, 0.0)
+    if not sign or found[0] > found[1]:
+        raise BadInputError(
+            f"--incident {text!r}: not START..END", remedy="e.g. 2026-11-20T10:00:00Z..2026-11-20T10:20:00Z"
+        )
+    return found
+
+
+def _moment(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        moment = dt.datetime.fromisoformat(text)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)).timestamp()
+
+
+def _print(result: Backtest, marked: tuple[float, float] | None, *, wide: bool) -> None:
+    lead = ["lead"] if marked else []
+    print_table(
+        ["alert", "severity", "fired", "per week", *lead],
+        [
+            [
+                report.alert, report.severity or "-", str(report.num_firings), f"{report.pages_per_week:.3g}",
+                *([_lead(report.lead_s)] if marked else []),
+            ]
+            for report in result.alerts
+        ],
+        empty="no alert rules in these files",
+    )  # fmt: skip
+    if result.firings:
+        out.stdout().print()
+    print_table(
+        ["fired", "lasted", "alert", "severity", "where", "summary"],
+        [
+            [
+                _time(f.fired_at), out.seconds(f.resolved_at - f.fired_at) if f.resolved_at else "to the end", f.alert,
+                f.severity or "-", f.labels.get("node") or f.labels.get("instance") or f.labels.get("pool") or "fleet",
+                f.summary,
+            ]
+            for f in (result.firings if wide else result.firings[:50])
+        ],
+        empty="no alert would have fired",
+    )  # fmt: skip
+    if not wide and len(result.firings) > 50:
+        out.stderr().print(f"and {len(result.firings) - 50} more: -o wide")
+    for rule, error in result.errors.items():
+        out.stderr().print(f"{rule}: failed at some moments: {error}", markup=False)
+
+
+def _lead(lead_s: float | None) -> str:
+    if lead_s is None:
+        return "silent"
+    return f"{out.seconds(lead_s)} before" if lead_s > 0 else f"{out.seconds(-lead_s)} after"
+
+
+def _time(at: float) -> str:
+    return dt.datetime.fromtimestamp(at, dt.UTC).strftime("%Y-%m-%d %H:%M:%SZ")
