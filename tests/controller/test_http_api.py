@@ -139,7 +139,7 @@ async def test_bad_questions_get_a_problem_with_a_reason(url: str, path: str, st
         (b'{"command": 7}', 400, "command"),
         (b'{"command": "drain node-1", "surprise": 1}', 400, "surprise"),
         (b'{"command": "format disk"}', 400, "format"),
-        (b'{"command": "drain node-77"}', 409, "node-77"),
+        (b'{"command": "drain node-77"}', 400, "node-77"),
         (b'{"command": "' + b"x" * 300_000 + b'"}', 413, "larger"),
     ],
     ids=["empty", "cut off", "deep", "wrong type", "unknown key", "unknown command", "no such node", "too large"],
