@@ -27,7 +27,7 @@ top: setup ## Open the cockpit
 	@$(BIN)/fleetctl top
 
 test: setup-dev debs check ## Install, then run all checks and tests (what CI runs)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not gpu and not serial" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu and not serial" $(PYTEST_ARGS)
 	$(BIN)/python -m pytest -m "serial and not gpu" $(PYTEST_ARGS)
 
 test-gpu: setup-dev ## Run the tests that need a CUDA GPU

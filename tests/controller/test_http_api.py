@@ -189,6 +189,7 @@ async def test_the_same_idempotency_key_gives_the_same_run(client: ControllerCli
     other = ActionRequest(command="cordon node-1", idempotency_key="once")
     with pytest.raises(RefusedError):
         await client.act(other)
+    await _ended(client, first.id)
 
 
 async def test_a_new_nodes_name_is_filled_in_once_per_request(client: ControllerClient) -> None:
@@ -257,8 +258,9 @@ async def test_events_wait_for_the_next_one(client: ControllerClient) -> None:
     last = (await client.events())[-1].seq
     assert await client.events(after=last, wait_s=0.05) == []
     waiting = asyncio.create_task(client.events(after=last, wait_s=20))
-    await client.act(ActionRequest(command="uncordon node-1"))
+    run = await client.act(ActionRequest(command="uncordon node-1"))
     assert (await waiting)[0].seq > last
+    await _ended(client, run.id)
 
 
 async def test_own_metrics_are_in_prometheus_format(url: str) -> None:
