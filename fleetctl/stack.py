@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,6 @@ from fleetctl.wire import Node, NodePhase
 Tell = Callable[[str], None]
 
 POLL_S = 0.15
-READY_PHASES = frozenset({NodePhase.READY})
 # Stopped in this order: nobody must replace or reroute while the rest goes down.
 STOP_FIRST = ("controller", "gateway")
 GRACE_S = {"controller": 10.0, "gateway": 5.0}
@@ -77,12 +76,11 @@ class Stack:
 
     def down(self, tell: Tell) -> list[str]:
         """Stop everything that runs under this state folder. Returns what was stopped."""
-        running = self.table.running()
-        stopped = [name for name in STOP_FIRST if name in running]
-        stopped += [name for name in running if name not in STOP_FIRST]
-        for name in stopped:
+        stopped = []
+        for name in self._stop_order():
             tell(f"stopping {name}")
             self.table.stop(name, GRACE_S.get(name, NODE_GRACE_S))
+            stopped.append(name)
         return stopped
 
     async def _start(self, missing: Sequence[str], before: set[str], tell: Tell) -> StackView:
@@ -130,7 +128,7 @@ class Stack:
             if nodes and all(node.phase in settled for node in nodes):
                 return nodes
             await asyncio.sleep(POLL_S)
-        waiting = ", ".join(f"{n.name} is {n.phase.value}" for n in nodes if n.phase not in READY_PHASES)
+        waiting = ", ".join(f"{n.name} is {n.phase.value}" for n in nodes if n.phase is not NodePhase.READY)
         raise UnreachableError(
             f"the fleet was not ready within {self.settings.fleet.ready_timeout_s:g}s: {waiting or 'no answer'}",
             remedy="fleetctl node logs NAME",
@@ -169,10 +167,15 @@ class Stack:
         return (errors or tail or ["it wrote nothing"])[-1][:500]
 
     def _stop_all_but(self, keep: set[str]) -> None:
-        """Stop what an unfinished `up` started, the controller first so that it starts nothing more."""
-        for name in (*STOP_FIRST, *self.table.running()):
+        """Stop what an unfinished `up` started."""
+        for name in self._stop_order():
             if name not in keep:
                 self.table.stop(name, 2.0)
+
+    def _stop_order(self) -> Iterator[str]:
+        """What runs, the controller first. The nodes are looked up once it is gone: until then it may start one."""
+        yield from (name for name in STOP_FIRST if self.table.observe(name).running)
+        yield from self.table.running()
 
     def _check_ports(self, names: Sequence[str]) -> None:
         settings = self.settings

@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,3 +58,11 @@ def fleet(state_dir: Path, model_dir: Path, **settings: str) -> Iterator[Fleet]:
         done = made.fleetctl("down")
         left = made.processes.running()
         assert not left, f"down left {left}: {done.stderr}"
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 90.0) -> None:
+    """Return once the condition holds; an AssertionError when it does not in time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "condition not met in time"
+        time.sleep(0.02)

@@ -77,7 +77,7 @@ def register(app: typer.Typer) -> None:
             dry_run=dry_run,
             approve=True,
         )
-        show_run(call(lambda client: _start_and_follow(client, request, output)), output)
+        show_run(call(lambda client: start_and_follow(client, request, output)), output)
 
 
 def perform(command: str, *, dry_run: bool, yes: bool, output: Output) -> None:
@@ -93,7 +93,8 @@ def perform(command: str, *, dry_run: bool, yes: bool, output: Output) -> None:
     show_run(call(act), output)
 
 
-async def _start_and_follow(client: ControllerClient, request: RunRequest, output: Output) -> Run:
+async def start_and_follow(client: ControllerClient, request: RunRequest, output: Output) -> Run:
+    """Start a runbook and wait for its end, as `follow`."""
     return await follow(client, await client.start_run(request), output)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fleetctl.cli.act import DryRun, Yes, confirm, follow, show_run
+from fleetctl.cli.act import DryRun, Yes, confirm, follow, show_run, start_and_follow
 from fleetctl.cli.context import call, whoami
 from fleetctl.cli.get import COLUMNS, EMPTY, Kind
 from fleetctl.cli.output import Output, OutputOption, print_data, print_rows, stdout
@@ -63,7 +63,7 @@ def register(app: typer.Typer) -> None:
             approve=True,
         )
         confirm(f"run {name} {' '.join(inputs or [])}".rstrip(), yes=yes or dry_run)
-        show_run(call(lambda c: _start(c, request, output)), output)
+        show_run(call(lambda c: start_and_follow(c, request, output)), output)
 
     @group.command("approve")
     def approve(run_id: RunId, comment: Comment = "", output: OutputOption = Output.table) -> None:
@@ -82,10 +82,6 @@ def register(app: typer.Typer) -> None:
         """Stop a run before its next step. The step in progress is finished first."""
         cancelled = call(lambda c: c.cancel(run_id, whoami()))
         stdout().print(f"run {cancelled.id} {cancelled.status.value}")
-
-
-async def _start(client, request: RunRequest, output: Output):  # type: ignore[no-untyped-def]
-    return await follow(client, await client.start_run(request), output)
 
 
 async def _decide(client, run_id: str, decision: str, comment: str, output: Output):  # type: ignore[no-untyped-def]

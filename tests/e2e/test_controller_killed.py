@@ -6,23 +6,14 @@ import json
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from fixtures_fleet import Fleet, fleet
+from fixtures_fleet import Fleet, fleet, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.serial]
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 90.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "condition not met in time"
-        time.sleep(0.02)
 
 
 def runs(made: Fleet) -> list[dict[str, Any]]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fixtures_fleet import Fleet, fleet
+from fixtures_fleet import Fleet, fleet, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.serial]
 
@@ -19,13 +18,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.serial]
 def two_nodes(tmp_path: Path, model_dir: Path) -> Iterator[Fleet]:
     with fleet(tmp_path / "state", model_dir, fleet__nodes="2") as made:
         yield made
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "condition not met in time"
-        time.sleep(0.02)
 
 
 def test_up_twice_then_down_twice(two_nodes: Fleet) -> None:
@@ -93,7 +85,7 @@ def test_interrupt_while_starting_leaves_nothing_behind(two_nodes: Fleet, moment
         two_nodes.command("up"), env=two_nodes.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     wanted = 1 if moment == "first_process" else 3
-    wait_until(lambda: len(two_nodes.processes.running()) >= wanted or process.poll() is not None)
+    wait_until(lambda: len(two_nodes.processes.running()) >= wanted or process.poll() is not None, timeout_s=60.0)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
