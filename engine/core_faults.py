@@ -16,7 +16,9 @@ from engine.step import StepPlan, StepResult
 log = structlog.get_logger()
 
 MIN_SLOWED_STEP_S = 0.002  # a fault must show also on steps that take no time
-MAX_SLEEP_S = 30.0  # of one slowed step
+# Of one slowed step. Under the health probe's floor of 4 s: a slow node has to look slow, not hung. It also bounds what
+# follows a stopped core: SIGSTOP for 5 s inside a step slowed five times once slept 20 s more after SIGCONT.
+MAX_SLEEP_S = 3.0
 _WRONG_LOGPROB = 2.0  # what a wrong token's log probability is off by
 
 
