@@ -14,9 +14,9 @@ def find_problem(message: AddRequest, config: SchedulerConfig) -> str | None:
     num_tokens = len(prompt) + len(output)
     if not prompt:
         return "the prompt has no tokens"
-    if message.sampling.max_tokens < 1:
-        return f"max_tokens must be at least 1, got {message.sampling.max_tokens}"
-    if len(prompt) >= config.max_tokens or num_tokens > config.max_tokens:
+    if message.sampling.max_tokens < 0:
+        return f"max_tokens must not be negative, got {message.sampling.max_tokens}"
+    if len(prompt) + min(1, message.sampling.max_tokens) > config.max_tokens or num_tokens > config.max_tokens:
         return (
             f"{num_tokens} tokens can never fit: at most {config.max_tokens}, one of them generated "
             f"(model length {config.max_model_len}, KV for {config.num_blocks * config.block_size})"

@@ -7,11 +7,15 @@ value is one line on stderr before anything starts.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
+
+from engine.tool_formats import PARSERS, ToolFormatName
+from engine.trace_config import BadEndpointError, trace_endpoint
 
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 MIN_TOKEN_CHARS = 8
@@ -41,6 +45,7 @@ class NodeConfig:
     dtype: str = "auto"
     num_threads: int | None = None
     max_model_len: int | None = None
+    generation_config: Literal["auto", "vllm"] = "auto"
     block_size: int = 16
     num_kv_blocks: int | None = None
     kv_cache_memory_bytes: int | None = None
@@ -49,11 +54,15 @@ class NodeConfig:
     max_num_queued_reqs: int = 1024
     max_num_queued_tokens: int | None = None
     max_body_bytes: int = 16 * 2**20
+    body_timeout_s: float = 60.0
     max_output_tokens: int | None = None
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     golden_file: Path | None = None
     golden_interval_s: float = 60.0
+    stuck_core_kill_after_s: float = 60.0  # 0: never
     gpu_poll_s: float = 5.0
+    tool_call_parser: ToolFormatName | None = None  # None: as the chat template shows calls
+    traces_endpoint: str | None = None  # the whole URL; None: spans go nowhere
     log_level: str = "INFO"
 
     @property
@@ -69,10 +78,22 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))
     model.add_argument("--max-model-len", metavar="TOKENS", type=int, help="longest sequence; default: the model's")
     model.add_argument(
+        "--tool-call-parser",
+        choices=PARSERS,
+        help="how this model writes tool calls; default: as its chat template shows them",
+    )
+    model.add_argument(
         "--runner",
         default="torch",
         choices=("torch", "fake"),
         help="fake: repeatable tokens without weights, for tests and laptop fleets; needs DIR's tokenizer only",
+    )
+
+    model.add_argument(
+        "--generation-config",
+        default="auto",
+        choices=("auto", "vllm"),
+        help="auto: defaults for sampling and ends of text from DIR's generation_config.json; vllm: not from there",
     )
 
     cache = parser.add_argument_group("KV cache")
@@ -102,7 +123,9 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     admission.add_argument(
         "--max-body-bytes", metavar="N", type=int, default=16 * 2**20, help="largest request body (%(default)s)"
     )
-
+    admission.add_argument(
+        "--body-timeout", metavar="S", type=float, default=60.0, help="for a request to arrive whole (%(default)s)"
+    )
     admission.add_argument(
         "--max-output-tokens", metavar="N", type=int, help="longest answer that may be asked for; default: the context"
     )
@@ -135,7 +158,21 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         help="least time between golden prompts; asked only through /health/deep (%(default)s)",
     )
     watching.add_argument(
+        "--stuck-core-kill-after",
+        metavar="S",
+        type=float,
+        default=60.0,
+        help="a core reported stuck for so long is killed and started again; 0: never (%(default)s)",
+    )
+    watching.add_argument(
         "--gpu-poll", metavar="S", type=float, default=5.0, help="between readings of the GPUs (%(default)s)"
+    )
+
+    watching.add_argument(
+        "--otlp-traces-endpoint",
+        metavar="URL",
+        help="collector that a span of each request is sent to by OTLP/HTTP, like http://127.0.0.1:4318/v1/traces; "
+        "default: OTEL_EXPORTER_OTLP_ENDPOINT of the environment, else none",
     )
 
     fleet = parser.add_argument_group("fleet")
@@ -181,6 +218,7 @@ def config_from_args(args: argparse.Namespace) -> NodeConfig:
         dtype=args.dtype,
         num_threads=args.num_threads,
         max_model_len=args.max_model_len,
+        generation_config=args.generation_config,
         block_size=args.block_size,
         num_kv_blocks=args.num_kv_blocks,
         kv_cache_memory_bytes=args.kv_cache_memory_bytes,
@@ -189,10 +227,14 @@ def config_from_args(args: argparse.Namespace) -> NodeConfig:
         max_num_queued_reqs=args.max_num_queued_reqs,
         max_num_queued_tokens=args.max_num_queued_tokens,
         max_body_bytes=args.max_body_bytes,
+        body_timeout_s=args.body_timeout,
         max_output_tokens=args.max_output_tokens,
         golden_file=None if args.golden_file is None else Path(args.golden_file),
         golden_interval_s=args.golden_interval,
+        stuck_core_kill_after_s=args.stuck_core_kill_after,
         gpu_poll_s=args.gpu_poll,
+        tool_call_parser=args.tool_call_parser,
+        traces_endpoint=_traces_endpoint(args.otlp_traces_endpoint),
         log_level=args.log_level,
     )
 
@@ -208,11 +250,20 @@ _POSITIVE = {
     "--max-num-queued-reqs": 1,
     "--max-num-queued-tokens": 1,
     "--max-body-bytes": 1024,
+    "--body-timeout": 0.1,
     "--max-output-tokens": 1,
     "--golden-interval": 0,
+    "--stuck-core-kill-after": 0,
     "--gpu-poll": 0.05,
     "--drain-timeout": 0,
 }
+
+
+def _traces_endpoint(option: str | None) -> str | None:
+    try:
+        return trace_endpoint(option, os.environ)
+    except BadEndpointError as exc:
+        raise BadConfigError(str(exc)) from exc
 
 
 def _host_name() -> str:

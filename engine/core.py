@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import structlog
 
@@ -25,6 +26,7 @@ from engine.core_config import CoreConfig, read_config
 from engine.core_model import load_model
 from engine.frames import Closed, FrameSocket, start_reader
 from engine.golden import golden_request
+from engine.grammar_queue import Compiled
 from engine.log import configure_logging
 from engine.messages import CoreFailed, CoreProgress, CoreReady, FromCore, ToCore
 from engine.scheduler import Scheduler
@@ -67,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _serve(config: CoreConfig, frames: FrameSocket[ToCore], beats: BeatPage) -> int:
-    inbox: queue.SimpleQueue[ToCore | Closed] = queue.SimpleQueue()
+    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()  # frames from outside, `Compiled` from the loop's own thread
     start_reader(frames, inbox, on_closed=_exit_soon)
     try:
         loop, ready = _start(config, inbox, frames.send, beats)
@@ -88,7 +90,7 @@ def _serve(config: CoreConfig, frames: FrameSocket[ToCore], beats: BeatPage) -> 
 
 def _start(
     config: CoreConfig,
-    inbox: queue.SimpleQueue[ToCore | Closed],
+    inbox: queue.SimpleQueue[ToCore | Closed | Compiled],
     publish: Callable[[FromCore], None],
     beats: BeatPage,
 ) -> tuple[StepLoop, CoreReady]:
@@ -102,7 +104,16 @@ def _start(
     progress("warming_up", 0.0)
     model.runner.warm_up()
     scheduler = Scheduler(model.limits)
-    loop = StepLoop(scheduler, model.runner, inbox, publish, clock, enable_faults=config.enable_faults, beats=beats)
+    loop = StepLoop(
+        scheduler,
+        model.runner,
+        inbox,
+        publish,
+        clock,
+        enable_faults=config.enable_faults,
+        beats=beats,
+        grammars=model.grammars,
+    )
     golden = loop.warm_up(golden_request(model.limits.vocab_size or 1, model.limits.max_tokens, clock.now()))
     progress("warming_up", 1.0)
     return loop, CoreReady(

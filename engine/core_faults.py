@@ -81,4 +81,8 @@ class CoreFaults:
                 seq_id: replace(found, chosen=found.chosen - _WRONG_LOGPROB)
                 for seq_id, found in result.logprobs.items()
             },
+            prompt_logprobs={
+                seq_id: tuple(replace(entry, chosen=entry.chosen - _WRONG_LOGPROB) for entry in found)
+                for seq_id, found in result.prompt_logprobs.items()
+            },
         )

@@ -10,9 +10,12 @@ from engine.clock import SystemClock
 from engine.core_config import CoreConfig
 from engine.cpu_threads import default_num_threads, spin_little
 from engine.fake_runner import FakeRunner
+from engine.grammar_book import GrammarBook
+from engine.host_memory import keep_freed_memory
 from engine.model_dir import ModelDir, kv_bytes_per_token, open_model, size_kv, weight_bytes
 from engine.runner import Runner
 from engine.scheduler_config import SchedulerConfig
+from engine.tokenizer import load_tokenizer
 
 Progress = Callable[[str, float], None]
 
@@ -36,6 +39,7 @@ class CoreModel:
     limits: SchedulerConfig
     device: str
     dtype: str
+    grammars: GrammarBook
 
 
 def load_model(config: CoreConfig, progress: Progress) -> CoreModel:
@@ -88,12 +92,21 @@ def _fake_model(config: CoreConfig) -> CoreModel:
         vocab_size=vocab_size,
         eos_token_ids=(),
     )
-    runner = FakeRunner(vocab_size=vocab_size, clock=SystemClock(), block_size=config.block_size)
-    return CoreModel(runner, limits, device="fake", dtype="none")
+    grammars = _grammars(config, limits)
+    runner = FakeRunner(vocab_size=vocab_size, clock=SystemClock(), block_size=config.block_size, grammars=grammars)
+    return CoreModel(runner, limits, device="fake", dtype="none", grammars=grammars)
+
+
+def _grammars(config: CoreConfig, limits: SchedulerConfig) -> GrammarBook:
+    directory = Path(config.model_dir)
+    return GrammarBook(
+        lambda: load_tokenizer(directory), vocab_size=limits.vocab_size, eos_token_ids=limits.eos_token_ids
+    )
 
 
 def _torch_model(config: CoreConfig, progress: Progress) -> CoreModel:
     spin_little()
+    keep_freed_memory()
     from engine.model_runner import ModelRunner, auto_dtype  # torch: seconds to import
 
     model = open_model(config.model_dir, progress=progress)
@@ -110,6 +123,7 @@ def _torch_model(config: CoreConfig, progress: Progress) -> CoreModel:
         vocab_size=model.config.vocab_size,
         eos_token_ids=model.config.eos_token_ids,
     )
+    grammars = _grammars(config, limits)
     runner = ModelRunner(
         model,
         num_blocks=limits.num_blocks,
@@ -119,8 +133,10 @@ def _torch_model(config: CoreConfig, progress: Progress) -> CoreModel:
         num_threads=config.num_threads or default_num_threads(weight_bytes(model.config, dtype)),
         num_host_blocks=limits.num_host_blocks,
         progress=progress,
+        grammars=grammars,
+        eos_token_ids=limits.eos_token_ids,
     )
-    return CoreModel(runner, limits, device=runner.info.device, dtype=runner.info.dtype)
+    return CoreModel(runner, limits, device=runner.info.device, dtype=runner.info.dtype, grammars=grammars)
 
 
 def _num_blocks(config: CoreConfig, model: ModelDir, device: str, dtype: str, max_model_len: int) -> int:

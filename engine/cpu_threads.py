@@ -9,9 +9,10 @@ from pathlib import Path
 # models run as fast on one, and leave the other CPUs to their neighbours.
 SMALL_WEIGHTS_BYTES = 64 * 2**20
 # libgomp's waiting threads spin for milliseconds by default. Where other processes want the CPU, each spins through
-# its time slice while the thread that it waits for can't run: measured, steps of 30 ms took 120 to 250. So few turns
-# bridge the gaps inside a step (0.05 ms), then the thread sleeps.
-SPIN_TURNS = 1_000
+# its time slice while the thread that it waits for can't run: measured, steps of 30 ms took 120 to 250. Too few turns
+# let the thread sleep in every gap between two products: on a quiet machine a step of 110M weights took 26 ms with
+# 1,000 turns, 20 with 10,000 and 18 with 100,000. So many bridge the gaps inside a step.
+SPIN_TURNS = 20_000
 _CPUS = Path("/sys/devices/system/cpu")
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 

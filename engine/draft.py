@@ -82,7 +82,7 @@ class Draft:
     def add_row(self, request: Request, num_tokens: int) -> None:
         """Plan the next `num_tokens` of a request; its block table is long enough."""
         start = request.num_computed_tokens
-        samples = start + num_tokens == request.num_tokens
+        samples = start + num_tokens == request.num_tokens and request.sampling.max_tokens > 0
         row = Scheduled(request.seq_id, start, num_tokens, tuple(request.block_ids), samples)
         self.rows.append(Row(request, row))
         self.planned.add(request.seq_id)

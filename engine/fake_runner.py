@@ -13,7 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.clock import Clock, ManualClock
-from engine.step import NewSequence, SamplingParams, StepPlan, StepResult, TokenLogprobs
+from engine.grammar import BadGrammarError
+from engine.grammar_book import GrammarBook, Matcher, allowed_ids
+from engine.runner import Slept
+from engine.step import NewSequence, SamplingParams, Scheduled, StepPlan, StepResult, TokenLogprobs, scored_positions
 
 _MASK = 2**64 - 1
 
@@ -83,10 +86,12 @@ def generate(
 class _Sequence:
     """What the runner keeps of one sequence."""
 
-    __slots__ = ("num_output", "prefix", "sampling", "token_ids")
+    __slots__ = ("matcher", "num_output", "num_prompt_tokens", "prefix", "sampling", "token_ids")
 
-    def __init__(self, new: NewSequence, keeps_tokens: bool) -> None:
+    def __init__(self, new: NewSequence, keeps_tokens: bool, matcher: Matcher | None = None) -> None:
+        self.matcher = matcher
         self.sampling = new.sampling
+        self.num_prompt_tokens = new.num_prompt_tokens
         self.num_output = len(new.token_ids) - new.num_prompt_tokens
         self.prefix = _hash_prompt(new.token_ids[: new.num_prompt_tokens])
         for token_id in new.token_ids[new.num_prompt_tokens :]:
@@ -105,7 +110,9 @@ class FakeRunner:
         clock: Clock | None = None,
         checks_kv: bool = False,
         block_size: int = 16,
+        grammars: GrammarBook | None = None,
     ) -> None:
+        self._grammars = grammars
         self.vocab_size = vocab_size
         self.cost = cost or FakeCost()
         self.clock = clock or ManualClock()
@@ -122,16 +129,27 @@ class FakeRunner:
     def warm_up(self) -> None:
         """Nothing to warm."""
 
+    def sleep(self) -> Slept:
+        """Nothing to give back but the KV that it checks."""
+        self._sequences.clear()
+        self._device.clear()
+        self._host.clear()
+        return Slept(freed_kv_bytes=0, weights="kept")
+
+    def wake(self) -> None:
+        """Nothing to take."""
+
     def run(self, plan: StepPlan) -> StepResult:
         """Draw the step's tokens.
 
         Raises:
             FakeKvError: with `checks_kv`, a row read KV that is not its own.
         """
+        failed: dict[int, str] = {}
         for seq_id in plan.forgotten:
             self._sequences.pop(seq_id, None)
         for new in plan.new:
-            self._sequences[new.seq_id] = _Sequence(new, self._checks_kv)
+            self._sequences[new.seq_id] = _Sequence(new, self._checks_kv, self._matcher_of(new, failed))
         if self._checks_kv:
             self._move_blocks(plan)
             for row in plan.scheduled:
@@ -141,16 +159,47 @@ class FakeRunner:
         token_ids: dict[int, int] = {}
         logprobs: dict[int, TokenLogprobs] = {}
         for row in plan.scheduled:
-            if row.samples:
-                token_ids[row.seq_id] = self._sample(row.seq_id, logprobs)
+            if row.samples and row.seq_id not in failed:
+                try:
+                    token_ids[row.seq_id] = self._sample(row.seq_id, logprobs)
+                except BadGrammarError as error:
+                    failed[row.seq_id] = f"its grammar: {error}"
         seconds = self.cost.seconds(plan)
         self.clock.sleep(seconds)
-        return StepResult(plan.step_id, token_ids, seconds, logprobs)
+        scored = {row.seq_id: self._score(row) for row in plan.scheduled if row.seq_id not in failed}
+        prompt_logprobs = {seq_id: found for seq_id, found in scored.items() if found}
+        return StepResult(plan.step_id, token_ids, seconds, logprobs, failed, prompt_logprobs)
+
+    def _score(self, row: Scheduled) -> tuple[TokenLogprobs, ...]:
+        """As likely as those drawn: all tokens are."""
+        sequence = self._sequences[row.seq_id]
+        if (wanted := sequence.sampling.num_prompt_logprobs) is None:
+            return ()
+        each = -math.log(self.vocab_size)
+        entry = TokenLogprobs(each, tuple((token_id, each) for token_id in range(wanted)))
+        return (entry,) * len(scored_positions(row, sequence.num_prompt_tokens))
+
+    def _matcher_of(self, new: NewSequence, failed: dict[int, str]) -> Matcher | None:
+        grammar = new.sampling.grammar
+        if grammar is None:
+            return None
+        try:
+            if self._grammars is None:
+                raise BadGrammarError("this runner was made without grammars")
+            return self._grammars.matcher(grammar, new.token_ids[new.num_prompt_tokens :])
+        except BadGrammarError as error:
+            failed[new.seq_id] = f"its grammar: {error}"
+            return None
 
     def _sample(self, seq_id: int, logprobs: dict[int, TokenLogprobs]) -> int:
         sequence = self._sequences[seq_id]
         sampling = sequence.sampling
-        token_id = _draw(sequence.prefix, sequence.num_output, sampling, self.vocab_size)
+        if sequence.matcher is None:
+            token_id = _draw(sequence.prefix, sequence.num_output, sampling, self.vocab_size)
+        else:
+            allowed = allowed_ids(sequence.matcher.mask(), self.vocab_size)
+            token_id = int(allowed[_draw(sequence.prefix, sequence.num_output, sampling, len(allowed))])
+            sequence.matcher.take(token_id)
         sequence.prefix = _hash_next(sequence.prefix, token_id)
         sequence.num_output += 1
         if self._checks_kv:

@@ -104,6 +104,18 @@ class GoldenProbe:
         self.pending_id = f"golden-{self._num_runs}"
         self._send(golden_request(self._vocab_size, self._max_tokens, now, self.pending_id))
 
+    def cancel(self) -> None:
+        """Gives up the run under way: the core is wanted for something else."""
+        if self.pending_id is not None:
+            self._send(AbortRequest(self.pending_id, "sleep"))
+            self.pending_id = None
+
+    def on_awake(self, answer: GoldenRun) -> None:
+        """The same core woke up and answered."""
+        self._started_at = time.monotonic()
+        if self._key is not None:
+            self._judge(answer)
+
     def tick(self, now: float) -> None:
         """Gives up a run that gets no turn, and asks again while the answers are wrong."""
         if self.pending_id is not None and now - self._started_at > PATIENCE_S:

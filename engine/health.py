@@ -20,6 +20,7 @@ class CorePhase(StrEnum):
     LOADING = "loading"
     WARMING_UP = "warming_up"
     UP = "up"
+    ASLEEP = "asleep"
     DEAD = "dead"
 
 
@@ -29,6 +30,7 @@ class Reason(StrEnum):
     LOADING = "loading"
     WARMING_UP = "warming_up"
     READY = "ready"
+    ASLEEP = "asleep"
     DRAINING = "draining"
     CORE_DEAD = "core_dead"
     CORE_STUCK = "core_stuck"
@@ -53,7 +55,9 @@ def is_stuck(beat: Beat | None, *, awake_since: float, now: float) -> bool:
     return beat is not None and now - max(beat.at, awake_since) > allowed_silence_s(beat)
 
 
-def judge(*, phase: CorePhase, stuck: bool, takes_work: bool, output_is_wrong: bool = False) -> Reason:
+def judge(
+    *, phase: CorePhase, stuck: bool, takes_work: bool, output_is_wrong: bool = False, rests: bool = False
+) -> Reason:
     """The node's readiness: the core's phase, its progress, its answers, and whether the node is in service."""
     match phase:
         case CorePhase.DEAD:
@@ -62,10 +66,14 @@ def judge(*, phase: CorePhase, stuck: bool, takes_work: bool, output_is_wrong: b
             return Reason.LOADING
         case CorePhase.WARMING_UP:
             return Reason.WARMING_UP
+        case CorePhase.ASLEEP:
+            return Reason.ASLEEP
         case CorePhase.UP if stuck:
             return Reason.CORE_STUCK
         case CorePhase.UP if not takes_work:
             return Reason.DRAINING  # before wrong output: who waits for the drain must see it, and it takes no work
+        case CorePhase.UP if rests:
+            return Reason.ASLEEP  # about to be
         case CorePhase.UP:
             return Reason.WRONG_OUTPUT if output_is_wrong else Reason.READY
 

@@ -7,7 +7,7 @@ sequence in the engine core. Nothing here does I/O: the node feeds updates in, a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal, NamedTuple
@@ -17,6 +17,8 @@ import msgspec
 from engine.detokenizer import TextStream
 from engine.messages import RequestUpdate
 from engine.step import SamplingParams, TokenLogprobs
+from engine.tool_formats import ToolFormatName
+from engine.tool_stream import ToolPiece, ToolStream
 
 MAX_SEED = 2**63 - 1
 
@@ -30,7 +32,8 @@ class Fate(StrEnum):
     MOVED = "moved"  # handed off; another node goes on
     ABORTED = "aborted"  # the client hung up
     FAILED = "failed"  # ended with an error event or an error answer
-    REFUSED = "refused"  # never accepted
+    REFUSED = "refused"  # never accepted: another node may take it
+    INVALID = "invalid"  # never accepted, and no node would: bad body, unknown model, wrong key
 
 
 class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,6 +55,8 @@ class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     return_token_ids: bool = False
     priority: int = 0
     deadline_s: float | None = None  # since its first arrival, on whatever node that was
+    tool_format: ToolFormatName | None = None  # the answer is read for tool calls written so
+    max_tool_calls: int | None = None
 
     def sampling_of(self, index: int) -> SamplingParams:
         seed = (self.sampling.seed + index % self.n) & MAX_SEED
@@ -79,6 +84,7 @@ class Delta(NamedTuple):
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]
     finish_reason: str | None
+    tool_pieces: tuple[ToolPiece, ...] = ()
 
 
 class ReplayError(ValueError):
@@ -94,11 +100,13 @@ class Choice:
     prompt: tuple[int, ...]
     sampling: SamplingParams
     text: TextStream
+    tools: ToolStream | None = None  # reads tool calls out of the text; what it leaves is content
     include_stop: bool = False
     keeps_text: bool = False  # the answer is sent whole
     pieces: list[str] = field(default_factory=list)
     output_token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # from the second token on
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     error: str | None = None
@@ -130,16 +138,34 @@ class Choice:
         if update.num_cached_tokens is not None:
             self.num_cached_tokens = update.num_cached_tokens
         self.num_preemptions += update.preempted
+        self.prompt_logprobs.extend(update.prompt_logprobs)
         offset, first = self.text.num_chars, len(self.output_token_ids)
-        text = "".join(self._take(update))
+        text, tool_pieces = self._split("".join(self._take(update)))
         token_ids = tuple(self.output_token_ids[first:])
         logprobs = update.logprobs[: len(token_ids)]
         if self.keeps_text:
             self.pieces.append(text)
             self.logprobs.extend(logprobs)
-        if not text and not token_ids and self.finish_reason is None:
+        if not text and not tool_pieces and not token_ids and self.finish_reason is None:
             return None
-        return Delta(self, text, offset, token_ids, logprobs, self.finish_reason)
+        return Delta(self, text, offset, token_ids, logprobs, self.finish_reason, tool_pieces)
+
+    def _split(self, text: str) -> tuple[str, tuple[ToolPiece, ...]]:
+        """New text as content and pieces of tool calls. Nothing is held back once the choice has finished."""
+        if self.tools is None:
+            return text, ()
+        content, pieces = self.tools.push(text)
+        if self.finish_reason is not None:
+            more, last = self.tools.finish()
+            content, pieces = content + more, pieces + last
+        return content, pieces
+
+    @property
+    def shown_finish_reason(self) -> str | None:
+        """`finish_reason` as clients know it: an answer that ended with a whole call says so."""
+        if self.finish_reason == "stop" and self.tools is not None and self.tools.has_whole_calls:
+            return "tool_calls"
+        return self.finish_reason
 
     def _take(self, update: RequestUpdate) -> Iterator[str]:
         last = len(update.token_ids) - 1
@@ -190,8 +216,11 @@ class Choice:
         self.num_replayed_tokens = len(tokens)
         self.finish_reason, self.stop_reason = progress.finish_reason, progress.stop_reason
         self.is_opened = progress.is_opened
+        shown_text, _ = self._split("".join(pieces))
+        if self.is_opened and not self.keeps_text:
+            self.sampling = replace(self.sampling, num_prompt_logprobs=None)  # they were sent
         if self.keeps_text:
-            self.pieces, self.logprobs = pieces, list(progress.logprobs)
+            self.pieces, self.logprobs = [shown_text], list(progress.logprobs)
 
     def progress(self) -> Progress:
         return Progress(
@@ -215,6 +244,8 @@ class Flight:
     accepts_handoff: bool = False
     elapsed_before_s: float = 0.0  # on other nodes
     is_continued: bool = False
+    trace_headers: Mapping[str, str] = field(default_factory=dict)  # W3C trace context of the caller
+    status: int | None = None  # of the HTTP answer, once it is begun
     admitted_at: float = 0.0  # monotonic; given to the core
     timer: asyncio.TimerHandle | None = None  # ends it at its deadline
     outcome: Fate | None = None  # what the answer must be; set once

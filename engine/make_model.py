@@ -26,13 +26,24 @@ from engine.model_dir import MANIFEST, SINGLE, BadModelError, open_model, sha256
 Progress = Callable[[str, float], None]
 
 # Raised when what is written changes, so that a directory made by an older version is made again.
-RECIPE = 1
+RECIPE = 2
 VOCAB_SIZE = 1_536
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIALS = (END_OF_TEXT, TURN_START, TURN_END)
+# Tools as Hermes and Qwen write them. Without tools it is plain ChatML.
 CHAT_TEMPLATE = (
+    "{% if tools %}"
+    "{{ '<|im_start|>system\\n# Tools\\n<tools>' }}"
+    "{% for tool in tools %}{{ '\\n' + tool | tojson }}{% endfor %}"
+    '{{ \'\\n</tools>\\nCall one as <tool_call>\\n{"name": ..., "arguments": {...}}\\n</tool_call><|im_end|>\\n\' }}'
+    "{% endif %}"
     "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] }}"
+    "{% for call in message['tool_calls'] or [] %}"
+    "{{ '\\n<tool_call>\\n{\"name\": ' + call.function.name | tojson + ', \"arguments\": ' }}"
+    "{{ call.function.arguments | tojson + '}\\n</tool_call>' }}"
+    "{% endfor %}"
+    "{{ '<|im_end|>' + '\\n' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )

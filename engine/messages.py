@@ -50,11 +50,19 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset_prefix_cache"):
     """Forget every prefix; running requests keep their blocks."""
 
 
+class Sleep(msgspec.Struct, frozen=True, tag="sleep"):
+    """Drop the KV cache and give back what memory you can, keeping the weights at hand."""
+
+
+class WakeUp(msgspec.Struct, frozen=True, tag="wake_up"):
+    """Take the memory again and answer the golden prompt."""
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     pass
 
 
-ToCore = AddRequest | AbortRequest | SetFaults | SetLimits | ResetPrefixCache | Shutdown
+ToCore = AddRequest | AbortRequest | SetFaults | SetLimits | ResetPrefixCache | Sleep | WakeUp | Shutdown
 
 
 class GoldenRun(msgspec.Struct, frozen=True):
@@ -90,6 +98,20 @@ class CoreFailed(msgspec.Struct, frozen=True, tag="failed"):
     reason: str
 
 
+class CoreAsleep(msgspec.Struct, frozen=True, tag="asleep"):
+    """Answers `Sleep`. With `problem` nothing was done."""
+
+    weights: str = "kept"  # kept where they are, or offloaded to host memory
+    freed_kv_bytes: int = 0
+    problem: str | None = None
+
+
+class CoreAwake(msgspec.Struct, frozen=True, tag="awake"):
+    """Answers `WakeUp`: requests can be served again. A core that can't take its memory again ends instead."""
+
+    golden: GoldenRun
+
+
 class RequestUpdate(msgspec.Struct, frozen=True):
     """News of one request from one step. `finish_reason` set means terminal: no update follows."""
 
@@ -101,6 +123,7 @@ class RequestUpdate(msgspec.Struct, frozen=True):
     scheduled_at: float | None = None  # set once, with the first update after it was first scheduled
     num_cached_tokens: int | None = None  # set once: prompt tokens found in the prefix cache
     preempted: int = 0  # times preempted since the last update
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt's next tokens, from its second on
 
 
 class StepReport(msgspec.Struct, frozen=True, tag="step"):
@@ -135,4 +158,4 @@ class CoreIdle(msgspec.Struct, frozen=True, tag="idle"):
     integrity_error: str | None = None
 
 
-FromCore = CoreReady | CoreProgress | CoreFailed | StepReport | CoreIdle
+FromCore = CoreReady | CoreProgress | CoreFailed | StepReport | CoreIdle | CoreAsleep | CoreAwake

@@ -7,6 +7,7 @@ request ends, and would hide one that hangs.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from prometheus_client import (
@@ -47,6 +48,7 @@ ITERATION_BUCKETS = (1, 8, *(2**power for power in range(4, 15)))
 FINISH_REASONS = ("stop", "length", "abort", "error")
 GOLDEN_RESULTS = ("passed", "failed", "error")
 STEP_KINDS = ("prefill", "decode", "mixed")
+SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")  # by level
 REJECTIONS = ("overloaded", "not_ready", "draining")
 
 
@@ -134,6 +136,13 @@ class NodeMetrics:
         )
         self.oldest_running = Gauge(
             "engine_oldest_running_seconds", "Age of the oldest request in execution.", registry=registry
+        )
+        self.tasks = Gauge("engine_asyncio_tasks", "Tasks on the API process' event loop.", registry=registry)
+        self.sleep_state = Gauge(
+            "vllm:engine_sleep_state",
+            "1 for the state: awake, weights_offloaded (level 1; on a CPU they stay), discard_all (level 2).",
+            (*self._labels, "sleep_state"),
+            registry=registry,
         )
         self.core_up = Gauge("engine_core_up", "1 while the core process answers.", registry=registry)
         self.preempted_tokens = Counter(
@@ -225,14 +234,14 @@ class NodeMetrics:
             flight.first_token_at = now
 
     def note_closed(self, flight: Flight, choice: Choice, now: float) -> None:
-        """One choice ended. A moved one counts where it finishes."""
-        if choice.is_moved:
-            return
+        """One choice ended here."""
         failed = choice.error is not None or flight.outcome is Fate.FAILED
         reason = choice.finish_reason or ("error" if failed else "abort")
         self.success.labels(**self._labels, finished_reason=reason).inc()
         self.e2e.observe(now - flight.arrived_at + flight.elapsed_before_s)
         self.request_prompt.observe(len(choice.prompt))
+        if choice.sampling.max_tokens == 0 and choice.scheduled_at is not None:
+            self.prompt_tokens.inc(len(choice.prompt))  # prefilled, though no token follows
         self.request_generation.observe(len(choice.output_token_ids))
         if choice.scheduled_at is not None:
             self.queue.observe(max(0.0, choice.scheduled_at - flight.arrived_at))
@@ -252,7 +261,15 @@ class NodeMetrics:
         self.note_fate(Fate.REFUSED)
 
     def note_state(
-        self, *, flights: Sequence[Flight], running: int, waiting: int, kv_ratio: float, drain: DrainState, now: float
+        self,
+        *,
+        flights: Sequence[Flight],
+        running: int,
+        waiting: int,
+        kv_ratio: float,
+        drain: DrainState,
+        sleep_level: int,
+        now: float,
     ) -> None:
         """Sets the gauges that describe this moment; called before each scrape is answered."""
         self.running.set(running)
@@ -260,9 +277,12 @@ class NodeMetrics:
         self.kv_usage.set(kv_ratio)
         for state in DrainState:
             self.drain.labels(state=state.value).set(1 if state is drain else 0)
+        for level, name in enumerate(SLEEP_STATES):
+            self.sleep_state.labels(**self._labels, sleep_state=name).set(1 if level == sleep_level else 0)
         waited, worked = oldest_ages_s(flights, now)
         self.oldest_waiting.set(waited or 0.0)
         self.oldest_running.set(worked or 0.0)
+        self.tasks.set(len(asyncio.all_tasks()))
 
     def exposition(self) -> bytes:
         return generate_latest(self.registry)

@@ -6,9 +6,10 @@ or assumed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.config import BadConfigError, NodeConfig
+from engine.generation_config import SamplingDefaults, read_sampling_defaults
 from engine.model_dir import open_model
 from engine.tokenizer import Tokenizer
 
@@ -21,13 +22,14 @@ class ModelFacts:
     max_model_len: int
     eos_token_ids: tuple[int, ...]
     revision: str | None
+    sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
 
 
 def read_model_facts(config: NodeConfig, tokenizer: Tokenizer) -> ModelFacts:
     """Checks the directory without reading weights. Raises BadModelError, BadConfigError."""
     if config.runner == "fake":
         length = config.max_model_len or FAKE_MAX_MODEL_LEN
-        return ModelFacts(tokenizer.vocab_size, length, tokenizer.eos_token_ids, None)
+        return ModelFacts(tokenizer.vocab_size, length, _ends(config, tokenizer, ()), None, _sampling(config))
     # Checksums take a while for a large model: the core does them while the API says "loading".
     model = open_model(config.model_dir, verify=False)
     longest = model.config.max_position_embeddings
@@ -36,6 +38,20 @@ def read_model_facts(config: NodeConfig, tokenizer: Tokenizer) -> ModelFacts:
     return ModelFacts(
         vocab_size=model.config.vocab_size,
         max_model_len=config.max_model_len or longest,
-        eos_token_ids=tuple(dict.fromkeys((*model.config.eos_token_ids, *tokenizer.eos_token_ids))),
+        eos_token_ids=_ends(config, tokenizer, model.config.eos_token_ids),
         revision=model.revision,
+        sampling=_sampling(config),
     )
+
+
+def _sampling(config: NodeConfig) -> SamplingDefaults:
+    return read_sampling_defaults(config.model_dir) if config.generation_config == "auto" else SamplingDefaults()
+
+
+def _ends(config: NodeConfig, tokenizer: Tokenizer, of_model: tuple[int, ...]) -> tuple[int, ...]:
+    """Tokens that end a text: the model's, and the tokenizer's, which knows generation_config.json."""
+    if config.generation_config == "auto":
+        return tuple(dict.fromkeys((*of_model, *tokenizer.eos_token_ids)))
+    name = tokenizer.template_names.get("eos_token")
+    own = None if name is None else tokenizer.rust.token_to_id(name)
+    return of_model if own is None else tuple(dict.fromkeys((*of_model, own)))

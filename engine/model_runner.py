@@ -15,11 +15,17 @@ import structlog
 import torch
 from torch import Tensor
 
-from engine.model.batch import make_batch, why_not
+from engine.grammar import BadGrammarError
+from engine.grammar_book import GrammarBook, Matcher
+from engine.model.batch import Batch, make_batch, why_not
 from engine.model.decoder import Decoder
+from engine.model.mask_worker import MaskWorker
+from engine.model.offload import OffloadedWeights
+from engine.model.prompt_logprobs import score_prompts
 from engine.model.sequence import Sequence, logprobs_of
 from engine.model.weights import load_weights
 from engine.model_dir import BadModelError, ModelDir, open_model
+from engine.runner import Slept
 from engine.step import NewSequence, SamplingParams, Scheduled, StepPlan, StepResult, TokenLogprobs
 from kernels.block_copy import copy_blocks, swap_blocks
 from kernels.packed_matrix import has_fast_bfloat16
@@ -71,11 +77,14 @@ class ModelRunner:
         dtype: str = "auto",
         num_threads: int | None = None,
         progress: Progress | None = None,
+        grammars: GrammarBook | None = None,
+        eos_token_ids: tuple[int, ...] | None = None,
     ) -> None:
         """Loads the model and takes the memory of the KV cache.
 
         `dtype` "auto" is that of `auto_dtype`. `num_threads` is the process's, for CPU
-        work. `progress` is called with ("loading" or "warming_up", 0 to 1). Raises BadModelError, DeviceError.
+        work. `eos_token_ids` None is what the model
+        says. `progress` is called with ("loading" or "warming_up", 0 to 1). Raises BadModelError, DeviceError.
         """
         started = time.perf_counter()
         if num_blocks < 1 or block_size < 1:
@@ -89,13 +98,15 @@ class ModelRunner:
         self._model, self._config = model, model.config
         self._block_size = block_size
         self._sequences: dict[int, Sequence] = {}
+        self._grammars = grammars
+        self._eos_token_ids = self._config.eos_token_ids if eos_token_ids is None else eos_token_ids
+        self._mask_worker = MaskWorker()
         shape = (num_blocks, block_size, self._config.num_kv_heads, self._config.head_dim)
         try:
             weights = load_weights(model, dtype=self._dtype, device=str(self._device), progress=self._progress)
-            self._kv = torch.zeros((self._config.num_layers, 2, *shape), dtype=self._dtype, device=self._device)
-            host_shape = (self._config.num_layers, 2, num_host_blocks, *shape[1:])
-            pinned = self._device.type == "cuda" and num_host_blocks > 0
-            self._host_kv = torch.zeros(host_shape, dtype=self._dtype, pin_memory=pinned)
+            self._kv_shape = (self._config.num_layers, 2, *shape)
+            self._host_kv_shape = (self._config.num_layers, 2, num_host_blocks, *shape[1:])
+            self._kv, self._host_kv = self._new_kv()
         except (RuntimeError, MemoryError) as exc:
             if not _is_out_of_memory(exc):
                 raise
@@ -104,6 +115,7 @@ class ModelRunner:
             ) from exc
         self._num_blocks = num_blocks
         self._max_len = min(self._config.max_position_embeddings, num_blocks * block_size)
+        self._weights = OffloadedWeights(weights)
         self._decoder = Decoder(self._config, weights, num_positions=self._max_len)
         self._load_seconds = time.perf_counter() - started
         self._warmup_seconds: float | None = None
@@ -151,13 +163,41 @@ class ModelRunner:
         self._warmup_seconds = time.perf_counter() - started
         self._progress("warming_up", 1.0)
 
+    def _new_kv(self) -> tuple[Tensor, Tensor]:
+        pinned = self._device.type == "cuda" and self._host_kv_shape[2] > 0
+        return (
+            torch.zeros(self._kv_shape, dtype=self._dtype, device=self._device),
+            torch.zeros(self._host_kv_shape, dtype=self._dtype, pin_memory=pinned),
+        )
+
+    def sleep(self) -> Slept:
+        """Drops the KV cache; on a GPU moves the weights to host memory. On a CPU they are there already and stay."""
+        self._sequences.clear()
+        freed = self._kv.nbytes + self._host_kv.nbytes
+        self._kv = self._host_kv = torch.empty(0)
+        if self._device.type != "cuda":
+            return Slept(freed, "kept")
+        self._weights.offload()
+        torch.cuda.empty_cache()
+        return Slept(freed, "offloaded")
+
+    def wake(self) -> None:
+        """Takes the memory again. Raises DeviceError, or what torch raises, when there is not enough."""
+        try:
+            self._weights.restore()
+            self._kv, self._host_kv = self._new_kv()
+        except (RuntimeError, MemoryError) as exc:
+            if not _is_out_of_memory(exc):
+                raise
+            raise DeviceError(f"not enough memory on {self._device} to wake up: {exc}") from exc
+
     def run(self, plan: StepPlan) -> StepResult:
         """One forward pass. A sequence in `failed` has no token and its state is as before the step."""
         started = time.perf_counter()
         for seq_id in plan.forgotten:
             self._sequences.pop(seq_id, None)
         for new in plan.new:
-            self._sequences[new.seq_id] = Sequence(new)
+            self._sequences[new.seq_id] = self._sequence_of(new)
         with torch.inference_mode():
             swap_blocks(self._kv, self._host_kv, plan.swap_out)
             swap_blocks(self._host_kv, self._kv, plan.swap_in)
@@ -166,11 +206,17 @@ class ModelRunner:
         scheduled = [s for s in plan.scheduled if s.seq_id not in failed]
         token_ids: dict[int, int] = {}
         logprobs: dict[int, TokenLogprobs] = {}
-        logits = self._forward(scheduled, failed)
+        prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+        with self._mask_worker.working_on(self._matchers_of(scheduled)) as masks:
+            logits = self._forward(scheduled, failed, prompt_logprobs)
+            allowed = masks()
         sampling = [s.seq_id for s in scheduled if s.samples]
         if sampling:
-            rows = [self._sequences[i].sample_row(self._config.eos_token_ids) for i in sampling]
+            rows = [self._sequences[i].sample_row(self._eos_token_ids, allowed.masks.get(i)) for i in sampling]
             for seq_id, drawn in zip(sampling, sample(logits, rows), strict=True):
+                if seq_id in allowed.problems:
+                    failed[seq_id] = allowed.problems[seq_id]
+                    continue
                 if drawn.token_id is None:
                     failed[seq_id] = "non-finite logits"
                     continue
@@ -180,9 +226,28 @@ class ModelRunner:
                     logprobs[seq_id] = found
         if failed:
             log.warning("step.sequences_failed", step_id=plan.step_id, failed=failed)
-        return StepResult(plan.step_id, token_ids, time.perf_counter() - started, logprobs, failed)
+        seconds = time.perf_counter() - started
+        return StepResult(plan.step_id, token_ids, seconds, logprobs, failed, prompt_logprobs)
+
+    def _sequence_of(self, new: NewSequence) -> Sequence:
+        grammar = new.sampling.grammar
+        if grammar is None:
+            return Sequence(new)
+        if self._grammars is None:
+            return Sequence(new, problem="this runner was made without grammars")
+        try:
+            return Sequence(new, self._grammars.matcher(grammar, new.token_ids[new.num_prompt_tokens :]))
+        except BadGrammarError as error:
+            return Sequence(new, problem=f"its grammar: {error}")
+
+    def _matchers_of(self, scheduled: list[Scheduled]) -> list[tuple[int, Matcher]]:
+        found = ((s.seq_id, self._sequences[s.seq_id].matcher) for s in scheduled if s.samples)
+        return [(seq_id, matcher) for seq_id, matcher in found if matcher is not None]
 
     def _why_not(self, s: Scheduled) -> str | None:
+        sequence = self._sequences.get(s.seq_id)
+        if sequence is not None and sequence.problem is not None:
+            return sequence.problem
         return why_not(
             s,
             self._sequences.get(s.seq_id),
@@ -192,8 +257,15 @@ class ModelRunner:
             max_len=self._max_len,
         )
 
-    def _forward(self, scheduled: list[Scheduled], failed: dict[int, str]) -> Tensor | None:
-        """Logits of the sampling sequences. Out of memory drops the largest sequence and tries the others again.
+    def _forward(
+        self,
+        scheduled: list[Scheduled],
+        failed: dict[int, str],
+        prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]],
+    ) -> Tensor | None:
+        """Logits of the sampling sequences; what is asked of prompts goes into `prompt_logprobs`.
+
+        Out of memory drops the largest sequence and tries the others again.
 
         Trying again is safe: the same keys and values are written to the same slots.
         """
@@ -204,9 +276,11 @@ class ModelRunner:
                     self._sequences,
                     block_size=self._block_size,
                     device=self._device,
-                    min_rows=self._decoder.min_rows,
+                    row_tiles=self._decoder.batch_tiles,
                 )
-                return self._decoder.forward(batch, self._kv)
+                if all(self._sequences[s.seq_id].sampling.num_prompt_logprobs is None for s in scheduled):
+                    return self._decoder.forward(batch, self._kv)
+                return self._forward_scored(scheduled, batch, prompt_logprobs, failed)
             except (RuntimeError, MemoryError) as exc:
                 if not _is_out_of_memory(exc):
                     raise
@@ -218,6 +292,20 @@ class ModelRunner:
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
         return None
+
+    @torch.inference_mode()
+    def _forward_scored(
+        self,
+        scheduled: list[Scheduled],
+        batch: Batch,
+        prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]],
+        failed: dict[int, str],
+    ) -> Tensor:
+        hidden = self._decoder.hidden(batch, self._kv)
+        found, wrong = score_prompts(scheduled, self._sequences, batch, lambda rows: self._decoder.logits(hidden, rows))
+        prompt_logprobs |= found
+        failed |= wrong
+        return self._decoder.logits(hidden, batch.sample_rows)
 
     def _expect_answer(self, result: StepResult) -> None:
         if WARM_UP_SEQ_ID in result.failed:

@@ -18,44 +18,54 @@ import structlog
 from engine.config import NodeConfig
 from engine.core_config import CoreConfig
 from engine.core_link import CoreLink
-from engine.detokenizer import TextStream
 from engine.drain import Drain, DrainState
 from engine.faults import Faults
 from engine.golden import GoldenFile
 from engine.golden_probe import GoldenProbe
-from engine.health import STUCK_FLOOR_S, Health, Reason
+from engine.grammar_book import GrammarBook
+from engine.health import STUCK_FLOOR_S, CorePhase, Health, Reason
 from engine.inflight import Ask, Choice, Fate, Flight, Progress
 from engine.limits import LiveLimits
-from engine.messages import AbortRequest, AddRequest, CoreIdle, CoreReady, ResetPrefixCache, StepReport
+from engine.make_choice import make_choice
+from engine.messages import AbortRequest, AddRequest, CoreAwake, CoreIdle, CoreReady, ResetPrefixCache, StepReport
 from engine.metrics import NodeMetrics
 from engine.metrics_faults import MetricsFaults
 from engine.model_facts import ModelFacts
-from engine.refusal import RefusedError, TooLongError
-from engine.request_log import log_finished
+from engine.refusal import RefusedError, TooLongError, retry_after_s
+from engine.request_log import RequestLog, SpanWriter
+from engine.request_record import Arrival, RequestRecord, record_of
+from engine.sleep import Sleeper
 from engine.tokenizer import Tokenizer
 
 log = structlog.get_logger()
 
-HANDOFF_GRACE_S = 5.0  # a stopping node waits this long, after its deadline, for hand-offs to be written
 DEFAULT_QUEUE_CAPACITIES = 4  # tokens that may wait, in multiples of the KV cache
-LONGEST_RETRY_AFTER_S = 30
 
 
 class Node:
     """Owner of everything in flight here. Threading: event loop only."""
 
     def __init__(
-        self, config: NodeConfig, core_config: CoreConfig, tokenizer: Tokenizer, facts: ModelFacts, metrics: NodeMetrics
+        self,
+        config: NodeConfig,
+        core_config: CoreConfig,
+        tokenizer: Tokenizer,
+        facts: ModelFacts,
+        metrics: NodeMetrics,
+        spans: SpanWriter | None = None,
     ) -> None:
         self.config = config
         self.facts = facts
         self.tokenizer = tokenizer
         self.metrics = metrics
+        self.grammars = GrammarBook(lambda: tokenizer, vocab_size=facts.vocab_size, eos_token_ids=facts.eos_token_ids)
+        self.tool_format = config.tool_call_parser or tokenizer.tool_format
         self.core = CoreLink(core_config, metrics, self)
         self.started_at = time.time()
         self.drain = Drain(since=self.started_at)
         self.health = Health(Reason.LOADING, self.started_at)
         self.faults = Faults()
+        self._request_log = RequestLog(spans)
         self.limits = LiveLimits.of(config, core_config)
         self.golden = GoldenProbe(
             vocab_size=facts.vocab_size,
@@ -65,6 +75,7 @@ class Node:
             interval_s=config.golden_interval_s,
             on_result=metrics.note_golden,
         )
+        self.sleeper = Sleeper(self)
         self._metrics_faults = MetricsFaults()
         self.flights: set[Flight] = set()
         self._choices: dict[str, tuple[Flight, Choice]] = {}  # by core id, until the core's terminal update
@@ -99,23 +110,18 @@ class Node:
         is_full = len(waiting) >= self.limits.max_num_queued_reqs
         if is_full or (waiting and queued + num_tokens > self.max_queued_tokens):
             message = f"the queue is full: {len(waiting)} requests with {queued} tokens wait"
-            self._refuse("overloaded", message, self._retry_after_s(queued))
+            self._refuse("overloaded", message, retry_after_s(queued, self.core.tokens_per_s))
 
     def _refuse(self, reason: str, message: str, retry_after_s: int | None = None) -> NoReturn:
         self.metrics.note_refused(reason)
         self.drain.note(Fate.REFUSED, len(self.flights), time.time())
-        log.info("request.refused", reason=reason)
         raise RefusedError(reason, message, retry_after_s)
-
-    def _retry_after_s(self, queued_tokens: int) -> int:
-        speed = self.core.tokens_per_s
-        return 1 if speed <= 0 else int(min(LONGEST_RETRY_AFTER_S, max(1.0, queued_tokens / speed)))
 
     def admit(
         self,
         ask: Ask,
         *,
-        arrived_at: float,
+        arrival: Arrival,
         accepts_handoff: bool = False,
         progress: Sequence[Progress] = (),
         elapsed_before_s: float = 0.0,
@@ -123,7 +129,7 @@ class Node:
         """Takes a request in, or goes on with one that another node handed off (`progress`).
 
         Nothing is awaited between the check and the entry into `flights`: a drain that begins finds the request
-        either refused or held. `arrived_at` is monotonic. Raises RefusedError, TooLongError, ReplayError.
+        either refused or held. Raises RefusedError, TooLongError, ReplayError.
         """
         for prompt in ask.prompts:
             wanted = len(prompt) + ask.sampling.max_tokens
@@ -138,18 +144,19 @@ class Node:
         key = f"{ask.request_id[:40]}-{secrets.token_hex(6)}"
         flight = Flight(
             ask=ask,
-            choices=[self._make_choice(ask, index, key) for index in range(ask.n * len(ask.prompts))],
-            arrived_at=arrived_at,
+            choices=[make_choice(ask, index, key, self.tokenizer) for index in range(ask.n * len(ask.prompts))],
+            arrived_at=arrival.at,
             accepts_handoff=accepts_handoff,
             elapsed_before_s=elapsed_before_s,
-            is_continued=bool(progress),
+            is_continued=arrival.is_continued,
+            trace_headers=arrival.trace_headers,
             admitted_at=time.monotonic(),
         )
         for step in progress:
             flight.choices[step.index].replay(step)
         self.flights.add(flight)
         if ask.deadline_s is not None:
-            left_s = ask.deadline_s - elapsed_before_s - (flight.admitted_at - arrived_at)
+            left_s = ask.deadline_s - elapsed_before_s - (flight.admitted_at - arrival.at)
             flight.timer = asyncio.get_running_loop().call_later(max(0.0, left_s), self._expire, flight)
         for choice in flight.open_choices:
             self._choices[choice.core_id] = (flight, choice)
@@ -158,7 +165,7 @@ class Node:
                     request_id=choice.core_id,
                     prompt_token_ids=choice.prompt,
                     sampling=choice.sampling,
-                    arrived_at=arrived_at,
+                    arrived_at=arrival.at,
                     priority=ask.priority,
                     output_token_ids=tuple(choice.output_token_ids),
                 )
@@ -166,25 +173,13 @@ class Node:
         flight.settle()
         return flight
 
-    def _make_choice(self, ask: Ask, index: int, key: str) -> Choice:
-        sampling = ask.sampling_of(index)
-        text = TextStream(
-            self.tokenizer.bytes_of, stop=ask.stop, include_stop=ask.include_stop, min_tokens=sampling.min_tokens
-        )
-        return Choice(
-            index=index,
-            core_id=f"{key}-{index}",
-            prompt=ask.prompts[index // ask.n],
-            sampling=sampling,
-            text=text,
-            include_stop=ask.include_stop,
-            keeps_text=not ask.stream,
-        )
-
     # What the core says
 
     def on_ready(self, message: CoreReady) -> None:
         self.golden.on_ready(message, self.max_sequence_tokens)
+
+    def on_awake(self, message: CoreAwake) -> None:
+        self.golden.on_awake(message.golden)
 
     def on_step(self, report: StepReport) -> None:
         if report.out_of_memory and self.faults.oom_next:
@@ -212,7 +207,8 @@ class Node:
     def _on_closed(self, flight: Flight, choice: Choice, *, is_core_done: bool, now: float) -> None:
         if not is_core_done:
             self.core.send(AbortRequest(choice.core_id, "stop_string"))
-        self.metrics.note_closed(flight, choice, now)
+        if not choice.is_moved:  # it counts where it finishes
+            self.metrics.note_closed(flight, choice, now)
         if choice.error is not None:
             self.fail(flight, choice.error, "engine_error")
         flight.settle()
@@ -270,14 +266,23 @@ class Node:
         if flight.timer is not None:
             flight.timer.cancel()
         self.flights.discard(flight)
-        for choice in flight.open_choices:
-            self.metrics.note_closed(flight, choice, now)
+        for choice in flight.choices:
+            # One that was to move ends here when its client left, or another choice failed, before it was handed off.
+            if not choice.is_closed or (choice.is_moved and fate is not Fate.MOVED):
+                self.metrics.note_closed(flight, choice, now)
         self.metrics.note_fate(fate)
         self.drain.note(fate, len(self.flights), time.time())
         self._changed.set()
         if not self.flights:
             self._emptied.set()
-        log_finished(flight, fate, now)
+        self._request_log.write(record_of(flight, fate, flight.status, now))
+
+    def turn_away(self, arrival: Arrival, fate: Fate, status: int, code: str | None) -> None:
+        """A request ended before it was taken in. Refusals were counted when they were made."""
+        if fate is not Fate.REFUSED:
+            self.metrics.note_fate(fate)
+        # No message: it may quote what the client sent.
+        self._request_log.write(RequestRecord(arrival, fate, time.monotonic(), status, error_code=code))
 
     def _abort_open(self, flight: Flight, reason: str) -> None:
         for choice in flight.open_choices:
@@ -306,40 +311,21 @@ class Node:
             self._changed.clear()
             left_s = (self.drain.deadline_at or 0.0) - time.time()
             if left_s <= 0:
-                self._hand_off()
+                self.hand_off()
             try:
                 await asyncio.wait_for(self._changed.wait(), left_s if left_s > 0 else None)
             except TimeoutError:
                 continue
         log.info("node.drain_ended", state=self.drain.state.value, **asdict(self.drain.receipt))
 
-    def _hand_off(self) -> None:
+    def hand_off(self) -> None:
         """Stops every request that can go on elsewhere. Its state is taken when the core has confirmed, so that a
         token drawn meanwhile is neither lost nor drawn twice."""
         for flight in self.flights:
             if flight.accepts_handoff and flight.outcome is None:
                 self._abort_open(flight, "moved")
 
-    async def shut_down(self, drain_timeout_s: float) -> None:
-        """Drains; at the deadline moves what can be moved and ends the rest with an error. Holds nothing after."""
-        left_s = None if self.drain.deadline_at is None else max(0.0, self.drain.deadline_at - time.time())
-        deadline_s = drain_timeout_s if left_s is None else min(drain_timeout_s, left_s)
-        self.begin_drain(deadline_s)
-        if await self._is_emptied_within(deadline_s):
-            return
-        self._hand_off()
-        self._fail_all(of=[f for f in self.flights if not f.accepts_handoff])
-        if await self._is_emptied_within(HANDOFF_GRACE_S):
-            return
-        self._fail_all(of=list(self.flights))
-        if not await self._is_emptied_within(HANDOFF_GRACE_S):
-            log.warning("node.requests_cut", count=len(self.flights))
-
-    def _fail_all(self, of: Sequence[Flight]) -> None:
-        for flight in of:
-            self.fail(flight, "the node is stopping", "node_stopping")
-
-    async def _is_emptied_within(self, seconds: float) -> bool:
+    async def is_emptied_within(self, seconds: float) -> bool:
         try:
             async with asyncio.timeout(seconds):
                 while self.flights:
@@ -353,12 +339,23 @@ class Node:
 
     def judge_health(self) -> Reason:
         """Readiness now; a change is logged."""
-        takes_work = self.drain.state is DrainState.SERVING
-        reason = self.core.judge(takes_work=takes_work, output_is_wrong=self.golden.is_wrong, now=time.monotonic())
+        reason = self.core.judge(
+            takes_work=self.drain.state is DrainState.SERVING,
+            output_is_wrong=self.golden.is_wrong,
+            rests=not self.sleeper.takes_work,
+            now=time.monotonic(),
+        )
         before = self.health.reason
         if self.health.note(reason, time.time()):
             log.info("node.health_changed", reason=reason.value, before=before.value)
         return reason
+
+    def tick(self, now: float) -> None:
+        """To be called a few times a second: changes of health are noticed also when nobody probes."""
+        self.judge_health()
+        self.core.kill_if_stuck(self.config.stuck_core_kill_after_s, now)
+        if self.core.phase is CorePhase.UP:
+            self.golden.tick(now)
 
     def counts(self) -> tuple[int, int]:
         """(running, waiting) sequences. What the core has not reported as running is waiting, also when it hangs."""
@@ -395,6 +392,7 @@ class Node:
             waiting=waiting,
             kv_ratio=self.core.kv_ratio,
             drain=self.drain.state,
+            sleep_level=self.sleeper.level,
             now=time.monotonic(),
         )
         return self._metrics_faults.apply(self.metrics.exposition(), self.faults)

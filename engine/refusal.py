@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+LONGEST_RETRY_AFTER_S = 30
+
+
+def retry_after_s(queued_tokens: int, tokens_per_s: float) -> int:
+    """When the queue should have room again, between 1 s and half a minute; 1 while the speed is not known."""
+    return 1 if tokens_per_s <= 0 else int(min(LONGEST_RETRY_AFTER_S, max(1.0, queued_tokens / tokens_per_s)))
+
 
 class RefusedError(Exception):
     """The request was not accepted and left no trace: another node may take it.

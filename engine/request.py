@@ -39,6 +39,7 @@ class Request:
     __slots__ = (
         "_announces_schedule",
         "_new_logprobs",
+        "_new_prompt_logprobs",
         "_new_token_ids",
         "_preempted",
         "arrived_at",
@@ -52,6 +53,7 @@ class Request:
         "num_computed_tokens",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_prompt_tokens_scored",
         "num_registered_blocks",
         "order",
         "priority",
@@ -86,11 +88,13 @@ class Request:
         self.contents: list[BlockContent] = []
         self.num_registered_blocks = 0  # leading blocks that were offered to the prefix cache or came from it
         self.num_preemptions = 0
+        self.num_prompt_tokens_scored = 0  # from the second on: nothing comes before the first
         self.scheduled_at: float | None = None
         self.num_cached_tokens: int | None = None
         self._announces_schedule = False
         self._new_token_ids: list[int] = []
         self._new_logprobs: list[TokenLogprobs] = []
+        self._new_prompt_logprobs: list[TokenLogprobs] = []
         self._preempted = 0
 
     @property
@@ -107,9 +111,25 @@ class Request:
         return len(self.token_ids) - self.num_computed_tokens
 
     @property
+    def needs_prompt_logits(self) -> bool:
+        """Whether prompt tokens must be computed though their KV is cached: log probabilities of them are owed."""
+        return (
+            self.sampling.num_prompt_logprobs is not None and self.num_prompt_tokens_scored < self.num_prompt_tokens - 1
+        )
+
+    @property
+    def may_share_prefix(self) -> bool:
+        """Whether KV that others computed will do."""
+        return not (self.is_probe or self.needs_prompt_logits)
+
+    @property
     def has_news(self) -> bool:
         return bool(
-            self._new_token_ids or self._announces_schedule or self._preempted or self.finish_reason is not None
+            self._new_token_ids
+            or self._new_prompt_logprobs
+            or self._announces_schedule
+            or self._preempted
+            or self.finish_reason is not None
         )
 
     def move_to(self, state: RequestState) -> None:
@@ -147,10 +167,20 @@ class Request:
         if logprobs is not None:
             self._new_logprobs.append(logprobs)
 
+    def score_prompt(self, start: int, logprobs: Sequence[TokenLogprobs]) -> None:
+        """Take in the log probabilities of the tokens from `start + 1` on; a preemption may bring them again."""
+        fresh = logprobs[max(0, self.num_prompt_tokens_scored - start) :]
+        self._new_prompt_logprobs += fresh
+        self.num_prompt_tokens_scored += len(fresh)
+
     def end_of_output(self, eos_token_ids: frozenset[int], max_total_tokens: int) -> FinishReason | None:
         """Why the output ends with its last token; None if it goes on."""
         num_output = self.num_output_tokens
         sampling = self.sampling
+        if not num_output and self.needs_prompt_logits:
+            return None
+        if num_output and sampling.grammar is not None and self.token_ids[-1] in eos_token_ids:
+            return FinishReason.STOP  # it was drawn because the grammar ends here
         if num_output and num_output >= sampling.min_tokens:
             last = self.token_ids[-1]
             if last in self.stop_token_ids or (last in eos_token_ids and not sampling.ignore_eos):
@@ -181,9 +211,11 @@ class Request:
             scheduled_at=self.scheduled_at if self._announces_schedule else None,
             num_cached_tokens=self.num_cached_tokens if self._announces_schedule else None,
             preempted=self._preempted,
+            prompt_logprobs=tuple(self._new_prompt_logprobs),
         )
         self._new_token_ids.clear()
         self._new_logprobs.clear()
+        self._new_prompt_logprobs.clear()
         self._announces_schedule = False
         self._preempted = 0
         return update

@@ -1,29 +1,60 @@
-"""The one line that is written for each request, when it ends. No prompt and no text."""
+"""Tells how each request ended: the one line of the log, and a span when traces are exported."""
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import structlog
 
-from engine.inflight import Fate, Flight
+from engine.request_record import RequestRecord
 
 log = structlog.get_logger()
 
 
-def log_finished(flight: Flight, fate: Fate, now: float) -> None:
-    """`now` is monotonic."""
-    scheduled = min((c.scheduled_at for c in flight.choices if c.scheduled_at is not None), default=None)
-    first = flight.first_token_at
-    log.info(
-        "request.finished",
-        request_id=flight.ask.request_id,
-        kind=flight.ask.kind,
-        state=fate.value,
-        finish_reasons=[c.finish_reason for c in flight.choices],
-        error=flight.error,
-        continued=flight.is_continued,
-        tokens_in=flight.num_prompt_tokens,
-        tokens_out=flight.num_output_tokens,
-        queue_s=None if scheduled is None else round(scheduled - flight.arrived_at, 4),
-        ttft_s=None if first is None else round(first - flight.arrived_at, 4),
-        e2e_s=round(now - flight.arrived_at + flight.elapsed_before_s, 4),
-    )
+class SpanWriter(Protocol):
+    """Where spans go. Never waits and never raises."""
+
+    def write(self, record: RequestRecord) -> str | None:
+        """The id of the trace that the request belongs to; None when it is not known."""
+        ...
+
+
+class RequestLog:
+    """Without a writer only the line is written."""
+
+    def __init__(self, spans: SpanWriter | None = None) -> None:
+        self._spans = spans
+
+    def write(self, record: RequestRecord) -> None:
+        trace_id = None if self._spans is None else self._spans.write(record)
+        arrival = record.arrival
+        log.info(
+            "request.finished",
+            request_id=arrival.request_id,
+            id=record.id,
+            trace_id=trace_id,
+            kind=arrival.kind,
+            model=record.model,
+            state=record.state.value,
+            status=record.status,
+            finish_reasons=list(record.finish_reasons),
+            error=record.error,
+            error_code=record.error_code,
+            continued=arrival.is_continued,
+            stream=record.stream,
+            choices=record.num_choices,
+            priority=record.priority,
+            tokens_in=record.prompt_tokens,
+            tokens_out=record.output_tokens,
+            tokens_cached=record.cached_tokens,
+            preemptions=record.num_preemptions,
+            queue_s=_rounded(record.queue_s),
+            prefill_s=_rounded(record.prefill_s),
+            decode_s=_rounded(record.decode_s),
+            ttft_s=_rounded(record.ttft_s),
+            e2e_s=_rounded(record.e2e_s),
+        )
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 4)

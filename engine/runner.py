@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 from engine.step import StepPlan, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class Slept:
+    """What a sleeping runner gave back."""
+
+    freed_kv_bytes: int
+    weights: Literal["kept", "offloaded"]
 
 
 class Runner(Protocol):
@@ -16,6 +25,18 @@ class Runner(Protocol):
 
     def warm_up(self) -> None:
         """Do now what the first requests would otherwise wait for."""
+
+    def sleep(self) -> Slept:
+        """Give memory back. Called only while no sequence is known; what the KV cache held is lost."""
+        ...
+
+    def wake(self) -> None:
+        """Be as after `warm_up` again.
+
+        Raises:
+            Exception: whatever taking the memory raises. The runner is then of no use any more.
+        """
+        ...
 
     def run(self, plan: StepPlan) -> StepResult:
         """Compute one step.

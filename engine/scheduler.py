@@ -140,8 +140,11 @@ class Scheduler:
                 continue
             request.num_computed_tokens = scheduled.start + scheduled.num_tokens
             self._register_blocks(request)
+            request.score_prompt(scheduled.start, result.prompt_logprobs.get(request.seq_id, ()))
             if scheduled.samples:
                 self._take_token(request, result)
+            elif not request.num_uncomputed_tokens:
+                self._finish(request, FinishReason.LENGTH)  # max_tokens 0: only its prompt was asked about
         return draft.as_outcome(self._updates_of(draft))
 
     def fail(self, reason: str, now: float, *, only_largest: bool = False) -> StepOutcome:
@@ -294,10 +297,8 @@ class Scheduler:
         return max(0, self.config.num_blocks_for(num_tokens) - len(request.block_ids))
 
     def _try_start(self, request: Request, promised: int, draft: Draft, now: float) -> bool:
-        if self.config.prefix_caching and self.finds_prefixes and not request.is_probe:
-            prefix = find_prefix(request, self.pool)
-        else:
-            prefix = Prefix([], None, request.num_computed_tokens)
+        looks = self.config.prefix_caching and self.finds_prefixes and request.may_share_prefix
+        prefix = find_prefix(request, self.pool) if looks else Prefix([], None, request.num_computed_tokens)
         if prefix.copied is not None and not self._fits(request, prefix, promised, draft):
             prefix = prefix.without_copy(self.config.block_size)
         if not self._fits(request, prefix, promised, draft):
@@ -339,7 +340,7 @@ class Scheduler:
             draft.swap_in += zip(request.host_block_ids[first:], request.block_ids[first:last], strict=True)
             draft.pinned_host_blocks += request.host_block_ids
             request.host_block_ids = []
-        if request.scheduled_at is None and self.config.prefix_caching and not request.is_probe:
+        if request.scheduled_at is None and self.config.prefix_caching and request.may_share_prefix:
             self.pool.record_lookup(request.num_tokens, prefix.num_tokens)
             draft.prefix_queries_tokens += request.num_tokens
             draft.prefix_hits_tokens += prefix.num_tokens
@@ -395,6 +396,5 @@ class Scheduler:
 
     def _updates_of(self, draft: Draft) -> list[RequestUpdate]:
         """News of the step's requests and its victims; nothing of those whose end was told by `abort`."""
-        touched = {row.request.seq_id: row.request for row in draft.rows}
-        touched.update((request.seq_id, request) for request in draft.preempted)
+        touched = {r.seq_id: r for r in (*(row.request for row in draft.rows), *draft.preempted)}
         return [r.take_update() for r in touched.values() if r.has_news and r.finish_reason is not FinishReason.ABORT]

@@ -14,27 +14,35 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 import uvicorn
 import uvloop
 
 from engine.api.app import build_app
+from engine.api.connection import protocol_with
 from engine.config import BadConfigError, NodeConfig
 from engine.core_config import CoreConfig
+from engine.generation_config import FILE as GENERATION_CONFIG
 from engine.golden import BadGoldenFileError, GoldenFile
 from engine.gpu_metrics import GpuCollector
 from engine.gpu_watch import GpuWatch
 from engine.metrics import NodeMetrics
 from engine.model_facts import ModelFacts, read_model_facts
 from engine.node import Node
+from engine.stopping import stop_serving
 from engine.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from engine.tracing import Tracing
 
 log = structlog.get_logger()
 
 HEALTH_TICK_S = 0.5
 CLOSE_GRACE_S = 5  # for connections that are still being written to
 BACKLOG = 2048
+FLUSH_GRACE_S = 3.0  # for spans that are not sent yet
 KEEP_ALIVE_S = 75  # longer than a gateway's idle connections live, so that the gateway closes first
 
 
@@ -64,7 +72,10 @@ def serve(config: NodeConfig) -> None:
     metrics = NodeMetrics(model_name=config.model_name, max_model_len=facts.max_model_len)
     listener = _listen(config.host, config.port)
     with contextlib.closing(listener):
-        node = Node(config, core_config, tokenizer, facts, metrics)
+        if changes := facts.sampling.changes():
+            log.info("node.sampling_defaults", source=GENERATION_CONFIG, **changes)
+        tracing = _start_tracing(config, facts)
+        node = Node(config, core_config, tokenizer, facts, metrics, tracing)
         gpus = GpuWatch(config.gpu_poll_s)
         metrics.registry.register(GpuCollector(gpus.snapshot))
         gpus.start()
@@ -72,6 +83,27 @@ def serve(config: NodeConfig) -> None:
             uvloop.run(_run(node, listener))
         finally:
             gpus.stop()
+            if tracing is not None:
+                tracing.close(FLUSH_GRACE_S)
+
+
+def _start_tracing(config: NodeConfig, facts: ModelFacts) -> Tracing | None:
+    if config.traces_endpoint is None:
+        return None
+    try:
+        from engine.tracing import Tracing  # half a second and 20 MB that most nodes need not spend
+    except ImportError as error:
+        raise BadConfigError(f"--otlp-traces-endpoint: {error}; install llm-fleetctl[engine]") from error
+    return Tracing(
+        config.traces_endpoint,
+        {
+            "service.instance.id": config.node_name,
+            "fleet.pool": config.pool,
+            "fleet.zone": config.zone,
+            "fleet.revision": config.revision,
+            "fleet.model.revision": facts.revision or "",
+        },
+    )
 
 
 def _check_golden(path: Path) -> None:
@@ -120,7 +152,7 @@ async def _run(node: Node, listener: socket.socket) -> None:
     _handle_signals(node, stop)
     config = uvicorn.Config(
         build_app(node),
-        http="httptools",
+        http=protocol_with(node.config.body_timeout_s),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -145,7 +177,7 @@ async def _run(node: Node, listener: socket.socket) -> None:
     try:
         if stop.is_set():
             log.info("node.stopping", drain_timeout_s=node.config.drain_timeout_s)
-            await node.shut_down(node.config.drain_timeout_s)
+            await stop_serving(node, node.config.drain_timeout_s)
         elif core.done():
             raise StartError(f"the engine core can't start: {node.core.error}") from core.exception()
     finally:
@@ -197,6 +229,5 @@ async def _announce(node: Node, url: str) -> None:
 async def _watch_health(node: Node) -> None:
     """Changes of health are logged also when nobody probes."""
     while True:
-        node.judge_health()
-        node.golden.tick(time.monotonic())
+        node.tick(time.monotonic())
         await asyncio.sleep(HEALTH_TICK_S)

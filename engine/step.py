@@ -31,7 +31,9 @@ class SamplingParams:
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     num_logprobs: int | None = None  # None: none asked; 0: the chosen token's only
+    num_prompt_logprobs: int | None = None  # the same for the prompt's tokens; they are then computed, not looked up
     logit_bias: tuple[tuple[int, float], ...] = ()
+    grammar: str | None = None  # what the output must look like (`grammar.py`); it wins over min_tokens and ignore_eos
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,11 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
+def scored_positions(row: Scheduled, num_prompt_tokens: int) -> range:
+    """Positions of a row whose logits tell the log probability of a prompt token: that of the position after."""
+    return range(row.start, min(row.start + row.num_tokens, num_prompt_tokens - 1))
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """Sampled tokens by sequence; only sequences with `samples` are in it."""
@@ -89,3 +96,4 @@ class StepResult:
     seconds: float
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)  # seq_id to reason: out of memory, non-finite logits
+    prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)  # see `scored_positions`

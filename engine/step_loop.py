@@ -18,9 +18,15 @@ from engine.clock import Clock
 from engine.core_faults import CoreFaults
 from engine.draft import StepOutcome
 from engine.frames import Closed
+from engine.golden import golden_request
+from engine.grammar_book import GrammarBook
+from engine.grammar_queue import Compiled, GrammarQueue
+from engine.host_memory import return_freed_memory
 from engine.messages import (
     AbortRequest,
     AddRequest,
+    CoreAsleep,
+    CoreAwake,
     CoreFailed,
     CoreIdle,
     FromCore,
@@ -30,8 +36,10 @@ from engine.messages import (
     SetFaults,
     SetLimits,
     Shutdown,
+    Sleep,
     StepReport,
     ToCore,
+    WakeUp,
 )
 from engine.request import FinishReason
 from engine.runner import Runner
@@ -65,18 +73,22 @@ class StepLoop:
         self,
         scheduler: Scheduler,
         runner: Runner,
-        inbox: queue.SimpleQueue[ToCore | Closed],
+        inbox: queue.SimpleQueue[ToCore | Closed | Compiled],
         publish: Callable[[FromCore], None],
         clock: Clock,
         *,
         enable_faults: bool = False,
         idle_report_s: float = IDLE_REPORT_S,
         beats: BeatPage | None = None,
+        grammars: GrammarBook | None = None,
     ) -> None:
         self._scheduler = scheduler
+        self._grammar_queue = GrammarQueue(grammars, inbox)
         self._beats = beats or BeatPage.private()
         self._forecast = StepForecast()
         self._faults = CoreFaults(scheduler, runner, clock, is_enabled=enable_faults)
+        self._runner = runner
+        self._is_asleep = False
         self._inbox = inbox
         self._publish = publish
         self._clock = clock
@@ -128,15 +140,18 @@ class StepLoop:
             while self._exit_code is None:
                 self._take(self._inbox.get_nowait())
         except queue.Empty:
-            if not self._scheduler.has_work and not self._news:
+            if not self._scheduler.has_work and not self._news and not len(self._grammar_queue):
                 self._report_idle()
 
-    def _take(self, message: ToCore | Closed) -> None:
+    def _take(self, message: ToCore | Closed | Compiled) -> None:
         match message:
             case AddRequest():
-                self._add(message)
+                if not self._grammar_queue.holds_back(message):
+                    self._add(message)
+            case Compiled():
+                self._take_compiled(message)
             case AbortRequest():
-                update = self._scheduler.abort(message.request_id)
+                update = self._abort(message.request_id)
                 if update is not None:
                     log.info("request.aborted", request_id=message.request_id, reason=message.reason)
                     self._news.append(update)
@@ -147,6 +162,10 @@ class StepLoop:
             case ResetPrefixCache():
                 self._scheduler.pool.forget_cached()
                 log.info("prefix_cache.reset")
+            case Sleep():
+                self._sleep()
+            case WakeUp():
+                self._wake()
             case Shutdown():
                 self._end_all()
                 self._exit_code = 0
@@ -154,7 +173,27 @@ class StepLoop:
                 log.warning("core.orphaned", reason=message.reason)
                 self._exit_code = 0
 
+    def _take_compiled(self, message: Compiled) -> None:
+        request = self._grammar_queue.take(message.request_id)
+        if request is not None and message.problem is None:
+            self._add(request)
+        elif request is not None:
+            log.warning("request.refused", request_id=message.request_id, reason=message.problem)
+            self._news.append(
+                RequestUpdate(message.request_id, finish_reason=FinishReason.ERROR.value, error=message.problem)
+            )
+
+    def _abort(self, request_id: str) -> RequestUpdate | None:
+        if self._grammar_queue.take(request_id) is not None:
+            return RequestUpdate(request_id, finish_reason=FinishReason.ABORT.value)
+        return self._scheduler.abort(request_id)
+
     def _add(self, message: AddRequest) -> None:
+        if self._is_asleep:
+            self._news.append(
+                RequestUpdate(message.request_id, finish_reason=FinishReason.ERROR.value, error="the core is asleep")
+            )
+            return
         match self._scheduler.add(message, self._clock.now()):
             case Refused(_, reason, is_duplicate):
                 log.warning("request.refused", request_id=message.request_id, reason=reason)
@@ -174,9 +213,39 @@ class StepLoop:
         else:
             log.info("limits.set", **limits)
 
+    def _sleep(self) -> None:
+        if self._scheduler.has_work or len(self._grammar_queue):
+            self._publish(CoreAsleep(problem="requests are being served"))
+            return
+        slept = self._runner.sleep()
+        self._scheduler.rebuild_pools()  # what blocks held is gone
+        self._is_asleep = True
+        gc.collect()
+        return_freed_memory()
+        log.info("core.fell_asleep", weights=slept.weights, freed_kv_bytes=slept.freed_kv_bytes)
+        self._publish(CoreAsleep(slept.weights, slept.freed_kv_bytes))
+
+    def _wake(self) -> None:
+        """A core that can't have its memory back ends: a new one starts clean."""
+        scheduler = self._scheduler
+        try:
+            if self._is_asleep:
+                self._runner.wake()
+            self._is_asleep = False
+            golden = self.warm_up(
+                golden_request(scheduler.config.vocab_size or 1, scheduler.config.max_tokens, self._clock.now())
+            )
+        except Exception as error:
+            log.error("core.waking_failed", exc_info=error)
+            self._publish(CoreFailed(f"can't wake up: {type(error).__name__}: {error}"))
+            self._exit_code = 1
+        else:
+            log.info("core.woke_up")
+            self._publish(CoreAwake(golden))
+
     def _hang(self) -> None:
         """As a hung core does: no step, no report, no beat. Only the fault's end or the node's gets it out."""
-        waiting: list[ToCore] = []
+        waiting: list[ToCore | Compiled] = []
         while self._faults.is_hung and self._exit_code is None:
             message = self._inbox.get()
             if isinstance(message, SetFaults | Shutdown | Closed):
@@ -188,7 +257,8 @@ class StepLoop:
 
     def _end_all(self) -> None:
         """Every request that was taken in gets its end, also at shutdown."""
-        updates = [self._scheduler.abort(request_id) for request_id in self._scheduler.request_ids]
+        held = [*self._grammar_queue.request_ids, *self._scheduler.request_ids]
+        updates = [self._abort(request_id) for request_id in held]
         self._news += [update for update in updates if update is not None]
         if self._news:
             self._publish(self._report("none", 0.0, 0, 0, StepOutcome.nothing()))

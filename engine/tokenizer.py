@@ -8,7 +8,7 @@ Free of torch.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -17,6 +17,8 @@ from typing import Any, NoReturn
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as RustTokenizer
+
+from engine.tool_formats import ToolFormatName, detect_format
 
 
 class BadTokenizerError(ValueError):
@@ -37,6 +39,13 @@ class Tokenizer:
     template: jinja2.Template | None
     template_names: Mapping[str, str]  # bos_token, eos_token and such, for the template
     eos_token_ids: tuple[int, ...]
+    longest_token_bytes: int | None  # None: any stretch of text may become one token
+    tool_template: jinja2.Template | None = None  # where a model has one of its own for tools
+    tool_format: ToolFormatName | None = None  # of calls, as the template shows them
+
+    def least_tokens(self, text: str) -> int:
+        """What the text can't have less of; cheap, also for texts that take seconds to tokenise."""
+        return 0 if self.longest_token_bytes is None else len(text) // self.longest_token_bytes
 
     @property
     def vocab_size(self) -> int:
@@ -57,19 +66,36 @@ class Tokenizer:
         """Ids past the vocabulary are empty: embeddings are often padded beyond it."""
         return self.token_bytes[token_id] if 0 <= token_id < len(self.token_bytes) else b""
 
+    @property
+    def special_ids(self) -> dict[str, int]:
+        return {text: token_id for token_id, text in self.special_texts.items()}
+
+    def bytes_showing(self, texts: Sequence[str]) -> Callable[[int], bytes]:
+        """As `bytes_of`, but these special tokens are text: the marks of tool calls are."""
+        shown = {token_id: text.encode() for token_id, text in self.special_texts.items() if text in texts}
+        if not shown:
+            return self.bytes_of
+        return lambda token_id: shown.get(token_id) or self.bytes_of(token_id)
+
     def piece(self, token_id: int) -> bytes:
         """As `bytes_of`, but special tokens by their name: for logprobs."""
         name = self.special_texts.get(token_id)
         return self.bytes_of(token_id) if name is None else name.encode()
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
-        """Prompt text of a conversation. Raises BadChatError."""
-        if self.template is None:
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """Prompt text of a conversation, with the tools that may be called in it. Raises BadChatError."""
+        template = self.template if tools is None else self.tool_template
+        if template is None:
             raise BadChatError("this model has no chat template: use /v1/completions")
+        facts: dict[str, Any] = {**self.template_names, **({} if tools is None else {"tools": tools})}
         try:
-            return self.template.render(
-                messages=messages, add_generation_prompt=add_generation_prompt, **self.template_names
-            )
+            return template.render(messages=messages, add_generation_prompt=add_generation_prompt, **facts)
         except (jinja2.TemplateError, TypeError, ValueError) as exc:
             raise BadChatError(f"the model's chat template refuses these messages: {exc}") from exc
 
@@ -94,14 +120,42 @@ def load_tokenizer(directory: Path) -> Tokenizer:
         for key, value in settings.items()
         if key.endswith("_token") and _content(value) is not None
     }
+    token_bytes = _byte_table(rust, state, path)
     return Tokenizer(
         rust=rust,
-        token_bytes=_byte_table(rust, state, path),
+        token_bytes=token_bytes,
         special_texts=specials,
         template=_chat_template(directory, settings),
+        tool_template=_chat_template(directory, settings, "tool_use"),
+        tool_format=detect_format(_template_source(directory, settings, "tool_use")[0] or ""),
         template_names={key: text for key, text in names.items() if text is not None},
         eos_token_ids=_eos_token_ids(directory, rust, names.get("eos_token")),
+        longest_token_bytes=_longest_token_bytes(token_bytes, specials, state),
     )
+
+
+def _longest_token_bytes(
+    token_bytes: Sequence[bytes], specials: Mapping[int, str], state: Mapping[str, Any]
+) -> int | None:
+    """None where unknown characters, or what a normaliser takes away, may hide any length of text in one token."""
+    has_all_bytes = bool(_decoder_kinds(state.get("decoder")) & {"ByteLevel", "ByteFallback"})
+    normalizer = state.get("normalizer")
+    if not has_all_bytes or _takes_text_away(normalizer):
+        return None
+    longest = max((len(text) for text in (*token_bytes, *(s.encode() for s in specials.values()))), default=0)
+    return max(1, longest) * (1 if normalizer is None else 4)  # Unicode joins up to four characters in one
+
+
+def _takes_text_away(normalizer: Any) -> bool:
+    match normalizer:
+        case None | {"type": "NFC" | "NFD" | "NFKC" | "NFKD" | "Prepend" | "Lowercase"}:
+            return False
+        case {"type": "Sequence", "normalizers": [*parts]}:
+            return any(_takes_text_away(part) for part in parts)
+        case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)}:
+            return len(new) < len(old)
+        case _:
+            return True
 
 
 def _byte_table(rust: RustTokenizer, state: Mapping[str, Any], path: Path) -> tuple[bytes, ...]:
@@ -150,14 +204,20 @@ def _from_byte_level(text: str, alphabet: Mapping[str, int]) -> bytes:
         return text.encode()
 
 
-def _chat_template(directory: Path, settings: Mapping[str, Any]) -> jinja2.Template | None:
+def _template_source(directory: Path, settings: Mapping[str, Any], name: str) -> tuple[str | None, Path]:
+    """The template for this purpose, or the one for all; and its file."""
     beside = directory / "chat_template.jinja"
-    source: Any = settings.get("chat_template")
-    where = directory / "tokenizer_config.json"
     if beside.is_file():
-        source, where = beside.read_text(encoding="utf-8"), beside
+        return beside.read_text(encoding="utf-8"), beside
+    source: Any = settings.get("chat_template")
     if isinstance(source, list):  # several named templates: "default" is for plain chat
-        source = next((t.get("template") for t in source if isinstance(t, dict) and t.get("name") == "default"), None)
+        named = {t.get("name"): t.get("template") for t in source if isinstance(t, dict)}
+        source = named.get(name) or named.get("default")
+    return None if source is None else str(source), directory / "tokenizer_config.json"
+
+
+def _chat_template(directory: Path, settings: Mapping[str, Any], name: str = "default") -> jinja2.Template | None:
+    source, where = _template_source(directory, settings, name)
     if source is None:
         return None
     environment = ImmutableSandboxedEnvironment(
@@ -167,14 +227,20 @@ def _chat_template(directory: Path, settings: Mapping[str, Any]) -> jinja2.Templ
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda pattern: datetime.now().astimezone().strftime(pattern)
     try:
-        return environment.from_string(str(source))
+        return environment.from_string(source)
     except jinja2.TemplateSyntaxError as exc:
         raise BadTokenizerError(f"{where}: chat template, line {exc.lineno}: {exc.message}") from exc
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     # jinja2's own filter escapes < > & for HTML, which would change the prompt.
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> NoReturn:

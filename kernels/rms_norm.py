@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.cpu.number import has_kernels
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
     """`weight * h / sqrt(mean(h^2) + eps)` over the last axis, with h = x, or x + residual; then also h is returned.
@@ -16,6 +18,17 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
         from kernels.gpu import rms_norm as on_gpu
 
         return on_gpu.rms_norm(x, weight, eps, residual)
+    if has_kernels(x, weight):
+        from kernels.cpu import rms_norm as on_cpu
+
+        return on_cpu.rms_norm(x, weight, eps, residual)
+    return rms_norm_reference(x, weight, eps, residual)
+
+
+def rms_norm_reference(
+    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The same in torch's own operations, on any device."""
     if residual is None:
         return torch.nn.functional.rms_norm(x, weight.shape, weight, eps)
     h = x + residual

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from kernels.token_mask import TokenMask, hide_others
 from kernels.uniform import uniform
 
 NEG_INF = -math.inf
@@ -35,6 +36,7 @@ class SampleRow:
     seen: Iterable[int] = ()  # prompt and output, distinct; read by the repetition penalty
     logit_bias: Sequence[tuple[int, float]] = ()
     banned: Sequence[int] = ()  # ids that must not be drawn now: end of text before `min_tokens`
+    allowed: TokenMask | None = None  # what a grammar lets be drawn; None: every token
     num_logprobs: int | None = None  # None: none; 0: the drawn token's only
 
 
@@ -59,7 +61,7 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Drawn]:
         return on_gpu.sample(logits, rows)
     raw = logits.float()
     finite = torch.isfinite(raw.amax(-1) - raw.amin(-1)).tolist()
-    shaped = _shape(raw, rows)
+    shaped = hide_others(_shape(raw, rows), [row.allowed for row in rows], keeps=raw)
     tokens = shaped.argmax(-1).tolist()
     random = [i for i, row in enumerate(rows) if row.temperature > 0 and finite[i]]
     if random:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# torch splits elementwise work between threads at this many elements, in the middle of rows. A vector loop and its
-# scalar tail round `exp` differently, so a row's bits would depend on where the split fell.
-GRAIN_ELEMENTS = 32_768
+from kernels.cpu.number import has_kernels
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
@@ -19,11 +17,14 @@ def silu_mul(gate_up: Tensor) -> Tensor:
         from kernels.gpu import silu_mul as on_gpu
 
         return on_gpu.silu_mul(gate_up)
-    width = gate_up.shape[-1] // 2
-    gate, up = gate_up[..., :width], gate_up[..., width:]
-    if torch.get_num_threads() == 1 or gate.numel() <= GRAIN_ELEMENTS:
-        return torch.nn.functional.silu(gate).mul_(up)
-    rows = max(GRAIN_ELEMENTS // width, 1)
-    return torch.cat(
-        [torch.nn.functional.silu(g).mul_(u) for g, u in zip(gate.split(rows), up.split(rows), strict=True)]
-    )
+    if has_kernels(gate_up):
+        from kernels.cpu import silu_mul as on_cpu
+
+        return on_cpu.silu_mul(gate_up)
+    return silu_mul_reference(gate_up)
+
+
+def silu_mul_reference(gate_up: Tensor) -> Tensor:
+    """The same in torch's own operations, on any device. Several threads split rows, and bits may differ."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate) * up

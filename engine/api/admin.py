@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from engine.api.body import check_token, read_body
-from engine.api.errors import ApiError, from_refusal, from_validation
+from engine.api.arrival import admitting, arrival_of
+from engine.api.body import check_token, parse_body, parse_query, read_body
+from engine.api.constrain import check_continued
+from engine.api.errors import ApiError, from_refusal
 from engine.api.handoff import read_handoff
 from engine.api.openai import accepts_handoff
 from engine.api.respond import FlightResponse
-from engine.api.schema import AbortBody, DrainBody, FaultsBody, LimitsBody
+from engine.api.schema import AbortBody, DrainBody, FaultsBody, LimitsBody, SleepQuery
+from engine.health import Reason
 from engine.inflight import Flight, ReplayError
 from engine.node import Node
 from engine.refusal import RefusedError, TooLongError
+from engine.sleep import SleepRefusedError
+
+MAX_ADMIN_BYTES = 2 * 2**20
 
 B = TypeVar("B", bound=BaseModel)
 
@@ -27,6 +34,8 @@ def routes() -> list[Route]:
     return [
         Route("/admin/drain", drain, methods=["GET", "POST"]),
         Route("/admin/resume", resume, methods=["POST"]),
+        Route("/admin/sleep", sleep, methods=["GET", "POST"]),
+        Route("/admin/wake_up", wake_up, methods=["POST"]),
         Route("/admin/requests", requests, methods=["GET"]),
         Route("/admin/abort", abort, methods=["POST"]),
         Route("/admin/limits", limits, methods=["GET", "POST"]),
@@ -49,6 +58,33 @@ async def resume(request: Request) -> Response:
     node: Node = request.app.state.node
     node.resume()
     return JSONResponse(node.drain_status())
+
+
+async def sleep(request: Request) -> Response:
+    """POST falls asleep; `?level=1|2`, and `?drain=true&deadline=S` when requests may be served still."""
+    check_token(request)
+    node: Node = request.app.state.node
+    if request.method == "POST":
+        query = parse_query(request, SleepQuery)
+        try:
+            await node.sleeper.sleep(query.level, query.deadline if query.drain else None)
+        except SleepRefusedError as exc:
+            raise ApiError(409, str(exc), code=exc.code) from exc
+    return JSONResponse(node.sleeper.status())
+
+
+async def wake_up(request: Request) -> Response:
+    """Answers when the model's answer to the golden prompt is known: 503 when it is wrong."""
+    check_token(request)
+    node: Node = request.app.state.node
+    try:
+        status = await node.sleeper.wake()
+    except SleepRefusedError as exc:
+        raise ApiError(409 if exc.code == "busy" else 503, str(exc), code=exc.code) from exc
+    reason = node.judge_health()
+    if reason not in (Reason.READY, Reason.DRAINING):
+        raise ApiError(503, f"awake, but not ready: {reason.value}; see /health/deep", code=reason.value)
+    return JSONResponse(status | {"ready": reason is Reason.READY, "reason": reason.value})
 
 
 async def requests(request: Request) -> Response:
@@ -115,11 +151,7 @@ async def reset_prefix_cache(request: Request) -> Response:
 
 
 async def _parse(request: Request, schema: type[B]) -> B:
-    body = await read_body(request)
-    try:
-        return schema.model_validate_json(body)
-    except ValidationError as exc:
-        raise from_validation(exc) from exc
+    return await parse_body(request, schema, max_bytes=MAX_ADMIN_BYTES)
 
 
 async def faults(request: Request) -> Response:
@@ -136,20 +168,23 @@ async def continue_request(request: Request) -> Response:
     """Goes on with what another node handed off: the rest of its stream, or its whole answer."""
     check_token(request)
     node: Node = request.app.state.node
-    arrived_at = time.monotonic()
-    state = read_handoff(await read_body(request), node)
-    try:
-        flight = node.admit(
-            state.ask,
-            arrived_at=arrived_at,
-            accepts_handoff=accepts_handoff(request),
-            progress=state.choices,
-            elapsed_before_s=state.elapsed_s,
-        )
-    except RefusedError as exc:
-        raise from_refusal(exc) from exc
-    except TooLongError as exc:
-        raise ApiError(409, f"can't be continued here: {exc}", code="context_length_exceeded") from exc
-    except ReplayError as exc:
-        raise ApiError(409, f"can't be continued here: {exc}", code="replay_differs") from exc
+    arrival = arrival_of(request, None, is_continued=True)
+    with admitting(node, arrival):
+        state = read_handoff(await read_body(request), node)
+        arrival = replace(arrival, kind=state.ask.kind)
+        try:
+            await check_continued(node, state.ask.sampling.grammar)
+            flight = node.admit(
+                state.ask,
+                arrival=arrival,
+                accepts_handoff=accepts_handoff(request),
+                progress=state.choices,
+                elapsed_before_s=state.elapsed_s,
+            )
+        except RefusedError as exc:
+            raise from_refusal(exc) from exc
+        except TooLongError as exc:
+            raise ApiError(409, f"can't be continued here: {exc}", code="context_length_exceeded") from exc
+        except ReplayError as exc:
+            raise ApiError(409, f"can't be continued here: {exc}", code="replay_differs") from exc
     return FlightResponse(node, flight)

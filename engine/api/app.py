@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.api import admin, openai, status
+from engine.api import admin, openai, openapi, status
 from engine.api.errors import ApiError, error_response
 from engine.api.prepare import request_id_of
 from engine.node import Node
@@ -21,7 +21,7 @@ log = structlog.get_logger()
 
 def build_app(node: Node) -> Starlette:
     app = Starlette(
-        routes=[*openai.routes(), *status.routes(), *admin.routes()],
+        routes=[*openai.routes(), *status.routes(), *admin.routes(), *openapi.routes()],
         middleware=[Middleware(RequestIdMiddleware)],
         exception_handlers={ApiError: _on_api_error, HTTPException: _on_http_error, Exception: _on_bug},
     )

@@ -1,34 +1,72 @@
-"""Request bodies up to a limit, and who may use the guarded routes."""
+"""Request bodies within limits of size, time and kind, and who may use the guarded routes."""
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from collections.abc import Sequence
+from typing import TypeVar
 
+from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from engine.api.errors import ApiError
+from engine.api.errors import ApiError, from_validation
 from engine.node import Node
 
+B = TypeVar("B", bound=BaseModel)
 
-async def read_body(request: Request) -> bytes:
-    """The whole body. Raises ApiError 413 as soon as it is known to be too large."""
+
+async def parse_body(request: Request, schema: type[B], *, max_bytes: int | None = None) -> B:
+    """The body as `schema`, in JSON's own types: "5" is no number. Raises ApiError 400, 408, 413, 415."""
+    body = await read_body(request, max_bytes=max_bytes)
+    try:
+        return schema.model_validate_json(body, strict=True)
+    except ValidationError as exc:
+        raise from_validation(exc) from exc
+
+
+def parse_query(request: Request, schema: type[B]) -> B:
+    """The query's parameters as `schema`. Raises ApiError 400."""
+    try:
+        return schema.model_validate(dict(request.query_params))
+    except ValidationError as exc:
+        raise from_validation(exc) from exc
+
+
+async def read_body(request: Request, *, max_bytes: int | None = None) -> bytes:
+    """The whole body, up to the node's limit and `max_bytes`. Raises ApiError: 413 as soon as it is known to be too
+    large, 408 when it does not come, 415 for one that says it is no JSON."""
+    _check_kind(request)
     node: Node = request.app.state.node
-    limit = node.config.max_body_bytes
+    limit = min(node.config.max_body_bytes, max_bytes or node.config.max_body_bytes)
     too_large = ApiError(413, f"the body is larger than {limit} bytes", code="body_too_large")
     stated = request.headers.get("Content-Length", "")
-    if stated.isdigit() and int(stated) > limit:
+    if stated.isdecimal() and int(stated) > limit:
         raise too_large
     parts, size = [], 0
     try:
-        async for part in request.stream():
-            size += len(part)
-            if size > limit:
-                raise too_large
-            parts.append(part)
+        async with asyncio.timeout(node.config.body_timeout_s):
+            async for part in request.stream():
+                size += len(part)
+                if size > limit:
+                    raise too_large
+                parts.append(part)
+    except TimeoutError as exc:
+        message = f"the body did not arrive within {node.config.body_timeout_s:g} s"
+        # What is still on its way must not be read as the next request.
+        raise ApiError(408, message, code="body_timeout", headers={"Connection": "close"}) from exc
     except ClientDisconnect as exc:
         raise ApiError(400, "the client hung up before the body was whole", code="client_gone") from exc
     return b"".join(parts)
+
+
+def _check_kind(request: Request) -> None:
+    """A body without a type is taken for JSON. Any other type is refused: a web page may send a form or plain text to
+    a node on its reader's machine without asking the browser, JSON it may not."""
+    stated = request.headers.get("Content-Type")
+    kind = (stated or "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiError(415, "the body must be JSON: send `Content-Type: application/json`", code="not_json")
 
 
 def check_token(request: Request) -> None:
@@ -44,6 +82,12 @@ def check_token(request: Request) -> None:
             code="bad_admin_token",
             headers={"WWW-Authenticate": "Bearer"},
         )
+
+
+def carries_token(request: Request) -> bool:
+    """Whether the request may use the guarded routes."""
+    token = request.app.state.node.config.admin_token
+    return token is not None and _carries(request, (token,))
 
 
 def check_api_key(request: Request) -> None:

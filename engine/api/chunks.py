@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from engine.api.text_logprobs import Scored, finite, joined, shown, text_logprobs
+from engine.api.tool_chunks import chat_delta, chat_message
 from engine.inflight import Choice, Delta, Flight
 from engine.step import TokenLogprobs
 from engine.tokenizer import Tokenizer
 
-LOWEST_LOGPROB = -9999.0  # JSON has no minus infinity
 DONE = b"data: [DONE]\n\n"
 
 _encode = msgspec.json.encode
@@ -29,16 +30,16 @@ def delta_events(flight: Flight, delta: Delta, tokenizer: Tokenizer) -> bytes:
     parts = []
     if not choice.is_opened:
         choice.is_opened = True
-        parts.append(_opening(flight, choice))
+        parts.append(_opening(flight, choice, tokenizer))
     with_tokens = ask.return_token_ids or ask.sampling.num_logprobs is not None
-    if delta.text or delta.finish_reason is not None or (delta.token_ids and with_tokens):
+    if delta.text or delta.tool_pieces or delta.finish_reason is not None or (delta.token_ids and with_tokens):
         entry: dict[str, Any] = {"index": choice.index}
         if ask.kind == "chat":
-            entry["delta"] = {"content": delta.text} if delta.text or delta.finish_reason is None else {}
+            entry["delta"] = chat_delta(ask, delta)
         else:
             entry["text"] = delta.text
         entry["logprobs"] = _logprobs(flight, choice, delta.token_ids, delta.logprobs, delta.char_offset, tokenizer)
-        entry["finish_reason"] = delta.finish_reason
+        entry["finish_reason"] = delta.finish_reason and choice.shown_finish_reason
         if delta.finish_reason is not None:
             entry["stop_reason"] = choice.stop_reason
         if ask.return_token_ids:
@@ -47,13 +48,15 @@ def delta_events(flight: Flight, delta: Delta, tokenizer: Tokenizer) -> bytes:
     return b"".join(parts)
 
 
-def _opening(flight: Flight, choice: Choice) -> bytes:
+def _opening(flight: Flight, choice: Choice, tokenizer: Tokenizer) -> bytes:
     ask = flight.ask
     entry: dict[str, Any] = {"index": choice.index, "logprobs": None, "finish_reason": None}
     if ask.kind == "chat":
         entry["delta"] = {"role": "assistant", "content": ""}
     elif ask.echo_texts:
-        entry["text"] = ask.echo_texts[choice.index // ask.n]
+        entry["text"] = _echo(flight, choice)
+        entry["logprobs"] = text_logprobs(_scored_prompt(choice), ask.sampling.num_logprobs, 0, tokenizer)
+        choice.prompt_logprobs.clear()  # they are many, and sent
     elif ask.return_token_ids:
         entry["text"] = ""
     else:
@@ -62,6 +65,16 @@ def _opening(flight: Flight, choice: Choice) -> bytes:
         entry["token_ids"] = ()
         entry["prompt_token_ids"] = choice.prompt
     return event(_chunk(flight, [entry]))
+
+
+def _echo(flight: Flight, choice: Choice) -> str:
+    """The prompt as it is repeated before the answer."""
+    texts = flight.ask.echo_texts
+    return texts[choice.index // flight.ask.n] if texts else ""
+
+
+def _scored_prompt(choice: Choice) -> list[Scored]:
+    return list(zip(choice.prompt, [None, *choice.prompt_logprobs], strict=False))
 
 
 def usage_event(flight: Flight) -> bytes:
@@ -101,11 +114,15 @@ def _whole_choice(flight: Flight, choice: Choice, tokenizer: Tokenizer) -> dict[
     ask, text = flight.ask, "".join(choice.pieces)
     entry: dict[str, Any] = {"index": choice.index}
     if ask.kind == "chat":
-        entry["message"] = {"role": "assistant", "content": text}
+        entry["message"] = chat_message(ask, choice)
     else:
-        entry["text"] = (ask.echo_texts[choice.index // ask.n] if ask.echo_texts else "") + text
+        entry["text"] = _echo(flight, choice) + text
     entry["logprobs"] = _logprobs(flight, choice, choice.output_token_ids, choice.logprobs, 0, tokenizer)
-    entry["finish_reason"] = choice.finish_reason
+    if ask.sampling.num_prompt_logprobs is not None:
+        entry["logprobs"] = joined(
+            text_logprobs(_scored_prompt(choice), ask.sampling.num_logprobs, 0, tokenizer), entry["logprobs"]
+        )
+    entry["finish_reason"] = choice.shown_finish_reason
     entry["stop_reason"] = choice.stop_reason
     if ask.return_token_ids:
         entry["token_ids"] = choice.output_token_ids
@@ -139,36 +156,12 @@ def _logprobs(
     pairs = list(zip(token_ids, logprobs, strict=False))
     if flight.ask.kind == "chat":
         return {"content": [_chat_logprob(token_id, entry, wanted, tokenizer) for token_id, entry in pairs]}
-    offsets, at = [], char_offset
-    for token_id, _ in pairs:
-        offsets.append(at)
-        at += len(_shown(tokenizer.bytes_of(token_id)))
-    return {
-        "tokens": [_shown(tokenizer.piece(token_id)) for token_id, _ in pairs],
-        "token_logprobs": [_finite(entry.chosen) for _, entry in pairs],
-        "top_logprobs": [_top_by_text(entry.top[:wanted], tokenizer) for _, entry in pairs] if wanted else None,
-        "text_offset": offsets,
-    }
+    return text_logprobs(pairs, wanted, len(_echo(flight, choice)) + char_offset, tokenizer)
 
 
 def _chat_logprob(token_id: int, entry: TokenLogprobs, wanted: int, tokenizer: Tokenizer) -> dict[str, Any]:
     def one(token: int, logprob: float) -> dict[str, Any]:
         piece = tokenizer.piece(token)
-        return {"token": _shown(piece), "logprob": _finite(logprob), "bytes": list(piece)}
+        return {"token": shown(piece), "logprob": finite(logprob), "bytes": list(piece)}
 
     return one(token_id, entry.chosen) | {"top_logprobs": [one(token, lp) for token, lp in entry.top[:wanted]]}
-
-
-def _top_by_text(top: Iterable[tuple[int, float]], tokenizer: Tokenizer) -> dict[str, float]:
-    best: dict[str, float] = {}
-    for token, logprob in top:  # most likely first; two tokens may read the same
-        best.setdefault(_shown(tokenizer.piece(token)), _finite(logprob))
-    return best
-
-
-def _shown(piece: bytes) -> str:
-    return piece.decode("utf-8", "replace")
-
-
-def _finite(logprob: float) -> float:
-    return max(logprob, LOWEST_LOGPROB)

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from engine.refusal import RefusedError, TooLongError
 
+MAX_NAME_CHARS = 64  # a field's name may be the client's own, of any length
 TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -65,7 +66,7 @@ def from_too_long(error: TooLongError) -> ApiError:
 def from_validation(error: ValidationError) -> ApiError:
     """Names the first offending field by its path, as in `messages.0.role`."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    path = ".".join(str(part) for part in first["loc"] if not _is_branch_name(part))
+    path = ".".join(str(part)[:MAX_NAME_CHARS] for part in first["loc"] if not _is_branch_name(part))
     where = f"{path}: " if path else ""
     return ApiError(400, f"{where}{first['msg']}", param=path or None, code="invalid_value")
 

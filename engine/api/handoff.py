@@ -75,7 +75,7 @@ def _problem(state: HandoffState, vocab_size: int) -> str | None:
         return "state.choices: must be one for each choice, in order"
     if ask.echo_texts and len(ask.echo_texts) != len(ask.prompts):
         return "state.ask.echo_texts: must be one for each prompt"
-    if not 1 <= ask.sampling.max_tokens <= MAX_TOKENS or not 0 <= ask.sampling.seed <= MAX_SEED:
+    if not 0 <= ask.sampling.max_tokens <= MAX_TOKENS or not 0 <= ask.sampling.seed <= MAX_SEED:
         return "state.ask.sampling: max_tokens or seed is out of range"
     if not state.elapsed_s >= 0:
         return "state.elapsed_s: must not be negative"

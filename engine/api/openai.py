@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import msgspec
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from engine.api import prepare
-from engine.api.body import check_api_key, read_body
-from engine.api.errors import ApiError, from_refusal, from_too_long, from_validation
+from engine.api.arrival import admitting, arrival_of
+from engine.api.body import check_api_key, parse_body
+from engine.api.errors import ApiError, from_refusal, from_too_long
 from engine.api.respond import FlightResponse
 from engine.api.schema import MAX_DEADLINE_S, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from engine.inflight import Ask
+from engine.inflight import Ask, Kind
 from engine.node import Node
 from engine.refusal import RefusedError, TooLongError
 
@@ -54,28 +54,31 @@ async def models(request: Request) -> Response:
 
 
 async def completions(request: Request) -> Response:
-    return await _generate(request, CompletionBody, prepare.completion_ask)
+    return await _generate(request, "completion", CompletionBody, prepare.completion_ask)
 
 
 async def chat_completions(request: Request) -> Response:
-    return await _generate(request, ChatBody, prepare.chat_ask)
+    return await _generate(request, "chat", ChatBody, prepare.chat_ask)
 
 
-async def _generate(request: Request, schema: type[B], to_ask: Callable[[Node, B, str], Awaitable[Ask]]) -> Response:
+async def _generate(
+    request: Request, kind: Kind, schema: type[B], to_ask: Callable[[Node, B, str], Awaitable[Ask]]
+) -> Response:
     node: Node = request.app.state.node
-    arrived_at = time.monotonic()
-    check_api_key(request)
-    body = await _parse(request, schema)
-    try:
-        node.check_admission()  # before the work of tokenising
-        ask = await to_ask(node, body, request.state.request_id)
-        if (deadline_s := deadline_of(request)) is not None:
-            ask = msgspec.structs.replace(ask, deadline_s=min(deadline_s, ask.deadline_s or deadline_s))
-        flight = node.admit(ask, arrived_at=arrived_at, accepts_handoff=accepts_handoff(request))
-    except RefusedError as exc:
-        raise from_refusal(exc) from exc
-    except TooLongError as exc:
-        raise from_too_long(exc) from exc
+    arrival = arrival_of(request, kind)
+    with admitting(node, arrival):
+        check_api_key(request)
+        body = await parse_body(request, schema)
+        try:
+            node.check_admission()  # before the work of tokenising
+            ask = await to_ask(node, body, request.state.request_id)
+            if (deadline_s := deadline_of(request)) is not None:
+                ask = msgspec.structs.replace(ask, deadline_s=min(deadline_s, ask.deadline_s or deadline_s))
+            flight = node.admit(ask, arrival=arrival, accepts_handoff=accepts_handoff(request))
+        except RefusedError as exc:
+            raise from_refusal(exc) from exc
+        except TooLongError as exc:
+            raise from_too_long(exc) from exc
     return FlightResponse(node, flight)
 
 
@@ -93,31 +96,28 @@ def deadline_of(request: Request) -> float | None:
     except ValueError:
         deadline_s = math.nan
     if not 0 < deadline_s <= MAX_DEADLINE_S:
-        raise ApiError(400, f"{DEADLINE_HEADER}: must be seconds, above 0 and at most {MAX_DEADLINE_S}")
+        message = f"{DEADLINE_HEADER}: must be seconds, above 0 and at most {MAX_DEADLINE_S}"
+        raise ApiError(400, message, param=DEADLINE_HEADER, code="invalid_value")
     return deadline_s
 
 
 async def tokenize(request: Request) -> Response:
     check_api_key(request)
     node: Node = request.app.state.node
-    token_ids = await prepare.tokenize(node, await _parse(request, TokenizeBody))
+    body = await parse_body(request, TokenizeBody)
+    try:
+        token_ids = await prepare.tokenize(node, body)
+    except TooLongError as exc:
+        raise from_too_long(exc) from exc
     return JSONResponse({"count": len(token_ids), "max_model_len": node.max_sequence_tokens, "tokens": list(token_ids)})
 
 
 async def detokenize(request: Request) -> Response:
     check_api_key(request)
     node: Node = request.app.state.node
-    body = await _parse(request, DetokenizeBody)
+    body = await parse_body(request, DetokenizeBody)
     prepare.check_model(node, body.model)
     for token_id in body.tokens:
         if token_id >= node.facts.vocab_size:
             raise ApiError(400, f"tokens: {token_id} is out of the vocabulary", param="tokens")
-    return JSONResponse({"prompt": node.tokenizer.decode(body.tokens)})
-
-
-async def _parse(request: Request, schema: type[B]) -> B:
-    body = await read_body(request)
-    try:
-        return schema.model_validate_json(body)
-    except ValidationError as exc:
-        raise from_validation(exc) from exc
+    return JSONResponse({"prompt": await prepare.detokenize(node, body.tokens)})

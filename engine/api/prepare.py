@@ -11,12 +11,18 @@ import secrets
 import time
 import uuid
 from collections.abc import Callable
-from typing import TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar
 
+import msgspec
+
+from engine.api.constrain import output_grammar
 from engine.api.errors import ApiError
-from engine.api.schema import ChatBody, CompletionBody, GenerationBody, Message, TokenizeBody
+from engine.api.schema import MAX_ECHOED_LOGPROBS, ChatBody, CompletionBody, GenerationBody, Message, TokenizeBody
+from engine.api.tools import chat_grammar, plan_tools
 from engine.inflight import MAX_SEED, Ask, Kind
 from engine.node import Node
+from engine.refusal import TooLongError
 from engine.step import SamplingParams
 from engine.tokenizer import BadChatError
 
@@ -56,24 +62,43 @@ async def completion_ask(node: Node, body: CompletionBody, request_id: str) -> A
         if body.echo:
             echo = prompt if isinstance(prompt, str) else node.tokenizer.decode(token_ids, skip_special_tokens=True)
             texts.append(echo)
-    max_tokens = body.max_tokens or _room(node, prompts, DEFAULT_COMPLETION_TOKENS)
-    return _ask(node, body, "completion", model, request_id, prompts, max_tokens, body.logprobs, tuple(texts))
+    max_tokens = _room(node, prompts, DEFAULT_COMPLETION_TOKENS) if body.max_tokens is None else body.max_tokens
+    if max_tokens == 0 and not body.echo:
+        raise ApiError(400, "max_tokens: must be at least 1, or 0 with echo", param="max_tokens", code="invalid_value")
+    if body.echo and body.logprobs is not None:
+        asked = sum(map(len, prompts)) * _or(body.n, 1) * (body.logprobs + 1)
+        if asked > MAX_ECHOED_LOGPROBS:
+            message = f"logprobs: {asked} log probabilities of prompt tokens, at most {MAX_ECHOED_LOGPROBS} are allowed"
+            raise ApiError(400, message, param="logprobs", code="invalid_value")
+    ask = _ask(node, body, "completion", model, request_id, prompts, max_tokens, body.logprobs, tuple(texts))
+    return with_grammar(ask, await output_grammar(node, body))
 
 
 async def chat_ask(node: Node, body: ChatBody, request_id: str) -> Ask:
     """Raises ApiError."""
     model = check_model(node, body.model)
-    prompt = await _tokenise_chat(node, body.messages, add_generation_prompt=body.add_generation_prompt)
-    max_tokens = body.max_completion_tokens or body.max_tokens or _room(node, [prompt], None)
+    plan = plan_tools(node, body)
+    prompt = await _tokenise_chat(
+        node, body.messages, add_generation_prompt=body.add_generation_prompt, tools=plan.rendered
+    )
+    asked = body.max_completion_tokens or body.max_tokens
+    max_tokens = asked or _room(node, [prompt], node.facts.sampling.max_new_tokens)
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return _ask(node, body, "chat", model, request_id, [prompt], max_tokens, num_logprobs, ())
+    ask = _ask(node, body, "chat", model, request_id, [prompt], max_tokens, num_logprobs, ())
+    ask = msgspec.structs.replace(ask, tool_format=plan.format, max_tool_calls=plan.max_calls)
+    return with_grammar(ask, await chat_grammar(node, body, body, plan))
+
+
+def with_grammar(ask: Ask, grammar: str | None) -> Ask:
+    return msgspec.structs.replace(ask, sampling=replace(ask.sampling, grammar=grammar))
 
 
 async def tokenize(node: Node, body: TokenizeBody) -> tuple[int, ...]:
     """Raises ApiError."""
     check_model(node, body.model)
     if body.messages is not None:
-        return await _tokenise_chat(node, body.messages, add_generation_prompt=body.add_generation_prompt)
+        tools = tuple(tool.for_template() for tool in body.tools) if body.tools else None
+        return await _tokenise_chat(node, body.messages, add_generation_prompt=body.add_generation_prompt, tools=tools)
     adds = True if body.add_special_tokens is None else body.add_special_tokens
     return await _tokenise(node, body.prompt or "", add_special_tokens=adds)
 
@@ -94,6 +119,7 @@ def _ask(
         raise ApiError(400, f"max_tokens: {max_tokens} is more than this node's limit of {cap}", param="max_tokens")
     if body.min_tokens > max_tokens:
         raise ApiError(400, f"min_tokens: {body.min_tokens} is more than max_tokens {max_tokens}", param="min_tokens")
+    defaults = node.facts.sampling
     prefix = "chatcmpl" if kind == "chat" else "cmpl"
     return Ask(
         id=f"{prefix}-{request_id}",
@@ -105,18 +131,19 @@ def _ask(
         n=_or(body.n, 1),
         sampling=SamplingParams(
             max_tokens=max_tokens,
-            temperature=_or(body.temperature, 1.0),
-            top_k=max(0, _or(body.top_k, 0)),  # -1 and 0 both keep all
-            top_p=_or(body.top_p, 1.0),
-            min_p=_or(body.min_p, 0.0),
+            temperature=_or(body.temperature, defaults.temperature),
+            top_k=max(0, _or(body.top_k, defaults.top_k)),  # -1 and 0 both keep all
+            top_p=_or(body.top_p, defaults.top_p),
+            min_p=_or(body.min_p, defaults.min_p),
             presence_penalty=_or(body.presence_penalty, 0.0),
             frequency_penalty=_or(body.frequency_penalty, 0.0),
-            repetition_penalty=_or(body.repetition_penalty, 1.0),
+            repetition_penalty=_or(body.repetition_penalty, defaults.repetition_penalty),
             seed=secrets.randbelow(MAX_SEED) if body.seed is None else body.seed & MAX_SEED,
             min_tokens=body.min_tokens,
             ignore_eos=body.ignore_eos,
             stop_token_ids=_checked_ids(node, body.stop_token_ids or [], param="stop_token_ids"),
             num_logprobs=num_logprobs,
+            num_prompt_logprobs=num_logprobs if echo_texts else None,
             logit_bias=_biases(node, body),
         ),
         stop=body.stop_strings,
@@ -164,18 +191,41 @@ def _biases(node: Node, body: GenerationBody) -> tuple[tuple[int, float], ...]:
     return tuple(sorted(pairs.items()))
 
 
+async def detokenize(node: Node, token_ids: list[int]) -> str:
+    return await _away(node, len(token_ids), lambda: node.tokenizer.decode(token_ids))
+
+
+def _check_length(node: Node, text: str) -> None:
+    """Raises TooLongError for a text that can't fit the context however it is tokenised, which would take seconds."""
+    least = node.tokenizer.least_tokens(text)
+    if least > node.max_sequence_tokens:
+        raise TooLongError(
+            f"This model's maximum context length is {node.max_sequence_tokens} tokens. However, your text of "
+            f"{len(text)} characters has at least {least} tokens. Please shorten it."
+        )
+
+
 async def _tokenise(node: Node, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+    _check_length(node, text)
     return await _away(node, len(text), lambda: node.tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
 
-async def _tokenise_chat(node: Node, messages: list[Message], *, add_generation_prompt: bool) -> tuple[int, ...]:
+async def _tokenise_chat(
+    node: Node,
+    messages: list[Message],
+    *,
+    add_generation_prompt: bool,
+    tools: tuple[dict[str, Any], ...] | None = None,
+) -> tuple[int, ...]:
     def encode() -> tuple[int, ...]:
         text = node.tokenizer.render_chat(
-            [message.for_template() for message in messages], add_generation_prompt=add_generation_prompt
+            [message.for_template() for message in messages], add_generation_prompt=add_generation_prompt, tools=tools
         )
+        _check_length(node, text)
         return node.tokenizer.encode(text, add_special_tokens=False)  # the template writes them itself
 
     size = sum(len(m.content) if isinstance(m.content, str) else INLINE_CHARS for m in messages if m.content)
+    size += INLINE_CHARS * len(tools or ())  # their schemas are not measured: they go to a thread
     try:
         token_ids = await _away(node, size, encode)
     except BadChatError as exc:

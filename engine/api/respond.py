@@ -85,6 +85,7 @@ class FlightResponse(Response):
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _start(self, send: Send, status: int, media_type: str, headers: dict[str, str] | None = None) -> None:
+        self.flight.status = status
         pairs = {"Content-Type": media_type, "X-Request-Id": self.flight.ask.request_id, **(headers or {})}
         if self.flight.ask.stream:
             pairs |= {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # proxies must not gather events

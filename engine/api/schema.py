@@ -6,9 +6,13 @@ does not know at all are ignored, as OpenAI's clients send many.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, field_validator, model_validator
+
+from engine.api.schema_output import OutputFields
+from engine.api.schema_tools import MAX_TOOL_CALLS, CalledTool, ToolFields, Tools
 
 MAX_CHOICES = 8
 MAX_PROMPTS = 32
@@ -17,6 +21,7 @@ MAX_MESSAGES = 4096
 MAX_TEXT_CHARS = 8_000_000
 MAX_TOKENS = 2_000_000
 MAX_LOGPROBS = 20
+MAX_ECHOED_LOGPROBS = 1_000_000  # of all prompt tokens of a request, in all its choices
 MAX_BIASES = 1024
 MAX_DEADLINE_S = 86_400
 MAX_NAMED = 10_000  # request ids in one abort
@@ -24,7 +29,28 @@ MAX_NAMED = 10_000  # request ids in one abort
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 Text = Annotated[str, StringConstraints(max_length=MAX_TEXT_CHARS)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1, strict=True)]
-TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_TOKENS)]
+# Lists end at their first error: a body of a million wrong entries must not make a million error objects.
+TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_TOKENS, fail_fast=True)]
+
+
+BIAS_KEY = r"^[0-9]{1,9}$"
+
+
+def _check_biases(biases: Any) -> Any:
+    """Before its entries are: a dict has no fail_fast."""
+    if isinstance(biases, dict):
+        if len(biases) > MAX_BIASES:
+            raise ValueError(f"at most {MAX_BIASES} tokens can be given a bias, not {len(biases)}")
+        if not all(re.fullmatch(BIAS_KEY, key) for key in biases):
+            raise ValueError("its keys must be token ids")
+    return biases
+
+
+Biases = Annotated[
+    dict[Annotated[str, StringConstraints(pattern=BIAS_KEY)], Annotated[float, Field(ge=-100, le=100)]],
+    Field(max_length=MAX_BIASES, json_schema_extra={"additionalProperties": False}),
+    BeforeValidator(_check_biases),
+]
 
 
 class Body(BaseModel):
@@ -37,7 +63,7 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
-class GenerationBody(Body):
+class GenerationBody(Body, OutputFields):
     """What completions and chat completions share."""
 
     stream: bool = False
@@ -54,24 +80,14 @@ class GenerationBody(Body):
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] = 0
     ignore_eos: bool = False
-    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] | None = None
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=64, fail_fast=True)] | None = None
     include_stop_str_in_output: bool = False
-    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_BIASES)] | None = (
-        None
-    )
+    logit_bias: Biases | None = None
     priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
     return_token_ids: bool = False
     deadline_s: Annotated[float, Field(gt=0, le=MAX_DEADLINE_S)] | None = None
     user: Annotated[str, StringConstraints(max_length=256)] | None = None
-
-    @field_validator("logit_bias")
-    @classmethod
-    def _biases_name_tokens(cls, value: dict[str, float] | None) -> dict[str, float] | None:
-        for key in value or ():
-            if not (key.isascii() and key.isdigit() and len(key) < 10):
-                raise ValueError(f"{key!r} is not a token id")
-        return value
 
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> GenerationBody:
@@ -87,8 +103,11 @@ class GenerationBody(Body):
 
 
 class CompletionBody(GenerationBody):
-    prompt: Text | TokenIds | Annotated[list[Text | TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
+    prompt: (
+        Text | TokenIds | Annotated[list[Text | TokenIds], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+    )
     echo: bool = False
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None  # 0: only the echo
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     best_of: int | None = None
     suffix: str | None = None
@@ -100,8 +119,6 @@ class CompletionBody(GenerationBody):
             raise ValueError("best_of is not supported")
         if self.suffix:
             raise ValueError("suffix is not supported")
-        if self.echo and self.logprobs is not None:
-            raise ValueError("echo with logprobs is not supported")
         return self
 
 
@@ -114,30 +131,40 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     role: Annotated[str, StringConstraints(min_length=1, max_length=32)]
-    content: Text | Annotated[list[TextPart], Field(max_length=256)] | None = None
+    content: Text | Annotated[list[TextPart], Field(max_length=256, fail_fast=True)] | None = None
     name: Annotated[str, StringConstraints(max_length=128)] | None = None
     tool_call_id: Annotated[str, StringConstraints(max_length=128)] | None = None
+    tool_calls: Annotated[list[CalledTool], Field(max_length=MAX_TOOL_CALLS, fail_fast=True)] | None = None
+
+    @model_validator(mode="after")
+    def _tools_have_roles(self) -> Message:
+        if self.role == "tool" and self.tool_call_id is None:
+            raise ValueError("a message of role tool needs tool_call_id")
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("only a message of role assistant has tool_calls")
+        return self
 
     def for_template(self) -> dict[str, Any]:
         content = self.content
         if isinstance(content, list):
             content = "\n".join(part.text for part in content)
-        facts = {"role": self.role, "content": content or "", "name": self.name, "tool_call_id": self.tool_call_id}
+        facts: dict[str, Any] = {
+            "role": self.role,
+            "content": content or "",
+            "name": self.name,
+            "tool_call_id": self.tool_call_id,
+        }
+        if self.tool_calls:
+            facts["tool_calls"] = [call.for_template() for call in self.tool_calls]
         return {key: value for key, value in facts.items() if value is not None}
 
 
-class ResponseFormat(BaseModel):
-    type: Literal["text"]
-
-
-class ChatBody(GenerationBody):
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+class ChatBody(GenerationBody, ToolFields):
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: bool = True
-    response_format: ResponseFormat | None = None
-    tools: Annotated[list[Any], Field(max_length=0)] | None = None
     functions: Annotated[list[Any], Field(max_length=0)] | None = None
 
     @model_validator(mode="after")
@@ -146,19 +173,20 @@ class ChatBody(GenerationBody):
             raise ValueError("top_logprobs needs logprobs: true")
         return self
 
-    @field_validator("tools", "functions", mode="before")
+    @field_validator("functions", mode="before")
     @classmethod
-    def _no_tools(cls, value: Any) -> Any:
+    def _no_functions(cls, value: Any) -> Any:
         if value:
-            raise ValueError("tool calls are not supported")
+            raise ValueError("functions are not supported: use tools")
         return value
 
 
 class TokenizeBody(Body):
     prompt: Text | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
+    tools: Tools | None = None
 
     @model_validator(mode="after")
     def _one_of_two(self) -> TokenizeBody:
@@ -168,7 +196,7 @@ class TokenizeBody(Body):
 
 
 class DetokenizeBody(Body):
-    tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKENS)]
+    tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKENS, fail_fast=True)]
 
 
 class DrainBody(BaseModel):
@@ -177,16 +205,33 @@ class DrainBody(BaseModel):
     deadline_s: Annotated[float, Field(ge=0, le=86_400)]
 
 
+class SleepQuery(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    level: Annotated[int, Field(ge=1, le=2)] = 1
+    drain: bool = False
+    deadline: Annotated[float, Field(ge=0, le=3600)] = 30.0  # seconds
+
+
 class AbortBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    request_ids: Annotated[list[Annotated[str, StringConstraints(max_length=160)]], Field(max_length=MAX_NAMED)] | None
+    request_ids: (
+        Annotated[list[Annotated[str, StringConstraints(max_length=160)]], Field(max_length=MAX_NAMED, fail_fast=True)]
+        | None
+    )
+
+
+def _without_defaults(schema: dict[str, Any]) -> None:
+    schema["minProperties"] = 1
+    for form in schema["properties"].values():
+        form.pop("default", None)
 
 
 class Changes(BaseModel):
     """A body that names what is to change; what it does not name stays."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, json_schema_extra=_without_defaults)
 
     @model_validator(mode="after")
     def _names_something(self) -> Changes:

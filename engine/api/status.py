@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 
 from starlette.requests import Request
@@ -102,7 +103,7 @@ async def info(request: Request) -> Response:
         {
             "name": config.node_name,
             "engine": "fleet",
-            "version": _version(),
+            "version": package_version(),
             "model": config.model_name,
             "served_model_names": list(config.served_model_names),
             "revision": config.revision,
@@ -115,6 +116,7 @@ async def info(request: Request) -> Response:
             "runner": config.runner,
             "device": None if core.ready is None else core.ready.device,
             "dtype": None if core.ready is None else core.ready.dtype,
+            "sampling_defaults": asdict(node.facts.sampling),
             "kv_capacity_tokens": core.kv_capacity_tokens,
             "limits": {
                 "max_model_len": node.max_sequence_tokens,
@@ -129,7 +131,7 @@ async def info(request: Request) -> Response:
     )
 
 
-def _version() -> str:
+def package_version() -> str:
     try:
         return version(DISTRIBUTION)
     except PackageNotFoundError:  # run from a checkout that is not installed

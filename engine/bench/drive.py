@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import Sequence
 
@@ -19,8 +20,13 @@ class AnswerError(RuntimeError):
     """A server did not give what was asked for."""
 
 
-async def drive(url: str, model: str, requests: Sequence[BenchRequest], concurrency: int) -> Figures:
-    """Figures of one run. Raises AnswerError when any answer is not whole: a fast wrong server is no server."""
+async def drive(
+    url: str, model: str, requests: Sequence[BenchRequest], concurrency: int, limit_s: float = math.inf
+) -> Figures:
+    """Figures of one run; no request is sent after `limit_s`, those sent are answered to the end.
+
+    Raises AnswerError when any answer is not whole: a fast wrong server is no server.
+    """
     waiting = iter(requests)
     answers: list[Answer] = []
     timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
@@ -34,9 +40,16 @@ async def drive(url: str, model: str, requests: Sequence[BenchRequest], concurre
                     answers.append(await _ask(session, url, model, request))
                 except (aiohttp.ClientError, TimeoutError) as error:
                     raise AnswerError(f"{url}: {type(error).__name__}: {error}") from error
+                if time.perf_counter() - started > limit_s:
+                    return
 
         started = time.perf_counter()
-        await asyncio.gather(*(client() for _ in range(concurrency)))
+        try:
+            async with asyncio.TaskGroup() as clients:  # one that fails ends the others
+                for _ in range(concurrency):
+                    clients.create_task(client())
+        except* AnswerError as failed:
+            raise AnswerError(str(failed.exceptions[0])) from failed
         return figures_of(answers, time.perf_counter() - started)
 
 

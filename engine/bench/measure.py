@@ -21,9 +21,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one engine at one concurrency. None: it can't be seen (an engine without streaming)."""
+    """Of one engine at one concurrency. None: it was not seen."""
 
     output_tokens_per_s: float
+    num_requests: int = 0  # answered to the end
     ttft_p50_s: float | None = None
     ttft_p95_s: float | None = None
     itl_p50_s: float | None = None
@@ -33,17 +34,21 @@ class Figures:
     good_ratio: float | None = None
 
 
-def figures_of(answers: Sequence[Answer], seconds: float) -> Figures:
-    """`seconds`: from the first request sent to the last answer's end. Raises ValueError without answers."""
-    if not answers or seconds <= 0:
+def figures_of(answers: Sequence[Answer], seconds: float, *, cut_tokens: int = 0) -> Figures:
+    """`seconds`: from the first request sent to the last answer's end. `cut_tokens`: of answers that a limit of time
+    cut off; they count as output and for nothing else. Raises ValueError when there was no output at all."""
+    if not (answers or cut_tokens) or seconds <= 0:
         raise ValueError("no answers were measured")
+    if not answers:
+        return Figures(cut_tokens / seconds)
     ttfts = sorted(a.chunk_times[0] - a.sent_at for a in answers)
     gaps = sorted(
         later - sooner for a in answers for sooner, later in zip(a.chunk_times, a.chunk_times[1:], strict=False)
     )
     good = sum(_is_good(a) for a in answers)
     return Figures(
-        output_tokens_per_s=sum(a.output_tokens for a in answers) / seconds,
+        output_tokens_per_s=(sum(a.output_tokens for a in answers) + cut_tokens) / seconds,
+        num_requests=len(answers),
         ttft_p50_s=percentile(ttfts, 0.5),
         ttft_p95_s=percentile(ttfts, 0.95),
         itl_p50_s=percentile(gaps, 0.5) if gaps else None,

@@ -14,61 +14,75 @@ from engine.bench.floor import Machine
 from engine.bench.measure import SLO_ITL_S, SLO_TTFT_S, Figures
 
 HEADER = (
-    "| engine | dtype | at once | output tokens/s | of floor | TTFT p50 / p95 ms | ITL p50 / p95 / p99 ms "
-    "| goodput req/s | within SLO |\n|---|---|---|---|---|---|---|---|---|\n"
+    "| engine | dtype | at once | requests | output tokens/s | of floor | TTFT p50 / p95 ms | ITL p50 / p95 / p99 ms "
+    "| goodput req/s | within SLO |\n|---|---|---|---|---|---|---|---|---|---|\n"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
+    """One engine at one concurrency: its figures, or why there are none."""
+
     engine: str
     version: str
     dtype: str
     concurrency: int
-    figures: Figures
+    figures: Figures | str
+    floor_tokens_per_s: float | None = None  # for the requests that were answered
 
 
 def render(
     rows: Sequence[Row],
     floors: Mapping[tuple[str, int], float],
-    skipped: Sequence[str],
+    left_out: Sequence[str],
     machine: str,
     *,
     num_requests: int,
+    limit_s: float,
+    note: str = "",
 ) -> str:
-    """Markdown. Unknown figures are a dash."""
+    """Markdown. Unknown figures are a dash. `floors`: for all requests, by number type and concurrency."""
     lines = [machine, ""]
-    versions = sorted({f"{row.engine} {row.version}" for row in rows})
-    lines.append(f"Versions: {', '.join(versions)}, torch {version('torch')}.")
+    versions = sorted({f"{row.engine} {row.version}" for row in rows if row.version})
+    lines.append(f"Versions: {', '.join(versions) or 'none'}; torch {version('torch')}.")
     lines.append(
-        f"Objective: TTFT <= {SLO_TTFT_S:g} s and mean ITL <= {SLO_ITL_S * 1e3:g} ms. {num_requests} requests each."
+        f"Objective: TTFT <= {SLO_TTFT_S:g} s and mean ITL <= {SLO_ITL_S * 1e3:g} ms. {num_requests} requests each, "
+        f"in the same order; none was sent after {limit_s:g} s, and transformers is cut off then."
     )
     lines += ["", HEADER.rstrip()]
-    lines += [_line(row, floors.get((row.dtype, row.concurrency))) for row in rows]
+    lines += [_line(row, num_requests) for row in rows]
     floor_text = "; ".join(f"{dtype} x{c}: {value:.0f}" for (dtype, c), value in floors.items())
-    lines += ["", f"Floor, output tokens/s: {floor_text}."]
-    lines += [f"Left out: {why}." for why in skipped]
+    lines += ["", f"Floor of all {num_requests} requests, output tokens/s: {floor_text or 'not measured'}."]
+    lines += [f"Left out: {why}." for why in left_out]
+    if note:
+        lines += ["", f"**{note}**"]
     return "\n".join(lines) + "\n"
 
 
 def describe_machine(machines: Mapping[str, Machine]) -> str:
-    rates = "; ".join(
+    measured = "; ".join(
         f"{dtype} GEMM {m.gemm_flops_per_s / 1e9:.0f} GFLOP/s, memory read {m.read_bytes_per_s / 1e9:.1f} GB/s"
         for dtype, m in machines.items()
     )
-    threads = next(iter(machines.values())).num_threads
+    threads = next((m.num_threads for m in machines.values()), 0)
     load = os.getloadavg()[0]
     return (
         f"{datetime.now(UTC):%Y-%m-%d}, {_cpu_name()}, {len(os.sched_getaffinity(0))} CPUs, {threads} threads, "
-        f"{platform.system()} {platform.machine()}, load average {load:.1f}. Measured in this run: {rates}."
+        f"{platform.system()} {platform.machine()}, load average {load:.1f}. "
+        f"Measured in this run: {measured or 'nothing'}."
     )
 
 
-def _line(row: Row, floor: float | None) -> str:
+def _line(row: Row, num_requests: int) -> str:
+    start = f"| {row.engine} | {row.dtype} | {row.concurrency} "
     f = row.figures
+    if isinstance(f, str):
+        return f"{start}| not measured: {f.replace('|', '/')} | - | - | - | - | - | - |"
+    floor = row.floor_tokens_per_s
     share = "-" if not floor else f"{f.output_tokens_per_s / floor:.0%}"
+    count = str(num_requests) if f.num_requests == num_requests else f"{f.num_requests} of {num_requests}"
     return (
-        f"| {row.engine} | {row.dtype} | {row.concurrency} | {f.output_tokens_per_s:.1f} | {share} "
+        f"{start}| {count} | {f.output_tokens_per_s:.1f} | {share} "
         f"| {_ms(f.ttft_p50_s)} / {_ms(f.ttft_p95_s)} | {_ms(f.itl_p50_s)} / {_ms(f.itl_p95_s)} / {_ms(f.itl_p99_s)} "
         f"| {'-' if f.goodput_per_s is None else f'{f.goodput_per_s:.2f}'} "
         f"| {'-' if f.good_ratio is None else f'{f.good_ratio:.0%}'} |"

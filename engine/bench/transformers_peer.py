@@ -1,17 +1,29 @@
-"""transformers in this process: `generate` on static batches, and its continuous batching. No stream: tokens/s only."""
+"""transformers in a process of its own, so that it has the machine for itself and can be stopped.
+
+This module is that process as well: `python -m engine.bench.transformers_peer` reads a task from stdin and prints its
+answers. See `transformers_methods.py` for how transformers is asked.
+"""
 
 from __future__ import annotations
 
-import time
+import json
+import subprocess
+import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-from engine.bench.measure import Figures
+from engine.bench.measure import Answer, Figures, figures_of
 from engine.bench.workload import BenchRequest
 
 METHODS = ("generate", "continuous")
+STARTING_S = 120.0  # importing, loading, the first two requests
+STOPPING_S = 60.0  # the step that the limit falls into may be long
+
+
+class PeerError(RuntimeError):
+    """transformers gave no figures; the message says why."""
 
 
 def missing() -> str | None:
@@ -20,50 +32,53 @@ def missing() -> str | None:
 
 
 def run_transformers(
-    model_dir: Path, dtype: str, method: str, requests: Sequence[BenchRequest], concurrency: int, num_threads: int
+    model_dir: Path,
+    dtype: str,
+    method: str,
+    requests: Sequence[BenchRequest],
+    concurrency: int,
+    num_threads: int,
+    limit_s: float,
 ) -> Figures:
-    """Output tokens per second of one method. A static batch runs until its longest answer ends; only what was asked
-    for counts. Raises RuntimeError when answers are not whole."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    torch.set_num_threads(num_threads)
-    loaded: Any = AutoModelForCausalLM
-    model = loaded.from_pretrained(model_dir, dtype=getattr(torch, dtype), attn_implementation="sdpa").eval()
-    run = _static if method == "generate" else _continuous
-    run(model, requests[:2], 2)
-    started = time.perf_counter()
-    run(model, requests, concurrency)
-    return Figures(sum(r.output_tokens for r in requests) / (time.perf_counter() - started))
-
-
-def _static(model: Any, requests: Sequence[BenchRequest], concurrency: int) -> None:
-    import torch
-
-    for start in range(0, len(requests), concurrency):
-        batch = requests[start : start + concurrency]
-        width, wanted = max(len(r.prompt) for r in batch), max(r.output_tokens for r in batch)
-        ids = torch.zeros((len(batch), width), dtype=torch.int64)
-        mask = torch.zeros_like(ids)
-        for i, request in enumerate(batch):
-            ids[i, width - len(request.prompt) :] = torch.tensor(request.prompt)
-            mask[i, width - len(request.prompt) :] = 1
-        done = model.generate(
-            input_ids=ids, attention_mask=mask, max_new_tokens=wanted, min_new_tokens=wanted, do_sample=False
+    """Figures of one method, cut off after `limit_s`. Raises PeerError when it ended, hung or gave too few tokens."""
+    task = {
+        "model_dir": str(model_dir),
+        "dtype": dtype,
+        "method": method,
+        "requests": [asdict(request) for request in requests],
+        "concurrency": concurrency,
+        "num_threads": num_threads,
+        "limit_s": limit_s,
+    }
+    patience_s = STARTING_S + limit_s + STOPPING_S
+    try:
+        done = subprocess.run(
+            (sys.executable, "-m", __name__),
+            input=json.dumps(task),
+            capture_output=True,
+            text=True,
+            timeout=patience_s,
+            check=False,
         )
-        if done.shape[1] != width + wanted:
-            raise RuntimeError("transformers generate ended early")
+    except subprocess.TimeoutExpired:
+        raise PeerError(f"no result after {patience_s:.0f} s") from None
+    if done.returncode != 0:
+        said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        raise PeerError(f"{said[-1] if said else 'it said nothing'} (code {done.returncode})"[-300:])
+    result = json.loads(done.stdout.splitlines()[-1])
+    answers = [Answer(a["sent_at"], tuple(a["chunk_times"]), a["output_tokens"]) for a in result["answers"]]
+    return figures_of(answers, result["seconds"], cut_tokens=result["cut_tokens"])
 
 
-def _continuous(model: Any, requests: Sequence[BenchRequest], concurrency: int) -> None:
-    import transformers
+def main() -> int:
+    from engine.bench.transformers_methods import answer_requests
 
-    generation_config: Any = transformers.GenerationConfig
-    # One length for a whole call: requests of like length go together, as many at once as may be.
-    config = generation_config(do_sample=False, eos_token_id=-1, pad_token_id=0, use_cuda_graph=False)
-    for start in range(0, len(requests), concurrency):
-        batch = requests[start : start + concurrency]
-        config.max_new_tokens = max(r.output_tokens for r in batch)
-        done = model.generate_batch([list(r.prompt) for r in batch], generation_config=config, progress_bar=False)
-        if len(done) != len(batch):
-            raise RuntimeError("transformers continuous batching lost a request")
+    task = json.loads(sys.stdin.read())
+    requests = [BenchRequest(tuple(r["prompt"]), r["output_tokens"], r["has_prefix"]) for r in task.pop("requests")]
+    result = answer_requests(requests=requests, **task)
+    sys.stdout.write("\n" + json.dumps(asdict(result)) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

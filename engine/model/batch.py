@@ -37,15 +37,15 @@ def make_batch(
     *,
     block_size: int,
     device: torch.device | str,
-    min_rows: int = MIN_ROWS,
+    row_tiles: tuple[int, ...] = (MIN_ROWS,),
 ) -> Batch:
-    """The batch of a plan's sequences, which must have been checked (`why_not`), padded to whole `min_rows`."""
+    """The batch of a plan's sequences, which must have been checked (`why_not`), padded to `row_tiles`."""
     counts = np.array([s.num_tokens for s in scheduled], dtype=np.int32)
     firsts = np.array([s.start for s in scheduled], dtype=np.int64)
     starts = np.zeros(len(scheduled) + 1, dtype=np.int32)
     np.cumsum(counts, out=starts[1:])
     num_tokens = int(starts[-1])
-    padded = padded_rows(num_tokens, min_rows)
+    padded = padded_rows(num_tokens, row_tiles)
     token_ids, positions = np.zeros(padded, dtype=np.int64), np.zeros(padded, dtype=np.int64)
     tables = np.zeros((len(scheduled), max(len(s.block_ids) for s in scheduled)), dtype=np.int32)
     for i, s in enumerate(scheduled):

@@ -15,11 +15,10 @@ from engine.model.rope import rope_tables
 from engine.model.weights import DecoderWeights, DenseWeights, LayerWeights
 from kernels.attention_plan import AttentionPlan, plan_attention
 from kernels.gathered_attention import CallShape, GatheredPlan, measure_shape, plan_gathered
-from kernels.kv_store import store_kv
 from kernels.linear import linear_products, row_linear
 from kernels.paged_attention import attention_products, paged_attention
 from kernels.rms_norm import rms_norm
-from kernels.rope import apply_rope
+from kernels.rope_store import rope_store
 from kernels.row_tiles import MIN_ROWS, ROW_TILES, agreeing_tiles, padded_rows
 from kernels.silu_mul import silu_mul
 
@@ -34,7 +33,9 @@ class Decoder:
         cos, sin = rope_tables(config.rope, config.head_dim, num_positions)
         self.cos, self.sin = cos.to(self.device), sin.to(self.device)
         self.tiles = ROW_TILES
-        self.min_rows = MIN_ROWS  # batches are padded to a multiple of it
+        self.batch_tiles: tuple[int, ...] = (
+            MIN_ROWS,
+        )  # row counts that every matrix takes: batches are padded to them
         self.is_batch_invariant: bool | None = None
         self._call_shape: CallShape | None = None  # of gathered attention; None where it may not be used
 
@@ -50,8 +51,9 @@ class Decoder:
         plain = [matrix for matrix in matrices if isinstance(matrix, Tensor)]
         products = [*linear_products(plain), *attention_products(self.config.head_dim)]
         self.tiles, self.is_batch_invariant = agreeing_tiles(products)
-        packed = [matrix.tiles[-1] for matrix in matrices if not isinstance(matrix, Tensor)]
-        self.min_rows = max([*packed, self.tiles[-1] if plain else 0])
+        packed = [matrix.tiles for matrix in matrices if not isinstance(matrix, Tensor)]
+        common = set.intersection(*map(set, [*packed, *([self.tiles] if plain else [])]))
+        self.batch_tiles = tuple(sorted(common, reverse=True))
         config = self.config
         self._call_shape = measure_shape(
             self.weights.embedding.dtype, config.head_dim, config.num_heads, config.num_kv_heads
@@ -63,6 +65,11 @@ class Decoder:
 
         Shapes: kv: [layers, 2, num_blocks, block_size, kv_heads, head_dim].
         """
+        return self.logits(self.hidden(batch, kv), batch.sample_rows)
+
+    @torch.inference_mode()
+    def hidden(self, batch: Batch, kv: Tensor) -> tuple[Tensor, Tensor]:
+        """What `logits` of any row of the batch is made from. Writes the batch's keys and values into kv."""
         config, eps = self.config, self.config.rms_norm_eps
         plans = self._plans(batch, kv)
         cos, sin = self.cos[batch.positions], self.sin[batch.positions]
@@ -74,7 +81,7 @@ class Decoder:
             x = self._feed_forward(x, layer, batch.num_tokens)
             if index + 1 < config.num_layers:
                 x, residual = rms_norm(x, self.weights.layers[index + 1].input_norm, eps, residual)
-        return self._logits(x, residual, batch.sample_rows)
+        return x, residual
 
     def _plans(self, batch: Batch, kv: Tensor) -> dict[int | None, AttentionPlan | GatheredPlan]:
         windows = {self.config.window_of(i) for i in range(self.config.num_layers)}
@@ -104,13 +111,17 @@ class Decoder:
     ) -> Tensor:
         config = self.config
         qkv = row_linear(x, layer.qkv, layer.qkv_bias, self.tiles)
-        heads = qkv.view(x.shape[0], config.num_heads + 2 * config.num_kv_heads, config.head_dim)
-        q, k, v = heads.split([config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
-        if layer.q_norm is not None:
-            q = rms_norm(q, layer.q_norm, config.rms_norm_eps)
-            k = rms_norm(k, layer.k_norm, config.rms_norm_eps)
-        q, k = apply_rope(q, k, cos, sin)
-        store_kv(k[: batch.num_tokens], v[: batch.num_tokens], kv[0], kv[1], batch.slots)
+        q = rope_store(
+            qkv,
+            cos,
+            sin,
+            kv[0],
+            kv[1],
+            batch.slots,
+            q_norm=layer.q_norm,
+            k_norm=layer.k_norm,
+            eps=config.rms_norm_eps,
+        )
         out = paged_attention(
             q,
             kv[0],
@@ -129,13 +140,15 @@ class Decoder:
         if isinstance(mlp, DenseWeights):
             inner = silu_mul(row_linear(x, mlp.gate_up, mlp.gate_up_bias, self.tiles))
             return row_linear(inner, mlp.down, mlp.down_bias, self.tiles)
-        return moe_forward(x, num_tokens, mlp, self.config.moe, self.tiles, self.min_rows)
+        return moe_forward(x, num_tokens, mlp, self.config.moe, self.tiles, self.batch_tiles)
 
-    def _logits(self, x: Tensor, residual: Tensor, rows: Tensor) -> Tensor:
-        """Final norm and head for the asked rows alone: the head is the largest matrix."""
+    @torch.inference_mode()
+    def logits(self, hidden: tuple[Tensor, Tensor], rows: Tensor) -> Tensor:
+        """Final norm and head for the asked rows alone, [num_rows, vocab]: the head is the largest matrix."""
+        x, residual = hidden
         count = rows.shape[0]
         if count == 0:
             return x.new_empty((0, self.config.vocab_size))
-        rows = torch.nn.functional.pad(rows, (0, padded_rows(count, self.min_rows) - count))
+        rows = torch.nn.functional.pad(rows, (0, padded_rows(count, self.batch_tiles) - count))
         x, _ = rms_norm(x[rows], self.weights.final_norm, self.config.rms_norm_eps, residual[rows])
         return row_linear(x, self.weights.head, tiles=self.tiles)[:count]

@@ -13,7 +13,12 @@ from kernels.silu_mul import silu_mul
 
 
 def moe_forward(
-    x: Tensor, num_tokens: int, weights: ExpertWeights, moe: MoeConfig, tiles: tuple[int, ...], min_rows: int
+    x: Tensor,
+    num_tokens: int,
+    weights: ExpertWeights,
+    moe: MoeConfig,
+    tiles: tuple[int, ...],
+    batch_tiles: tuple[int, ...],
 ) -> Tensor:
     """The layer's output, like x: [padded tokens, hidden]. Rows from `num_tokens` on are padding and stay 0.
 
@@ -27,7 +32,7 @@ def moe_forward(
     out = torch.zeros_like(x)
     for expert in chosen.unique().tolist():
         rows, rank = torch.where(chosen == expert)
-        gathered = x.new_zeros((padded_rows(len(rows), min_rows), x.shape[1]))
+        gathered = x.new_zeros((padded_rows(len(rows), batch_tiles), x.shape[1]))
         gathered[: len(rows)] = x[rows]
         inner = silu_mul(row_linear(gathered, weights.gate_up[expert], tiles=tiles))
         part = row_linear(inner, weights.down[expert], tiles=tiles)[: len(rows)]

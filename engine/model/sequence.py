@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.grammar_book import Mask, Matcher, without
 from engine.step import NewSequence, TokenLogprobs
 from kernels.sampling import Drawn, SampleRow
 
@@ -9,9 +10,22 @@ from kernels.sampling import Drawn, SampleRow
 class Sequence:
     """Changed by `append` alone. The counts that penalties read are kept only when the sequence has penalties."""
 
-    __slots__ = ("_counts", "_has_counts", "_has_seen", "_seen", "num_prompt_tokens", "sampling", "token_ids")
+    __slots__ = (
+        "_counts",
+        "_has_counts",
+        "_has_seen",
+        "_seen",
+        "matcher",
+        "num_prompt_tokens",
+        "problem",
+        "sampling",
+        "token_ids",
+    )
 
-    def __init__(self, new: NewSequence) -> None:
+    def __init__(self, new: NewSequence, matcher: Matcher | None = None, problem: str | None = None) -> None:
+        """`matcher` has taken the output so far; `problem` is why a sequence with a grammar has none."""
+        self.matcher = matcher
+        self.problem = problem
         self.token_ids = list(new.token_ids)
         self.num_prompt_tokens = new.num_prompt_tokens
         self.sampling = new.sampling
@@ -24,17 +38,26 @@ class Sequence:
 
     def append(self, token_id: int) -> None:
         self.token_ids.append(token_id)
+        if self.matcher is not None:
+            self.matcher.take(token_id)
         if self._has_seen:
             self._seen.add(token_id)
         if self._has_counts:
             self._counts[token_id] = self._counts.get(token_id, 0) + 1
 
-    def sample_row(self, eos_token_ids: tuple[int, ...]) -> SampleRow:
-        """How the next token is drawn. Its place in the output keys the randomness, so it survives recomputation."""
+    def sample_row(self, eos_token_ids: tuple[int, ...], allowed: Mask | None = None) -> SampleRow:
+        """How the next token is drawn. Its place in the output keys the randomness, so it survives recomputation.
+
+        `allowed` is what the grammar says; whatever else forbids tokens gives way where nothing would be left.
+        """
         params, position = self.sampling, len(self.token_ids) - self.num_prompt_tokens
         banned: tuple[int, ...] = ()
         if position < params.min_tokens:
             banned = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *eos_token_ids)
+        if allowed is not None:
+            if params.ignore_eos:
+                banned = (*banned, *eos_token_ids)  # goes on for as long as the grammar does
+            allowed, banned = without(allowed, banned) if banned else allowed, ()
         return SampleRow(
             temperature=params.temperature,
             top_k=params.top_k,
@@ -49,6 +72,7 @@ class Sequence:
             seen=self._seen,
             logit_bias=params.logit_bias,
             banned=banned,
+            allowed=allowed,
             num_logprobs=params.num_logprobs,
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import torch
 from safetensors import safe_open
@@ -72,6 +72,20 @@ class DecoderWeights:
                 mlp.router = _packed(mlp.router)
                 mlp.gate_up = [_packed(weight) for weight in mlp.gate_up]
                 mlp.down = [_packed(weight) for weight in mlp.down]
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor once, whatever reads it. Packed matrices, which only a CPU has, are left out."""
+        found: list[Tensor] = []
+        pending: list[object] = [self.embedding, self.head, self.final_norm, *self.layers]
+        while pending:
+            part = pending.pop()
+            if isinstance(part, Tensor):
+                found.append(part)
+            elif isinstance(part, list):
+                pending += part
+            elif isinstance(part, LayerWeights | DenseWeights | ExpertWeights):
+                pending += [getattr(part, field.name) for field in fields(part)]
+        return list({tensor.data_ptr(): tensor for tensor in found}.values())
 
     def matrices(self) -> list[Weight]:
         """Every matrix that rows are multiplied with; of a layer's experts one."""

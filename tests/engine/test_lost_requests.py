@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from fixtures_engine import tiny_model_dir
+from fixtures_engine import sample, tiny_model_dir
 
 from engine.config import NodeConfig
 from engine.core_config import CoreConfig
@@ -16,6 +16,7 @@ from engine.messages import CoreIdle, CoreReady, RequestUpdate, StepReport
 from engine.metrics import NodeMetrics
 from engine.model_facts import ModelFacts
 from engine.node import Node
+from engine.request_record import Arrival
 from engine.step import SamplingParams
 from engine.tokenizer import load_tokenizer
 
@@ -37,7 +38,7 @@ def node() -> Iterator[Node]:
 
 def admit(node: Node, request_id: str) -> Flight:
     ask = Ask(request_id, request_id, "completion", "m", 0, ((1, 2, 3),), 1, SamplingParams(max_tokens=5))
-    return node.admit(ask, arrived_at=time.monotonic())
+    return node.admit(ask, arrival=Arrival(request_id, "completion", time.monotonic()))
 
 
 def idle(at: float) -> CoreIdle:
@@ -67,6 +68,25 @@ async def test_a_request_that_ended_is_not_called_lost(node: Node) -> None:
 @pytest.mark.anyio
 async def test_a_deadline_that_another_node_used_up_ends_a_continued_request(node: Node) -> None:
     ask = Ask("a", "a", "completion", "m", 0, ((1, 2, 3),), 1, SamplingParams(max_tokens=5), deadline_s=10.0)
-    flight = node.admit(ask, arrived_at=time.monotonic(), elapsed_before_s=11.0)
+    flight = node.admit(ask, arrival=Arrival("a", "completion", time.monotonic()), elapsed_before_s=11.0)
     assert await flight.news() == []
     assert (flight.outcome, flight.error_code) == (Fate.FAILED, "deadline_exceeded")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("fate", "counted"), [(Fate.MOVED, 0), (Fate.ABORTED, 1)])
+async def test_a_sequence_counts_where_it_ends_also_when_its_move_came_to_nothing(
+    node: Node, fate: Fate, counted: int
+) -> None:
+    """Its client left between the stop for the hand-off and the hand-off itself: no other node will count it."""
+    flight = admit(node, "moving")
+    (choice,) = flight.choices
+    choice.abort_reason = "moved"
+    node.core._hear(
+        StepReport(1, "decode", 0.0, 0.01, 1, 1, (RequestUpdate(choice.core_id, finish_reason="abort"),), 0, 0, 0, 100)
+    )
+    assert flight.outcome is Fate.MOVED
+    node.close(flight, fate)
+    exposition = node.metrics.exposition().decode()
+    assert sample(exposition, "vllm:request_success_total", {"finished_reason": "abort"}) == counted
+    assert sample(exposition, "vllm:e2e_request_latency_seconds_count", {}) == counted

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures_engine import EngineNode, start_node, wait_for
+from fixtures_engine import EngineNode, read_stream, start_node, wait_for
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.metrics import length_buckets
@@ -19,46 +19,103 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineNode]:
         yield running
 
 
-def test_after_ten_requests_of_ten_tokens_every_count_is_exact(tmp_path: Path) -> None:
+def counts_of(exposition: str) -> dict[str, float]:
+    """Every count of requests, tokens, steps or events: `name{what it is of}` to value. No gauges, no seconds."""
+    counts = {}
+    for family in text_string_to_metric_families(exposition):
+        if family.type not in ("counter", "histogram") or family.name.startswith("process_"):
+            continue
+        for sample in family.samples:
+            if sample.name.endswith("_seconds_sum"):
+                continue
+            labels = ",".join(v for k, v in sorted(sample.labels.items()) if k not in ("model_name", "engine", "le"))
+            name = f"{sample.name}{{{labels}}}" if labels else sample.name
+            if not sample.name.endswith("_bucket"):
+                counts[name] = sample.value
+            elif sample.labels["le"] == "+Inf":
+                counts[name.replace("_bucket", "_bucket_inf")] = sample.value
+    return counts
+
+
+@pytest.mark.parametrize("form", ["completion", "chat", "stream", "two-choices"])
+def test_after_ten_requests_of_ten_tokens_every_count_is_exact(tmp_path: Path, form: str) -> None:
+    """All series that count anything: one that is not named here must be zero."""
     with start_node(tmp_path, extra_args=("--block-size", "4")) as fresh:
-        for _ in range(10):
-            body = {"prompt": list(range(3, 3 + PROMPT_TOKENS)), "max_tokens": 10, "ignore_eos": True}
-            assert fresh.http.post("/v1/completions", json=body).status_code == 200
-        counts = {
-            "vllm:request_success_total": 10,
-            "vllm:prompt_tokens_total": 10 * PROMPT_TOKENS,
+        prompt_tokens = ask_ten_times(fresh, form)
+        sequences = 10
+        cached = (prompt_tokens - 1) // 4 * 4  # whole blocks of 4; the last token is always computed
+        computed = sequences * prompt_tokens - 9 * cached
+        steps, mixed = 100, 0
+        if form == "two-choices":  # five requests: each second sequence follows the first within its steps
+            text = fresh.http.get("/metrics").text
+            steps = int(counts_of(text)["vllm:iteration_tokens_total_count"])
+            mixed = int(counts_of(text)["engine_step_seconds_count{mixed}"])
+            computed = int(counts_of(text)["vllm:iteration_tokens_total_sum"]) - 90
+        exact = {
+            "vllm:request_success_total{length}": sequences,
+            "vllm:prompt_tokens_total": sequences * prompt_tokens,
             "vllm:generation_tokens_total": 100,
-            "vllm:time_to_first_token_seconds_count": 10,
-            "vllm:inter_token_latency_seconds_count": 90,
-            "vllm:request_time_per_output_token_seconds_count": 10,
-            "vllm:e2e_request_latency_seconds_count": 10,
-            "vllm:request_queue_time_seconds_count": 10,
-            "vllm:request_prefill_time_seconds_count": 10,
-            "vllm:request_decode_time_seconds_count": 10,
-            "vllm:request_inference_time_seconds_count": 10,
-            "vllm:request_prompt_tokens_sum": 10 * PROMPT_TOKENS,
+            "vllm:prefix_cache_queries_total": sequences * prompt_tokens,
+            "vllm:prefix_cache_hits_total": sequences * prompt_tokens - computed,
+            "vllm:request_prompt_tokens_sum": sequences * prompt_tokens,
             "vllm:request_generation_tokens_sum": 100,
-            "vllm:iteration_tokens_total_count": 100,
-            "vllm:prefix_cache_queries_total": 10 * PROMPT_TOKENS,
-            "vllm:prefix_cache_hits_total": 9 * 4,  # one full block of 4, for all but the first
-            "vllm:num_preemptions_total": 0,
-            "vllm:num_requests_running": 0,
-            "vllm:num_requests_waiting": 0,
-            "vllm:kv_cache_usage_perc": 0,
+            "vllm:iteration_tokens_total_sum": computed + 90,  # the first token of each comes with its prompt
+            "engine_requests_total{finished}": 5 if form == "two-choices" else 10,
+            "engine_golden_runs_total{passed}": 1,  # at the start
         }
-        text = fresh.http.get("/metrics").text
-        found = {f: s.value for m in text_string_to_metric_families(text) for s in m.samples for f in [s.name]}
-        reasons = {
-            s.labels["finished_reason"]: s.value
-            for m in text_string_to_metric_families(text)
-            for s in m.samples
-            if s.name == "vllm:request_success_total"
-        }
-        assert reasons == {"stop": 0, "length": 10, "abort": 0, "error": 0}
-        found["vllm:request_success_total"] = sum(reasons.values())
-        assert {name: found[name] for name in counts} == counts
-        assert fresh.metric("engine_requests_total", state="finished") == 10
-        assert fresh.metric("engine_step_seconds_count", kind="decode") == 90
+        for name, count in {
+            **dict.fromkeys(("time_to_first_token_seconds", "request_time_per_output_token_seconds"), 10),
+            **dict.fromkeys((f"request_{p}_time_seconds" for p in ("queue", "prefill", "decode", "inference")), 10),
+            **dict.fromkeys(("e2e_request_latency_seconds", "request_prompt_tokens", "request_generation_tokens"), 10),
+            "inter_token_latency_seconds": 90,
+            "iteration_tokens_total": steps,
+        }.items():
+            exact |= {f"vllm:{name}_count": count, f"vllm:{name}_bucket_inf": count}
+        found = counts_of(fresh.http.get("/metrics").text)
+        by_kind = {kind: found.pop(f"engine_step_seconds_count{{{kind}}}") for kind in ("prefill", "decode", "mixed")}
+        for kind in by_kind:
+            del found[f"engine_step_seconds_bucket_inf{{{kind}}}"]
+        assert {name: value for name, value in found.items() if value or name in exact} == exact
+        assert sum(by_kind.values()) == steps
+        if not mixed and form != "two-choices":
+            assert by_kind == {"prefill": 10, "decode": 90, "mixed": 0}
+        assert fresh.metric("vllm:num_requests_running") == fresh.metric("vllm:num_requests_waiting") == 0
+        assert fresh.metric("vllm:kv_cache_usage_perc") == 0
+
+
+def ask_ten_times(node: EngineNode, form: str) -> int:
+    """Ten sequences of ten tokens, one request after the other; returns the tokens of their prompt."""
+    body = {"max_tokens": 10, "ignore_eos": True, "prompt": list(range(3, 3 + PROMPT_TOKENS))}
+    match form:
+        case "completion":
+            answers = [node.http.post("/v1/completions", json=body) for _ in range(10)]
+        case "chat":
+            chat = {**body, "messages": [{"role": "user", "content": "hi"}]}
+            answers = [node.http.post("/v1/chat/completions", json=chat) for _ in range(10)]
+        case "two-choices":
+            answers = [node.http.post("/v1/completions", json={**body, "n": 2}) for _ in range(5)]
+        case _:
+            asked = body | {"stream": True, "stream_options": {"include_usage": True}}
+            streams = [read_stream(node, "/v1/completions", asked) for _ in range(10)]
+            assert all(stream.is_done for stream in streams)
+            return int(streams[0].chunks[-1]["usage"]["prompt_tokens"])
+    assert [answer.status_code for answer in answers] == [200] * len(answers)
+    return int(answers[0].json()["usage"]["prompt_tokens"])
+
+
+def test_the_parts_of_a_requests_time_add_up(tmp_path: Path) -> None:
+    with start_node(tmp_path) as fresh:
+        ask_ten_times(fresh, "completion")
+        names = ("inference", "prefill", "decode", "queue")
+        sums = {n: fresh.metric(f"vllm:request_{n}_time_seconds_sum") or 0.0 for n in names}
+        assert sums["inference"] == pytest.approx(sums["prefill"] + sums["decode"])
+        assert fresh.metric("vllm:inter_token_latency_seconds_sum") == pytest.approx(sums["decode"])
+        assert fresh.metric("vllm:request_time_per_output_token_seconds_sum") == pytest.approx(sums["decode"] / 9)
+        first = fresh.metric("vllm:time_to_first_token_seconds_sum")
+        assert first == pytest.approx(sums["queue"] + sums["prefill"])
+        whole = fresh.metric("vllm:e2e_request_latency_seconds_sum")
+        assert whole is not None
+        assert whole >= sums["queue"] + sums["inference"]
 
 
 def test_series_carry_vllms_labels_and_buckets(node: EngineNode) -> None:

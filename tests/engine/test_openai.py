@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import openai
 import pytest
 from fixtures_engine import EngineNode, start_node, wait_for
+from fixtures_openai import stream_completion, strict_client
 from openai.types.chat import ChatCompletionMessageParam
 
 HI: list[ChatCompletionMessageParam] = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
@@ -19,18 +20,8 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineNode]:
 
 
 @pytest.fixture(scope="module")
-def lenient(node: EngineNode) -> Iterator[openai.OpenAI]:
-    # The client's type of a completion chunk allows no null finish_reason, which OpenAI itself sends.
-    with openai.OpenAI(base_url=f"{node.url}/v1", api_key="unused", max_retries=0, timeout=30) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
 def client(node: EngineNode) -> Iterator[openai.OpenAI]:
-    # strict: an answer that does not fit the client's types raises
-    with openai.OpenAI(
-        base_url=f"{node.url}/v1", api_key="unused", max_retries=0, timeout=30, _strict_response_validation=True
-    ) as made:
+    with strict_client(node.url) as made:
         yield made
 
 
@@ -58,10 +49,12 @@ def test_a_chat_stream_is_the_whole_answer(client: openai.OpenAI) -> None:
     assert chunks[-1].usage.completion_tokens == (whole.usage.completion_tokens if whole.usage else None)
 
 
-def test_a_completion_stream_is_the_whole_answer(client: openai.OpenAI, lenient: openai.OpenAI) -> None:
+def test_a_completion_stream_is_the_whole_answer(client: openai.OpenAI) -> None:
     whole = client.completions.create(model="tiny", prompt="once", max_tokens=25, seed=4, logprobs=2)
-    chunks = list(lenient.completions.create(model="tiny", prompt="once", max_tokens=25, seed=4, stream=True))
+    chunks = list(stream_completion(client, prompt="once", max_tokens=25, seed=4, logprobs=2))
     assert "".join(c.choices[0].text for c in chunks) == whole.choices[0].text
+    assert [c.choices[0].finish_reason for c in chunks[:-1]] == [None] * (len(chunks) - 1)
+    assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
     assert whole.choices[0].logprobs is not None
     assert whole.choices[0].logprobs.tokens
 
@@ -100,11 +93,9 @@ def test_a_drained_node_is_unavailable(node: EngineNode, client: openai.OpenAI) 
         node.http.post("/admin/resume")
 
 
-def test_an_error_in_a_stream_is_raised(node: EngineNode, lenient: openai.OpenAI) -> None:
+def test_an_error_in_a_stream_is_raised(node: EngineNode, client: openai.OpenAI) -> None:
     core = node.core_pid()
-    stream = lenient.completions.create(
-        model="tiny", prompt="x", max_tokens=8000, stream=True, extra_body={"ignore_eos": True}
-    )
+    stream = stream_completion(client, prompt="x", max_tokens=8000, ignore_eos=True)
     next(iter(stream))
     os.kill(core, signal.SIGKILL)
     with pytest.raises(openai.APIError, match="engine core died"):

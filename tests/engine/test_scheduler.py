@@ -169,7 +169,7 @@ def test_every_state_can_end_and_the_end_is_final() -> None:
         pytest.param(make_request("a", [1, 1000]), "between 0 and 999", id="vocabulary"),
         pytest.param(make_request("a", [1, -1]), "between 0 and 999", id="negative"),
         pytest.param(make_request("a", [1], output=[1000]), "between 0 and 999", id="output_vocabulary"),
-        pytest.param(make_request("a", max_tokens=0), "max_tokens", id="nothing_asked"),
+        pytest.param(make_request("a", max_tokens=-1), "max_tokens", id="less_than_nothing_asked"),
     ],
 )
 def test_request_that_can_never_be_served_is_refused_at_once(request_, complaint: str) -> None:

@@ -485,3 +485,16 @@ async def test_many_requests_over_failing_nodes_each_have_one_fate(tmp_path: Pat
                 assert reply.error is not None
         assert sum(served.gateway.fates.counts.values()) == 60
         served.gateway.fates.check_integrity()
+
+
+async def test_the_callers_trace_goes_to_the_node_and_to_the_one_that_continues(tmp_path: Path) -> None:
+    trace = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "vendor=1"}
+    async with small_fleet(tmp_path, "a", "b", "c") as (served, nodes, _):
+        for position, node in enumerate(nodes):
+            node.script.hand_off_at = 2 * position + 2
+        nodes[2].script.hand_off_at = None
+        for number in range(6):
+            assert (await served.chat(f"p{number}", max_tokens=12, headers=trace)).is_done
+        seen = [request for node in nodes for request in node.seen]
+        assert sum(request["path"] == "/internal/continue" for request in seen) >= 2
+        assert all(request["headers"].get(name) == value for request in seen for name, value in trace.items())

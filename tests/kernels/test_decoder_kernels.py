@@ -114,6 +114,15 @@ def test_linear_rows_do_not_depend_on_the_batch(shape: tuple[int, int]) -> None:
         assert torch.equal(row_linear(part, weight, tiles=tiles)[:rows], whole[first : first + rows])
 
 
+def test_rows_are_padded_where_one_more_pass_over_the_weights_costs_more() -> None:
+    tiles = (256, 128, 64, 32, 16, 8, 4)
+    assert [padded_rows(rows, tiles) for rows in (1, 4, 5, 33, 256, 300, 600)] == [4, 4, 8, 64, 256, 320, 640]
+    for rows in range(1, 600):
+        padded = padded_rows(rows, tiles)
+        assert rows <= padded
+        assert sum(size for _, size in split_rows(padded, tiles)) == padded
+
+
 def test_tiles_that_differ_are_not_used_together() -> None:
     def depends_on_rows(rows: torch.Tensor) -> torch.Tensor:
         return rows * (1.001 if len(rows) == 64 else 1.0)

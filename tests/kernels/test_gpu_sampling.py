@@ -32,6 +32,8 @@ PARAMETERS = {
         "top_k": 30,
     },
     "bias and bans": {"logit_bias": [(5, 4.0), (VOCAB + 9, 1.0)], "banned": [1, 2, 6], "top_p": 0.9},
+    "grammar": {"allowed": np.packbits(np.arange(320) % 7 == 3, bitorder="little").view(np.int32), "top_p": 0.95},
+    "grammar of one token": {"allowed": np.packbits(np.arange(320) == 299, bitorder="little").view(np.int32)},
 }
 
 

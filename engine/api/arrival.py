@@ -1,0 +1,49 @@
+"""What is known of a client request when it comes in, and its end when it is never taken in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from starlette.requests import Request
+
+from engine.api.errors import ApiError
+from engine.inflight import Fate, Kind
+from engine.node import Node
+from engine.request_record import Arrival
+
+TRACE_HEADERS = ("traceparent", "tracestate")
+MAX_TRACE_CHARS = 1024  # W3C asks for 512 of tracestate; what is longer is dropped, as the recommendation allows
+CLIENT_GONE = "client_gone"
+
+
+def arrival_of(request: Request, kind: Kind | None, *, is_continued: bool = False) -> Arrival:
+    """To be called first of all: it takes the time."""
+    given = {name: request.headers.get(name) for name in TRACE_HEADERS}
+    return Arrival(
+        request.state.request_id,
+        kind,
+        time.monotonic(),
+        {name: value for name, value in given.items() if value is not None and len(value) <= MAX_TRACE_CHARS},
+        is_continued,
+    )
+
+
+@contextmanager
+def admitting(node: Node, arrival: Arrival) -> Iterator[None]:
+    """Whatever ends a request in here, before it is a flight, is counted and logged once."""
+    try:
+        yield
+    except ApiError as exc:
+        node.turn_away(arrival, _fate_of(exc), exc.status, exc.code)
+        raise
+    except Exception:
+        node.turn_away(arrival, Fate.FAILED, 500, "internal")
+        raise
+
+
+def _fate_of(error: ApiError) -> Fate:
+    if error.code == CLIENT_GONE:
+        return Fate.ABORTED
+    return Fate.REFUSED if "X-Fleet-Refused" in error.headers else Fate.INVALID

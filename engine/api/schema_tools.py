@@ -1,0 +1,98 @@
+"""Fields of a chat that concern tools: what may be called, whether it must be, and calls in the history."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag, field_validator
+
+MAX_TOOLS = 128
+MAX_TOOL_CALLS = 128  # in one message of the history
+MAX_ARGUMENTS_CHARS = 1_000_000
+
+FunctionName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+CallId = Annotated[str, StringConstraints(min_length=1, max_length=128)]
+
+
+class FunctionSpec(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    name: FunctionName
+    description: Annotated[str, StringConstraints(max_length=65_536)] | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(BaseModel):
+    type: Literal["function"]
+    function: FunctionSpec
+
+    def for_template(self) -> dict[str, Any]:
+        function = self.function.model_dump(exclude_none=True, exclude={"strict"})
+        return {"type": "function", "function": function}
+
+
+Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)]
+
+
+class NamedFunction(BaseModel):
+    name: FunctionName
+
+
+class NamedToolChoice(BaseModel):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+def _choice_branch(value: object) -> str:
+    # Brackets: branches of unions are left out of the paths in errors by them.
+    return "[named]" if isinstance(value, dict | NamedToolChoice) else "[word]"
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("[word]")] | Annotated[NamedToolChoice, Tag("[named]")],
+    Discriminator(_choice_branch),
+]
+
+
+class CalledFunction(BaseModel):
+    name: Annotated[str, StringConstraints(min_length=1, max_length=128)]
+    arguments: Annotated[str, StringConstraints(max_length=MAX_ARGUMENTS_CHARS)] = "{}"
+
+    @field_validator("arguments")
+    @classmethod
+    def _holds_an_object(cls, value: str) -> str:
+        _parse_arguments(value)
+        return value
+
+
+class CalledTool(BaseModel):
+    """A call that the model made before."""
+
+    id: CallId
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    def for_template(self) -> dict[str, Any]:
+        """Arguments as an object: that is what templates put into the prompt."""
+        arguments = _parse_arguments(self.function.arguments)
+        return {"id": self.id, "type": "function", "function": {"name": self.function.name, "arguments": arguments}}
+
+
+def _parse_arguments(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text) if text.strip() else {}
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"must hold a JSON object: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError("must hold a JSON object")
+    return value
+
+
+class ToolFields(BaseModel):
+    """For a chat body."""
+
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None

@@ -1,0 +1,60 @@
+"""Log probabilities in the form of /v1/completions: parallel lists over the tokens of a text."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from engine.step import TokenLogprobs
+from engine.tokenizer import Tokenizer
+
+LOWEST_LOGPROB = -9999.0  # JSON has no minus infinity
+
+Scored = tuple[int, TokenLogprobs | None]  # a token; None: nothing comes before it, so it has no probability
+
+
+def text_logprobs(
+    scored: Sequence[Scored], num_top: int | None, char_offset: int, tokenizer: Tokenizer
+) -> dict[str, Any] | None:
+    """The object of some tokens whose text begins at `char_offset`; None when none are asked for (`num_top` None).
+
+    A token without a probability is null in both lists, as OpenAI and vLLM have it for the first of a prompt.
+    """
+    if num_top is None:
+        return None
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a character may be made of several tokens
+    offsets = []
+    for token_id, _ in scored:
+        offsets.append(char_offset)
+        char_offset += len(decoder.decode(tokenizer.bytes_of(token_id)))
+    return {
+        "tokens": [shown(tokenizer.piece(token_id)) for token_id, _ in scored],
+        "token_logprobs": [None if entry is None else finite(entry.chosen) for _, entry in scored],
+        "top_logprobs": [None if entry is None else _by_text(entry.top[:num_top], tokenizer) for _, entry in scored]
+        if num_top
+        else None,
+        "text_offset": offsets,
+    }
+
+
+def joined(first: dict[str, Any] | None, second: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Two such objects, one after the other."""
+    if first is None or second is None:
+        return first or second
+    return {name: None if values is None else values + second[name] for name, values in first.items()}
+
+
+def _by_text(top: Iterable[tuple[int, float]], tokenizer: Tokenizer) -> dict[str, float]:
+    best: dict[str, float] = {}
+    for token, logprob in top:  # most likely first; two tokens may read the same
+        best.setdefault(shown(tokenizer.piece(token)), finite(logprob))
+    return best
+
+
+def shown(piece: bytes) -> str:
+    return piece.decode("utf-8", "replace")
+
+
+def finite(logprob: float) -> float:
+    return max(logprob, LOWEST_LOGPROB)

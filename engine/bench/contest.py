@@ -1,0 +1,147 @@
+"""One run: which engine is measured when. One is alive at a time; each gets the same requests in the same order."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+from engine.bench.drive import AnswerError, drive
+from engine.bench.floor import Machine, floor_tokens_per_s, measure_machine
+from engine.bench.gguf_file import write_gguf
+from engine.bench.measure import Figures
+from engine.bench.report import Row
+from engine.bench.servers import MODEL_NAME, Server, ServerError, llama_server, our_node, running, vllm_server
+from engine.bench.transformers_peer import METHODS, PeerError, missing, run_transformers
+from engine.bench.workload import BenchRequest, make_workload
+from engine.model_dir import open_model
+
+OURS = "fleetctl"
+PEERS = ("vllm", "llama.cpp", "transformers")
+LABELS = {"vllm": "vLLM"}
+
+
+@dataclass(frozen=True, slots=True)
+class ContestPlan:
+    model: Path
+    requests: tuple[BenchRequest, ...]
+    concurrencies: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    peers: tuple[str, ...]
+    num_threads: int
+    limit_s: float  # after which an engine is sent no further request at one concurrency
+
+
+@dataclass(slots=True)
+class Contest:
+    """Owns what has been found so far, which stays readable when the run is broken off."""
+
+    plan: ContestPlan
+    say: Callable[[str], None]
+    rows: list[Row] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    machines: dict[str, Machine] = field(default_factory=dict)
+    unusable: dict[tuple[str, str], str] = field(default_factory=dict)  # by engine and number type: did not start
+
+    def run(self) -> Iterator[Row]:
+        """Measures; gives each row when it is there. A peer that fails is a row that says why."""
+        entrants = (OURS, *self._entrants())
+        total = len(self.plan.dtypes) * len(self.plan.concurrencies) * len(entrants)
+        for dtype in self.plan.dtypes:
+            self.say(f"{dtype}: measuring what memory and matrix products of this machine give")
+            self.machines[dtype] = measure_machine(dtype, self.plan.num_threads)
+            # One concurrency after the other, so that engines are measured side by side on a machine with neighbours.
+            for concurrency in self.plan.concurrencies:
+                for name in entrants:
+                    where = f"{len(self.rows) + 1}/{total} {dtype} x{concurrency} {name}"
+                    row = self._measure(name, dtype, concurrency, where)
+                    self.rows.append(row)
+                    self.say(f"{where}: {_outcome(row.figures)}")
+                    yield row
+
+    def floor_tokens_per_s(self, dtype: str, concurrency: int, requests: Sequence[BenchRequest] | None = None) -> float:
+        """For `requests`, or all. The number type must have been begun."""
+        config = open_model(self.plan.model).config
+        asked = self.plan.requests if requests is None else requests
+        return floor_tokens_per_s(config, dtype, asked, concurrency, self.machines[dtype])
+
+    def _entrants(self) -> Iterator[str]:
+        """Peers that are installed; notes why others are left out."""
+        for name in self.plan.peers:
+            if name == "transformers":
+                if (why := missing()) is None:
+                    yield from (f"transformers {method}" for method in METHODS)
+                    continue
+            else:
+                server = self._server(name, self.plan.dtypes[0])
+                if not isinstance(server, str):
+                    yield name
+                    continue
+                why = server
+            self.left_out.append(why)
+            self.say(f"left out: {why}")
+
+    def _server(self, name: str, dtype: str) -> Server | str:
+        model, threads = self.plan.model, self.plan.num_threads
+        if name == OURS:
+            return our_node(model, dtype, threads, version("llm-fleetctl"))
+        if name == "vllm":
+            return vllm_server(model, dtype, threads)
+        gguf = model / f"{dtype}.gguf"
+        server = llama_server(gguf, threads)
+        return server if isinstance(server, str) else write_gguf(model, gguf, dtype) or server
+
+    def _measure(self, name: str, dtype: str, concurrency: int, where: str) -> Row:
+        figures: Figures | str
+        if name.startswith("transformers "):
+            release = version("transformers")
+            self.say(f"{where}: at most {self.plan.limit_s:g} s in a process of its own")
+            try:
+                figures = self._transformers(name.removeprefix("transformers "), dtype, concurrency)
+            except (PeerError, ValueError) as error:
+                figures = str(error)
+        else:
+            server = self._server(name, dtype)
+            release = "" if isinstance(server, str) else server.version
+            try:
+                figures = server if isinstance(server, str) else self._over_http(server, dtype, concurrency, where)
+            except (AnswerError, ServerError) as error:
+                if name == OURS:
+                    raise
+                figures = str(error).splitlines()[0][:300]
+        floor = None
+        if not isinstance(figures, str):
+            answered = self.plan.requests[: figures.num_requests] or self.plan.requests
+            floor = self.floor_tokens_per_s(dtype, concurrency, answered)
+        return Row(LABELS.get(name, name), release, dtype, concurrency, figures, floor)
+
+    def _over_http(self, server: Server, dtype: str, concurrency: int, where: str) -> Figures | str:
+        if (why := self.unusable.get((server.name, dtype))) is not None:
+            return why
+        self.say(f"{where}: starting")
+        asked_at = time.monotonic()
+        # A fresh process each: what one run leaves in a prefix cache must not help the next.
+        try:
+            with running(server) as url:
+                self.say(f"{where}: ready after {time.monotonic() - asked_at:.0f} s, first requests")
+                # First-request costs; other words than the measured prompts', so that no cache knows those.
+                asyncio.run(drive(url, MODEL_NAME, make_workload(2, max_output_tokens=8, seed=1), 2))
+                count = len(self.plan.requests)
+                self.say(f"{where}: measuring {count} requests, none sent after {self.plan.limit_s:g} s")
+                return asyncio.run(drive(url, MODEL_NAME, self.plan.requests, concurrency, self.plan.limit_s))
+        except ServerError as error:
+            self.unusable[server.name, dtype] = str(error).splitlines()[0][:300]
+            raise
+
+    def _transformers(self, method: str, dtype: str, concurrency: int) -> Figures:
+        plan = self.plan
+        return run_transformers(plan.model, dtype, method, plan.requests, concurrency, plan.num_threads, plan.limit_s)
+
+
+def _outcome(figures: Figures | str) -> str:
+    if isinstance(figures, str):
+        return f"not measured: {figures}"
+    return f"{figures.output_tokens_per_s:.1f} tokens/s, {figures.num_requests} requests answered"

@@ -1,0 +1,205 @@
+"""A run: rounds of traffic with troubles in it, each followed by a rest in which everything must be given back."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from engine.soak.books import MAX_PROBLEMS, Books, compare_metrics, values_of
+from engine.soak.client import Client, Outcome
+from engine.soak.node_process import NodeError, NodeProcess, read_held
+from engine.soak.quiet import Quiet, grown
+from engine.soak.request import SoakRequest, draw
+from engine.soak.trouble import StillBrokenError, Troubles
+
+CLIENTS = 24
+REST_S = 30.0
+WARM_ROUNDS = 2  # not compared: caches fill, pools grow, malloc finds its size
+
+
+@dataclass(frozen=True, slots=True)
+class SoakPlan:
+    seconds: float
+    round_s: float
+    seed: int
+
+
+@dataclass(slots=True)
+class SoakResult:
+    problems: list[str] = field(default_factory=list)
+    readings: list[Quiet] = field(default_factory=list)  # after warm-up
+    seconds: float = 0.0
+    requests: int = 0
+    troubles: int = 0
+    leak_detected: bool | None = None  # None: it did not come to that
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a run stands."""
+
+    done: float
+    doing: str
+    requests: int
+    problems: int
+
+
+class Soak:
+    """Drives one node. `tell` hears of progress, a few times a second."""
+
+    def __init__(self, node: NodeProcess, plan: SoakPlan, tell: Callable[[Progress], None]) -> None:
+        self._node = node
+        self._plan = plan
+        self._tell = tell
+        self._rng = random.Random(plan.seed)
+        self._troubles = Troubles(node, self._rng)
+        self._ids = itertools.count()
+        self.books = Books()
+        self.result = SoakResult()
+
+    async def run(self) -> SoakResult:
+        """Ends early at the first round with a problem: what follows would only repeat it."""
+        started = time.monotonic()
+        try:
+            for number in itertools.count():
+                elapsed = time.monotonic() - started
+                if elapsed >= self._plan.seconds and number > WARM_ROUNDS + 1:
+                    break
+                await self._round(started, is_warm=number >= WARM_ROUNDS)
+                if self.result.problems:
+                    break
+            if not self.result.problems:
+                await self._prove_leaks_are_told()
+        except (NodeError, StillBrokenError, aiohttp.ClientError) as error:
+            self.result.problems.append(f"{type(error).__name__}: {error}")
+        self.result.seconds = time.monotonic() - started
+        return self.result
+
+    async def _round(self, started: float, *, is_warm: bool) -> None:
+        client = Client(self._node.url, self._node.token)
+        stop_at = time.monotonic() + self._plan.round_s
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(CLIENTS):
+                    group.create_task(self._one_client(client, stop_at))
+                group.create_task(self._trouble(client, stop_at))
+                group.create_task(self._report(started, stop_at))
+        except* (StillBrokenError, aiohttp.ClientError, NodeError) as failed:
+            raise StillBrokenError("; ".join(str(e) for e in failed.exceptions)) from failed
+        finally:
+            self.result.troubles = self._troubles.count
+            await client.close()
+        reading = await self._rest(started)
+        if reading is not None and is_warm:
+            self.result.readings.append(reading)
+            self.result.problems += grown(self.result.readings)
+
+    async def _one_client(self, client: Client, stop_at: float) -> None:
+        while time.monotonic() < stop_at:
+            outcome = await self._send(client, draw(self._rng))
+            if outcome.ending == "moved":
+                await self._until_taking_work(client)
+                self._note(await client.carry_on(outcome))
+            elif outcome.ending == "refused":
+                await self._until_taking_work(client)
+
+    async def _until_taking_work(self, client: Client) -> None:
+        """A little longer than it takes, or not at all: some requests must come while the node refuses them."""
+        for _ in range(self._rng.randint(1, 10)):
+            await asyncio.sleep(0.2)
+            status, _ = await client.admin("GET", "/health/ready")
+            if status == 200:
+                return
+
+    async def _send(self, client: Client, request: SoakRequest) -> Outcome:
+        self.result.requests += 1
+        outcome = await client.send(request, f"soak-{next(self._ids)}")
+        self._note(outcome)
+        return outcome
+
+    def _note(self, outcome: Outcome) -> None:
+        self.books.note_outcome(outcome)
+
+    async def _trouble(self, client: Client, stop_at: float) -> None:
+        while time.monotonic() < stop_at - 1.0:
+            await self._troubles.strike(client)
+            await asyncio.sleep(self._rng.uniform(0.1, 0.5))
+
+    async def _report(self, started: float, stop_at: float) -> None:
+        while time.monotonic() < stop_at:
+            self._say(started, self._troubles.last or "traffic")
+            await asyncio.sleep(0.2)
+
+    def _say(self, started: float, doing: str) -> None:
+        done = min(1.0, (time.monotonic() - started) / self._plan.seconds)
+        self._tell(Progress(done, doing, self.result.requests, len(self.result.problems)))
+
+    async def _rest(self, started: float) -> Quiet | None:
+        """A reading once everything was given back; None, with problems, when it is not."""
+        self._say(started, "rest")
+        deadline = time.monotonic() + REST_S
+        problems: list[str] = []
+        while time.monotonic() < deadline:
+            # A connection for each look: none may be left over to be counted.
+            client = Client(self._node.url, self._node.token)
+            try:
+                status, exposition = await client.admin("GET", "/metrics")
+            finally:
+                await client.close()
+            self._read_log()
+            problems = compare_metrics(self.books, str(exposition)) if status == 200 else [f"/metrics: {status}"]
+            tasks = values_of(str(exposition), ("engine_asyncio_tasks",)).get("engine_asyncio_tasks", 0)
+            if not problems and not self._grew_in_tasks(int(tasks)):
+                break
+            await asyncio.sleep(0.2)
+        checked = self.books.close()
+        integrity = values_of(str(exposition), ("engine_integrity_ok",)).get("engine_integrity_ok")
+        if integrity == 0:
+            problems.append("the core's check of its KV blocks failed")
+        self.result.problems += (problems + checked)[:MAX_PROBLEMS]
+        if self.result.problems:
+            return None
+        core = read_held(self._node.core_pid())
+        return Quiet(time.monotonic() - started, self.result.requests, self._node.held(), core, int(tasks))
+
+    def _grew_in_tasks(self, tasks: int) -> bool:
+        """A connection that was just closed may still have its task."""
+        return bool(self.result.readings) and tasks > self.result.readings[0].tasks
+
+    def _read_log(self) -> None:
+        for event in self._node.new_events():
+            if event.get("event") == "request.finished":
+                self.books.note_line(event)
+            elif event.get("level") in ("error", "critical") and not _was_done_to_it(event):
+                self.result.problems.append(f"the node's log has an error: {str(event)[:500]}")
+
+    async def _prove_leaks_are_told(self) -> None:
+        """The check that found no leak all along must find one that is there."""
+        client = Client(self._node.url, self._node.token)
+        try:
+            await self._troubles.leak(client)
+            deadline = time.monotonic() + REST_S
+            while time.monotonic() < deadline:
+                _, exposition = await client.admin("GET", "/metrics")
+                if values_of(str(exposition), ("engine_integrity_ok",)).get("engine_integrity_ok") == 0:
+                    self.result.leak_detected = True
+                    return
+                await asyncio.sleep(0.3)
+        finally:
+            await client.close()
+        self.result.leak_detected = False
+        self.result.problems.append("KV blocks were lost on purpose and the node did not tell")
+
+
+def _was_done_to_it(event: Mapping[str, Any]) -> bool:
+    """A killed core, wrong numbers that were told, a step that ran out of memory because a fault said so."""
+    if event.get("event") == "step.failed":
+        return "a fault was set" in str(event.get("exception"))
+    return event.get("event") in ("core.lost", "golden.verdict_changed")

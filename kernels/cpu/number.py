@@ -1,0 +1,121 @@
+"""What the compiled kernels of this folder share: numbers of two types, `exp`, and tensors seen as arrays.
+
+numba has no bfloat16. Its bits are the upper half of a float32, so kernels take uint16 arrays, widen on load and round
+on store; all arithmetic is float32. The functions are told apart by type at compile time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from pathlib import Path
+
+import numba
+import numpy as np
+import torch
+from numba import njit, prange, types
+from numba.extending import overload
+from torch import Tensor
+
+__all__ = ["EXACT", "SUMS", "array", "exp32", "has_kernels", "narrow", "prange", "use_threads", "widen"]
+
+
+def _cache_folder() -> Path:
+    """Beside the source where that may be written, else with the user's other caches. NUMBA_CACHE_DIR wins."""
+    if chosen := os.environ.get("NUMBA_CACHE_DIR"):
+        return Path(chosen)
+    here = Path(__file__).parent
+    sources = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(here.glob("*.py")))).hexdigest()[:16]
+    beside = here / "__pycache__"
+    if os.access(beside if beside.exists() else here, os.W_OK):
+        return beside / f"compiled-{sources}"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fleetctl" / f"kernels-{sources}"
+
+
+# Linux: the pool of the libgomp that torch has loaded, so that both use the same threads.
+numba.config.THREADING_LAYER = "omp" if sys.platform.startswith("linux") else "workqueue"
+
+# Compiled once on a machine: loading takes milliseconds. numba looks at one file's age, not at what it calls, so what
+# was compiled from other sources lies in another folder.
+numba.config.CACHE_DIR = str(_cache_folder())
+# `fastmath` is always said: a function without it takes its first caller's, and `exp32` is wrong when regrouped.
+EXACT = {"nogil": True, "cache": True, "error_model": "numpy", "fastmath": False}
+# Sums may be grouped into vectors. How, is settled when the kernel is compiled: a row's bits depend on that row alone.
+SUMS = {**EXACT, "fastmath": {"reassoc", "contract", "nsz"}}
+_TYPES = (torch.float32, torch.bfloat16)
+
+
+def has_kernels(*tensors: Tensor) -> bool:
+    """Whether the kernels of this folder take these tensors: on a CPU, float32 or bfloat16."""
+    return all(t.device.type == "cpu" and t.dtype in _TYPES for t in tensors)
+
+
+def array(tensor: Tensor) -> np.ndarray:
+    """The tensor's own memory as an array; bfloat16 as uint16."""
+    return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
+def use_threads(work: int, grain: int) -> bool:
+    """Whether `work` elements are worth more than one thread; then as many as torch has are used."""
+    threads = torch.get_num_threads()
+    if threads == 1 or work < grain:
+        return False
+    numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
+    return True
+
+
+def widen(value):
+    """A stored number as float32."""
+    raise NotImplementedError("inside compiled code only")
+
+
+def narrow(value, like):
+    """A float32 as it is stored in an array whose elements are like `like`: rounded to even."""
+    raise NotImplementedError("inside compiled code only")
+
+
+@overload(widen)
+def _widen(value):
+    if value == types.uint16:
+        return lambda value: np.uint32(np.uint32(value) << np.uint32(16)).view(np.float32)
+    return lambda value: value
+
+
+@overload(narrow)
+def _narrow(value, like):
+    if like == types.uint16:
+        return lambda value, like: _round(value)
+    return lambda value, like: np.float32(value)
+
+
+@njit(**EXACT)
+def _round(value):
+    bits = np.float32(value).view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    # Adding to a NaN's bits could carry into infinity.
+    return np.uint16(0x7FC0) if (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000) else np.uint16(rounded)
+
+
+@njit(**EXACT)
+def exp32(x):
+    """`e ** x` of a float32 to 2 units in the last place, without a call, so that loops over it become vector code.
+
+    Range reduction and the degree-6 polynomial of Cephes' `expf` (Moshier, netlib.org/cephes). NaN stays NaN.
+    """
+    # Comparisons, not min and max: numba makes those of two float32 a float64.
+    limited = x if x > np.float32(-87.0) else np.float32(-87.0)
+    limited = limited if limited < np.float32(88.0) else np.float32(88.0)
+    shifted = limited * np.float32(1.44269504) + np.float32(12582912.0)  # 1.5 x 2^23: rounds to a whole number
+    whole = shifted - np.float32(12582912.0)
+    rest = limited - whole * np.float32(0.693359375)
+    rest = rest + whole * np.float32(2.12194440e-4)
+    sum_ = np.float32(1.9875691500e-4)
+    sum_ = sum_ * rest + np.float32(1.3981999507e-3)
+    sum_ = sum_ * rest + np.float32(8.3334519073e-3)
+    sum_ = sum_ * rest + np.float32(4.1665795894e-2)
+    sum_ = sum_ * rest + np.float32(1.6666665459e-1)
+    sum_ = sum_ * rest + np.float32(5.0000001201e-1)
+    sum_ = sum_ * rest * rest + rest + np.float32(1.0)
+    exponent = np.uint32(np.float32(shifted).view(np.uint32) - np.uint32(0x4B400000) + np.uint32(127))
+    return sum_ * np.uint32(exponent << np.uint32(23)).view(np.float32) if x == x else x

@@ -1,0 +1,147 @@
+"""`python -m engine.soak`: a node comes through it, and what would leak or be lost is found."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.soak.books import Books, compare_metrics
+from engine.soak.client import Outcome
+from engine.soak.node_process import Held
+from engine.soak.quiet import MIB, Quiet, grown
+from engine.soak.request import draw
+
+
+def line(request_id: str, state: str = "finished", **facts: Any) -> dict[str, Any]:
+    common = {"continued": False, "tokens_out": 5, "choices": 1, "finish_reasons": ["length"]}
+    return {"request_id": request_id, "state": state, **common, **facts}
+
+
+def books_of(outcomes: list[Outcome], lines: list[dict[str, Any]]) -> Books:
+    books = Books()
+    for outcome in outcomes:
+        books.note_outcome(outcome)
+    for each in lines:
+        books.note_line(each)
+    return books
+
+
+FINISHED = Outcome("soak-1", "chat", "finished", 200, 5)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "lines", "told"),
+    [
+        (FINISHED, [line("soak-1")], None),
+        (FINISHED, [], "0 terminal states"),
+        (FINISHED, [line("soak-1"), line("soak-1")], "2 terminal states"),
+        (FINISHED, [line("soak-1", "aborted")], "finished for its client, aborted in the log"),
+        (FINISHED, [line("soak-1", tokens_out=6)], "5 tokens in its usage, 6 in the log"),
+        (replace(FINISHED, ending="cut", detail="no end"), [line("soak-1")], "cut: no end"),
+        (Outcome("soak-1", "given-up", "given_up"), [], None),
+        (Outcome("soak-1", "given-up", "given_up"), [line("soak-1", "aborted")], None),
+        (Outcome("soak-1", "given-up", "given_up", 200), [], "0 terminal states"),
+        (FINISHED, [line("soak-1"), line("soak-2")], "that nobody sent"),
+    ],
+    ids=[
+        *("agreed", "no-line", "two-lines", "other-state", "other-tokens", "cut", "never-came", "hung-up"),
+        *("came-and-vanished", "from-nowhere"),
+    ],
+)
+def test_each_request_has_one_end_that_all_tell_alike(
+    outcome: Outcome, lines: list[dict[str, Any]], told: str | None
+) -> None:
+    problems = books_of([outcome], lines).close()
+    assert len(problems) == (0 if told is None else 1)
+    assert told is None or told in problems[0]
+
+
+def test_a_request_that_moved_and_came_back_is_counted_once() -> None:
+    moved = line("soak-1", "moved", tokens_out=3, choices=2, finish_reasons=["stop", None])
+    rest = line("soak-1", continued=True, tokens_out=9, choices=2, finish_reasons=["stop", "length"])
+    books = books_of([], [moved, rest])
+    assert (books.tokens, books.choices) == (9, 2)
+
+
+def exposition(**changes: float) -> str:
+    values = {
+        'engine_requests_total{state="finished"}': 1,
+        'engine_requests_total{state="refused"}': 0,
+        "engine_admission_rejected_total": 0,
+        'vllm:request_success_total{finished_reason="length"}': 1,
+        "vllm:e2e_request_latency_seconds_count": 1,
+        "vllm:request_generation_tokens_count": 1,
+        "vllm:generation_tokens_total": 5,
+        "vllm:kv_cache_usage_perc": 0,
+    }
+    return "".join(f"{name} {changes.get(name, value)}\n" for name, value in values.items())
+
+
+def test_metrics_that_agree_with_the_log_are_no_problem() -> None:
+    assert compare_metrics(books_of([], [line("soak-1")]), exposition()) == []
+
+
+@pytest.mark.parametrize("name", ["vllm:generation_tokens_total", "vllm:kv_cache_usage_perc"])
+def test_metrics_that_disagree_with_the_log_are_told(name: str) -> None:
+    (problem,) = compare_metrics(books_of([], [line("soak-1")]), exposition(**{name: 0.5}))
+    assert problem.startswith(f"{name} is 0.5, the log has ")
+
+
+QUIET = Quiet(10.0, 100, Held(1, 80 * MIB, 16, 8), Held(2, 50 * MIB, 8, 2), 7)
+
+
+@pytest.mark.parametrize(
+    ("last", "told"),
+    [
+        (QUIET, None),
+        (replace(QUIET, tasks=8), "asyncio tasks: 7 at 10 s, 8 at 20 s"),
+        (replace(QUIET, node=Held(1, 80 * MIB, 17, 8)), "open files"),
+        (replace(QUIET, node=Held(1, 80 * MIB, 16, 40)), "threads"),
+        (replace(QUIET, node=Held(1, 85 * MIB, 16, 8)), None),
+        (replace(QUIET, node=Held(1, 90 * MIB, 16, 8)), "the node grew from 80.0 MiB"),
+        (replace(QUIET, core=Held(2, 70 * MIB, 8, 2)), "the core grew from 50.0 MiB"),
+        (replace(QUIET, core=Held(2, 50 * MIB, 9, 2)), "the core holds open files: 8 at first, 9 now"),
+        (replace(QUIET, core=Held(3, 70 * MIB, 8, 2)), None),  # another core
+    ],
+)
+def test_what_a_node_keeps_at_rest_is_told(last: Quiet, told: str | None) -> None:
+    problems = grown([QUIET, QUIET, replace(last, at_s=20.0)])
+    assert len(problems) == (0 if told is None else 1)
+    assert told is None or told in problems[0]
+
+
+def test_the_same_seed_draws_the_same_requests_of_all_kinds() -> None:
+    first, second = ([draw(rng) for _ in range(400)] for rng in (random.Random(3), random.Random(3)))
+    assert first == second
+    assert {"given-up", "bad", "oversize", "deadline", "several-choices"} <= {request.kind for request in first}
+
+
+@pytest.mark.parametrize("args", [("--minutes", "0"), ("--minutes", "nan"), ("--runner", "none")])
+def test_bad_arguments_exit_with_2(args: tuple[str, str]) -> None:
+    done = subprocess.run([sys.executable, "-m", "engine.soak", *args], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+
+
+@pytest.mark.e2e
+@pytest.mark.serial
+def test_half_a_minute_of_traffic_and_troubles_leaves_nothing_behind(tmp_path: Path) -> None:
+    log = tmp_path / "node.log"
+    command = [sys.executable, "-m", "engine.soak", "--minutes", "0.5", "-o", "json", "--keep-log", str(log)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=170)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    report = json.loads(done.stdout)
+    assert report["ok"]
+    assert report["problems"] == []
+    assert report["leak_on_purpose_detected"] is True
+    assert len(report["readings"]) >= 2
+    assert report["states"]["finished"] > 20
+    assert {"finished", "aborted", "invalid"} <= set(report["states"])
+    assert "\x1b" not in done.stderr  # plain lines in a pipe
+    assert done.stderr.startswith("0% ")

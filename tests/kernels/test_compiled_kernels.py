@@ -1,0 +1,106 @@
+"""The CPU's compiled kernels: equal to their references, and rows that do not depend on the batch or on threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from kernels.cpu.number import array, has_kernels
+from kernels.cpu.read_blocks import read_blocks
+from kernels.rms_norm import rms_norm, rms_norm_reference
+from kernels.rope import full_tables
+from kernels.rope_store import rope_store, rope_store_reference
+from kernels.silu_mul import silu_mul, silu_mul_reference
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+@pytest.fixture(params=[1, 2], ids=["one-thread", "two-threads"], autouse=True)
+def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(before)
+
+
+def _close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    tolerance = TOLERANCE[found.dtype]
+    torch.testing.assert_close(found.float(), expected.float(), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("width", [1, 100, 768])
+def test_rms_norm_equals_its_reference(dtype: torch.dtype, width: int) -> None:
+    x, residual, weight = (torch.randn(*shape).to(dtype) for shape in ((70, width), (70, width), (width,)))
+    y, h = rms_norm(x, weight, 1e-5, residual)
+    expected, sums = rms_norm_reference(x, weight, 1e-5, residual)
+    assert torch.equal(h, sums)
+    _close(y, expected)
+    assert torch.equal(rms_norm(x[3:4], weight, 1e-5, residual[3:4])[0], y[3:4])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("width", [1, 24, 345])
+def test_silu_mul_equals_its_reference_also_at_the_ends_of_its_range(dtype: torch.dtype, width: int) -> None:
+    x = torch.randn(200, 2 * width)
+    x[0, :width], x[1, :width], x[2, :width] = 100.0, -100.0, torch.nan
+    x = x.to(dtype)
+    y = silu_mul(x)
+    torch.testing.assert_close(
+        y.float(), silu_mul_reference(x.float()), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype], equal_nan=True
+    )
+    for rows in (slice(0, 1), slice(5, 38), slice(0, 200)):
+        assert torch.equal(silu_mul(x[rows].contiguous()).nan_to_num(7), y[rows].nan_to_num(7))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("has_norms", [False, True], ids=["plain", "head-norms"])
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(12, 4, 64), (2, 1, 6)])
+def test_rope_store_equals_its_reference(
+    dtype: torch.dtype, has_norms: bool, heads: int, kv_heads: int, width: int
+) -> None:
+    rows, real = 100, 97  # three rows of padding
+    qkv = torch.randn(rows, (heads + 2 * kv_heads) * width).to(dtype)
+    cos, sin = full_tables(torch.rand(rows, width // 2) * 6)
+    norms = {"q_norm": torch.randn(width).to(dtype), "k_norm": torch.randn(width).to(dtype)} if has_norms else {}
+    slots = torch.randperm(160)[:real]
+    caches, expected_caches = ([torch.zeros(10, 16, kv_heads, width, dtype=dtype) for _ in "kv"] for _ in "ab")
+    q = rope_store(qkv, cos, sin, *caches, slots, **norms, eps=1e-5)
+    expected = rope_store_reference(qkv, cos, sin, *expected_caches, slots, **norms, eps=1e-5)
+    _close(q, expected)
+    for cache, wanted in zip(caches, expected_caches, strict=True):
+        _close(cache, wanted)
+    alone = rope_store(qkv[5:6], cos[5:6], sin[5:6], *caches, slots[5:6], **norms, eps=1e-5)
+    assert torch.equal(alone, q[5:6])
+
+
+@pytest.mark.parametrize("skipped", [0, 5])
+def test_blocks_are_read_up_to_each_sequences_end(skipped: int) -> None:
+    caches = [torch.randn(50, 16, 3, 8) for _ in "kv"]
+    blocks = torch.randint(0, 50, (4, 9))
+    ends = torch.tensor([1, 128, 60, 16])
+    for found, cache in zip(read_blocks(*caches, blocks, ends, skipped, 128), caches, strict=True):
+        expected = cache[blocks].view(4, 144, 3, 8)[:, skipped : skipped + 128].clone()
+        for i, end in enumerate(ends.tolist()):
+            expected[i, end:] = 0
+        assert torch.equal(found, expected)
+
+
+def test_bfloat16_is_rounded_to_even_as_torch_does() -> None:
+    wide = torch.cat([torch.randn(4096), torch.tensor([torch.inf, -torch.inf, 0.0, 3.39e38, 1e-40])])
+    ones = torch.ones(len(wide), 2, dtype=torch.bfloat16)
+    # x + 0 is x: what the sum is stored as is what rounding makes of it.
+    halves = (wide / 2).to(torch.bfloat16)
+    x = halves[:, None] * ones
+    _, h = rms_norm(x, torch.ones(2, dtype=torch.bfloat16), 1e-5, x * 1.25)
+    assert torch.equal(h, x + x * 1.25)
+
+
+def test_other_types_are_left_to_torch() -> None:
+    assert not has_kernels(torch.ones(1, dtype=torch.float16))
+    x = torch.randn(3, 8, dtype=torch.float16)
+    assert torch.equal(silu_mul(x), silu_mul_reference(x))
+    assert array(torch.ones(2, dtype=torch.bfloat16)).tolist() == [0x3F80, 0x3F80]
