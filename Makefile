@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 export FLEETCTL_STATE_DIR ?= $(CURDIR)/.fleetctl
 PYTEST_ARGS ?=
 
-.PHONY: help bench-engine soak-node demo up down top test test-gpu bench-kernels check format setup setup-dev debs clean
+.PHONY: help bench-engine bench-signals soak-node demo up down top test test-gpu bench-kernels check format setup setup-dev debs clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 18
@@ -38,6 +38,9 @@ bench-kernels: setup ## Kernels against this GPU's measured roofline
 
 bench-engine: setup-dev ## Measure our node and installed peers beside this machine's floor (BENCH_ARGS=--quick)
 	$(BIN)/python -m engine.bench $(BENCH_ARGS)
+
+bench-signals: setup-dev debs ## CPU, memory and rule time of our signals beside a real Prometheus (BENCH_ARGS="--nodes 100")
+	$(BIN)/python -m fleetctl.bench $(BENCH_ARGS)
 
 soak-node: setup ## Mixed traffic and troubles against a real node for 30 minutes (SOAK_ARGS="--minutes 1")
 	@$(BIN)/python -m engine.soak $(SOAK_ARGS)

@@ -6,23 +6,25 @@ kept for `keep_firing_for`; `unknown` is a matter of live targets and has no pla
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from alerts.arrays import Bools, Times
+from alerts.columns import LabelColumn
 from alerts.errors import QueryError
 from alerts.promql import Query
 from alerts.promql.evaluator import Moment
 from alerts.promql.grid import evaluate_grid
-from alerts.promql.grid_values import Grid, empty_grid
+from alerts.promql.grid_values import Grid, distinct, empty_grid
 from alerts.promql.nodes import Node, RangeSelector, metric_names, rebuilt
-from alerts.promql.values import SAME_LABELS, Times, Vector
+from alerts.promql.values import Vector
 from alerts.rules import AlertingRule, RecordingRule, Rule, RuleGroup
-from alerts.sample import NAME, STALE, LabelSet
+from alerts.sample import HOLE, HOLE_BITS, NAME, STALE, LabelSet
 from alerts.store import SeriesStore
 from alerts.template import BadTemplateError
+from alerts.writer import Writer
 
 STEPS_AT_ONCE = 480
 WEEK_S = 7 * 86400.0
@@ -76,6 +78,16 @@ class _State:
     missing_since_ms: int | None = None
 
 
+@dataclass(slots=True)
+class _Recorded:
+    """What one recording rule has written: its series, and which of them had a value at the last step."""
+
+    writer: Writer
+    rows: dict[LabelSet, int] = field(default_factory=dict)
+    labels: LabelColumn = field(default_factory=LabelColumn)
+    was_there: Bools = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+
+
 def needs_order(groups: Sequence[RuleGroup]) -> list[str]:
     """Rules that read what is recorded only by themselves or later: their past value counts, so a stretch cannot do."""
     recorded: set[str] = set()
@@ -91,6 +103,23 @@ def needs_order(groups: Sequence[RuleGroup]) -> list[str]:
             elif metric_names(rule.query.root) & (later - recorded | {"ALERTS", "ALERTS_FOR_STATE"}):
                 late.append(rule.name)
     return late
+
+
+def in_order(groups: Sequence[RuleGroup]) -> list[RuleGroup]:
+    """Groups after those whose recorded series they read, else as they are. Live, groups have no order among them."""
+    records = [
+        {rule.name for rule in group.rules if isinstance(rule, RecordingRule)} for group in groups
+    ]  # fmt: skip
+    reads = [{name for rule in group.rules for name in metric_names(rule.query.root)} for group in groups]
+    left = list(range(len(groups)))
+    ordered: list[RuleGroup] = []
+    while left:
+        free = [i for i in left if not any(reads[i] & records[other] for other in left if other != i)]
+        for index in free or left:  # those that wait for each other stay as they are
+            ordered.append(groups[index])
+            left.remove(index)
+            break
+    return ordered
 
 
 def widened(groups: Iterable[RuleGroup], at_least_s: float) -> list[RuleGroup]:
@@ -128,9 +157,9 @@ def run_backtest(
     """
     runner = _Runner(groups, store, round(step_s * 1000))
     first_ms = -(-round(start * 1000) // runner.step_ms) * runner.step_ms
-    steps = np.arange(first_ms, round(end * 1000) + 1, runner.step_ms, dtype=np.int64)
-    if len(steps) > MAX_STEPS:
+    if (round(end * 1000) - first_ms) // runner.step_ms >= MAX_STEPS:
         raise QueryError(f"more than {MAX_STEPS} steps: choose a longer --step")
+    steps = np.arange(first_ms, round(end * 1000) + 1, runner.step_ms, dtype=np.int64)
     for at in range(0, len(steps), STEPS_AT_ONCE):
         runner.stretch(steps[at : at + STEPS_AT_ONCE])
     firings = tuple(sorted(runner.finished(), key=lambda firing: (firing.fired_at, firing.alert)))
@@ -143,7 +172,7 @@ class _Runner:
         self.step_ms = step_ms
         self.errors: dict[str, str] = {}
         self._groups, self._store = groups, store
-        self._written: dict[tuple[int, int], dict[LabelSet, bool]] = {}
+        self._written: dict[tuple[int, int], _Recorded] = {}
         self._states: dict[tuple[int, int], dict[LabelSet, _State]] = {}
         self._firings: list[Firing] = []
         self._last_ms = 0
@@ -161,7 +190,9 @@ class _Runner:
                 at = own - round(group.query_offset_s * 1000)
                 grid = self._evaluate(rule, at)
                 if isinstance(rule, RecordingRule):
-                    self._record(self._written.setdefault(key, {}), rule, grid, at)
+                    if key not in self._written:
+                        self._written[key] = _Recorded(self._store.writer())
+                    self._record(self._written[key], rule, grid, at)
                 else:
                     self._alert(self._states.setdefault(key, {}), rule, grid, own)
 
@@ -187,34 +218,50 @@ class _Runner:
                 grid.values[index, step], grid.present[index, step] = value_then, True
         return grid
 
-    def _record(self, written: dict[LabelSet, bool], rule: RecordingRule, grid: Grid, steps: Times) -> None:
+    def _record(self, written: _Recorded, rule: RecordingRule, grid: Grid, steps: Times) -> None:
         added = ((NAME, rule.name), *rule.labels)
-        named = self._distinct(rule.name, [labels.having(added) for labels in grid.labels])
-        for labels in [*named, *(labels for labels in written if labels not in named and written[labels])]:
-            row = named.get(labels)
-            there = grid.present[row] if row is not None else np.zeros(len(steps), dtype=np.bool_)
-            before = np.concatenate(([written.get(labels, False)], there[:-1]))
-            ended = before & ~there
-            kept = there | ended
-            if not kept.any():
-                continue
-            values = np.where(there, grid.values[row] if row is not None else 0.0, STALE)[kept]
-            self._store.extend(labels, array("q", steps[kept].tobytes()), array("d", values.tobytes()))
-            written[labels] = bool(there[-1])
+        grid, named = self._merged(rule.name, [labels.having(added) for labels in grid.labels], grid)
+        grown = [labels for labels in named if labels not in written.rows]
+        if grown:
+            for labels in grown:
+                written.rows[labels] = len(written.rows)
+            written.was_there = np.concatenate((written.was_there, np.zeros(len(grown), dtype=np.bool_)))
+            written.labels = LabelColumn(written.rows)
+        if not written.rows:
+            return
+        present = np.zeros((len(written.rows), len(steps)), dtype=np.bool_)
+        values = np.full(present.shape, HOLE)
+        to = [written.rows[labels] for labels in named]
+        rows = list(named.values())
+        present[to], values[to] = grid.present[rows], grid.values[rows]
+        before = np.concatenate((written.was_there[:, np.newaxis], present[:, :-1]), axis=1)
+        values[~present] = HOLE
+        values[before & ~present] = STALE
+        written.was_there = present[:, -1].copy()
+        kept = (values.view(np.int64) != HOLE_BITS).any(axis=0)
+        if kept.any():
+            written.writer.take(written.labels, lambda: written.labels)
+            written.writer.load(steps[kept], values[:, kept])
 
-    def _distinct(self, name: str, labels: list[LabelSet]) -> dict[LabelSet, int]:
-        """Each label set's row. Two of one are an error of the rule, as they are live; the first one is taken."""
-        rows: dict[LabelSet, int] = {}
-        for row, entry in enumerate(labels):
-            if rows.setdefault(entry, row) != row:
-                self.errors.setdefault(name, SAME_LABELS)
-        return rows
+    def _merged(self, name: str, labels: list[LabelSet], grid: Grid) -> tuple[Grid, dict[LabelSet, int]]:
+        """The grid under these labels, and each label set's row. What follows itself in time is one row.
+
+        Two of one at the same step are an error of the rule, as they are live; the first one is taken then.
+        """
+        try:
+            merged = distinct(labels, grid.values, grid.present)
+        except QueryError as error:
+            self.errors.setdefault(name, str(error))
+            firsts = {entry: row for row, entry in reversed(list(enumerate(labels)))}
+            merged = Grid(list(firsts), grid.values[list(firsts.values())], grid.present[list(firsts.values())])
+        return merged, {entry: row for row, entry in enumerate(merged.labels)}
 
     def _alert(self, states: dict[LabelSet, _State], rule: AlertingRule, grid: Grid, steps: Times) -> None:
         grid = grid.trimmed()
         firsts = np.argmax(grid.present, axis=1).tolist() if grid.labels else []
         named = [_labels(rule, grid.labels[row], float(grid.values[row, at])) for row, at in enumerate(firsts)]
-        rows = self._distinct(rule.name, named)
+        sources = dict(zip(reversed(named), reversed(grid.labels), strict=True))
+        grid, rows = self._merged(rule.name, named, grid)
         for labels in [*states, *(labels for labels in rows if labels not in states)]:
             row = rows.get(labels)
             there = grid.present[row] if row is not None else np.zeros(len(steps), dtype=np.bool_)
@@ -222,18 +269,18 @@ class _Runner:
             for low, high in zip([0, *borders.tolist()], [*borders.tolist(), len(steps)], strict=True):
                 if there[low]:
                     assert row is not None
-                    self._present(states, labels, rule, grid, row, steps, low, high)
+                    self._present(states, labels, sources[labels], rule, grid, row, steps, low, high)
                 else:
                     self._absent(states, labels, rule, int(steps[low]), int(steps[high - 1]))
 
     def _present(
-        self, states: dict[LabelSet, _State], labels: LabelSet, rule: AlertingRule, grid: Grid, row: int,
-        steps: Times, low: int, high: int,
+        self, states: dict[LabelSet, _State], labels: LabelSet, source: LabelSet, rule: AlertingRule, grid: Grid,
+        row: int, steps: Times, low: int, high: int,
     ) -> None:  # fmt: skip
         """The expression gives a value at steps [low, high)."""
         state = states.get(labels)
         if state is None:
-            state = states[labels] = _State(int(steps[low]), float(grid.values[row, low]), grid.labels[row])
+            state = states[labels] = _State(int(steps[low]), float(grid.values[row, low]), source)
         state.missing_since_ms = None
         if state.fired_ms is None:
             due = low + int(np.searchsorted(steps[low:high], state.active_ms + round(rule.for_s * 1000)))

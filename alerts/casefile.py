@@ -13,9 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from alerts.errors import AlertsError, BadCaseError
 from alerts.evaluation import RuleEngine
 from alerts.notation import parse_duration_s, parse_series, parse_values
-from alerts.promql import evaluate
+from alerts.promql import evaluate, parse
+from alerts.promql.nodes import Node, Selector, Subquery, children
 from alerts.rules import RuleGroup, load_rule_file, read_yaml, shown_path
-from alerts.sample import LabelSet
+from alerts.sample import LabelSet, to_ms
 from alerts.store import SeriesStore
 
 MAX_EVALUATIONS = 100_000
@@ -131,7 +132,7 @@ def _run_test(test: _TestEdge, groups: list[RuleGroup], every_s: float, fuzzy: b
     store = SeriesStore(retention_s=1e9, max_points=10_000_000)
     step_s = parse_duration_s(test.interval) if test.interval is not None else every_s
     start_s = _start_s(test.start_timestamp)
-    _load(store, test.input_series, start_s, step_s)
+    points = _points(test.input_series, start_s, step_s)
     engine = RuleEngine([replace(group, interval_s=every_s) for group in groups], store)
     checks: list[tuple[float, _AlertTestEdge | _ExprTestEdge]] = []
     checks.extend((parse_duration_s(check.eval_time), check) for check in test.alert_rule_test or [])
@@ -140,8 +141,17 @@ def _run_test(test: _TestEdge, groups: list[RuleGroup], every_s: float, fuzzy: b
     last_s = checks[-1][0] if checks else 0.0
     if last_s / every_s > MAX_EVALUATIONS:
         raise BadCaseError(f"more than {MAX_EVALUATIONS} evaluations")
+    asked = [parse(check.expr) for _, check in checks if isinstance(check, _ExprTestEdge)]
+    ahead_s = every_s + max(
+        [_looks_ahead_s(query.root) for query in (*asked, *(rule.query for group in groups for rule in group.rules))],
+        default=0.0,
+    )
     failures: list[str] = []
     for slot in range(math.floor(last_s / every_s) + 1):
+        # Point after point, as a scraper would; only what looks ahead (a negative offset) needs them earlier.
+        while points and points[-1][0] <= start_s + slot * every_s + ahead_s:
+            at, labels, value = points.pop()
+            store.append_at(labels, to_ms(at), value)
         engine.tick(start_s + slot * every_s)
         for name, error in engine.failures().items():
             raise BadCaseError(f"at {slot * every_s:g}s: rule {name} failed: {error}")
@@ -160,14 +170,27 @@ def _start_s(text: str | int | None) -> float:
     return float(text) if isinstance(text, int) else parse_duration_s(text)
 
 
-def _load(store: SeriesStore, series: list[_SeriesEdge], start_s: float, step_s: float) -> None:
+def _points(series: list[_SeriesEdge], start_s: float, step_s: float) -> list[tuple[float, LabelSet, float]]:
+    """All points, the latest first."""
+    points: list[tuple[float, LabelSet, float]] = []
     for edge in series:
         labels, rest = parse_series(edge.series)
         if rest.strip():
             raise BadCaseError(f"unexpected {rest.strip()!r} after series {edge.series}")
-        for index, value in enumerate(parse_values(edge.values)):
-            if value is not None:
-                store.append(labels.as_dict(), start_s + index * step_s, value)
+        values = enumerate(parse_values(edge.values))
+        points.extend((start_s + index * step_s, labels, value) for index, value in values if value is not None)
+    points.sort(key=lambda point: -point[0])
+    return points
+
+
+def _looks_ahead_s(node: Node) -> float:
+    """How far beyond the moment of its evaluation an expression reads."""
+    match node:
+        case Selector(offset_ms=offset_ms, at=at) | Subquery(offset_ms=offset_ms, at=at):
+            own = math.inf if at is not None else -offset_ms / 1000
+        case _:
+            own = 0.0
+    return max(0.0, own) + max([_looks_ahead_s(child) for child in children(node)], default=0.0)
 
 
 def _check_alert(check: _AlertTestEdge, engine: RuleEngine) -> list[str]:

@@ -9,16 +9,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from alerts.content import builtin_signal_files
+from alerts.content import builtin_rule_files, builtin_signal_files
 from alerts.rules import load_rule_files, read_yaml
 
 CATALOG_FILE = Path(__file__).parent / "metrics_catalog.yaml"
 
 Type = Literal["gauge", "counter", "plain_counter", "monotone_gauge", "last_code", "histogram", "summary"]
-Part = Literal["value", "bucket", "sum", "count"]
+Part = Literal["value", "bucket", "rated_bucket", "sum", "count"]
 
 _ESCAPED = {"vllm_": "vllm:", "sglang_": "sglang:"}
 _UNIT_OF_SIGNAL = (("_ratio", "ratio"), ("_seconds", "seconds"), ("_bytes", "bytes"), ("_celsius", "celsius"))
+_RATED_BUCKET = ":bucket_rate"  # recorded rates of a histogram's buckets: `le` is there, and no rate() is needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class Catalog:
         self._complete: dict[str, tuple[str, str]] = {}
         self._signals = signals
         self.labels: dict[str, dict[str, str]] = raw["labels"]
+        self.read_by_node = frozenset(raw["read_by_node"])
         off = set(raw["off_by_default"])
         for prefix, namespace in raw["namespaces"].items():
             if namespace["complete"]:
@@ -86,7 +88,8 @@ class Catalog:
         if name.startswith("llm:"):
             if name not in self._signals:
                 return Missing("our signals", "this version", self._closest(name, self._signals))
-            return Metric(name, "gauge", _signal_unit(name))
+            part: Part = "rated_bucket" if name.endswith(_RATED_BUCKET) else "value"
+            return Metric(name, "gauge", _signal_unit(name), part)
         for prefix, (engine, versions) in self._complete.items():
             if name.startswith(prefix):
                 names = [n for n, m in self._metrics.items() if m.removed_in is None and n.startswith(prefix)]
@@ -135,7 +138,9 @@ class Catalog:
 
 def _signal_unit(name: str) -> str:
     bare = name.split(":")[1]
-    if name.endswith((":rate", ":increase")):
+    if ":ratio_rate" in name:
+        return "ratio"
+    if name.endswith((":rate", ":increase", ":increase1h", ":changes")):
         return ""
     return next((unit for suffix, unit in _UNIT_OF_SIGNAL if bare.endswith(suffix)), "")
 
@@ -143,6 +148,6 @@ def _signal_unit(name: str) -> str:
 @lru_cache(maxsize=1)
 def builtin_catalog() -> Catalog:
     """The catalogue that comes with the package. Raises BadRuleError when a file of ours is broken."""
-    groups = load_rule_files(builtin_signal_files())
+    groups = load_rule_files([*builtin_signal_files(), *builtin_rule_files()])
     recorded = frozenset(rule.name for group in groups for rule in group.rules if rule.kind == "record")
     return Catalog(read_yaml(CATALOG_FILE), recorded)

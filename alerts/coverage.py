@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from alerts.catalog import builtin_catalog
 from alerts.content import builtin_signal_files
+from alerts.matcher import Matcher
 from alerts.promql.nodes import Binary, Node, Selector, children
 from alerts.rules import load_rule_file
 from alerts.sample import NAME
 
 ENGINES = ("fleetctl", "vllm", "sglang", "tgi", "trtllm", "triton", "dcgm")
 _NOT_OURS = frozenset({"vllm:num_requests_waiting_by_reason"})  # vLLM's names that our own engine does not have
+_SHARED = {"engine": {"fleetctl", "vllm"}, "dcgm": {"fleetctl", "dcgm"}}  # files that serve two
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,7 @@ def coverage() -> list[SignalCoverage]:
     """Every signal in the order of the files. Raises BadRuleError when a file of ours is broken."""
     found: dict[str, set[str]] = {}
     for path in builtin_signal_files():
-        candidates = {"fleetctl", "vllm"} if path.stem == "engine" else {path.stem}
+        candidates = _SHARED.get(path.stem, {path.stem})
         for group in load_rule_file(path):
             for rule in group.rules:
                 able = _able(rule.query.root, candidates, found)
@@ -49,9 +52,18 @@ def _able(node: Node, candidates: set[str], found: dict[str, set[str]]) -> set[s
 
 def _selected(selector: Selector, candidates: set[str], found: dict[str, set[str]]) -> set[str]:
     matchers = [matcher for group in selector.groups for matcher in group]
-    name = next((matcher.value for matcher in matchers if matcher.name == NAME), "")
+    name = next((matcher for matcher in matchers if matcher.name == NAME), None)
     of_engine = [matcher for matcher in matchers if matcher.name == "engine"]
     allowed = {engine for engine in candidates if all(matcher.accepts(engine) for matcher in of_engine)}
-    if name.startswith("llm:"):
-        allowed &= found.get(name, set())
-    return allowed - {"fleetctl"} if name in _NOT_OURS else allowed
+    if name is None:
+        return allowed
+    if name.value.startswith("llm:"):
+        allowed &= set[str]().union(*(engines for signal, engines in found.items() if name.accepts(signal)))
+    return allowed if _is_ours(name) else allowed - {"fleetctl"}
+
+
+def _is_ours(name: Matcher) -> bool:
+    """Does our own node emit what the matcher for the name selects."""
+    if name.value.startswith("DCGM_"):
+        return any(name.accepts(each) for each in builtin_catalog().read_by_node)
+    return name.value not in _NOT_OURS

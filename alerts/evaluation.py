@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import structlog
 
 from alerts.alert import ActiveAlert, AlertChange, Finding, advance
+from alerts.arrays import Floats
+from alerts.columns import LabelColumn
 from alerts.errors import AlertsError, QueryError
-from alerts.presence import CLEAR_AFTER_S, presence
+from alerts.presence import CLEAR_AFTER_S, Presence, Roll
 from alerts.promql import evaluate_vector
-from alerts.promql.nodes import metric_names
-from alerts.promql.values import SAME_LABELS, Vector, single
-from alerts.rules import AlertingRule, RecordingRule, Rule, RuleGroup
+from alerts.promql.evaluator import LOOKBACK_MS
+from alerts.promql.nodes import is_empty_without_series, metric_names
+from alerts.promql.values import SAME_LABELS, Vector, empty_vector, single
+from alerts.rules import AlertingRule, RecordingRule, Rule, RuleGroup, reaches_of
 from alerts.sample import EMPTY, NAME, LabelSet, to_ms
 from alerts.snapshot import alert_from_json, alert_to_json, check_version, restored
 from alerts.store import SeriesStore
 from alerts.template import BadTemplateError
+from alerts.writer import Writer
 
 log = structlog.get_logger()
 
@@ -34,8 +39,10 @@ class _RuleState:
 
     key: str
     rule: Rule
+    writer: Writer  # of the series that it records, or of ALERTS
+    needs: frozenset[str] = frozenset()  # without a series of one of these metrics it gives nothing; empty: not sure
+    found_none_at: int | None = None  # names_version of the store at which there was none
     active: dict[LabelSet, ActiveAlert] = field(default_factory=dict)
-    written: set[LabelSet] = field(default_factory=set)  # series of the last evaluation
     error: str | None = None
     clear_after_s: float = CLEAR_AFTER_S  # how long a target must have been scraped before silence counts as clear
 
@@ -49,12 +56,16 @@ class RuleEngine:
         store: SeriesStore,
         *,
         default_interval_s: float = DEFAULT_INTERVAL_S,
+        clear_after_s: float = CLEAR_AFTER_S,
     ) -> None:
+        """`clear_after_s`: how long a target must have been scraped before silence counts as clear."""
         self._store = store
         self._default_interval_s = default_interval_s
         self._groups = list(groups)
-        self._states: list[list[_RuleState]] = [_states_of(group) for group in groups]
+        reaches = reaches_of(groups)
+        self._states: list[list[_RuleState]] = [_states_of(group, store, reaches, clear_after_s) for group in groups]
         self._last_slot: list[int | None] = [None] * len(self._groups)
+        self._rolls: dict[float, Roll] = {}  # of this tick, by how long a target must have been scraped
 
     def tick(self, now: float) -> list[AlertChange]:
         """Evaluates every group whose slot has come, in order; what changed.
@@ -62,6 +73,7 @@ class RuleEngine:
         A rule that fails leaves its alerts and series as they are: see `failures`.
         """
         changes: list[AlertChange] = []
+        self._rolls = {}
         for index, group in enumerate(self._groups):
             interval_s = group.interval_s or self._default_interval_s
             slot = math.floor(now / interval_s + 1e-9)
@@ -71,6 +83,18 @@ class RuleEngine:
             self._last_slot[index] = slot
             for state in self._states[index]:
                 changes.extend(self._evaluate(group, state, now))
+        return changes
+
+    def lose_sight(self, now: float) -> list[AlertChange]:
+        """No signals have come for too long to judge by them: every pending and firing alert is unknown."""
+        changes: list[AlertChange] = []
+        for states in self._states:
+            for state in states:
+                for labels, alert in state.active.items():
+                    if alert.state in ("pending", "firing"):
+                        unknown = replace(alert, state="unknown", unknown_since=now)
+                        state.active[labels] = unknown
+                        changes.append(AlertChange(unknown, alert.state))
         return changes
 
     def alerts(self) -> list[ActiveAlert]:
@@ -123,7 +147,7 @@ class RuleEngine:
     def _evaluate(self, group: RuleGroup, state: _RuleState, now: float) -> list[AlertChange]:
         at = now - group.query_offset_s
         try:
-            value = evaluate_vector(state.rule.query, self._store, at)
+            value = empty_vector() if self._is_idle(state) else evaluate_vector(state.rule.query, self._store, at)
             result = single(EMPTY, value, to_ms(at)) if isinstance(value, float) else value
             if isinstance(state.rule, RecordingRule):
                 self._check_limit(group, state, len(result))
@@ -141,25 +165,37 @@ class RuleEngine:
         state.error = None
         return changes
 
+    def _is_idle(self, state: _RuleState) -> bool:
+        """Whether no metric that the rule reads exists: rules for engines that this fleet does not have."""
+        version = self._store.names_version
+        if state.found_none_at != version:
+            is_idle = bool(state.needs) and not self._store.has_any(state.needs)
+            state.found_none_at = version if is_idle else None
+        return state.found_none_at is not None
+
     def _check_limit(self, group: RuleGroup, state: _RuleState, count: int) -> None:
         if group.limit and count > group.limit:
             state.active.clear()  # as Prometheus: too many is treated as a broken rule, not as that many alerts
             raise QueryError(f"exceeded limit of {group.limit} with {count} results")
 
     def _record(self, state: _RuleState, rule: RecordingRule, result: Vector, at_ms: int) -> None:
-        added = ((NAME, rule.name), *rule.labels)
-        labels = [entry.having(added) for entry in result.labels]
-        if len(set(labels)) != len(labels):
+        if not len(result) and not state.writer.series:
+            return
+        labels = result.labels.having(((NAME, rule.name), *rule.labels))
+        if not labels.is_distinct:
             raise QueryError(SAME_LABELS)
-        self._write(state, dict(zip(labels, result.values.tolist(), strict=True)), at_ms)
+        self._write(state, labels, result.values, at_ms)
 
-    def _write(self, state: _RuleState, points: Mapping[LabelSet, float], at_ms: int) -> None:
+    def _write(self, state: _RuleState, labels: LabelColumn, values: Floats, at_ms: int) -> None:
         """Stores this evaluation's points and ends the series that it no longer gives."""
-        for labels, value in points.items():
-            self._store.append_at(labels, at_ms, value)
-        for labels in state.written - points.keys():
-            self._store.end(labels, at_ms)
-        state.written = set(points)
+        state.writer.take(labels, lambda: labels)
+        self._store.write(state.writer, at_ms, values)
+
+    def _presence_of(self, alert: ActiveAlert, now: float, clear_after_s: float) -> Presence:
+        roll = self._rolls.get(clear_after_s)
+        if roll is None:
+            roll = self._rolls[clear_after_s] = Roll(self._store, now, clear_after_s)
+        return roll.of(alert.labels)
 
     def _alert(
         self, state: _RuleState, rule: AlertingRule, found: Mapping[LabelSet, Finding], now: float, at_ms: int
@@ -171,18 +207,23 @@ class RuleEngine:
             now,
             for_s=rule.for_s,
             keep_firing_for_s=rule.keep_firing_for_s,
-            presence_of=lambda alert: presence(self._store, alert.labels, now, clear_after_s=state.clear_after_s),
+            presence_of=lambda alert: self._presence_of(alert, now, state.clear_after_s),
         )
         points: dict[LabelSet, float] = {}
         for labels, alert in state.active.items():
             if alert.state in ("pending", "firing", "unknown"):
                 points[labels.having(((NAME, "ALERTS"), ("alertstate", alert.state)))] = 1.0
                 points[labels.having(((NAME, "ALERTS_FOR_STATE"),))] = alert.active_at
-        self._write(state, points, at_ms)
+        if points or state.writer.series:
+            self._write(
+                state, LabelColumn(points), np.fromiter(points.values(), dtype=np.float64, count=len(points)), at_ms
+            )
         return changes
 
 
-def _states_of(group: RuleGroup) -> list[_RuleState]:
+def _states_of(
+    group: RuleGroup, store: SeriesStore, reaches: Mapping[str, float], clear_after_s: float
+) -> list[_RuleState]:
     """Keys are stable as long as the group's rules of one name keep their order."""
     seen: dict[str, int] = {}
     states = []
@@ -190,8 +231,12 @@ def _states_of(group: RuleGroup) -> list[_RuleState]:
         number = seen[rule.name] = seen.get(rule.name, 0) + 1
         key = f"{group.name}/{rule.name}" + (f"#{number}" if number > 1 else "")
         # `up` is written by every scrape, failed or not: a rule on it alone has no window that must fill first.
-        waits = not metric_names(rule.query.root) <= _SCRAPE_NAMES
-        states.append(_RuleState(key, rule, clear_after_s=CLEAR_AFTER_S if waits else 0.0))
+        writer = store.writer(keep_s=reaches.get(rule.name, 0.0) + LOOKBACK_MS / 1000)
+        names = metric_names(rule.query.root)
+        waits = not names <= _SCRAPE_NAMES
+        can_idle = "" not in names and is_empty_without_series(rule.query.root)
+        needs = frozenset(names) if can_idle else frozenset()
+        states.append(_RuleState(key, rule, writer, needs, clear_after_s=clear_after_s if waits else 0.0))
     return states
 
 

@@ -99,9 +99,9 @@ def _read(path: Path) -> _File:
     root = yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader)
     groups = (content or {}).get("groups") if isinstance(content, dict) or content is None else None
     if content is not None and not isinstance(groups, list):
-        finding = Finding(
-            name, 1, "", "", "error", "syntax", "no rule file: it has no list `groups`", "see Prometheus' rule files"
-        )
+        is_case = isinstance(content, dict) and "tests" in content
+        remedy = f"these are unit tests: fleetctl alerts test {name}" if is_case else "see Prometheus' rule files"
+        finding = Finding(name, 1, "", "", "error", "syntax", "no rule file: it has no list `groups`", remedy)
         return _File(name, (), (finding,))
     findings: list[Finding] = []
     places: list[_Place] = []

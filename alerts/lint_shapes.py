@@ -53,7 +53,7 @@ def unit_of(node: Node, catalog: Catalog) -> str:
     match node:
         case Selector():
             metric = metric_of(node, catalog)
-            return metric.unit if metric is not None and not metric.is_counter else ""
+            return metric.unit if metric is not None and not metric.is_counter and metric.part == "value" else ""
         case RangeSelector(selector=selector):
             return unit_of(selector, catalog)
         case Subquery(expr=expr) | Negate(expr=expr):
@@ -175,6 +175,11 @@ def _threshold(lhs: Node, op: str, limit: float, catalog: Catalog) -> Iterator[R
             "warning", "milliseconds-as-seconds", f"{unit} compared with {limit:g}: true for every request",
             f"compare with {limit * (1e3 if unit == 'milliseconds' else 1e6):g} if seconds were meant",
         )  # fmt: skip
+    elif unit == "bits":
+        yield Remark(
+            "error", "bits-as-level", f"a mask of bits compared with {limit:g}: idle and power cap are bits too",
+            "test one bit: `x % 128 >= 64` is hardware thermal slowdown",
+        )  # fmt: skip
     elif unit == "mebibytes" and limit >= 1e8:
         yield Remark("error", "mebibytes-as-bytes", f"MiB compared with {limit:g}", f"compare with {limit / 1048576:g}")
 
@@ -204,7 +209,7 @@ def _quantile(node: Call, catalog: Catalog) -> Iterator[Remark]:
         )
     for selector in _selectors(inner):
         metric = metric_of(selector, catalog)
-        if metric is not None and metric.part != "bucket":
+        if metric is not None and metric.part not in ("bucket", "rated_bucket"):
             yield Remark(
                 "error", "no-le", f"histogram_quantile() of {metric.family}, which is no series of buckets",
                 "read the series that ends in _bucket",

@@ -20,10 +20,16 @@ class Matcher:
     op: Literal["=", "!=", "=~", "!~"]
     value: str
     _pattern: re.Pattern[str] | None = field(default=None, init=False, repr=False, compare=False)
+    _hash: int = field(default=0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        # Selectors are looked up at every evaluation: hashed once.
+        object.__setattr__(self, "_hash", hash((self.name, self.op, self.value)))
         if self.op in ("=~", "!~"):
             object.__setattr__(self, "_pattern", compile_go(self.value))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     def accepts(self, value: str) -> bool:
         if self._pattern is None:

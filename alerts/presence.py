@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 
+import numpy as np
+
+from alerts.columns import LabelColumn
 from alerts.matcher import Matcher
 from alerts.sample import NAME, to_ms
-from alerts.series import Series
 from alerts.store import SeriesStore
+from alerts.track import Series
 
 CLEAR_AFTER_S = 30.0  # longer than the windows of the signal rules
 _TARGET_LABELS = ("node", "instance", "pool", "model", "zone", "job")
@@ -29,37 +32,73 @@ class Presence(StrEnum):
     NEVER_SEEN = "never_seen"  # no scrape of this target is known
 
 
+_ORDER = (Presence.PRESENT, Presence.LOST, Presence.REMOVED)
+
+
+class Roll:
+    """Who is present at one moment: looked up once, for all alerts that may clear then."""
+
+    def __init__(self, store: SeriesStore, now: float, clear_after_s: float = CLEAR_AFTER_S) -> None:
+        self._up = store.select(_UP)
+        self._now_ms, self._clear_after_ms = to_ms(now), to_ms(clear_after_s)
+        self._places: dict[tuple[str, str], set[int]] = self._up.labels.remembered(
+            "places", lambda: _places(self._up.labels)
+        )
+        self._names = {name for name, _ in self._places}
+        self._known: dict[int, Presence] = {}
+
+    def of(self, labels: Mapping[str, str]) -> Presence:
+        """Of the target, or of all targets of the pool or model, that an alert with these labels speaks about."""
+        wanted = [(name, labels[name]) for name in _TARGET_LABELS if name in labels and name in self._names]
+        single = any(name in labels for name in _SINGLE_TARGET_LABELS)
+        if not len(self._up) and not single:
+            return Presence.PRESENT  # a store without scrapes (a test, a recording): Prometheus' own behaviour
+        if single and not any(name in _SINGLE_TARGET_LABELS for name, _ in wanted):
+            return Presence.NEVER_SEEN
+        parts = sorted((self._places.get(pair, set()) for pair in wanted), key=len)
+        places = parts[0].intersection(*parts[1:]) if parts else range(len(self._up))
+        found = set()
+        for place in places:
+            if place not in self._known:
+                self._known[place] = _of_target(self._up.series[place], self._now_ms, self._clear_after_ms)
+            found.add(self._known[place])
+            if Presence.PRESENT in found:
+                break  # nothing counts for more
+        return next((answer for answer in _ORDER if answer in found), Presence.NEVER_SEEN)
+
+
 def presence(
     store: SeriesStore, labels: Mapping[str, str], now: float, *, clear_after_s: float = CLEAR_AFTER_S
 ) -> Presence:
-    """Of the target, or of all targets of the pool or model, that an alert with these labels speaks about."""
-    every = store.select(_UP)
-    used = {name for series in every for name, _ in series.labels.pairs}
-    wanted = {name: labels[name] for name in _TARGET_LABELS if name in labels and name in used}
-    single = any(name in labels for name in _SINGLE_TARGET_LABELS)
-    matching = [series for series in every if all(series.labels.get(name) == value for name, value in wanted.items())]
-    if not every and not single:
-        return Presence.PRESENT  # a store without scrapes (a test, a recording): Prometheus' own behaviour
-    if single and not any(name in wanted for name in _SINGLE_TARGET_LABELS):
-        return Presence.NEVER_SEEN
-    found = [_of_target(series, to_ms(now), to_ms(clear_after_s)) for series in matching]
-    for answer in (Presence.PRESENT, Presence.LOST, Presence.REMOVED):
-        if answer in found:
-            return answer
-    return Presence.NEVER_SEEN
+    """For one alert alone: see Roll."""
+    return Roll(store, now, clear_after_s).of(labels)
+
+
+def _places(labels: LabelColumn) -> dict[tuple[str, str], set[int]]:
+    """Which series have a label."""
+    places: dict[tuple[str, str], set[int]] = {}
+    for place, entry in enumerate(labels):
+        for pair in entry.pairs:
+            places.setdefault(pair, set()).add(place)
+    return places
 
 
 def _of_target(up: Series, now_ms: int, clear_after_ms: int) -> Presence:
     if up.has_ended:
         return Presence.REMOVED
-    _, end = up.window(0, now_ms)
-    if end == 0:
+    times, values = up.points(now_ms - _FRESH_AT_MOST_MS - clear_after_ms, now_ms)
+    if len(times) < 2:
+        times, values = up.points(until_ms=now_ms)
+    if not len(times):
         return Presence.NEVER_SEEN
-    last_ms = up.times[end - 1]
-    spacing_ms = last_ms - up.times[end - 2] if end > 1 else _FRESH_AT_LEAST_MS
+    last_ms = int(times[-1])
+    spacing_ms = int(np.median(np.diff(times))) if len(times) > 1 else _FRESH_AT_LEAST_MS
     fresh_ms = min(max(3 * spacing_ms, _FRESH_AT_LEAST_MS), _FRESH_AT_MOST_MS)
-    if now_ms - last_ms > fresh_ms or up.times[0] > now_ms - clear_after_ms:
+    if now_ms - last_ms > fresh_ms or int(times[0]) > now_ms - clear_after_ms:
         return Presence.LOST
-    start, end = up.window(now_ms - clear_after_ms, now_ms)
-    recent = up.values[min(start, end - 1) : end]
-    return Presence.PRESENT if all(value == 1.0 for value in recent) else Presence.LOST
+    start = int(np.searchsorted(times, now_ms - clear_after_ms, side="right"))
+    start = min(start, len(times) - 1)
+    gap_ms = int(np.diff(times[max(0, start - 1) :]).max(initial=0))
+    if gap_ms > max(fresh_ms, clear_after_ms):
+        return Presence.LOST  # nobody looked for a while: what windows hold now is from before it, or too little
+    return Presence.PRESENT if (values[start:] == 1.0).all() else Presence.LOST

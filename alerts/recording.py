@@ -6,12 +6,15 @@ import gzip
 import re
 import warnings
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 
+from alerts.arrays import Floats, Times
 from alerts.errors import BadExpositionError, BadRecordingError
 from alerts.exposition import parse_line
 from alerts.promql.nodes import Node, Selector, children
@@ -21,15 +24,14 @@ from alerts.store import SeriesStore
 
 MAX_SAMPLES = 200_000_000
 BLOCK_BYTES = 16 * 1024 * 1024
-_NEWLINE, _SPACE = np.uint8(10), np.uint8(32)
-_LONG_LINE = 512  # a line with that much after the name is none of a value and a time
+_REACH = 4096
 
 Points = tuple["array[int]", "array[float]"]
 
 
 def recording_store() -> SeriesStore:
     """A store that forgets nothing."""
-    return SeriesStore(retention_s=1e11, max_series=2_000_000, max_points=1 << 60)
+    return SeriesStore(is_recording=True, max_series=2_000_000)
 
 
 def wanted_names(groups: Iterable[RuleGroup]) -> Callable[[str], bool]:
@@ -72,16 +74,22 @@ def read_recordings(paths: Iterable[Path], store: SeriesStore, wanted: Callable[
 def load(store: SeriesStore, found: dict[LabelSet, Points]) -> int:
     """Moves the points to the store, sorted by time; of several at one time the first stays."""
     total = 0
+    together: dict[bytes, tuple[Times, list[LabelSet], list[Floats]]] = {}  # series that were scraped at the same times
     for labels, (times, values) in found.items():
         if not times:
             continue
-        if (np.diff(np.frombuffer(times, dtype=np.int64)) <= 0).any():
-            rows: dict[int, float] = {}
-            for at_ms, value in zip(times, values, strict=True):
-                rows.setdefault(at_ms, value)
-            times, values = array("q", sorted(rows)), array("d", (rows[at_ms] for at_ms in sorted(rows)))
-        store.extend(labels, times, values)
-        total += len(times)
+        at, numbers = np.frombuffer(times, dtype=np.int64), np.frombuffer(values, dtype=np.float64)
+        if (np.diff(at) <= 0).any():
+            at, first = np.unique(at, return_index=True)
+            numbers = numbers[first]
+        group = together.setdefault(at.tobytes(), (at, [], []))
+        group[1].append(labels)
+        group[2].append(numbers)
+        total += len(at)
+    found.clear()
+    for at, entries, rows in together.values():
+        store.extend_all(entries, at, np.stack(rows))
+        rows.clear()
     return total
 
 
@@ -105,32 +113,25 @@ def _read(
     path: Path, raw: IO[bytes], found: dict[LabelSet, Points], wanted: Callable[[str], bool], *, in_seconds: bool
 ) -> None:
     by_text: dict[bytes, Points | None] = {}
-    number, rest, ended = 1, b"", False
-    while not ended:
-        block = raw.read(BLOCK_BYTES)
-        ended = not block
-        data = rest + (block or b"\n")
-        cut = data.rfind(b"\n") + 1
-        data, rest = data[:cut], data[cut:]
-        if len(rest) > BLOCK_BYTES:
-            raise BadRecordingError(f"{path}:{number}: a line longer than {BLOCK_BYTES} bytes")
+    number = 1
+    for data in _blocks(raw):
+        if not data.endswith(b"\n"):
+            raise BadRecordingError(f"{path}: after line {number}: a line longer than {BLOCK_BYTES} bytes")
         at = 0
         while at < len(data):
             end = data.index(b"\n", at) + 1
-            line = data[at:end]
-            if line[0] not in b"#\n":
+            if data[at] not in b"#\n":
+                line = data[at:end]
                 text = line.rpartition(b" ")[0].rpartition(b" ")[0]
                 if text not in by_text:
                     by_text[text] = _series(path, line.decode(), number, found, wanted, in_seconds=in_seconds)
                 points = by_text[text]
-                if data.startswith(text + b" ", end):
+                if text and data.startswith(text + b" ", end):
                     # Recordings go series by series: the lines of one are read as one array.
-                    match = re.compile(rb"(?:" + re.escape(text) + rb" [^\n]*\n)+").match(data, at)
-                    assert match is not None
-                    end = match.end()
+                    end, count, bare = _run(data, at, text + b" ")
                     if points is not None:
-                        _add_run(path, number, data[at:end], text, points, in_seconds=in_seconds)
-                    number += data.count(b"\n", at, end) - 1
+                        _add_run(path, number, data[at:end], bare, count, points, in_seconds=in_seconds)
+                    number += count - 1
                 elif points is not None:
                     _add_line(path, number, line, points, in_seconds=in_seconds)
             number += 1
@@ -139,16 +140,66 @@ def _read(
         raise BadRecordingError(f"{path}: more than {MAX_SAMPLES} samples")
 
 
-def _add_run(path: Path, number: int, run: bytes, text: bytes, points: Points, *, in_seconds: bool) -> None:
-    """Lines of one series."""
-    characters = np.frombuffer(run, dtype=np.uint8)
-    ends = np.flatnonzero(characters == _NEWLINE)
-    starts = np.concatenate(([0], ends[:-1] + 1)) + len(text) + 1
-    # What follows the series' name in each line, as rows of one width, filled with spaces.
-    if (ends - starts).max() > _LONG_LINE:
-        raise BadRecordingError(f"{path}:{number}: not a value and a time")
-    columns = starts[:, np.newaxis] + np.arange((ends - starts).max() + 1)
-    bare = np.where(columns < ends[:, np.newaxis], characters[np.minimum(columns, len(run) - 1)], _SPACE).tobytes()
+def _blocks(raw: IO[bytes]) -> Iterator[bytes]:
+    """Whole lines, many at a time, the next ones read meanwhile; no line's end where a line is too long."""
+
+    def read() -> bytes:
+        block = raw.read(BLOCK_BYTES)
+        if not block or block.endswith(b"\n"):
+            return block
+        rest = raw.readline(BLOCK_BYTES)
+        return block + rest if rest.endswith(b"\n") or len(rest) == BLOCK_BYTES else block + rest + b"\n"
+
+    with ThreadPoolExecutor(1) as ahead:
+        coming = ahead.submit(read)
+        while data := coming.result():
+            coming = ahead.submit(read)
+            yield data
+
+
+def _run(data: bytes, at: int, text: bytes) -> tuple[int, int, bytes]:
+    """The lines from `at` on that begin with `text`: where they end, how many, and what follows `text` in each.
+
+    The end is guessed by looking at single lines further and further away; that all lines up to it are of the series
+    is then seen by their number.
+    """
+
+    def line_at(place: int) -> int:
+        """Where the line begins that holds this place."""
+        return data.rfind(b"\n", at, place) + 1 or at
+
+    last, beyond, reach = at, len(data), _REACH
+    while last + reach < len(data):
+        line = line_at(last + reach)
+        if not data.startswith(text, line):
+            beyond = line
+            break
+        last, reach = line, 2 * reach
+    while beyond - last > _REACH:
+        line = line_at((last + beyond) // 2)
+        if line <= last or not data.startswith(text, line):
+            beyond = line_at((last + beyond) // 2)
+            if beyond <= last:
+                break
+        else:
+            last = line
+    end = data.index(b"\n", last) + 1
+    while data.startswith(text, end):
+        end = data.index(b"\n", end) + 1
+    run = data[at:end]
+    lines = run.split(b"\n")[:-1]
+    bare = b" ".join(map(bytes.removeprefix, lines, repeat(text)))
+    if len(bare) + len(lines) * len(text) + 1 != len(run):  # lines of other series between them
+        match = re.compile(rb"(?:" + re.escape(text) + rb"[^\n]*\n)+").match(data, at)
+        assert match is not None
+        end = match.end()
+        lines = match.group().split(b"\n")[:-1]
+        bare = b" ".join(map(bytes.removeprefix, lines, repeat(text)))
+    return end, len(lines), bare
+
+
+def _add_run(path: Path, number: int, run: bytes, bare: bytes, count: int, points: Points, *, in_seconds: bool) -> None:
+    """Lines of one series; `bare` is what follows its name in each."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # numpy only warns of text that is no number
@@ -156,7 +207,7 @@ def _add_run(path: Path, number: int, run: bytes, text: bytes, points: Points, *
     except (DeprecationWarning, ValueError):
         numbers = np.empty(0)
     at_ms = numbers[1::2] * (1000.0 if in_seconds else 1.0)
-    if len(numbers) == 2 * len(ends) and np.all(np.abs(at_ms) < 2.0**53):
+    if len(numbers) == 2 * count and bare.count(b" ") == 2 * count - 1 and np.all(np.abs(at_ms) < 2.0**53):
         points[0].frombytes(np.rint(at_ms).astype(np.int64).tobytes())
         points[1].frombytes(numbers[::2].tobytes())
         return

@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from alerts.errors import AlertsError, BadRuleError
 from alerts.notation import parse_duration_s
 from alerts.promql import Query, parse
-from alerts.promql.nodes import RangeSelector, Subquery, Text
+from alerts.promql.nodes import RangeSelector, Subquery, Text, reaches_ms
 from alerts.template import Template, parse_template
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
@@ -247,3 +247,14 @@ def _duration_s(text: str | int, where: str) -> float:
     if seconds < 0:
         raise BadRuleError(f"{where}: {text!r} is negative")
     return seconds
+
+
+def reaches_of(groups: Iterable[RuleGroup]) -> dict[str, float]:
+    """How many seconds back the rules read each metric, by name; "" for selectors without an exact name."""
+    found: dict[str, float] = {}
+    for group in groups:
+        for rule in group.rules:
+            for name, reach_ms in reaches_ms(rule.query.root).items():
+                reach_s = reach_ms / 1000 + max(0.0, group.query_offset_s)
+                found[name] = max(reach_s, found.get(name, 0.0))
+    return found

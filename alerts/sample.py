@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from threading import Lock
 from typing import ClassVar
@@ -17,6 +17,11 @@ NAME = "__name__"
 # A NaN with a payload of its own marks the end of a series. A scraped NaN has payload 0, so the two never mix.
 STALE_BITS = 0x7FF8_0000_0000_0002
 STALE: float = struct.unpack("<d", struct.pack("<Q", STALE_BITS))[0]
+
+# Series that are written together share their times; where one of them had no point at such a time stands this.
+# It never leaves the store.
+HOLE_BITS = 0x7FF8_0000_0000_0003
+HOLE: float = struct.unpack("<d", struct.pack("<Q", HOLE_BITS))[0]
 
 
 def is_stale(value: float) -> bool:
@@ -39,8 +44,8 @@ class Sample:
 class LabelSet:
     """One distinct set of labels. Interned: equal labels are the same object, so dictionaries hash by identity.
 
-    What is derived from a set (without its name, only some labels, ...) is kept with it: a rule that runs every
-    second over the same series then costs one dictionary look-up per series instead of building tuples.
+    What is derived from one set (without its name, only some labels, ...) is kept with it. Rules over many series
+    derive whole columns instead: see LabelColumn.
     """
 
     __slots__ = ("__weakref__", "_derived", "pairs")
@@ -49,16 +54,18 @@ class LabelSet:
     _intern_lock = Lock()
 
     pairs: Labels
-    _derived: dict[object, LabelSet]
+    _derived: dict[object, LabelSet] | None  # made when first needed: most sets never are
 
     @classmethod
     def of(cls, labels: Mapping[str, str] | Iterable[tuple[str, str]]) -> LabelSet:
         """The set with these labels; labels with an empty value count as absent."""
         items = labels.items() if isinstance(labels, Mapping) else labels
-        return cls._intern(tuple(sorted((name, value) for name, value in items if value != "")))
+        # Pairs stay the same objects: the series of one target then share the pairs of its labels.
+        return cls.intern(tuple(sorted([pair for pair in items if pair[1] != ""])))
 
     @classmethod
-    def _intern(cls, pairs: Labels) -> LabelSet:
+    def intern(cls, pairs: Labels) -> LabelSet:
+        """The set of pairs that are sorted and without empty values already."""
         found = cls._interned.get(pairs)
         if found is None:
             with cls._intern_lock:
@@ -66,7 +73,7 @@ class LabelSet:
                 if found is None:
                     found = object.__new__(cls)
                     found.pairs = pairs
-                    found._derived = {}
+                    found._derived = None
                     cls._interned[pairs] = found
         return found
 
@@ -83,31 +90,30 @@ class LabelSet:
 
     def keep(self, names: tuple[str, ...]) -> LabelSet:
         """Only these labels."""
-        key = (True, names)
-        found = self._derived.get(key)
-        if found is None:
-            found = self._intern(tuple(pair for pair in self.pairs if pair[0] in names))
-            self._derived[key] = found
-        return found
+        return self._derive((True, names), lambda: self.intern(tuple([p for p in self.pairs if p[0] in names])))
 
     def drop(self, names: tuple[str, ...]) -> LabelSet:
         """All but these labels."""
-        key = (False, names)
-        found = self._derived.get(key)
-        if found is None:
-            found = self._intern(tuple(pair for pair in self.pairs if pair[0] not in names))
-            self._derived[key] = found
-        return found
+        return self._derive((False, names), lambda: self.intern(tuple([p for p in self.pairs if p[0] not in names])))
 
     def without_name(self) -> LabelSet:
         return self.drop((NAME,))
 
     def having(self, added: Labels) -> LabelSet:
         """With these labels set; an empty value removes the label."""
-        found = self._derived.get(added)
+        return self._derive(added, lambda: self.having_now(added))
+
+    def having_now(self, added: Labels) -> LabelSet:
+        """As `having`, for one use: the result is not kept here."""
+        wanted = dict(added)
+        return self.of([*(pair for pair in self.pairs if pair[0] not in wanted), *wanted.items()])
+
+    def _derive(self, key: object, make: Callable[[], LabelSet]) -> LabelSet:
+        if self._derived is None:
+            self._derived = {}
+        found = self._derived.get(key)
         if found is None:
-            found = self.of({**dict(self.pairs), **dict(added)})
-            self._derived[added] = found
+            found = self._derived[key] = make()
         return found
 
     def as_dict(self) -> dict[str, str]:

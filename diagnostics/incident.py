@@ -1,11 +1,6 @@
-"""What an incident is, which alerts belong to it, and when it is over. Pure: `now` and alerts come in.
+"""What an incident is, how it changes, and when it is over. Pure: `now` and alerts come in.
 
-Scope rules, in this order:
-1. An alert of a node that an open incident already covers joins it: one sick node is one incident.
-2. The same alert on another node of the pool joins and widens the scope to the pool: it is not one node.
-3. An alert that comes back within `REOPEN_WITHIN_S` of its incident's end, with the same scope, reopens it:
-   flapping is one story, not many.
-4. Anything else opens a new incident.
+Which incident an alert belongs to is judged in `diagnostics.placing`.
 """
 
 from __future__ import annotations
@@ -17,10 +12,10 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Protocol
 
-from diagnostics.walker import Diagnosis, where
+from diagnostics.scope import is_wide, scope_of, where
+from diagnostics.walker import Diagnosis
 
 REOPEN_WITHIN_S = 600.0
-SCOPE_LABELS = ("node", "pool")
 SEVERITY_ORDER = ("ticket", "warning", "page", "critical")  # rising; a word not listed counts as a ticket
 MAX_ALERTS = 500  # of one incident; a storm keeps its first ones and the count
 
@@ -76,6 +71,8 @@ class FiredAlert:
     active_at: float | None = None
     fired_at: float | None = None
     resolved_at: float | None = None
+    source: str = "rules"  # who judged it: our rules, or alertmanager
+    source_url: str = ""  # where its expression can be seen, as far as the source says
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +91,9 @@ class Incident:
     reopened: int = 0  # times it came back after it was resolved
     cleared_at: float | None = None  # since when no alert fires; None while one does or is unknown
     first_scope: Mapping[str, str] = field(default_factory=dict)  # before widening; what reopening compares
+    widened_at: float | None = None  # when the scope last became more than it was
+    widened_why: str = ""
+    part_of: str | None = None  # the wider incident that explains this one; it keeps its own alerts and runs
 
 
 def fired_alert(active: AlertLike) -> FiredAlert:
@@ -113,33 +113,15 @@ def fired_alert(active: AlertLike) -> FiredAlert:
     )
 
 
-def scope_of(labels: Mapping[str, str]) -> dict[str, str]:
-    """The labels that say where: node and pool, as far as the alert has them. Empty: the whole fleet."""
-    return {name: labels[name] for name in SCOPE_LABELS if labels.get(name)}
+def open_incident(alert: FiredAlert, now: float, *, digest_chars: int = 4) -> Incident:
+    """A new incident. Its id is a function of alert and time, so that opening it twice is opening it once.
 
-
-def place(alert: FiredAlert, incidents: Sequence[Incident], now: float) -> Incident:
-    """The incident that `alert` belongs to, already changed: joined, reopened or new.
-
-    `incidents` are the open ones and those resolved within `REOPEN_WITHIN_S`; older ones are ignored.
+    `digest_chars`: more of them where the short id is another incident's.
     """
-    opened = [incident for incident in incidents if incident.status is not IncidentStatus.RESOLVED]
-    for related in (_has_alert, _covers_node, _same_alert_in_pool):
-        for incident in opened:
-            if related(incident, alert):
-                return join(incident, alert, now)
-    for incident in sorted(incidents, key=lambda one: one.resolved_at or 0.0, reverse=True):
-        if _may_reopen(incident, alert, now):
-            return join(reopen(incident), alert, now)
-    return open_incident(alert, now)
-
-
-def open_incident(alert: FiredAlert, now: float) -> Incident:
-    """A new incident. Its id is a function of alert and time, so that opening it twice is opening it once."""
     scope = scope_of(alert.labels)
     began = alert.fired_at if alert.fired_at is not None else now
     stamp = datetime.fromtimestamp(began, UTC).strftime("%Y%m%d-%H%M%S")
-    digest = hashlib.sha256(f"{alert.fingerprint}|{began:.3f}".encode()).hexdigest()[:4]
+    digest = hashlib.sha256(f"{alert.fingerprint}|{began:.3f}".encode()).hexdigest()[:digest_chars]
     return Incident(
         id=f"inc-{stamp}-{digest}",
         title=_title((alert,), scope),
@@ -153,7 +135,7 @@ def open_incident(alert: FiredAlert, now: float) -> Incident:
 
 
 def join(incident: Incident, alert: FiredAlert, now: float) -> Incident:
-    """`incident` with the alert added or brought up to date; its scope widens where the alert is elsewhere."""
+    """`incident` with the alert added or brought up to date; its scope stays, see `widen`."""
     others = tuple(one for one in incident.alerts if one.fingerprint != alert.fingerprint)
     known = len(others) < len(incident.alerts)
     if not known and len(others) >= MAX_ALERTS:
@@ -163,7 +145,7 @@ def join(incident: Incident, alert: FiredAlert, now: float) -> Incident:
         if known
         else (*incident.alerts, alert)
     )
-    scope = _common_scope(incident.scope, scope_of(alert.labels))
+    scope = _completed(incident.scope, scope_of(alert.labels))
     return replace(
         incident,
         alerts=alerts,
@@ -174,12 +156,19 @@ def join(incident: Incident, alert: FiredAlert, now: float) -> Incident:
     )
 
 
+def widen(incident: Incident, scope: Mapping[str, str], why: str, now: float) -> Incident:
+    """`incident` about the place `scope`, which holds what it was about before. Nothing changes when it is there."""
+    if dict(incident.scope) == dict(scope):
+        return incident
+    return replace(incident, scope=dict(scope), title=_title(incident.alerts, scope), widened_at=now, widened_why=why)
+
+
 def observe(incident: Incident, alert: FiredAlert, now: float) -> Incident:
     """`incident` after a change of an alert that does not fire (any more): resolved, or its signal is unknown.
 
     Nothing changes when the alert is not one of its own.
     """
-    if not _has_alert(incident, alert) or incident.status is IncidentStatus.RESOLVED:
+    if not has_alert(incident, alert) or incident.status is IncidentStatus.RESOLVED:
         return incident
     return clear(incident, alert.fingerprint, now) if alert.state == "resolved" else join(incident, alert, now)
 
@@ -218,7 +207,26 @@ def unmitigate(incident: Incident) -> Incident:
 
 def reopen(incident: Incident) -> Incident:
     moved = _moved(incident, IncidentStatus.OPEN)
-    return replace(moved, resolved_at=None, cleared_at=None, reopened=incident.reopened + 1)
+    return replace(moved, resolved_at=None, cleared_at=None, reopened=incident.reopened + 1, part_of=None)
+
+
+def has_alert(incident: Incident, alert: FiredAlert) -> bool:
+    return any(one.fingerprint == alert.fingerprint for one in incident.alerts)
+
+
+def may_reopen(incident: Incident, alert: FiredAlert, now: float) -> bool:
+    """Whether the alert continues an incident that was resolved within `REOPEN_WITHIN_S`."""
+    if incident.status is not IncidentStatus.RESOLVED or incident.resolved_at is None:
+        return False
+    if now - incident.resolved_at > REOPEN_WITHIN_S:
+        return False
+    scope = scope_of(alert.labels)
+    return scope in (dict(incident.scope), dict(incident.first_scope)) or has_alert(incident, alert)
+
+
+def gravest(alerts: Sequence[FiredAlert]) -> FiredAlert:
+    """The first of those with the highest severity. There must be one."""
+    return max(alerts, key=lambda one: _severity_rank(one.severity))
 
 
 def with_diagnosis(incident: Incident, diagnosis: Diagnosis) -> Incident:
@@ -237,35 +245,10 @@ def _moved(incident: Incident, status: IncidentStatus) -> Incident:
     return replace(incident, status=status)
 
 
-def _has_alert(incident: Incident, alert: FiredAlert) -> bool:
-    return any(one.fingerprint == alert.fingerprint for one in incident.alerts)
-
-
-def _covers_node(incident: Incident, alert: FiredAlert) -> bool:
-    node = alert.labels.get("node")
-    return bool(node) and (incident.scope.get("node") == node or node in nodes_of(incident))
-
-
-def _same_alert_in_pool(incident: Incident, alert: FiredAlert) -> bool:
-    if incident.scope.get("pool") != alert.labels.get("pool"):
-        return False
-    return any(one.name == alert.name for one in incident.alerts)
-
-
-def _may_reopen(incident: Incident, alert: FiredAlert, now: float) -> bool:
-    if incident.status is not IncidentStatus.RESOLVED or incident.resolved_at is None:
-        return False
-    if now - incident.resolved_at > REOPEN_WITHIN_S:
-        return False
-    scope = scope_of(alert.labels)
-    return scope in (dict(incident.scope), dict(incident.first_scope)) or _has_alert(incident, alert)
-
-
-def _common_scope(one: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]:
-    """The same node: all that either knows. Else what both agree on: two nodes of a pool share the pool."""
-    if one.get("node") and one.get("node") == other.get("node"):
-        return {**other, **one}
-    return {name: value for name, value in one.items() if other.get(name) == value}
+def _completed(scope: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]:
+    """A node's scope with what another alert knows of the same node."""
+    same_node = not is_wide(scope) and scope["node"] == other.get("node")
+    return {**other, **scope} if same_node else dict(scope)
 
 
 def _cleared_at(alerts: Iterable[FiredAlert], before: float | None, now: float) -> float | None:
@@ -280,8 +263,8 @@ def _severity_rank(severity: str) -> int:
 
 def _title(alerts: Sequence[FiredAlert], scope: Mapping[str, str]) -> str:
     """The gravest alert's summary while it is about one place; else its name, the place, and the rest."""
-    gravest = max(alerts, key=lambda one: _severity_rank(one.severity))  # the first of equals
-    same_place = scope_of(gravest.labels) == dict(scope)
-    text = gravest.summary if same_place and gravest.summary else f"{gravest.name} on {where(scope)}"
-    names = {one.name for one in alerts} - {gravest.name}
+    worst = gravest(alerts)
+    same_place = scope_of(worst.labels) == dict(scope)
+    text = worst.summary if same_place and worst.summary else f"{worst.name} on {where(scope)}"
+    names = {one.name for one in alerts} - {worst.name}
     return f"{text} (+{len(names)} more)" if names else text

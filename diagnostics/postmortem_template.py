@@ -1,7 +1,5 @@
 """The page of a post-mortem, for jinja2. Every value passes a filter of `postmortem`, which escapes it."""
 
-# ruff: noqa: E501 - a table row is one line
-
 TEMPLATE = """\
 # Post-mortem: {{ incident.title | text }}
 
@@ -18,6 +16,8 @@ No cause was named: {{ diagnosis.title | text }}.
 No cause was named: the incident was not diagnosed.
 {% endif %}
 Scope: {{ incident.scope | pairs if incident.scope else "the whole fleet" }}. \
+{% if incident.widened_at %}It widened {{ incident.widened_at | utc }}: {{ incident.widened_why | text }}. {% endif %}
+{% if incident.part_of %}It is part of {{ incident.part_of | code }}, which explains it. {% endif %}
 It began {{ began_at | utc }}, was noticed {{ incident.opened_at | utc }}, \
 {% if incident.resolved_at %}and was over {{ incident.resolved_at | utc }}.{% else %}and is not over.{% endif %}
 
@@ -49,14 +49,14 @@ It began {{ began_at | utc }}, was noticed {{ incident.opened_at | utc }}, \
 | alert | severity | where | fired | cleared | value |
 |---|---|---|---|---|---|
 {% for alert in incident.alerts %}
-| {{ alert.name | text }} | {{ alert.severity | text }} | {{ (alert.labels.node or alert.labels.pool or "fleet") | text }} \
+| {{ alert.name | text }} | {{ alert.severity | text }} | {{ alert.labels | where | text }} \
 | {{ alert.fired_at | utc }} | {{ alert.resolved_at | utc if alert.resolved_at else (alert.state | text) }} \
 | {{ "%.4g" | format(alert.value) if alert.value is not none else "unknown" }} |
 {% endfor %}
 
 ## Diagnosis
 
-{% if diagnosis %}
+{% if diagnosis and diagnosis.tree %}
 Tree {{ diagnosis.tree | code }}, walked {{ diagnosis.at | utc }}.
 
 | question | answer | measured | limit | age |

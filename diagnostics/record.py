@@ -27,6 +27,8 @@ class AlertRecord(_Record):
     active_at: float | None = None
     fired_at: float | None = None
     resolved_at: float | None = None
+    source: str = "rules"
+    source_url: str = ""
 
 
 class EvidenceRecord(_Record):
@@ -99,6 +101,9 @@ class IncidentRecord(_Record):
     severity: str = "ticket"
     scope: dict[str, str] = Field(default_factory=dict)
     opened_at: float
+    widened_at: float | None = None
+    widened_why: str = ""
+    part_of: str | None = None
     resolved_at: float | None = None
     alerts: list[AlertRecord] = Field(default_factory=list)
     diagnosis: DiagnosisRecord | None = None

@@ -16,8 +16,10 @@ from alerts.sample import NAME, STALE
 from alerts.store import SeriesStore
 from diagnostics.asking import ask_store
 from diagnostics.blackbox import BlackBox, RecordedSeries
-from diagnostics.incident import Incident, fired_alert, is_over, observe, place, resolve, with_diagnosis
+from diagnostics.incident import Incident, fired_alert, has_alert, is_over, observe, resolve, with_diagnosis
+from diagnostics.placing import place_all
 from diagnostics.record import IncidentRecord
+from diagnostics.scope import Nodes
 from diagnostics.tree import Tree, tree_for_alert
 from diagnostics.walker import Diagnosis, walk
 
@@ -65,7 +67,8 @@ def replay(
     engine = RuleEngine([_without(group, dropped_rules) for group in groups], store, default_interval_s=step_s)
     points = _in_time([one for one in box.series if one.labels.get(NAME) not in dropped_series])
     pending = next(points, None)
-    story = _Story(store, trees)
+    nodes = {one.labels["node"]: one.labels for one in box.series if one.labels.get("node") and one.labels.get("pool")}
+    story = _Story(store, trees, nodes)
     for tick in range(int((box.until - box.since) / step_s) + 1):
         now = box.since + tick * step_s
         while pending is not None and pending[0] <= now:
@@ -78,31 +81,33 @@ def replay(
 class _Story:
     """What happens to incidents as alerts change: the controller's rules without its loops."""
 
-    def __init__(self, store: SeriesStore, trees: Mapping[str, Tree]) -> None:
+    def __init__(self, store: SeriesStore, trees: Mapping[str, Tree], nodes: Nodes) -> None:
         self._store = store
         self._trees = trees
+        self._nodes = nodes
         self.firings: list[Firing] = []
         self.incidents: dict[str, Incident] = {}
 
     def tick(self, engine: RuleEngine, now: float) -> None:
-        for change in engine.tick(now):
-            alert = fired_alert(change.alert)
-            if alert.state == "firing":
-                self.firings.append(Firing(now, alert.name, alert.labels))
-                before = {one.id: dict(one.scope) for one in self.incidents.values()}
-                incident = place(alert, list(self.incidents.values()), now)
-                if incident.diagnosis is None or before.get(incident.id) != dict(incident.scope):
-                    incident = self._diagnosed(incident, alert.name, now)
-                self.incidents[incident.id] = incident
-            else:
+        changed = [fired_alert(change.alert) for change in engine.tick(now)]
+        firing = [alert for alert in changed if alert.state == "firing"]
+        self.firings += [Firing(now, alert.name, alert.labels) for alert in firing]
+        for alert in changed:
+            if alert.state != "firing":
                 for key, incident in self.incidents.items():
                     self.incidents[key] = observe(incident, alert, now)
+        before = {one.id: dict(one.scope) for one in self.incidents.values()}
+        for key, incident in place_all(firing, self.incidents.values(), now, self._nodes).items():
+            if incident.diagnosis is None or before.get(key) != dict(incident.scope):
+                new = [alert.name for alert in firing if has_alert(incident, alert)]
+                incident = self._diagnosed(incident, new, now)
+            self.incidents[key] = incident
         for key, incident in self.incidents.items():
             if is_over(incident, now):
                 self.incidents[key] = resolve(incident, now)
 
-    def _diagnosed(self, incident: Incident, alertname: str, now: float) -> Incident:
-        tree = tree_for_alert(self._trees, alertname)
+    def _diagnosed(self, incident: Incident, names: Sequence[str], now: float) -> Incident:
+        tree = next((tree for name in names if (tree := tree_for_alert(self._trees, name)) is not None), None)
         if tree is None:
             return incident
         return with_diagnosis(incident, walk(tree, incident.scope, ask_store(self._store, now), now))

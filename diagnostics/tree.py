@@ -26,7 +26,6 @@ MAX_TREE_BYTES = 256 * 1024  # a tree is read by people; a larger file is not a 
 IDENTIFIER = r"^[a-z][a-z0-9_]{0,63}$"
 PLACEHOLDER = re.compile(r"\{\{\s*([a-z0-9_]+)\s*\}\}")
 QUERY_PLACEHOLDERS = frozenset({"node", "pool", "model", "scope"})
-SCOPE_MATCHERS = ("node", "pool", "model")  # what `{{scope}}` selects by: the first of these that is known
 
 COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
@@ -178,11 +177,15 @@ def bind(template: str, scope: Mapping[str, str]) -> tuple[str, str]:
 
 
 def scope_matcher(scope: Mapping[str, str]) -> str:
-    """The narrowest PromQL matcher for a scope: the node, else the pool, else the model, else none (all)."""
-    for name in SCOPE_MATCHERS:
-        if scope.get(name):
-            return f'{name}="{_escape(scope[name])}"'
-    return ""
+    """The narrowest PromQL matcher for a scope: the node; else all of the places it names; none: the whole fleet.
+
+    A model beside a pool is left out: the pool is the narrower of the two.
+    """
+    if scope.get("node"):
+        names: tuple[str, ...] = ("node",)
+    else:
+        names = ("pool" if scope.get("pool") else "model", "zone", "revision")
+    return ",".join(f'{name}="{_escape(scope[name])}"' for name in names if scope.get(name))
 
 
 def _escape(value: str) -> str:

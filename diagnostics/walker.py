@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from diagnostics.cause import Cause
+from diagnostics.scope import where
 from diagnostics.tree import CONTINUE, PLACEHOLDER, Question, Tree, Verdict, bind
 from diagnostics.unit import format_seconds, format_value
 
@@ -164,15 +165,6 @@ def _title(verdict: Verdict, tree: Tree, scope: Mapping[str, str], evidence: tup
     values["where"] = where(scope)
     values |= {name: scope.get(name, "unknown") for name in ("node", "pool", "model")}
     return PLACEHOLDER.sub(lambda match: values.get(match.group(1), "not asked"), verdict.title)
-
-
-def where(scope: Mapping[str, str]) -> str:
-    """A scope in words: the node's name, "pool chat", or "the fleet"."""
-    if scope.get("node"):
-        return scope["node"]
-    if scope.get("pool"):
-        return f"pool {scope['pool']}"
-    return "the fleet"
 
 
 def _no_cause_title(evidence: tuple[Evidence, ...]) -> str:

@@ -27,11 +27,14 @@ from fleetctl.wire import (
     Run,
     RunbookInfo,
     RunRequest,
+    Silence,
+    SilenceRequest,
     Status,
     TimelineEntry,
 )
 
 DEFAULT_TIMEOUT_S = 10.0
+SILENCE_S = 30.0  # the controller asks one Alertmanager after the other
 WAIT_MARGIN_S = 10.0  # how much longer than its wait a long poll may take
 W = TypeVar("W", bound=BaseModel)
 
@@ -142,6 +145,17 @@ class ControllerClient:
         """The routing table; None when it is still the one known as `after` once `wait_s` has passed."""
         answer = await self._send("GET", "/v1/routing", wait_s, params=_given(after=after, wait_s=wait_s or None))
         return None if answer.status_code == 204 else _parse(RoutingTable, answer)
+
+    async def silences(self) -> list[Silence]:
+        """Alertmanager's, those in force first."""
+        return await self._list(Silence, "/v1/silences", SILENCE_S)
+
+    async def add_silence(self, request: SilenceRequest) -> Silence:
+        body = request.model_dump(mode="json")
+        return _parse(Silence, await self._send("POST", "/v1/silences", SILENCE_S, json=body))
+
+    async def expire_silence(self, silence_id: str) -> Silence:
+        return _parse(Silence, await self._send("DELETE", f"/v1/silences/{_part(silence_id)}", SILENCE_S))
 
     async def _get(self, model: type[W], path: str) -> W:
         return _parse(model, await self._send("GET", path))

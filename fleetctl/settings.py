@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from fleetctl.alertmanager_settings import LABEL_NAME, AlertmanagerPeer, WebhookSettings
 from fleetctl.kit.errors import BadInputError
+from fleetctl.signal_settings import SignalSettings
 
 
 def default_state_dir() -> Path:
@@ -81,6 +83,13 @@ class Settings(BaseSettings):
     controller: ControllerSettings = ControllerSettings()
     gateway: GatewaySettings = GatewaySettings()
     fleet: FleetSettings = FleetSettings()
+    # Our alerts go to all of these, and silences are theirs: the peers of one cluster. A URL, or a mapping with
+    # `url`, credentials and TLS files.
+    alertmanagers: list[AlertmanagerPeer] = Field(default_factory=list, max_length=16)
+    # Added to every alert that goes out, as Prometheus does; a label that the alert has itself stays.
+    external_labels: dict[Annotated[str, Field(pattern=LABEL_NAME)], str] = Field(default_factory=dict, max_length=50)
+    webhook: WebhookSettings = WebhookSettings()  # what Alertmanager sends us
+    signals: SignalSettings = SignalSettings()  # where the nodes' signals come from
 
     @classmethod
     def settings_customise_sources(

@@ -81,6 +81,10 @@ class Alert(Wire):
     active_at: float | None = None
     fired_at: float | None = None
     resolved_at: float | None = None
+    source: str = "rules"  # who judged it: our own rules, or alertmanager (its webhook)
+    source_url: str = ""
+    silenced: Literal["no", "yes", "unknown"] = "no"  # unknown: Alertmanager's silences could not be read
+    silenced_by: list[str] = Field(default_factory=list)  # ids of silences
 
 
 class Evidence(Wire):
@@ -197,6 +201,9 @@ class Incident(Wire):
     diagnosis: Diagnosis | None = None
     runs: list[Run] = Field(default_factory=list)
     timeline: list[TimelineEntry] = Field(default_factory=list)
+    widened_at: float | None = None  # when the scope last became wider
+    widened_why: str = ""
+    part_of: str | None = None  # id of the wider incident that explains this one
     postmortem: str | None = None  # path of the Markdown file, once written
     blackbox: str | None = None  # path of the incident file, once written
 
@@ -230,6 +237,37 @@ class RoutingTable(Wire):
     routes: list[Route]
 
 
+class AlertmanagerState(Wire):
+    """What became of our alerts at one Alertmanager, since the controller started. Counts are alerts, resends too."""
+
+    url: str
+    sent: int = 0
+    failed: int = 0  # in requests that failed; most are tried again
+    dropped: int = 0  # never sent: the queue was full, or they waited for too long
+    queued: int = 0
+    last_success_at: float | None = None
+    last_error: str = ""  # empty since the last success
+
+
+class SilencesState(Wire):
+    """How much is known of Alertmanager's silences. Without an Alertmanager there are none."""
+
+    known: bool = True
+    active: int = 0
+    read_at: float | None = None
+    last_error: str = ""
+
+
+class WebhookState(Wire):
+    """Alertmanager's notifications to us since the controller started."""
+
+    accepted: int = 0
+    refused: int = 0  # answered with 4xx: lost
+    deferred: int = 0  # answered with 503: sent again
+    last_at: float | None = None  # the last accepted one
+    last_error: str = ""
+
+
 class Status(Wire):
     version: str
     started_at: float
@@ -241,6 +279,36 @@ class Status(Wire):
     firing: int
     open_incidents: int
     loops: dict[str, float]  # loop name to seconds since its last completed turn
+    alertmanagers: list[AlertmanagerState] = Field(default_factory=list)
+    silences: SilencesState = Field(default_factory=SilencesState)
+    webhook: WebhookState = Field(default_factory=WebhookState)
+
+
+class SilenceMatcher(Wire):
+    """`name op value`; a label that an alert lacks counts as empty."""
+
+    name: str = Field(min_length=1, max_length=500)
+    op: Literal["=", "!=", "=~", "!~"]
+    value: str = Field(max_length=4096)
+
+
+class Silence(Wire):
+    id: str
+    state: Literal["pending", "active", "expired"]
+    matchers: list[SilenceMatcher]
+    starts_at: float
+    ends_at: float
+    created_by: str
+    comment: str
+
+
+class SilenceRequest(Body):
+    """Make a silence in Alertmanager, from now on."""
+
+    matchers: list[SilenceMatcher] = Field(min_length=1, max_length=100)
+    duration_s: float = Field(gt=0, le=366 * 86400)
+    comment: str = Field(min_length=1, max_length=2000)
+    created_by: str = Field(min_length=1, max_length=200)
 
 
 class RunRequest(Body):

@@ -15,8 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.cpu.read_blocks import read_blocks
-
 KEY_BLOCK = 512  # of torch's kernel
 TAILS = (128, 256, 384, 512)  # key counts that the last block may be padded to
 QUERY_TILE = 128  # queries of a chunk in one call: what lies after a tile's last query is not read
@@ -36,10 +34,11 @@ class CallShape:
 class Gather:
     """Keys [first_key, first_key + num_keys) of some sequences, as blocks of the cache."""
 
-    blocks: Tensor  # [num_seqs, blocks each], int64
-    ends: Tensor  # [num_seqs], int64: rows from there on are not the sequence's
+    blocks: Tensor  # [num_seqs x blocks each], int64
+    num_seqs: int
     skipped: int  # positions of the first block before `first_key`
     num_keys: int
+    foreign: Tensor | None  # rows of the gathered positions that the sequence has not written: set to 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +143,7 @@ def attend_gathered(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: GatheredP
     share = q.shape[1] // kv_heads
     out = torch.zeros(q.shape, dtype=q.dtype)
     for call in plan.calls:
-        keys = call.keys
-        read = read_blocks(k_cache, v_cache, keys.blocks, keys.ends, keys.skipped, keys.num_keys)
-        k, v = (rows.transpose(1, 2) for rows in read)
+        k, v = _read(k_cache, call.keys), _read(v_cache, call.keys)
         own = q[call.queries]
         if isinstance(call, DecodeCall):
             own = own.reshape(-1, kv_heads, share, width)
@@ -176,6 +173,16 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tenso
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, False, attn_mask=mask, scale=scale)[
         0
     ]
+
+
+def _read(cache: Tensor, keys: Gather) -> Tensor:
+    """[num_seqs, kv_heads, num_keys, head_dim], strided."""
+    kv_heads, width = cache.shape[2:]
+    found = cache.view(cache.shape[0], -1).index_select(0, keys.blocks).view(-1, kv_heads * width)
+    if keys.foreign is not None:
+        found.index_fill_(0, keys.foreign, 0)
+    found = found.view(keys.num_seqs, -1, kv_heads, width)
+    return found[:, keys.skipped : keys.skipped + keys.num_keys].transpose(1, 2)
 
 
 def _padded_keys(keys: int, tails: tuple[int, ...]) -> int:
@@ -209,12 +216,15 @@ def _gather(
     # What lies past a sequence's blocks is read from its first one, and masked.
     wanted = np.where(columns * block_size < own, columns, 0)
     blocks = np.take_along_axis(tables[members], wanted, axis=1).astype(np.int64)
+    # Rows of its blocks that it has not written may hold another sequence's non-finite values, and 0 x NaN is NaN.
+    positions = wanted[:, :, None] * block_size + np.arange(block_size)
+    foreign = np.flatnonzero(positions >= own[:, :, None])
     return Gather(
-        blocks=torch.from_numpy(np.ascontiguousarray(blocks)),
-        # Rows of its blocks that it has not written may hold another sequence's non-finite values, and 0 x NaN is NaN.
-        ends=torch.from_numpy(lens[members] - first_key),
+        blocks=torch.from_numpy(blocks.reshape(-1)),
+        num_seqs=len(members),
         skipped=first_key - first * block_size,
         num_keys=num_keys,
+        foreign=torch.from_numpy(foreign) if len(foreign) else None,
     )
 
 

@@ -12,7 +12,6 @@ import httpx
 from fleetctl.controller.controller import Controller
 
 HEALTHY_STEP_S = 0.02
-LOOPS = ("fleet", "scrape", "alerts", "diagnosis", "remediation", "closing")
 
 
 class DrivenClock:
@@ -86,7 +85,7 @@ async def drive(
             for name, state in list(controller.fleet.nodes.items()):
                 with suppress(httpx.HTTPError):  # it may have been stopped since the last look
                     await http.post(f"{state.url}/test", json={"metrics": traffic.exposition(name)})
-            for loop in LOOPS:
+            for loop in controller.loops.ages(clock.now()):
                 await controller.loops.turn(loop)
             await asyncio.sleep(0.01)  # effects that wait for real processes get real time
     raise AssertionError(f"not within {limit_s} simulated seconds; loops failed: {controller.loops.failures()}")

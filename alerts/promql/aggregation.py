@@ -4,33 +4,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
+from alerts.arrays import Floats, Index
+from alerts.columns import LabelColumn
 from alerts.errors import QueryError
-from alerts.promql.kahan import kahan_mean, kahan_sum, quantile, variance
+from alerts.promql.kahan import each, kahan_means, kahan_sums, quantile, variance
 from alerts.promql.nodes import Aggregate
 from alerts.promql.values import Vector, empty_vector
 from alerts.sample import NAME, LabelSet
 
-
-def _max(values: Sequence[float]) -> float:
-    return max((value for value in values if value == value), default=math.nan)
-
-
-def _min(values: Sequence[float]) -> float:
-    return min((value for value in values if value == value), default=math.nan)
+_Reduce = Callable[[Floats, Index, Index], Floats]
+"""From values, group by group, where each group starts, and how many it has."""
 
 
-_REDUCERS: dict[str, Callable[[Sequence[float]], float]] = {
-    "sum": kahan_sum,
-    "avg": kahan_mean,
-    "count": lambda values: float(len(values)),
-    "group": lambda values: 1.0,
-    "max": _max,
-    "min": _min,
-    "stdvar": variance,
-    "stddev": lambda values: float(np.sqrt(max(variance(values), 0.0))),
+def _deviation(values: Sequence[float]) -> float:
+    return float(np.sqrt(max(variance(values), 0.0)))
+
+
+_REDUCERS: dict[str, _Reduce] = {
+    "sum": kahan_sums,
+    "avg": kahan_means,
+    "count": lambda values, starts, sizes: sizes.astype(np.float64),
+    "group": lambda values, starts, sizes: np.ones(len(sizes)),
+    "max": lambda values, starts, sizes: np.fmax.reduceat(values, starts),  # NaN only where nothing else is
+    "min": lambda values, starts, sizes: np.fmin.reduceat(values, starts),
+    "stdvar": partial(each, variance),
+    "stddev": partial(each, _deviation),
 }
 
 
@@ -44,29 +46,26 @@ def aggregate(node: Aggregate, vector: Vector, param: float | str | None) -> Vec
         return _count_values(node, vector, param)
     if not len(vector):
         return empty_vector()
-    groups = _group(node, vector)
-    values = vector.values.tolist()
+    groups = vector.labels.groups(*_grouping(node))
+    values, at_ms = vector.values[groups.order], vector.at_ms[groups.order]
     if node.op == "quantile":
         assert isinstance(param, float)
-        results = [quantile(param, [values[i] for i in members]) for members in groups.values()]
+        reduce: _Reduce = partial(each, partial(quantile, param))
     else:
         reduce = _REDUCERS[node.op]
-        results = [reduce([values[i] for i in members]) for members in groups.values()]
-    newest = [vector.at_ms[members].max() for members in groups.values()]
-    return Vector(list(groups), np.array(results, dtype=np.float64), np.array(newest, dtype=np.int64))
+    newest = at_ms if groups.is_one_each else np.maximum.reduceat(at_ms, groups.starts)
+    return Vector(groups.labels, reduce(values, groups.starts, groups.sizes), newest)
 
 
-def _key(node: Aggregate, labels: LabelSet) -> LabelSet:
-    if node.without:
-        return labels.drop((*node.labels, NAME))
-    return labels.keep(node.labels)
+def _grouping(node: Aggregate) -> tuple[bool, tuple[str, ...]]:
+    """Whether the names are the labels that stay, and the names."""
+    return (False, (*node.labels, NAME)) if node.without else (True, node.labels)
 
 
-def _group(node: Aggregate, vector: Vector) -> dict[LabelSet, list[int]]:
-    groups: dict[LabelSet, list[int]] = {}
-    for index, labels in enumerate(vector.labels):
-        groups.setdefault(_key(node, labels), []).append(index)
-    return groups
+def _members(node: Aggregate, vector: Vector) -> list[list[int]]:
+    """Indices of each group's series."""
+    groups = vector.labels.groups(*_grouping(node))
+    return [part.tolist() for part in np.split(groups.order, groups.starts[1:])]
 
 
 def _ranked(node: Aggregate, vector: Vector, param: float) -> Vector:
@@ -81,7 +80,7 @@ def _ranked(node: Aggregate, vector: Vector, param: float) -> Vector:
     sign = -1.0 if node.op == "topk" else 1.0
     values = vector.values.tolist()
     picked: list[int] = []
-    for members in _group(node, vector).values():
+    for members in _members(node, vector):
         members.sort(key=lambda i: (values[i] != values[i], sign * values[i] if values[i] == values[i] else 0.0))
         picked.extend(members[:count])
     return vector.take(picked)
@@ -94,13 +93,14 @@ def _count_values(node: Aggregate, vector: Vector, label: str) -> Vector:
         raise QueryError(f"invalid label name {label!r}") from None
     if not label:
         raise QueryError('invalid label name ""')
+    keys = vector.labels.having_only(*_grouping(node))
     members: dict[LabelSet, list[int]] = {}
-    for index, (labels, value) in enumerate(zip(vector.labels, vector.values.tolist(), strict=True)):
-        key = _key(node, labels).having(((label, format_plain(value)),))
+    for index, (labels, value) in enumerate(zip(keys, vector.values.tolist(), strict=True)):
+        key = labels.having(((label, format_plain(value)),))
         members.setdefault(key, []).append(index)
     newest = [vector.at_ms[group].max() for group in members.values()]
     counts = [float(len(group)) for group in members.values()]
-    return Vector(list(members), np.array(counts, dtype=np.float64), np.array(newest, dtype=np.int64))
+    return Vector(LabelColumn(members), np.array(counts, dtype=np.float64), np.array(newest, dtype=np.int64))
 
 
 def format_plain(value: float) -> str:

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
+from alerts.columns import LabelColumn
 from alerts.errors import QueryError
 from alerts.promql import nodes as n
 from alerts.promql.aggregation import aggregate
 from alerts.promql.functions import FUNCTIONS
 from alerts.promql.operators import scalars, vector_and_scalar, vector_and_vector
-from alerts.promql.values import Matrix, Value, Vector
-from alerts.sample import STALE_BITS, LabelSet
-from alerts.series import Series
+from alerts.promql.values import Matrix, Value, Vector, empty_vector, single
+from alerts.sample import EMPTY, LabelSet
+from alerts.selection import Selection
 from alerts.store import SeriesStore
 
 LOOKBACK_MS = 5 * 60 * 1000
 DEFAULT_STEP_MS = 60 * 1000  # of a subquery that names none: Prometheus' default evaluation interval
 MAX_POINTS = 20_000_000  # read by one evaluation; a query from outside cannot hold the controller longer
 MAX_SUBQUERY_STEPS = 11_000
+
+_NO_STARTS = np.zeros(1, dtype=np.intp)
 
 
 class Budget:
@@ -50,29 +55,7 @@ class Moment:
 
     def evaluate(self, node: n.Node) -> Value:
         """Raises QueryError when the data does not allow the operation."""
-        match node:
-            case n.Number(value=value):
-                return value
-            case n.Text(value=text):
-                return text
-            case n.Selector():
-                return self._instant(node)
-            case n.RangeSelector():
-                return self._window(node)
-            case n.Subquery():
-                return self._subquery(node)
-            case n.Negate(expr=expr):
-                inner = self.evaluate(expr)
-                if isinstance(inner, Vector):
-                    return inner.with_values(-inner.values)
-                assert isinstance(inner, float)
-                return -inner
-            case n.Call(function=name, args=args):
-                return FUNCTIONS[name](self, args)
-            case n.Aggregate():
-                return self._aggregate(node)
-            case n.Binary():
-                return self._binary(node)
+        return _BY_KIND[type(node)](self, node)
 
     def moved_to(self, at_ms: int) -> Moment:
         """Another step of the same query, drawing on the same budget."""
@@ -107,39 +90,36 @@ class Moment:
 
     def _instant(self, node: n.Selector) -> Vector:
         at_ms = self._shifted(node.at, node.offset_ms)
-        labels: list[LabelSet] = []
-        values: list[float] = []
-        times: list[int] = []
-        after_ms = at_ms - LOOKBACK_MS
-        for series in self._select(node):
-            point = series.newest(at_ms, after_ms)
-            if point is not None:
-                labels.append(series.labels)
-                times.append(point[0])
-                values.append(point[1])
-        self.budget.take(len(values))
-        return Vector(labels, np.array(values, dtype=np.float64), np.array(times, dtype=np.int64))
+        selection = self._select(node)
+        if not len(selection):
+            return empty_vector()
+        present, values, times = selection.newest(at_ms, at_ms - LOOKBACK_MS)
+        found = Vector(selection.labels, values, times).where(present)
+        self.budget.take(len(found))
+        return found
 
-    def _select(self, node: n.Selector) -> list[Series]:
+    def _select(self, node: n.Selector) -> Selection:
         if len(node.groups) == 1:
             return self.store.select(node.groups[0])
-        found = {id(series): series for group in node.groups for series in self.store.select(group)}
-        return list(found.values())
+        return self.store.select_any(node.groups)
+
+    def _negated(self, node: n.Negate) -> float | Vector:
+        inner = self.evaluate(node.expr)
+        if isinstance(inner, Vector):
+            return inner.with_values(-inner.values)
+        assert isinstance(inner, float)
+        return -inner
 
     def _window(self, node: n.RangeSelector) -> Matrix:
         until_ms = self._shifted(node.selector.at, node.selector.offset_ms)
         after_ms = until_ms - node.range_ms
-        labels: list[LabelSet] = []
-        times, values, starts = array("q"), array("d"), [0]
-        for series in self._select(node.selector):
-            low, high = series.window(after_ms, until_ms)
-            if low < high:
-                labels.append(series.labels)
-                times.extend(series.times[low:high])
-                values.extend(series.values[low:high])
-                starts.append(len(times))
+        selection = self._select(node.selector)
+        if not len(selection):
+            none = empty_vector()
+            return Matrix(none.labels, none.at_ms, none.values, _NO_STARTS, after_ms, until_ms)
+        labels, times, values, starts = selection.windows(after_ms, until_ms)
         self.budget.take(len(times))
-        return _without_stale(labels, times, values, starts, after_ms, until_ms)
+        return Matrix(labels, times, values, starts, after_ms, until_ms)
 
     def _subquery(self, node: n.Subquery) -> Matrix:
         until_ms = self._shifted(node.at, node.offset_ms)
@@ -152,7 +132,7 @@ class Moment:
         for at_ms in range(first_ms, until_ms + 1, step_ms):
             value = self.moved_to(at_ms).evaluate(node.expr)
             if isinstance(value, float):
-                value = Vector([LabelSet.of({})], np.array([value]), np.array([at_ms]))
+                value = single(EMPTY, value, at_ms)
             assert isinstance(value, Vector), "the grammar checked types"
             for labels, number in zip(value.labels, value.values.tolist(), strict=True):
                 found = points.get(labels)
@@ -166,7 +146,8 @@ class Moment:
             values.extend(own_values)
             starts.append(len(times))
         self.budget.take(len(times))
-        return _without_stale(list(points), times, values, starts, after_ms, until_ms)
+        at, data = np.array(times, dtype=np.int64), np.array(values, dtype=np.float64)
+        return Matrix(LabelColumn(points), at, data, np.array(starts, dtype=np.intp), after_ms, until_ms)
 
     def _aggregate(self, node: n.Aggregate) -> Vector:
         param: float | str | None = None
@@ -192,23 +173,14 @@ class Moment:
         return scalars(node.op, lhs, rhs)
 
 
-def _without_stale(
-    labels: list[LabelSet],
-    times: array[int],
-    values: array[float],
-    starts: list[int],
-    after_ms: int,
-    until_ms: int,
-) -> Matrix:
-    """The windows as a matrix, without the markers of ended series and the windows that held nothing else."""
-    at = np.frombuffer(times, dtype=np.int64) if times else np.empty(0, dtype=np.int64)
-    data = np.frombuffer(values, dtype=np.float64) if values else np.empty(0)
-    borders = np.array(starts, dtype=np.intp)
-    stale = data.view(np.int64) == STALE_BITS
-    if stale.any():
-        kept = np.concatenate(([0], np.cumsum(~stale)))[borders]
-        occupied = np.diff(kept) > 0
-        labels = [entry for entry, wanted in zip(labels, occupied.tolist(), strict=True) if wanted]
-        borders = np.concatenate((kept[:-1][occupied], kept[-1:])).astype(np.intp)
-        at, data = at[~stale], data[~stale]
-    return Matrix(labels, at, data, borders, after_ms, until_ms)
+_BY_KIND: dict[type[n.Node], Callable[[Moment, Any], Value]] = {
+    n.Number: lambda moment, node: node.value,
+    n.Text: lambda moment, node: node.value,
+    n.Selector: Moment._instant,
+    n.RangeSelector: Moment._window,
+    n.Subquery: Moment._subquery,
+    n.Negate: Moment._negated,
+    n.Call: lambda moment, node: FUNCTIONS[node.function](moment, node.args),
+    n.Aggregate: Moment._aggregate,
+    n.Binary: Moment._binary,
+}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from functools import partial
 
+from alerts.columns import LabelColumn
 from alerts.errors import QueryError
 from alerts.matcher import compile_go
 from alerts.promql.functions_absent import absent
@@ -45,27 +47,32 @@ def _expand(template: str, match: re.Match[str]) -> str:
     return _REFERENCE.sub(one, template)
 
 
-def _label_replace(moment: At, args: Args) -> Vector:
-    vector = moment.vector(args[0])
+def relabelled(function: str, labels: Iterable[LabelSet], args: Args) -> list[LabelSet]:
+    """What label_replace() or label_join() makes of these labels. Raises QueryError for a bad label name."""
+    if function == "label_join":
+        joined, separator = _label_name(_text(args, 1)), _text(args, 2)
+        sources = [_label_name(_text(args, index)) for index in range(3, len(args))]
+        return [entry.having(((joined, separator.join(entry.get(source) for source in sources)),)) for entry in labels]
     target, template, source = _label_name(_text(args, 1)), _text(args, 2), _text(args, 3)
     pattern = compile_go(_text(args, 4))
-    labels: list[LabelSet] = []
-    for entry in vector.labels:
+    found: list[LabelSet] = []
+    for entry in labels:
         match = pattern.fullmatch(entry.get(source))
-        labels.append(entry if match is None else entry.having(((target, _expand(template, match)),)))
-    check_distinct(labels)
-    return Vector(labels, vector.values, vector.at_ms)
+        found.append(entry if match is None else entry.having(((target, _expand(template, match)),)))
+    return found
 
 
-def _label_join(moment: At, args: Args) -> Vector:
+def _relabel(function: str, moment: At, args: Args) -> Vector:
     vector = moment.vector(args[0])
-    target, separator = _label_name(_text(args, 1)), _text(args, 2)
-    sources = [_label_name(_text(args, index)) for index in range(3, len(args))]
-    labels = [
-        entry.having(((target, separator.join(entry.get(source) for source in sources)),)) for entry in vector.labels
-    ]
-    check_distinct(labels)
+    labels = vector.labels.remembered(
+        (function, args[1:]), lambda: _distinct(relabelled(function, vector.labels, args))
+    )
     return Vector(labels, vector.values, vector.at_ms)
+
+
+def _distinct(labels: list[LabelSet]) -> LabelColumn:
+    check_distinct(labels)
+    return LabelColumn(labels)
 
 
 def _sort(moment: At, args: Args, *, descending: bool) -> Vector:
@@ -104,8 +111,8 @@ def _vector(moment: At, args: Args) -> Vector:
 
 
 LABEL_FUNCTIONS: dict[str, Function] = {
-    "label_replace": _label_replace,
-    "label_join": _label_join,
+    "label_replace": partial(_relabel, "label_replace"),
+    "label_join": partial(_relabel, "label_join"),
     "sort": partial(_sort, descending=False),
     "sort_desc": partial(_sort, descending=True),
     "sort_by_label": partial(_sort_by_label, descending=False),

@@ -8,8 +8,9 @@ from functools import partial
 
 import numpy as np
 
+from alerts.arrays import Floats
 from alerts.promql.signature import Args, At, Function
-from alerts.promql.values import Floats, Vector, empty_vector
+from alerts.promql.values import Vector, empty_vector
 
 
 def _each(operation: Callable[[Floats], Floats], moment: At, args: Args) -> Vector:

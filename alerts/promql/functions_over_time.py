@@ -8,15 +8,16 @@ from functools import partial
 
 import numpy as np
 
+from alerts.arrays import Floats
 from alerts.promql.functions_absent import absent_over_time
-from alerts.promql.kahan import kahan_mean, kahan_sum, quantile, variance
+from alerts.promql.kahan import each, kahan_means, kahan_sums, quantile, variance
 from alerts.promql.signature import Args, At, Function
-from alerts.promql.values import Floats, Matrix, Vector, empty_vector
+from alerts.promql.values import Matrix, Vector, empty_vector
 
 
 def _each(reduce: Callable[[Sequence[float]], float], moment: At, args: Args) -> Vector:
     matrix = moment.matrix(args[-1])
-    return matrix.to_vector(np.array([reduce(window) for window in matrix.windows()], dtype=np.float64))
+    return matrix.to_vector(each(reduce, matrix.values, matrix.firsts, matrix.counts))
 
 
 def _whole(reduce: Callable[[Matrix], Floats], moment: At, args: Args, *, keep_name: bool = False) -> Vector:
@@ -26,7 +27,19 @@ def _whole(reduce: Callable[[Matrix], Floats], moment: At, args: Args, *, keep_n
 
 def _quantile(moment: At, args: Args) -> Vector:
     q = moment.scalar(args[0])
-    return _each(lambda window: quantile(q, window), moment, args)
+    matrix = moment.matrix(args[-1])
+    if not 0 <= q <= 1 or not np.isfinite(matrix.values).all():
+        return matrix.to_vector(each(partial(quantile, q), matrix.values, matrix.firsts, matrix.counts))
+    # All windows of one length are sorted together.
+    counts, results = matrix.counts, np.empty(len(matrix))
+    for count in np.unique(counts).tolist():
+        own = np.flatnonzero(counts == count)
+        ordered = np.sort(matrix.values[matrix.firsts[own][:, np.newaxis] + np.arange(count)], axis=1)
+        rank = q * (count - 1)
+        lower = max(0, math.floor(rank))
+        weight = rank - math.floor(rank)
+        results[own] = ordered[:, lower] * (1 - weight) + ordered[:, min(count - 1, lower + 1)] * weight
+    return matrix.to_vector(results)
 
 
 def _median_deviation(window: Sequence[float]) -> float:
@@ -56,8 +69,8 @@ def _last_extreme(sign: float, window: Floats) -> int:
 
 
 OVER_TIME_FUNCTIONS: dict[str, Function] = {
-    "sum_over_time": partial(_each, kahan_sum),
-    "avg_over_time": partial(_each, kahan_mean),
+    "sum_over_time": partial(_whole, lambda m: kahan_sums(m.values, m.firsts, m.counts)),
+    "avg_over_time": partial(_whole, lambda m: kahan_means(m.values, m.firsts, m.counts)),
     "stdvar_over_time": partial(_each, variance),
     "stddev_over_time": partial(_each, lambda window: float(np.sqrt(max(variance(window), 0.0)))),
     "quantile_over_time": _quantile,

@@ -7,9 +7,10 @@ from functools import partial
 
 import numpy as np
 
+from alerts.arrays import Floats, Times
 from alerts.promql import kahan
 from alerts.promql.signature import Args, At, Function
-from alerts.promql.values import Floats, Matrix, Times, Vector
+from alerts.promql.values import Matrix, Vector, empty_vector
 
 
 def _extrapolated(moment: At, args: Args, *, is_counter: bool, is_rate: bool) -> Vector:
@@ -20,7 +21,7 @@ def _extrapolated(moment: At, args: Args, *, is_counter: bool, is_rate: bool) ->
     """
     matrix = moment.matrix(args[0]).at_least(2)
     if not len(matrix):
-        return matrix.to_vector(np.empty(0))
+        return empty_vector()
     first, last = matrix.firsts, matrix.lasts
     with np.errstate(all="ignore"):
         change = matrix.values[last] - matrix.values[first]
@@ -104,7 +105,7 @@ def _predict_linear(moment: At, args: Args) -> Vector:
 def _count_steps(moment: At, args: Args, *, only_falls: bool) -> Vector:
     matrix = moment.matrix(args[0])
     if not len(matrix):
-        return matrix.to_vector(np.empty(0))
+        return empty_vector()
     values = matrix.values
     before = np.concatenate(([0.0], values[:-1]))
     stepped = values < before if only_falls else (values != before) & ~(np.isnan(values) & np.isnan(before))

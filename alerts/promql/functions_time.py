@@ -8,9 +8,10 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from alerts.arrays import Floats
 from alerts.promql.nodes import Selector
 from alerts.promql.signature import Args, At, Function
-from alerts.promql.values import Floats, Vector, single
+from alerts.promql.values import Vector, single
 from alerts.sample import EMPTY
 
 Seconds = NDArray[np.datetime64]

@@ -11,17 +11,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from alerts.arrays import Bools, Floats, Times
 from alerts.errors import QueryError
 from alerts.promql import nodes as n
 from alerts.promql.aggregation import aggregate
 from alerts.promql.evaluator import LOOKBACK_MS, Moment
 from alerts.promql.functions import FUNCTIONS
+from alerts.promql.functions_labels import relabelled
 from alerts.promql.functions_math import PLAIN
 from alerts.promql.grid_groups import GROUP_REDUCERS, bucket_quantiles, matched, reduce_groups
-from alerts.promql.grid_values import Bools, Grid, empty_grid, merged
+from alerts.promql.grid_values import Grid, distinct, empty_grid, merged
 from alerts.promql.grid_windows import WINDOW_FUNCTIONS, rows_of, windowed
 from alerts.promql.operators import ARITHMETIC, COMPARISON
-from alerts.promql.values import Floats, Times, Value, Vector
+from alerts.promql.values import Value, Vector
 from alerts.sample import STALE_BITS, LabelSet
 from alerts.store import SeriesStore
 
@@ -90,6 +92,10 @@ class GridMoment:
             assert isinstance(inner, Grid), "the grammar checked types"
             with np.errstate(all="ignore"):
                 return inner.renamed(PLAIN[node.function](inner.values))
+        if node.function in ("label_replace", "label_join"):
+            inner = self.evaluate(node.args[0])
+            assert isinstance(inner, Grid), "the grammar checked types"
+            return distinct(relabelled(node.function, inner.labels, node.args), inner.values, inner.present)
         if node.function == "histogram_quantile":
             q, buckets = self.evaluate(node.args[0]), self.evaluate(node.args[1])
             assert isinstance(buckets, Grid), "the grammar checked types"

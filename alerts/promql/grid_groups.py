@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from alerts.promql.grid_values import Bools, Grid, distinct, empty_grid, merged
+from alerts.arrays import Bools, Floats, Index, Times
+from alerts.promql.grid_values import Grid, distinct, empty_grid, merged
+from alerts.promql.histogram import quantiles
 from alerts.promql.nodes import Aggregate, Binary, Matching
 from alerts.promql.operators import ARITHMETIC, COMPARISON, result_labels, vector_and_vector
-from alerts.promql.values import Floats, Times
 from alerts.sample import NAME, LabelSet
 
 _FILL = {"sum": 0.0, "avg": 0.0, "count": 0.0, "group": 0.0, "max": -np.inf, "min": np.inf}
@@ -16,7 +16,7 @@ _CANCELS = 1e6
 GROUP_REDUCERS = frozenset(_FILL)
 
 
-def _groups(keys: list[LabelSet]) -> tuple[list[LabelSet], NDArray[np.intp], NDArray[np.intp]]:
+def _groups(keys: list[LabelSet]) -> tuple[list[LabelSet], Index, Index]:
     """Distinct keys, the order that puts each group's series together, and where each group starts in it."""
     rows: dict[LabelSet, int] = {}
     index = np.array([rows.setdefault(key, len(rows)) for key in keys], dtype=np.intp)
@@ -62,9 +62,7 @@ def reduce_groups(node: Aggregate, inner: Grid, parameter: object) -> Grid | Non
     return Grid(labels, np.where(there, result, 0.0), there)
 
 
-def _group_quantiles(
-    values: Floats, present: Bools, counts: NDArray[np.int64], starts: NDArray[np.intp], q: float
-) -> Floats:
+def _group_quantiles(values: Floats, present: Bools, counts: Times, starts: Index, q: float) -> Floats:
     filled = np.where(present, values, np.inf)
     out = np.zeros(counts.shape)
     for group, start in enumerate(starts.tolist()):
@@ -182,33 +180,5 @@ def bucket_quantiles(q: Floats, buckets: Grid) -> Grid | None:
         if np.isnan(counts).any():
             return None
         out.present[index] = present[0]
-        out.values[index] = _quantile(float(q[0]), np.array(order), counts)
+        out.values[index] = quantiles(float(q[0]), np.array(order), counts)
     return out
-
-
-def _quantile(q: float, bounds: Floats, counts: Floats) -> Floats:
-    """As histogram.bucket_quantile; `counts` has shape (bounds, steps)."""
-    num_steps = counts.shape[1]
-    if not np.isinf(bounds[-1]) or len(bounds) < 2:
-        return np.full(num_steps, np.nan)
-    repaired = counts.copy()
-    for row in range(1, len(bounds)):
-        before, here = repaired[row - 1], repaired[row]
-        same = np.abs(here - before) < 1e-12 * np.minimum(np.abs(here) + np.abs(before), 1.7976931348623157e308)
-        repaired[row] = np.where((here < before) | (same & (before != 0) & (here != 0)), before, here)
-    total = repaired[-1]
-    rank = q * total
-    index = (repaired[:-1] < rank).sum(axis=0)  # bisect_left in each column
-    columns = np.arange(num_steps)
-    last = index == len(bounds) - 1
-    safe = np.minimum(index, len(bounds) - 2)
-    below = np.where(safe > 0, repaired[np.maximum(safe - 1, 0), columns], 0.0)
-    start = np.where(safe > 0, bounds[np.maximum(safe - 1, 0)], 0.0)
-    end = bounds[safe]
-    inside = repaired[safe, columns] - below
-    with np.errstate(all="ignore"):
-        result = start + (end - start) * ((rank - below) / inside)
-    if bounds[0] <= 0:
-        result = np.where(index == 0, bounds[0], result)
-    result = np.where(last, bounds[-2], result)
-    return np.where(total == 0, np.nan, result)

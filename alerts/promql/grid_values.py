@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from alerts.arrays import Bools, Floats, Index
+from alerts.columns import LabelColumn
 from alerts.errors import QueryError
-from alerts.promql.values import SAME_LABELS, Floats, Vector
+from alerts.promql.values import SAME_LABELS, Vector
 from alerts.sample import LabelSet
-
-Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +25,8 @@ class Grid:
     def at(self, step: int, at_ms: int) -> Vector:
         """The vector at one step."""
         index = np.flatnonzero(self.present[:, step])
-        return Vector([self.labels[i] for i in index], self.values[index, step], np.full(len(index), at_ms))
+        labels = LabelColumn([self.labels[i] for i in index.tolist()])
+        return Vector(labels, self.values[index, step], np.full(len(index), at_ms))
 
     def renamed(self, values: Floats) -> Grid:
         """New values under labels without the metric's name. Raises QueryError when two series become one."""
@@ -37,7 +37,7 @@ class Grid:
         keep = self.present.any(axis=1)
         return self if keep.all() else self.take(np.flatnonzero(keep))
 
-    def take(self, index: NDArray[np.intp] | Sequence[int]) -> Grid:
+    def take(self, index: Index | Sequence[int]) -> Grid:
         picked = np.asarray(index, dtype=np.intp)
         return Grid([self.labels[i] for i in picked], self.values[picked], self.present[picked])
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
+from alerts.arrays import Floats, Index, Times
 from alerts.promql.grid_values import Grid, merged
 from alerts.promql.nodes import RangeSelector, Selector
-from alerts.promql.values import Floats, Times
-from alerts.sample import STALE_BITS, LabelSet
+from alerts.sample import LabelSet
 from alerts.store import SeriesStore
 
-Index = NDArray[np.intp]
 _MAX_SORTED = 4_000_000  # numbers sorted at once for a quantile
 
 # Window: times (points,), values (series, points), each step's window is [low, high).
@@ -24,25 +22,8 @@ def rows_of(
     store: SeriesStore, selector: Selector, after_ms: int, until_ms: int, *, keep_stale: bool
 ) -> Iterator[tuple[Times, list[LabelSet], Floats]]:
     """Points in (after_ms, until_ms] of the selected series: those with the same times as one (series, points)."""
-    groups: dict[bytes, tuple[Times, list[LabelSet], list[Floats]]] = {}
-    found = {id(series): series for group in selector.groups for series in store.select(group)}
-    for series in found.values():
-        low, high = series.window(after_ms, until_ms)
-        if low >= high:
-            continue
-        times = np.frombuffer(series.times[low:high], dtype=np.int64)
-        values = np.frombuffer(series.values[low:high], dtype=np.float64)
-        if not keep_stale:
-            stale = values.view(np.int64) == STALE_BITS
-            if stale.any():
-                times, values = times[~stale], values[~stale]
-                if not len(times):
-                    continue
-        group = groups.setdefault(times.tobytes(), (times, [], []))
-        group[1].append(series.labels)
-        group[2].append(values)
-    for times, labels, rows in groups.values():
-        yield times, labels, np.stack(rows)
+    selected = store.select_any(selector.groups) if len(selector.groups) > 1 else store.select(selector.groups[0])
+    return selected.aligned(after_ms, until_ms, keep_stale=keep_stale)
 
 
 def windowed(

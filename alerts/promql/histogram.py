@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from typing import NamedTuple
 
 import numpy as np
 
+from alerts.arrays import Floats, Index
+from alerts.columns import LabelColumn
+from alerts.head import LONG_AGO
 from alerts.promql.signature import Args, At, Function
-from alerts.promql.values import Vector, check_distinct
+from alerts.promql.values import Vector, empty_vector
 from alerts.sample import NAME, LabelSet
 
 _SMALL_DIFFERENCE = 1e-12  # relative; below it a falling count is rounding, not a broken histogram
+_LARGEST = 1.7976931348623157e308
 
 Buckets = list[tuple[float, float]]
 """(upper bound, cumulative count), by rising bound."""
@@ -55,7 +60,7 @@ def _almost_equal(a: float, b: float) -> bool:
     total, difference = abs(a) + abs(b), abs(a - b)
     if a == 0 or b == 0 or total < 2.2250738585072014e-308:
         return difference < _SMALL_DIFFERENCE * 2.2250738585072014e-308
-    return difference / min(total, 1.7976931348623157e308) < _SMALL_DIFFERENCE
+    return difference / min(total, _LARGEST) < _SMALL_DIFFERENCE
 
 
 def bucket_quantile(q: float, buckets: Buckets) -> float:
@@ -115,11 +120,97 @@ def _rank_of(value: float, rows: Buckets) -> float:
     return below
 
 
+def quantiles(q: float, bounds: Floats, counts: Floats) -> Floats:
+    """bucket_quantile of many histograms with the same bounds, which rise, for q from 0 to 1 and counts without NaN.
+
+    Shapes: `counts` (bounds, histograms); one number a histogram.
+    """
+    num_histograms = counts.shape[1]
+    if not np.isinf(bounds[-1]) or len(bounds) < 2:
+        return np.full(num_histograms, np.nan)
+    repaired = counts.copy()
+    for row in range(1, len(bounds)):
+        before, here = repaired[row - 1], repaired[row]
+        close = np.abs(here - before) < _SMALL_DIFFERENCE * np.minimum(np.abs(here) + np.abs(before), _LARGEST)
+        repaired[row] = np.where((here < before) | (close & (before != 0) & (here != 0)), before, here)
+    total = repaired[-1]
+    rank = q * total
+    index = (repaired[:-1] < rank).sum(axis=0)  # bisect_left in each column
+    columns = np.arange(num_histograms)
+    safe = np.minimum(index, len(bounds) - 2)
+    below = np.where(safe > 0, repaired[np.maximum(safe - 1, 0), columns], 0.0)
+    start = np.where(safe > 0, bounds[np.maximum(safe - 1, 0)], 0.0)
+    inside = repaired[safe, columns] - below
+    with np.errstate(all="ignore"):
+        result = start + (bounds[safe] - start) * ((rank - below) / inside)
+    if bounds[0] <= 0:
+        result = np.where(index == 0, bounds[0], result)
+    result = np.where(index == len(bounds) - 1, bounds[-2], result)
+    return np.where(total == 0, np.nan, result)
+
+
+class _Layout(NamedTuple):
+    """Where the buckets of all histograms lie in a column of series.
+
+    `even`: bounds, places of these histograms, rows of their buckets (bounds, histograms). `odd`: places of those with
+    two buckets of one bound.
+    """
+
+    labels: LabelColumn
+    group_of: Index  # of each series that is a bucket
+    buckets: Index  # the series that are buckets
+    even: list[tuple[Floats, Index, Index]]
+    odd: Index
+
+
+def _layout(labels: LabelColumn) -> _Layout:
+    bounds = np.array([_bound(entry) for entry in labels], dtype=np.float64)
+    buckets = np.flatnonzero(~np.isnan(bounds))
+    kept = labels if len(buckets) == len(labels) else labels.taken(buckets)
+    groups = kept.groups(False, (NAME, "le"))
+    by_bounds: dict[bytes, tuple[Floats, list[int], list[Index]]] = {}
+    odd = []
+    for place, rows in enumerate(np.split(buckets[groups.order], groups.starts[1:])):
+        rows = rows[np.argsort(bounds[rows], kind="stable")]
+        own = bounds[rows]
+        if (np.diff(own) == 0).any():
+            odd.append(place)
+            continue
+        same = by_bounds.setdefault(own.tobytes(), (own, [], []))
+        same[1].append(place)
+        same[2].append(rows)
+    even = [(own, np.array(places), np.stack(rows, axis=1)) for own, places, rows in by_bounds.values()]
+    return _Layout(groups.labels, groups.group_of, buckets, even, np.array(odd, dtype=np.intp))
+
+
+def _bound(labels: LabelSet) -> float:
+    """NaN when `le` is no number: such a series is no bucket."""
+    try:
+        return float(labels.get("le"))
+    except ValueError:
+        return math.nan
+
+
 def _histogram_quantile(moment: At, args: Args) -> Vector:
     q = moment.scalar(args[0])
-    found = _histograms(moment.vector(args[1]))
-    values = [bucket_quantile(q, buckets) for buckets, _ in found.values()]
-    return _as_vector(found, values)
+    vector = moment.vector(args[1])
+    if not len(vector):
+        return empty_vector()
+    layout = vector.labels.remembered("histograms", lambda: _layout(vector.labels))
+    newest = np.full(len(layout.labels), LONG_AGO, dtype=np.int64)
+    np.maximum.at(newest, layout.group_of, vector.at_ms[layout.buckets])
+    results = np.empty(len(layout.labels))
+    one_by_one = layout.odd.tolist()
+    for bounds, places, rows in layout.even:
+        counts = vector.values[rows]
+        plain = ~np.isnan(counts).any(axis=0) if 0 <= q <= 1 else np.zeros(len(places), dtype=np.bool_)
+        results[places[plain]] = quantiles(q, bounds, counts[:, plain])
+        one_by_one += places[~plain].tolist()
+    for place in one_by_one:
+        own = layout.buckets[layout.group_of == place]
+        buckets = [(_bound(vector.labels[i]), float(vector.values[i])) for i in own.tolist()]
+        results[place] = bucket_quantile(q, buckets)
+    return Vector(layout.labels, results, newest)
 
 
 def _histogram_fraction(moment: At, args: Args) -> Vector:
@@ -129,8 +220,7 @@ def _histogram_fraction(moment: At, args: Args) -> Vector:
 
 
 def _as_vector(found: dict[LabelSet, tuple[Buckets, int]], values: list[float]) -> Vector:
-    labels = list(found)
-    check_distinct(labels)
+    labels = LabelColumn(found)
     newest = np.array([at_ms for _, at_ms in found.values()], dtype=np.int64)
     return Vector(labels, np.array(values, dtype=np.float64), newest)
 

@@ -126,3 +126,45 @@ def metric_names(node: Node) -> set[str]:
     if isinstance(node, Selector):
         return {next((m.value for m in group if m.name == NAME and m.op == "="), "") for group in node.groups}
     return {name for child in children(node) for name in metric_names(child)}
+
+
+def reaches_ms(node: Node, back_ms: int = 0) -> dict[str, int]:
+    """How far before the moment of evaluation each metric (by name, "" for no exact one) is read, without lookback.
+
+    A fixed time (@) is not counted: no retention can promise it.
+    """
+    match node:
+        case Selector(offset_ms=offset_ms):
+            return dict.fromkeys(metric_names(node), back_ms + max(0, offset_ms))
+        case RangeSelector(selector=selector, range_ms=range_ms):
+            return reaches_ms(selector, back_ms + range_ms)
+        case Subquery(expr=expr, range_ms=range_ms, offset_ms=offset_ms):
+            return reaches_ms(expr, back_ms + range_ms + max(0, offset_ms))
+        case _:
+            found: dict[str, int] = {}
+            for child in children(node):
+                for name, reach_ms in reaches_ms(child, back_ms).items():
+                    found[name] = max(reach_ms, found.get(name, 0))
+            return found
+
+
+# Functions that give a sample although no series is there; the date functions do without an argument.
+_OUT_OF_NOTHING = frozenset({"absent", "absent_over_time", "scalar", "vector"})
+
+
+def is_empty_without_series(node: Node) -> bool:
+    """True when the expression gives no sample whenever its selectors find no series. False when that is not sure."""
+    match node:
+        case Selector() | RangeSelector():
+            return True
+        case Subquery(expr=expr) | Negate(expr=expr):
+            return is_empty_without_series(expr)
+        case Aggregate(expr=expr, param=param):
+            return is_empty_without_series(expr) and (param is None or isinstance(param, Number | Text))
+        case Call(function=function, args=args):
+            return function not in _OUT_OF_NOTHING and any(is_empty_without_series(arg) for arg in args)
+        case Binary(op=op, lhs=lhs, rhs=rhs):
+            sides = is_empty_without_series(lhs), is_empty_without_series(rhs)
+            return {"or": all(sides), "unless": sides[0]}.get(op, any(sides))
+        case _:
+            return False

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
+from alerts.arrays import Floats, Index
+from alerts.columns import LabelColumn, places_in
 from alerts.errors import QueryError
 from alerts.promql.nodes import Matching
-from alerts.promql.values import Floats, Vector, empty_vector
+from alerts.promql.values import Vector, empty_vector
 from alerts.sample import NAME, LabelSet
 
 ARITHMETIC: dict[str, Callable[[Floats, Floats], Floats]] = {
@@ -47,90 +50,101 @@ def vector_and_scalar(op: str, vector: Vector, scalar: float, *, returns_bool: b
 
 def vector_and_vector(op: str, lhs: Vector, rhs: Vector, matching: Matching, returns_bool: bool) -> Vector:
     """Raises QueryError when several samples match where one was expected."""
-    names = matching.labels if matching.on else tuple(sorted({*matching.labels, NAME}))
-
-    def groups(vector: Vector) -> list[LabelSet]:
-        if matching.on:
-            return [labels.keep(names) for labels in vector.labels]
-        return [labels.drop(names) for labels in vector.labels]
-
     if not len(lhs):
         return rhs if op == "or" else empty_vector()
     if not len(rhs) and op != "and":
         return lhs if op in ("or", "unless") else empty_vector()
-    if op in ("and", "unless"):
-        newest: dict[LabelSet, int] = {}
-        for group, at in zip(groups(rhs), rhs.at_ms.tolist(), strict=True):
-            newest[group] = max(at, newest.get(group, at))
-        own = groups(lhs)
-        keep = np.array([(group in newest) is (op == "and") for group in own], dtype=np.bool_)
-        if op == "unless":
-            return lhs.where(keep)
-        times = [newest.get(group, 0) for group in own]
-        return Vector(lhs.labels, lhs.values, np.minimum(lhs.at_ms, np.array(times, dtype=np.int64))).where(keep)
-    if op == "or":
-        present = set(groups(lhs))
-        added = rhs.where(np.array([group not in present for group in groups(rhs)], dtype=np.bool_))
-        return Vector(
-            [*lhs.labels, *added.labels],
-            np.concatenate((lhs.values, added.values)),
-            np.concatenate((lhs.at_ms, added.at_ms)),
-        )
+    if op in ("and", "or", "unless"):
+        return _set_operation(op, lhs, rhs, matching)
     if matching.many == "right":
-        return _matched(op, rhs, lhs, groups(rhs), groups(lhs), matching, returns_bool, swapped=True)
-    return _matched(op, lhs, rhs, groups(lhs), groups(rhs), matching, returns_bool, swapped=False)
+        return _matched(op, rhs, lhs, matching, returns_bool, swapped=True)
+    return _matched(op, lhs, rhs, matching, returns_bool, swapped=False)
+
+
+def match_keys(matching: Matching) -> tuple[bool, tuple[str, ...]]:
+    """Whether the names are the labels that must agree, and the names."""
+    return (True, matching.labels) if matching.on else (False, tuple(sorted({*matching.labels, NAME})))
+
+
+def _set_operation(op: str, lhs: Vector, rhs: Vector, matching: Matching) -> Vector:
+    keys = match_keys(matching)
+    if op == "or":
+        present = places_in(rhs.labels, lhs.labels, *keys) >= 0
+        added = rhs.where(~present)
+        labels = lhs.labels.remembered_with(added.labels, "or", lambda: LabelColumn((*lhs.labels, *added.labels)))
+        return Vector(
+            labels, np.concatenate((lhs.values, added.values)), np.concatenate((lhs.at_ms, added.at_ms))
+        )  # fmt: skip
+    group = places_in(lhs.labels, rhs.labels, *keys)
+    if op == "unless":
+        return lhs.where(group < 0)
+    if not len(rhs):
+        return empty_vector()
+    groups = rhs.labels.groups(*keys)
+    newest = np.maximum.reduceat(rhs.at_ms[groups.order], groups.starts)[np.maximum(group, 0)]
+    return Vector(lhs.labels, lhs.values, np.minimum(lhs.at_ms, newest)).where(group >= 0)
+
+
+class _Pairs(NamedTuple):
+    """Which series of the two sides meet, and the labels of what they give."""
+
+    many: Index
+    one: Index
+    labels: LabelColumn
+
+
+def _paired(
+    many: LabelColumn, one: LabelColumn, matching: Matching, *, drops_name: bool, swapped: bool
+) -> _Pairs:  # fmt: skip
+    keys = match_keys(matching)
+    groups = one.groups(*keys)
+    if not groups.is_one_each:
+        group = int(np.flatnonzero(groups.sizes > 1)[0])
+        first, second = groups.order[groups.starts[group] :][:2].tolist()
+        raise QueryError(
+            f"found duplicate series for the match group {groups.labels[group].as_matched()} on the "
+            f"{'left' if swapped else 'right'} hand-side of the operation: "
+            f"[{one[first].as_matched()}, {one[second].as_matched()}];"
+            "many-to-many matching not allowed: matching labels must be unique on one side"
+        )
+    group_of = places_in(many, one, *keys)
+    of_many = np.flatnonzero(group_of >= 0)
+    of_one = groups.order[group_of[of_many]]
+    # Checked before a comparison filters: whether a rule fails must not depend on today's values.
+    if matching.many == "none" and len(np.unique(of_one)) != len(of_one):
+        raise QueryError("multiple matches for labels: many-to-one matching must be explicit (group_left/group_right)")
+    labels = [
+        result_labels(many[i], one[j], matching, drops_name)
+        for i, j in zip(of_many.tolist(), of_one.tolist(), strict=True)
+    ]
+    return _Pairs(of_many, of_one, LabelColumn(labels))
 
 
 def _matched(
-    op: str,
-    many: Vector,
-    one: Vector,
-    many_groups: list[LabelSet],
-    one_groups: list[LabelSet],
-    matching: Matching,
-    returns_bool: bool,
-    *,
-    swapped: bool,
-) -> Vector:
-    index_of: dict[LabelSet, int] = {}
-    for index, group in enumerate(one_groups):
-        other = index_of.setdefault(group, index)
-        if other != index:
-            raise QueryError(
-                f"found duplicate series for the match group {group.as_matched()} on the "
-                f"{'left' if swapped else 'right'} hand-side of the operation: "
-                f"[{one.labels[other].as_matched()}, {one.labels[index].as_matched()}];"
-                "many-to-many matching not allowed: matching labels must be unique on one side"
-            )
-    pairs = [(i, index_of[group]) for i, group in enumerate(many_groups) if group in index_of]
-    if not pairs:
+    op: str, many: Vector, one: Vector, matching: Matching, returns_bool: bool, *, swapped: bool
+) -> Vector:  # fmt: skip
+    drops_name = op in ARITHMETIC or returns_bool
+    pairs = many.labels.remembered_with(
+        one.labels,
+        (matching, drops_name, swapped),
+        lambda: _paired(many.labels, one.labels, matching, drops_name=drops_name, swapped=swapped),
+    )
+    if not len(pairs.labels):
         return empty_vector()
-    # Checked before a comparison filters: whether a rule fails must not depend on today's values.
-    if matching.many == "none" and len({j for _, j in pairs}) != len(pairs):
-        raise QueryError("multiple matches for labels: many-to-one matching must be explicit (group_left/group_right)")
-    many_index, one_index = np.array(pairs, dtype=np.intp).T
-    left, right = many.values[many_index], one.values[one_index]
+    left, right = many.values[pairs.many], one.values[pairs.one]
     if swapped:
         left, right = right, left
+    at_ms = np.minimum(many.at_ms[pairs.many], one.at_ms[pairs.one])  # one stale side makes the answer stale
     with np.errstate(all="ignore"):
         if op in ARITHMETIC:
-            values, keep = ARITHMETIC[op](left, right), np.ones(len(pairs), dtype=np.bool_)
+            result = Vector(pairs.labels, ARITHMETIC[op](left, right), at_ms)
         else:
             holds = COMPARISON[op](left, right)
-            values, keep = (holds.astype(np.float64), np.ones_like(holds)) if returns_bool else (left, holds)
-    drops_name = op in ARITHMETIC or returns_bool
-    kept = np.flatnonzero(keep).tolist()
-    labels: list[LabelSet] = []
-    seen: set[LabelSet] = set()
-    for position in kept:
-        i, j = pairs[position]
-        result = result_labels(many.labels[i], one.labels[j], matching, drops_name)
-        if result in seen:
-            raise QueryError("multiple matches for labels: grouping labels must ensure unique matches")
-        seen.add(result)
-        labels.append(result)
-    at_ms = np.minimum(many.at_ms[many_index], one.at_ms[one_index])  # one stale side makes the answer stale
-    return Vector(labels, values[kept], at_ms[kept])
+            result = Vector(pairs.labels, holds.astype(np.float64) if returns_bool else left, at_ms)
+            result = result if returns_bool else result.where(holds)
+    if not result.labels.is_distinct:
+        raise QueryError("multiple matches for labels: grouping labels must ensure unique matches")
+    return result
 
 
 def result_labels(many: LabelSet, one: LabelSet, matching: Matching, drops_name: bool) -> LabelSet:

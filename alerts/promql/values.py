@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
+from alerts.arrays import Bools, Floats, Index, Times
+from alerts.columns import LabelColumn, as_column
 from alerts.errors import QueryError
 from alerts.sample import LabelSet
-
-Floats = NDArray[np.float64]
-Times = NDArray[np.int64]
 
 SAME_LABELS = "vector cannot contain metrics with the same labelset"
 
@@ -25,20 +23,22 @@ class Vector:
     That is the newest point of a window or of an aggregated group, and the older side of a binary operation.
     """
 
-    labels: Sequence[LabelSet]
+    labels: LabelColumn
     values: Floats
     at_ms: Times
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def take(self, index: NDArray[np.intp] | Sequence[int]) -> Vector:
+    def take(self, index: Index | Sequence[int]) -> Vector:
         """Those series, in that order."""
         picked = np.asarray(index, dtype=np.intp)
-        return Vector([self.labels[i] for i in picked], self.values[picked], self.at_ms[picked])
+        return Vector(self.labels.taken(picked), self.values[picked], self.at_ms[picked])
 
-    def where(self, keep: NDArray[np.bool_]) -> Vector:
-        return self if keep.all() else self.take(np.flatnonzero(keep))
+    def where(self, keep: Bools) -> Vector:
+        if keep.all():
+            return self
+        return Vector(self.labels.picked(keep), self.values[keep], self.at_ms[keep])
 
     def with_values(self, values: Floats) -> Vector:
         """New values under the labels without the metric's name, because they are no longer that metric."""
@@ -52,10 +52,10 @@ class Matrix:
     `after_ms` and `until_ms` are the window's borders, the left one excluded.
     """
 
-    labels: Sequence[LabelSet]
+    labels: LabelColumn
     times: Times
     values: Floats
-    starts: NDArray[np.intp]
+    starts: Index
     after_ms: int
     until_ms: int
 
@@ -63,16 +63,16 @@ class Matrix:
         return len(self.labels)
 
     @property
-    def counts(self) -> NDArray[np.intp]:
+    def counts(self) -> Index:
         return np.diff(self.starts)
 
     @property
-    def firsts(self) -> NDArray[np.intp]:
+    def firsts(self) -> Index:
         """Index of each series' first point."""
         return self.starts[:-1]
 
     @property
-    def lasts(self) -> NDArray[np.intp]:
+    def lasts(self) -> Index:
         return self.starts[1:] - 1
 
     def windows(self) -> list[list[float]]:
@@ -89,10 +89,13 @@ class Matrix:
             return self
         points = np.repeat(keep, self.counts)
         starts = np.concatenate(([0], np.cumsum(self.counts[keep])))
-        labels = [labels for labels, wanted in zip(self.labels, keep.tolist(), strict=True) if wanted]
-        return Matrix(labels, self.times[points], self.values[points], starts, self.after_ms, self.until_ms)
+        return Matrix(
+            self.labels.picked(keep), self.times[points], self.values[points], starts, self.after_ms, self.until_ms
+        )
 
     def to_vector(self, values: Floats, *, keep_name: bool = False) -> Vector:
+        if not len(self.labels):
+            return empty_vector()
         labels = self.labels if keep_name else drop_names(self.labels)
         return Vector(labels, values, self.times[self.lasts])
 
@@ -100,22 +103,25 @@ class Matrix:
 Value = float | str | Vector | Matrix
 
 
-def drop_names(labels: Sequence[LabelSet]) -> list[LabelSet]:
+def drop_names(labels: LabelColumn) -> LabelColumn:
     """Labels without metric names. Raises QueryError when two series become the same."""
-    dropped = [entry.without_name() for entry in labels]
+    dropped = labels.without_names()
     check_distinct(dropped)
     return dropped
 
 
 def check_distinct(labels: Sequence[LabelSet]) -> None:
     """Raises QueryError when a label set appears twice."""
-    if len(set(labels)) != len(labels):
+    if not as_column(labels).is_distinct:
         raise QueryError(SAME_LABELS)
 
 
+_EMPTY = Vector(LabelColumn(), np.empty(0), np.empty(0, dtype=np.int64))
+
+
 def empty_vector() -> Vector:
-    return Vector([], np.empty(0), np.empty(0, dtype=np.int64))
+    return _EMPTY
 
 
 def single(labels: LabelSet, value: float, at_ms: int) -> Vector:
-    return Vector([labels], np.array([value]), np.array([at_ms], dtype=np.int64))
+    return Vector(LabelColumn([labels]), np.array([value]), np.array([at_ms], dtype=np.int64))

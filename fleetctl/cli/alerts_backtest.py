@@ -78,7 +78,7 @@ def register_backtest(alerts: typer.Typer) -> None:
 
 def _groups(rules: list[Path] | None) -> list[RuleGroup]:
     """The rules to try; our signal rules come first when a rule reads a signal that no file records."""
-    from alerts.backtest import needs_order
+    from alerts.backtest import in_order, needs_order
     from alerts.content import builtin_rule_files, builtin_signal_files
     from alerts.promql.nodes import metric_names
     from alerts.rules import load_rule_files
@@ -88,6 +88,7 @@ def _groups(rules: list[Path] | None) -> list[RuleGroup]:
     read = {name for group in groups for rule in group.rules for name in metric_names(rule.query.root)}
     if any(name.startswith("llm:") for name in read - recorded):
         groups = [*_reading(lambda: load_rule_files(builtin_signal_files())), *groups]
+    groups = in_order(groups)
     late = needs_order(groups)
     if late:
         raise BadInputError(
@@ -140,7 +141,7 @@ def _fetched(
     url: str, groups: list[RuleGroup], since_s: float, token: str | None, ca_file: Path | None, timeout_s: float
 ) -> tuple[SeriesStore, float, float]:
     from alerts.errors import AlertsError
-    from alerts.prometheus_source import fetch, metric_selectors
+    from alerts.prometheus_source import Server, fetch, metric_selectors
     from alerts.recording import recording_store
 
     store = recording_store()
@@ -148,10 +149,8 @@ def _fetched(
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     selectors = _reading(lambda: metric_selectors(groups))
     try:
-        kept = fetch(
-            url, selectors, end - since_s, end, store, headers=headers,
-            verify=str(ca_file) if ca_file else True, timeout_s=timeout_s,
-        )  # fmt: skip
+        server = Server(url, headers, verify=str(ca_file) if ca_file else True, timeout_s=timeout_s)
+        kept = fetch(server, selectors, end - since_s, end, store)
     except AlertsError as error:
         raise UnreachableError(str(error), remedy="check the URL, --token-file and --timeout") from error
     bounds = store.bounds()

@@ -9,7 +9,22 @@ import sys
 
 import typer
 
-from fleetctl.cli import act, alerts, config, context, demo, diagnose, get, incident, lifecycle, runbook, servers, top
+from fleetctl.cli import (
+    act,
+    alerts,
+    config,
+    context,
+    demo,
+    diagnose,
+    get,
+    incident,
+    lifecycle,
+    runbook,
+    servers,
+    silence,
+    status,
+    top,
+)
 from fleetctl.cli.output import stderr
 from fleetctl.kit.errors import FleetctlError
 
@@ -31,7 +46,21 @@ def build() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     )
     app.callback()(context.set_globals)
-    for module in (lifecycle, demo, get, top, act, diagnose, runbook, incident, alerts, config, servers):
+    for module in (
+        lifecycle,
+        demo,
+        status,
+        get,
+        top,
+        act,
+        diagnose,
+        runbook,
+        incident,
+        alerts,
+        silence,
+        config,
+        servers,
+    ):
         module.register(app)
     return app
 

@@ -149,7 +149,9 @@ def describe_incident(incident: Incident) -> None:
         [
             ("status", incident.status.value),
             ("severity", incident.severity),
-            ("scope", ", ".join(f"{k}={v}" for k, v in incident.scope.items())),
+            ("scope", ", ".join(f"{k}={v}" for k, v in incident.scope.items()) or "fleet"),
+            ("widened", f"{clock(incident.widened_at)}: {incident.widened_why}" if incident.widened_at else ""),
+            ("part of", incident.part_of or ""),
             ("opened", clock(incident.opened_at)),
             ("resolved", clock(incident.resolved_at)),
             (
@@ -164,6 +166,9 @@ def describe_incident(incident: Incident) -> None:
             ("black box", incident.blackbox or ""),
         ],
     )
+    if incident.alerts:
+        out.stdout().print("\nAlerts")
+        print_rows(incident.alerts, COLUMNS[Kind.alerts], Output.table, empty="")
     if diagnosis and diagnosis.evidence:
         out.stdout().print("\nEvidence")
         print_rows(diagnosis.evidence, EVIDENCE_COLUMNS, Output.table, empty="")
@@ -214,6 +219,13 @@ def ago(at: float | None) -> str:
     return "-" if at is None else f"{seconds(max(0.0, time.time() - at))} ago"
 
 
+def _scope(incident: Incident) -> str:
+    """A node with its pool as `node-2,default`; what is wider says what it is: `zone=a`, `fleet`."""
+    if incident.scope.get("node"):
+        return ",".join(incident.scope.values())
+    return ",".join(f"{name}={value}" for name, value in incident.scope.items()) or "fleet"
+
+
 def _at(entry: TimelineEntry) -> str:
     return dt.datetime.fromtimestamp(entry.at, dt.UTC).strftime("%H:%M:%S")
 
@@ -262,17 +274,21 @@ COLUMNS: dict[Kind, list[Column]] = {
     Kind.alerts: [
         Column("alert", lambda a: a.name),
         Column("state", lambda a: a.state.value),
+        Column("silenced", lambda a: a.silenced),
         Column("severity", lambda a: a.severity),
         Column("scope", lambda a: a.labels.get("node") or a.labels.get("pool") or "fleet"),
+        Column("source", lambda a: a.source),
         Column("value", lambda a: number(a.value), right=True),
         Column("since", lambda a: ago(a.active_at), right=True),
         Column("summary", lambda a: a.summary, wide=True),
+        Column("silences", lambda a: ",".join(a.silenced_by), wide=True),
+        Column("source url", lambda a: a.source_url, wide=True),
     ],
     Kind.incidents: [
         Column("id", lambda i: i.id),
         Column("status", lambda i: i.status.value),
         Column("severity", lambda i: i.severity),
-        Column("scope", lambda i: ",".join(i.scope.values())),
+        Column("scope", _scope),
         Column("cause", lambda i: (i.diagnosis.cause if i.diagnosis else None) or "-"),
         Column("opened", lambda i: ago(i.opened_at), right=True),
         Column("title", lambda i: i.title, wide=True),

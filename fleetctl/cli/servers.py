@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 import typer
@@ -26,9 +25,11 @@ def register(app: typer.Typer) -> None:
     def controller_run() -> None:
         """Run the controller in the foreground until SIGTERM. Runs in progress go on at the next start."""
         settings = context.logged_settings()
+        import uvloop
+
         from fleetctl.controller.app import serve
 
-        asyncio.run(serve(controller_config(settings)))
+        uvloop.run(serve(controller_config(settings)))
 
     @gateway.command("run")
     def gateway_run() -> None:
@@ -118,6 +119,12 @@ def controller_config(settings: Settings):  # type: ignore[no-untyped-def]  # it
         stale_after_s=settings.controller.stale_after_s,
         policy=settings.controller.policy,
         capacity_floor_ratio=settings.controller.capacity_floor_ratio,
+        alertmanagers=tuple(settings.alertmanagers),
+        external_labels=settings.external_labels,
+        public_url=settings.controller.url or "",
+        webhook=settings.webhook,
+        prometheus=settings.signals.prometheus,
+        max_history_mb=settings.signals.max_history_mb,
     )
 
 

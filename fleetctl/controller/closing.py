@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import structlog
 
+from alerts.sample import LabelSet
 from alerts.store import SeriesStore
 from diagnostics import blackbox, postmortem
 from diagnostics.incident import Incident, IncidentStatus, is_over, mitigate, resolve, unmitigate
@@ -27,6 +28,8 @@ from runbooks.run import Run, RunStatus
 
 log = structlog.get_logger()
 
+MAX_SERIES_KEPT = 20_000  # about a hundred nodes
+SERIES_AT_ONCE = 200
 ACTING = frozenset({RunStatus.APPROVED, RunStatus.RUNNING, RunStatus.VERIFYING, RunStatus.UNDOING})
 
 
@@ -97,7 +100,7 @@ class Closing:
         )  # fmt: skip
         record = record_of(resolved, await self._runs_of(incident), [*entries, said])
         since = incident.opened_at - self._blackbox_lead_s
-        series = [blackbox.RecordedSeries(labels, tuple(points)) for labels, points in self._store.dump(since, now)]
+        series = await self._recorded(resolved, since, now)
         folder = self._folder / incident.id
         page = postmortem.render(postmortem.PostmortemInput(record, now, impact_of(record, self._store, since, now)))
         box = blackbox.BlackBox(record, now, since, now, tuple(series), f"fleetctl {software_version()}")
@@ -117,6 +120,28 @@ class Closing:
             said.kind, said.text, incident_id=incident.id, node=incident.scope.get("node"),
             data={"postmortem": paths[0], "blackbox": paths[1], "lasted_s": round(now - incident.opened_at, 1)},
         )  # fmt: skip
+
+    async def _recorded(self, incident: Incident, since: float, until: float) -> list[blackbox.RecordedSeries]:
+        """The series of that time: all of a small fleet, those around the incident of a large one."""
+        wanted = around(incident.scope) if self._store.num_series > MAX_SERIES_KEPT else lambda labels: True
+        series = []
+        for labels, points in self._store.dump(since, until, wanted=wanted):
+            series.append(blackbox.RecordedSeries(labels, tuple(points)))
+            if len(series) % SERIES_AT_ONCE == 0:
+                await asyncio.sleep(0)  # others have their turn: of a large pool this takes seconds
+        return series
+
+
+def around(scope: Mapping[str, str]) -> Callable[[LabelSet], bool]:
+    """Which series a black box keeps when there are too many: those of the pool, or without one the signals alone."""
+    pool = scope.get("pool")
+
+    def is_near(labels: LabelSet) -> bool:
+        if labels.name == "up" or not labels.get("node"):
+            return True
+        return labels.get("pool") == pool if pool else labels.name.startswith(("llm:", "ALERTS"))
+
+    return is_near
 
 
 def _write_files(page_path: Path, page: str, box_path: Path, box: blackbox.BlackBox) -> None:

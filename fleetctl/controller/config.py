@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from fleetctl.alertmanager_settings import AlertmanagerPeer, WebhookSettings
 from fleetctl.kit.errors import BadInputError
 from fleetctl.providers.spec import NodeSpec
+from fleetctl.signal_settings import PrometheusSettings
 
 PolicyName = Literal["propose", "ask", "run"]
 """propose and ask: a proposed run waits for a person. run: causes in `policy_causes` are acted on at once."""
@@ -41,6 +44,14 @@ class ControllerConfig:
     resolve_quiet_s: float = 5.0  # alerts must be clear this long before an incident is over
     withdraw_after_s: float = 60.0  # alerts clear for this long: an unanswered proposal is withdrawn
     blackbox_lead_s: float = 600.0  # series kept from before an incident opened
+    alertmanagers: tuple[AlertmanagerPeer, ...] = ()  # our alerts go to all of them; silences are theirs
+    external_labels: Mapping[str, str] = field(default_factory=dict)  # added to alerts that go out
+    public_url: str = ""  # of this controller, in alerts that go out; default: where it listens
+    webhook: WebhookSettings = field(default_factory=WebhookSettings)
+    silences_interval_s: float = 10.0
+    resend_s: float = 60.0  # between two sendings of an alert that fires
+    max_history_mb: int = 1024  # of series' older points; beyond it the oldest go early
+    prometheus: PrometheusSettings | None = None  # signals come from there; default: we scrape the nodes
 
     def __post_init__(self) -> None:
         if not self.token or not self.node_token:
@@ -57,9 +68,23 @@ class ControllerConfig:
             )
         if self.policy not in ("propose", "ask", "run"):
             raise BadInputError(f"controller.policy: must be propose, ask or run, not {self.policy!r}")
+        urls = [peer.url for peer in self.alertmanagers]
+        if len(urls) != len(set(urls)):
+            raise BadInputError(f"alertmanagers: one is named twice in {', '.join(urls)}")
         names = [spec.name for spec in self.node_specs]
         if len(names) != len(set(names)):
             raise BadInputError(f"fleet: a node name is used twice in {', '.join(names)}")
+
+    @property
+    def effective_stale_after_s(self) -> float:
+        """A Prometheus that scrapes every 15 s is not stale after 10."""
+        if self.prometheus is None:
+            return self.stale_after_s
+        return max(self.stale_after_s, 2 * self.prometheus.scrape_interval_s + self.prometheus.interval_s)
+
+    @property
+    def effective_public_url(self) -> str:
+        return (self.public_url or f"http://{self.host}:{self.port}").rstrip("/")
 
     @property
     def effective_database_url(self) -> str:

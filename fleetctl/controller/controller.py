@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +12,12 @@ import structlog
 
 from alerts.content import builtin_rule_files, builtin_signal_files
 from alerts.evaluation import RuleEngine
-from alerts.rules import load_rule_files
+from alerts.presence import CLEAR_AFTER_S
+from alerts.rules import RuleGroup, load_rule_files, reaches_of
 from alerts.store import SeriesStore
 from diagnostics.tree import builtin_tree_files, load_trees
 from fleetctl.controller.alerting import Alerting
+from fleetctl.controller.alertmanager import AlertmanagerLink
 from fleetctl.controller.closing import Closing
 from fleetctl.controller.config import ControllerConfig
 from fleetctl.controller.database import Database
@@ -28,9 +30,10 @@ from fleetctl.controller.lookup import FleetLookup
 from fleetctl.controller.loops import Loops
 from fleetctl.controller.metrics import ControllerMetrics
 from fleetctl.controller.node_client import NodeClient
+from fleetctl.controller.prometheus_signals import PrometheusSignals, rules_for, window_s
 from fleetctl.controller.remediation import Remediation
 from fleetctl.controller.routing import Routing
-from fleetctl.controller.scrape import Scraper
+from fleetctl.controller.scrape import Scraper, Signals
 from fleetctl.controller.state_lock import hold_state_lock
 from fleetctl.controller.timeline import Timeline
 from fleetctl.kit.clock import Clock, SystemClock
@@ -55,6 +58,7 @@ class Controller:
     fleet: Fleet
     store: SeriesStore
     scraper: Scraper
+    signals: Signals
     book: IncidentBook
     alerting: Alerting
     diagnosing: Diagnosing
@@ -65,6 +69,7 @@ class Controller:
     lookup: FleetLookup
     loops: Loops
     metrics: ControllerMetrics
+    alertmanager: AlertmanagerLink
     started_at: float
 
     def exposition(self) -> bytes:
@@ -76,6 +81,7 @@ class Controller:
         for state in ("pending", "firing", "unknown"):
             self.metrics.alerts.labels(state=state).set(states.count(state))
         self.metrics.open_incidents.set(len(self.book.open()))
+        self.metrics.silences_known.set(self.alertmanager.silences.state().known)
         return self.metrics.exposition()
 
 
@@ -88,8 +94,10 @@ async def open_controller(
     Raises BadInputError when the state can't be used, or a rule, tree or page is wrong.
     """
     clock = clock or SystemClock()
-    store = SeriesStore()
-    engine = RuleEngine(load_rule_files([*builtin_signal_files(), *builtin_rule_files()]), store)
+    groups = _rules(config)
+    store = SeriesStore(retention_s=_retention_s(groups), max_bytes=config.max_history_mb << 20)
+    clear_after_s = CLEAR_AFTER_S if config.prometheus is None else max(CLEAR_AFTER_S, window_s(config.prometheus))
+    engine = RuleEngine(groups, store, clear_after_s=clear_after_s)
     trees = load_trees(builtin_tree_files())
     library = load_library()
     async with AsyncExitStack() as stack:
@@ -109,10 +117,16 @@ async def open_controller(
         book = IncidentBook(database, clock)
         fleet = Fleet(database, provider, client, routing, timeline, clock, book.of_node)
         scraper = Scraper(
-            fleet, store, http, clock, metrics,
+            fleet, store, clock, metrics,
             interval_s=config.scrape_interval_s, max_bytes=config.max_scrape_bytes, gateway_url=config.gateway_url,
+            scrapes_nodes=config.prometheus is None,
         )  # fmt: skip
         stack.push_async_callback(scraper.stop)
+        signals: Signals = scraper
+        if config.prometheus is not None:
+            read = PrometheusSignals(config.prometheus, groups, store, clock, metrics, scraper)
+            stack.push_async_callback(read.stop)
+            signals = read
         effects = FleetEffects(
             database=database,
             fleet=fleet,
@@ -125,7 +139,7 @@ async def open_controller(
             default_spec=config.node_specs[0] if config.node_specs else None,
             drain_grace_s=config.drain_grace_s,
         )
-        lookup = FleetLookup(database, fleet, store, clock, stale_after_s=config.stale_after_s)
+        lookup = FleetLookup(database, fleet, store, clock, stale_after_s=config.effective_stale_after_s)
         executor = Executor(
             journal,
             library,
@@ -136,13 +150,21 @@ async def open_controller(
             capacity_floor_ratio=config.capacity_floor_ratio,
         )
         stack.callback(executor.close)
-        alerting = Alerting(engine, database, fleet, book, timeline, clock, metrics)
+        link = AlertmanagerLink(config, engine.alerts, database, fleet, timeline, clock, metrics)
+        stack.push_async_callback(link.stop)
+        automation = link.automation
+        alerting = Alerting(
+            engine, database, fleet, book, timeline, clock, metrics, link.external, automation.may_open,
+            signals.known_until,
+        )  # fmt: skip
         diagnosing = Diagnosing(
-            trees, store, book, timeline, clock, every_s=config.diagnose_every_s, for_s=config.diagnose_for_s
-        )
+            trees, store, book, timeline, clock, every_s=config.diagnose_every_s, for_s=config.diagnose_for_s,
+            may_diagnose=automation.may_diagnose,
+        )  # fmt: skip
         remediation = Remediation(
             executor, journal, library, lookup, database, book, timeline, clock,
             policy=config.policy, policy_causes=config.policy_causes,
+            may_propose=automation.may_propose, may_run_unasked=automation.may_run_unasked,
         )  # fmt: skip
         closing = Closing(
             database, book, journal, executor, store, timeline, clock,
@@ -153,7 +175,7 @@ async def open_controller(
         )  # fmt: skip
         loops = Loops(clock)
         loops.add("fleet", config.probe_interval_s, fleet.turn)
-        loops.add("scrape", config.scrape_interval_s, scraper.turn)
+        loops.add("scrape", config.scrape_interval_s, signals.turn)
         loops.add("alerts", config.evaluation_interval_s, alerting.turn)
         loops.add("diagnosis", config.evaluation_interval_s, diagnosing.turn)
         loops.add("remediation", config.evaluation_interval_s, remediation.turn)
@@ -163,13 +185,28 @@ async def open_controller(
         await routing.load()
         await book.load()
         await alerting.restore()
+        await link.start(alerting, loops)
         await fleet.seed(config.node_specs)
         await timeline.append("controller.started", f"controller started, epoch {database.epoch}")
         yield Controller(
             config=config, clock=clock, database=database, timeline=timeline, routing=routing, fleet=fleet, store=store,
-            scraper=scraper, book=book, alerting=alerting, diagnosing=diagnosing, library=library, journal=journal,
-            executor=executor, effects=effects, lookup=lookup, loops=loops, metrics=metrics, started_at=clock.now(),
+            scraper=scraper, signals=signals, book=book, alerting=alerting, diagnosing=diagnosing, library=library,
+            journal=journal, executor=executor, effects=effects, lookup=lookup, loops=loops, metrics=metrics,
+            alertmanager=link, started_at=clock.now(),
         )  # fmt: skip
+
+
+def _rules(config: ControllerConfig) -> list[RuleGroup]:
+    if config.prometheus is not None:
+        return rules_for(config.prometheus)
+    return load_rule_files([*builtin_signal_files(), *builtin_rule_files()])
+
+
+def _retention_s(groups: Sequence[RuleGroup]) -> float:
+    """An hour for people, trees and black boxes; longer when a rule reads what we do not record further back."""
+    recorded = {rule.name for group in groups for rule in group.rules if rule.kind == "record"}
+    reaches = [reach_s for name, reach_s in reaches_of(groups).items() if name not in recorded]
+    return max(3600.0, *(reach_s + 300.0 for reach_s in reaches))
 
 
 class _RunEvents:

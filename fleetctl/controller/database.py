@@ -102,7 +102,8 @@ class Database:
                 if sa.inspect(connection).has_table(tables.meta.name):
                     self._check_version(connection)
                 tables.metadata.create_all(connection)
-                if get_meta(connection, "schema_version") is None:
+                # A version that only adds tables is reached by creating them; an older program then refuses the file.
+                if get_meta(connection, "schema_version") != tables.SCHEMA_VERSION:
                     put_meta(connection, "schema_version", tables.SCHEMA_VERSION)
         except sa.exc.DatabaseError as error:
             # OperationalError is a DatabaseError: a file of zeros and an unreachable server arrive here alike.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
 import structlog
@@ -11,6 +11,7 @@ from alerts.store import SeriesStore
 from diagnostics.asking import ask_store
 from diagnostics.incident import SEVERITY_ORDER, Incident, with_diagnosis
 from diagnostics.tree import Tree, tree_for_alert
+from diagnostics.untreed import undiagnosed
 from diagnostics.walker import Diagnosis, walk
 from fleetctl.controller.incident_book import IncidentBook
 from fleetctl.controller.timeline import Timeline
@@ -34,6 +35,7 @@ class Diagnosing:
         *,
         every_s: float,
         for_s: float,
+        may_diagnose: Callable[[Incident], bool] = lambda _: True,
     ) -> None:
         self._trees = trees
         self._store = store
@@ -42,6 +44,7 @@ class Diagnosing:
         self._clock = clock
         self._every_s = every_s
         self._for_s = for_s
+        self._may_diagnose = may_diagnose
         self._walked_at: dict[str, float] = {}
 
     async def turn(self) -> None:
@@ -50,11 +53,12 @@ class Diagnosing:
         for gone in self._walked_at.keys() - {incident.id for incident in incidents}:
             del self._walked_at[gone]
         for incident in incidents:
-            if not self._is_due(incident, now):
+            if not self._is_due(incident, now) or not self._may_diagnose(incident):
                 continue
             self._walked_at[incident.id] = now
             tree = tree_for_incident(self._trees, incident)
             if tree is None:
+                await self._keep_better(incident.id, undiagnosed(incident))
                 continue
             await self._keep_better(incident.id, walk(tree, incident.scope, ask_store(self._store, now), now))
 
@@ -71,6 +75,8 @@ class Diagnosing:
         return walk(tree, scope, ask_store(self._store, now), now)
 
     def _is_due(self, incident: Incident, now: float) -> bool:
+        if incident.diagnosis is not None and is_outgrown(incident, incident.diagnosis):
+            return True
         if incident.diagnosis is not None and incident.diagnosis.confidence == "confirmed":
             return False
         walked = self._walked_at.get(incident.id)
@@ -85,7 +91,7 @@ class Diagnosing:
         if incident is None:
             return
         before = incident.diagnosis
-        if before is not None and not is_better(found, before):
+        if before is not None and not is_better(found, before) and not is_outgrown(incident, before):
             return
         await self._book.change(incident_id, lambda one: with_diagnosis(one, found))
         if before is not None and (before.cause, before.confidence) == (found.cause, found.confidence):
@@ -102,6 +108,11 @@ class Diagnosing:
         )  # fmt: skip
 
 
+def is_outgrown(incident: Incident, standing: Diagnosis) -> bool:
+    """Whether the incident became wider since: what explains one node need not explain them all."""
+    return incident.widened_at is not None and standing.at < incident.widened_at
+
+
 def is_better(found: Diagnosis, standing: Diagnosis) -> bool:
     """Whether a newer walk replaces the standing one: never a named cause by none, nor a surer one by a less sure."""
     if _RANK[found.confidence] != _RANK[standing.confidence]:
@@ -110,7 +121,8 @@ def is_better(found: Diagnosis, standing: Diagnosis) -> bool:
 
 
 def tree_for_incident(trees: Mapping[str, Tree], incident: Incident) -> Tree | None:
-    """The tree of the gravest alert that has one; of equals, the first that fired."""
+    """The tree of the gravest alert that has one; of equals, the first that fired. The names of alerts from outside are
+    not ours to know: where none has a tree, the one that most pages lead to."""
     ranked = sorted(
         enumerate(incident.alerts),
         key=lambda pair: (-_severity(pair[1].severity), pair[0]),
@@ -118,7 +130,7 @@ def tree_for_incident(trees: Mapping[str, Tree], incident: Incident) -> Tree | N
     for _, alert in ranked:
         if (tree := tree_for_alert(trees, alert.name)) is not None:
             return tree
-    return None
+    return trees.get(DEFAULT_TREE) if any(one.source != "rules" for one in incident.alerts) else None
 
 
 def _severity(word: str) -> int:

@@ -32,6 +32,7 @@ from fleetctl.controller.views import (
     runbook_view,
     signals_by_node,
 )
+from fleetctl.controller.webhook import WEBHOOK_PATH
 from fleetctl.kit.errors import BadInputError, RefusedError
 from fleetctl.wire import (
     ActionRequest,
@@ -42,12 +43,14 @@ from fleetctl.wire import (
     Node,
     NodePhase,
     RunRequest,
+    SilenceRequest,
     Status,
 )
 from runbooks.run import Run, RunStatus
 
 MAX_EXPRESSION_CHARS = 4000
 MAX_SAMPLES = 10_000
+WEBHOOK_PATHS = (WEBHOOK_PATH, f"{WEBHOOK_PATH}/")  # a redirect would not be followed with its body
 T = TypeVar("T")
 
 
@@ -79,10 +82,18 @@ def create_app(controller: Controller, token: str, stopping: asyncio.Event) -> S
         Route("/v1/diagnose", guarded(api.diagnose), methods=["POST"]),
         Route("/v1/routing", guarded(api.routing)),
         Route("/v1/query", guarded(api.query)),
+        Route("/v1/silences", guarded(api.silences), methods=["GET"]),
+        Route("/v1/silences", guarded(api.add_silence), methods=["POST"]),
+        Route("/v1/silences/{id}", guarded(api.expire_silence), methods=["DELETE"]),
+        *(Route(path, guarded(api.webhook), methods=["POST"]) for path in WEBHOOK_PATHS),
     ]
     return Starlette(
         routes=routes,
-        middleware=[Middleware(TokenGate, token=token)],
+        middleware=[
+            Middleware(
+                TokenGate, token=token, own_gates=dict.fromkeys(WEBHOOK_PATHS, controller.alertmanager.auth.refusal)
+            )
+        ],
         exception_handlers={HTTPException: on_http_exception},
     )
 
@@ -100,6 +111,7 @@ class _Api:
 
     async def status(self, _: Request) -> Response:
         now = self._c.clock.now()
+        link = self._c.alertmanager
         wanted = [state for state in self._c.fleet.nodes.values() if state.row.wanted]
         return _json(
             Status(
@@ -113,6 +125,9 @@ class _Api:
                 firing=sum(str(alert.state) == "firing" for alert in self._alerts()),
                 open_incidents=len(self._c.book.open()),
                 loops=self._c.loops.ages(now),
+                alertmanagers=link.sender.states() if link.sender is not None else [],
+                silences=link.silences.state(),
+                webhook=link.webhook.state,
             )
         )
 
@@ -128,7 +143,8 @@ class _Api:
         return _json(found)
 
     async def alerts(self, _: Request) -> Response:
-        return _json_list([alert_view(alert) for alert in self._alerts()])
+        verdict = self._c.alertmanager.automation.verdict
+        return _json_list([alert_view(alert, verdict) for alert in self._alerts()])
 
     async def incidents(self, request: Request) -> Response:
         status = request.query_params.get("status")
@@ -234,6 +250,18 @@ class _Api:
             {"at": now, "samples": [{"labels": one.labels, "value": _json_number(one.value)} for one in samples]}
         )
 
+    async def silences(self, _: Request) -> Response:
+        return _json_list(await self._c.alertmanager.silences.current())
+
+    async def add_silence(self, request: Request) -> Response:
+        return _json(await self._c.alertmanager.silences.add(await read_body(request, SilenceRequest)), 201)
+
+    async def expire_silence(self, request: Request) -> Response:
+        return _json(await self._c.alertmanager.silences.expire(request.path_params["id"]))
+
+    async def webhook(self, request: Request) -> Response:
+        return await self._c.alertmanager.webhook.receive(request)
+
     async def _with_new_nodes(self, body: RunRequest) -> dict[str, str]:
         """The inputs with names for new nodes: fresh ones, or those of the same request before."""
         page = self._c.library.get(body.runbook)
@@ -253,7 +281,7 @@ class _Api:
         for alert in self._alerts():
             if str(alert.state) == "firing" and alert.labels.get("node"):
                 firing.setdefault(alert.labels["node"], []).append(alert.name)
-        scraped = self._c.scraper.last_success_at
+        scraped = self._c.signals.last_success_at
         return [
             node_view(state, signals.get(name, {}), scraped.get(name), firing.get(name, []), now)
             for name, state in sorted(self._c.fleet.nodes.items())
@@ -267,7 +295,8 @@ class _Api:
         if stored is None:
             raise HTTPException(404, f"there is no incident {incident_id[:100]}")
         timeline = await self._c.timeline.read_all(incident_id)
-        return incident_view(stored, await self._runs(incident_id), timeline)
+        verdict = self._c.alertmanager.automation.verdict
+        return incident_view(stored, await self._runs(incident_id), timeline, verdict)
 
     async def _runs(self, incident_id: str | None) -> tuple[Run, ...]:
         return await self._c.database.call(lambda: self._c.journal.list(incident_id=incident_id))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import TypeVar
 
@@ -34,11 +34,18 @@ Handler = Callable[[Request], Awaitable[Response]]
 class TokenGate:
     """Lets changes through with the bearer token only; reads too, when they come from another machine."""
 
-    def __init__(self, app: ASGIApp, token: str) -> None:
+    def __init__(
+        self, app: ASGIApp, token: str, own_gates: Mapping[str, Callable[[Scope], Response | None]] | None = None
+    ) -> None:
+        """`own_gates`: paths that ask for other credentials, to what answers None for whoever may pass."""
         self._app = app
         self._token = token.encode()
+        self._own_gates = own_gates or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (gate := self._own_gates.get(scope["path"])) is not None:
+            await (gate(scope) or self._app)(scope, receive, send)
+            return
         if scope["type"] != "http" or self._may_pass(scope):
             await self._app(scope, receive, send)
             return

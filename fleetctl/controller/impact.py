@@ -25,7 +25,7 @@ def impact_of(record: IncidentRecord, store: SeriesStore, since: float, until: f
     moved: float | None = None
     ttft: list[tuple[float, float]] = []
     was_watched = False
-    for labels, points in store.dump(since, until):
+    for labels, points in store.dump(since, until, names=(REQUESTS, HANDOFFS, "up", TTFT)):
         match labels.get("__name__"):
             case name if name == REQUESTS:
                 outcome = labels.get("outcome", "")

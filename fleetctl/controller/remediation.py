@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import structlog
 
-from diagnostics.incident import Incident
+from diagnostics.incident import Incident, IncidentStatus
+from diagnostics.scope import is_wide
 from fleetctl.controller.config import PolicyName
 from fleetctl.controller.database import Database
 from fleetctl.controller.incident_book import IncidentBook
@@ -42,6 +43,8 @@ class Remediation:
         *,
         policy: PolicyName,
         policy_causes: Collection[str],
+        may_propose: Callable[[Incident], bool] = lambda _: True,
+        may_run_unasked: Callable[[Incident], bool] = lambda _: True,
     ) -> None:
         self._executor = executor
         self._journal = journal
@@ -53,7 +56,9 @@ class Remediation:
         self._clock = clock
         self._policy = policy
         self._policy_causes = policy_causes
-        self._settled: set[tuple[str, int, str]] = set()
+        self._may_propose = may_propose
+        self._may_run_unasked = may_run_unasked
+        self._settled: set[tuple[str, int, str, float | None]] = set()
 
     async def turn(self) -> None:
         now = self._clock.now()
@@ -63,33 +68,39 @@ class Remediation:
                 continue
             if diagnosis.confidence != "confirmed" and now - diagnosis.at < LIKELY_HOLD_S:
                 continue
-            key = (incident.id, incident.reopened, diagnosis.cause)
-            if key in self._settled:
+            key = (incident.id, incident.reopened, diagnosis.cause, incident.widened_at)
+            if key in self._settled or not self._may_propose(incident):
                 continue
             # The guards' first word on a run is final: not before they can look, e.g. right after a start.
-            if await self._lookup.serving_nodes() is not None:
-                await self._propose(incident, diagnosis.cause)
+            if await self._lookup.serving_nodes() is not None and await self._propose(incident, diagnosis.cause):
                 self._settled.add(key)
 
-    async def _propose(self, incident: Incident, cause: str) -> None:
+    async def _propose(self, incident: Incident, cause: str) -> bool:
+        """Whether the question is settled; not while the incident's scope changes under it."""
         page = page_for_cause(self._library, cause)
         if page is None:
             await self._say_impossible(incident, f"no runbook treats {cause}")
-            return
+            return True
         runs = await self._database.call(lambda: self._journal.list(incident_id=incident.id))
         if (standing := blocking_run(runs, page.name, incident)) is not None:
             log.info("remediation.kept", incident_id=incident.id, run_id=standing.id, status=standing.status)
-            return
+            return True
         used = {row.name for row in await self._database.read(list_nodes)}
         inputs, missing = inputs_from_scope(page, incident.scope, used)
         if missing:
             await self._say_impossible(
                 incident, f"{page.name} needs {', '.join(missing)}, which the scope does not give"
             )
-            return
+            return True
+        current = self._book.get(incident.id)
+        if current is None or (current.scope, current.part_of) != (incident.scope, incident.part_of):
+            return False  # it widened meanwhile: what suits one node is no remedy for all of them
         confirmed = incident.diagnosis is not None and incident.diagnosis.confidence == "confirmed"
         unasked = (
             confirmed
+            and self._may_run_unasked(incident)
+            and is_for_scope(page, incident.scope)
+            and not self._is_part_of_open(incident)
             and not needs_person(Policy(self._policy), page.risk)
             and (not self._policy_causes or cause in self._policy_causes)
         )
@@ -106,6 +117,12 @@ class Remediation:
             )
         except RunbookError as error:
             await self._say_impossible(incident, f"{page.name}: {error}")
+        return True
+
+    def _is_part_of_open(self, incident: Incident) -> bool:
+        """Whether a wider incident stands that explains it: then its node is not treated by itself unasked."""
+        wider = self._book.get(incident.part_of) if incident.part_of is not None else None
+        return wider is not None and wider.status is not IncidentStatus.RESOLVED
 
     async def _say_impossible(self, incident: Incident, why: str) -> None:
         await self._timeline.append(
@@ -118,6 +135,15 @@ def page_for_cause(library: Mapping[str, Page], cause: str) -> Page | None:
     order = {"low": 0, "medium": 1, "high": 2}
     fitting = [page for page in library.values() if cause in page.causes]
     return min(fitting, key=lambda page: (order.get(page.risk, 3), page.name), default=None)
+
+
+def is_for_scope(page: Page, scope: Mapping[str, str]) -> bool:
+    """Whether the page may run unasked for the scope. One wider than a node needs a page that takes no node and takes
+    every place that the scope names: a node's remedy is never repeated over a zone."""
+    if not is_wide(scope):
+        return True
+    takes_node = any(spec.type in (ValueType.NODE, ValueType.NEW_NODE) for spec in page.inputs.values())
+    return not takes_node and all(name in page.inputs for name in scope)
 
 
 def blocking_run(runs: Sequence[Run], runbook: str, incident: Incident) -> Run | None:

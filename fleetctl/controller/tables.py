@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 2: external_alerts and webhook_notices; versions so far only added tables
 
 metadata = sa.MetaData()
 
@@ -39,6 +39,29 @@ incidents = sa.Table(
     sa.Column("document", sa.JSON, nullable=False),
     sa.Column("postmortem", sa.String(1000)),
     sa.Column("blackbox", sa.String(1000)),
+)
+
+external_alerts = sa.Table(
+    "external_alerts",
+    metadata,
+    sa.Column("fingerprint", sa.String(64), primary_key=True),  # Alertmanager's
+    sa.Column("is_firing", sa.Boolean, nullable=False, index=True),
+    sa.Column("heard_at", sa.Float, nullable=False, index=True),
+    sa.Column("document", sa.JSON, nullable=False),
+)
+
+# What was taken from Alertmanager's webhook: repeats are known by their key, also after a restart.
+webhook_notices = sa.Table(
+    "webhook_notices",
+    metadata,
+    sa.Column("key", sa.String(64), primary_key=True),  # SHA-256 of the four below
+    sa.Column("group_key", sa.Text, nullable=False),
+    sa.Column("fingerprint", sa.String(64), nullable=False),
+    sa.Column("starts_ns", sa.BigInteger),
+    sa.Column("status", sa.String(20), nullable=False),
+    sa.Column("first_at", sa.Float, nullable=False),
+    sa.Column("last_at", sa.Float, nullable=False, index=True),
+    sa.Column("times", sa.Integer, nullable=False),
 )
 
 events = sa.Table(

@@ -18,6 +18,7 @@ log = structlog.get_logger()
 
 MAX_READ = 1000
 MAX_TEXT_CHARS = 4000
+MAX_NODE_CHARS = 63  # the column's; an alert from outside may name anything
 
 
 class Timeline:
@@ -131,7 +132,7 @@ class Timeline:
     ) -> dict[str, Any]:
         return {
             "at": self._clock.now(), "kind": kind, "text": text[:MAX_TEXT_CHARS], "incident_id": incident_id,
-            "run_id": run_id, "node": node, "data": dict(data or {}),
+            "run_id": run_id, "node": node and node[:MAX_NODE_CHARS], "data": dict(data or {}),
         }  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
 from alerts.alert import ActiveAlert
@@ -13,6 +13,7 @@ from diagnostics.walker import Diagnosis
 from fleetctl import wire
 from fleetctl.controller.fleet import NodeState
 from fleetctl.controller.incident_store import StoredIncident
+from fleetctl.controller.silence import Silenced, Verdict
 from runbooks.page import Page
 from runbooks.run import Run
 
@@ -60,9 +61,17 @@ def node_view(
     )
 
 
-def alert_view(alert: ActiveAlert | FiredAlert) -> wire.Alert:
+def alert_view(
+    alert: ActiveAlert | FiredAlert, verdict_of: Callable[[FiredAlert], Verdict] = lambda _: Verdict(Silenced.NO)
+) -> wire.Alert:
     plain = alert if isinstance(alert, FiredAlert) else fired_alert(alert)
-    return wire.Alert.model_validate({**asdict(plain), "labels": dict(plain.labels)})
+    verdict = verdict_of(plain)
+    return wire.Alert.model_validate(
+        {
+            **asdict(plain), "labels": dict(plain.labels),
+            "silenced": verdict.silenced.value, "silenced_by": list(verdict.by),
+        }
+    )  # fmt: skip
 
 
 def diagnosis_view(diagnosis: Diagnosis) -> wire.Diagnosis:
@@ -88,16 +97,28 @@ def incident_summary(stored: StoredIncident, runs: Sequence[Run] = ()) -> wire.I
         resolved_at=incident.resolved_at,
         alerts=[alert_view(alert) for alert in incident.alerts],
         diagnosis=short,
+        widened_at=incident.widened_at,
+        widened_why=incident.widened_why,
+        part_of=incident.part_of,
         runs=[run_view(run) for run in runs],
         postmortem=stored.postmortem,
         blackbox=stored.blackbox,
     )
 
 
-def incident_view(stored: StoredIncident, runs: Sequence[Run], timeline: Sequence[wire.TimelineEntry]) -> wire.Incident:
+def incident_view(
+    stored: StoredIncident,
+    runs: Sequence[Run],
+    timeline: Sequence[wire.TimelineEntry],
+    verdict_of: Callable[[FiredAlert], Verdict],
+) -> wire.Incident:
     diagnosis = stored.incident.diagnosis
     return incident_summary(stored, runs).model_copy(
-        update={"diagnosis": diagnosis_view(diagnosis) if diagnosis else None, "timeline": list(timeline)}
+        update={
+            "diagnosis": diagnosis_view(diagnosis) if diagnosis else None,
+            "timeline": list(timeline),
+            "alerts": [alert_view(alert, verdict_of) for alert in stored.incident.alerts],
+        }
     )
 
 

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 from pathlib import Path
 
 import numba
 import numpy as np
 import torch
-from numba import njit, prange, types
+from numba import njit, types
 from numba.extending import overload
 from torch import Tensor
 
-__all__ = ["EXACT", "SUMS", "array", "exp32", "has_kernels", "narrow", "prange", "use_threads", "widen"]
+__all__ = ["EXACT", "SUMS", "array", "exp32", "has_kernels", "narrow", "widen"]
 
 
 def _cache_folder() -> Path:
@@ -32,9 +31,6 @@ def _cache_folder() -> Path:
         return beside / f"compiled-{sources}"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fleetctl" / f"kernels-{sources}"
 
-
-# Linux: the pool of the libgomp that torch has loaded, so that both use the same threads.
-numba.config.THREADING_LAYER = "omp" if sys.platform.startswith("linux") else "workqueue"
 
 # Compiled once on a machine: loading takes milliseconds. numba looks at one file's age, not at what it calls, so what
 # was compiled from other sources lies in another folder.
@@ -54,15 +50,6 @@ def has_kernels(*tensors: Tensor) -> bool:
 def array(tensor: Tensor) -> np.ndarray:
     """The tensor's own memory as an array; bfloat16 as uint16."""
     return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
-
-
-def use_threads(work: int, grain: int) -> bool:
-    """Whether `work` elements are worth more than one thread; then as many as torch has are used."""
-    threads = torch.get_num_threads()
-    if threads == 1 or work < grain:
-        return False
-    numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
-    return True
 
 
 def widen(value):

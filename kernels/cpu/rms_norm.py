@@ -7,7 +7,8 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from kernels.cpu.number import SUMS, array, narrow, widen
+from kernels.cpu.number import EXACT, SUMS, array, narrow, widen
+from kernels.cpu.threads import over_rows
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
@@ -15,26 +16,26 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
     x = x.contiguous()
     out = torch.empty_like(x)
     rows, normed = array(x).reshape(-1, width), array(out).reshape(-1, width)
+    scale = (array(weight), np.float32(eps), normed)
     if residual is None:
-        _norm(rows, array(weight), np.float32(eps), normed)
+        over_rows(_norm, rows.shape[0], rows.size, rows, *scale)
         return out
     h = torch.empty_like(x)
-    _add_norm(
-        rows, array(residual).reshape(-1, width), array(weight), np.float32(eps), normed, array(h).reshape(-1, width)
-    )
+    others = (array(residual.contiguous()).reshape(-1, width), *scale, array(h).reshape(-1, width))
+    over_rows(_add_norm, rows.shape[0], rows.size, rows, *others)
     return out, h
 
 
-@njit(**SUMS)
-def _norm(x, weight, eps, out):
-    for i in range(x.shape[0]):
+@njit(**EXACT)
+def _norm(begin, end, x, weight, eps, out):
+    for i in range(begin, end):
         _norm_row(x[i], weight, eps, out[i])
 
 
-@njit(**SUMS)
-def _add_norm(x, residual, weight, eps, out, h):
+@njit(**EXACT)
+def _add_norm(begin, end, x, residual, weight, eps, out, h):
     width = x.shape[1]
-    for i in range(x.shape[0]):
+    for i in range(begin, end):
         for j in range(width):
             h[i, j] = narrow(widen(x[i, j]) + widen(residual[i, j]), x[i, j])
         _norm_row(h[i], weight, eps, out[i])

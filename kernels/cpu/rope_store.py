@@ -7,9 +7,8 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from kernels.cpu.number import EXACT, SUMS, array, narrow, prange, use_threads, widen
-
-GRAIN_ELEMENTS = 65_536
+from kernels.cpu.number import EXACT, SUMS, array, narrow, widen
+from kernels.cpu.threads import over_rows
 
 
 def rope_store(
@@ -29,34 +28,22 @@ def rope_store(
     none = array(qkv[0, :0])
     caches = (array(k_cache).reshape(-1, kv_heads, width), array(v_cache).reshape(-1, kv_heads, width))
     norms = (none if q_norm is None else array(q_norm), none if k_norm is None else array(k_norm), np.float32(eps))
-    run = _parallel if use_threads(qkv.numel(), GRAIN_ELEMENTS) else _serial
-    run(rows, array(cos), array(sin), *caches, slots.numpy(), *norms, array(q))
+    over_rows(_store, rows.shape[0], rows.size, rows, array(cos), array(sin), *caches, slots.numpy(), *norms, array(q))
     return q
 
 
 @njit(**EXACT)
-def _serial(qkv, cos, sin, k_cache, v_cache, slots, q_norm, k_norm, eps, q):
-    for i in range(qkv.shape[0]):
-        _token(i, qkv, cos, sin, k_cache, v_cache, slots, q_norm, k_norm, eps, q)
-
-
-@njit(parallel=True, **EXACT)
-def _parallel(qkv, cos, sin, k_cache, v_cache, slots, q_norm, k_norm, eps, q):
-    for i in prange(qkv.shape[0]):
-        _token(i, qkv, cos, sin, k_cache, v_cache, slots, q_norm, k_norm, eps, q)
-
-
-@njit(**EXACT)
-def _token(i, qkv, cos, sin, k_cache, v_cache, slots, q_norm, k_norm, eps, q):
+def _store(begin, end, qkv, cos, sin, k_cache, v_cache, slots, q_norm, k_norm, eps, q):
     heads, kv_heads = q.shape[1], k_cache.shape[1]
-    for head in range(heads):
-        _turn(qkv[i, head], cos[i], sin[i], q_norm, eps, q[i, head])
-    if i >= slots.shape[0]:
-        return  # padding
-    slot = slots[i]
-    for head in range(kv_heads):
-        _turn(qkv[i, heads + head], cos[i], sin[i], k_norm, eps, k_cache[slot, head])
-        v_cache[slot, head, :] = qkv[i, heads + kv_heads + head]
+    for i in range(begin, end):
+        for head in range(heads):
+            _turn(qkv[i, head], cos[i], sin[i], q_norm, eps, q[i, head])
+        if i >= slots.shape[0]:
+            continue  # padding
+        slot = slots[i]
+        for head in range(kv_heads):
+            _turn(qkv[i, heads + head], cos[i], sin[i], k_norm, eps, k_cache[slot, head])
+            v_cache[slot, head, :] = qkv[i, heads + kv_heads + head]
 
 
 @njit(**SUMS)

@@ -152,7 +152,7 @@ def test_unknown_clears_only_after_half_a_minute_of_good_scrapes(world: World) -
 def test_scraper_that_stopped_makes_alerts_unknown(world: World) -> None:
     settled(world)
     world.scrapes("x 6", 5)
-    world.store.end(world.store.select(())[0].labels, 0)
+    world.store.end(world.store.select(()).series[0].labels, 0)
     for _ in range(400):
         world.now += 1.0
         for change in world.engine.tick(world.now):
@@ -332,3 +332,24 @@ def test_clock_set_back_does_not_stop_the_rules(world: World) -> None:
     world.scrapes("x 6", 5)
     assert "firing" in world.states
     assert len(list(world.store.dump(0.0, 1e12))) > store_before
+
+
+def test_a_gap_in_the_scrapes_is_no_reason_to_clear(world: World) -> None:
+    settled(world)
+    world.scrapes("x 6", 5)
+    assert world.states == ["firing"]
+    world.now += 50.0  # nobody looked for a while, and then x is gone
+    world.scrapes("y 1", 2)
+    assert world.states == ["unknown"]
+    world.scrapes("y 1", 40)
+    assert world.states == ["resolved"]
+
+
+def test_without_any_signals_alerts_are_unknown_and_go_on_when_they_come_back(world: World) -> None:
+    settled(world)
+    world.scrapes("x 6", 5)
+    world.now += 60.0
+    (change,) = world.engine.lose_sight(world.now)
+    assert (change.previous, change.alert.state) == ("firing", "unknown")
+    assert world.engine.lose_sight(world.now + 1) == []
+    assert [(one.previous, one.alert.state) for one in world.scrape("x 6")] == [("unknown", "firing")]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from alerts.backtest import Firing, needs_order, run_backtest, widened
+from alerts.backtest import Firing, in_order, needs_order, run_backtest, widened
 from alerts.content import builtin_rule_files, builtin_signal_files
 from alerts.errors import BadRecordingError, QueryError
 from alerts.evaluation import RuleEngine
@@ -126,6 +126,19 @@ def test_too_many_steps_are_refused(tmp_path: Path) -> None:
         run_backtest(rules(tmp_path, alert("x > 5")), store_of(a=[1]), BASE, BASE + 1e9, step_s=1)
 
 
+def test_groups_come_after_those_that_record_what_they_read(tmp_path: Path) -> None:
+    path = tmp_path / "rules.yaml"
+    path.write_text(
+        "groups: [{name: c, rules: [{alert: A, expr: 'b:b > 1'}]}, {name: b, rules: [{record: 'b:b', expr: 'a:a'}]},"
+        " {name: a, rules: [{record: 'a:a', expr: x}]}, {name: d, rules: [{record: 'd:d', expr: y}]}]"
+    )
+    groups = in_order(load_rule_files([path]))
+    assert [group.name for group in groups] == ["a", "b", "c", "d"]
+    assert needs_order(groups) == []
+    built_in = in_order(load_rule_files([*builtin_signal_files(), *builtin_rule_files()]))
+    assert needs_order(built_in) == []
+
+
 @pytest.mark.parametrize(
     ("text", "late"),
     [
@@ -205,11 +218,11 @@ def test_backtest_fires_as_the_live_engine_does(seed: int) -> None:
     for step in range(steps):
         now = BASE + step * STEP_S
         changed = [change for change in engine.tick(now) if change.alert.state == "firing"]
-        live.extend((change.alert.name, change.alert.labels["node"], now) for change in changed)
+        live.extend((change.alert.name, change.alert.labels.get("node", ""), now) for change in changed)
     assert engine.failures() == {}
     result = run_backtest(groups, recorded_fleet(seed, steps), BASE, BASE + (steps - 1) * STEP_S, step_s=STEP_S)
     first_live = {(name, node): at for name, node, at in reversed(live)}
-    first_past = {(f.alert, f.labels["node"]): f.fired_at for f in reversed(result.firings)}
+    first_past = {(f.alert, f.labels.get("node", "")): f.fired_at for f in reversed(result.firings)}
     assert first_past == first_live
     assert len(first_past) >= 3
     assert result.errors == {}

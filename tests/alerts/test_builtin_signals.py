@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from alerts.catalog import builtin_catalog
 from alerts.content import builtin_rule_files, builtin_signal_files
 from alerts.evaluation import RuleEngine
 from alerts.promql import evaluate
@@ -15,7 +16,7 @@ from alerts.rules import load_rule_files
 from alerts.sample import NAME
 from alerts.store import SeriesStore
 from engine.gpu import GpuReading, GpuSnapshot, GpuState
-from engine.gpu_metrics import GpuCollector
+from engine.gpu_metrics import COUNTERS, GAUGES, GpuCollector
 from engine.metrics import NodeMetrics
 
 VLLM = Path(__file__).parent / "data" / "metrics" / "vllm_v1_full_qwen25_0.5b_2026-03.prom"
@@ -74,13 +75,62 @@ def test_every_metric_that_a_signal_reads_is_emitted(engine: str) -> None:
     metrics = NodeMetrics(model_name="m", max_model_len=4096)
     cards = GpuSnapshot(GpuState.OK, at=0.0, gpus=(GpuReading(0, values={"ecc_dbe_volatile": 0}),))
     metrics.registry.register(GpuCollector(lambda now: cards))
+    metrics.drain.labels(state="draining").set(0)
     store.ingest(target("a"), metrics.exposition().decode(), 1.0)
     store.ingest(target("b", "vllm"), VLLM.read_text(), 1.0)
     emitted = {labels[NAME] for labels, _ in store.dump(0.0, 2.0)}
+    ours = load_rule_files([*builtin_signal_files(), *builtin_rule_files()])
+    recorded = {rule.name for group in ours for rule in group.rules if rule.kind == "record"}
     groups = load_rule_files([*ENGINE_SIGNALS, *builtin_rule_files()])
-    recorded = {rule.name for group in groups for rule in group.rules if rule.kind == "record"}
-    read = {name for group in groups for rule in group.rules for name in metric_names(rule.query.root)}
-    assert read - emitted - recorded == OTHER_VERSIONS
+    read = {name for group in groups for rule in group.rules for name in metric_names(rule.query.root)} - {""}
+    assert read - emitted - recorded == OTHER_VERSIONS | {"gateway_requests_total"}
+
+
+def test_golden_prompt_and_block_check_of_our_engine_are_both_its_output() -> None:
+    cases: list[tuple[str | None, bool | None, list[float]]] = [
+        (None, None, []), ("passed", None, [1.0]), ("passed", False, [0.0]),
+        ("failed", True, [0.0]), ("error", None, []), ("error", True, [1.0]),
+    ]  # fmt: skip
+    for golden, integrity, wanted in cases:
+        metrics, store = NodeMetrics(model_name="m", max_model_len=4096), SeriesStore()
+        if golden is not None:
+            metrics.note_golden(golden)
+        if integrity is not None:
+            metrics.note_integrity(integrity)
+        store.ingest(target("a"), metrics.exposition().decode(), 1.0)
+        RuleEngine(load_rule_files(ENGINE_SIGNALS), store).tick(1.0)
+        assert [sample.value for sample in evaluate("llm:output_ok", store, 1.0)] == wanted, (golden, integrity)
+
+
+def test_catalogue_knows_which_of_dcgms_names_our_node_uses() -> None:
+    names = {name for name, _ in (*GAUGES.values(), *COUNTERS.values()) if name.startswith("DCGM_")}
+    assert builtin_catalog().read_by_node == names | {"DCGM_FI_DEV_XID_ERRORS"}
+
+
+def test_no_two_rules_write_the_same_series() -> None:
+    """Prometheus would refuse the second sample of a moment, and our store drop and count it."""
+    store = SeriesStore()
+    metrics = NodeMetrics(model_name="m", max_model_len=4096)
+    values = {"temperature": 40.0, "row_remap_failure": 0, "ecc_dbe_volatile": 0, "clock_events": 0, "nvlinks_down": 0}
+    cards = GpuSnapshot(GpuState.OK, at=0.0, gpus=(GpuReading(0, values=values, xids={13: 1}),))
+    metrics.registry.register(GpuCollector(lambda now: cards))
+    metrics.note_golden("passed")
+    engine = RuleEngine(load_rule_files([*builtin_signal_files(), *builtin_rule_files()]), store)
+    for at in range(60, 160, 5):
+        metrics.drain.labels(state="draining").set(0)
+        metrics.ttft.observe(0.1)
+        metrics.success.labels(model_name="m", engine="0", finished_reason="stop").inc()
+        metrics.preemptions.inc()
+        store.ingest(target("a"), metrics.exposition().decode(), float(at))
+        store.ingest(target("b", "vllm"), VLLM.read_text(), float(at))
+        for engine_name, file in (
+            ("sglang", "sglang_datadog_v0.5.10.prom"), ("triton", "trtllm_triton_inflight.prom"),
+            ("vllm", "dcgm_kops_L4_scrape1.prom"),
+        ):  # fmt: skip
+            store.ingest(target(file, engine_name), (VLLM.parent / file).read_text(), float(at))
+        engine.tick(float(at))
+    assert engine.failures() == {}
+    assert store.dropped_samples == 0
 
 
 def test_canonical_series_carry_the_nodes_labels_and_nothing_of_the_engine() -> None:

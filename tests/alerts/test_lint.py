@@ -79,6 +79,15 @@ def checks(findings: list[Finding]) -> set[tuple[str, str]]:
         ("sum by (pod) (up) / on (model_name) group_left () up > 1", "error", "aggregated-away", "model_name"),
         ("DCGM_FI_DEV_GPU_TEMP{Hostname='a'} > 90", "warning", "renamed-label", "hostname"),
         ("DCGM_FI_DEV_FB_TOTAL > 1", "warning", "off-by-default", "counter file"),
+        ("max by (node) (DCGM_FI_DEV_CLOCKS_EVENT_REASONS) > 0", "error", "bits-as-level", "x % 128 >= 64"),
+        ("llm:slo_errors:ratio_rate1h > 5", "error", "ratio-as-percent", "compare with 0.05"),
+        (
+            "histogram_quantile(0.9, sum by (le) (llm:ttft_seconds:bucket_rate)) > 3000",
+            "error", "seconds-as-milliseconds", "compare with 3",
+        ),
+        ("histogram_quantile(0.9, sum by (pool) (llm:ttft_seconds:bucket_rate)) > 3", "error", "no-le", "add le"),
+        ("rate(llm:waiting[5m]) > 1", "error", "rate-of-gauge", "this is a gauge"),
+        ("sum(gateway_requests_total) > 10", "error", "raw-counter", "use rate(gateway_requests_total[5m])"),
         ("up == bool 0", "error", "always-true", "leave `bool` out"),
         ("llm:kv_percent > 0.9", "error", "dead-metric", "our signals"),
         ("tgi_request_count_total > 1", "error", "dead-metric", "did you mean tgi_request_count"),
@@ -106,6 +115,9 @@ def test_defect_is_named_with_its_remedy(tmp_path: Path, expr: str, severity: st
         "sum(rate(tgi_request_failure[5m])) / (sum(rate(tgi_request_success[5m])) > 0) > 0.05",
         "rate(nv_trt_llm_general_metrics{general_type='iteration_counter'}[5m]) == 0",
         "changes(DCGM_FI_DEV_XID_ERRORS[5m]) > 0",
+        "llm:gpu_throttled_hw_thermal == 1",
+        "histogram_quantile(0.9, sum by (le, pool) (llm:ttft_seconds:bucket_rate)) > 3",
+        "llm:pool_ttft_seconds:median > 3",
         "absent(vllm:request_success_total)",
         "up unless vllm:generation_tokens_total",
         "count(vllm:generation_tokens_total) < 3",
@@ -197,6 +209,12 @@ def test_what_is_no_rule_file_is_one_error(tmp_path: Path, text: str) -> None:
     path = tmp_path / "x.yml"
     path.write_text(text)
     assert [f.severity for f in lint_files([path])] == ["error"]
+
+
+def test_a_file_of_unit_tests_is_sent_to_the_command_for_them() -> None:
+    (finding,) = lint_files([DATA / "tests.yaml"])
+    assert finding.severity == "error"
+    assert "fleetctl alerts test" in finding.remedy
 
 
 def test_what_is_no_yaml_is_refused(tmp_path: Path) -> None:

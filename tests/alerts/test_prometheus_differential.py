@@ -20,7 +20,7 @@ import httpx
 import numpy as np
 import pytest
 
-from alerts.prometheus_source import fetch
+from alerts.prometheus_source import Server, fetch
 from alerts.promql import evaluate_range, parse
 from alerts.promql.grid import evaluate_grid
 from alerts.recording import read_recordings, recording_store
@@ -286,7 +286,7 @@ def test_series_fetched_from_prometheus_are_those_of_the_file(recorded: tuple[st
     url, store, base, _ = recorded
     fetched = recording_store()
     end = float(base + POINTS * SPACING_S + 60)
-    fetch(url, ['{__name__="load"}', '{__name__=~"reqs_.*"}'], float(base), end, fetched)
+    fetch(Server(url), ['{__name__="load"}', '{__name__=~"reqs_.*"}'], float(base), end, fetched)
 
     def dumped(source: SeriesStore) -> dict[LabelSet, list[tuple[float, float]]]:
         every = {LabelSet.of(labels): points for labels, points in source.dump(0.0, end)}

@@ -2,79 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-
 import pytest
+from fixtures_signals import METRICS, Rig, S, V, histogram
 
-from alerts.content import builtin_signal_files
-from alerts.evaluation import RuleEngine
 from alerts.promql import evaluate
-from alerts.rules import load_rule_files
-from alerts.sample import NAME
 from alerts.store import SeriesStore
-
-METRICS = Path(__file__).parent / "data" / "metrics"
-START = 1_700_000_000.0
-GROUPS = load_rule_files(builtin_signal_files())
-
-
-class Rig:
-    """One target, scraped every 5 s; a metric's text holds values at t seconds as first+step."""
-
-    def __init__(self, engine: str, **labels: str) -> None:
-        self.labels = {
-            "node": "n1",
-            "pool": "chat",
-            "model": "m",
-            "engine": engine,
-            "zone": "z",
-            "revision": "r",
-            **labels,
-        }
-        self.store = SeriesStore()
-        self.rules = RuleEngine(GROUPS, self.store)
-        self.now = START
-
-    def scrape(self, text: str | None, times: int = 1, every_s: float = 5.0) -> None:
-        for _ in range(times):
-            self.now += every_s
-            self.store.ingest({**self.labels, "instance": "n1:1", "job": "llm"}, text, self.now)
-            self.rules.tick(self.now)
-        assert self.rules.failures() == {}
-
-    def drive(self, series: Mapping[str, tuple[float, float]], seconds: int = 60, gauges: str = "") -> Rig:
-        """Scrapes with every series at first + per_s * t."""
-        for t in range(0, seconds, 5):
-            lines = [f"{name} {first + per_s * t}" for name, (first, per_s) in series.items()]
-            self.scrape("\n".join(lines) + "\n" + gauges)
-        return self
-
-    def value(self, name: str) -> float | None:
-        """The one value of this signal with exactly the canonical labels; None when it is absent."""
-        found = evaluate(name, self.store, self.now)
-        if not found:
-            return None
-        (sample,) = found
-        extra = {key: value for key, value in sample.labels.items() if key in ("gpu",)}
-        assert sample.labels == {NAME: name, **self.labels, **extra}
-        return sample.value
-
-
-def histogram(
-    name: str, labels: str, rate: float, mean: float, bounds: tuple[float, ...]
-) -> dict[str, tuple[float, float]]:
-    """`rate` observations a second, all of size `mean`."""
-    series = {f"{name}_count{{{labels}}}": (0.0, rate), f"{name}_sum{{{labels}}}": (0.0, rate * mean)}
-    for bound in (*bounds, float("inf")):
-        le = "+Inf" if bound == float("inf") else str(bound)
-        series[f'{name}_bucket{{{labels},le="{le}"}}'] = (0.0, rate if mean <= bound else 0.0)
-    return series
-
-
-V = 'engine="0",model_name="q"'
-S = 'model_name="q",engine_type="unified"'
-
 
 # -- vLLM: renamed ------------------------------------------------------------------------------------------------
 
@@ -402,72 +334,72 @@ def test_real_triton_exposition_gives_running_waiting_and_kv() -> None:
     assert rig.value("llm:steps:rate") == 0.0
 
 
-# -- GPU ----------------------------------------------------------------------------------------------------------
+# -- distributions and objectives -----------------------------------------------------------------------------------
 
 
-def test_real_dcgm_exposition_is_in_our_units() -> None:
-    rig = Rig("vllm")
-    rig.scrape((METRICS / "dcgm_kops_L4_scrape1.prom").read_text())
-    assert rig.value("llm:gpu_temperature_celsius") == 31.0
-    assert rig.value("llm:gpu_power_watts") == 16.365
-    assert rig.value("llm:gpu_sm_clock_hertz") == 210e6
-    assert rig.value("llm:gpu_memory_used_bytes") == 0.0
-    assert rig.value("llm:gpu_memory_ratio") == 0.0
-    assert rig.value("llm:gpu_row_remap_failed") == 0.0
-    assert rig.value("llm:gpu_memory_temperature_celsius") is None  # an L4 has no such sensor and says 0
-    for name in ("llm:gpu_row_remap_pending", "llm:gpu_recovery_action", "llm:gpu_critical_xids"):
-        assert rig.value(name) is None, name
+def pool_buckets(rig: Rig, name: str) -> dict[str, float]:
+    """Bound to rate."""
+    return {sample.labels["le"]: sample.value for sample in evaluate(name, rig.store, rig.now)}
 
 
-def test_dcgm_blank_is_no_value() -> None:
-    rig = Rig("vllm")
-    rig.scrape((METRICS / "dcgm_readme_blank_sentinel.prom").read_text())
-    assert rig.value("llm:gpu_memory_temperature_celsius") is None
-    assert rig.value("llm:gpu_sm_clock_hertz") == 139e6
+def test_buckets_survive_by_pool_and_give_any_quantile() -> None:
+    series = histogram("vllm:time_to_first_token_seconds", V, 2.0, 0.2, (0.1, 0.25))
+    rig = Rig("vllm").drive(series, seconds=120)
+    assert pool_buckets(rig, "llm:ttft_seconds:bucket_rate") == pytest.approx({"0.1": 0.0, "0.25": 2.0, "+Inf": 2.0})
+    (sample,) = evaluate("histogram_quantile(0.5, llm:ttft_seconds:bucket_rate)", rig.store, rig.now)
+    assert 0.1 < sample.value <= 0.25
+    assert set(sample.labels) == {"pool", "model", "engine", "zone", "revision"}
 
 
-@pytest.mark.parametrize("name", ["DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_GPU_UTIL_RATIO"])
-def test_dcgm_percent_becomes_a_ratio_under_both_names(name: str) -> None:
-    rig = Rig("vllm")
-    rig.scrape(
-        f'{name}{{gpu="0",Hostname="h"}} 87\nDCGM_FI_DEV_FB_USED{{gpu="0"}} 3\nDCGM_FI_DEV_FB_FREE{{gpu="0"}} 1\n'
+def test_triton_bounds_in_milliseconds_become_seconds() -> None:
+    bounds = (100.0, 500.0, 2000.0, 5000.0)
+    series = histogram("nv_inference_first_response_histogram_ms", 'model="t"', 2.0, 300.0, bounds)
+    rates = pool_buckets(Rig("triton").drive(series), "llm:ttft_seconds:bucket_rate")
+    assert rates == pytest.approx({"0.1": 0.0, "0.5": 2.0, "2": 2.0, "5": 2.0, "+Inf": 2.0})
+
+
+def test_errors_are_zero_before_the_first_one_where_the_engine_counts_them() -> None:
+    vllm = {
+        f'vllm:request_success_total{{{V},finished_reason="stop"}}': (0.0, 3.0),
+        'http_requests_total{handler="/v1/completions",status="2xx",method="POST"}': (0.0, 3.0),
+    }
+    assert Rig("vllm").drive(vllm).value("llm:failed:rate") == 0.0
+    assert Rig("tgi").drive({"tgi_request_success": (0.0, 3.0)}).value("llm:failed:rate") == 0.0
+    old = {f'vllm:request_success_total{{{V},finished_reason="stop"}}': (0.0, 3.0)}
+    assert Rig("vllm").drive(old).value("llm:failed:rate") is None
+    assert Rig("sglang").drive({f"sglang:num_requests_total{{{S}}}": (0.0, 2.0)}).value("llm:failed:rate") is None
+
+
+def test_an_error_that_is_counted_twice_is_one() -> None:
+    series = {
+        f'vllm:request_success_total{{{V},finished_reason="stop"}}': (0.0, 3.0),
+        f'vllm:request_success_total{{{V},finished_reason="error"}}': (0.0, 1.0),
+        'http_requests_total{handler="/v1/completions",status="5xx",method="POST"}': (0.0, 0.8),
+    }
+    rig = Rig("vllm").drive(series)
+    assert rig.value("llm:failed:rate") == pytest.approx(1.0)
+    assert rig.value("llm:served:rate") == pytest.approx(3.0)
+
+
+def test_refusals_of_a_drained_node_are_no_rejections() -> None:
+    series = {
+        'engine_admission_rejected_total{reason="overloaded"}': (0.0, 0.5),
+        'engine_admission_rejected_total{reason="draining"}': (0.0, 9.0),
+    }
+    assert Rig("fleetctl").drive(series).value("llm:rejected:rate") == pytest.approx(0.5)
+
+
+def test_a_copy_of_a_nodes_text_has_no_heartbeat_and_without_process_metrics_nobody_knows() -> None:
+    alive = Rig("vllm").drive({"process_cpu_seconds_total": (3.0, 0.002)}, seconds=120)
+    copy = Rig("vllm").drive({"process_cpu_seconds_total": (3.0, 0.0)}, seconds=120)
+    assert (alive.value("llm:heartbeats:changes") or 0.0) > 0.0
+    assert copy.value("llm:heartbeats:changes") == 0.0
+    assert Rig("vllm").drive({f"vllm:prompt_tokens_total{{{V}}}": (0.0, 1.0)}).value("llm:heartbeats:changes") is None
+
+
+def test_preemption_ratio_is_written_once_whatever_the_engine() -> None:
+    rig = Rig("sglang").drive(
+        {f"sglang:num_retracted_requests_total{{{S}}}": (0.0, 0.4), f"sglang:num_requests_total{{{S}}}": (0.0, 2.0)}
     )
-    assert rig.value("llm:gpu_utilization_ratio") == pytest.approx(0.87)
-    assert rig.value("llm:gpu_memory_used_bytes") == 3 * 1024 * 1024
-    assert rig.value("llm:gpu_memory_ratio") == 0.75
-
-
-@pytest.mark.parametrize("labels", ['gpu="0"', 'gpu="0",err_code="{}",err_msg="e{}"'], ids=["plain", "err_code"])
-def test_last_xid_counts_only_after_it_changed_and_only_when_critical(labels: str) -> None:
-    rig = Rig("vllm")
-
-    def say(code: int, times: int) -> None:
-        rig.scrape(f"DCGM_FI_DEV_XID_ERRORS{{{labels.format(code, code)}}} {code}\n", times=times, every_s=30.0)
-
-    say(0, 12)
-    assert rig.value("llm:gpu_critical_xids") is None
-    say(13, 3)  # an application's fault
-    assert rig.value("llm:gpu_critical_xids") is None
-    say(79, 3)
-    assert rig.value("llm:gpu_critical_xids") == 1.0
-    say(79, 12)  # the gauge never goes back: long after, it is no news
-    assert rig.value("llm:gpu_critical_xids") is None
-
-
-def test_throttle_bits_are_told_apart() -> None:
-    rig = Rig("vllm")
-    rig.scrape('DCGM_FI_DEV_CLOCKS_EVENT_REASONS{gpu="0"} 68\n')  # 64 hardware thermal + 4 power cap
-    assert rig.value("llm:gpu_throttled_hw_thermal") == 1.0
-    assert rig.value("llm:gpu_throttled_sw_thermal") == 0.0
-    assert rig.value("llm:gpu_throttled_power_brake") == 0.0
-    assert rig.value("llm:gpu_throttled_hw_slowdown") == 0.0
-
-
-def test_one_sign_on_one_card_makes_the_node_unhealthy_and_no_sign_is_no_answer() -> None:
-    rig = Rig("vllm")
-    rig.scrape('DCGM_FI_DEV_ROW_REMAP_FAILURE{gpu="0"} 0\nDCGM_FI_DEV_ROW_REMAP_FAILURE{gpu="1"} 0\n')
-    assert rig.value("llm:gpu_unhealthy") == 0.0
-    rig.scrape('DCGM_FI_DEV_ROW_REMAP_FAILURE{gpu="0"} 0\nDCGM_FI_DEV_ROW_REMAP_FAILURE{gpu="1"} 1\n')
-    assert rig.value("llm:gpu_unhealthy") == 1.0
-    rig.scrape('DCGM_FI_DEV_GPU_TEMP{gpu="0"} 40\n')
-    assert rig.value("llm:gpu_unhealthy") is None
+    assert rig.value("llm:preemption_ratio") == pytest.approx(0.2)
+    assert rig.store.dropped_samples == 0

@@ -133,9 +133,12 @@ def test_coverage_has_every_engine_and_no_engine_can_tell_everything(capsys: pyt
     assert not rows["llm:kv_ratio"]["tgi"]
     assert not rows["llm:preemptions:rate"]["triton"]
     assert rows["llm:waiting_capacity"]["vllm"]
-    assert not rows["llm:waiting_capacity"]["fleetctl"]
+    assert not rows["llm:waiting_capacity"]["trtllm"]
+    assert rows["llm:gpu_row_remap_pending"]["fleetctl"]
+    assert rows["llm:gpu_unhealthy"]["dcgm"]
+    assert not rows["llm:gpu_tensor_active_ratio"]["fleetctl"]
     assert rows["llm:step_seconds:mean"]["vllm"]
-    assert [e for e, tells in rows["llm:gpu_temperature_celsius"].items() if tells] == ["dcgm"]
+    assert [e for e, tells in rows["llm:gpu_temperature_celsius"].items() if tells] == ["fleetctl", "dcgm"]
 
 
 def test_backtest_of_a_recording_counts_pages_and_lead(

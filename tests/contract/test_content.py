@@ -11,6 +11,7 @@ import typer.main
 from alerts.content import builtin_rule_files, builtin_signal_files
 from alerts.rules import load_rule_files
 from diagnostics.tree import builtin_tree_files, load_trees
+from diagnostics.untreed import reasons_without_tree
 from fleetctl.cli.app import build
 from runbooks.page import load_library
 
@@ -26,10 +27,10 @@ def test_every_tree_starts_from_alerts_that_exist() -> None:
     assert named <= alert_names()
 
 
-def test_every_alert_has_a_tree() -> None:
+def test_every_alert_has_a_tree_or_a_word_in_its_place() -> None:
     trees = load_trees(builtin_tree_files())
     covered = {symptom for tree in trees.values() for symptom in tree.symptoms}
-    assert alert_names() - covered == set()
+    assert alert_names() - covered == set(reasons_without_tree())
 
 
 def test_every_cause_of_a_runbook_is_named_by_a_tree() -> None:

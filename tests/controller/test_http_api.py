@@ -82,6 +82,8 @@ async def test_nodes_show_what_was_seen_and_unknown_signals_as_unknown(client: C
         ("POST", "/v1/runs/x/cancel", {"by": "mallory"}),
         ("POST", "/v1/actions", {"command": "drain node-1"}),
         ("POST", "/v1/diagnose", {}),
+        ("POST", "/v1/silences", {}),
+        ("DELETE", "/v1/silences/x", {}),
     ],
 )
 @pytest.mark.parametrize("header", [None, "Bearer wrong", "Bearer", "Basic x", TOKEN, f"Bearer {TOKEN}x"])

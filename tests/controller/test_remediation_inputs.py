@@ -5,9 +5,11 @@ from dataclasses import replace
 import pytest
 
 from diagnostics.incident import Incident, IncidentStatus
-from fleetctl.controller.remediation import blocking_run, fresh_name, inputs_from_scope, page_for_cause
+from fleetctl.controller.remediation import blocking_run, fresh_name, inputs_from_scope, is_for_scope, page_for_cause
+from runbooks.front_matter import InputSpec
 from runbooks.page import load_library
 from runbooks.run import Run, RunStatus
+from runbooks.value import ValueType
 
 LIBRARY = load_library()
 
@@ -38,6 +40,21 @@ def test_replace_node_gets_all_its_inputs_from_a_nodes_scope() -> None:
 
 def test_a_scope_without_a_node_lacks_it() -> None:
     assert inputs_from_scope(LIBRARY["replace-node"], {"pool": "chat"}, set())[1] == ["node"]
+
+
+@pytest.mark.parametrize("name", sorted(LIBRARY))
+def test_a_nodes_page_never_runs_unasked_for_more_than_a_node(name: str) -> None:
+    assert is_for_scope(LIBRARY[name], {"node": "node-2", "pool": "chat"})
+    for scope in ({"pool": "chat"}, {"zone": "a"}, {"revision": "r2"}, {}):
+        assert not is_for_scope(LIBRARY[name], scope)
+
+
+def test_a_page_of_a_pool_may_run_for_that_pool_and_for_nothing_else() -> None:
+    inputs = {"pool": InputSpec(ValueType.STRING, True, None, "the pool")}
+    page = replace(LIBRARY["cordon-node"], inputs=inputs)
+    assert is_for_scope(page, {"pool": "chat"})
+    assert not is_for_scope(page, {"zone": "a"})
+    assert not is_for_scope(page, {"pool": "chat", "zone": "a"})
 
 
 def test_a_slow_node_is_replaced_and_an_unknown_cause_is_not_guessed_at() -> None:

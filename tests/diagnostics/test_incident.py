@@ -15,10 +15,10 @@ from diagnostics.incident import (
     nodes_of,
     observe,
     open_incident,
-    place,
     resolve,
     unmitigate,
 )
+from diagnostics.placing import place
 
 NOW = 1_700_000_000.0
 

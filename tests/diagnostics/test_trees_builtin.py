@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from alerts.content import builtin_rule_files
+from alerts.rules import load_rule_files
 from diagnostics.drawing import mermaid
+from diagnostics.incident import FiredAlert, Incident, open_incident
 from diagnostics.tree import Tree, bind, builtin_tree_files, load_trees, tree_for_alert
+from diagnostics.untreed import reasons_without_tree, undiagnosed
 from diagnostics.walker import Answer, Diagnosis, walk
 
 NOW = 1_000_000.0
@@ -17,7 +21,7 @@ CALM: dict[str, float | None] = {
     "prefix_hit": 0.01, "queue_wait": 0.02, "load_up": 1.0, "slow_steps": 1.1, "input_tokens": 1.0,
     "long_context_outlier": 1.0, "kv_pressure": 0.5, "preemptions": 0.0, "gpu_health": 0.0,
     "recent_deploy": 86_400.0, "pool_saturated": 0.0, "nodes_quick": 2.0, "silent": 1.0, "peers_silent": 1.0,
-    "holds_requests": 4.0, "no_steps": 20.0, "peers_fell": 0.0, "fell_here": 0.0,
+    "holds_requests": 4.0, "no_steps": 20.0, "peers_fell": 0.0, "fell_here": 0.0, "lost": 0.0,
 }  # fmt: skip
 
 # Questions on two branches that ask the same: one answer serves both.
@@ -83,6 +87,9 @@ LEAVES = [
     ("cache", "bad_deploy", {"recent_deploy": 60.0}),
     ("cache", "kv_pressure", {"kv_pressure": 0.98}),
     ("cache", None, {}),
+    ("gpu", "gpu_fault", {"lost": 1.0}),
+    ("gpu", "gpu_fault", {"gpu_health": 1.0}),
+    ("gpu", None, {}),
 ]
 
 
@@ -151,13 +158,32 @@ def test_a_pool_wide_incident_is_asked_about_the_pool(trees: dict[str, Tree]) ->
     [
         ("LLMTTFTRegression", "latency"), ("LLMNodeSlow", "latency"), ("LLMTTFTHigh", "latency"),
         ("LLMQueueDepth", "capacity"), ("LLMKVCacheSaturated", "capacity"), ("LLMPreemptions", "capacity"),
-        ("LLMNodeDown", "node"), ("LLMSignalLost", "node"), ("LLMPrefixHitDrop", "cache"),
+        ("LLMNodeDown", "node"), ("LLMSignalLost", "node"), ("LLMPrefixHitDrop", "cache"), ("LLMGPUXid", "gpu"),
     ],
 )  # fmt: skip
 def test_each_alert_has_its_tree(trees: dict[str, Tree], alert: str, tree: str) -> None:
     found = tree_for_alert(trees, alert)
     assert found is not None
     assert found.name == tree
+
+
+def test_every_alert_of_ours_has_a_tree_or_a_reason_why_not(trees: dict[str, Tree]) -> None:
+    groups = load_rule_files(builtin_rule_files())
+    alerts = {rule.name for group in groups for rule in group.rules if rule.kind == "alert"}
+    explained = {symptom for tree in trees.values() for symptom in tree.symptoms}
+    assert explained <= alerts
+    assert explained.isdisjoint(reasons_without_tree())
+    assert explained | reasons_without_tree().keys() == alerts
+
+
+def test_an_incident_without_a_tree_says_what_to_do_instead() -> None:
+    def incident(name: str, severity: str = "page") -> Incident:
+        return open_incident(FiredAlert("f", name, severity, "firing", NODE), NOW)
+
+    known = undiagnosed(incident("LLMOutOfMemory"))
+    assert (known.tree, known.cause, known.confidence) == ("", None, "unknown")
+    assert known.title.startswith("No tree explains LLMOutOfMemory: the alert is the cause; lower max_num_batched")
+    assert undiagnosed(incident("HostOOM")).title == "No tree explains HostOOM: see its own description"
 
 
 def test_an_unknown_alert_has_no_tree(trees: dict[str, Tree]) -> None:

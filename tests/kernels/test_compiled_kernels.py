@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 
 from kernels.cpu.number import array, has_kernels
-from kernels.cpu.read_blocks import read_blocks
+from kernels.cpu.threads import GRAIN_ELEMENTS, over_rows
 from kernels.rms_norm import rms_norm, rms_norm_reference
 from kernels.rope import full_tables
 from kernels.rope_store import rope_store, rope_store_reference
@@ -34,7 +35,7 @@ def _close(found: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("width", [1, 100, 768])
 def test_rms_norm_equals_its_reference(dtype: torch.dtype, width: int) -> None:
-    x, residual, weight = (torch.randn(*shape).to(dtype) for shape in ((70, width), (70, width), (width,)))
+    x, residual, weight = (torch.randn(*shape).to(dtype) for shape in ((180, width), (180, width), (width,)))
     y, h = rms_norm(x, weight, 1e-5, residual)
     expected, sums = rms_norm_reference(x, weight, 1e-5, residual)
     assert torch.equal(h, sums)
@@ -45,14 +46,14 @@ def test_rms_norm_equals_its_reference(dtype: torch.dtype, width: int) -> None:
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("width", [1, 24, 345])
 def test_silu_mul_equals_its_reference_also_at_the_ends_of_its_range(dtype: torch.dtype, width: int) -> None:
-    x = torch.randn(200, 2 * width)
+    x = torch.randn(400, 2 * width)
     x[0, :width], x[1, :width], x[2, :width] = 100.0, -100.0, torch.nan
     x = x.to(dtype)
     y = silu_mul(x)
     torch.testing.assert_close(
         y.float(), silu_mul_reference(x.float()), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype], equal_nan=True
     )
-    for rows in (slice(0, 1), slice(5, 38), slice(0, 200)):
+    for rows in (slice(0, 1), slice(5, 38), slice(0, 400)):
         assert torch.equal(silu_mul(x[rows].contiguous()).nan_to_num(7), y[rows].nan_to_num(7))
 
 
@@ -62,7 +63,7 @@ def test_silu_mul_equals_its_reference_also_at_the_ends_of_its_range(dtype: torc
 def test_rope_store_equals_its_reference(
     dtype: torch.dtype, has_norms: bool, heads: int, kv_heads: int, width: int
 ) -> None:
-    rows, real = 100, 97  # three rows of padding
+    rows, real = 130, 127  # three rows of padding
     qkv = torch.randn(rows, (heads + 2 * kv_heads) * width).to(dtype)
     cos, sin = full_tables(torch.rand(rows, width // 2) * 6)
     norms = {"q_norm": torch.randn(width).to(dtype), "k_norm": torch.randn(width).to(dtype)} if has_norms else {}
@@ -77,16 +78,22 @@ def test_rope_store_equals_its_reference(
     assert torch.equal(alone, q[5:6])
 
 
-@pytest.mark.parametrize("skipped", [0, 5])
-def test_blocks_are_read_up_to_each_sequences_end(skipped: int) -> None:
-    caches = [torch.randn(50, 16, 3, 8) for _ in "kv"]
-    blocks = torch.randint(0, 50, (4, 9))
-    ends = torch.tensor([1, 128, 60, 16])
-    for found, cache in zip(read_blocks(*caches, blocks, ends, skipped, 128), caches, strict=True):
-        expected = cache[blocks].view(4, 144, 3, 8)[:, skipped : skipped + 128].clone()
-        for i, end in enumerate(ends.tolist()):
-            expected[i, end:] = 0
-        assert torch.equal(found, expected)
+def test_an_error_in_a_thread_is_raised_by_the_caller() -> None:
+    def kernel(begin: int, end: int) -> None:
+        raise ValueError(f"{begin} to {end}")
+
+    with pytest.raises(ValueError, match=r"\d+ to \d+"):
+        over_rows(kernel, 100, GRAIN_ELEMENTS)
+
+
+def test_every_row_is_done_once_whatever_the_threads() -> None:
+    done = np.zeros(1001, dtype=np.int64)
+
+    def kernel(begin: int, end: int) -> None:
+        done[begin:end] += 1
+
+    over_rows(kernel, len(done), GRAIN_ELEMENTS)
+    assert (done == 1).all()
 
 
 def test_bfloat16_is_rounded_to_even_as_torch_does() -> None:

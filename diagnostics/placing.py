@@ -1,0 +1,191 @@
+"""Which incident an alert belongs to. Pure: all alerts of a tick are judged together, so their order tells nothing.
+
+In this order, an alert
+1. joins the open incident that has an alert of its node: one sick node is one incident;
+2. joins the open incident of its place (pool, model, zone, revision), or one with the same alert around it;
+3. joins the open incident of another node, which widens, when the same alert is on so many nodes of one place that
+   the place is the reason (`diagnostics.scope`), or when its own place holds that node;
+4. reopens the incident that it ended with shortly before: flapping is one story, not many;
+5. opens a new incident.
+
+Incidents of single nodes that were open before the place was known stay as they are, runs included, and are marked as
+part of the wider one. An incident that a run acts on is never widened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from diagnostics.incident import (
+    FiredAlert,
+    Incident,
+    IncidentStatus,
+    has_alert,
+    join,
+    may_reopen,
+    nodes_of,
+    open_incident,
+    reopen,
+    widen,
+)
+from diagnostics.scope import Nodes, Shared, contains, is_wide, members, scope_of, shared_places, where
+
+
+def place(alert: FiredAlert, incidents: Sequence[Incident], now: float, known: Nodes | None = None) -> Incident:
+    """The incident that one `alert` belongs to, already changed: joined, reopened or new. See `place_all`."""
+    changed = place_all([alert], incidents, now, known)
+    everything = {one.id: one for one in incidents} | changed
+    found = _home(alert, _open(everything))
+    assert found is not None
+    return found
+
+
+def place_all(
+    alerts: Iterable[FiredAlert], incidents: Iterable[Incident], now: float, known: Nodes | None = None
+) -> dict[str, Incident]:
+    """The incidents that change, by id, when `alerts` begin to fire that no open incident has.
+
+    `incidents` are the open ones and those resolved within `REOPEN_WITHIN_S`. `known`: the nodes of the fleet and where
+    they are; without it, nodes are known from alerts only. An alert that finds its incident full is not kept.
+    """
+    before = {one.id: one for one in incidents}
+    working = dict(sorted(before.items(), key=lambda item: (item[1].opened_at, item[0])))
+    arrivals = sorted(alerts, key=lambda one: (one.fired_at if one.fired_at is not None else now, one.fingerprint))
+    nodes = _all_nodes([*arrivals, *(held for one in _open(working) for held in one.alerts)], known or {})
+    evidence = _evidence(arrivals, _open(working), nodes)
+    reasons = {(one.name, node): one for one in evidence for node in one.nodes}
+    for alert in arrivals:
+        placed = _placed(alert, working, reasons.get((alert.name, alert.labels.get("node", ""))), nodes, now)
+        working[placed.id] = placed
+        if is_wide(scope_of(alert.labels)) and is_wide(placed.scope):
+            _link(working, placed.id, alert.name, members(placed.scope, nodes))
+    for shared in evidence:
+        target = next((one for one in _open(working) if _is_around(one, shared)), None)
+        if target is None:
+            if (target := _lead(_open(working), shared, nodes)) is None:
+                continue
+            working[target.id] = widen(target, shared.scope, shared.why, now)
+        _link(working, target.id, shared.name, shared.members)
+    return {key: one for key, one in working.items() if one is not before.get(key)}
+
+
+def _placed(
+    alert: FiredAlert, working: Mapping[str, Incident], shared: Shared | None, nodes: Nodes, now: float
+) -> Incident:
+    opened = _open(working)
+    if (home := _home(alert, opened)) is not None:
+        return join(home, alert, now)
+    if shared is not None and (lead := _lead(opened, shared, nodes)) is not None:
+        return join(widen(lead, shared.scope, shared.why, now), alert, now)
+    scope = scope_of(alert.labels)
+    for one in opened if is_wide(scope) else ():
+        if _may_widen(one) and _has_name(one, alert.name) and contains(scope, _whereabouts(one, nodes)):
+            return join(widen(one, scope, f"{alert.name} fires for {where(scope)}", now), alert, now)
+    for incident in sorted(working.values(), key=lambda one: (-(one.resolved_at or 0.0), one.id)):
+        if may_reopen(incident, alert, now):
+            found = join(reopen(incident), alert, now)
+            break
+    else:
+        found = open_incident(alert, now)
+        if (other := working.get(found.id)) is not None and not has_alert(other, alert):
+            found = open_incident(alert, now, digest_chars=16)  # of a thousand in one second, some ids meet
+    if shared is not None and _lead([found], shared, nodes) is not None:
+        found = widen(found, shared.scope, shared.why, now)
+    return found
+
+
+def _home(alert: FiredAlert, opened: Sequence[Incident]) -> Incident | None:
+    """The open incident that the alert belongs to without any more evidence."""
+    scope = scope_of(alert.labels)
+    rules: tuple[Callable[[Incident], bool], ...] = (
+        lambda one: has_alert(one, alert),
+        lambda one: _covers_node(one, alert),
+        lambda one: is_wide(scope) and bool(scope) and dict(one.scope) == scope,
+        lambda one: is_wide(one.scope) and contains(one.scope, alert.labels) and _has_name(one, alert.name),
+    )
+    for related in rules:
+        if (found := next((one for one in opened if related(one)), None)) is not None:
+            return found
+    return None
+
+
+def _evidence(arrivals: Sequence[FiredAlert], opened: Sequence[Incident], nodes: Nodes) -> list[Shared]:
+    """What explains the new alerts together with those of the same name that fire already."""
+    new = {(alert.name, alert.labels["node"]) for alert in arrivals if alert.labels.get("node")}
+    names = {name for name, _ in new}
+    affected: dict[str, set[str]] = {name: set() for name in sorted(names)}
+    for name, node in new:
+        affected[name].add(node)
+    for incident in opened:
+        for held in incident.alerts:
+            if held.name in names and held.state == "firing" and held.labels.get("node"):
+                affected[held.name].add(held.labels["node"])
+    found = [one for name, where_it_fires in affected.items() for one in shared_places(name, where_it_fires, nodes)]
+    return [one for one in found if any((one.name, node) in new for node in one.nodes)]
+
+
+def _lead(opened: Sequence[Incident], shared: Shared, nodes: Nodes) -> Incident | None:
+    """The oldest incident that may become the one of the shared place: it lies in it, and nothing acts on it."""
+    for one in opened:
+        if not _may_widen(one) or not _fires(one, shared.name, shared.nodes):
+            continue
+        held = set(nodes_of(one)) | (members(one.scope, nodes) if is_wide(one.scope) else set())
+        if shared.members >= held:
+            return one
+    return None
+
+
+def _link(working: dict[str, Incident], target_id: str, name: str, inside: frozenset[str]) -> None:
+    """Mark the other incidents of the same alert in that place as part of the target."""
+    for one in _open(working):
+        if one.id == target_id or one.part_of is not None or not _fires(one, name, inside):
+            continue
+        if inside >= set(nodes_of(one)) and dict(one.scope) != dict(working[target_id].scope):
+            working[one.id] = replace(one, part_of=target_id)
+
+
+def _all_nodes(alerts: Iterable[FiredAlert], known: Nodes) -> dict[str, Mapping[str, str]]:
+    """The known nodes, and those that alerts name; what the fleet says of a node comes before what an alert says."""
+    found: dict[str, dict[str, str]] = {}
+    for alert in alerts:
+        if node := alert.labels.get("node"):
+            found.setdefault(node, {}).update(alert.labels)
+    named = {node: {**labels, **_said(known.get(node, {}))} for node, labels in found.items()}
+    return {**{node: _said(places) for node, places in known.items()}, **named}
+
+
+def _said(places: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in places.items() if value}
+
+
+def _whereabouts(incident: Incident, nodes: Nodes) -> Mapping[str, str]:
+    node = incident.scope.get("node")
+    return {**nodes.get(node, {}), **incident.scope} if node else incident.scope
+
+
+def _is_around(incident: Incident, shared: Shared) -> bool:
+    return is_wide(incident.scope) and contains(incident.scope, shared.scope) and _has_name(incident, shared.name)
+
+
+def _fires(incident: Incident, name: str, on: frozenset[str]) -> bool:
+    return any(one.name == name and one.state == "firing" and one.labels.get("node") in on for one in incident.alerts)
+
+
+def _has_name(incident: Incident, name: str) -> bool:
+    return any(one.name == name for one in incident.alerts)
+
+
+def _covers_node(incident: Incident, alert: FiredAlert) -> bool:
+    node = alert.labels.get("node")
+    if not node:
+        return False
+    return incident.scope.get("node") == node or any(one.labels.get("node") == node for one in incident.alerts)
+
+
+def _may_widen(incident: Incident) -> bool:
+    return incident.status is IncidentStatus.OPEN and incident.part_of is None
+
+
+def _open(working: Mapping[str, Incident]) -> list[Incident]:
+    return [one for one in working.values() if one.status is not IncidentStatus.RESOLVED]

@@ -1,0 +1,74 @@
+"""`python -m fleetctl.bench.ours`: the controller's scraper, store and rules over a fleet, and nothing else of it.
+
+Prints one JSON line after each evaluation: how long it took, in milliseconds of wall and of CPU time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+
+import uvloop
+
+from alerts.content import builtin_rule_files, builtin_signal_files
+from alerts.evaluation import RuleEngine
+from alerts.rules import load_rule_files
+from alerts.store import SeriesStore
+from fleetctl.bench.fleet import INTERVAL_S, labels_of
+from fleetctl.controller.fetch import Fetcher
+from fleetctl.controller.scrape_slots import ScrapeTarget, SlotScraper
+from fleetctl.kit.clock import SystemClock
+
+
+async def _run(port: int, num_nodes: int) -> None:
+    store = SeriesStore()
+    groups = load_rule_files([*builtin_signal_files(), *builtin_rule_files()])
+    engine = RuleEngine(groups, store, default_interval_s=INTERVAL_S)
+    failed = 0
+
+    def told(went_well: bool) -> None:
+        nonlocal failed
+        failed += not went_well
+
+    fetcher = Fetcher(timeout_s=INTERVAL_S, max_bytes=8 << 20)
+    scraper = SlotScraper(store, fetcher, SystemClock(), interval_s=INTERVAL_S, told=told)
+    targets = {
+        f"node-{number}": ScrapeTarget(f"http://127.0.0.1:{port}/{number}/metrics", labels_of(number))
+        for number in range(num_nodes)
+    }
+    scraping = asyncio.create_task(_scrape(scraper, targets))
+    slot = time.monotonic()
+    while not scraping.done():
+        slot += INTERVAL_S
+        await asyncio.sleep(max(0.0, slot - time.monotonic()))
+        wall, cpu = time.perf_counter(), time.process_time()
+        engine.tick(time.time())
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        firing = sum(alert.state == "firing" for alert in engine.alerts())
+        said = {
+            "wall_ms": wall * 1e3, "cpu_ms": cpu * 1e3, "series": store.num_series, "failed_scrapes": failed,
+            "dropped": store.dropped_samples, "rule_errors": len(engine.failures()), "firing": firing,
+            "points_mb": store.num_bytes / 1e6,
+        }  # fmt: skip
+        sys.stdout.write(json.dumps(said) + "\n")
+        sys.stdout.flush()
+    scraping.result()
+
+
+async def _scrape(scraper: SlotScraper, targets: dict[str, ScrapeTarget]) -> None:
+    slot = time.monotonic()
+    while True:
+        await scraper.turn(targets)
+        slot += INTERVAL_S
+        await asyncio.sleep(max(0.0, slot - time.monotonic()))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m fleetctl.bench.ours")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--nodes", type=int, required=True)
+    args = parser.parse_args()
+    uvloop.run(_run(args.port, args.nodes))

@@ -1,0 +1,45 @@
+"""The bench's figures as a Markdown table."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from fleetctl.bench.contest import Plan, Row
+
+
+def render(plan: Plan, rows: Sequence[Row], note: str) -> str:
+    lines = [
+        f"{describe_machine()}. Scraped and evaluated every 5 s; measured for {plan.measure_s:g} s after "
+        f"{plan.warm_s:g} s, one after the other. Ratios are ours to Prometheus'.",
+        "",
+        "| nodes | who | series | CPU s/min | ratio | memory MB (peak) | ratio | rules ms | ratio | load | notes |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    peers = {row.nodes: row for row in rows if row.who == "prometheus"}
+    for row in rows:
+        peer = peers.get(row.nodes) if row.who == "fleetctl" else None
+        lines.append(
+            f"| {row.nodes} | {row.who} | {row.series} "
+            f"| {row.cpu_s_per_min:.1f} | {_ratio(row, peer, 'cpu_s_per_min')} "
+            f"| {row.memory_mb:.0f} ({row.peak_mb:.0f}) | {_ratio(row, peer, 'memory_mb')} "
+            f"| {row.evaluation_ms:.1f} | {_ratio(row, peer, 'evaluation_ms')} "
+            f"| {row.load_before:.1f} | {row.note} |"
+        )
+    return "\n".join([*lines, *(["", note] if note else []), ""])
+
+
+def _ratio(own: Row, peer: Row | None, figure: str) -> str:
+    return f"{getattr(own, figure) / getattr(peer, figure):.2f}" if peer is not None else ""
+
+
+def describe_machine() -> str:
+    """Date, processor and how many of them."""
+    model = "unknown processor"
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+            break
+    return f"{dt.date.today().isoformat()}, {model}, {os.cpu_count()} CPUs"

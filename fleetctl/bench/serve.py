@@ -1,0 +1,71 @@
+"""`python -m fleetctl.bench.serve`: many nodes' /<number>/metrics in one small HTTP server process.
+
+Texts are made before the first request, so that what it costs to make them is nobody's measurement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from typing import cast
+
+import uvloop
+
+from fleetctl.bench.expositions import Node
+from fleetctl.bench.fleet import ENGINE_OF, INTERVAL_S, NUM_KINDS
+
+_HEAD = "HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: {}\r\n\r\n"
+_NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
+_MAX_REQUEST_BYTES = 16 * 1024
+
+
+class _Connection(asyncio.Protocol):
+    def __init__(self, texts: list[list[bytes]], started_at: float) -> None:
+        self._texts, self._started_at = texts, started_at
+        self._rest = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
+
+    def data_received(self, data: bytes) -> None:
+        self._rest += data
+        while b"\r\n\r\n" in self._rest:
+            request, _, self._rest = self._rest.partition(b"\r\n\r\n")
+            self._transport.write(self._answer(request))
+        if len(self._rest) > _MAX_REQUEST_BYTES:
+            self._transport.close()
+
+    def _answer(self, request: bytes) -> bytes:
+        path = request.split(b" ", 2)[1]
+        number = path.strip(b"/").partition(b"/")[0]
+        if not number.isdigit():
+            return _NOT_FOUND
+        texts = self._texts[int(number) % NUM_KINDS]
+        slot = int((time.monotonic() - self._started_at) / INTERVAL_S)
+        return texts[min(slot, len(texts) - 1)]
+
+
+async def _serve(seconds: float, *, is_full: bool) -> None:
+    count = int(seconds / INTERVAL_S) + 2
+    texts = []
+    for kind in range(NUM_KINDS):
+        node = Node(ENGINE_OF[kind % len(ENGINE_OF)], kind, is_full=is_full)
+        bodies = [node.next_text().encode() for _ in range(count)]
+        texts.append([_HEAD.format(len(body)).encode() + body for body in bodies])
+    started_at = time.monotonic()
+    server = await asyncio.get_running_loop().create_server(
+        lambda: _Connection(texts, started_at), "127.0.0.1", 0, backlog=1024
+    )
+    sys.stdout.write(f"{server.sockets[0].getsockname()[1]}\n")
+    sys.stdout.flush()
+    await asyncio.sleep(seconds + 60)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m fleetctl.bench.serve")
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--full", action="store_true")
+    args = parser.parse_args()
+    uvloop.run(_serve(args.seconds, is_full=args.full))

@@ -1,0 +1,109 @@
+"""`silence`: mute alerts for a time, in Alertmanager. What is silenced opens no incident and starts nothing."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import typer
+
+from fleetctl.cli.context import call, whoami
+from fleetctl.cli.get import clock
+from fleetctl.cli.output import Column, Output, OutputOption, print_data, print_rows, stdout
+from fleetctl.kit.errors import BadInputError
+from fleetctl.wire import Silence, SilenceMatcher, SilenceRequest
+
+_MATCHER = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*(=~|!~|!=|=)\s*(?:"((?:[^"\\]|\\.)*)"|([^"]*))\s*', re.DOTALL)
+_PART = re.compile(r"(\d{1,9})(w|d|h|m|s)")
+_UNIT_S = {"w": 604800, "d": 86400, "h": 3600, "m": 60, "s": 1}
+MAX_DURATION_S = 366 * 86400
+
+COLUMNS = [
+    Column("id", lambda s: s.id),
+    Column("state", lambda s: s.state),
+    Column("matchers", lambda s: " ".join(f'{m.name}{m.op}"{m.value}"' for m in s.matchers)),
+    Column("ends", lambda s: clock(s.ends_at)),
+    Column("by", lambda s: s.created_by),
+    Column("comment", lambda s: s.comment),
+    Column("starts", lambda s: clock(s.starts_at), wide=True),
+]
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(help="Mute alerts for a time, in Alertmanager.", no_args_is_help=True)
+    app.add_typer(group, name="silence")
+
+    @group.command("add")
+    def add(
+        matchers: Annotated[
+            list[str],
+            typer.Argument(
+                help="Labels of the alerts: alertname=LLMNodeDown node=~'node-[12]'; a bare word is a name."
+            ),
+        ],
+        comment: Annotated[str, typer.Option("--comment", "-c", help="Why; others will read it.")],
+        duration: Annotated[str, typer.Option("--duration", "-d", help="How long, e.g. 30m, 2h, 1d12h.")] = "1h",
+        created_by: Annotated[str | None, typer.Option("--by", help="Who; default: your login name.")] = None,
+        output: OutputOption = Output.table,
+    ) -> None:
+        """Make a silence from now on. All its matchers must fit."""
+        if not comment.strip():
+            raise BadInputError("--comment: say why")
+        request = SilenceRequest(
+            matchers=[parse_matcher(text) for text in matchers],
+            duration_s=parse_duration_s(duration),
+            comment=comment.strip()[:2000],
+            created_by=(created_by or whoami())[:200],
+        )
+        _show(call(lambda client: client.add_silence(request)), output)
+
+    @group.command("list")
+    def list_silences(
+        every: Annotated[bool, typer.Option("--all", "-a", help="Expired ones too.")] = False,
+        output: OutputOption = Output.table,
+    ) -> None:
+        """List silences in force and to come, as Alertmanager has them now."""
+        found = call(lambda client: client.silences())
+        shown = [one for one in found if every or one.state != "expired"]
+        print_rows(shown, COLUMNS, output, empty="no silences")
+
+    @group.command("expire")
+    def expire(
+        silence_id: Annotated[str, typer.Argument(help="Its id; `fleetctl silence list` lists them.")],
+        output: OutputOption = Output.table,
+    ) -> None:
+        """End a silence now."""
+        _show(call(lambda client: client.expire_silence(silence_id)), output)
+
+
+def parse_matcher(text: str) -> SilenceMatcher:
+    """`name=value`, `name!=value`, `name=~pattern` or `name!~pattern`, the value quoted or not; `Name` alone is an
+    alert's name. Raises BadInputError."""
+    if re.fullmatch(r"[a-zA-Z_:][a-zA-Z0-9_:]*", text):
+        return SilenceMatcher(name="alertname", op="=", value=text)
+    match = _MATCHER.fullmatch(text)
+    if match is None:
+        raise BadInputError(f"{text[:100]!r} is no matcher", remedy="write it like node=node-2 or alertname=~'LLM.*'")
+    name, op, quoted, plain = match.groups()
+    value = re.sub(r"\\(.)", r"\1", quoted, flags=re.DOTALL) if quoted is not None else plain.strip()
+    if len(value) > 4096 or len(name) > 500:
+        raise BadInputError(f"{name[:100]}: longer than 4096 characters")
+    return SilenceMatcher(name=name, op=op, value=value)
+
+
+def parse_duration_s(text: str) -> float:
+    """Seconds in "30m", "2h" or "1d12h", at most a year. Raises BadInputError."""
+    parts = _PART.findall(text)
+    if not parts or "".join(f"{number}{unit}" for number, unit in parts) != text:
+        raise BadInputError(f"{text[:50]!r} is not a duration", remedy="write it like 30m, 2h or 1d12h")
+    total = float(sum(int(number) * _UNIT_S[unit] for number, unit in parts))
+    if not 0 < total <= MAX_DURATION_S:
+        raise BadInputError(f"{text[:50]!r}: a silence lasts at least a second and at most a year")
+    return total
+
+
+def _show(silence: Silence, output: Output) -> None:
+    if output in (Output.json, Output.yaml):
+        print_data(silence.model_dump(mode="json"), output)
+    else:
+        stdout().print(f"silence {silence.id} {silence.state}, ends {clock(silence.ends_at)}", markup=False)

@@ -1,0 +1,64 @@
+"""`status`: is the controller well, and does it reach whom it must tell?"""
+
+from __future__ import annotations
+
+import typer
+
+from fleetctl.cli.context import call
+from fleetctl.cli.get import ago, clock
+from fleetctl.cli.output import Column, Output, OutputOption, print_data, print_fields, print_rows, seconds, stdout
+from fleetctl.wire import Status
+
+COLUMNS = [
+    Column("alertmanager", lambda a: a.url),
+    Column("sent", lambda a: str(a.sent), right=True),
+    Column("failed", lambda a: str(a.failed), right=True),
+    Column("dropped", lambda a: str(a.dropped), right=True),
+    Column("queued", lambda a: str(a.queued), right=True),
+    Column("last success", lambda a: ago(a.last_success_at), right=True),
+    Column("error", lambda a: a.last_error),
+]
+
+
+def register(app: typer.Typer) -> None:
+    @app.command()
+    def status(output: OutputOption = Output.table) -> None:
+        """Show the controller's state: its loops, and what it sends to and gets from Alertmanager."""
+        found = call(lambda client: client.status())
+        if output in (Output.json, Output.yaml):
+            print_data(found.model_dump(mode="json"), output)
+        else:
+            _describe(found)
+
+
+def _describe(status: Status) -> None:
+    slowest = max(status.loops.items(), key=lambda pair: pair[1], default=None)
+    webhook, silences = status.webhook, status.silences
+    print_fields(
+        f"fleetctl {status.version}",
+        [
+            ("started", clock(status.started_at)),
+            ("epoch", str(status.epoch)),
+            ("policy", status.policy),
+            ("nodes ready", f"{status.nodes_ready} of {status.nodes_total}"),
+            ("alerts firing", str(status.firing)),
+            ("open incidents", str(status.open_incidents)),
+            ("slowest loop", f"{slowest[0]}, {seconds(slowest[1])} ago" if slowest else ""),
+            ("webhook", f"{webhook.accepted} accepted, {webhook.refused} refused, {webhook.deferred} deferred"),
+            ("webhook's last", ago(webhook.last_at) if webhook.last_at is not None else ""),
+            ("webhook's error", webhook.last_error),
+            ("silences", _silences(status)),
+            ("silences' error", silences.last_error),
+        ],
+    )
+    if status.alertmanagers:
+        stdout().print()
+        print_rows(status.alertmanagers, COLUMNS, Output.table, empty="")
+
+
+def _silences(status: Status) -> str:
+    if not status.alertmanagers:
+        return "no Alertmanager"
+    if not status.silences.known:
+        return f"unknown, read {ago(status.silences.read_at)}"
+    return f"{status.silences.active} in force, read {ago(status.silences.read_at)}"

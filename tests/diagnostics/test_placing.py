@@ -1,0 +1,195 @@
+"""How many nodes with the same alert make one incident, and of which place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diagnostics.incident import FiredAlert, Incident, IncidentStatus, clear, has_alert, mitigate, resolve
+from diagnostics.placing import place_all
+from diagnostics.scope import members, scope_of, where
+
+NOW = 1_700_000_000.0
+# Twelve nodes: two pools, three zones; r2 is rolled out to three nodes of pool chat in different zones.
+KNOWN = {
+    f"node-{i}": {
+        "pool": "chat" if i <= 9 else "batch",
+        "model": "m",
+        "zone": "abc"[i % 3],
+        "revision": "r2" if i <= 3 else "r1",
+    }
+    for i in range(1, 13)
+}
+
+
+def make_alert(name: str, node: str | None = None, fired_at: float = NOW, **labels: str) -> FiredAlert:
+    named = {
+        **({"node": node, "pool": KNOWN[node]["pool"]} if node in KNOWN else {"node": node} if node else {}),
+        **labels,
+    }
+    key = f"{name}-{sorted(named.items())}"
+    return FiredAlert(key, name, "page", "firing", named, active_at=fired_at - 10, fired_at=fired_at)
+
+
+def slow(*numbers: int) -> list[FiredAlert]:
+    return [make_alert("LLMNodeSlow", f"node-{i}") for i in numbers]
+
+
+def after(ticks: Sequence[Sequence[FiredAlert]], known: Mapping[str, Mapping[str, str]] = KNOWN) -> list[Incident]:
+    book: dict[str, Incident] = {}
+    for i, alerts in enumerate(ticks):
+        book |= place_all(alerts, book.values(), NOW + i, known)
+    return list(book.values())
+
+
+@pytest.mark.parametrize(
+    ("numbers", "scope"),
+    [
+        ((1, 2, 3), {"revision": "r2"}),
+        ((3, 6, 9, 12), {"zone": "a"}),
+        ((4, 5, 6, 7, 8, 9), {"pool": "chat"}),
+        ((10, 11), {"pool": "batch"}),  # two of three
+        ((1, 2), {"revision": "r2"}),
+        (tuple(range(1, 13)), {"model": "m"}),
+    ],
+)
+def test_nodes_that_share_a_place_are_one_incident_of_the_narrowest(
+    numbers: tuple[int, ...], scope: dict[str, str]
+) -> None:
+    (incident,) = after([slow(*numbers)])
+    assert dict(incident.scope) == scope
+    assert len(incident.alerts) == len(numbers)
+    assert incident.widened_why.startswith(f"LLMNodeSlow on {len(numbers)} of ")
+    assert incident.first_scope.get("node") in KNOWN
+    assert incident.title == f"LLMNodeSlow on {where(scope)}"
+
+
+@pytest.mark.parametrize("numbers", [(4, 8), (4, 12)])
+def test_two_of_many_nodes_stay_two_incidents(numbers: tuple[int, ...]) -> None:
+    incidents = after([slow(*numbers)])
+    assert [one.scope["node"] for one in incidents] == [f"node-{i}" for i in sorted(numbers, key=str)]
+
+
+def test_unrelated_alerts_on_nodes_of_one_revision_stay_apart() -> None:
+    alerts = [make_alert(name, f"node-{i}") for i, name in enumerate(("LLMNodeSlow", "LLMNodeDown", "LLMGPUXid"), 1)]
+    assert len(after([alerts])) == 3
+
+
+def test_nodes_of_unknown_places_stay_apart() -> None:
+    alerts = [make_alert("HostDown", f"host-{i}") for i in range(2)]
+    assert len(after([alerts], {})) == 2
+
+
+def test_a_storm_of_unrelated_alerts_loses_none() -> None:
+    alerts = [make_alert(f"Alert{i}", f"host-{i}") for i in range(600)]
+    incidents = after([alerts], {})
+    assert len(incidents) == len({one.id for one in incidents}) == 600
+
+
+def test_the_whole_fleet_is_one_incident() -> None:
+    known = {node: {**places, "model": node} for node, places in KNOWN.items()}
+    (incident,) = after([slow(*range(1, 13))], known)
+    assert dict(incident.scope) == {}
+    assert incident.title == "LLMNodeSlow on the fleet"
+
+
+def test_the_first_incident_widens_and_those_open_since_are_part_of_it() -> None:
+    first, second, third = after([slow(4), slow(8)]), slow(9), slow(5)
+    assert len(first) == 2
+    wide, part = after([slow(4), slow(8), second])
+    assert dict(wide.scope) == {"pool": "chat"}
+    assert [one.labels["node"] for one in wide.alerts] == ["node-4", "node-9"]
+    assert wide.widened_at == NOW + 2
+    assert (part.scope["node"], part.part_of, len(part.alerts)) == ("node-8", wide.id, 1)
+    again = after([slow(4), slow(8), second, third])
+    assert [len(one.alerts) for one in again] == [3, 1]
+
+
+def test_an_incident_that_a_run_acts_on_keeps_its_scope() -> None:
+    (acting,) = (mitigate(one) for one in after([slow(1)]))
+    changed = place_all(slow(2, 3), [acting], NOW + 1, KNOWN)
+    assert changed[acting.id].scope == acting.scope
+    assert changed[acting.id].status is IncidentStatus.MITIGATING
+    (wide,) = (one for one in changed.values() if one.id != acting.id)
+    assert dict(wide.scope) == {"revision": "r2"}
+    assert changed[acting.id].part_of == wide.id
+
+
+def test_alerts_of_a_place_join_its_incident_and_those_inside_it() -> None:
+    (zone,) = after([[make_alert("Slow", zone="a")]])
+    assert dict(zone.scope) == {"zone": "a"}
+    (joined,) = after([[make_alert("Slow", zone="a")], [make_alert("Slow", "node-3", zone="a")]])
+    assert dict(joined.scope) == {"zone": "a"}
+    (widened,) = after([[make_alert("Slow", "node-3")], [make_alert("Slow", zone="a")]])
+    assert dict(widened.scope) == {"zone": "a"}
+    assert widened.widened_why == "Slow fires for zone a"
+    assert len(after([[make_alert("Slow", "node-3")], [make_alert("Slow", zone="b")]])) == 2
+    assert len(after([[make_alert("Slow", "node-3")], [make_alert("Dear", zone="a")]])) == 2
+
+
+def test_a_wide_incident_that_comes_back_is_reopened_once() -> None:
+    (wide,) = after([slow(1, 2, 3)])
+    for alert in wide.alerts:
+        wide = clear(wide, alert.fingerprint, NOW + 10)
+    closed = resolve(wide, NOW + 20)
+    (again,) = place_all(slow(3, 1, 2), [closed], NOW + 60, KNOWN).values()
+    assert (again.id, again.reopened, dict(again.scope)) == (closed.id, 1, {"revision": "r2"})
+
+
+@pytest.mark.parametrize(
+    ("labels", "scope"),
+    [
+        ({"node": "n", "pool": "p", "zone": "z"}, {"node": "n", "pool": "p"}),
+        ({"pool": "p", "model": "m"}, {"pool": "p"}),
+        ({"model": "m"}, {"model": "m"}),
+        ({"zone": "z", "engine": "vllm"}, {"zone": "z"}),
+        ({"revision": "r", "pool": "p"}, {"pool": "p", "revision": "r"}),
+        ({}, {}),
+    ],
+)
+def test_an_alert_is_about_what_its_labels_say(labels: dict[str, str], scope: dict[str, str]) -> None:
+    assert scope_of(labels) == scope
+
+
+def place_of(incident: Incident) -> frozenset[str]:
+    node = incident.scope.get("node")
+    return frozenset({node}) if node else members(incident.scope, KNOWN)
+
+
+alerts_any = st.builds(
+    make_alert,
+    st.sampled_from(["A", "B"]),
+    st.sampled_from([None, *KNOWN]),
+    fired_at=st.sampled_from([NOW, NOW + 0.5]),
+) | st.builds(
+    lambda name, place, i: make_alert(name, **{place: KNOWN[f"node-{i}"][place]}),
+    st.sampled_from(["A", "B"]),
+    st.sampled_from(["pool", "model", "zone", "revision"]),
+    st.integers(1, 12),
+)
+ticks_any = st.lists(st.lists(alerts_any, max_size=12, unique_by=lambda one: one.fingerprint), min_size=1, max_size=4)
+
+
+@settings(max_examples=150, deadline=None)
+@given(ticks_any, st.randoms(use_true_random=False))
+def test_order_within_a_tick_changes_nothing_and_an_alert_is_in_one_open_incident(
+    ticks: list[list[FiredAlert]], random: object
+) -> None:
+    book: dict[str, Incident] = {}
+    for i, alerts in enumerate(ticks):
+        new = [alert for alert in alerts if not any(has_alert(one, alert) for one in book.values())]
+        shuffled, held = list(new), list(book.values())
+        random.shuffle(shuffled)  # type: ignore[attr-defined]
+        random.shuffle(held)  # type: ignore[attr-defined]
+        changed = place_all(new, book.values(), NOW + i, KNOWN)
+        assert place_all(shuffled, held, NOW + i, KNOWN) == changed
+        for key, one in changed.items():
+            assert key not in book or place_of(one) >= place_of(book[key])
+        book |= changed
+        for alert in new:
+            assert sum(has_alert(one, alert) for one in book.values()) == 1
+    for one in book.values():
+        assert one.part_of is None or one.part_of in book
