@@ -99,7 +99,7 @@ class Stack:
         deadline = time.monotonic() + settings.fleet.ready_timeout_s
         async with ControllerClient(controller_url, settings.controller_token()) as client:
             nodes = await self._wait_for_nodes(client, deadline, tell)
-            await self._wait_for_gateway(gateway_url, len(nodes), deadline, tell)
+            await self._wait_for_gateway(gateway_url, client, deadline, tell)
         started = tuple(name for name in self.table.running() if name not in before)
         return StackView(controller_url, gateway_url, tuple(nodes), started)
 
@@ -134,16 +134,18 @@ class Stack:
             remedy="fleetctl node logs NAME",
         )
 
-    async def _wait_for_gateway(self, url: str, num_nodes: int, deadline: float, tell: Tell) -> None:
+    async def _wait_for_gateway(self, url: str, client: ControllerClient, deadline: float, tell: Tell) -> None:
+        """Until it routes to every node that is ready. Asked anew each time: a run under way may be stopping some."""
         async with httpx.AsyncClient(base_url=url, timeout=2.0) as http:
             while time.monotonic() < deadline:
                 self._raise_if_dead("gateway")
                 try:
-                    status = (await http.get("/gateway/status")).json()
-                except (httpx.HTTPError, ValueError):
-                    status = {}
-                if len(status.get("nodes", {})) >= num_nodes:
-                    tell(f"gateway: ready, routes to {num_nodes} nodes")
+                    routed = set((await http.get("/gateway/status")).json().get("nodes", {}))
+                    ready = {node.name for node in await client.nodes() if node.phase is NodePhase.READY}
+                except (httpx.HTTPError, UnreachableError, ValueError):
+                    routed, ready = set(), {""}
+                if ready <= routed:
+                    tell(f"gateway: ready, routes to {len(routed)} nodes")
                     return
                 await asyncio.sleep(POLL_S)
         raise UnreachableError(f"gateway at {url} was not ready in time", remedy="fleetctl node logs gateway")
