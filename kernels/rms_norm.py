@@ -22,13 +22,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
         from kernels.cpu import rms_norm as on_cpu
 
         return on_cpu.rms_norm(x, weight, eps, residual)
-    return rms_norm_reference(x, weight, eps, residual)
-
-
-def rms_norm_reference(
-    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
-) -> Tensor | tuple[Tensor, Tensor]:
-    """The same in torch's own operations, on any device."""
     if residual is None:
         return torch.nn.functional.rms_norm(x, weight.shape, weight, eps)
     h = x + residual

@@ -33,22 +33,6 @@ def rope_store(
         from kernels.cpu import rope_store as on_cpu
 
         return on_cpu.rope_store(qkv, cos, sin, k_cache, v_cache, slots, q_norm, k_norm, eps)
-    return rope_store_reference(qkv, cos, sin, k_cache, v_cache, slots, q_norm=q_norm, k_norm=k_norm, eps=eps)
-
-
-def rope_store_reference(
-    qkv: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    slots: Tensor,
-    *,
-    q_norm: Tensor | None = None,
-    k_norm: Tensor | None = None,
-    eps: float = 0.0,
-) -> Tensor:
-    """The same, one operation after the other: what CUDA runs, and what the compiled version is tested against."""
     kv_heads, width = k_cache.shape[2:]
     heads = qkv.view(qkv.shape[0], -1, width)
     q, k, v = heads.split([heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)

@@ -11,7 +11,8 @@ from kernels.cpu.number import has_kernels
 def silu_mul(gate_up: Tensor) -> Tensor:
     """`silu(gate) * up`, with gate the first and up the second half of the last axis.
 
-    Shapes: gate_up: [num_tokens, 2 x width]; result: [num_tokens, width]. A row's bits depend on that row alone.
+    Shapes: gate_up: [num_tokens, 2 x width]; result: [num_tokens, width]. On CUDA and in the types that a CPU has a
+    kernel for, a row's bits depend on that row alone.
     """
     if gate_up.is_cuda:
         from kernels.gpu import silu_mul as on_gpu
@@ -21,10 +22,5 @@ def silu_mul(gate_up: Tensor) -> Tensor:
         from kernels.cpu import silu_mul as on_cpu
 
         return on_cpu.silu_mul(gate_up)
-    return silu_mul_reference(gate_up)
-
-
-def silu_mul_reference(gate_up: Tensor) -> Tensor:
-    """The same in torch's own operations, on any device. Several threads split rows, and bits may differ."""
     gate, up = gate_up.chunk(2, dim=-1)
     return torch.nn.functional.silu(gate) * up

@@ -43,11 +43,17 @@ def _add_norm(begin, end, x, residual, weight, eps, out, h):
 
 @njit(**SUMS)
 def _norm_row(row, weight, eps, out):
+    scale = inverse_rms(row, eps)
+    for j in range(row.shape[0]):
+        out[j] = narrow(widen(row[j]) * scale * widen(weight[j]), row[j])
+
+
+@njit(**SUMS)
+def inverse_rms(row, eps):
+    """`1 / sqrt(mean(row^2) + eps)`, inside compiled code."""
     width = row.shape[0]
     squares = np.float32(0)
     for j in range(width):
         value = widen(row[j])
         squares += value * value
-    scale = np.float32(1) / np.sqrt(squares / np.float32(width) + eps)
-    for j in range(width):
-        out[j] = narrow(widen(row[j]) * scale * widen(weight[j]), row[j])
+    return np.float32(1) / np.sqrt(squares / np.float32(width) + eps)

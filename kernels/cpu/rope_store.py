@@ -8,6 +8,7 @@ from numba import njit
 from torch import Tensor
 
 from kernels.cpu.number import EXACT, SUMS, array, narrow, widen
+from kernels.cpu.rms_norm import inverse_rms
 from kernels.cpu.threads import over_rows
 
 
@@ -48,19 +49,14 @@ def _store(begin, end, qkv, cos, sin, k_cache, v_cache, slots, q_norm, k_norm, e
 
 @njit(**SUMS)
 def _turn(row, cos, sin, norm, eps, out):
-    width = np.uintp(row.shape[0])
-    half = width >> np.uintp(1)  # unsigned: an index that may be negative is not made vector code
+    half = np.uintp(row.shape[0]) >> np.uintp(1)  # unsigned: an index that may be negative is not made vector code
     if norm.shape[0] == 0:
         for j in range(half):
             first, second = widen(row[j]), widen(row[half + j])
             out[j] = narrow(first * cos[j] + second * sin[j], row[j])
             out[half + j] = narrow(second * cos[half + j] + first * sin[half + j], row[j])
         return
-    squares = np.float32(0)
-    for j in range(width):
-        value = widen(row[j])
-        squares += value * value
-    scale = np.float32(1) / np.sqrt(squares / np.float32(width) + eps)
+    scale = inverse_rms(row, eps)
     for j in range(half):
         first, second = widen(row[j]) * scale * widen(norm[j]), widen(row[half + j]) * scale * widen(norm[half + j])
         out[j] = narrow(first * cos[j] + second * sin[j], row[j])
