@@ -26,6 +26,9 @@ PROMETHEUS = shutil.which("prometheus") or "/usr/bin/prometheus"
 ALERTMANAGER = (
     shutil.which("prometheus-alertmanager") or shutil.which("alertmanager") or "/usr/bin/prometheus-alertmanager"
 )
+NEEDS_PROMETHEUS = pytest.mark.skipif(
+    not Path(PROMETHEUS).exists() and not os.environ.get("CI"), reason="apt-get install prometheus"
+)
 NEEDS_BOTH = pytest.mark.skipif(
     not (Path(PROMETHEUS).exists() and Path(ALERTMANAGER).exists()) and not os.environ.get("CI"),
     reason="apt-get install prometheus prometheus-alertmanager",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ import httpx
 
 from alerts.content import builtin_rule_files, builtin_signal_files
 from fleetctl.bench.fleet import INTERVAL_S, labels_of
+from fleetctl.providers.local import free_port
 
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 _START_S = 60.0
@@ -103,7 +103,7 @@ def _ours(plan: Plan, num_nodes: int, port: int, folder: Path, stack: ExitStack)
 
 def _prometheus(plan: Plan, num_nodes: int, port: int, folder: Path, stack: ExitStack) -> Row:
     load = os.getloadavg()[0]
-    own = _free_port()
+    own = free_port()
     config = folder / "prometheus.yml"
     config.write_text(json.dumps(_config(num_nodes, port)))  # JSON is YAML
     process = stack.enter_context(
@@ -224,10 +224,3 @@ def _lines(path: Path) -> list[str]:
 
 def _tail(path: Path) -> str:
     return " ".join(path.read_text(errors="replace").split())[-500:]
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port

@@ -7,10 +7,8 @@ Prometheus 2 and 3 differ. Counters stay far from zero, where their extrapolatio
 from __future__ import annotations
 
 import math
-import os
 import random
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -19,6 +17,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from fixtures_alertmanager import HTTP, NEEDS_PROMETHEUS, PROMETHEUS, free_ports, process
 
 from alerts.prometheus_source import Server, fetch
 from alerts.promql import evaluate_range, parse
@@ -27,12 +26,11 @@ from alerts.recording import read_recordings, recording_store
 from alerts.sample import LabelSet
 from alerts.store import SeriesStore
 
-PROMETHEUS = shutil.which("prometheus") or "/usr/bin/prometheus"
 PROMTOOL = shutil.which("promtool") or "/usr/bin/promtool"
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.skipif(not Path(PROMETHEUS).exists() and not os.environ.get("CI"), reason="apt-get install prometheus"),
+    NEEDS_PROMETHEUS,
 ]
 
 SPACING_S = 15
@@ -183,36 +181,16 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Se
         check=True, capture_output=True, timeout=60,
     )  # fmt: skip
     (folder / "prometheus.yml").write_text("{}")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    log = (folder / "log").open("w")
-    process = subprocess.Popen(
-        [
-            PROMETHEUS, f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}",
-            f"--web.listen-address=127.0.0.1:{port}", "--storage.tsdb.retention.time=10y",
-        ],
-        stdout=log, stderr=log,
-    )  # fmt: skip
+    (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}"
-    try:
-        deadline = time.monotonic() + 30
-        while True:
-            try:
-                if httpx.get(f"{url}/-/ready", timeout=1, trust_env=False).status_code == 200:
-                    break
-            except httpx.TransportError:
-                pass
-            assert process.poll() is None, (folder / "log").read_text()
-            assert time.monotonic() < deadline, (folder / "log").read_text()
-            time.sleep(0.05)
+    command = [
+        PROMETHEUS, f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}",
+        f"--web.listen-address=127.0.0.1:{port}", "--storage.tsdb.retention.time=10y",
+    ]  # fmt: skip
+    with process(command, folder / "log", lambda: HTTP.get(f"{url}/-/ready").status_code == 200):
         store = recording_store()
         read_recordings([text], store, lambda name: True)
         yield url, store, base, text
-    finally:
-        process.terminate()
-        process.wait(10)
-        log.close()
 
 
 def asked(url: str, query: str, start: int, end: int, step: int) -> Answer | None:

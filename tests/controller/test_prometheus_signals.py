@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import socket
 import subprocess
 import time
@@ -17,6 +15,7 @@ from typing import Any
 import anyio
 import pytest
 from aiohttp import web
+from fixtures_alertmanager import NEEDS_PROMETHEUS, PROMETHEUS, free_ports
 from fixtures_controller import make_config, running_fleet, stop_all, tell_node
 
 from alerts.alert import AlertChange
@@ -35,7 +34,6 @@ from fleetctl.kit.clock import SystemClock
 from fleetctl.kit.errors import BadInputError
 from fleetctl.signal_settings import PrometheusSettings
 
-PROMETHEUS = shutil.which("prometheus") or "/usr/bin/prometheus"
 DEADLINE_S = 90.0
 # What basic authentication in Prometheus wants: bcrypt of "secret-pw".
 HASHED = "$2b$04$abcdefghijklmnopqrstuupq3UgSFm/Sf2R51R2/ze3/qhiAEzuKO"
@@ -43,7 +41,7 @@ HASHED = "$2b$04$abcdefghijklmnopqrstuupq3UgSFm/Sf2R51R2/ze3/qhiAEzuKO"
 pytestmark = [
     pytest.mark.anyio,
     pytest.mark.e2e,
-    pytest.mark.skipif(not Path(PROMETHEUS).exists() and not os.environ.get("CI"), reason="apt-get install prometheus"),
+    NEEDS_PROMETHEUS,
 ]
 
 RULES = """
@@ -125,9 +123,7 @@ def running_prometheus(
         "scrape_configs": [{"job_name": "llm", "static_configs": targets}],
     }
     (folder / "prometheus.yml").write_text(json.dumps(config))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        own = free.getsockname()[1]
+    (own,) = free_ports(1)
     command = [
         PROMETHEUS, f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}",
         f"--web.listen-address=127.0.0.1:{own}",
