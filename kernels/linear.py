@@ -1,4 +1,4 @@
-"""A linear layer, computed in row tiles on a CPU so that no row's bits depend on the batch (see `row_tiles`)."""
+"""A linear layer, computed on a CPU so that no row's bits depend on the batch: by `TileMatrix`, else in `row_tiles`."""
 
 from __future__ import annotations
 
@@ -8,20 +8,32 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kernels.packed_matrix import PackedMatrix
+from kernels.cpu import amx
+from kernels.cpu.tile_matrix import TileMatrix
+from kernels.packed_matrix import PackedMatrix, pack_for_onednn
 from kernels.row_tiles import ROW_TILES, Product
 
-Weight = Tensor | PackedMatrix
+Weight = Tensor | PackedMatrix | TileMatrix
+
+
+def pack(weight: Tensor) -> Weight:
+    """The weight `[out, width]` in the layout that this machine multiplies fastest from; itself where there is none."""
+    if weight.device.type != "cpu":
+        return weight
+    if weight.dtype == torch.bfloat16 and weight.shape[1] % 32 == 0 and amx.has_amx():
+        return TileMatrix(weight)
+    packed = pack_for_onednn(weight)
+    return weight if packed is None else packed
 
 
 def row_linear(x: Tensor, weight: Weight, bias: Tensor | None = None, tiles: tuple[int, ...] = ROW_TILES) -> Tensor:
     """`x @ weight.T + bias`.
 
-    Shapes: x: [num_rows, width], on a CPU with num_rows a multiple of 16; weight: [out, width]; bias: [out].
-    `tiles` are for plain matrices; a packed one has its own. On CUDA it is one plain call: last bits may differ with
-    the batch there. Bytes moved: weight once a tile.
+    Shapes: x: [num_rows, width]; weight: [out, width]; bias: [out]. On a CPU num_rows is a multiple of 16 for a plain
+    matrix, of its smallest tile for a packed one, and any number for a `TileMatrix`. `tiles` are for plain matrices. On
+    CUDA it is one plain call: last bits may differ with the batch there. Bytes moved: weight once a tile.
     """
-    if isinstance(weight, PackedMatrix):
+    if not isinstance(weight, Tensor):
         return weight(x, bias)
     rows = x.shape[0]
     if x.is_cuda or rows in tiles:

@@ -40,7 +40,7 @@ class PackedMatrix:
         return out
 
 
-def pack(weight: Tensor) -> PackedMatrix | None:
+def pack_for_onednn(weight: Tensor) -> PackedMatrix | None:
     """The packed matrix, or None where packing is of no use: no oneDNN, a type it is slow in, rows that disagree."""
     if not can_pack(weight.dtype) or weight.device.type != "cpu":
         return None

@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
 
-from kernels.attention_plan import (
-    KEY_TILE,
-    MASKED,
-    AttentionPlan,
-    Chunk,
-    DecodeGroup,
-    KeySpan,
-    QueryTile,
-    padded_share,
-    plan_attention,
-)
-from kernels.gathered_attention import GatheredPlan, attend_gathered
-from kernels.row_tiles import MIN_ROWS, Product
+from kernels.cpu import paged_attention as on_cpu
+from kernels.cpu.number import has_kernels
 
 if TYPE_CHECKING:
     from kernels.gpu.attention_plan import GpuAttentionPlan
+
+
+AttentionPlan: TypeAlias = "on_cpu.CpuAttentionPlan | GpuAttentionPlan"
+
+
+def plan_attention(
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    query_starts: Tensor,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    sliding_window: int | None,
+    device: torch.device | str = "cpu",
+) -> AttentionPlan:
+    """What `paged_attention` needs to know of a batch beyond its tensors: made once a step, used by every layer."""
+    shapes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "sliding_window": sliding_window}
+    if torch.device(device).type == "cuda":
+        from kernels.gpu.attention_plan import plan_attention as plan_for_gpu
+
+        return plan_for_gpu(block_tables, seq_lens, query_starts, **shapes, device=device)
+    return on_cpu.plan_attention(block_tables, seq_lens, query_starts, **shapes)
 
 
 def paged_attention(
@@ -36,169 +46,62 @@ def paged_attention(
     *,
     scale: float,
     sliding_window: int | None = None,
-    plan: AttentionPlan | GpuAttentionPlan | None = None,
+    plan: AttentionPlan | None = None,
 ) -> Tensor:
     """`softmax(scale q k^T) v`, each query over its sequence's keys up to its own position; the cache holds them.
 
-    The last query of sequence i is at position `seq_lens[i] - 1`. A window of w shows the latest w positions. A
-    query's bits depend on its sequence up to there, and on nothing else in the batch. Computed in float32.
+    The last query of sequence i is at position `seq_lens[i] - 1`. A window of w shows the latest w positions. On a
+    CPU in float32 and bfloat16 a query's bits depend on its sequence up to there, and on nothing else in the batch.
+    Computed in float32.
 
     Shapes: q: [num_tokens, num_heads, head_dim]; caches: [num_blocks, block_size, kv_heads, head_dim];
     block_tables: [num_seqs, max_blocks], int32; seq_lens: [num_seqs], int32, this step's tokens counted;
     query_starts: [num_seqs + 1], int32, first row of each sequence; rows of q past the last are padding, with result 0.
-    Result: like q. `plan` is that of `plan_attention` for the same batch and window, to share it between layers, or
-    that of `plan_gathered` on a CPU where it was measured to be exact.
+    Result: like q. `plan` is that of `plan_attention` for the same batch and window, to share it between layers.
     """
-    if isinstance(plan, GatheredPlan):
-        return attend_gathered(q, k_cache, v_cache, plan, scale)
+    batch = (block_tables, seq_lens, query_starts)
+    if not q.is_cuda and not has_kernels(q):
+        return attend_plainly(q, k_cache, v_cache, *batch, scale=scale, sliding_window=sliding_window)
+    if plan is None:
+        heads = {"num_heads": q.shape[1], "num_kv_heads": k_cache.shape[2]}
+        plan = plan_attention(*batch, **heads, sliding_window=sliding_window, device=q.device)
     if q.is_cuda:
         from kernels.gpu import paged_attention as on_gpu
 
-        shapes = (block_tables, seq_lens, query_starts)
         return on_gpu.paged_attention(
-            q, k_cache, v_cache, *shapes, scale=scale, sliding_window=sliding_window, plan=plan
+            q, k_cache, v_cache, *batch, scale=scale, sliding_window=sliding_window, plan=plan
         )
-    if plan is None:
-        plan = plan_attention(
-            block_tables,
-            seq_lens,
-            query_starts,
-            block_size=k_cache.shape[1],
-            num_heads=q.shape[1],
-            num_kv_heads=k_cache.shape[2],
-            sliding_window=sliding_window,
-            device=q.device,
-        )
-    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
-    q = q.float()
-    k_rows, v_rows = k_cache.view(-1, k_cache.shape[-1]), v_cache.view(-1, v_cache.shape[-1])
-    for group in plan.groups:
-        _decode(group, q, k_rows, v_rows, out, k_cache.shape[2], scale)
-    for chunk in plan.chunks:
-        _prefill(chunk, q, k_rows, v_rows, out, k_cache.shape[2], scale, plan.sliding_window)
-    return out
+    return on_cpu.paged_attention(q, k_cache, v_cache, plan, scale)
 
 
-def attention_products(head_dim: int) -> Iterator[tuple[Product, int, torch.dtype]]:
-    """The two products of attention, to be given to `agreeing_tiles`."""
-    generator = torch.Generator().manual_seed(2)
-    keys = torch.randn((3, KEY_TILE, head_dim), generator=generator)
-    yield lambda rows: torch.bmm(rows.expand(3, *rows.shape), keys.transpose(1, 2))[1], head_dim, torch.float32
-    yield lambda rows: torch.bmm(rows.expand(3, *rows.shape), keys)[1], KEY_TILE, torch.float32
-
-
-def _decode(
-    group: DecodeGroup, q: Tensor, k_rows: Tensor, v_rows: Tensor, out: Tensor, kv_heads: int, scale: float
-) -> None:
-    heads, width = q.shape[1:]
-    share, batch = heads // kv_heads, group.num_seqs * kv_heads
-    rows = max(padded_share(heads, kv_heads), MIN_ROWS)
-    padded = torch.zeros((batch, rows, width), device=q.device)
-    torch.mul(q[group.queries].reshape(batch, share, width), scale, out=padded[:, :share])
-    merged: _Merged | None = None
-    for span, mask in zip(group.spans, group.masks, strict=True):
-        keys, values = _read(span, k_rows, v_rows, batch)
-        scores = _scores(padded, keys)[:, :share] + mask  # the softmax of padding would cost more than its products
-        merged = _merge(merged, scores, values, rows, is_only=len(group.spans) == 1)
-    out[group.queries] = merged.out.reshape(group.num_seqs, heads, width).to(out.dtype)
-
-
-def _prefill(
-    chunk: Chunk,
+def attend_plainly(
     q: Tensor,
-    k_rows: Tensor,
-    v_rows: Tensor,
-    out: Tensor,
-    kv_heads: int,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    query_starts: Tensor,
+    *,
     scale: float,
-    window: int | None,
-) -> None:
-    heads, width = q.shape[1:]
-    share, padded = heads // kv_heads, padded_share(heads, kv_heads)
-    count = chunk.queries.stop - chunk.queries.start
-    total = chunk.tiles[-1].start + chunk.tiles[-1].size
-    by_head = torch.zeros((kv_heads, total, padded, width), device=q.device)
-    own = q[chunk.queries].reshape(count, kv_heads, share, width).transpose(0, 1)
-    torch.mul(own, scale, out=by_head[:, :count, :share])
-    by_head = by_head.view(kv_heads, total * padded, width)
-    merged: list[_Merged | None] = [None] * len(chunk.tiles)
-    for span in chunk.spans:
-        keys, values = _read(span, k_rows, v_rows, kv_heads)
-        for i, tile in enumerate(chunk.tiles):
-            seen = _keys_seen(tile, span, window)
-            if seen is None:
-                continue
-            low, high = seen
-            scores = _scores(by_head[:, tile.start * padded : (tile.start + tile.size) * padded], keys[:, low:high])
-            _mask(scores, tile, span.first_key + low, padded, window)
-            merged[i] = _merge(merged[i], scores, values[:, low:high], scores.shape[1], is_only=len(chunk.spans) == 1)
-    whole = torch.cat([m.out for m in merged], dim=1).view(kv_heads, total, padded, width)[:, :count, :share]
-    out[chunk.queries] = whole.transpose(0, 1).reshape(count, heads, width).to(out.dtype)
-
-
-def _read(span: KeySpan, k_rows: Tensor, v_rows: Tensor, batch: int) -> tuple[Tensor, Tensor]:
-    """Gathered keys and values, [batch, num_keys, head_dim] in float32."""
-    shape = (batch, span.num_keys, k_rows.shape[-1])
-    keys, values = k_rows.index_select(0, span.rows), v_rows.index_select(0, span.rows)
-    return keys.view(shape).float(), values.view(shape).float()
-
-
-def _scores(queries: Tensor, keys: Tensor) -> Tensor:
-    """[batch, rows, num_keys], one product of fixed shape per key tile."""
-    parts = [torch.bmm(queries, part.transpose(1, 2)) for part in keys.split(KEY_TILE, dim=1)]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
-
-
-def _keys_seen(tile: QueryTile, span: KeySpan, window: int | None) -> tuple[int, int] | None:
-    """Columns of the span, in whole key tiles, that any query of the tile sees."""
-    high = min(span.num_keys, (tile.last_position - span.first_key) // KEY_TILE * KEY_TILE + KEY_TILE)
-    low = 0 if window is None else max(tile.first_position - window + 1 - span.first_key, 0) // KEY_TILE * KEY_TILE
-    return None if low >= high else (low, high)
-
-
-def _mask(scores: Tensor, tile: QueryTile, first_key: int, share: int, window: int | None) -> None:
-    """Hides later keys, and keys before the window. Touches only columns that some query must not see."""
-    num_keys = scores.shape[-1]
-    device = scores.device
-    positions = torch.arange(tile.first_position, tile.first_position + tile.size, device=device)
-    positions = positions.repeat_interleave(share)[:, None]
-    late = max(tile.first_position + 1 - first_key, 0)
-    if late < num_keys:
-        keys = torch.arange(first_key + late, first_key + num_keys, device=device)
-        scores[..., late:].masked_fill_(keys > positions, MASKED)
-    early = 0 if window is None else min(tile.last_position - window + 1 - first_key, num_keys)
-    if early > 0:
-        keys = torch.arange(first_key, first_key + early, device=device)
-        scores[..., :early].masked_fill_(keys <= positions - window, MASKED)
-
-
-class _Merged:
-    """Attention over the spans so far: its result, and the logarithm of its softmax' denominator (float64)."""
-
-    __slots__ = ("log_sum", "out")
-
-    def __init__(self, out: Tensor, log_sum: Tensor | None) -> None:
-        self.out, self.log_sum = out, log_sum
-
-
-def _merge(before: _Merged | None, scores: Tensor, values: Tensor, rows: int, *, is_only: bool) -> _Merged:
-    """Adds one span. Partial sums run over key tiles in order, so masked tiles after the end add exact zeros.
-
-    The products have `rows` rows, of which only those of the scores are kept.
-    """
-    count = scores.shape[1]
-    softmax = torch.softmax(scores, dim=-1)
-    shares = torch.nn.functional.pad(softmax, (0, 0, 0, rows - count)) if count < rows else softmax
-    out = torch.bmm(shares[..., :KEY_TILE], values[:, :KEY_TILE])
-    for start in range(KEY_TILE, scores.shape[-1], KEY_TILE):
-        out += torch.bmm(shares[..., start : start + KEY_TILE], values[:, start : start + KEY_TILE])
-    out = out[:, :count]
-    if is_only:
-        return _Merged(out, None)
-    # The largest share is exp(0) / denominator: maxima are exact where another sum would round by its length.
-    log_sum = scores.amax(-1, keepdim=True).double() - softmax.amax(-1, keepdim=True).double().log()
-    if before is None:
-        return _Merged(out, log_sum)
-    total = torch.logaddexp(before.log_sum, log_sum)
-    old, new = (before.log_sum - total).exp().float(), (log_sum - total).exp().float()
-    return _Merged(before.out.mul_(old).add_(out.mul_(new)), total)
+    sliding_window: int | None = None,
+) -> Tensor:
+    """`paged_attention` in torch: what the faster forms are held to. Last bits may vary with how a prompt is cut."""
+    out = torch.zeros_like(q)
+    block_size, kv_heads, width = k_cache.shape[1:]
+    starts = query_starts.tolist()
+    for i, length in enumerate(seq_lens.tolist()):
+        rows = slice(starts[i], starts[i + 1])
+        blocks = block_tables[i, : -(-length // block_size)].long().to(q.device)
+        keys, values = (
+            cache[blocks].view(-1, kv_heads, width)[:length].float().transpose(0, 1) for cache in (k_cache, v_cache)
+        )
+        own = q[rows].float().unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)  # [kv_heads, share, queries, head_dim]
+        positions = torch.arange(length - own.shape[2], length, device=q.device)[:, None]
+        at = torch.arange(length, device=q.device)
+        hidden = at > positions
+        if sliding_window is not None:
+            hidden |= at <= positions - sliding_window
+        scores = (own @ keys[:, None].transpose(2, 3) * scale).masked_fill_(hidden, -torch.inf)
+        found = scores.softmax(-1) @ values[:, None]
+        out[rows] = found.permute(2, 0, 1, 3).flatten(1, 2).to(q.dtype)
+    return out

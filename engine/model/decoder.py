@@ -13,10 +13,10 @@ from engine.model.config import ModelConfig
 from engine.model.experts import moe_forward
 from engine.model.rope import rope_tables
 from engine.model.weights import DecoderWeights, DenseWeights, LayerWeights
-from kernels.attention_plan import AttentionPlan, plan_attention
-from kernels.gathered_attention import CallShape, GatheredPlan, measure_shape, plan_gathered
+from kernels.cpu.number import has_kernels
 from kernels.linear import linear_products, row_linear
-from kernels.paged_attention import attention_products, paged_attention
+from kernels.packed_matrix import PackedMatrix
+from kernels.paged_attention import AttentionPlan, paged_attention, plan_attention
 from kernels.rms_norm import rms_norm
 from kernels.rope_store import rope_store
 from kernels.row_tiles import MIN_ROWS, ROW_TILES, agreeing_tiles, padded_rows
@@ -37,7 +37,6 @@ class Decoder:
             MIN_ROWS,
         )  # row counts that every matrix takes: batches are padded to them
         self.is_batch_invariant: bool | None = None
-        self._call_shape: CallShape | None = None  # of gathered attention; None where it may not be used
 
     def prepare(self) -> None:
         """On a CPU: packs the weights, and keeps only row counts that give equal bits here for this model's matrices.
@@ -49,15 +48,11 @@ class Decoder:
         self.weights.pack()
         matrices = self.weights.matrices()
         plain = [matrix for matrix in matrices if isinstance(matrix, Tensor)]
-        products = [*linear_products(plain), *attention_products(self.config.head_dim)]
-        self.tiles, self.is_batch_invariant = agreeing_tiles(products)
-        packed = [matrix.tiles for matrix in matrices if not isinstance(matrix, Tensor)]
-        common = set.intersection(*map(set, [*packed, *([self.tiles] if plain else [])]))
-        self.batch_tiles = tuple(sorted(common, reverse=True))
-        config = self.config
-        self._call_shape = measure_shape(
-            self.weights.embedding.dtype, config.head_dim, config.num_heads, config.num_kv_heads
-        )
+        self.tiles, is_exact = agreeing_tiles(linear_products(plain))
+        self.is_batch_invariant = is_exact and has_kernels(self.weights.embedding)
+        limits = [set(matrix.tiles) for matrix in matrices if isinstance(matrix, PackedMatrix)]
+        limits += [set(self.tiles)] if plain else []
+        self.batch_tiles = tuple(sorted(set.intersection(*limits), reverse=True)) if limits else (1,)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, kv: Tensor) -> Tensor:
@@ -71,7 +66,7 @@ class Decoder:
     def hidden(self, batch: Batch, kv: Tensor) -> tuple[Tensor, Tensor]:
         """What `logits` of any row of the batch is made from. Writes the batch's keys and values into kv."""
         config, eps = self.config, self.config.rms_norm_eps
-        plans = self._plans(batch, kv)
+        plans = self._plans(batch)
         cos, sin = self.cos[batch.positions], self.sin[batch.positions]
         residual = self.weights.embedding[batch.token_ids]
         x = rms_norm(residual, self.weights.layers[0].input_norm, eps)
@@ -83,21 +78,13 @@ class Decoder:
                 x, residual = rms_norm(x, self.weights.layers[index + 1].input_norm, eps, residual)
         return x, residual
 
-    def _plans(self, batch: Batch, kv: Tensor) -> dict[int | None, AttentionPlan | GatheredPlan]:
-        windows = {self.config.window_of(i) for i in range(self.config.num_layers)}
-        return {window: self._plan(batch, kv.shape[3], window) for window in windows}
-
-    def _plan(self, batch: Batch, block_size: int, window: int | None) -> AttentionPlan | GatheredPlan:
-        shape = {
-            "block_size": block_size,
-            "num_heads": self.config.num_heads,
-            "num_kv_heads": self.config.num_kv_heads,
-            "sliding_window": window,
-        }
+    def _plans(self, batch: Batch) -> dict[int | None, AttentionPlan]:
         tensors = (batch.block_tables, batch.seq_lens, batch.query_starts)
-        if self._call_shape is not None:
-            return plan_gathered(*tensors, **shape, shape=self._call_shape)
-        return plan_attention(*tensors, **shape, tiles=self.tiles, device=self.device)
+        heads = {"num_heads": self.config.num_heads, "num_kv_heads": self.config.num_kv_heads}
+        return {
+            window: plan_attention(*tensors, **heads, sliding_window=window, device=self.device)
+            for window in {self.config.window_of(i) for i in range(self.config.num_layers)}
+        }
 
     def _attend(
         self,
@@ -107,7 +94,7 @@ class Decoder:
         kv: Tensor,
         cos: Tensor,
         sin: Tensor,
-        plan: AttentionPlan | GatheredPlan,
+        plan: AttentionPlan,
     ) -> Tensor:
         config = self.config
         qkv = row_linear(x, layer.qkv, layer.qkv_bias, self.tiles)

@@ -17,8 +17,7 @@ from torch import Tensor
 from engine.model.config import ModelConfig
 from engine.model.tensor_names import expert_names, layer_prefix, router_name
 from engine.model_dir import ModelDir
-from kernels.linear import Weight
-from kernels.packed_matrix import pack
+from kernels.linear import Weight, pack
 
 
 @dataclass(slots=True)
@@ -100,8 +99,7 @@ class DecoderWeights:
 
 
 def _packed(weight: Weight) -> Weight:
-    found = pack(weight) if isinstance(weight, Tensor) else weight
-    return weight if found is None else found
+    return pack(weight) if isinstance(weight, Tensor) else weight
 
 
 def load_weights(

@@ -1,6 +1,6 @@
-"""What the compiled kernels of this folder share: numbers of two types, `exp`, and tensors seen as arrays.
+"""What the compiled kernels of this folder share: numbers of two types, `exp`, and arrays that begin a cache line.
 
-numba has no bfloat16. Its bits are the upper half of a float32, so kernels take uint16 arrays, widen on load and round
+numba has no bfloat16. Its bits are the upper half of a float32, so kernels take them as uint16, widen on load and round
 on store; all arithmetic is float32. The functions are told apart by type at compile time.
 """
 
@@ -17,7 +17,7 @@ from numba import njit, types
 from numba.extending import overload
 from torch import Tensor
 
-__all__ = ["EXACT", "SUMS", "array", "exp32", "has_kernels", "narrow", "widen"]
+__all__ = ["EXACT", "FUSED", "SUMS", "exp32", "has_kernels", "lines", "narrow", "widen"]
 
 
 def _cache_folder() -> Path:
@@ -37,19 +37,16 @@ def _cache_folder() -> Path:
 numba.config.CACHE_DIR = str(_cache_folder())
 # `fastmath` is always said: a function without it takes its first caller's, and `exp32` is wrong when regrouped.
 EXACT = {"nogil": True, "cache": True, "error_model": "numpy", "fastmath": False}
+# A product and a sum may be one instruction: the same one in every loop that the function is part of.
+FUSED = {**EXACT, "fastmath": {"contract"}}
 # Sums may be grouped into vectors. How, is settled when the kernel is compiled: a row's bits depend on that row alone.
 SUMS = {**EXACT, "fastmath": {"reassoc", "contract", "nsz"}}
-_TYPES = (torch.float32, torch.bfloat16)
+_TYPES = ({torch.float32}, {torch.bfloat16})
 
 
 def has_kernels(*tensors: Tensor) -> bool:
-    """Whether the kernels of this folder take these tensors: on a CPU, float32 or bfloat16."""
-    return all(t.device.type == "cpu" and t.dtype in _TYPES for t in tensors)
-
-
-def array(tensor: Tensor) -> np.ndarray:
-    """The tensor's own memory as an array; bfloat16 as uint16."""
-    return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    """Whether the kernels of this folder take these tensors: on a CPU, all float32 or all bfloat16."""
+    return {t.dtype for t in tensors} in _TYPES and all(t.device.type == "cpu" for t in tensors)
 
 
 def widen(value):
@@ -77,6 +74,17 @@ def _narrow(value, like):
 
 
 @njit(**EXACT)
+def lines(num_lines, width, like):
+    """[num_lines, width] zeros like `like`'s elements, from the start of a cache line on.
+
+    numba frees an array after the last line that names it: an address of it is good only as long as the array is used.
+    """
+    whole = np.zeros(num_lines * width + 64, like.dtype)
+    start = np.uintp((64 - whole.ctypes.data % 64) // like.itemsize)
+    return whole[start : start + np.uintp(num_lines * width)].reshape(num_lines, width)
+
+
+@njit(**EXACT)
 def _round(value):
     bits = np.float32(value).view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
@@ -84,7 +92,7 @@ def _round(value):
     return np.uint16(0x7FC0) if (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000) else np.uint16(rounded)
 
 
-@njit(**EXACT)
+@njit(**FUSED)
 def exp32(x):
     """`e ** x` of a float32 to 2 units in the last place, without a call, so that loops over it become vector code.
 

@@ -4,25 +4,47 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import njit
+from numba import carray, njit
 from torch import Tensor
 
-from kernels.cpu.number import EXACT, array, exp32, narrow, widen
-from kernels.cpu.threads import over_rows
+from kernels.cpu.crew import Crew, field, pieces_of, pointer, take_piece
+from kernels.cpu.number import EXACT, exp32, narrow, widen
+
+PIECE_ROWS = 4
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
+    gate_up = gate_up.contiguous()
     width = gate_up.shape[-1] // 2
     out = torch.empty((*gate_up.shape[:-1], width), dtype=gate_up.dtype)
-    rows, products = array(gate_up.contiguous()).reshape(-1, 2 * width), array(out).reshape(-1, width)
-    over_rows(_multiply, rows.shape[0], rows.size, rows, products)
+    rows = gate_up.numel() // (2 * width)
+    _crew(pieces_of(gate_up.numel()), gate_up.element_size(), rows, width, gate_up.data_ptr(), out.data_ptr())
     return out
 
 
+def _work(task):
+    if field(task, 1) == 2:
+        _multiply(task, np.empty(0, np.uint16))
+    else:
+        _multiply(task, np.empty(0, np.float32))
+
+
+_crew = Crew(_work)
+
+
 @njit(**EXACT)
-def _multiply(begin, end, gate_up, out):
-    width = np.uintp(out.shape[1])  # unsigned: an index that may be negative is not made vector code
-    for i in range(begin, end):
-        for j in range(width):
-            gate = widen(gate_up[i, j])
-            out[i, j] = narrow(gate / (np.float32(1) + exp32(-gate)) * widen(gate_up[i, width + j]), gate_up[i, j])
+def _multiply(task, like):
+    rows, width = field(task, 2), field(task, 3)
+    gate_up, out = carray(pointer(task, 4, like), (rows, 2, width)), carray(pointer(task, 5, like), (rows, width))
+    first = take_piece(task) * PIECE_ROWS
+    while first < rows:
+        for i in range(first, min(first + PIECE_ROWS, rows)):
+            _multiply_row(gate_up[i, 0], gate_up[i, 1], out[i])
+        first = take_piece(task) * PIECE_ROWS
+
+
+@njit(**EXACT)
+def _multiply_row(gates, ups, out):
+    for j in range(np.uintp(out.shape[0])):  # unsigned: an index that may be negative is not made vector code
+        gate = widen(gates[j])
+        out[j] = narrow(gate / (np.float32(1) + exp32(-gate)) * widen(ups[j]), gates[j])

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from numba import carray
 
-from kernels.cpu.number import array, has_kernels
-from kernels.cpu.threads import GRAIN_ELEMENTS, over_rows
+from kernels.cpu.crew import Crew, field, pointer, take_piece
+from kernels.cpu.number import has_kernels
 from kernels.rms_norm import rms_norm
 from kernels.rope import full_tables
 from kernels.rope_store import rope_store
@@ -81,22 +82,25 @@ def test_rope_store_equals_its_reference(
     assert torch.equal(alone, q[5:6])
 
 
-def test_an_error_in_a_thread_is_raised_by_the_caller() -> None:
-    def kernel(begin: int, end: int) -> None:
-        raise ValueError(f"{begin} to {end}")
+def _count(task):
+    done = carray(pointer(task, 2, np.empty(0, np.int64)), (field(task, 1),))
+    piece = take_piece(task)
+    while piece < field(task, 1):
+        done[piece] += 1
+        piece = take_piece(task)
 
-    with pytest.raises(ValueError, match=r"\d+ to \d+"):
-        over_rows(kernel, 100, GRAIN_ELEMENTS)
 
-
-def test_every_row_is_done_once_whatever_the_threads() -> None:
-    done = np.zeros(1001, dtype=np.int64)
-
-    def kernel(begin: int, end: int) -> None:
-        done[begin:end] += 1
-
-    over_rows(kernel, len(done), GRAIN_ELEMENTS)
-    assert (done == 1).all()
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_every_piece_is_done_once_whatever_the_threads(threads: int) -> None:
+    crew, before = Crew(_count), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for num_pieces in (1, 3, 1001):
+            done = np.zeros(num_pieces, dtype=np.int64)
+            crew(num_pieces, num_pieces, done.ctypes.data)
+            assert (done == 1).all()
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_bfloat16_is_rounded_to_even_as_torch_does() -> None:
@@ -113,4 +117,3 @@ def test_other_types_are_left_to_torch() -> None:
     assert not has_kernels(torch.ones(1, dtype=torch.float16))
     x = torch.randn(3, 8, dtype=torch.float16)
     assert torch.equal(silu_mul(x), torch.nn.functional.silu(x[:, :4]) * x[:, 4:])
-    assert array(torch.ones(2, dtype=torch.bfloat16)).tolist() == [0x3F80, 0x3F80]

@@ -1,14 +1,14 @@
-"""Packed matrices and gathered attention: right, and the same bits in every batch."""
+"""Packed matrices and compiled attention: right, and the same bits in every batch."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from kernels.attention_plan import plan_attention
-from kernels.gathered_attention import measure_shape, plan_gathered
-from kernels.packed_matrix import can_pack, pack
-from kernels.paged_attention import paged_attention
+from kernels.cpu import amx
+from kernels.cpu.tile_matrix import GROUP_ROWS, TileMatrix
+from kernels.packed_matrix import can_pack, pack_for_onednn
+from kernels.paged_attention import attend_plainly, paged_attention
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -18,7 +18,7 @@ DTYPES = [torch.float32, torch.bfloat16]
 def test_packed_products_are_right_and_do_not_depend_on_other_rows(dtype: torch.dtype, shape: tuple[int, int]) -> None:
     generator = torch.Generator().manual_seed(7)
     weight = (torch.randn(shape, generator=generator) * shape[1] ** -0.5).to(dtype)
-    packed = pack(weight)
+    packed = pack_for_onednn(weight)
     if packed is None:
         assert not can_pack(dtype) or dtype == torch.bfloat16
         pytest.skip("this CPU has no packed product whose rows agree")
@@ -30,6 +30,42 @@ def test_packed_products_are_right_and_do_not_depend_on_other_rows(dtype: torch.
     whole, smallest = packed(x), packed.tiles[-1]
     for start in range(0, 336, smallest):
         assert torch.equal(packed(x[start : start + smallest].contiguous()), whole[start : start + smallest])
+
+
+@pytest.mark.parametrize("shape", [(96, 64), (130, 32), (1, 768), (1280, 768), (4096, 2048)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_tile_products_are_right_and_do_not_depend_on_other_rows(shape: tuple[int, int], threads: int) -> None:
+    if not amx.has_amx():
+        pytest.skip("this CPU has no matrix registers")
+    generator = torch.Generator().manual_seed(7)
+    weight = (torch.randn(shape, generator=generator) * shape[1] ** -0.5).bfloat16()
+    matrix = TileMatrix(weight)
+    x = torch.randn((GROUP_ROWS + 45, shape[1]), generator=generator).bfloat16()
+    bias = torch.randn(shape[0], generator=generator).bfloat16()
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        whole, biased = matrix(x), matrix(x, bias)
+        expected = x.double() @ weight.double().T
+        torch.testing.assert_close(whole.double(), expected, atol=0.03, rtol=0.01)
+        torch.testing.assert_close(biased.double(), expected + bias.double(), atol=0.03, rtol=0.01)
+        for first, last in ((0, 1), (3, 20), (15, 16), (16, 48), (GROUP_ROWS - 1, GROUP_ROWS + 40), (7, 7)):
+            assert torch.equal(matrix(x[first:last]), whole[first:last])
+            assert torch.equal(matrix(x[first:last], bias), biased[first:last])
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_tile_products_keep_what_is_not_a_number_in_its_row() -> None:
+    if not amx.has_amx():
+        pytest.skip("this CPU has no matrix registers")
+    matrix = TileMatrix(torch.ones(40, 64).bfloat16())
+    x = torch.ones(20, 64).bfloat16()
+    x[3, 5], x[18, 0] = torch.nan, torch.inf
+    found = matrix(x)
+    assert found[3].isnan().all()
+    assert (found[18] == torch.inf).all()
+    assert (found[[*range(3), *range(4, 18), 19]] == 64).all()
 
 
 def _ragged(dtype: torch.dtype, heads: int, kv_heads: int, width: int) -> tuple[torch.Tensor, ...]:
@@ -53,39 +89,45 @@ def _ragged(dtype: torch.dtype, heads: int, kv_heads: int, width: int) -> tuple[
     return q, caches[0], caches[1], tables, torch.tensor(lens, dtype=torch.int32), starts
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.fixture(params=["float32", "bfloat16", "bfloat16 without matrix registers"])
+def dtype(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.dtype:
+    if request.param == "bfloat16" and not amx.has_amx():
+        pytest.skip("this CPU has no matrix registers")
+    if request.param.endswith("registers"):
+        monkeypatch.setattr(amx, "has_amx", lambda: False)
+    return torch.float32 if request.param == "float32" else torch.bfloat16
+
+
 @pytest.mark.parametrize("window", [None, 70, 600])
-@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(12, 4, 64), (4, 4, 32), (8, 1, 128)])
-def test_gathered_attention_equals_the_reference(
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width"), [(12, 4, 64), (4, 4, 32), (8, 1, 128), (6, 2, 96), (34, 2, 80)]
+)
+def test_compiled_attention_equals_the_plain_one(
     dtype: torch.dtype, window: int | None, heads: int, kv_heads: int, width: int
 ) -> None:
-    shape = measure_shape(dtype, width, heads, kv_heads)
-    if shape is None:
-        pytest.skip("this CPU's products depend on the number of rows")
-    q, k, v, tables, lens, starts = _ragged(dtype, heads, kv_heads, width)
-    sizes = {"block_size": 16, "num_heads": heads, "num_kv_heads": kv_heads, "sliding_window": window}
-    plan = plan_gathered(tables, lens, starts, **sizes, shape=shape)
-    found = paged_attention(q, k, v, tables, lens, starts, scale=width**-0.5, plan=plan)
-    reference = plan_attention(tables, lens, starts, **sizes)
-    expected = paged_attention(q, k, v, tables, lens, starts, scale=width**-0.5, plan=reference)
+    q, k, v, *batch = _ragged(dtype, heads, kv_heads, width)
+    found = paged_attention(q, k, v, *batch, scale=width**-0.5, sliding_window=window)
+    expected = attend_plainly(q, k, v, *batch, scale=width**-0.5, sliding_window=window)
     tolerance = 1e-5 if dtype == torch.float32 else 0.02
     torch.testing.assert_close(found.float(), expected.float(), atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [None, 70])
-def test_gathered_attention_gives_a_sequence_the_same_bits_alone(dtype: torch.dtype, window: int | None) -> None:
-    shape = measure_shape(dtype, 64, 12, 4)
-    if shape is None:
-        pytest.skip("this CPU's products depend on the number of rows")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_compiled_attention_gives_a_sequence_the_same_bits_alone(
+    dtype: torch.dtype, window: int | None, threads: int
+) -> None:
     q, k, v, tables, lens, starts = _ragged(dtype, 12, 4, 64)
-    sizes = {"block_size": 16, "num_heads": 12, "num_kv_heads": 4, "sliding_window": window, "shape": shape}
 
-    def attend(q: torch.Tensor, tables: torch.Tensor, lens: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-        plan = plan_gathered(tables, lens, starts, **sizes)
-        return paged_attention(q, k, v, tables, lens, starts, scale=0.125, plan=plan)
+    def attend(q: torch.Tensor, *batch: torch.Tensor) -> torch.Tensor:
+        return paged_attention(q, k, v, *batch, scale=0.125, sliding_window=window)
 
-    together = attend(q, tables, lens, starts)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        together = attend(q, tables, lens, starts)
+    finally:
+        torch.set_num_threads(before)
     for i in range(len(lens)):
         first, last = int(starts[i]), int(starts[i + 1])
         own = (q[first:last], tables[i : i + 1], lens[i : i + 1], torch.tensor([0, last - first], dtype=torch.int32))
@@ -93,3 +135,13 @@ def test_gathered_attention_gives_a_sequence_the_same_bits_alone(dtype: torch.dt
         # The last query of a prompt, as a decoding one.
         single = (q[last - 1 : last], tables[i : i + 1], lens[i : i + 1], torch.tensor([0, 1], dtype=torch.int32))
         assert torch.equal(attend(*single), together[last - 1 : last])
+
+
+def test_products_of_torch_are_right_after_attention_on_the_same_thread() -> None:
+    """Both set the matrix registers up, each in its own way."""
+    q, k, v, *batch = _ragged(torch.bfloat16, 12, 4, 64)
+    left, right = torch.randn(64, 96).bfloat16(), torch.randn(96, 48).bfloat16()
+    expected = left @ right
+    for _ in range(3):
+        paged_attention(q, k, v, *batch, scale=0.125)
+        assert torch.equal(left @ right, expected)

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.attention_plan import plan_attention
 from kernels.block_copy import swap_blocks
 from kernels.kv_store import store_kv
-from kernels.paged_attention import paged_attention
+from kernels.paged_attention import paged_attention, plan_attention
 from kernels.rms_norm import rms_norm
 from kernels.rope import apply_rope
 from kernels.sampling import sample
@@ -50,7 +49,7 @@ def test_cuda_tensors_go_to_triton_with_the_same_arguments(name: str, monkeypatc
     setattr(package, name, module)
     monkeypatch.setitem(sys.modules, "kernels.gpu", package)
     monkeypatch.setitem(sys.modules, f"kernels.gpu.{name}", module)
-    public(*args, **kwargs, **({"block_size": 16} if name == "attention_plan" else {}))
+    public(*args, **kwargs)
     assert seen == [(args, kwargs)]
 
 
@@ -58,7 +57,7 @@ def test_cpu_needs_no_triton() -> None:
     program = """
 import sys, torch
 sys.modules["triton"] = None
-from kernels import attention_plan, block_copy, kv_store, paged_attention, rms_norm, rope, sampling, silu_mul
+from kernels import block_copy, kv_store, paged_attention, rms_norm, rope, sampling, silu_mul
 x = torch.ones(2, 4)
 rms_norm.rms_norm(x, x[0], 1e-5, x)
 silu_mul.silu_mul(x)
@@ -88,7 +87,7 @@ def test_public_attention_on_a_gpu_uses_the_gpu_plan() -> None:
     lens, starts = torch.tensor([5], dtype=torch.int32), torch.tensor([0, 5], dtype=torch.int32)
     tables = torch.zeros((1, 1), dtype=torch.int32)
     q, k_cache, v_cache = torch.randn(5, 4, 32), torch.randn(1, 16, 2, 32), torch.randn(1, 16, 2, 32)
-    sizes = {"block_size": 16, "num_heads": 4, "num_kv_heads": 2}
+    sizes = {"num_heads": 4, "num_kv_heads": 2, "sliding_window": None}
     plan = plan_attention(tables, lens, starts, **sizes, device="cuda")
     assert isinstance(plan, GpuAttentionPlan)
     rest = (tables, lens, starts)

@@ -3,12 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.attention_plan import KEY_TILE, SPAN, plan_attention
-from kernels.paged_attention import attention_products, paged_attention
-from kernels.row_tiles import ROW_TILES, agreeing_tiles
+from kernels.cpu.paged_attention import GROUP_ROWS, KEY_BLOCK
+from kernels.paged_attention import paged_attention, plan_attention
 
 HEAD_DIM, BLOCK_SIZE = 16, 8
-TILES = agreeing_tiles(attention_products(HEAD_DIM)).tiles
 
 
 @pytest.fixture(autouse=True)
@@ -46,8 +44,8 @@ class Sequences:
         counts = [end - first for _, first, end in work]
         lens = torch.tensor([end for _, _, end in work], dtype=torch.int32)
         starts = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-        sizes = {"block_size": BLOCK_SIZE, "num_heads": self.heads, "num_kv_heads": self.kv_heads}
-        plan = plan_attention(tables, lens, starts, **sizes, sliding_window=window, tiles=TILES) if planned else None
+        sizes = {"num_heads": self.heads, "num_kv_heads": self.kv_heads}
+        plan = plan_attention(tables, lens, starts, **sizes, sliding_window=window) if planned else None
         out = paged_attention(
             torch.cat([self.q[i][first:end] for i, first, end in work]),
             self.k_cache,
@@ -73,7 +71,7 @@ class Sequences:
 
 
 SHAPES = [(4, 2), (4, 4), (8, 1), (7, 1), (6, 2), (40, 1)]
-LENGTHS = [1, 5, KEY_TILE, KEY_TILE + 1, 300, 77]
+LENGTHS = [1, 5, 128, 129, 300, 77]
 MIXED = [(0, 0, 1), (1, 4, 5), (2, 0, 128), (3, 128, 129), (4, 100, 290), (5, 70, 77), (4, 299, 300)]
 
 
@@ -85,11 +83,11 @@ def test_ragged_batch_equals_dense_attention(heads: int, kv_heads: int, window: 
         torch.testing.assert_close(got, sequences.reference(*work, window), atol=2e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("window", [None, 900, SPAN + 100])
-def test_sequences_longer_than_a_span_equal_dense_attention(window: int | None) -> None:
-    length = 2 * SPAN + 300
+@pytest.mark.parametrize("window", [None, 200, 2 * KEY_BLOCK + 100])
+def test_sequences_of_many_key_blocks_equal_dense_attention(window: int | None) -> None:
+    length = 5 * KEY_BLOCK + 40
     sequences = Sequences([length], 2, 1)
-    work = [(0, SPAN - 30, SPAN + 50), (0, length - 1, length), (0, length - 90, length)]
+    work = [(0, KEY_BLOCK - 30, KEY_BLOCK + 50), (0, length - 1, length), (0, length - GROUP_ROWS, length)]
     for one in work:
         [got] = sequences.attend([one], window)
         torch.testing.assert_close(got, sequences.reference(*one, window), atol=2e-6, rtol=1e-5)
@@ -108,13 +106,15 @@ def test_bits_do_not_depend_on_chunks_or_neighbours(window: int | None) -> None:
             assert torch.equal(sequences.attend(work, window)[1], whole[first:end]), (size, first)
 
 
-def test_bits_do_not_depend_on_the_cut_beyond_a_span() -> None:
-    length = SPAN + 400
-    sequences = Sequences([length], 2, 1)
-    [tail] = sequences.attend([(0, SPAN - 100, length)])
-    for first, end in ((SPAN - 100, SPAN + 3), (SPAN - 1, SPAN + 1), (length - 70, length), (length - 1, length)):
-        [got] = sequences.attend([(0, first, end)])
-        assert torch.equal(got, tail[first - SPAN + 100 : end - SPAN + 100])
+@pytest.mark.parametrize("window", [None, 300])
+def test_bits_do_not_depend_on_the_cut_of_a_long_prompt(window: int | None) -> None:
+    length = GROUP_ROWS + 2 * KEY_BLOCK
+    sequences = Sequences([length], 4, 2)
+    [whole] = sequences.attend([(0, 0, length)], window)
+    cuts = [(0, GROUP_ROWS // 2 + 1), (KEY_BLOCK - 1, KEY_BLOCK + 1), (length - 70, length), (length - 1, length)]
+    for first, end in cuts:
+        [got] = sequences.attend([(0, first, end)], window)
+        assert torch.equal(got, whole[first:end])
 
 
 def test_a_plan_made_ahead_gives_the_same_as_none() -> None:
@@ -131,9 +131,3 @@ def test_padding_rows_give_zero() -> None:
     out = paged_attention(q, sequences.k_cache, sequences.v_cache, *args, starts, scale=1.0)
     assert torch.equal(out[1:], torch.zeros(3, 4, HEAD_DIM))
     assert out[0].isfinite().all()
-
-
-def test_row_tiles_agree_for_attention_products() -> None:
-    agreement = agreeing_tiles(attention_products(32))
-    assert agreement.exact
-    assert set(agreement.tiles) <= set(ROW_TILES)
