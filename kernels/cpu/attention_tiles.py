@@ -11,8 +11,9 @@ from numba import njit
 
 from kernels.cpu import amx
 from kernels.cpu.number import FUSED
-from kernels.cpu.vector import copy, interleave, transpose
+from kernels.cpu.vector import copy, interleave, prefetch, transpose
 
+AHEAD = 32  # keys between what is packed and what is asked from memory: 22 ms where none and 128 take 27
 LOG2_E = np.float32(1.4426950408889634)
 
 _clear_0, _clear_1, _clear_2, _clear_3 = (amx.zero(i) for i in range(4))
@@ -42,6 +43,8 @@ def pack_keys(keys, cache, head, slots, count, staged):
     stride = cache.shape[1] * line
     base = cache.ctypes.data + head * line
     for first in range(0, (count + 31) // 32 * 32, 16):
+        for i in range(first + AHEAD, min(first + AHEAD + 16, count)):
+            prefetch(base + slots[i] * stride, line)
         here = max(min(count - first, 16), 0)
         source, step = base + slots[first] * stride, stride
         if here < 16 or slots[first + 15] - slots[first] != 15:
@@ -62,6 +65,8 @@ def pack_values(values, cache, head, slots, count, staged):
     staged[0, :] = 0
     nothing = staged.ctypes.data
     for first in range(0, (count + 31) // 32 * 32, 2):
+        for i in range(first + AHEAD, min(first + AHEAD + 2, count)):
+            prefetch(base + slots[i] * stride, line)
         low = base + slots[first] * stride if first < count else nothing
         high = base + slots[first + 1] * stride if first + 1 < count else nothing
         target = values.ctypes.data + first * line

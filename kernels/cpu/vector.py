@@ -10,7 +10,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["PRODUCT_COLUMNS", "PRODUCT_ROWS", "copy", "interleave", "product", "store_rounded", "transpose"]
+__all__ = ["PRODUCT_COLUMNS", "PRODUCT_ROWS", "copy", "interleave", "prefetch", "product", "store_rounded", "transpose"]
 
 PRODUCT_ROWS, PRODUCT_COLUMNS = 4, 32  # eight accumulators: as many as two units with four cycles of delay keep busy
 _LANES = 16
@@ -127,3 +127,19 @@ def store_rounded(context, source, added, target):
         return context.get_dummy_value()
 
     return types.void(types.intp, types.intp, types.intp), generate
+
+
+@intrinsic
+def prefetch(context, address, num_bytes):
+    """Asks for the cache lines of some bytes, to read them soon."""
+
+    def generate(context, builder, signature, arguments):
+        number = ir.IntType(32)
+        signature = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), number, number, number])
+        function = cgutils.get_or_insert_function(builder.module, signature, "llvm.prefetch.p0")
+        with cgutils.for_range_slice(builder, arguments[1].type(0), arguments[1], arguments[1].type(64)) as (offset, _):
+            at = builder.inttoptr(builder.add(arguments[0], offset), _BYTE.as_pointer())
+            builder.call(function, [at, number(0), number(3), number(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp), generate
