@@ -12,16 +12,20 @@ from kernels.cpu import amx
 from kernels.cpu.tile_matrix import TileMatrix
 from kernels.packed_matrix import PackedMatrix, pack_for_onednn
 from kernels.row_tiles import ROW_TILES, Product
+from kernels.silu_mul import silu_mul
 
 Weight = Tensor | PackedMatrix | TileMatrix
 
 
-def pack(weight: Tensor) -> Weight:
-    """The weight `[out, width]` in the layout that this machine multiplies fastest from; itself where there is none."""
+def pack(weight: Tensor, *, is_gated: bool = False) -> Weight:
+    """The weight `[out, width]` in the layout that this machine multiplies fastest from; itself where there is none.
+
+    `is_gated`: it is only given to `gated_linear`.
+    """
     if weight.device.type != "cpu":
         return weight
     if weight.dtype == torch.bfloat16 and weight.shape[1] % 32 == 0 and amx.has_amx():
-        return TileMatrix(weight)
+        return TileMatrix(weight, is_gated=is_gated)
     packed = pack_for_onednn(weight)
     return weight if packed is None else packed
 
@@ -46,6 +50,12 @@ def row_linear(x: Tensor, weight: Weight, bias: Tensor | None = None, tiles: tup
             start += tile
     assert start == rows, f"{rows} rows are no multiple of {tiles[-1]}"
     return out
+
+
+def gated_linear(x: Tensor, weight: Weight, bias: Tensor | None = None, tiles: tuple[int, ...] = ROW_TILES) -> Tensor:
+    """`silu(gate) * up` of `row_linear`'s result: its first half are gates. Shape: [num_rows, out / 2]."""
+    found = row_linear(x, weight, bias, tiles)
+    return found if isinstance(weight, TileMatrix) else silu_mul(found)
 
 
 def linear_products(weights: Iterable[Tensor]) -> Iterator[tuple[Product, int, torch.dtype]]:

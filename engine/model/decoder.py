@@ -14,13 +14,12 @@ from engine.model.experts import moe_forward
 from engine.model.rope import rope_tables
 from engine.model.weights import DecoderWeights, DenseWeights, LayerWeights
 from kernels.cpu.number import has_kernels
-from kernels.linear import linear_products, row_linear
+from kernels.linear import gated_linear, linear_products, row_linear
 from kernels.packed_matrix import PackedMatrix
 from kernels.paged_attention import AttentionPlan, paged_attention, plan_attention
 from kernels.rms_norm import rms_norm
 from kernels.rope_store import rope_store
 from kernels.row_tiles import MIN_ROWS, ROW_TILES, agreeing_tiles, padded_rows
-from kernels.silu_mul import silu_mul
 
 
 class Decoder:
@@ -125,7 +124,7 @@ class Decoder:
     def _feed_forward(self, x: Tensor, layer: LayerWeights, num_tokens: int) -> Tensor:
         mlp = layer.mlp
         if isinstance(mlp, DenseWeights):
-            inner = silu_mul(row_linear(x, mlp.gate_up, mlp.gate_up_bias, self.tiles))
+            inner = gated_linear(x, mlp.gate_up, mlp.gate_up_bias, self.tiles)
             return row_linear(inner, mlp.down, mlp.down_bias, self.tiles)
         return moe_forward(x, num_tokens, mlp, self.config.moe, self.tiles, self.batch_tiles)
 

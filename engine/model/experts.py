@@ -7,9 +7,8 @@ from torch import Tensor
 
 from engine.model.config import MoeConfig
 from engine.model.weights import ExpertWeights
-from kernels.linear import row_linear
+from kernels.linear import gated_linear, row_linear
 from kernels.row_tiles import padded_rows
-from kernels.silu_mul import silu_mul
 
 
 def moe_forward(
@@ -34,7 +33,7 @@ def moe_forward(
         rows, rank = torch.where(chosen == expert)
         gathered = x.new_zeros((padded_rows(len(rows), batch_tiles), x.shape[1]))
         gathered[: len(rows)] = x[rows]
-        inner = silu_mul(row_linear(gathered, weights.gate_up[expert], tiles=tiles))
+        inner = gated_linear(gathered, weights.gate_up[expert], tiles=tiles)
         part = row_linear(inner, weights.down[expert], tiles=tiles)[: len(rows)]
         out[rows] += part * shares[rows, rank, None]
     return out

@@ -66,10 +66,10 @@ class DecoderWeights:
             layer.qkv, layer.output = _packed(layer.qkv), _packed(layer.output)
             mlp = layer.mlp
             if isinstance(mlp, DenseWeights):
-                mlp.gate_up, mlp.down = _packed(mlp.gate_up), _packed(mlp.down)
+                mlp.gate_up, mlp.down = _packed(mlp.gate_up, is_gated=True), _packed(mlp.down)
             else:
                 mlp.router = _packed(mlp.router)
-                mlp.gate_up = [_packed(weight) for weight in mlp.gate_up]
+                mlp.gate_up = [_packed(weight, is_gated=True) for weight in mlp.gate_up]
                 mlp.down = [_packed(weight) for weight in mlp.down]
 
     def tensors(self) -> list[Tensor]:
@@ -98,8 +98,8 @@ class DecoderWeights:
         return found
 
 
-def _packed(weight: Weight) -> Weight:
-    return pack(weight) if isinstance(weight, Tensor) else weight
+def _packed(weight: Weight, *, is_gated: bool = False) -> Weight:
+    return pack(weight, is_gated=is_gated) if isinstance(weight, Tensor) else weight
 
 
 def load_weights(

@@ -8,53 +8,60 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import njit
+from numba import carray, njit
 from torch import Tensor
 
 from kernels.cpu import amx
-from kernels.cpu.crew import Crew, field, take_piece
-from kernels.cpu.number import EXACT, lines
+from kernels.cpu.crew import Crew, field, pointer, take_piece
+from kernels.cpu.number import EXACT, exp32, lines
 from kernels.cpu.vector import copy, store_rounded
 
 GROUP_BYTES = 1 << 20  # of inputs that stay in the second cache while the weight goes by
 GROUP_ROWS = 512  # at most
 CHUNK = 256 * 2 * 32  # bytes of a panel that stay in the first cache while a group's rows go by: 1.3 times as fast
-PANEL = 32  # columns of the result that one pass over the rows computes
+PANEL = 32  # rows of the weight, and of the input, that one pass multiplies
+ALONE_PRODUCTS = 1 << 18  # fewer multiplications are not worth a second thread
 
 
 class TileMatrix:
-    """A weight `[out, width]`, width a multiple of 32, on a CPU with matrix registers (`amx.has_amx`)."""
+    """A weight `[out, width]`, width a multiple of 32, on a CPU with matrix registers (`amx.has_amx`).
 
-    __slots__ = ("_packed", "dtype", "shape")
+    Of a gated one the first half of the rows are gates: `silu(gate) * up` is computed before it is rounded and written.
+    """
 
-    def __init__(self, weight: Tensor) -> None:
-        self.shape, self.dtype = weight.shape, weight.dtype
-        out, width = weight.shape
-        whole = torch.nn.functional.pad(weight, (0, 0, 0, -out % PANEL))
+    __slots__ = ("_packed", "dtype", "is_gated", "shape")
+
+    def __init__(self, weight: Tensor, *, is_gated: bool = False) -> None:
+        self.shape, self.dtype, self.is_gated = weight.shape, weight.dtype, is_gated
+        width = weight.shape[1]
+        whole = self._by_panel(weight)
         # [panel, step of 32 columns, half of the panel, pair of columns, row of the weight, one of the pair]
         self._packed = whole.view(-1, 2, 16, width // 32, 16, 2).permute(0, 3, 1, 4, 2, 5).contiguous()
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """`x @ weight.T + bias`, added before it is rounded. Shapes: x: [num_rows, width]; bias: [out]."""
+        """`x @ weight.T + bias`, added before it is rounded.
+
+        Shapes: x: [num_rows, width]; bias: [out]; result: [num_rows, out], half as wide when gated.
+        """
         x = x.contiguous()
         rows, (out, width) = x.shape[0], self.shape
+        out //= 1 + self.is_gated
         result = torch.empty((rows, out), dtype=torch.bfloat16)
-        added = None if bias is None else torch.nn.functional.pad(bias.float(), (0, -out % PANEL))
+        added = None if bias is None else self._by_panel(bias.float()[:, None])
         panels = self._packed.shape[0]
         group = max(min(GROUP_BYTES // (2 * width), GROUP_ROWS) // PANEL * PANEL, PANEL)
         pieces = panels * -(-rows // group)
         addresses = (x.data_ptr(), self._packed.data_ptr(), 0 if added is None else added.data_ptr(), result.data_ptr())
-        _crew(
-            pieces if panels * PANEL * width * rows >= 1 << 18 else 1,
-            pieces,
-            panels,
-            rows,
-            width,
-            out,
-            group,
-            *addresses,
-        )
+        threads = pieces if self._packed.numel() * rows >= ALONE_PRODUCTS else 1
+        _crew(threads, pieces, panels, rows, width, out, group, *addresses, self.is_gated)
         return result
+
+    def _by_panel(self, weight: Tensor) -> Tensor:
+        """Rows in the order of the panels, zeros in the last one; of a gated weight 16 gates, then their 16 ups."""
+        parts = weight.unflatten(0, (1 + self.is_gated, -1))
+        size = PANEL // parts.shape[0]
+        whole = torch.nn.functional.pad(parts, (0, 0, 0, -parts.shape[1] % size))
+        return whole.unflatten(1, (-1, size)).transpose(0, 1).reshape(-1, weight.shape[1])
 
 
 def _work(task):
@@ -75,20 +82,21 @@ def _multiply(task):
     """Pieces are the panels of one group of rows, then of the next."""
     pieces, panels, rows, width, out = field(task, 1), field(task, 2), field(task, 3), field(task, 4), field(task, 5)
     group, x, weight, bias, result = field(task, 6), field(task, 7), field(task, 8), field(task, 9), field(task, 10)
-    line = width * 2
+    is_gated, line = field(task, 11) != 0, width * 2
+    columns = PANEL // 2 if is_gated else PANEL  # of the result, for each panel
     whole = rows // 16 * 16
     rest = lines(16 if whole < rows else 0, width, np.empty(0, np.uint16))
     copy(x + whole * line, rest.ctypes.data, (rows - whole) * line)
     number = np.empty(0, np.float32)
     sums, nothing = lines(min(group, (rows + PANEL - 1) // PANEL * PANEL), PANEL, number), lines(1, PANEL, number)
+    biases = carray(pointer(task, 9, number), (panels, PANEL))
     before = np.zeros(64, np.uint8)
     amx.save(before.ctypes.data)
     amx.configure(amx.TILES_OF_16.ctypes.data)
     piece = take_piece(task)
     while piece < pieces:
         begin, panel = piece // panels * group, piece % panels
-        columns = panel * PANEL
-        panel_at, added = weight + columns * line, nothing.ctypes.data if bias == 0 else bias + columns * 4
+        added = nothing[0] if bias == 0 else biases[panel]
         last = min(begin + group, rows)
         for first_byte in range(0, line, CHUNK // PANEL):
             last_byte = min(first_byte + CHUNK // PANEL, line)
@@ -96,10 +104,15 @@ def _multiply(task):
                 upper = x + row * line if row < whole else rest.ctypes.data
                 lower = x + (row + 16) * line if row + 16 < whole else rest.ctypes.data
                 into = sums[row - begin].ctypes.data
+                panel_at = weight + panel * PANEL * line
                 _sum_chunk(upper, lower, last - row > 16, panel_at, line, first_byte, last_byte, into)
                 if last_byte == line:
-                    count = min(last - row, PANEL)
-                    _round_rows(into, added, count, result + (row * out + columns) * 2, out * 2, out - columns)
+                    target = result + (row * out + panel * columns) * 2
+                    found = sums[row - begin : min(last - begin, row - begin + PANEL)]
+                    if is_gated:
+                        _round_gated(found, added, target, out * 2, min(out - panel * columns, columns))
+                    else:
+                        _round(found, added, target, out * 2, min(out - panel * columns, columns))
         piece = take_piece(task)
     amx.configure(before.ctypes.data)
 
@@ -141,14 +154,32 @@ def _sum_chunk(upper, lower, has_lower, weight, line, first, last, into):
 
 
 @njit(**EXACT)
-def _round_rows(sums, added, count, target, stride, columns):
-    """Puts up to 32 columns of the sums and what is added to each row where they belong."""
-    for i in range(count):
-        source, row = sums + i * _LINE, target + i * stride
-        if columns >= PANEL:
-            store_rounded(source, added, row)
-            store_rounded(source + 64, added + 64, row + 32)
+def _round(sums, added, target, stride, columns):
+    """Puts each row's sums, with what is added to all, where they belong. Changes `sums`."""
+    more = added.ctypes.data
+    for i in range(sums.shape[0]):
+        source, row = sums[i].ctypes.data, target + i * stride
+        if columns == PANEL:
+            store_rounded(source, more, row)
+            store_rounded(source + 64, more + 64, row + 32)
         else:
-            store_rounded(source, added, source)
-            store_rounded(source + 64, added + 64, source + 32)
+            store_rounded(source, more, source)
+            store_rounded(source + 64, more + 64, source + 32)
+            copy(source, row, columns * 2)
+
+
+@njit(**EXACT)
+def _round_gated(sums, added, target, stride, columns):
+    """`_round` of what the gates, the first half of each row, let through of the second. Changes `sums`."""
+    for i in range(sums.shape[0]):
+        for j in range(np.uintp(16)):
+            gate = sums[i, j] + added[j]
+            let_through = gate / (np.float32(1) + exp32(-gate))
+            sums[i, j] = let_through * (sums[i, np.uintp(16) + j] + added[np.uintp(16) + j])
+            sums[i, np.uintp(16) + j] = np.float32(0)
+        source, row = sums[i].ctypes.data, target + i * stride
+        if columns == 16:
+            store_rounded(source, source + 64, row)
+        else:
+            store_rounded(source, source + 64, source)
             copy(source, row, columns * 2)

@@ -7,6 +7,7 @@ import torch
 
 from kernels.cpu import amx
 from kernels.cpu.tile_matrix import GROUP_ROWS, TileMatrix
+from kernels.linear import gated_linear, pack
 from kernels.packed_matrix import can_pack, pack_for_onednn
 from kernels.paged_attention import attend_plainly, paged_attention
 
@@ -54,6 +55,22 @@ def test_tile_products_are_right_and_do_not_depend_on_other_rows(shape: tuple[in
             assert torch.equal(matrix(x[first:last], bias), biased[first:last])
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (108, 32), (4096, 768)])
+def test_gated_tile_products_are_right_and_do_not_depend_on_other_rows(shape: tuple[int, int]) -> None:
+    if not amx.has_amx():
+        pytest.skip("this CPU has no matrix registers")
+    generator = torch.Generator().manual_seed(7)
+    weight = (torch.randn(shape, generator=generator) * shape[1] ** -0.5).bfloat16()
+    x = torch.randn((70, shape[1]), generator=generator).bfloat16()
+    bias = torch.randn(shape[0], generator=generator).bfloat16()
+    matrix = pack(weight, is_gated=True)
+    for added in (None, bias):
+        gate, up = (x.double() @ weight.double().T + (0 if added is None else added.double())).chunk(2, dim=-1)
+        found = gated_linear(x, matrix, added)
+        torch.testing.assert_close(found.double(), torch.nn.functional.silu(gate) * up, atol=0.03, rtol=0.01)
+        assert torch.equal(gated_linear(x[33:34], matrix, added), found[33:34])
 
 
 def test_tile_products_keep_what_is_not_a_number_in_its_row() -> None:
