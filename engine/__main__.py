@@ -33,7 +33,12 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m engine", description="A node of a serving fleet.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    serve = commands.add_parser("serve", help="serve a model directory over HTTP", description="Serve a model.")
+    serve = commands.add_parser(
+        "serve",
+        help="serve a model directory over HTTP",
+        description="Serve a model. Options carry vLLM's names where they mean the same.",
+        usage="%(prog)s --model DIR [OPTION ...]",  # all of them are more than a screen, and listed below
+    )
     add_serve_arguments(serve)
     serve.set_defaults(run=_serve)
     make = commands.add_parser("make-model", help="make a small real model with random weights")

@@ -7,6 +7,7 @@ value is one line on stderr before anything starts.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import socket
@@ -49,10 +50,13 @@ class NodeConfig:
     block_size: int = 16
     num_kv_blocks: int | None = None
     kv_cache_memory_bytes: int | None = None
+    prefix_caching: bool = True
+    chunked_prefill: bool = True
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
     max_num_queued_reqs: int = 1024
     max_num_queued_tokens: int | None = None
+    max_queue_wait_s: float = 600.0  # 0: for ever
     max_body_bytes: int = 16 * 2**20
     body_timeout_s: float = 60.0
     max_output_tokens: int | None = None
@@ -75,7 +79,12 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--model", metavar="DIR", required=True, help="directory in Hugging Face's layout")
     model.add_argument("--served-model-name", metavar="NAME", nargs="+", help="names in the API; default: DIR's name")
     model.add_argument("--revision", default="", help="which version of the model or configuration this node runs")
-    model.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))
+    model.add_argument(
+        "--dtype",
+        default="auto",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        help="of weights and KV cache; auto: as stored, on a CPU float32 unless its bfloat16 is fast",
+    )
     model.add_argument("--max-model-len", metavar="TOKENS", type=int, help="longest sequence; default: the model's")
     model.add_argument(
         "--tool-call-parser",
@@ -88,7 +97,6 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("torch", "fake"),
         help="fake: repeatable tokens without weights, for tests and laptop fleets; needs DIR's tokenizer only",
     )
-
     model.add_argument(
         "--generation-config",
         default="auto",
@@ -99,12 +107,29 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     cache = parser.add_argument_group("KV cache")
     cache.add_argument("--block-size", metavar="TOKENS", type=int, default=16, help="tokens in a block (%(default)s)")
     cache.add_argument("--kv-cache-memory-bytes", metavar="BYTES", type=int, help="memory for KV blocks")
-    cache.add_argument("--num-kv-blocks", metavar="N", type=int, help="number of KV blocks; wins over bytes")
+    cache.add_argument(
+        *("--num-kv-blocks", "--num-gpu-blocks-override"),
+        metavar="N",
+        type=int,
+        help="number of KV blocks; wins over bytes",
+    )
+    cache.add_argument(
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="keep the KV of prompts for others that begin alike",
+    )
 
     scheduler = parser.add_argument_group("scheduler")
     scheduler.add_argument("--max-num-seqs", metavar="N", type=int, default=64, help="running at once (%(default)s)")
     scheduler.add_argument(
         "--max-num-batched-tokens", metavar="N", type=int, default=2048, help="tokens in one step (%(default)s)"
+    )
+    scheduler.add_argument(
+        "--enable-chunked-prefill",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="long prompts in parts, beside running answers",
     )
     scheduler.add_argument(
         "--num-threads",
@@ -118,7 +143,17 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-num-queued-reqs", metavar="N", type=int, default=1024, help="waiting requests (%(default)s); then 429"
     )
     admission.add_argument(
-        "--max-num-queued-tokens", metavar="N", type=int, help="tokens of waiting requests; default: 4x KV capacity"
+        "--max-num-queued-tokens",
+        metavar="N",
+        type=int,
+        help="tokens that waiting requests will need, answers included; default: 4x KV capacity",
+    )
+    admission.add_argument(
+        "--max-queue-wait",
+        metavar="S",
+        type=float,
+        default=600.0,
+        help="a request that is not begun for so long ends with 503; 0: never (%(default)s)",
     )
     admission.add_argument(
         "--max-body-bytes", metavar="N", type=int, default=16 * 2**20, help="largest request body (%(default)s)"
@@ -144,7 +179,9 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         default=30.0,
         help="after SIGTERM, until requests move (%(default)s)",
     )
-    server.add_argument("--log-level", default="INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
+    server.add_argument(
+        "--log-level", default="INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"), help="from here up (%(default)s)"
+    )
 
     watching = parser.add_argument_group("watching")
     watching.add_argument(
@@ -167,7 +204,6 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     watching.add_argument(
         "--gpu-poll", metavar="S", type=float, default=5.0, help="between readings of the GPUs (%(default)s)"
     )
-
     watching.add_argument(
         "--otlp-traces-endpoint",
         metavar="URL",
@@ -191,7 +227,7 @@ def config_from_args(args: argparse.Namespace) -> NodeConfig:
         )
     for option, lowest in _POSITIVE.items():
         value = getattr(args, option.removeprefix("--").replace("-", "_"))
-        if value is not None and value < lowest:
+        if value is not None and not lowest <= value < math.inf:
             raise BadConfigError(f"{option} {value}: must be at least {lowest}")
     if not 0 <= args.port <= 65535:
         raise BadConfigError(f"--port {args.port}: must be 0 to 65535")
@@ -222,10 +258,13 @@ def config_from_args(args: argparse.Namespace) -> NodeConfig:
         block_size=args.block_size,
         num_kv_blocks=args.num_kv_blocks,
         kv_cache_memory_bytes=args.kv_cache_memory_bytes,
+        prefix_caching=args.enable_prefix_caching,
+        chunked_prefill=args.enable_chunked_prefill,
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=args.max_num_batched_tokens,
         max_num_queued_reqs=args.max_num_queued_reqs,
         max_num_queued_tokens=args.max_num_queued_tokens,
+        max_queue_wait_s=args.max_queue_wait,
         max_body_bytes=args.max_body_bytes,
         body_timeout_s=args.body_timeout,
         max_output_tokens=args.max_output_tokens,
@@ -249,6 +288,7 @@ _POSITIVE = {
     "--num-threads": 1,
     "--max-num-queued-reqs": 1,
     "--max-num-queued-tokens": 1,
+    "--max-queue-wait": 0,
     "--max-body-bytes": 1024,
     "--body-timeout": 0.1,
     "--max-output-tokens": 1,

@@ -6,6 +6,7 @@ What the core says of requests goes to the node; what it says of itself is kept 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from typing import Protocol
 
@@ -17,6 +18,7 @@ from engine.core_client import CoreClient
 from engine.core_config import CoreConfig
 from engine.health import CorePhase, Reason, Wakefulness, is_stuck, judge
 from engine.messages import (
+    BlocksHeld,
     CoreAsleep,
     CoreAwake,
     CoreFailed,
@@ -24,6 +26,7 @@ from engine.messages import (
     CoreProgress,
     CoreReady,
     FromCore,
+    ListBlocks,
     SetLimits,
     Sleep,
     StepReport,
@@ -83,6 +86,8 @@ class CoreLink:
         self._ended = asyncio.Event()  # set while there is no core
         self._answer: asyncio.Future[CoreAsleep | str | None] | None = None  # awaited by `sleep` or `wake`
         self._stuck_since: float | None = None
+        self._numbers = itertools.count()
+        self._questions: dict[int, asyncio.Future[dict[str, int]]] = {}
 
     @property
     def kv_capacity_tokens(self) -> int | None:
@@ -152,6 +157,22 @@ class CoreLink:
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(answer)
         self._answer = None
+
+    async def blocks_held(self, within_s: float) -> dict[str, int] | None:
+        """KV blocks by the core's request ids; None when the core does not answer in time: it is gone, hangs, or is in
+        a long step."""
+        number = next(self._numbers)
+        answer: asyncio.Future[dict[str, int]] = asyncio.get_running_loop().create_future()
+        self._questions[number] = answer
+        try:
+            if not self.send(ListBlocks(number)):
+                return None
+            async with asyncio.timeout(within_s):
+                return await answer
+        except TimeoutError:
+            return None
+        finally:
+            del self._questions[number]
 
     def beat(self) -> Beat | None:
         """What the core does right now; None without a core."""
@@ -282,5 +303,8 @@ class CoreLink:
                 self.phase = CorePhase.UP
                 self._listener.on_awake(message)
                 self._answered(None)
+            case BlocksHeld():
+                if (question := self._questions.get(message.number)) is not None and not question.done():
+                    question.set_result(message.blocks)
             case CoreFailed():
                 self.error = message.reason

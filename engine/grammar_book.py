@@ -32,17 +32,18 @@ MAX_REASON_CHARS = 300
 # Of CPU time. A mask mostly takes 0.1 ms; limits counted in work (`_limits`) end nearly all grammars long before this.
 MAX_MASK_S = 0.25
 MAX_REPLAYED_TOKEN_S = 0.0005
+NUM_TRIED_TOKENS = 2  # an object's properties, which may be many, begin with its second token
 
 
 class Matcher:
     """Where one sequence stands in its grammar. Threading: one thread at a time."""
 
-    __slots__ = ("_matcher", "_num_taken", "_own_words", "_untaken", "_vocab_size")
+    __slots__ = ("_matcher", "_num_taken", "_own_words", "_untaken", "vocab_size")
 
     def __init__(self, matcher: LLMatcher, own_words: int, vocab_size: int, token_ids: Sequence[int] = ()) -> None:
         self._matcher = matcher
         self._own_words = own_words  # of the tokenizer's mask; a model's vocabulary may end before or after it
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._untaken = list(token_ids)  # drawn, but not looked at yet
         self._num_taken = 0
 
@@ -67,18 +68,27 @@ class Matcher:
             self._num_taken += 1
             _check_cost(started_s, limit_s)
         self._untaken.clear()
-        num_words = -(-self._vocab_size // 32)
+        num_words = -(-self.vocab_size // 32)
         mask = np.zeros(max(num_words, self._own_words), dtype=np.int32)
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, self._own_words * mask.itemsize)
         if self._matcher.is_error():
             raise BadGrammarError(_shorten(self._matcher.get_error()))
         _check_cost(started_s, limit_s)
         mask = mask[:num_words]
-        if self._vocab_size % 32:
-            mask[-1] &= (1 << self._vocab_size % 32) - 1
+        if self.vocab_size % 32:
+            mask[-1] &= (1 << self.vocab_size % 32) - 1
         if not mask.any():
             raise BadGrammarError("the grammar allows no token of this model here")
         return mask
+
+
+def _try(matcher: Matcher) -> None:
+    """The first steps: a grammar that no text fits shows here, and mostly one that is too costly to follow. Raises
+    BadGrammarError."""
+    for _ in range(NUM_TRIED_TOKENS):
+        allowed = allowed_ids(matcher.mask(), matcher.vocab_size)
+        matcher.take(int(allowed[0]))
+    matcher.mask()
 
 
 def _check_cost(started_s: float, limit_s: float) -> None:
@@ -162,7 +172,7 @@ class GrammarBook:
             found = LLMatcher(tokens, grammar, log_level=0, limits=_limits())
             if found.is_error():
                 raise BadGrammarError(_shorten(found.get_error()))
-            Matcher(found.deep_copy(), own_words, vocab_size).mask()  # a grammar that no text fits shows only here
+            _try(Matcher(found.deep_copy(), own_words, vocab_size))
             with self._lock:
                 self._compiled[grammar] = found
                 if len(self._compiled) > MAX_COMPILED:

@@ -21,6 +21,8 @@ from engine.tool_formats import ToolFormatName
 from engine.tool_stream import ToolPiece, ToolStream
 
 MAX_SEED = 2**63 - 1
+BAD_GRAMMAR = "grammar_failed"  # the client's grammar turned out too costly while it was followed
+_GRAMMAR_PROBLEM = "its grammar: "  # how a runner's reason begins then
 
 Kind = Literal["chat", "completion"]
 
@@ -52,6 +54,8 @@ class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     echo_texts: tuple[str, ...] = ()  # one for each prompt; empty: no echo
     stream: bool = False
     include_usage: bool = False
+    continuous_usage: bool = False  # in every chunk
+    cache_salt: str = ""  # prefixes are shared only with requests of the same
     return_token_ids: bool = False
     priority: int = 0
     deadline_s: float | None = None  # since its first arrival, on whatever node that was
@@ -123,6 +127,11 @@ class Choice:
     @property
     def is_closed(self) -> bool:
         return self.finish_reason is not None or self.error is not None or self.is_moved
+
+    @property
+    def error_code(self) -> str:
+        """For programs, with `error`."""
+        return BAD_GRAMMAR if (self.error or "").startswith(_GRAMMAR_PROBLEM) else "engine_error"
 
     @property
     def num_own_tokens(self) -> int:
@@ -247,7 +256,7 @@ class Flight:
     trace_headers: Mapping[str, str] = field(default_factory=dict)  # W3C trace context of the caller
     status: int | None = None  # of the HTTP answer, once it is begun
     admitted_at: float = 0.0  # monotonic; given to the core
-    timer: asyncio.TimerHandle | None = None  # ends it at its deadline
+    timers: list[asyncio.TimerHandle] = field(default_factory=list)  # end it at its deadline, or when it waits too long
     outcome: Fate | None = None  # what the answer must be; set once
     error: str | None = None  # with FAILED
     error_code: str | None = None
@@ -284,9 +293,9 @@ class Flight:
         """Sets the outcome once every choice is closed."""
         if self.outcome is not None or self.open_choices:
             return
-        failed = next((c.error for c in self.choices if c.error is not None), None)
+        failed = next((c for c in self.choices if c.error is not None), None)
         if failed is not None:
-            self.fail(failed, "engine_error")
+            self.fail(failed.error or "", failed.error_code)
         else:
             self.end(Fate.MOVED if any(c.is_moved for c in self.choices) else Fate.FINISHED)
 

@@ -12,7 +12,8 @@ from engine.messages import SetLimits
 
 @dataclass(frozen=True, slots=True)
 class LiveLimits:
-    """In force now. None in `prefill_chunk_tokens`: the step's budget; in `max_num_queued_tokens`: by KV capacity.
+    """In force now. None in `prefill_chunk_tokens`: the step's budget; in `max_num_queued_tokens`: by KV capacity; in
+    `max_queue_wait_s`: for ever.
 
     Raises:
         ValueError: limits that contradict each other; the message names one.
@@ -23,6 +24,7 @@ class LiveLimits:
     prefill_chunk_tokens: int | None
     max_num_queued_reqs: int
     max_num_queued_tokens: int | None
+    max_queue_wait_s: float | None
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -40,6 +42,7 @@ class LiveLimits:
             prefill_chunk_tokens=core_config.prefill_chunk_tokens,
             max_num_queued_reqs=config.max_num_queued_reqs,
             max_num_queued_tokens=config.max_num_queued_tokens,
+            max_queue_wait_s=config.max_queue_wait_s or None,
         )
 
     def changed(self, changes: dict[str, Any]) -> LiveLimits:

@@ -6,10 +6,32 @@ stdout is data and stays free. Library logs (uvicorn, asyncio) come out of the s
 from __future__ import annotations
 
 import logging
+import os
 import sys
+from typing import TextIO, cast
 
 import structlog
 from structlog.typing import Processor
+
+
+class _Stderr:
+    """Whatever sys.stderr is at the moment: a progress bar puts itself in between while it is drawn."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
+def _console_renderer() -> structlog.dev.ConsoleRenderer:
+    # Not the default for exceptions: it prints local variables, and prompts and tokens are among them.
+    return structlog.dev.ConsoleRenderer(
+        colors="NO_COLOR" not in os.environ,
+        pad_event_to=20,
+        pad_level=False,
+        exception_formatter=structlog.dev.plain_traceback,
+    )
 
 
 def configure_logging(*, level: str = "INFO", pretty: bool | None = None, **bound: str) -> None:
@@ -19,24 +41,25 @@ def configure_logging(*, level: str = "INFO", pretty: bool | None = None, **boun
     """
     if pretty is None:
         pretty = sys.stderr.isatty()
+    stderr = cast("TextIO", _Stderr()) if pretty else sys.stderr
     minimum = logging.getLevelNamesMapping()[level]
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False)
+        if pretty
+        else structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     rendering: list[Processor] = (
-        [structlog.dev.ConsoleRenderer()]
-        if pretty
-        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        [_console_renderer()] if pretty else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     )
     structlog.configure(
         processors=[*shared, *rendering],
         wrapper_class=structlog.make_filtering_bound_logger(minimum),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(file=stderr),
         cache_logger_on_first_use=True,
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],

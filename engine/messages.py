@@ -62,7 +62,13 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     pass
 
 
-ToCore = AddRequest | AbortRequest | SetFaults | SetLimits | ResetPrefixCache | Sleep | WakeUp | Shutdown
+class ListBlocks(msgspec.Struct, frozen=True, tag="list_blocks"):
+    """Asks what KV each request holds; the answer carries the same number."""
+
+    number: int
+
+
+ToCore = AddRequest | AbortRequest | SetFaults | SetLimits | ResetPrefixCache | Sleep | WakeUp | ListBlocks | Shutdown
 
 
 class GoldenRun(msgspec.Struct, frozen=True):
@@ -112,6 +118,13 @@ class CoreAwake(msgspec.Struct, frozen=True, tag="awake"):
     golden: GoldenRun
 
 
+class BlocksHeld(msgspec.Struct, frozen=True, tag="blocks_held"):
+    """Answers `ListBlocks`: device blocks by request id, shared ones counted for each request that holds them."""
+
+    number: int
+    blocks: dict[str, int]
+
+
 class RequestUpdate(msgspec.Struct, frozen=True):
     """News of one request from one step. `finish_reason` set means terminal: no update follows."""
 
@@ -147,6 +160,7 @@ class StepReport(msgspec.Struct, frozen=True, tag="step"):
     prefix_hits_tokens: int = 0
     failed_steps: int = 0  # 1 if this step could not be computed
     out_of_memory: int = 0  # 1 if memory ran out: for the step, or for a request of it
+    slowness_ratio: float | None = None  # seconds over what such a step took before; None: no such step was measured
 
 
 class CoreIdle(msgspec.Struct, frozen=True, tag="idle"):
@@ -158,4 +172,4 @@ class CoreIdle(msgspec.Struct, frozen=True, tag="idle"):
     integrity_error: str | None = None
 
 
-FromCore = CoreReady | CoreProgress | CoreFailed | StepReport | CoreIdle | CoreAsleep | CoreAwake
+FromCore = CoreReady | CoreProgress | CoreFailed | StepReport | CoreIdle | CoreAsleep | CoreAwake | BlocksHeld

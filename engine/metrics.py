@@ -24,6 +24,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from engine.drain import DrainState
 from engine.inflight import Choice, Fate, Flight, oldest_ages_s
 from engine.messages import CoreReady, StepReport
+from engine.queue_guard import QUEUE_TIMEOUT
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -45,11 +46,18 @@ STEP_BUCKETS_S = (
 )
 ITERATION_BUCKETS = (1, 8, *(2**power for power in range(4, 15)))
 
+QUEUE_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+RATIO_BUCKETS = (0.25, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0)
+CHOICE_BUCKETS = (1, 2, 5, 10, 20)
+PREEMPTION_BUCKETS = (1, 2, 3, 4, 5, 10, 20)
+
 FINISH_REASONS = ("stop", "length", "abort", "error")
 GOLDEN_RESULTS = ("passed", "failed", "error")
 STEP_KINDS = ("prefill", "decode", "mixed")
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")  # by level
-REJECTIONS = ("overloaded", "not_ready", "draining")
+REJECTIONS = ("overloaded", "not_ready", "draining", QUEUE_TIMEOUT)
+QUEUE_LIMITS = ("max_num_queued_reqs", "max_num_queued_tokens")
+PROMPT_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
 
 
 def length_buckets(max_model_len: int) -> tuple[int, ...]:
@@ -78,12 +86,35 @@ class NodeMetrics:
         lengths = length_buckets(max_model_len)
         self.running = self._gauge("vllm:num_requests_running", "Requests in model execution batches.")
         self.waiting = self._gauge("vllm:num_requests_waiting", "Requests waiting to be scheduled.")
+        self.waiting_for = Gauge(
+            "vllm:num_requests_waiting_by_reason",
+            "Requests waiting, for room (capacity) or for something else (deferred).",
+            (*self._labels, "reason"),
+            registry=self.registry,
+        )
         self.kv_usage = self._gauge("vllm:kv_cache_usage_perc", "KV cache in use, 0 to 1; kept for reuse is free.")
         self.preemptions = self._counter("vllm:num_preemptions", "Preemptions.")
         self.prefix_queries = self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
         self.prefix_hits = self._counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.")
         self.prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens prefilled.")
         self.generation_tokens = self._counter("vllm:generation_tokens", "Tokens generated.")
+        self.cached_tokens = self._counter("vllm:prompt_tokens_cached", "Prompt tokens whose KV was there already.")
+        self.prompt_sources = Counter(
+            "vllm:prompt_tokens_by_source",
+            "Prompt tokens by where their KV came from.",
+            (*self._labels, "source"),
+            registry=self.registry,
+        )
+        for source in PROMPT_SOURCES:
+            self.prompt_sources.labels(**self._labels, source=source)
+        self.queue_rejections = Counter(
+            "vllm:admission_rejections",
+            "Requests refused by a full queue.",
+            ("model_name", "reason"),
+            registry=self.registry,
+        )
+        for limit in QUEUE_LIMITS:
+            self.queue_rejections.labels(model_name=model_name, reason=limit)
         self.success = Counter(
             "vllm:request_success",
             "Requests ended, by reason.",
@@ -110,6 +141,17 @@ class NodeMetrics:
         self.request_generation = self._histogram(
             "vllm:request_generation_tokens", "Tokens generated for a request.", lengths
         )
+        self.most_generation = self._histogram(
+            "vllm:request_max_num_generation_tokens", "Tokens of a request's longest choice.", lengths
+        )
+        self.asked_tokens = self._histogram("vllm:request_params_max_tokens", "max_tokens of a request.", lengths)
+        self.asked_choices = self._histogram("vllm:request_params_n", "n of a request.", CHOICE_BUCKETS)
+        self.request_preemptions = self._histogram(
+            "vllm:request_num_preemptions", "Preemptions of a request.", PREEMPTION_BUCKETS
+        )
+        self.request_computed = self._histogram(
+            "vllm:request_prefill_kv_computed_tokens", "Prompt tokens computed anew for a request.", lengths
+        )
         self.iteration = self._histogram("vllm:iteration_tokens_total", "Tokens computed in a step.", ITERATION_BUCKETS)
         self._own()
 
@@ -124,6 +166,21 @@ class NodeMetrics:
         )
         for kind in STEP_KINDS:
             self.step.labels(**self._labels, kind=kind)
+        self.slowness = Histogram(
+            "engine_step_slowness_ratio",
+            "Seconds of a step over what such a batch and context took before, 1 as ever; by what it computed.",
+            ("model_name", "engine", "kind"),
+            buckets=RATIO_BUCKETS,
+            registry=registry,
+        )
+        for kind in STEP_KINDS:
+            self.slowness.labels(**self._labels, kind=kind)
+        self.queue_wait = Histogram(
+            "engine_queue_wait_seconds",
+            "Arrival to scheduled, observed then and not only at the end.",
+            buckets=QUEUE_BUCKETS_S,
+            registry=registry,
+        )
         self.fates = Counter("engine_requests", "Client requests by terminal state.", ("state",), registry=registry)
         for fate in Fate:
             self.fates.labels(state=fate.value)
@@ -210,12 +267,19 @@ class NodeMetrics:
         if report.num_tokens > 0:  # a report without a step carries the ends of aborted requests
             self.step.labels(**self._labels, kind=report.kind).observe(report.seconds)
             self.iteration.observe(report.num_tokens)
+            if report.slowness_ratio is not None:
+                self.slowness.labels(**self._labels, kind=report.kind).observe(report.slowness_ratio)
         self.preemptions.inc(report.preemptions)
         self.preempted_tokens.inc(report.preempted_tokens)
         self.failed_steps.inc(report.failed_steps)
         self.oom_caught.inc(report.out_of_memory)
         self.prefix_queries.inc(report.prefix_queries_tokens)
         self.prefix_hits.inc(report.prefix_hits_tokens)
+
+    def note_scheduled(self, flight: Flight, choice: Choice) -> None:
+        """A choice is computed for the first time."""
+        if choice.scheduled_at is not None:
+            self.queue_wait.observe(max(0.0, choice.scheduled_at - flight.arrived_at))
 
     def note_tokens(self, flight: Flight, choice: Choice, num_tokens: int, now: float) -> None:
         """Tokens of one choice arrived from one step. Keeps the choice's and the flight's token times."""
@@ -226,7 +290,7 @@ class NodeMetrics:
             choice.first_token_at = now
             if choice.num_replayed_tokens == 0:  # else it is no first token to the user, and was prefilled before
                 self.ttft.observe(now - flight.arrived_at + flight.elapsed_before_s)
-                self.prompt_tokens.inc(len(choice.prompt))
+                self._note_prompt(choice)
         elif choice.last_token_at is not None:
             self.itl.observe(now - choice.last_token_at)
         choice.last_token_at = now
@@ -241,8 +305,12 @@ class NodeMetrics:
         self.e2e.observe(now - flight.arrived_at + flight.elapsed_before_s)
         self.request_prompt.observe(len(choice.prompt))
         if choice.sampling.max_tokens == 0 and choice.scheduled_at is not None:
-            self.prompt_tokens.inc(len(choice.prompt))  # prefilled, though no token follows
+            self._note_prompt(choice)  # prefilled, though no token follows
         self.request_generation.observe(len(choice.output_token_ids))
+        self.asked_tokens.observe(choice.sampling.max_tokens)
+        self.request_preemptions.observe(choice.num_preemptions)
+        if choice.num_cached_tokens is not None:
+            self.request_computed.observe(len(choice.prompt) - choice.num_cached_tokens)
         if choice.scheduled_at is not None:
             self.queue.observe(max(0.0, choice.scheduled_at - flight.arrived_at))
             self.inference.observe(max(0.0, (choice.last_token_at or now) - choice.scheduled_at))
@@ -253,11 +321,28 @@ class NodeMetrics:
             self.decode.observe(decode_s)
             self.tpot.observe(decode_s / max(1, choice.num_own_tokens - 1))
 
+    def _note_prompt(self, choice: Choice) -> None:
+        cached = min(choice.num_cached_tokens or 0, len(choice.prompt))
+        self.prompt_tokens.inc(len(choice.prompt))
+        self.cached_tokens.inc(cached)
+        for source, num_tokens in (("local_cache_hit", cached), ("local_compute", len(choice.prompt) - cached)):
+            self.prompt_sources.labels(**self._labels, source=source).inc(num_tokens)
+
+    def note_ended(self, flight: Flight, fate: Fate) -> None:
+        """A request that was taken in ended here; of a moved one the node where it finishes tells more."""
+        if fate is not Fate.MOVED:
+            self.most_generation.observe(max(len(choice.output_token_ids) for choice in flight.choices))
+            self.asked_choices.observe(flight.ask.n)
+        self.note_fate(fate)
+
     def note_fate(self, fate: Fate) -> None:
         self.fates.labels(state=fate.value).inc()
 
-    def note_refused(self, reason: str) -> None:
+    def note_refused(self, reason: str, limit: str | None = None) -> None:
+        """`limit`: of the queue, when that is full."""
         self.rejected.labels(reason=reason).inc()
+        if limit is not None:
+            self.queue_rejections.labels(model_name=self._model_name, reason=limit).inc()
         self.note_fate(Fate.REFUSED)
 
     def note_state(
@@ -274,6 +359,11 @@ class NodeMetrics:
         """Sets the gauges that describe this moment; called before each scrape is answered."""
         self.running.set(running)
         self.waiting.set(waiting)
+        for reason, count in (
+            ("capacity", waiting),
+            ("deferred", 0),
+        ):  # no adapters and no KV from elsewhere to wait for
+            self.waiting_for.labels(**self._labels, reason=reason).set(count)
         self.kv_usage.set(kv_ratio)
         for state in DrainState:
             self.drain.labels(state=state.value).set(1 if state is drain else 0)

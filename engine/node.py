@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any, NoReturn
+from typing import Any
 
 import structlog
 
@@ -31,7 +31,8 @@ from engine.messages import AbortRequest, AddRequest, CoreAwake, CoreIdle, CoreR
 from engine.metrics import NodeMetrics
 from engine.metrics_faults import MetricsFaults
 from engine.model_facts import ModelFacts
-from engine.refusal import RefusedError, TooLongError, retry_after_s
+from engine.queue_guard import QUEUE_TIMEOUT, QueueGuard
+from engine.refusal import RefusedError, check_fits
 from engine.request_log import RequestLog, SpanWriter
 from engine.request_record import Arrival, RequestRecord, record_of
 from engine.sleep import Sleeper
@@ -39,7 +40,7 @@ from engine.tokenizer import Tokenizer
 
 log = structlog.get_logger()
 
-DEFAULT_QUEUE_CAPACITIES = 4  # tokens that may wait, in multiples of the KV cache
+LARGE_TEXTS_AT_ONCE = 2
 
 
 class Node:
@@ -67,6 +68,7 @@ class Node:
         self.faults = Faults()
         self._request_log = RequestLog(spans)
         self.limits = LiveLimits.of(config, core_config)
+        self.queue = QueueGuard()
         self.golden = GoldenProbe(
             vocab_size=facts.vocab_size,
             revision=facts.revision,
@@ -77,6 +79,7 @@ class Node:
         )
         self.sleeper = Sleeper(self)
         self._metrics_faults = MetricsFaults()
+        self.large_texts = asyncio.Semaphore(LARGE_TEXTS_AT_ONCE)  # held while one is tokenised
         self.flights: set[Flight] = set()
         self._choices: dict[str, tuple[Flight, Choice]] = {}  # by core id, until the core's terminal update
         self._changed = asyncio.Event()  # a flight ended, or the drain's deadline or state changed
@@ -93,29 +96,20 @@ class Node:
             return self.facts.max_model_len
         return min(ready.max_model_len, capacity)
 
-    @property
-    def max_queued_tokens(self) -> int:
-        limit = self.limits.max_num_queued_tokens
-        return limit if limit is not None else DEFAULT_QUEUE_CAPACITIES * (self.core.kv_capacity_tokens or 0)
-
-    def check_admission(self, num_tokens: int = 0) -> None:
-        """Raises RefusedError when a request with this many prompt tokens can't be taken now."""
-        if self.drain.state is not DrainState.SERVING:
-            self._refuse("draining", "this node is being drained")
-        reason = self.judge_health()
-        if reason is not Reason.READY:
-            self._refuse("not_ready", f"this node is not ready: {reason.value}")
-        waiting = [f for f in self.flights if f.outcome is None and f.is_waiting]
-        queued = sum(f.num_prompt_tokens + f.num_output_tokens for f in waiting)
-        is_full = len(waiting) >= self.limits.max_num_queued_reqs
-        if is_full or (waiting and queued + num_tokens > self.max_queued_tokens):
-            message = f"the queue is full: {len(waiting)} requests with {queued} tokens wait"
-            self._refuse("overloaded", message, retry_after_s(queued, self.core.tokens_per_s))
-
-    def _refuse(self, reason: str, message: str, retry_after_s: int | None = None) -> NoReturn:
-        self.metrics.note_refused(reason)
-        self.drain.note(Fate.REFUSED, len(self.flights), time.time())
-        raise RefusedError(reason, message, retry_after_s)
+    def check_admission(self, ask: Ask | None = None) -> None:
+        """Raises RefusedError when this request, or any more (None), can't be taken now; it is counted then."""
+        try:
+            if self.drain.state is not DrainState.SERVING:
+                raise RefusedError("draining", "this node is being drained")
+            reason = self.judge_health()
+            if reason is not Reason.READY:
+                raise RefusedError("not_ready", f"this node is not ready: {reason.value}")
+            core = self.core
+            self.queue.check(self.flights, ask, self.limits, core.kv_capacity_tokens or 0, core.tokens_per_s)
+        except RefusedError as refusal:
+            self.metrics.note_refused(refusal.reason, refusal.limit)
+            self.drain.note(Fate.REFUSED, len(self.flights), time.time())
+            raise
 
     def admit(
         self,
@@ -132,14 +126,8 @@ class Node:
         either refused or held. Raises RefusedError, TooLongError, ReplayError.
         """
         for prompt in ask.prompts:
-            wanted = len(prompt) + ask.sampling.max_tokens
-            if wanted > self.max_sequence_tokens:
-                raise TooLongError(
-                    f"This model's maximum context length is {self.max_sequence_tokens} tokens. However, you requested "
-                    f"{wanted} tokens ({len(prompt)} in the prompt, {ask.sampling.max_tokens} for the answer). "
-                    "Please shorten the prompt or lower max_tokens."
-                )
-        self.check_admission(sum(len(p) for p in ask.prompts))
+            check_fits(len(prompt), ask.sampling.max_tokens, self.max_sequence_tokens)
+        self.check_admission(ask)
         # Clients choose request ids and repeat them; the core's must be unique.
         key = f"{ask.request_id[:40]}-{secrets.token_hex(6)}"
         flight = Flight(
@@ -155,9 +143,12 @@ class Node:
         for step in progress:
             flight.choices[step.index].replay(step)
         self.flights.add(flight)
+        loop = asyncio.get_running_loop()
         if ask.deadline_s is not None:
             left_s = ask.deadline_s - elapsed_before_s - (flight.admitted_at - arrival.at)
-            flight.timer = asyncio.get_running_loop().call_later(max(0.0, left_s), self._expire, flight)
+            flight.timers.append(loop.call_later(max(0.0, left_s), self._expire, flight))
+        if (wait_s := self.limits.max_queue_wait_s) is not None and not progress:
+            flight.timers.append(loop.call_later(wait_s, self._expire_waiting, flight, wait_s))
         for choice in flight.open_choices:
             self._choices[choice.core_id] = (flight, choice)
             self.core.send(
@@ -168,6 +159,7 @@ class Node:
                     arrived_at=arrival.at,
                     priority=ask.priority,
                     output_token_ids=tuple(choice.output_token_ids),
+                    cache_salt=ask.cache_salt,
                 )
             )
         flight.settle()
@@ -196,8 +188,10 @@ class Node:
                 del self._choices[update.request_id]
             if not flight.waits_for(choice):
                 continue  # drawn after the client left or a stop string was found
-            num_before = len(choice.output_token_ids)
+            num_before, is_new = len(choice.output_token_ids), choice.scheduled_at is None
             delta = choice.apply(update)
+            if is_new:
+                self.metrics.note_scheduled(flight, choice)
             self.metrics.note_tokens(flight, choice, len(choice.output_token_ids) - num_before, now)
             if delta is not None:
                 flight.add(delta)
@@ -210,7 +204,9 @@ class Node:
         if not choice.is_moved:  # it counts where it finishes
             self.metrics.note_closed(flight, choice, now)
         if choice.error is not None:
-            self.fail(flight, choice.error, "engine_error")
+            self.fail(flight, choice.error, choice.error_code)
+        elif choice.finish_reason is not None:
+            self.queue.note_finished(len(choice.output_token_ids))
         flight.settle()
 
     def on_idle(self, message: CoreIdle) -> None:
@@ -244,6 +240,12 @@ class Node:
     def _expire(self, flight: Flight) -> None:
         self.fail(flight, f"the deadline of {flight.ask.deadline_s:g} s passed", "deadline_exceeded", "deadline")
 
+    def _expire_waiting(self, flight: Flight, waited_s: float) -> None:
+        if flight.outcome is None and flight.is_waiting:
+            self.metrics.rejected.labels(reason=QUEUE_TIMEOUT).inc()
+            reason = f"it waited for {waited_s:g} s without being begun: this node has too much to do"
+            self.fail(flight, reason, QUEUE_TIMEOUT, QUEUE_TIMEOUT)
+
     def abort(self, request_ids: Sequence[str] | None) -> list[str]:
         """Ends these requests (by X-Request-Id or by the answer's id), or all, with an error event; returns whose."""
         chosen = [
@@ -263,14 +265,14 @@ class Node:
             return
         now = time.monotonic()
         self.abandon(flight)
-        if flight.timer is not None:
-            flight.timer.cancel()
+        for timer in flight.timers:
+            timer.cancel()
         self.flights.discard(flight)
         for choice in flight.choices:
             # One that was to move ends here when its client left, or another choice failed, before it was handed off.
             if not choice.is_closed or (choice.is_moved and fate is not Fate.MOVED):
                 self.metrics.note_closed(flight, choice, now)
-        self.metrics.note_fate(fate)
+        self.metrics.note_ended(flight, fate)
         self.drain.note(fate, len(self.flights), time.time())
         self._changed.set()
         if not self.flights:

@@ -73,9 +73,9 @@ class Scheduler:
         return bool(self._requests)
 
     @property
-    def request_ids(self) -> list[str]:
-        """Ids of all requests that have not ended."""
-        return list(self._requests)
+    def requests(self) -> dict[str, Request]:
+        """All requests that have not ended, by id; to be read only."""
+        return self._requests
 
     def add(self, message: AddRequest, now: float) -> Refused | RequestUpdate | None:
         """Take a request in. Returns why not, or its only update if its output was complete already, or None."""

@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,7 @@ from engine.gpu_watch import GpuWatch
 from engine.metrics import NodeMetrics
 from engine.model_facts import ModelFacts, read_model_facts
 from engine.node import Node
+from engine.start_report import start_lines, what_limits
 from engine.stopping import stop_serving
 from engine.tokenizer import load_tokenizer
 
@@ -43,6 +45,7 @@ HEALTH_TICK_S = 0.5
 CLOSE_GRACE_S = 5  # for connections that are still being written to
 BACKLOG = 2048
 FLUSH_GRACE_S = 3.0  # for spans that are not sent yet
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 KEEP_ALIVE_S = 75  # longer than a gateway's idle connections live, so that the gateway closes first
 
 
@@ -71,6 +74,7 @@ def serve(config: NodeConfig) -> None:
     core_config = core_config_of(config, facts)
     metrics = NodeMetrics(model_name=config.model_name, max_model_len=facts.max_model_len)
     listener = _listen(config.host, config.port)
+    _warn_of_exposure(config)
     with contextlib.closing(listener):
         if changes := facts.sampling.changes():
             log.info("node.sampling_defaults", source=GENERATION_CONFIG, **changes)
@@ -126,11 +130,20 @@ def core_config_of(config: NodeConfig, facts: ModelFacts) -> CoreConfig:
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=facts.max_model_len,
+        prefix_caching=config.prefix_caching,
+        chunked_prefill=config.chunked_prefill,
         vocab_size=facts.vocab_size,
         eos_token_ids=facts.eos_token_ids,
         enable_faults=config.enable_faults,
         log_level=config.log_level,
     )
+
+
+def _warn_of_exposure(config: NodeConfig) -> None:
+    if os.geteuid() == 0:
+        log.warning("node.runs_as_root", remedy="it needs no right but to read its model")
+    if config.host not in LOOPBACK and not config.api_keys:
+        log.warning("node.open_to_network", host=config.host, remedy="--api-key-file, or --host 127.0.0.1")
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -207,6 +220,11 @@ def _handle_signals(node: Node, stop: asyncio.Event) -> None:
 
 
 async def _announce(node: Node, url: str) -> None:
+    is_terminal = sys.stderr.isatty()
+    if is_terminal:
+        from engine.start_show import show_loading  # rich: for people only
+
+        await show_loading(node)
     await node.core.first_ready.wait()
     ready = node.core.ready
     assert ready is not None
@@ -221,9 +239,12 @@ async def _announce(node: Node, url: str) -> None:
         kv_capacity_tokens=capacity,
         max_model_len=ready.max_model_len,
         max_concurrency_at_max_len=round(capacity / ready.max_model_len, 2),
+        limited_by=what_limits(node.config, ready),
     )
     if capacity < ready.max_model_len:
         log.warning("node.kv_limits_length", longest_sequence_tokens=capacity)
+    if is_terminal:
+        sys.stderr.write(start_lines(node.config, ready, url))
 
 
 async def _watch_health(node: Node) -> None:

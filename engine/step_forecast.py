@@ -12,6 +12,10 @@ from typing import NamedTuple
 from engine.step import StepPlan
 
 DECAY = 0.995  # weight of the past at each step: about the last 200 count
+NORM_DECAY = 0.9995
+SLOW_RATIO = 1.5  # from here on a step is slow: it does not become the norm
+_NORM_STEPS = 64  # all of the first ones are learned from, then a sample: learning costs more than asking
+_NORM_SAMPLE = 8
 UNSEEN_FACTOR = 4.0  # a step larger than any measured may cost this many times what the prices say
 _MIN_STEPS = 3
 _SWEEPS = 3
@@ -46,8 +50,9 @@ class StepSize(NamedTuple):
 class StepForecast:
     """Decayed least squares with prices kept at zero or above, improved by a few sweeps at each step."""
 
-    def __init__(self) -> None:
+    def __init__(self, decay: float = DECAY) -> None:
         size = len(StepSize._fields)
+        self._decay = decay
         self._num_steps = 0
         self._prices = [0.0] * size
         self._products = [[0.0] * size for _ in range(size)]  # of parts with parts
@@ -61,8 +66,8 @@ class StepForecast:
         for i, part in enumerate(size):
             row = self._products[i]
             for j, other in enumerate(size):
-                row[j] = row[j] * DECAY + part * other
-            self._seconds[i] = self._seconds[i] * DECAY + part * seconds
+                row[j] = row[j] * self._decay + part * other
+            self._seconds[i] = self._seconds[i] * self._decay + part * seconds
         for _ in range(_SWEEPS):
             self._sweep()
 
@@ -79,5 +84,29 @@ class StepForecast:
         if self._num_steps < _MIN_STEPS:
             return None
         expected = sum(price * part for price, part in zip(self._prices, size, strict=True))
-        is_seen = all(part <= _SEEN_SHARE * most for part, most in zip(size, self._largest, strict=True))
-        return expected if is_seen else UNSEEN_FACTOR * expected
+        return expected if self.has_seen(size) else UNSEEN_FACTOR * expected
+
+    def has_seen(self, size: StepSize) -> bool:
+        """Whether steps of about this size were measured."""
+        return all(part <= _SEEN_SHARE * most for part, most in zip(size, self._largest, strict=True))
+
+
+class StepNorm:
+    """How slow steps are, whatever they hold: beside the seconds that such a batch and context took before.
+
+    Slow steps are not learned from, so that a machine which stays slow stays slow in here.
+    """
+
+    def __init__(self) -> None:
+        self._forecast = StepForecast(NORM_DECAY)
+        self._num_steps = 0
+
+    def ratio(self, size: StepSize, seconds: float) -> float | None:
+        """1 for a step as ever, 3 for one that took three times as long; None while nothing like it was measured."""
+        self._num_steps += 1
+        expected = self._forecast.seconds(size) if self._forecast.has_seen(size) else None
+        ratio = seconds / expected if expected else None
+        is_sampled = self._num_steps <= _NORM_STEPS or self._num_steps % _NORM_SAMPLE == 0
+        if ratio is None or (is_sampled and (ratio < SLOW_RATIO or self._num_steps <= _NORM_STEPS)):
+            self._forecast.observe(size, seconds)
+        return None if self._num_steps <= _NORM_STEPS else ratio

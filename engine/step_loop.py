@@ -25,12 +25,14 @@ from engine.host_memory import return_freed_memory
 from engine.messages import (
     AbortRequest,
     AddRequest,
+    BlocksHeld,
     CoreAsleep,
     CoreAwake,
     CoreFailed,
     CoreIdle,
     FromCore,
     GoldenRun,
+    ListBlocks,
     RequestUpdate,
     ResetPrefixCache,
     SetFaults,
@@ -45,7 +47,7 @@ from engine.request import FinishReason
 from engine.runner import Runner
 from engine.scheduler import Refused, Scheduler
 from engine.step import StepPlan, StepResult, TokenLogprobs
-from engine.step_forecast import StepForecast, StepSize
+from engine.step_forecast import StepForecast, StepNorm, StepSize
 
 log = structlog.get_logger()
 
@@ -86,6 +88,8 @@ class StepLoop:
         self._grammar_queue = GrammarQueue(grammars, inbox)
         self._beats = beats or BeatPage.private()
         self._forecast = StepForecast()
+        self._norm = StepNorm()
+        self._slowness_ratio: float | None = None  # of the last step
         self._faults = CoreFaults(scheduler, runner, clock, is_enabled=enable_faults)
         self._runner = runner
         self._is_asleep = False
@@ -162,6 +166,9 @@ class StepLoop:
             case ResetPrefixCache():
                 self._scheduler.pool.forget_cached()
                 log.info("prefix_cache.reset")
+            case ListBlocks():
+                held = {key: len(request.block_ids) for key, request in self._scheduler.requests.items()}
+                self._publish(BlocksHeld(message.number, held))
             case Sleep():
                 self._sleep()
             case WakeUp():
@@ -257,7 +264,7 @@ class StepLoop:
 
     def _end_all(self) -> None:
         """Every request that was taken in gets its end, also at shutdown."""
-        held = [*self._grammar_queue.request_ids, *self._scheduler.request_ids]
+        held = [*self._grammar_queue.request_ids, *self._scheduler.requests]
         updates = [self._abort(request_id) for request_id in held]
         self._news += [update for update in updates if update is not None]
         if self._news:
@@ -296,6 +303,7 @@ class StepLoop:
         result = self._faults.run(plan)
         seconds = self._clock.now() - started_at
         self._forecast.observe(size, seconds)
+        self._slowness_ratio = self._norm.ratio(size, seconds)
         return result, seconds
 
     def _contain(self, error: Exception, plan: StepPlan, seconds: float) -> None:
@@ -373,6 +381,7 @@ class StepLoop:
             prefix_hits_tokens=outcome.prefix_hits_tokens,
             failed_steps=failed_steps,
             out_of_memory=out_of_memory,
+            slowness_ratio=self._slowness_ratio if kind != "none" and not failed_steps else None,
         )
 
     def _report_idle(self) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
 
+import msgspec
+import structlog
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -15,17 +18,20 @@ from engine.api.arrival import admitting, arrival_of
 from engine.api.body import check_token, parse_body, parse_query, read_body
 from engine.api.constrain import check_continued
 from engine.api.errors import ApiError, from_refusal
-from engine.api.handoff import read_handoff
+from engine.api.handoff import read_handoff, write_handoff
 from engine.api.openai import accepts_handoff
 from engine.api.respond import FlightResponse
-from engine.api.schema import AbortBody, DrainBody, FaultsBody, LimitsBody, SleepQuery
+from engine.api.schema import AbortBody, DrainBody, ExportBody, FaultsBody, LimitsBody, SleepQuery
 from engine.health import Reason
 from engine.inflight import Flight, ReplayError
 from engine.node import Node
 from engine.refusal import RefusedError, TooLongError
 from engine.sleep import SleepRefusedError
 
+log = structlog.get_logger()
+
 MAX_ADMIN_BYTES = 2 * 2**20
+BLOCKS_WITHIN_S = 1.0  # a core in a long step answers after it
 
 B = TypeVar("B", bound=BaseModel)
 
@@ -38,6 +44,7 @@ def routes() -> list[Route]:
         Route("/admin/wake_up", wake_up, methods=["POST"]),
         Route("/admin/requests", requests, methods=["GET"]),
         Route("/admin/abort", abort, methods=["POST"]),
+        Route("/admin/export", export, methods=["POST"]),
         Route("/admin/limits", limits, methods=["GET", "POST"]),
         Route("/admin/reset_prefix_cache", reset_prefix_cache, methods=["POST"]),
         Route("/admin/faults", faults, methods=["GET", "POST"]),
@@ -90,13 +97,17 @@ async def wake_up(request: Request) -> Response:
 async def requests(request: Request) -> Response:
     check_token(request)
     node: Node = request.app.state.node
+    blocks = await node.core.blocks_held(BLOCKS_WITHIN_S) if node.flights else {}
     now = time.monotonic()
     held = sorted(node.flights, key=lambda flight: flight.arrived_at)
-    return JSONResponse({"requests": [_describe(flight, now) for flight in held]})
+    answer: dict[str, object] = {"requests": [_describe(flight, blocks, now) for flight in held]}
+    if blocks is None:
+        answer["kv_blocks_unknown"] = "the core did not answer in time"
+    return JSONResponse(answer)
 
 
-def _describe(flight: Flight, now: float) -> dict[str, object]:
-    """No prompt and no text: this is for the person on call."""
+def _describe(flight: Flight, blocks: Mapping[str, int] | None, now: float) -> dict[str, object]:
+    """No prompt and no text: this is for the person on call. `blocks` by the core's ids; None: not known."""
     if flight.outcome is not None:
         state = "ending"
     elif any(c.abort_reason == "moved" for c in flight.open_choices):
@@ -112,6 +123,7 @@ def _describe(flight: Flight, now: float) -> dict[str, object]:
         "choices": len(flight.choices),
         "tokens_in": flight.num_prompt_tokens,
         "tokens_out": flight.num_output_tokens,
+        "kv_blocks": None if blocks is None else sum(blocks.get(c.core_id, 0) for c in flight.open_choices),
         "age_s": round(now - flight.arrived_at, 3),
         "continued": flight.is_continued,
         "can_move": flight.accepts_handoff,
@@ -128,6 +140,28 @@ async def abort(request: Request) -> Response:
     known = {i for f in node.flights if f.outcome is None for i in (f.ask.request_id, f.ask.id)}
     aborted = node.abort(wanted)
     return JSONResponse({"aborted": aborted, "unknown": [i for i in wanted or () if i not in known]})
+
+
+async def export(request: Request) -> Response:
+    """What another node needs to go on with these requests (`/internal/continue`): prompt, tokens so far, sampling with
+    its seed. They go on here as well, unless they are to stop."""
+    check_token(request)
+    node: Node = request.app.state.node
+    body = await _parse(request, ExportBody)
+    now = time.monotonic()
+    wanted, found = set(body.request_ids), set[str]()
+    exported = []
+    for flight in [f for f in node.flights if f.outcome is None]:
+        names = wanted & {flight.ask.request_id, flight.ask.id}
+        if not names:
+            continue
+        found |= names
+        exported.append(write_handoff(flight, now))
+        if body.stop:
+            node.fail(flight, "taken over by an operator", "exported", "exported")
+    unknown = [i for i in body.request_ids if i not in found]
+    log.info("node.requests_exported", count=len(exported), stopped=body.stop)
+    return Response(msgspec.json.encode({"requests": exported, "unknown": unknown}), media_type="application/json")
 
 
 async def limits(request: Request) -> Response:

@@ -145,6 +145,7 @@ class Tokens(Answer):
     count: Count
     max_model_len: Count
     tokens: list[Count]
+    token_strs: list[str] | None = None  # left out unless asked for
 
 
 class DetokenizedText(Answer):
@@ -210,6 +211,7 @@ class HeldRequest(Answer):
     choices: Count
     tokens_in: Count
     tokens_out: Count
+    kv_blocks: Count | None  # null: the core has not said
     age_s: Seconds
     priority: int
     deadline_s: float | None
@@ -217,10 +219,16 @@ class HeldRequest(Answer):
 
 class HeldRequests(Answer):
     requests: list[HeldRequest]
+    kv_blocks_unknown: str | None = None  # why they are null; left out when they are not
 
 
 class Aborted(Answer):
     aborted: list[str]
+    unknown: list[str]
+
+
+class Exported(Answer):
+    requests: list[Handoff]
     unknown: list[str]
 
 
@@ -230,6 +238,7 @@ class Limits(Answer):
     prefill_chunk_tokens: Count | None
     max_num_queued_reqs: Count
     max_num_queued_tokens: Count | None
+    max_queue_wait_s: Seconds | None
 
 
 class Sleep(Answer):

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.api import admin, openai, openapi, status
 from engine.api.errors import ApiError, error_response
+from engine.api.http_metrics import HttpMetrics, HttpMetricsMiddleware
 from engine.api.prepare import request_id_of
 from engine.node import Node
 
@@ -20,9 +21,13 @@ log = structlog.get_logger()
 
 
 def build_app(node: Node) -> Starlette:
+    routes = [*openai.routes(), *status.routes(), *admin.routes(), *openapi.routes()]
     app = Starlette(
-        routes=[*openai.routes(), *status.routes(), *admin.routes(), *openapi.routes()],
-        middleware=[Middleware(RequestIdMiddleware)],
+        routes=routes,
+        middleware=[
+            Middleware(HttpMetricsMiddleware, HttpMetrics(node.metrics.registry), routes),
+            Middleware(RequestIdMiddleware),
+        ],
         exception_handlers={ApiError: _on_api_error, HTTPException: _on_http_error, Exception: _on_bug},
     )
     app.state.node = node

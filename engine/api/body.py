@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from engine.api.errors import ApiError, from_validation
+from engine.api.json_weight import BASE_WEIGHT, FREE_BYTES, weight
 from engine.node import Node
 
 B = TypeVar("B", bound=BaseModel)
@@ -19,10 +20,17 @@ B = TypeVar("B", bound=BaseModel)
 async def parse_body(request: Request, schema: type[B], *, max_bytes: int | None = None) -> B:
     """The body as `schema`, in JSON's own types: "5" is no number. Raises ApiError 400, 408, 413, 415."""
     body = await read_body(request, max_bytes=max_bytes)
+    await _check_weight(body, BASE_WEIGHT + request.app.state.node.max_sequence_tokens)
     try:
         return schema.model_validate_json(body, strict=True)
     except ValidationError as exc:
         raise from_validation(exc) from exc
+
+
+async def _check_weight(body: bytes, limit: int) -> None:
+    if len(body) > FREE_BYTES and await asyncio.to_thread(weight, body, limit) > limit:
+        message = f"the body holds too many JSON values: at most {limit} numbers, or a tenth as many objects"
+        raise ApiError(400, message, code="too_many_values")
 
 
 def parse_query(request: Request, schema: type[B]) -> B:

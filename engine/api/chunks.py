@@ -91,7 +91,7 @@ def _chunk(flight: Flight, choices: list[dict[str, Any]]) -> dict[str, Any]:
         "choices": choices,
     }
     if ask.include_usage:
-        chunk["usage"] = None
+        chunk["usage"] = usage(flight) if ask.continuous_usage else None
     return chunk
 
 

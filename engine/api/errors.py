@@ -59,16 +59,23 @@ def from_refusal(refusal: RefusedError) -> ApiError:
     return ApiError(status, str(refusal), code=refusal.reason, headers=headers)
 
 
-def from_too_long(error: TooLongError) -> ApiError:
-    return ApiError(400, str(error), code="context_length_exceeded", param="messages")
+def from_too_long(error: TooLongError, param: str) -> ApiError:
+    """`param`: the field that holds the prompt."""
+    return ApiError(400, str(error), code="context_length_exceeded", param=param)
 
 
 def from_validation(error: ValidationError) -> ApiError:
-    """Names the first offending field by its path, as in `messages.0.role`."""
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    path = ".".join(str(part)[:MAX_NAME_CHARS] for part in first["loc"] if not _is_branch_name(part))
+    """Names the first offending field by its path, as in `messages.0.role`.
+
+    What may have one of several forms has an error for each: the one that got deepest is what was meant.
+    """
+    errors = error.errors(include_url=False, include_input=False, include_context=False)
+    paths = [[str(part)[:MAX_NAME_CHARS] for part in e["loc"] if not _is_branch_name(part)] for e in errors]
+    same = [index for index, path in enumerate(paths) if path[:1] == paths[0][:1]]
+    chosen = max(same, key=lambda index: len(paths[index]))
+    path, message = ".".join(paths[chosen]), errors[chosen]["msg"].removeprefix("Value error, ")
     where = f"{path}: " if path else ""
-    return ApiError(400, f"{where}{first['msg']}", param=path or None, code="invalid_value")
+    return ApiError(400, f"{where}{message}", param=path or None, code="invalid_value")
 
 
 def _is_branch_name(part: int | str) -> bool:

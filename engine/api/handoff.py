@@ -69,8 +69,8 @@ def _problem(state: HandoffState, vocab_size: int) -> str | None:
     ask = state.ask
     if not 1 <= ask.n <= MAX_CHOICES or not 1 <= len(ask.prompts) <= MAX_PROMPTS or len(ask.stop) > MAX_STOPS:
         return "state.ask: more choices, prompts or stop strings than are allowed"
-    if len(ask.request_id) > 128 or len(ask.id) > 160 or any(not s for s in ask.stop):
-        return "state.ask: bad id or stop string"
+    if len(ask.request_id) > 128 or len(ask.id) > 160 or len(ask.cache_salt) > 256 or any(not s for s in ask.stop):
+        return "state.ask: bad id, salt or stop string"
     if [c.index for c in state.choices] != list(range(ask.n * len(ask.prompts))):
         return "state.choices: must be one for each choice, in order"
     if ask.echo_texts and len(ask.echo_texts) != len(ask.prompts):
@@ -83,7 +83,7 @@ def _problem(state: HandoffState, vocab_size: int) -> str | None:
         *((f"state.ask.prompts[{i}]", p) for i, p in enumerate(ask.prompts)),
         *((f"state.choices[{c.index}].output_token_ids", c.output_token_ids) for c in state.choices),
     ):
-        if any(not 0 <= t < vocab_size for t in token_ids):
+        if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocab_size):
             return f"{name}: a token id is out of the vocabulary"
     if any(not p for p in ask.prompts):
         return "state.ask.prompts: empty"

@@ -18,6 +18,7 @@ from engine.api.body import check_api_key, parse_body
 from engine.api.errors import ApiError, from_refusal, from_too_long
 from engine.api.respond import FlightResponse
 from engine.api.schema import MAX_DEADLINE_S, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from engine.api.text_logprobs import shown
 from engine.inflight import Ask, Kind
 from engine.node import Node
 from engine.refusal import RefusedError, TooLongError
@@ -30,6 +31,7 @@ B = TypeVar("B", bound=BaseModel)
 def routes() -> list[Route]:
     return [
         Route("/v1/models", models, methods=["GET"]),
+        Route("/v1/models/{model:path}", model, methods=["GET"]),  # names may hold slashes
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/chat/completions", chat_completions, methods=["POST"]),
         Route("/tokenize", tokenize, methods=["POST"]),
@@ -40,17 +42,24 @@ def routes() -> list[Route]:
 async def models(request: Request) -> Response:
     check_api_key(request)
     node: Node = request.app.state.node
-    entries = [
-        {
-            "id": name,
-            "object": "model",
-            "created": int(node.started_at),
-            "owned_by": "engine",
-            "max_model_len": node.max_sequence_tokens,
-        }
-        for name in node.config.served_model_names
-    ]
+    entries = [_model(node, name) for name in node.config.served_model_names]
     return JSONResponse({"object": "list", "data": entries})
+
+
+async def model(request: Request) -> Response:
+    check_api_key(request)
+    node: Node = request.app.state.node
+    return JSONResponse(_model(node, prepare.check_model(node, request.path_params["model"])))
+
+
+def _model(node: Node, name: str) -> dict[str, object]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": int(node.started_at),
+        "owned_by": "engine",
+        "max_model_len": node.max_sequence_tokens,
+    }
 
 
 async def completions(request: Request) -> Response:
@@ -78,7 +87,7 @@ async def _generate(
         except RefusedError as exc:
             raise from_refusal(exc) from exc
         except TooLongError as exc:
-            raise from_too_long(exc) from exc
+            raise from_too_long(exc, "messages" if kind == "chat" else "prompt") from exc
     return FlightResponse(node, flight)
 
 
@@ -108,8 +117,11 @@ async def tokenize(request: Request) -> Response:
     try:
         token_ids = await prepare.tokenize(node, body)
     except TooLongError as exc:
-        raise from_too_long(exc) from exc
-    return JSONResponse({"count": len(token_ids), "max_model_len": node.max_sequence_tokens, "tokens": list(token_ids)})
+        raise from_too_long(exc, "prompt" if body.messages is None else "messages") from exc
+    answer = {"count": len(token_ids), "max_model_len": node.max_sequence_tokens, "tokens": token_ids}
+    if body.return_token_strs:
+        answer["token_strs"] = [shown(node.tokenizer.piece(token_id)) for token_id in token_ids]
+    return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
 async def detokenize(request: Request) -> Response:
@@ -117,7 +129,4 @@ async def detokenize(request: Request) -> Response:
     node: Node = request.app.state.node
     body = await parse_body(request, DetokenizeBody)
     prepare.check_model(node, body.model)
-    for token_id in body.tokens:
-        if token_id >= node.facts.vocab_size:
-            raise ApiError(400, f"tokens: {token_id} is out of the vocabulary", param="tokens")
     return JSONResponse({"prompt": await prepare.detokenize(node, body.tokens)})

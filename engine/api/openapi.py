@@ -6,6 +6,7 @@ requests against a node and compares its answers with the document.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,6 +60,7 @@ class Operation:
     errors: tuple[int, ...] = ()
     headers: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     query: type[BaseModel] | None = None
+    in_path: tuple[str, ...] = ()
     is_guarded: bool = False
     is_untyped: bool = False  # its body is another node's: an object that is read unseen by people
 
@@ -81,6 +83,7 @@ _READINESS = {200: answers.Readiness, 503: answers.Readiness}
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation("GET", "/v1/models", "Models served", {200: answers.Models}, errors=(401,)),
+    Operation("GET", "/v1/models/{model}", "One of them", {200: answers.Model}, errors=(401, 404), in_path=("model",)),
     Operation(
         *("POST", "/v1/completions", "Complete a prompt"),
         {200: (answers.Completion, STREAM), 202: answers.Handoff},
@@ -144,6 +147,12 @@ OPERATIONS: tuple[Operation, ...] = (
         *("POST", "/admin/abort", "End these requests, or all"),
         {200: answers.Aborted},
         body=schema.AbortBody,
+        is_guarded=True,
+    ),
+    Operation(
+        *("POST", "/admin/export", "Requests as another node can go on with them"),
+        {200: answers.Exported},
+        body=schema.ExportBody,
         is_guarded=True,
     ),
     Operation("GET", "/admin/limits", "Limits in force", {200: answers.Limits}, is_guarded=True),
@@ -220,7 +229,7 @@ def _kinds(kinds: type[BaseModel] | tuple[type[BaseModel] | str, ...]) -> tuple[
 
 def _describe(operation: Operation) -> dict[str, Any]:
     described: dict[str, Any] = {
-        "operationId": f"{operation.method.lower()}{operation.path.replace('/', '_').replace('.', '_')}",
+        "operationId": f"{operation.method.lower()}{re.sub(r'[/.{}]+', '_', operation.path)}",
         "summary": operation.summary,
         "tags": [operation.path.split("/")[1] if operation.is_guarded else "public"],
         "responses": {},
@@ -235,10 +244,11 @@ def _describe(operation: Operation) -> dict[str, Any]:
     for status in sorted(errors - set(operation.answers)):
         responses[str(status)] = {"description": MEANINGS[status], "content": _content((answers.Error,))}
     query = {} if operation.query is None else operation.query.model_json_schema()["properties"]
-    if operation.headers or query:
+    in_path = {name: {"type": "string"} for name in operation.in_path}
+    if operation.headers or query or in_path:
         described["parameters"] = [
-            {"name": name, "in": where, "required": False, "schema": form}
-            for where, forms in (("header", operation.headers), ("query", query))
+            {"name": name, "in": where, "required": where == "path", "schema": form}
+            for where, forms in (("header", operation.headers), ("query", query), ("path", in_path))
             for name, form in forms.items()
         ]
     if operation.takes_body:

@@ -22,12 +22,15 @@ from engine.api.schema import MAX_ECHOED_LOGPROBS, ChatBody, CompletionBody, Gen
 from engine.api.tools import chat_grammar, plan_tools
 from engine.inflight import MAX_SEED, Ask, Kind
 from engine.node import Node
-from engine.refusal import TooLongError
+from engine.refusal import TooLongError, check_fits
 from engine.step import SamplingParams
 from engine.tokenizer import BadChatError
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 INLINE_CHARS = 4096  # tokenising more than this takes longer than a step: it goes to a thread
+LARGE_CHARS = 256 * 2**10  # more than this takes tenths of a second: few at a time, so that others find a thread
+LEFT_OUT_FACTOR = 4  # a template may leave out some of a history, but hardly three quarters
+PLAIN_CHARS_PER_TOKEN = 16  # a text with so many is no prose: what is longer is judged by its beginning
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 
 T = TypeVar("T")
@@ -57,7 +60,9 @@ async def completion_ask(node: Node, body: CompletionBody, request_id: str) -> A
         else:
             token_ids = _checked_ids(node, prompt)
         if not token_ids:
-            raise ApiError(400, "prompt: must hold at least one token", param="prompt")
+            raise ApiError(400, "prompt: must hold at least one token", param="prompt", code="invalid_value")
+        # Before the next one is tokenised.
+        check_fits(len(token_ids), 1 if body.max_tokens is None else body.max_tokens, node.max_sequence_tokens)
         prompts.append(token_ids)
         if body.echo:
             echo = prompt if isinstance(prompt, str) else node.tokenizer.decode(token_ids, skip_special_tokens=True)
@@ -78,9 +83,7 @@ async def chat_ask(node: Node, body: ChatBody, request_id: str) -> Ask:
     """Raises ApiError."""
     model = check_model(node, body.model)
     plan = plan_tools(node, body)
-    prompt = await _tokenise_chat(
-        node, body.messages, add_generation_prompt=body.add_generation_prompt, tools=plan.rendered
-    )
+    prompt = await _tokenise_chat(node, body, body.messages, plan.rendered)
     asked = body.max_completion_tokens or body.max_tokens
     max_tokens = asked or _room(node, [prompt], node.facts.sampling.max_new_tokens)
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
@@ -98,7 +101,7 @@ async def tokenize(node: Node, body: TokenizeBody) -> tuple[int, ...]:
     check_model(node, body.model)
     if body.messages is not None:
         tools = tuple(tool.for_template() for tool in body.tools) if body.tools else None
-        return await _tokenise_chat(node, body.messages, add_generation_prompt=body.add_generation_prompt, tools=tools)
+        return await _tokenise_chat(node, body, body.messages, tools)
     adds = True if body.add_special_tokens is None else body.add_special_tokens
     return await _tokenise(node, body.prompt or "", add_special_tokens=adds)
 
@@ -116,9 +119,11 @@ def _ask(
 ) -> Ask:
     cap = node.config.max_output_tokens
     if cap is not None and max_tokens > cap:
-        raise ApiError(400, f"max_tokens: {max_tokens} is more than this node's limit of {cap}", param="max_tokens")
+        message = f"max_tokens: {max_tokens} is more than this node's limit of {cap}"
+        raise ApiError(400, message, param="max_tokens", code="invalid_value")
     if body.min_tokens > max_tokens:
-        raise ApiError(400, f"min_tokens: {body.min_tokens} is more than max_tokens {max_tokens}", param="min_tokens")
+        message = f"min_tokens: {body.min_tokens} is more than max_tokens {max_tokens}"
+        raise ApiError(400, message, param="min_tokens", code="invalid_value")
     defaults = node.facts.sampling
     prefix = "chatcmpl" if kind == "chat" else "cmpl"
     return Ask(
@@ -151,6 +156,8 @@ def _ask(
         echo_texts=echo_texts,
         stream=body.stream,
         include_usage=body.stream_options is not None and body.stream_options.include_usage,
+        continuous_usage=body.stream_options is not None and body.stream_options.continuous_usage_stats,
+        cache_salt=body.cache_salt or "",
         return_token_ids=body.return_token_ids,
         priority=body.priority,
         deadline_s=body.deadline_s,
@@ -179,9 +186,8 @@ def _room(node: Node, prompts: list[tuple[int, ...]], wanted: int | None) -> int
 
 
 def _checked_ids(node: Node, token_ids: list[int], param: str = "prompt") -> tuple[int, ...]:
-    for token_id in token_ids:
-        if token_id >= node.facts.vocab_size:
-            raise ApiError(400, f"{param}: token id {token_id} is out of the vocabulary", param=param)
+    if token_ids and (largest := max(token_ids)) >= node.facts.vocab_size:
+        raise ApiError(400, f"{param}: token id {largest} is out of the vocabulary", param=param, code="invalid_value")
     return tuple(token_ids)
 
 
@@ -192,39 +198,59 @@ def _biases(node: Node, body: GenerationBody) -> tuple[tuple[int, float], ...]:
 
 
 async def detokenize(node: Node, token_ids: list[int]) -> str:
+    """Raises ApiError."""
+    _checked_ids(node, token_ids, param="tokens")
     return await _away(node, len(token_ids), lambda: node.tokenizer.decode(token_ids))
 
 
-def _check_length(node: Node, text: str) -> None:
-    """Raises TooLongError for a text that can't fit the context however it is tokenised, which would take seconds."""
-    least = node.tokenizer.least_tokens(text)
-    if least > node.max_sequence_tokens:
+def _check_length(node: Node, num_chars: int, factor: int = 1) -> None:
+    """Raises TooLongError for text that can't fit `factor` contexts however it is tokenised, which takes seconds."""
+    least = node.tokenizer.least_tokens(num_chars)
+    if least > factor * node.max_sequence_tokens:
         raise TooLongError(
             f"This model's maximum context length is {node.max_sequence_tokens} tokens. However, your text of "
-            f"{len(text)} characters has at least {least} tokens. Please shorten it."
+            f"{num_chars} characters has at least {least} tokens. Please shorten it."
         )
 
 
 async def _tokenise(node: Node, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-    _check_length(node, text)
-    return await _away(node, len(text), lambda: node.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+    _check_length(node, len(text))
+    return await _away(node, len(text), lambda: _encode(node, text, add_special_tokens=add_special_tokens))
+
+
+def _encode(node: Node, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+    """Raises TooLongError for a text of far more tokens than can fit, from its beginning alone."""
+    limit = node.max_sequence_tokens
+    if len(text) > PLAIN_CHARS_PER_TOKEN * limit:
+        least = node.tokenizer.count(text[: PLAIN_CHARS_PER_TOKEN * limit])
+        if least > 2 * limit:  # where it was cut, a few tokens may be other ones
+            raise TooLongError(
+                f"This model's maximum context length is {limit} tokens. However, the first "
+                f"{PLAIN_CHARS_PER_TOKEN * limit} of the {len(text)} characters of your text have {least} tokens. "
+                "Please shorten it."
+            )
+    return node.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
 
 async def _tokenise_chat(
-    node: Node,
-    messages: list[Message],
-    *,
-    add_generation_prompt: bool,
-    tools: tuple[dict[str, Any], ...] | None = None,
+    node: Node, body: ChatBody | TokenizeBody, messages: list[Message], tools: tuple[dict[str, Any], ...] | None
 ) -> tuple[int, ...]:
     def encode() -> tuple[int, ...]:
+        try:
+            shown = [message.for_template() for message in messages]
+        except (ValueError, RecursionError) as exc:  # JSON of thousands of digits or levels
+            raise BadChatError(f"messages: the arguments of a tool call can't be read: {exc}") from exc
         text = node.tokenizer.render_chat(
-            [message.for_template() for message in messages], add_generation_prompt=add_generation_prompt, tools=tools
+            shown,
+            add_generation_prompt=body.add_generation_prompt,
+            tools=tools,
+            arguments=body.chat_template_kwargs or {},
         )
-        _check_length(node, text)
-        return node.tokenizer.encode(text, add_special_tokens=False)  # the template writes them itself
+        _check_length(node, len(text))
+        return _encode(node, text, add_special_tokens=False)  # the template writes them itself
 
-    size = sum(len(m.content) if isinstance(m.content, str) else INLINE_CHARS for m in messages if m.content)
+    size = sum(message.num_chars for message in messages)
+    _check_length(node, size, LEFT_OUT_FACTOR)  # before it is rendered, which takes seconds as well
     size += INLINE_CHARS * len(tools or ())  # their schemas are not measured: they go to a thread
     try:
         token_ids = await _away(node, size, encode)
@@ -239,4 +265,9 @@ async def _away(node: Node, size_chars: int, work: Callable[[], T]) -> T:
     delay_s = node.faults.slow_tokenizer
     if delay_s is not None:
         await asyncio.to_thread(time.sleep, delay_s)  # in the threads that tokenising shares: they run short as well
-    return work() if size_chars <= INLINE_CHARS else await asyncio.to_thread(work)
+    if size_chars <= INLINE_CHARS:
+        return work()
+    if size_chars <= LARGE_CHARS:
+        return await asyncio.to_thread(work)
+    async with node.large_texts:
+        return await asyncio.to_thread(work)

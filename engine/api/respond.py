@@ -17,10 +17,14 @@ from starlette.types import Receive, Scope, Send
 from engine.api import chunks
 from engine.api.errors import error_body
 from engine.api.handoff import write_handoff
-from engine.inflight import Fate, Flight
+from engine.inflight import BAD_GRAMMAR, Fate, Flight
 from engine.node import Node
+from engine.queue_guard import QUEUE_TIMEOUT
+from engine.refusal import LONGEST_RETRY_AFTER_S
 
 HANDOFF_EVENT = "fleet.handoff"
+# Of whole answers that failed, by error code; what is not here is the node's own fault.
+STATUS_OF = {BAD_GRAMMAR: 400, "deadline_exceeded": 504, QUEUE_TIMEOUT: 503}
 
 
 class FlightResponse(Response):
@@ -60,10 +64,14 @@ class FlightResponse(Response):
             case Fate.MOVED:
                 return chunks.event(write_handoff(flight, time.monotonic()), HANDOFF_EVENT)
             case Fate.FAILED:
-                body = error_body(flight.error or "", "server_error", code=flight.error_code)
-                return b"data: " + body + b"\n\n"
+                return b"data: " + self._error() + b"\n\n"
             case _:
                 return b""
+
+    def _error(self) -> bytes:
+        code = self.flight.error_code
+        kind = "invalid_request_error" if STATUS_OF.get(code or "") == 400 else "server_error"
+        return error_body(self.flight.error or "", kind, code=code)
 
     async def _write_whole(self, send: Send) -> None:
         flight = self.flight
@@ -77,8 +85,10 @@ class FlightResponse(Response):
                 status, headers = 202, {"X-Fleet-Handoff": "state"}
                 body = msgspec.json.encode(write_handoff(flight, time.monotonic()))
             case Fate.FAILED:
-                status = 504 if flight.error_code == "deadline_exceeded" else 500
-                body = error_body(flight.error or "", "server_error", code=flight.error_code)
+                status = STATUS_OF.get(flight.error_code or "", 500)
+                body = self._error()
+                if status == 503:
+                    headers = {"Retry-After": str(LONGEST_RETRY_AFTER_S)}
             case _:
                 return
         await self._start(send, status, "application/json", {**headers, "Content-Length": str(len(body))})

@@ -1,7 +1,7 @@
 """Bodies of the public routes, with a limit on everything a stranger can send.
 
-Fields of OpenAI's API that this node can't honour are refused when they ask for something, never ignored; fields it
-does not know at all are ignored, as OpenAI's clients send many.
+Fields that this node can't honour are refused when they ask for something (`schema_unsupported.py`); fields that nobody
+knows are ignored.
 """
 
 from __future__ import annotations
@@ -9,10 +9,21 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from engine.api.schema_output import OutputFields
 from engine.api.schema_tools import MAX_TOOL_CALLS, CalledTool, ToolFields, Tools
+from engine.api.schema_unsupported import Unsupported, UnsupportedChatFields, UnsupportedFields
 
 MAX_CHOICES = 8
 MAX_PROMPTS = 32
@@ -24,7 +35,9 @@ MAX_LOGPROBS = 20
 MAX_ECHOED_LOGPROBS = 1_000_000  # of all prompt tokens of a request, in all its choices
 MAX_BIASES = 1024
 MAX_DEADLINE_S = 86_400
+MAX_TEMPLATE_ARGUMENTS = 16
 MAX_NAMED = 10_000  # request ids in one abort
+MAX_EXPORTED = 64  # in one export: each carries its prompt
 
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 Text = Annotated[str, StringConstraints(max_length=MAX_TEXT_CHARS)]
@@ -46,10 +59,25 @@ def _check_biases(biases: Any) -> Any:
     return biases
 
 
+def _check_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
+    for name in ("messages", "tools", "add_generation_prompt"):
+        if name in arguments:
+            raise ValueError(f"{name} is a field of its own")
+    return arguments
+
+
 Biases = Annotated[
     dict[Annotated[str, StringConstraints(pattern=BIAS_KEY)], Annotated[float, Field(ge=-100, le=100)]],
     Field(max_length=MAX_BIASES, json_schema_extra={"additionalProperties": False}),
     BeforeValidator(_check_biases),
+]
+
+
+# For the model's template, as Qwen 3's `enable_thinking`; what it takes besides of its own names is not to be replaced.
+TemplateArguments = Annotated[
+    dict[Annotated[str, StringConstraints(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]{0,63}$")], Any],
+    Field(max_length=MAX_TEMPLATE_ARGUMENTS),
+    AfterValidator(_check_arguments),
 ]
 
 
@@ -61,9 +89,10 @@ class Body(BaseModel):
 
 class StreamOptions(BaseModel):
     include_usage: bool = False
+    continuous_usage_stats: bool = False  # vLLM's: in every chunk, not only the last
 
 
-class GenerationBody(Body, OutputFields):
+class GenerationBody(Body, OutputFields, UnsupportedFields):
     """What completions and chat completions share."""
 
     stream: bool = False
@@ -88,12 +117,14 @@ class GenerationBody(Body, OutputFields):
     return_token_ids: bool = False
     deadline_s: Annotated[float, Field(gt=0, le=MAX_DEADLINE_S)] | None = None
     user: Annotated[str, StringConstraints(max_length=256)] | None = None
+    cache_salt: Annotated[str, StringConstraints(min_length=1, max_length=256)] | None = None
 
-    @model_validator(mode="after")
-    def _stream_options_need_stream(self) -> GenerationBody:
-        if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options is only allowed with stream: true")
-        return self
+    @field_validator("stream_options")
+    @classmethod
+    def _stream_options_need_stream(cls, value: StreamOptions | None, info: ValidationInfo) -> StreamOptions | None:
+        if value is not None and not info.data.get("stream"):
+            raise ValueError("is only allowed with stream: true")
+        return value
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -110,16 +141,15 @@ class CompletionBody(GenerationBody):
     max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None  # 0: only the echo
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     best_of: int | None = None
-    suffix: str | None = None
+    suffix: Unsupported = None
     add_special_tokens: bool = True
 
-    @model_validator(mode="after")
-    def _can_be_honoured(self) -> CompletionBody:
-        if self.best_of not in (None, 1, self.n):
-            raise ValueError("best_of is not supported")
-        if self.suffix:
-            raise ValueError("suffix is not supported")
-        return self
+    @field_validator("best_of")
+    @classmethod
+    def _best_of_is_n(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value not in (None, 1, info.data.get("n")):
+            raise ValueError("is not supported, unless it is n")
+        return value
 
 
 class TextPart(BaseModel):
@@ -144,7 +174,14 @@ class Message(BaseModel):
             raise ValueError("only a message of role assistant has tool_calls")
         return self
 
+    @property
+    def num_chars(self) -> int:
+        """Of its text and of its calls' arguments."""
+        texts = [self.content or ""] if not isinstance(self.content, list) else [part.text for part in self.content]
+        return sum(map(len, texts)) + sum(len(call.function.arguments) for call in self.tool_calls or ())
+
     def for_template(self) -> dict[str, Any]:
+        """As chat templates read it. Raises ValueError, RecursionError for arguments of a call that can't be read."""
         content = self.content
         if isinstance(content, list):
             content = "\n".join(part.text for part in content)
@@ -159,25 +196,19 @@ class Message(BaseModel):
         return {key: value for key, value in facts.items() if value is not None}
 
 
-class ChatBody(GenerationBody, ToolFields):
+class ChatBody(GenerationBody, ToolFields, UnsupportedChatFields):
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: bool = True
-    functions: Annotated[list[Any], Field(max_length=0)] | None = None
+    chat_template_kwargs: TemplateArguments | None = None
 
-    @model_validator(mode="after")
-    def _top_needs_logprobs(self) -> ChatBody:
-        if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs needs logprobs: true")
-        return self
-
-    @field_validator("functions", mode="before")
+    @field_validator("top_logprobs")
     @classmethod
-    def _no_functions(cls, value: Any) -> Any:
-        if value:
-            raise ValueError("functions are not supported: use tools")
+    def _top_needs_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and not info.data.get("logprobs"):
+            raise ValueError("needs logprobs: true")
         return value
 
 
@@ -186,7 +217,9 @@ class TokenizeBody(Body):
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
+    chat_template_kwargs: TemplateArguments | None = None
     tools: Tools | None = None
+    return_token_strs: bool = False
 
     @model_validator(mode="after")
     def _one_of_two(self) -> TokenizeBody:
@@ -213,13 +246,20 @@ class SleepQuery(BaseModel):
     deadline: Annotated[float, Field(ge=0, le=3600)] = 30.0  # seconds
 
 
+RequestId = Annotated[str, StringConstraints(max_length=160)]
+
+
 class AbortBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    request_ids: (
-        Annotated[list[Annotated[str, StringConstraints(max_length=160)]], Field(max_length=MAX_NAMED, fail_fast=True)]
-        | None
-    )
+    request_ids: Annotated[list[RequestId], Field(max_length=MAX_NAMED, fail_fast=True)] | None
+
+
+class ExportBody(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    request_ids: Annotated[list[RequestId], Field(min_length=1, max_length=MAX_EXPORTED, fail_fast=True)]
+    stop: bool = False  # end them here, with an error for their clients
 
 
 def _without_defaults(schema: dict[str, Any]) -> None:
@@ -249,6 +289,7 @@ class LimitsBody(Changes):
     prefill_chunk_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
     max_num_queued_reqs: Annotated[int, Field(ge=1, le=10_000_000)] = 1
     max_num_queued_tokens: Annotated[int, Field(ge=1, le=2**40)] | None = None
+    max_queue_wait_s: Annotated[float, Field(gt=0, le=MAX_DEADLINE_S)] | None = None
 
 
 SeriesNames = Annotated[

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag, field_validator
 
 MAX_TOOLS = 128
 MAX_TOOL_CALLS = 128  # in one message of the history
 MAX_ARGUMENTS_CHARS = 1_000_000
+
+# Checks the syntax of what it holds and makes no objects of it: a history may bring very many.
+_object_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 FunctionName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 CallId = Annotated[str, StringConstraints(min_length=1, max_length=128)]
@@ -63,7 +67,10 @@ class CalledFunction(BaseModel):
     @field_validator("arguments")
     @classmethod
     def _holds_an_object(cls, value: str) -> str:
-        _parse_arguments(value)
+        try:
+            _object_decoder.decode(value.strip() or "{}")
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ValueError(f"must hold a JSON object: {error}") from error
         return value
 
 
@@ -76,18 +83,8 @@ class CalledTool(BaseModel):
 
     def for_template(self) -> dict[str, Any]:
         """Arguments as an object: that is what templates put into the prompt."""
-        arguments = _parse_arguments(self.function.arguments)
+        arguments = json.loads(self.function.arguments.strip() or "{}")
         return {"id": self.id, "type": "function", "function": {"name": self.function.name, "arguments": arguments}}
-
-
-def _parse_arguments(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text) if text.strip() else {}
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"must hold a JSON object: {error}") from error
-    if not isinstance(value, dict):
-        raise ValueError("must hold a JSON object")
-    return value
 
 
 class ToolFields(BaseModel):

@@ -123,7 +123,7 @@ async def info(request: Request) -> Response:
                 "max_num_seqs": node.limits.max_num_seqs,
                 "max_num_batched_tokens": node.limits.max_num_batched_tokens,
                 "max_num_queued_reqs": node.limits.max_num_queued_reqs,
-                "max_num_queued_tokens": node.max_queued_tokens,
+                "max_num_queued_tokens": node.queue.max_tokens(node.limits, core.kv_capacity_tokens or 0),
                 "max_output_tokens": config.max_output_tokens,
             },
             "faults_enabled": config.enable_faults,

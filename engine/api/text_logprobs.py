@@ -19,7 +19,8 @@ def text_logprobs(
 ) -> dict[str, Any] | None:
     """The object of some tokens whose text begins at `char_offset`; None when none are asked for (`num_top` None).
 
-    A token without a probability is null in both lists, as OpenAI and vLLM have it for the first of a prompt.
+    A token without a probability is null in both lists, as OpenAI and vLLM have it for the first of a prompt. The token
+    itself is among the top ones, also where it is one more than asked for: theirs have it so.
     """
     if num_top is None:
         return None
@@ -31,7 +32,10 @@ def text_logprobs(
     return {
         "tokens": [shown(tokenizer.piece(token_id)) for token_id, _ in scored],
         "token_logprobs": [None if entry is None else finite(entry.chosen) for _, entry in scored],
-        "top_logprobs": [None if entry is None else _by_text(entry.top[:num_top], tokenizer) for _, entry in scored]
+        "top_logprobs": [
+            None if entry is None else _by_text([*entry.top[:num_top], (token_id, entry.chosen)], tokenizer)
+            for token_id, entry in scored
+        ]
         if num_top
         else None,
         "text_offset": offsets,

@@ -182,6 +182,18 @@ def test_a_grammar_that_takes_too_long_is_given_up() -> None:
         BOOK.matcher(grammar, tiny_tokenizer().encode("x") * 400).mask()
 
 
+def test_a_grammar_that_is_too_costly_from_its_second_token_on_does_not_compile() -> None:
+    """Its client learns it before anything was begun."""
+    properties = {f"p{i}": {"type": "string"} for i in range(900)}
+    with pytest.raises(BadGrammarError, match="items"):
+        BOOK.compile(json_grammar({"type": "object", "properties": properties}))
+
+
+@pytest.mark.parametrize("pattern", ["a", "a?", "(ab)*"])
+def test_a_grammar_that_may_end_at_once_compiles(pattern: str) -> None:
+    BOOK.compile(regex_grammar(pattern))
+
+
 def test_without_takes_tokens_out_unless_nothing_would_be_left() -> None:
     matcher = BOOK.matcher(regex_grammar("[abc]"))
     mask = matcher.mask()

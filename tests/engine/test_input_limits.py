@@ -10,7 +10,7 @@ import pytest
 from fixtures_engine import EngineNode, start_node
 
 from engine import grammar
-from engine.api import connection, schema, schema_tools
+from engine.api import connection, json_weight, schema, schema_tools
 from engine.api.admin import MAX_ADMIN_BYTES
 
 CONTEXT = 512
@@ -131,6 +131,27 @@ def test_a_million_mistakes_get_one_short_answer(node: EngineNode, content: byte
     assert len(answer.content) < 2000
 
 
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        (COMPLETIONS, b'{"prompt": [' + b"5," * 400_000 + b"5]}"),
+        (CHAT, b'{"messages": [' + b'{"role": "user", "content": "x"},' * 30_000 + b"{}]}"),
+        ("/tokenize", b'{"prompt": "x", "unknown": [' + b"{}," * 60_000 + b"{}]}"),
+    ],
+    ids=["numbers", "objects", "unknown-field"],
+)
+def test_more_values_than_can_be_parsed_in_passing_are_refused_unparsed(
+    node: EngineNode, path: str, content: bytes
+) -> None:
+    answer = node.http.post(path, content=content)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "too_many_values")
+
+
+def test_texts_of_any_look_are_no_values(node: EngineNode) -> None:
+    answer = node.http.post("/tokenize", json={"prompt": "x", "unknown": '[{:,\\"' * 500_000})
+    assert answer.status_code == 200
+
+
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"])
 @pytest.mark.parametrize("path", [COMPLETIONS, "/tokenize", "/admin/resume", "/admin/drain", "/internal/continue"])
 def test_what_a_web_page_may_send_unasked_is_no_request(node: EngineNode, path: str, kind: str) -> None:
@@ -176,6 +197,9 @@ def test_an_operators_body_has_a_smaller_limit(node: EngineNode) -> None:
         schema.MAX_BIASES,
         schema.MAX_DEADLINE_S,
         schema.MAX_NAMED,
+        schema.MAX_EXPORTED,
+        schema.MAX_TEMPLATE_ARGUMENTS,
+        json_weight.BASE_WEIGHT,
         schema_tools.MAX_TOOLS,
         schema_tools.MAX_TOOL_CALLS,
         schema_tools.MAX_ARGUMENTS_CHARS,

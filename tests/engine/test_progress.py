@@ -18,7 +18,7 @@ from engine.health import STUCK_FLOOR_S, STUCK_STEPS, allowed_silence_s, is_stuc
 from engine.messages import AddRequest, FromCore, GoldenRun, StepReport, ToCore
 from engine.scheduler import Scheduler
 from engine.step import Scheduled, StepPlan
-from engine.step_forecast import UNSEEN_FACTOR, StepForecast, StepSize
+from engine.step_forecast import UNSEEN_FACTOR, StepForecast, StepNorm, StepSize
 from engine.step_loop import StepLoop
 
 HOUR_S = 3600.0
@@ -217,3 +217,22 @@ def test_a_size_that_was_never_seen_gets_more_time() -> None:
     assert seen is not None
     assert unseen is not None
     assert unseen > 0.5 * UNSEEN_FACTOR * 100 * seen
+
+
+def test_a_step_is_slow_beside_others_of_its_batch_and_context() -> None:
+    norm, dice = StepNorm(), random.Random(2)
+
+    def ratio(slow: float) -> float | None:
+        rows = [(dice.randint(10, 4000), 1) for _ in range(dice.randint(1, 32))]
+        plan = plan_of(*rows)
+        seconds = 0.01 + 0.001 * len(rows) + 2e-6 * sum(start for start, _ in rows)
+        return norm.ratio(StepSize.of(plan), slow * seconds)
+
+    assert ratio(1.0) is None, "nothing to compare with"
+    for _ in range(200):
+        ratio(1.0)
+    assert ratio(1.0) == pytest.approx(1.0, rel=0.1)
+    for _ in range(5000):
+        slow = ratio(3.0)
+    assert slow == pytest.approx(3.0, rel=0.15), "what stays slow does not become the norm"
+    assert ratio(1.0) == pytest.approx(1.0, rel=0.1)

@@ -112,7 +112,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert 0 < plan.num_tokens <= bench.config.max_num_batched_tokens
         assert len(plan.scheduled) <= bench.config.max_num_seqs
         if data.draw(st.sampled_from([False] * 5 + [True]), label="abort during the step"):
-            bench.abort(data.draw(st.sampled_from(bench.scheduler.request_ids)))
+            bench.abort(data.draw(st.sampled_from(list(bench.scheduler.requests))))
             bench.check()
         if fate == "done":
             bench.finish_step(plan)
@@ -124,14 +124,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.bench.scheduler.has_work)
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
-        self.bench.abort(data.draw(st.sampled_from(self.bench.scheduler.request_ids)))
+        self.bench.abort(data.draw(st.sampled_from(list(self.bench.scheduler.requests))))
 
     @invariant()
     def is_sound(self) -> None:
         if not hasattr(self, "bench"):
             return
         self.bench.check()
-        alive = set(self.bench.scheduler.request_ids)
+        alive = set(self.bench.scheduler.requests)
         assert alive == self.messages.keys() - self.bench.ends.keys()
 
     def teardown(self) -> None:

@@ -133,8 +133,8 @@ def test_bad_arguments_exit_with_2(args: tuple[str, str]) -> None:
 @pytest.mark.serial
 def test_half_a_minute_of_traffic_and_troubles_leaves_nothing_behind(tmp_path: Path) -> None:
     log = tmp_path / "node.log"
-    command = [sys.executable, "-m", "engine.soak", "--minutes", "0.5", "-o", "json", "--keep-log", str(log)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=170)
+    command = [sys.executable, "-m", "engine.soak", "--minutes", "1", "-o", "json", "--keep-log", str(log)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=220)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     report = json.loads(done.stdout)
     assert report["ok"]

@@ -39,6 +39,12 @@ def test_decoding_gives_back_what_was_encoded(model_dir: Path, text: str) -> Non
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+def test_ids_are_the_librarys_own(model_dir: Path) -> None:
+    tokenizer, text = load_tokenizer(model_dir), "<|im_start|>one two\n" * 500 + "é🙂"
+    assert list(tokenizer.encode(text)) == tokenizer.rust.encode(text).ids
+    assert tokenizer.count(text) == len(tokenizer.encode(text, add_special_tokens=False))
+
+
 def test_the_table_of_bytes_agrees_with_the_library(model_dir: Path) -> None:
     tokenizer = load_tokenizer(model_dir)
     for token_id in range(tokenizer.vocab_size):

@@ -1,0 +1,36 @@
+"""What is said of a node that has become ready: where it is, what it holds, and what ends how much it can do."""
+
+from __future__ import annotations
+
+from engine.config import NodeConfig
+from engine.messages import CoreReady
+
+
+def what_limits(config: NodeConfig, ready: CoreReady) -> str:
+    """Which setting, or what of this machine, ends how much can be served at once."""
+    capacity = ready.num_kv_blocks * ready.block_size
+    blocks_of_longest = -(-ready.max_model_len // ready.block_size)
+    if config.num_kv_blocks is not None:
+        told = "--num-kv-blocks"
+    elif config.kv_cache_memory_bytes is not None:
+        told = "--kv-cache-memory-bytes"
+    else:
+        told = "the simulated device's memory" if config.runner == "fake" else f"free memory for {ready.device}"
+    if capacity < ready.max_model_len:
+        return f"{told}: the longest sequence is {capacity:,} tokens"
+    if ready.num_kv_blocks >= config.max_num_seqs * blocks_of_longest:
+        return f"--max-num-seqs {config.max_num_seqs}: KV cache for all of them at full length"
+    return f"{told}: {capacity // ready.max_model_len} of {config.max_num_seqs} requests can have full length"
+
+
+def start_lines(config: NodeConfig, ready: CoreReady, url: str) -> str:
+    """For a terminal, within 80 columns for names of usual length."""
+    capacity = ready.num_kv_blocks * ready.block_size
+    facts = {
+        "model": f"{config.model_name}, {ready.dtype} on {ready.device}",
+        "KV cache": f"{capacity:,} tokens in blocks of {ready.block_size}",
+        "at once": f"{capacity / ready.max_model_len:.1f} requests of {ready.max_model_len:,} tokens",
+        "limited by": what_limits(config, ready),
+    }
+    width = max(map(len, facts))
+    return f"ready at {url}\n" + "".join(f"  {name:<{width}}  {value}\n" for name, value in facts.items())
