@@ -92,6 +92,15 @@ def _round(value):
     return np.uint16(0x7FC0) if (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000) else np.uint16(rounded)
 
 
+# Of `exp32`: limits of x, log2(e), 1.5 x 2^23 (adding it rounds to a whole number), ln(2) in two parts, and the terms
+# of the polynomial, falling.
+EXP_LIMITS = (-87.0, 88.0)
+EXP_LOG2_E = 1.44269504
+EXP_SHIFT = 12582912.0
+EXP_LN2 = (0.693359375, -2.12194440e-4)
+EXP_TERMS = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+
+
 @njit(**FUSED)
 def exp32(x):
     """`e ** x` of a float32 to 2 units in the last place, without a call, so that loops over it become vector code.
@@ -99,18 +108,18 @@ def exp32(x):
     Range reduction and the degree-6 polynomial of Cephes' `expf` (Moshier, netlib.org/cephes). NaN stays NaN.
     """
     # Comparisons, not min and max: numba makes those of two float32 a float64.
-    limited = x if x > np.float32(-87.0) else np.float32(-87.0)
-    limited = limited if limited < np.float32(88.0) else np.float32(88.0)
-    shifted = limited * np.float32(1.44269504) + np.float32(12582912.0)  # 1.5 x 2^23: rounds to a whole number
-    whole = shifted - np.float32(12582912.0)
-    rest = limited - whole * np.float32(0.693359375)
-    rest = rest + whole * np.float32(2.12194440e-4)
-    sum_ = np.float32(1.9875691500e-4)
-    sum_ = sum_ * rest + np.float32(1.3981999507e-3)
-    sum_ = sum_ * rest + np.float32(8.3334519073e-3)
-    sum_ = sum_ * rest + np.float32(4.1665795894e-2)
-    sum_ = sum_ * rest + np.float32(1.6666665459e-1)
-    sum_ = sum_ * rest + np.float32(5.0000001201e-1)
+    limited = x if x > np.float32(EXP_LIMITS[0]) else np.float32(EXP_LIMITS[0])
+    limited = limited if limited < np.float32(EXP_LIMITS[1]) else np.float32(EXP_LIMITS[1])
+    shifted = limited * np.float32(EXP_LOG2_E) + np.float32(EXP_SHIFT)
+    whole = shifted - np.float32(EXP_SHIFT)
+    rest = limited - whole * np.float32(EXP_LN2[0])
+    rest = rest - whole * np.float32(EXP_LN2[1])
+    sum_ = np.float32(EXP_TERMS[0])
+    sum_ = sum_ * rest + np.float32(EXP_TERMS[1])
+    sum_ = sum_ * rest + np.float32(EXP_TERMS[2])
+    sum_ = sum_ * rest + np.float32(EXP_TERMS[3])
+    sum_ = sum_ * rest + np.float32(EXP_TERMS[4])
+    sum_ = sum_ * rest + np.float32(EXP_TERMS[5])
     sum_ = sum_ * rest * rest + rest + np.float32(1.0)
     exponent = np.uint32(np.float32(shifted).view(np.uint32) - np.uint32(0x4B400000) + np.uint32(127))
     return sum_ * np.uint32(exponent << np.uint32(23)).view(np.float32) if x == x else x

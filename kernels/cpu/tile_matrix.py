@@ -13,8 +13,8 @@ from torch import Tensor
 
 from kernels.cpu import amx
 from kernels.cpu.crew import Crew, field, pointer, take_piece
-from kernels.cpu.number import EXACT, exp32, lines
-from kernels.cpu.vector import copy, store_rounded
+from kernels.cpu.number import EXACT, lines
+from kernels.cpu.vector import copy, store_gated, store_rounded
 
 GROUP_BYTES = 1 << 20  # of inputs that stay in the second cache while the weight goes by
 GROUP_ROWS = 512  # at most
@@ -171,15 +171,11 @@ def _round(sums, added, target, stride, columns):
 @njit(**EXACT)
 def _round_gated(sums, added, target, stride, columns):
     """`_round` of what the gates, the first half of each row, let through of the second. Changes `sums`."""
+    more = added.ctypes.data
     for i in range(sums.shape[0]):
-        for j in range(np.uintp(16)):
-            gate = sums[i, j] + added[j]
-            let_through = gate / (np.float32(1) + exp32(-gate))
-            sums[i, j] = let_through * (sums[i, np.uintp(16) + j] + added[np.uintp(16) + j])
-            sums[i, np.uintp(16) + j] = np.float32(0)
         source, row = sums[i].ctypes.data, target + i * stride
         if columns == 16:
-            store_rounded(source, source + 64, row)
+            store_gated(source, more, source + 64, more + 64, row)
         else:
-            store_rounded(source, source + 64, source)
+            store_gated(source, more, source + 64, more + 64, source)
             copy(source, row, columns * 2)

@@ -5,12 +5,25 @@ Addresses are integers (`array.ctypes.data`), strides are bytes. LLVM splits the
 
 from __future__ import annotations
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["PRODUCT_COLUMNS", "PRODUCT_ROWS", "copy", "interleave", "prefetch", "product", "store_rounded", "transpose"]
+from kernels.cpu.number import EXP_LIMITS, EXP_LN2, EXP_LOG2_E, EXP_SHIFT, EXP_TERMS
+
+__all__ = [
+    "PRODUCT_COLUMNS",
+    "PRODUCT_ROWS",
+    "copy",
+    "interleave",
+    "prefetch",
+    "product",
+    "store_gated",
+    "store_rounded",
+    "transpose",
+]
 
 PRODUCT_ROWS, PRODUCT_COLUMNS = 4, 32  # eight accumulators: as many as two units with four cycles of delay keep busy
 _LANES = 16
@@ -111,22 +124,70 @@ def product(context, left, left_stride, right, right_stride, depth, target, targ
     return types.void(*[types.intp] * 7), generate
 
 
+def _sum_at(builder: ir.IRBuilder, *addresses: ir.Value) -> ir.Value:
+    first, second = (builder.load(builder.inttoptr(a, _FLOATS.as_pointer()), align=4) for a in addresses)
+    return builder.fadd(first, second)
+
+
+def _store_rounded(builder: ir.IRBuilder, values: ir.Value, target: ir.Value) -> None:
+    bits = builder.bitcast(values, _WORDS)
+    half, odd, most = (ir.Constant(_WORDS, [number] * _LANES) for number in (16, 1, 0x7FFF))
+    rounded = builder.add(builder.add(bits, most), builder.and_(builder.lshr(bits, half), odd))
+    upper = builder.trunc(builder.lshr(rounded, half), _HALVES)
+    builder.store(upper, builder.inttoptr(target, _HALVES.as_pointer()), align=2)
+
+
+def _exp(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    """`number.exp32` of each, in the same steps; of what is not a number, something."""
+
+    def all_of(value: float) -> ir.Constant:
+        return ir.Constant(_FLOATS, [float(np.float32(value))] * _LANES)
+
+    def fused(left: ir.Value, right: ir.Value, added: ir.Value) -> ir.Value:
+        function = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(_FLOATS, [_FLOATS] * 3), f"llvm.fmuladd.v{_LANES}f32"
+        )
+        return builder.call(function, [left, right, added])
+
+    for limit, keeps in ((EXP_LIMITS[0], ">"), (EXP_LIMITS[1], "<")):
+        x = builder.select(builder.fcmp_ordered(keeps, x, all_of(limit)), x, all_of(limit))
+    shifted = fused(x, all_of(EXP_LOG2_E), all_of(EXP_SHIFT))
+    whole = builder.fsub(shifted, all_of(EXP_SHIFT))
+    rest = fused(whole, all_of(-EXP_LN2[0]), x)
+    rest = fused(whole, all_of(-EXP_LN2[1]), rest)
+    sum_ = all_of(EXP_TERMS[0])
+    for term in EXP_TERMS[1:]:
+        sum_ = fused(sum_, rest, all_of(term))
+    sum_ = builder.fadd(fused(builder.fmul(sum_, rest), rest, rest), all_of(1.0))
+    power = builder.shl(builder.bitcast(shifted, _WORDS), ir.Constant(_WORDS, [23] * _LANES))
+    return builder.bitcast(builder.add(builder.bitcast(sum_, _WORDS), power), _FLOATS)
+
+
 @intrinsic
 def store_rounded(context, source, added, target):
     """Sixteen float32 plus sixteen others as bfloat16, rounded to even. A product's NaN (lower half 0) stays one."""
 
     def generate(context, builder, signature, arguments):
-        source, added = (
-            builder.load(builder.inttoptr(address, _FLOATS.as_pointer()), align=4) for address in arguments[:2]
-        )
-        bits = builder.bitcast(builder.fadd(source, added), _WORDS)
-        half, odd, most = (ir.Constant(_WORDS, [number] * _LANES) for number in (16, 1, 0x7FFF))
-        rounded = builder.add(builder.add(bits, most), builder.and_(builder.lshr(bits, half), odd))
-        upper = builder.trunc(builder.lshr(rounded, half), _HALVES)
-        builder.store(upper, builder.inttoptr(arguments[2], _HALVES.as_pointer()), align=2)
+        source, added, target = arguments
+        _store_rounded(builder, _sum_at(builder, source, added), target)
         return context.get_dummy_value()
 
     return types.void(types.intp, types.intp, types.intp), generate
+
+
+@intrinsic
+def store_gated(context, gates, added_gates, ups, added_ups, target):
+    """`silu(gate) * up` of sixteen gates and ups, each a sum of two, as `store_rounded` stores them."""
+
+    def generate(context, builder, signature, arguments):
+        gates, added_gates, ups, added_ups, target = arguments
+        gate, up = _sum_at(builder, gates, added_gates), _sum_at(builder, ups, added_ups)
+        one = ir.Constant(_FLOATS, [1.0] * _LANES)
+        closed = builder.fadd(_exp(builder, builder.fneg(gate)), one)
+        _store_rounded(builder, builder.fmul(builder.fdiv(gate, closed), up), target)
+        return context.get_dummy_value()
+
+    return types.void(*[types.intp] * 5), generate
 
 
 @intrinsic
