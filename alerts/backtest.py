@@ -24,6 +24,7 @@ from alerts.rules import AlertingRule, RecordingRule, Rule, RuleGroup
 from alerts.sample import HOLE, HOLE_BITS, NAME, STALE, LabelSet
 from alerts.store import SeriesStore
 from alerts.template import BadTemplateError
+from alerts.template_query import query_at
 from alerts.writer import Writer
 
 STEPS_AT_ONCE = 480
@@ -160,6 +161,8 @@ def run_backtest(
     if (round(end * 1000) - first_ms) // runner.step_ms >= MAX_STEPS:
         raise QueryError(f"more than {MAX_STEPS} steps: choose a longer --step")
     steps = np.arange(first_ms, round(end * 1000) + 1, runner.step_ms, dtype=np.int64)
+    if not len(steps):
+        steps = np.array([round(end * 1000)], dtype=np.int64)  # shorter than a step: what there is, is judged
     for at in range(0, len(steps), STEPS_AT_ONCE):
         runner.stretch(steps[at : at + STEPS_AT_ONCE])
     firings = tuple(sorted(runner.finished(), key=lambda firing: (firing.fired_at, firing.alert)))
@@ -301,7 +304,7 @@ class _Runner:
             state.missing_since_ms = first_ms
         ends_ms = state.missing_since_ms + round(rule.keep_firing_for_s * 1000)
         if ends_ms <= last_ms:
-            self._firings.append(_firing(rule, labels, state, max(ends_ms, first_ms)))
+            self._firings.append(_firing(rule, labels, state, max(ends_ms, first_ms), self._store))
             del states[labels]
 
     def finished(self) -> list[Firing]:
@@ -309,13 +312,15 @@ class _Runner:
             rule = self._groups[index].rules[number]
             assert isinstance(rule, AlertingRule)
             self._firings.extend(
-                _firing(rule, labels, state, None) for labels, state in states.items() if state.fired_ms is not None
+                _firing(rule, labels, state, None, self._store)
+                for labels, state in states.items()
+                if state.fired_ms is not None
             )
         return self._firings
 
 
 def _labels(rule: AlertingRule, source: LabelSet, value: float) -> LabelSet:
-    plain = source.without_name().as_dict()
+    plain = source.as_dict()
     added = []
     for name, template in rule.labels:
         try:
@@ -325,13 +330,14 @@ def _labels(rule: AlertingRule, source: LabelSet, value: float) -> LabelSet:
     return source.without_name().having((*added, ("alertname", rule.name)))
 
 
-def _firing(rule: AlertingRule, labels: LabelSet, state: _State, resolved_ms: int | None) -> Firing:
+def _firing(rule: AlertingRule, labels: LabelSet, state: _State, resolved_ms: int | None, store: SeriesStore) -> Firing:
     assert state.fired_ms is not None
     texts = dict(rule.annotations)
     summary = ""
     if "summary" in texts:
         try:
-            summary = texts["summary"].render(state.source.without_name().as_dict(), state.value)
+            source, at = state.source.as_dict(), state.fired_ms / 1000
+            summary = texts["summary"].render(source, state.value, lambda text: query_at(text, store, at), at)
         except BadTemplateError as error:
             summary = f"<error expanding template: {error}>"
     plain = {name: value for name, value in labels.as_dict().items() if name != "alertname"}

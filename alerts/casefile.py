@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from alerts.errors import AlertsError, BadCaseError
+from alerts.duration import parse_duration_s
+from alerts.errors import AlertsError, BadCaseError, BadRuleError
 from alerts.evaluation import RuleEngine
-from alerts.notation import parse_duration_s, parse_series, parse_values
+from alerts.notation import parse_series, parse_values
 from alerts.promql import evaluate, parse
 from alerts.promql.nodes import Node, Selector, Subquery, children
-from alerts.rules import RuleGroup, load_rule_file, read_yaml, shown_path
+from alerts.rules import RuleGroup, load_rule_file
 from alerts.sample import LabelSet, to_ms
 from alerts.store import SeriesStore
+from alerts.yaml_file import read_yaml, reason_of, shown_path
 
 MAX_EVALUATIONS = 100_000
 
@@ -35,6 +38,12 @@ class _Edge(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+def _yaml_float(value: Any) -> Any:
+    """`.inf` and `.nan` are YAML's, scalars of the file are text."""
+    text = str(value).lower().removeprefix("+")
+    return float(text.replace(".", "")) if text in (".inf", "-.inf", ".nan") else value
+
+
 class _SeriesEdge(_Edge):
     series: str
     values: str
@@ -46,26 +55,27 @@ class _AlertEdge(_Edge):
 
 
 class _AlertTestEdge(_Edge):
-    eval_time: str | int
+    eval_time: str
     alertname: str
     exp_alerts: list[_AlertEdge] | None = None
 
 
 class _SampleEdge(_Edge):
-    labels: str
-    value: float
+    labels: str = "{}"
+    value: Annotated[float, BeforeValidator(_yaml_float)] = 0.0
+    histogram: str = ""
 
 
 class _ExprTestEdge(_Edge):
     expr: str
-    eval_time: str | int
+    eval_time: str
     exp_samples: list[_SampleEdge] | None = None
 
 
 class _TestEdge(_Edge):
     name: str = ""
-    interval: str | int | None = None
-    start_timestamp: str | int | None = None
+    interval: str | None = None
+    start_timestamp: str | None = None
     input_series: list[_SeriesEdge] = Field(default_factory=list)
     alert_rule_test: list[_AlertTestEdge] | None = None
     promql_expr_test: list[_ExprTestEdge] | None = None
@@ -75,7 +85,7 @@ class _TestEdge(_Edge):
 
 class _FileEdge(_Edge):
     rule_files: list[str] = Field(default_factory=list)
-    evaluation_interval: str | int = "1m"
+    evaluation_interval: str = "1m"
     group_eval_order: list[str] = Field(default_factory=list)
     fuzzy_compare: bool = False
     tests: list[_TestEdge]
@@ -84,17 +94,23 @@ class _FileEdge(_Edge):
 _E = TypeVar("_E", bound=_Edge)
 
 
-def run_case_file(path: Path, *, rule_files: Sequence[Path] | None = None) -> CaseReport:
+def run_case_file(path: Path, *, rule_files: Sequence[Path] | None = None, with_annotations: bool = True) -> CaseReport:
     """Every test of the file; `rule_files` replaces the files it names.
+
+    Without `with_annotations` only labels are compared: for tests that were written for rules without any.
 
     Raises BadCaseError when the file cannot be read, BadRuleError when its rules cannot.
     """
     file = shown_path(path)
     try:
-        edge = _FileEdge.model_validate(read_yaml(path))
+        content = read_yaml(path).content
+        if isinstance(content, dict) and "groups" in content and "tests" not in content:
+            raise BadCaseError(f"{file}: rules, no unit tests: fleetctl alerts check {file}")
+        edge = _FileEdge.model_validate(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise BadCaseError(f"{file}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise BadCaseError(f"{file}: {reason_of(error)}") from None
+    except BadRuleError as error:
+        raise BadCaseError(str(error)) from None
     paths = rule_files if rule_files is not None else _rule_paths(path, edge.rule_files)
     groups = _ordered([group for each in paths for group in load_rule_file(each)], edge.group_eval_order)
     failures: list[str] = []
@@ -102,7 +118,8 @@ def run_case_file(path: Path, *, rule_files: Sequence[Path] | None = None) -> Ca
     for number, test in enumerate(edge.tests, 1):
         place = f"{file}: test {test.name or number}"
         try:
-            found = _run_test(test, groups, parse_duration_s(edge.evaluation_interval), edge.fuzzy_compare)
+            every_s = parse_duration_s(edge.evaluation_interval)
+            found = _run_test(test, groups, every_s, fuzzy=edge.fuzzy_compare, with_annotations=with_annotations)
         except AlertsError as error:
             raise BadCaseError(f"{place}: {error}") from None
         num_checks += len(test.alert_rule_test or []) + len(test.promql_expr_test or [])
@@ -113,9 +130,14 @@ def run_case_file(path: Path, *, rule_files: Sequence[Path] | None = None) -> Ca
 def _rule_paths(path: Path, patterns: list[str]) -> list[Path]:
     paths: list[Path] = []
     for pattern in patterns:
-        found = sorted(path.parent.glob(pattern))
+        anchor = Path(pattern).anchor
+        root, inside = (Path(anchor), str(Path(pattern).relative_to(anchor))) if anchor else (path.parent, pattern)
+        found = [each for each in sorted(root.glob(inside)) if each.is_file()]
         if not found:
-            raise BadCaseError(f"{shown_path(path)}: rule_files: no file matches {pattern}")
+            raise BadCaseError(
+                f"{shown_path(path)}: rule_files: no file matches {pattern};"
+                " it is looked for beside the test file, or give the rules with --rules"
+            )
         paths.extend(found)
     return paths
 
@@ -125,7 +147,9 @@ def _ordered(groups: list[RuleGroup], order: list[str]) -> list[RuleGroup]:
     return sorted(groups, key=lambda group: places.get(group.name, len(places)))
 
 
-def _run_test(test: _TestEdge, groups: list[RuleGroup], every_s: float, fuzzy: bool) -> list[str]:
+def _run_test(
+    test: _TestEdge, groups: list[RuleGroup], every_s: float, *, fuzzy: bool, with_annotations: bool
+) -> list[str]:
     """The expectations that did not hold."""
     if every_s <= 0:
         raise BadCaseError("evaluation_interval must be above zero")
@@ -158,16 +182,25 @@ def _run_test(test: _TestEdge, groups: list[RuleGroup], every_s: float, fuzzy: b
         while checks and checks[0][0] < (slot + 1) * every_s:
             at_s, check = checks.pop(0)
             if isinstance(check, _AlertTestEdge):
-                failures.extend(_check_alert(check, engine))
+                failures.extend(_check_alert(check, engine, with_annotations=with_annotations))
             else:
                 failures.extend(_check_expr(check, store, start_s + at_s, fuzzy))
     return failures
 
 
-def _start_s(text: str | int | None) -> float:
+def _start_s(text: str | None) -> float:
+    """Unix seconds, or a moment as RFC 3339 has it."""
     if text is None:
         return 0.0
-    return float(text) if isinstance(text, int) else parse_duration_s(text)
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    try:
+        moment = dt.datetime.fromisoformat(text)
+    except ValueError:
+        raise BadCaseError(f"start_timestamp: {text!r} is no moment such as 2026-11-20T10:00:00Z") from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)).timestamp()
 
 
 def _points(series: list[_SeriesEdge], start_s: float, step_s: float) -> list[tuple[float, LabelSet, float]]:
@@ -193,7 +226,7 @@ def _looks_ahead_s(node: Node) -> float:
     return max(0.0, own) + max([_looks_ahead_s(child) for child in children(node)], default=0.0)
 
 
-def _check_alert(check: _AlertTestEdge, engine: RuleEngine) -> list[str]:
+def _check_alert(check: _AlertTestEdge, engine: RuleEngine, *, with_annotations: bool) -> list[str]:
     """As promtool: only firing alerts are compared, without `alertname`."""
     got = [
         ({k: v for k, v in alert.labels.items() if k != "alertname"}, alert.annotations)
@@ -209,7 +242,14 @@ def _check_alert(check: _AlertTestEdge, engine: RuleEngine) -> list[str]:
     ]
     if sorted(map(repr, map(_sorted, got))) == sorted(map(repr, map(_sorted, wanted))):
         return []
-    return [f"{check.alertname} at {check.eval_time}: wanted {wanted}, got {got}"]
+    where = f"{check.alertname} at {check.eval_time}"
+    if sorted(sorted(labels.items()) for labels, _ in got) != sorted(sorted(labels.items()) for labels, _ in wanted):
+        return [f"{where}: wanted {wanted}, got {got}"]
+    if not with_annotations:
+        return []
+    if not any(annotations for _, annotations in wanted):
+        return [f"{where}: fires as wanted, but with annotations, and the test wants none (--ignore-annotations)"]
+    return [f"{where}: the annotations differ: wanted {wanted}, got {got}"]
 
 
 def _sorted(alert: tuple[dict[str, str], dict[str, str]]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
@@ -217,7 +257,9 @@ def _sorted(alert: tuple[dict[str, str], dict[str, str]]) -> tuple[list[tuple[st
 
 
 def _check_expr(check: _ExprTestEdge, store: SeriesStore, at: float, fuzzy: bool) -> list[str]:
-    wanted = {parse_series(edge.labels)[0]: edge.value for edge in check.exp_samples or []}
+    if any(edge.histogram for edge in check.exp_samples or []):
+        raise BadCaseError(f"{check.expr}: native histograms are not supported")
+    wanted = {parse_series(edge.labels or "{}")[0]: edge.value for edge in check.exp_samples or []}
     got = {LabelSet.of(sample.labels): sample.value for sample in evaluate(check.expr, store, at)}
     tolerance = 2**-40 if fuzzy else 0.0
     same = wanted.keys() == got.keys() and all(_same(got[key], wanted[key], tolerance) for key in wanted)

@@ -9,8 +9,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import yaml
+
 from alerts.content import builtin_rule_files, builtin_signal_files
-from alerts.rules import load_rule_files, read_yaml
+from alerts.rules import load_rule_files
 
 CATALOG_FILE = Path(__file__).parent / "metrics_catalog.yaml"
 
@@ -150,4 +152,4 @@ def builtin_catalog() -> Catalog:
     """The catalogue that comes with the package. Raises BadRuleError when a file of ours is broken."""
     groups = load_rule_files([*builtin_signal_files(), *builtin_rule_files()])
     recorded = frozenset(rule.name for group in groups for rule in group.rules if rule.kind == "record")
-    return Catalog(read_yaml(CATALOG_FILE), recorded)
+    return Catalog(yaml.safe_load(CATALOG_FILE.read_text(encoding="utf-8")), recorded)

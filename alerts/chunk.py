@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from alerts.arrays import Bools, Floats, Index, Times
+from alerts.arrays import Bools, Floats, Index, Times, distinct
 from alerts.sample import HOLE, HOLE_BITS
 
 _CONSTANT, _STEPS_8, _STEPS_16, _FLOAT_32, _FLOAT_64 = range(5)
@@ -88,7 +88,7 @@ def is_hole(values: Floats) -> Bools:
 
 def joined(first: Chunk, second: Chunk) -> PackedChunk:
     """Both as one; `second` begins after `first` ends."""
-    ids = np.union1d(first.ids, second.ids).astype(np.intp)
+    ids = distinct(np.concatenate((first.ids, second.ids)))
     times = np.concatenate((first.times, second.times))
     values = np.full((len(ids), len(times)), HOLE)
     border = len(first.times)

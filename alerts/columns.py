@@ -150,7 +150,22 @@ class LabelColumn(Sequence[LabelSet]):
 
     def having(self, added: Labels) -> LabelColumn:
         """Each set with these labels set."""
-        return self.remembered(added, lambda: LabelColumn([entry.having(added) for entry in self]))
+        return self.remembered(added, lambda: LabelColumn(self._having(dict(added))))
+
+    def _having(self, added: dict[str, str]) -> list[LabelSet]:
+        if self._made is not None or not self.is_wide:
+            pairs = tuple(added.items())
+            return [entry.having(pairs) for entry in self._sets()]
+        return [
+            LabelSet.of([*(pair for pair in self._pairs(entry) if pair[0] not in added), *added.items()])
+            for entry in self._base
+        ]
+
+    def values_of(self, name: str) -> list[str]:
+        """The value of one label in each set, "" where it is absent."""
+        if (name in self._names) != self._keeps:
+            return [""] * len(self._base)
+        return [entry.get(name) for entry in self._base]
 
     def groups(self, keeps: bool, names: tuple[str, ...]) -> Groups:
         """The series grouped by these labels, or by all but these."""

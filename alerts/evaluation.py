@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,18 +18,22 @@ from alerts.presence import CLEAR_AFTER_S, Presence, Roll
 from alerts.promql import evaluate_vector
 from alerts.promql.evaluator import LOOKBACK_MS
 from alerts.promql.nodes import is_empty_without_series, metric_names
+from alerts.promql.sharing import SharedAnswers
 from alerts.promql.values import SAME_LABELS, Vector, empty_vector, single
 from alerts.rules import AlertingRule, RecordingRule, Rule, RuleGroup, reaches_of
 from alerts.sample import EMPTY, NAME, LabelSet, to_ms
 from alerts.snapshot import alert_from_json, alert_to_json, check_version, restored
 from alerts.store import SeriesStore
-from alerts.template import BadTemplateError
+from alerts.template import BadTemplateError, Template
+from alerts.template_query import query_at
 from alerts.writer import Writer
 
 log = structlog.get_logger()
 
 SNAPSHOT_VERSION = 1
 _SCRAPE_NAMES = {"up", "llm:up"}
+_SHOWN_STATES = ("pending", "firing", "unknown")
+ALERT_NAMES = ("ALERTS", "ALERTS_FOR_STATE")
 DEFAULT_INTERVAL_S = 1.0
 
 
@@ -40,11 +44,28 @@ class _RuleState:
     key: str
     rule: Rule
     writer: Writer  # of the series that it records, or of ALERTS
+    writes: tuple[str, ...]  # their names
     needs: frozenset[str] = frozenset()  # without a series of one of these metrics it gives nothing; empty: not sure
     found_none_at: int | None = None  # names_version of the store at which there was none
     active: dict[LabelSet, ActiveAlert] = field(default_factory=dict)
     error: str | None = None
     clear_after_s: float = CLEAR_AFTER_S  # how long a target must have been scraped before silence counts as clear
+    _shown: list[tuple[LabelSet, str]] = field(default_factory=list)
+    _shown_column: LabelColumn = field(default_factory=LabelColumn)
+
+    def shown_column(self, shown: list[tuple[LabelSet, str]]) -> LabelColumn:
+        """ALERTS and ALERTS_FOR_STATE of these alerts, in turn; the same column as long as they are the same."""
+        if shown != self._shown:
+            self._shown = shown
+            self._shown_column = LabelColumn(
+                entry
+                for labels, alert_state in shown
+                for entry in (
+                    labels.having(((NAME, "ALERTS"), ("alertstate", alert_state))),
+                    labels.having(((NAME, "ALERTS_FOR_STATE"),)),
+                )
+            )
+        return self._shown_column
 
 
 class RuleEngine:
@@ -65,6 +86,7 @@ class RuleEngine:
         reaches = reaches_of(groups)
         self._states: list[list[_RuleState]] = [_states_of(group, store, reaches, clear_after_s) for group in groups]
         self._last_slot: list[int | None] = [None] * len(self._groups)
+        self._shared = SharedAnswers(rule.query.root for group in groups for rule in group.rules)
         self._rolls: dict[float, Roll] = {}  # of this tick, by how long a target must have been scraped
 
     def tick(self, now: float) -> list[AlertChange]:
@@ -74,6 +96,7 @@ class RuleEngine:
         """
         changes: list[AlertChange] = []
         self._rolls = {}
+        self._shared.clear()
         for index, group in enumerate(self._groups):
             interval_s = group.interval_s or self._default_interval_s
             slot = math.floor(now / interval_s + 1e-9)
@@ -83,6 +106,7 @@ class RuleEngine:
             self._last_slot[index] = slot
             for state in self._states[index]:
                 changes.extend(self._evaluate(group, state, now))
+        self._shared.clear()
         return changes
 
     def lose_sight(self, now: float) -> list[AlertChange]:
@@ -147,14 +171,16 @@ class RuleEngine:
     def _evaluate(self, group: RuleGroup, state: _RuleState, now: float) -> list[AlertChange]:
         at = now - group.query_offset_s
         try:
-            value = empty_vector() if self._is_idle(state) else evaluate_vector(state.rule.query, self._store, at)
+            value: Vector | float = empty_vector()
+            if not self._is_idle(state):
+                value = evaluate_vector(state.rule.query, self._store, at, shared=self._shared)
             result = single(EMPTY, value, to_ms(at)) if isinstance(value, float) else value
             if isinstance(state.rule, RecordingRule):
                 self._check_limit(group, state, len(result))
                 self._record(state, state.rule, result, to_ms(at))
                 changes = []
             else:
-                found = _findings(state.rule, result)
+                found = _findings(state.rule, result, self._store, at)
                 self._check_limit(group, state, len(found))
                 changes = self._alert(state, state.rule, found, now, to_ms(at))
         except AlertsError as error:
@@ -190,6 +216,8 @@ class RuleEngine:
         """Stores this evaluation's points and ends the series that it no longer gives."""
         state.writer.take(labels, lambda: labels)
         self._store.write(state.writer, at_ms, values)
+        for name in state.writes:
+            self._shared.wrote(name)
 
     def _presence_of(self, alert: ActiveAlert, now: float, clear_after_s: float) -> Presence:
         roll = self._rolls.get(clear_after_s)
@@ -209,15 +237,11 @@ class RuleEngine:
             keep_firing_for_s=rule.keep_firing_for_s,
             presence_of=lambda alert: self._presence_of(alert, now, state.clear_after_s),
         )
-        points: dict[LabelSet, float] = {}
-        for labels, alert in state.active.items():
-            if alert.state in ("pending", "firing", "unknown"):
-                points[labels.having(((NAME, "ALERTS"), ("alertstate", alert.state)))] = 1.0
-                points[labels.having(((NAME, "ALERTS_FOR_STATE"),))] = alert.active_at
-        if points or state.writer.series:
-            self._write(
-                state, LabelColumn(points), np.fromiter(points.values(), dtype=np.float64, count=len(points)), at_ms
-            )
+        shown = [(labels, alert) for labels, alert in state.active.items() if alert.state in _SHOWN_STATES]
+        if shown or state.writer.series:
+            column = state.shown_column([(labels, alert.state) for labels, alert in shown])
+            values = np.array([[1.0, alert.active_at] for _, alert in shown], dtype=np.float64)
+            self._write(state, column, values.ravel(), at_ms)
         return changes
 
 
@@ -236,30 +260,49 @@ def _states_of(
         waits = not names <= _SCRAPE_NAMES
         can_idle = "" not in names and is_empty_without_series(rule.query.root)
         needs = frozenset(names) if can_idle else frozenset()
-        states.append(_RuleState(key, rule, writer, needs, clear_after_s=clear_after_s if waits else 0.0))
+        writes = ALERT_NAMES if isinstance(rule, AlertingRule) else (rule.name,)
+        states.append(_RuleState(key, rule, writer, writes, needs, clear_after_s=clear_after_s if waits else 0.0))
     return states
 
 
-def _findings(rule: AlertingRule, result: Vector) -> dict[LabelSet, Finding]:
+def _findings(rule: AlertingRule, result: Vector, store: SeriesStore, at: float) -> dict[LabelSet, Finding]:
     """Raises QueryError when two samples give the same alert."""
+    if not len(result):
+        return {}
     found: dict[LabelSet, Finding] = {}
-    for entry, value in zip(result.labels, result.values.tolist(), strict=True):
-        source = entry.without_name().as_dict()
-
-        def text(template: Any, source: dict[str, str] = source, value: float = value) -> str:
-            try:
-                rendered: str = template.render(source, value)
-            except BadTemplateError as error:
-                return f"<error expanding template: {error}>"
-            return rendered
-
-        added = tuple((name, text(template)) for name, template in rule.labels)
-        labels = entry.without_name().having((*added, ("alertname", rule.name)))
+    fixed = (*((name, template.text) for name, template in rule.labels if _is_fixed(template)),)
+    moving = [(name, template) for name, template in rule.labels if name != "alertname" and not _is_fixed(template)]
+    bare = result.labels.without_names()
+    alerts: Iterable[LabelSet] = bare.having((*fixed, ("alertname", rule.name)))
+    if moving:
+        alerts = [
+            entry.having_now(
+                tuple((name, _text(template, source.as_dict(), value, store, at)) for name, template in moving)
+            )
+            for entry, source, value in zip(alerts, result.labels, result.values.tolist(), strict=True)
+        ]
+    for labels, entry, value in zip(alerts, result.labels, result.values.tolist(), strict=True):
         if labels in found:
             raise QueryError("vector contains metrics with the same labelset after applying alert labels")
-        annotations = {name: text(template) for name, template in rule.annotations}
-        found[labels] = Finding(value, annotations)
+        source = entry.as_dict()
+        found[labels] = Finding(
+            value, {name: _text(template, source, value, store, at) for name, template in rule.annotations}
+        )
     return found
+
+
+def _is_fixed(template: Template) -> bool:
+    """Whether it says the same of every sample."""
+    return "{{" not in template.text
+
+
+def _text(template: Template, labels: dict[str, str], value: float, store: SeriesStore, at: float) -> str:
+    if _is_fixed(template):
+        return template.text
+    try:
+        return template.render(labels, value, lambda text: query_at(text, store, at), at)
+    except BadTemplateError as error:
+        return f"<error expanding template: {error}>"
 
 
 __all__ = ["ActiveAlert", "AlertChange", "RuleEngine"]

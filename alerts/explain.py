@@ -9,7 +9,8 @@ from pathlib import Path
 import promql_parser as grammar
 import yaml
 
-from alerts.rules import AlertingRule, load_rule_file, shown_path
+from alerts.rules import AlertingRule, load_rule_file
+from alerts.yaml_file import read_yaml, shown_path
 
 _COMPARISONS = frozenset({">", "<", ">=", "<=", "==", "!="})
 
@@ -36,8 +37,9 @@ def rule_views(paths: Sequence[Path]) -> list[RuleView]:
     """Every rule of the files, in order. Raises BadRuleError."""
     views = []
     for path in paths:
+        groups = load_rule_file(path)
         reasons = iter(_reasons(path))
-        for group in load_rule_file(path):
+        for group in groups:
             for rule in group.rules:
                 texts = {name: template.text for name, template in getattr(rule, "annotations", ())}
                 views.append(
@@ -77,9 +79,8 @@ def subject_of(expression: str) -> str:
 
 def _reasons(path: Path) -> list[str]:
     """The comment right above each rule, paragraphs kept; "" without one."""
-    text = path.read_text(encoding="utf-8")
-    lines = text.split("\n")
-    root = yaml.compose(text, yaml.SafeLoader)
+    lines = path.read_bytes().decode("utf-8", "replace").splitlines()
+    root = read_yaml(path).root
     reasons = []
     for group in _sequence(root, "groups"):
         for rule in _sequence(group, "rules"):

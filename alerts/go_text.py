@@ -68,7 +68,9 @@ def humanize_duration(value: float) -> str:
 def humanize_timestamp(value: float) -> str:
     if not math.isfinite(value):
         return _significant(value)
-    return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d %H:%M:%S +0000 UTC")
+    moment = datetime.fromtimestamp(math.trunc(value * 1000) / 1000, UTC)  # Prometheus counts in milliseconds
+    fraction = f"{moment:.%f}".rstrip("0").rstrip(".")
+    return f"{moment:%Y-%m-%d %H:%M:%S}{fraction} +0000 UTC"
 
 
 def _prefixed(value: float, base: float, large: tuple[str, ...]) -> str:
@@ -95,3 +97,17 @@ def _significant(value: float) -> str:
     if not math.isfinite(value):
         return plain(value)
     return f"{value:.4g}"
+
+
+def duration(value: float) -> str:
+    """Seconds as Go writes a time.Duration: `1h2m3.5s`, `1.5ms`."""
+    if not math.isfinite(value) or value == 0:
+        return "0s" if value == 0 else plain(value)
+    sign, rest = ("-" if value < 0 else ""), abs(value)
+    for unit, size in (("ns", 1e-9), ("µs", 1e-6), ("ms", 1e-3)):
+        if rest < size * 1000:
+            return f"{sign}{plain(round(rest / size, 9))}{unit}"
+    minutes, seconds = divmod(round(rest, 9), 60)
+    hours, minutes = divmod(int(minutes), 60)
+    head = f"{hours}h{minutes}m" if hours else f"{minutes}m" if minutes else ""
+    return f"{sign}{head}{plain(round(seconds, 9))}s"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from weakref import WeakValueDictionary
 
 from alerts.head import Head
 from alerts.matcher import Matcher
 from alerts.sample import NAME, LabelSet
 from alerts.selection import Selection
 from alerts.track import Series
+from alerts.track_set import TrackSet
 
 _MAX_CACHED_SELECTIONS = 4096
 
@@ -43,6 +45,7 @@ class SeriesIndex:
         self._by_name: dict[str, _Name] = {}
         self._num_series = 0
         self._nothing = Selection(head, ())
+        self._track_sets: WeakValueDictionary[bytes, TrackSet] = WeakValueDictionary()
         self._selections: dict[tuple[Matcher, ...], _Cached] = {}
         self.names_version = 0  # changes when the first series of a metric comes or the last one leaves
 
@@ -103,7 +106,7 @@ class SeriesIndex:
         groups = [self._by_name[name] for name in names if all(matcher.accepts(name) for matcher in named)]
         rest = tuple(matcher for matcher in matchers if matcher.name != NAME)
         found = _accepted((series for group in groups for series in group.values()), rest)
-        selection = Selection(self._head, found, has_one_name=exact is not None)
+        selection = Selection(self._head, found, has_one_name=exact is not None, track_sets=self._track_sets)
         if len(self._selections) >= _MAX_CACHED_SELECTIONS:
             self._selections.clear()
         self._selections[matchers] = _Cached(selection, groups, self.names_version)
@@ -124,6 +127,16 @@ class SeriesIndex:
 
 
 def _accepted(candidates: Iterable[Series], matchers: tuple[Matcher, ...]) -> list[Series]:
-    if not matchers:
-        return list(candidates)
-    return [series for series in candidates if all(m.accepts(series.labels.get(m.name)) for m in matchers)]
+    found = list(candidates)
+    for matcher in matchers:
+        known: dict[str, bool] = {}  # thousands of series have few values of a label
+        kept = []
+        for series in found:
+            value = series.labels.get(matcher.name)
+            is_accepted = known.get(value)
+            if is_accepted is None:
+                is_accepted = known[value] = matcher.accepts(value)
+            if is_accepted:
+                kept.append(series)
+        found = kept
+    return found

@@ -6,6 +6,7 @@ what it seems to.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +15,16 @@ from typing import Any
 import yaml
 
 from alerts.catalog import builtin_catalog
-from alerts.errors import AlertsError
+from alerts.errors import AlertsError, BadRuleError
 from alerts.lint_metrics import metric_remarks
 from alerts.lint_rule import rule_remarks
 from alerts.lint_shapes import shape_remarks
 from alerts.remark import Remark
-from alerts.rules import Rule, load_rule, read_yaml, shown_path
+from alerts.rules import Rule, load_group, load_rule, raw_groups
+from alerts.yaml_file import read_yaml, shown_path
+
+UNREADABLE = "unreadable"
+_LINE = re.compile(r", line (\d+): ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +49,7 @@ class Finding:
 def lint_files(paths: Sequence[Path]) -> list[Finding]:
     """All findings of all files, in order of place. A name recorded in one file is known in the others.
 
-    Raises BadRuleError when a file is no YAML or no rule file at all.
+    A file that is no YAML or no rule file at all has one finding, whose check is UNREADABLE.
     """
     files = [_read(path) for path in paths]
     recorded = {rule.name for file in files for place in file.places if (rule := place.rule) and rule.kind == "record"}
@@ -94,42 +99,38 @@ def _finding(file: str, place: _Place, remark: Remark) -> Finding:
 
 
 def _read(path: Path) -> _File:
-    content = read_yaml(path)
     name = shown_path(path)
-    root = yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader)
-    groups = (content or {}).get("groups") if isinstance(content, dict) or content is None else None
-    if content is not None and not isinstance(groups, list):
-        is_case = isinstance(content, dict) and "tests" in content
-        remedy = f"these are unit tests: fleetctl alerts test {name}" if is_case else "see Prometheus' rule files"
-        finding = Finding(name, 1, "", "", "error", "syntax", "no rule file: it has no list `groups`", remedy)
-        return _File(name, (), (finding,))
+    try:
+        content, root = read_yaml(path)
+        groups = raw_groups(content, name)
+    except BadRuleError as error:
+        reason = str(error).removeprefix(name).removeprefix(": ")
+        line = _LINE.match(reason)
+        at = int(line.group(1)) if line else 1
+        return _File(
+            name, (), (Finding(name, at, "", "", "error", UNREADABLE, reason[line.end() if line else 0 :], ""),)
+        )
     findings: list[Finding] = []
     places: list[_Place] = []
+    names: set[str] = set()
     nodes = _items(_child(root, "groups"))
-    for group, node in zip(groups or [], nodes, strict=False):
-        if not isinstance(group, dict) or not isinstance(group.get("rules", []), list | None):
-            findings.append(
-                Finding(name, _line(node), "", "", "error", "syntax", "a group is a mapping with `rules`", "")
-            )
-            continue
-        group_name = str(group.get("name", ""))
-        labels = group.get("labels") if isinstance(group.get("labels"), dict) else {}
-        for raw, rule_node in zip(group.get("rules") or [], _items(_child(node, "rules")), strict=False):
-            places.append(_place(group_name, raw, labels or {}, rule_node))
-    if not findings and all(place.rule is not None for place in places):
-        findings.extend(_whole_file(path, name))
+    for number, (group, node) in enumerate(zip(groups, nodes, strict=False), 1):
+        called = str(group.get("name") or "") if isinstance(group, dict) else ""
+        rules = group.get("rules") if isinstance(group, dict) else None
+        listed = rules if isinstance(rules, list) else []
+        try:
+            if called and called in names:
+                raise BadRuleError("a second group of this name")
+            names.add(called)
+            # Its own keys; the rules are read one by one, so that each can be told of.
+            load_group({**group, "rules": []} if listed else group, number, name)
+        except BadRuleError as error:
+            reason = re.sub(rf"^{re.escape(name)}: group {re.escape(called or str(number))}: ", "", str(error))
+            findings.append(Finding(name, _line(node), called, "", "error", "syntax", reason, ""))
+        labels = group.get("labels") if isinstance(group, dict) and isinstance(group.get("labels"), dict) else {}
+        for raw, rule_node in zip(listed, _items(_child(node, "rules")), strict=False):
+            places.append(_place(called, raw, labels or {}, rule_node))
     return _File(name, tuple(places), tuple(findings))
-
-
-def _whole_file(path: Path, name: str) -> list[Finding]:
-    """What only the file as a whole shows: group keys, two groups of one name."""
-    from alerts.rules import load_rule_file
-
-    try:
-        load_rule_file(path)
-    except AlertsError as error:
-        return [Finding(name, 1, "", "", "error", "syntax", str(error).removeprefix(f"{name}: "), "")]
-    return []
 
 
 def _place(group: str, raw: Any, labels: dict[str, str], node: yaml.Node | None) -> _Place:

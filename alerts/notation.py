@@ -14,8 +14,6 @@ _NUMBER = r"[-+]?(?:0[xX][0-9a-fA-F]+|(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[iI]n
 _REPEATED = re.compile(rf"({_NUMBER})(?:([-+])({_NUMBER}))?x(\d+)")
 _ONE = re.compile(_NUMBER)
 _HISTOGRAM = re.compile(r"\{\{.*?\}\}(?:[-+]\{\{.*?\}\})?(?:x\d+)?")
-_UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0, "y": 31536000.0}
-_DURATION = re.compile(r"(?:\d+(?:ms|[smhdwy]))+")
 
 
 class BadNotationError(AlertsError):
@@ -24,21 +22,6 @@ class BadNotationError(AlertsError):
 
 class NativeHistogramError(BadNotationError):
     """The text holds a native histogram, which we do not keep."""
-
-
-def parse_duration_s(text: str | float) -> float:
-    """`1h30m`, `500ms`, `15s`, or plain seconds. Raises BadNotationError."""
-    if isinstance(text, int | float):
-        return float(text)
-    text = text.strip()
-    sign = -1.0 if text.startswith("-") else 1.0
-    bare = text.lstrip("+-")
-    if _DURATION.fullmatch(bare):
-        return sign * sum(int(count) * _UNIT_S[unit] for count, unit in re.findall(r"(\d+)(ms|[smhdwy])", bare))
-    try:
-        return float(text)
-    except ValueError:
-        raise BadNotationError(f"{text!r} is not a duration such as 30s, 5m or 1h30m") from None
 
 
 def parse_series(text: str) -> tuple[LabelSet, str]:

@@ -11,6 +11,7 @@ from enum import StrEnum
 
 import numpy as np
 
+from alerts.arrays import Times
 from alerts.columns import LabelColumn
 from alerts.matcher import Matcher
 from alerts.sample import NAME, to_ms
@@ -92,7 +93,7 @@ def _of_target(up: Series, now_ms: int, clear_after_ms: int) -> Presence:
     if not len(times):
         return Presence.NEVER_SEEN
     last_ms = int(times[-1])
-    spacing_ms = int(np.median(np.diff(times))) if len(times) > 1 else _FRESH_AT_LEAST_MS
+    spacing_ms = _middle(np.diff(times)) if len(times) > 1 else _FRESH_AT_LEAST_MS
     fresh_ms = min(max(3 * spacing_ms, _FRESH_AT_LEAST_MS), _FRESH_AT_MOST_MS)
     if now_ms - last_ms > fresh_ms or int(times[0]) > now_ms - clear_after_ms:
         return Presence.LOST
@@ -102,3 +103,10 @@ def _of_target(up: Series, now_ms: int, clear_after_ms: int) -> Presence:
     if gap_ms > max(fresh_ms, clear_after_ms):
         return Presence.LOST  # nobody looked for a while: what windows hold now is from before it, or too little
     return Presence.PRESENT if (values[start:] == 1.0).all() else Presence.LOST
+
+
+def _middle(spacings_ms: Times) -> int:
+    """The median, in whole milliseconds. numpy's own brings masked arrays along, 2 MB of code."""
+    ordered = np.sort(spacings_ms)
+    half = len(ordered) // 2
+    return int(ordered[half]) if len(ordered) % 2 else int(ordered[half - 1] + ordered[half]) // 2

@@ -160,7 +160,16 @@ def _row(one: dict[str, Any]) -> Row:
 
 
 def _short(error: Exception) -> str:
+    """What is wrong, without the library's own wrapping of it and without the query."""
+    from requests.exceptions import ConnectionError as Unreachable  # noqa: TID251  what the client library is built on
+    from requests.exceptions import Timeout  # noqa: TID251
+
+    if isinstance(error, Timeout):
+        return "timed out"
     text = " ".join(str(error).split())
+    if isinstance(error, Unreachable):
+        reason = str(getattr(error.args[0] if error.args else None, "reason", error))
+        text = "cannot be reached: " + reason.rpartition("]")[2].rpartition(": ")[2].strip(" \"')")
     return text if len(text) <= 300 else text[:300] + "..."
 
 

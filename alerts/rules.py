@@ -6,20 +6,16 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal
 
-import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-
+from alerts.duration import parse_duration_s
 from alerts.errors import AlertsError, BadRuleError
-from alerts.notation import parse_duration_s
 from alerts.promql import Query, parse
 from alerts.promql.nodes import RangeSelector, Subquery, Text, reaches_ms
+from alerts.rule_shape import BadShapeError, read_group, read_groups, read_rule
 from alerts.template import Template, parse_template
+from alerts.yaml_file import read_yaml, shown_path
 
-MAX_FILE_BYTES = 4 * 1024 * 1024
-
-_PACKAGE = Path(__file__).parent
 _METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
@@ -58,82 +54,6 @@ class RuleGroup:
     rules: tuple[Rule, ...]
 
 
-def _to_text(value: Any) -> Any:
-    """YAML reads `severity: 1` as a number; Prometheus takes it as text."""
-    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
-
-
-_Text = Annotated[str, BeforeValidator(_to_text)]
-
-
-class _Edge(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=True)
-
-
-_E = TypeVar("_E", bound=_Edge)
-
-
-class _RuleEdge(_Edge):
-    record: str | None = None
-    alert: str | None = None
-    expr: _Text
-    for_: str | int | None = Field(default=None, alias="for")
-    keep_firing_for: str | int | None = None
-    labels: dict[str, _Text] | None = None
-    annotations: dict[str, _Text] | None = None
-
-
-class _GroupEdge(_Edge):
-    name: str = Field(min_length=1)
-    interval: str | int | None = None
-    query_offset: str | int | None = None
-    limit: int = 0
-    labels: dict[str, _Text] | None = None
-    rules: list[dict[str, Any]] | None = None  # checked one by one, so that an error can name its rule
-
-
-class _FileEdge(_Edge):
-    groups: list[dict[str, Any]] | None = None
-
-
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """A key given twice is an error, not the last one wins."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key, _ in node.value:
-            text = self.construct_object(key, deep=True)
-            if isinstance(text, str) and text in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key {text!r} is given twice", key.start_mark)
-            if isinstance(text, str):
-                seen.add(text)
-        return super().construct_mapping(node, deep)
-
-
-def shown_path(path: Path) -> str:
-    """A path as an error names it: of our own files from the package on, of others as given."""
-    try:
-        return str(path.resolve().relative_to(_PACKAGE))
-    except ValueError:
-        return str(path)
-
-
-def read_yaml(path: Path) -> Any:
-    """The file's content. Raises BadRuleError naming the file, and the line where there is one."""
-    try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise BadRuleError(f"{shown_path(path)}: larger than {MAX_FILE_BYTES} bytes")
-        return yaml.load(path.read_text(encoding="utf-8"), _UniqueKeyLoader)  # noqa: S506  a SafeLoader
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadRuleError(f"{shown_path(path)}: cannot be read: {error}") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        raise BadRuleError(f"{shown_path(path)}{line}: {getattr(error, 'problem', None) or error}") from None
-    except RecursionError:
-        raise BadRuleError(f"{shown_path(path)}: nested too deeply") from None
-
-
 def load_rule_files(paths: Iterable[Path]) -> list[RuleGroup]:
     """All groups of the files, in order. Raises BadRuleError naming file, group and rule."""
     return [group for path in paths for group in load_rule_file(path)]
@@ -142,48 +62,60 @@ def load_rule_files(paths: Iterable[Path]) -> list[RuleGroup]:
 def load_rule_file(path: Path) -> list[RuleGroup]:
     """The file's groups, in order. Raises BadRuleError."""
     file = shown_path(path)
-    content = read_yaml(path)
-    edge = _checked(_FileEdge, {} if content is None else content, file)
     groups: list[RuleGroup] = []
-    for number, raw in enumerate(edge.groups or [], 1):
-        name = raw.get("name")
-        where = f"{file}: group {name if isinstance(name, str) and name else number}"
-        group = _group(_checked(_GroupEdge, raw, where), file, where)
+    for number, raw in enumerate(raw_groups(read_yaml(path).content, file), 1):
+        group = load_group(raw, number, file)
         if group.name in {other.name for other in groups}:
-            raise BadRuleError(f"{where}: a second group of this name")
+            raise BadRuleError(f"{file}: group {group.name}: a second group of this name")
         groups.append(group)
     return groups
 
 
-def _checked(edge: type[_E], raw: Any, where: str) -> _E:
-    """The raw YAML as its edge type; the first problem is named by its path."""
+def raw_groups(content: Any, file: str) -> list[Any]:
+    """What stands under `groups` in a rule file, unchecked. Raises BadRuleError when it is no rule file."""
+    if isinstance(content, dict) and "tests" in content:
+        raise BadRuleError(f"{file}: unit tests, no rules: fleetctl alerts test {file}")
+    if isinstance(content, dict) and content.get("kind") == "PrometheusRule":
+        raise BadRuleError(f"{file}: a Kubernetes PrometheusRule: take what stands under its `spec` (`yq .spec`)")
+    if content is not None and not (isinstance(content, dict) and "groups" in content):
+        raise BadRuleError(f"{file}: no rule file: it has no list `groups`")
     try:
-        return edge.model_validate(raw)
-    except ValidationError as error:
-        first = error.errors()[0]
-        path = ".".join(str(part) for part in first["loc"])
-        reason = "unknown key" if first["type"] == "extra_forbidden" else first["msg"]
-        raise BadRuleError(f"{where}: {path + ': ' if path else ''}{reason}") from None
+        return read_groups({} if content is None else content)
+    except BadShapeError as error:
+        raise BadRuleError(f"{file}: {error}") from None
 
 
-def _group(edge: _GroupEdge, file: str, where: str) -> RuleGroup:
+def load_group(raw: Any, number: int, file: str) -> RuleGroup:
+    """The group as YAML gives it, `number` counts from 1. Raises BadRuleError naming file, group and rule."""
+    name = raw.get("name") if isinstance(raw, dict) else None
+    where = f"{file}: group {name if isinstance(name, str) and name else number}"
+    try:
+        edge = read_group(raw)
+    except BadShapeError as error:
+        raise BadRuleError(f"{where}: {error}") from None
     labels = edge.labels or {}
     _check_label_names(labels, where)
     rules = []
-    for number, raw in enumerate(edge.rules or [], 1):
-        place = f"{where}, rule {number}"
-        rules.append(_rule(_checked(_RuleEdge, raw, place), labels, place))
+    for count, one in enumerate(edge.rules or [], 1):
+        called = (one.get("alert") or one.get("record")) if isinstance(one, dict) else None
+        place = f"{where}, rule {count}" + (f" {called}" if isinstance(called, str) else "")
+        rules.append(_rule(one, labels, place))
+    interval_s = None if edge.interval is None else _duration_s(edge.interval, f"{where}: interval")
     return RuleGroup(
         name=edge.name,
         file=file,
-        interval_s=None if edge.interval is None else _duration_s(edge.interval, f"{where}: interval"),
-        query_offset_s=_duration_s(edge.query_offset or 0, f"{where}: query_offset"),
+        interval_s=interval_s or None,
+        query_offset_s=_duration_s(edge.query_offset, f"{where}: query_offset"),
         limit=edge.limit,
         rules=tuple(rules),
     )
 
 
-def _rule(edge: _RuleEdge, group_labels: dict[str, str], where: str) -> Rule:
+def _rule(raw: Any, group_labels: dict[str, str], where: str) -> Rule:
+    try:
+        edge = read_rule(raw)
+    except BadShapeError as error:
+        raise BadRuleError(f"{where}: {error}") from None
     if (edge.record is None) == (edge.alert is None):
         raise BadRuleError(f"{where}: needs one of record and alert")
     try:
@@ -208,8 +140,8 @@ def _rule(edge: _RuleEdge, group_labels: dict[str, str], where: str) -> Rule:
     return AlertingRule(
         name=edge.alert,
         query=query,
-        for_s=_duration_s(edge.for_ or 0, f"{where}: for"),
-        keep_firing_for_s=_duration_s(edge.keep_firing_for or 0, f"{where}: keep_firing_for"),
+        for_s=_duration_s(edge.for_, f"{where}: for"),
+        keep_firing_for_s=_duration_s(edge.keep_firing_for, f"{where}: keep_firing_for"),
         labels=_templates(labels, f"{where}: label"),
         annotations=_templates(annotations, f"{where}: annotation"),
     )
@@ -218,7 +150,7 @@ def _rule(edge: _RuleEdge, group_labels: dict[str, str], where: str) -> Rule:
 def load_rule(raw: Any, group_labels: Mapping[str, str]) -> Rule:
     """One rule as YAML gives it. Raises BadRuleError with the reason alone: the caller knows the place."""
     try:
-        return _rule(_checked(_RuleEdge, raw, "rule"), dict(group_labels), "rule")
+        return _rule(raw, dict(group_labels), "rule")
     except BadRuleError as error:
         raise BadRuleError(str(error).removeprefix("rule: ")) from None
 
@@ -239,14 +171,14 @@ def _check_label_names(labels: Iterable[str], where: str) -> None:
             raise BadRuleError(f"{where}: {name!r} is not a label name")
 
 
-def _duration_s(text: str | int, where: str) -> float:
+def _duration_s(text: str | None, where: str) -> float:
+    """Seconds; 0 where nothing is written."""
+    if text is None:
+        return 0.0
     try:
-        seconds = parse_duration_s(text)
+        return parse_duration_s(text)
     except AlertsError as error:
         raise BadRuleError(f"{where}: {error}") from None
-    if seconds < 0:
-        raise BadRuleError(f"{where}: {text!r} is negative")
-    return seconds
 
 
 def reaches_of(groups: Iterable[RuleGroup]) -> dict[str, float]:

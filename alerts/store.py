@@ -9,7 +9,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from statistics import median
 
 import numpy as np
 import structlog
@@ -239,7 +238,7 @@ class SeriesStore:
             times, _ = series.points()
             if len(times) > 1:
                 spacings.append(float(times[-1] - times[0]) / (len(times) - 1))
-        return median(spacings) / 1000 if spacings else None
+        return float(np.sort(spacings)[(len(spacings) - 1) // 2]) / 1000 if spacings else None
 
     @property
     def num_series(self) -> int:

@@ -1,6 +1,6 @@
 """Series that are written at the same moments: a target's scrape, what one rule records, or one series alone.
 
-They share the times. The newest points lie in the head; when its columns are used up, the older half becomes a chunk.
+They share the times. The newest points lie in the head; when its columns are used up, the oldest become a chunk.
 A series that is not written when others are has a hole there, never without the mark of its end before: so a hole at
 the newest time says that the series is not there.
 """
@@ -14,7 +14,7 @@ from alerts.chunk import Chunk, PackedChunk, PlainChunk, is_hole, joined, rows_i
 from alerts.head import LONG_AGO, NEVER, WIDTH, Head
 from alerts.sample import HOLE, LabelSet, is_stale
 
-SEALED_AT_ONCE = WIDTH // 2
+SEALED_AT_ONCE = WIDTH // 4
 MAX_CHUNK_POINTS = 128
 
 
@@ -93,6 +93,7 @@ class Track:
             self.remove(series)
         self.chunks.clear()
         self.head.free_track(self.number)
+        self.head.num_scrape_writes += self.is_scrape
         self.number = -1
 
     @property
@@ -115,6 +116,7 @@ class Track:
                 fill -= SEALED_AT_ONCE
             head.times[track, fill] = at_ms
             head.fill[track] = fill + 1
+            head.num_scrape_writes += self.is_scrape
             head.values[rows, fill] = values
             return len(rows)
         if at_ms < last_ms or not fill:
@@ -133,6 +135,7 @@ class Track:
         else:
             self.chunks.append(PlainChunk(ids, times, values))
         self.head.sealed_ms[self.number] = times[-1]
+        self.head.num_scrape_writes += self.is_scrape
 
     def seal(self, count: int) -> None:
         """Moves the oldest columns of the head into chunks."""
@@ -171,6 +174,7 @@ class Track:
         head.times[track, : WIDTH - count] = head.times[track, count:]
         head.times[track, WIDTH - count :] = NEVER
         head.fill[track] -= count
+        head.num_scrape_writes += self.is_scrape
 
     # -- reading ------------------------------------------------------------------------------------------------
 

@@ -137,6 +137,13 @@ class Settings(BaseSettings):
             return self.controller.token.get_secret_value()
         return read_token(self.controller_token_file)
 
+    def node_token(self) -> str:
+        """The token that nodes want of us. Raises BadInputError when there is none."""
+        token = read_token(self.node_token_file)
+        if not token:
+            raise BadInputError(f"{self.node_token_file}: no node token", remedy="run fleetctl up once: it makes one")
+        return token
+
 
 class _Plain(Settings):
     """Settings from given values alone: flags must win over the environment, which was read before."""

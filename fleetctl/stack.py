@@ -88,12 +88,16 @@ class Stack:
         config = settings.state_dir / "effective.json"
         _write_private(config, json.dumps(_plain_tree(settings), indent=1))
         env = {"FLEETCTL_CONFIG": "", **{key: "" for key in os.environ if key.startswith("FLEETCTL_")}}
-        command = [sys.executable, "-m", "fleetctl.cli", "--config", str(config)]
+        flags = ["--config", str(config)]
+        commands = {
+            "controller": [sys.executable, "-m", "fleetctl.controller", *flags],
+            "gateway": [sys.executable, "-m", "fleetctl.cli", *flags, "gateway", "run"],
+        }
         addresses = {"controller": settings.controller.base_url, "gateway": settings.gateway.base_url}
         for name in STOP_FIRST:
             if name in missing:
                 tell(f"starting {name} at {addresses[name]}")
-                self.table.start(name, [*command, name, "run"], url=addresses[name], env=env)
+                self.table.start(name, commands[name], url=addresses[name], env=env)
         controller_url = self.table.spec("controller").get("url", addresses["controller"])
         gateway_url = self.table.spec("gateway").get("url", addresses["gateway"])
         deadline = time.monotonic() + settings.fleet.ready_timeout_s

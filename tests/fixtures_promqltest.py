@@ -7,8 +7,9 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from alerts.duration import parse_duration_s
 from alerts.errors import AlertsError
-from alerts.notation import NativeHistogramError, parse_duration_s, parse_series, parse_values
+from alerts.notation import NativeHistogramError, parse_series, parse_values
 from alerts.promql import evaluate_range, parse
 from alerts.promql.evaluator import Moment
 from alerts.promql.values import Matrix, Vector
@@ -27,6 +28,12 @@ class Outcome:
     failed: dict[int, str] = field(default_factory=dict)
     unsupported: dict[int, str] = field(default_factory=dict)
     num_unchecked_annotations: int = 0
+
+
+def seconds(text: str) -> float:
+    """A duration of the script: it may have a sign, and may be a plain number."""
+    bare = text.lstrip("+-")
+    return parse_duration_s(bare, or_number=True) * (-1.0 if text.startswith("-") else 1.0)
 
 
 def run_file(path: Path) -> Outcome:
@@ -81,7 +88,7 @@ class _Runner:
 
     def _load(self, block: list[str]) -> None:
         command, interval = block[0].split()
-        step_s = parse_duration_s(interval)
+        step_s = seconds(interval)
         self.has_nhcb |= command == "load_with_nhcb"
         loaded = {}  # a series given twice in one load: the later line counts
         for line in block[1:]:
@@ -168,12 +175,12 @@ class _Runner:
         ranged = _EVAL_RANGE.match(head)
         if ranged:
             _, start, end, step, expression = ranged.groups()
-            bounds = [parse_duration_s(text) for text in (start, end, step)]
+            bounds = [seconds(text) for text in (start, end, step)]
             got = {LabelSet.of(labels): points for labels, points in evaluate_range(expression, self.store, *bounds)}
             return _compare_range(got, rows, *bounds)
         match = _EVAL_INSTANT.match(head)
         assert match, head
-        at = parse_duration_s(match.group(2))
+        at = seconds(match.group(2))
         at_ms = round(at * 1000)
         value = Moment(self.store, at_ms, at_ms, at_ms, 0).evaluate(parse(match.group(3)).root)
         if isinstance(value, str):
@@ -194,7 +201,7 @@ class _Runner:
                 for i, labels in enumerate(value.labels)
             }
             words = self.range_vector
-            return _compare_range(got, rows, *(parse_duration_s(words[i]) for i in (3, 5, 7)))
+            return _compare_range(got, rows, *(seconds(words[i]) for i in (3, 5, 7)))
         assert isinstance(value, Vector)
         return _compare_vector(value, rows, ordered)
 

@@ -8,6 +8,7 @@ from alerts.errors import BadExpressionError
 from alerts.promql import nodes
 from alerts.promql.compile import compile_expression
 from alerts.promql.evaluator import Moment
+from alerts.promql.sharing import SharedAnswers
 from alerts.promql.values import Vector
 from alerts.sample import Sample, to_ms
 from alerts.store import SeriesStore
@@ -26,11 +27,13 @@ def parse(expression: str) -> Query:
     return Query(expression, compile_expression(expression))
 
 
-def evaluate_vector(query: Query | str, store: SeriesStore, at: float) -> Vector | float:
+def evaluate_vector(
+    query: Query | str, store: SeriesStore, at: float, *, shared: SharedAnswers | None = None
+) -> Vector | float:
     """The answer at `at` (Unix seconds) as arrays. Raises BadExpressionError and QueryError."""
     root = parse(query).root if isinstance(query, str) else query.root
     at_ms = to_ms(at)
-    value = Moment(store, at_ms, at_ms, at_ms, 0).evaluate(root)
+    value = Moment(store, at_ms, at_ms, at_ms, 0, shared=shared).evaluate(root)
     if not isinstance(value, Vector | float):
         kind = "a string" if isinstance(value, str) else "a range of points"
         raise BadExpressionError(f"the expression gives {kind}; wanted one value per series")

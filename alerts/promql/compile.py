@@ -13,6 +13,7 @@ from alerts.errors import BadExpressionError
 from alerts.matcher import Matcher
 from alerts.promql import nodes as n
 from alerts.promql.functions import FUNCTIONS
+from alerts.promql.sure import is_sure
 from alerts.sample import NAME, to_ms
 
 MAX_EXPRESSION_CHARS = 16 * 1024
@@ -27,6 +28,7 @@ UNSUPPORTED_FUNCTIONS = {
     "histogram_quantiles": "experimental in Prometheus; use one histogram_quantile() per quantile",
     "info": "experimental in Prometheus; join with * on(...) group_left(...) instead",
 }
+RENAMED_FUNCTIONS = {"holt_winters": "double_exponential_smoothing"}
 UNSUPPORTED_AGGREGATIONS = {
     "limitk": "experimental in Prometheus; use topk()",
     "limit_ratio": "experimental in Prometheus",
@@ -36,6 +38,11 @@ _STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'|`[^`]*`|#[^\n]
 _RAW_STRING = re.compile(r'("(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'|#[^\n]*)|`([^`]*)`')
 _BYTES = re.compile(r"(\\\\)|(?:\\x[0-9a-fA-F]{2})+")
 _UNKNOWN_FUNCTION = re.compile(r"unknown function with name '([^']*)'")
+_EXPERIMENTAL = (  # newer than the grammar library: told by their shape
+    (re.compile(r"\b(?:anchored|smoothed)\b"), "anchored and smoothed ranges are"),
+    (re.compile(r"[<>]/"), "trimming native histograms is"),
+    (re.compile(r"\[[^\]\[]*[-+*/%^][^\]\[]*\]"), "a calculation in a duration is"),
+)
 _MATCH_OPS: dict[str, Literal["=", "!=", "=~", "!~"]] = {
     "MatchOp.Equal": "=", "MatchOp.NotEqual": "!=", "MatchOp.Re": "=~", "MatchOp.NotRe": "!~",
 }  # fmt: skip
@@ -60,7 +67,7 @@ def compile_expression(text: str) -> n.Node:
     try:
         parsed = grammar.parse(_RAW_STRING.sub(_go_string, text))
     except ValueError as error:
-        raise BadExpressionError(_reason(str(error))) from None
+        raise BadExpressionError(_reason(str(error), text, bare)) from None
     return _node(parsed, 0)
 
 
@@ -100,9 +107,23 @@ def _characters(match: re.Match[str]) -> str:
         raise BadExpressionError(f"a string is not valid UTF-8: {match.group()}") from None
 
 
-def _reason(message: str) -> str:
+def _reason(message: str, text: str, bare: str) -> str:
     unknown = _UNKNOWN_FUNCTION.search(message)
-    return f"unknown function {unknown.group(1)}()" if unknown else " ".join(message.split())
+    if unknown:
+        name = unknown.group(1)
+        if name in RENAMED_FUNCTIONS:
+            return f"unknown function {name}(): Prometheus 3 calls it {RENAMED_FUNCTIONS[name]}()"
+        from difflib import get_close_matches  # seldom needed, and half a MB
+
+        close = get_close_matches(name, FUNCTIONS, n=1, cutoff=0.85)
+        return f"unknown function {name}()" + (f": did you mean {close[0]}()?" if close else "")
+    for pattern, what in _EXPERIMENTAL:
+        if pattern.search(bare):
+            return f"{what} not supported: experimental in Prometheus"
+    if message == "invalid promql query":
+        shown = " ".join(text.split())
+        return f"not PromQL, something is missing or out of place: {shown if len(shown) <= 80 else shown[:80] + '...'}"
+    return " ".join(message.split())
 
 
 def _node(parsed: Any, depth: int) -> n.Node:
@@ -188,7 +209,8 @@ def _binary(parsed: Any, depth: int) -> n.Node:
         if modifier.matching is not None:
             on = str(modifier.matching.type) == "LabelModifierType.Include"
             labels = tuple(sorted(set(modifier.matching.labels)))
-    return n.Binary(op, lhs, rhs, returns_bool, n.Matching(on, labels, many, include))
+    may_skip_rhs = op != "or" and is_sure(rhs)
+    return n.Binary(op, lhs, rhs, returns_bool, n.Matching(on, labels, many, include), may_skip_rhs)
 
 
 _SCALAR_FUNCTIONS = frozenset({"time", "pi", "scalar", "start", "end", "step", "range", "min_of", "max_of"})

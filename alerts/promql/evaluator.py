@@ -15,6 +15,7 @@ from alerts.promql import nodes as n
 from alerts.promql.aggregation import aggregate
 from alerts.promql.functions import FUNCTIONS
 from alerts.promql.operators import scalars, vector_and_scalar, vector_and_vector
+from alerts.promql.sharing import SharedAnswers
 from alerts.promql.values import Matrix, Value, Vector, empty_vector, single
 from alerts.sample import EMPTY, LabelSet
 from alerts.selection import Selection
@@ -44,7 +45,10 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When an expression is evaluated; `start_ms` and `end_ms` differ only within a range query."""
+    """When an expression is evaluated; `start_ms` and `end_ms` differ only within a range query.
+
+    `shared`: what other expressions of the same rules have found out.
+    """
 
     store: SeriesStore
     at_ms: int
@@ -52,10 +56,19 @@ class Moment:
     end_ms: int
     step_ms: int
     budget: Budget = field(default_factory=Budget)
+    shared: SharedAnswers | None = None
 
     def evaluate(self, node: n.Node) -> Value:
         """Raises QueryError when the data does not allow the operation."""
-        return _BY_KIND[type(node)](self, node)
+        shared = self.shared
+        part = None if shared is None else shared.part_of(node)
+        if shared is None or part is None:
+            return _BY_KIND[type(node)](self, node)
+        found = shared.find(part, self.at_ms, self.start_ms)
+        if found is None:
+            found = _BY_KIND[type(node)](self, node)
+            shared.keep(part, self.at_ms, self.start_ms, found)
+        return found
 
     def moved_to(self, at_ms: int) -> Moment:
         """Another step of the same query, drawing on the same budget."""
@@ -158,7 +171,10 @@ class Moment:
         return aggregate(node, self.vector(node.expr), param)
 
     def _binary(self, node: n.Binary) -> float | Vector:
-        lhs, rhs = self.evaluate(node.lhs), self.evaluate(node.rhs)
+        lhs = self.evaluate(node.lhs)
+        if node.may_skip_rhs and isinstance(lhs, Vector) and not len(lhs):
+            return empty_vector()
+        rhs = self.evaluate(node.rhs)
         if isinstance(lhs, Vector) and isinstance(rhs, Vector):
             assert node.matching is not None
             return vector_and_vector(node.op, lhs, rhs, node.matching, node.returns_bool)

@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from alerts.arrays import Floats
+from alerts.arrays import Floats, distinct
 from alerts.promql.functions_absent import absent_over_time
 from alerts.promql.kahan import each, kahan_means, kahan_sums, quantile, variance
 from alerts.promql.signature import Args, At, Function
@@ -32,7 +32,7 @@ def _quantile(moment: At, args: Args) -> Vector:
         return matrix.to_vector(each(partial(quantile, q), matrix.values, matrix.firsts, matrix.counts))
     # All windows of one length are sorted together.
     counts, results = matrix.counts, np.empty(len(matrix))
-    for count in np.unique(counts).tolist():
+    for count in distinct(counts).tolist():
         own = np.flatnonzero(counts == count)
         ordered = np.sort(matrix.values[matrix.firsts[own][:, np.newaxis] + np.arange(count)], axis=1)
         rank = q * (count - 1)

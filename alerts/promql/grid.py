@@ -64,7 +64,8 @@ class GridMoment:
         first, last = int(self.steps[0]), int(self.steps[-1])
         return Moment(self.store, int(self.steps[index]), first, last, self.step_ms)
 
-    def _instant(self, node: n.Selector) -> Grid:
+    def _instant(self, node: n.Selector, *, stamps: bool = False) -> Grid:
+        """`stamps`: the points' own times (Unix seconds) instead of their values."""
         at = self.steps - node.offset_ms
         parts: list[Grid] = []
         for times, labels, values in rows_of(self.store, node, int(at[0]) - LOOKBACK_MS, int(at[-1]), keep_stale=True):
@@ -72,7 +73,8 @@ class GridMoment:
             safe = np.maximum(index, 0)
             fresh = (index >= 0) & (times[safe] > at - LOOKBACK_MS)
             found = values[:, safe]
-            parts.append(Grid(labels, found, fresh & (found.view(np.int64) != STALE_BITS)))
+            present = fresh & (found.view(np.int64) != STALE_BITS)
+            parts.append(Grid(labels, np.tile(times[safe] / 1000.0, (len(found), 1)) if stamps else found, present))
         return merged(parts, len(at))
 
     # -- functions ----------------------------------------------------------------------------------------------
@@ -85,6 +87,11 @@ class GridMoment:
                 found = windowed(node.function, self.store, window, self.steps, parameter)
                 if found is not None:
                     return found
+        if node.function == "timestamp" and isinstance(node.args[0], n.Selector):  # a column has lost its points' times
+            if node.args[0].at is not None:
+                return self._step_by_step(lambda step: self._moment(step).evaluate(node))
+            own = self._instant(node.args[0], stamps=True)
+            return own.renamed(own.values)
         if node.function == "time":
             return self.steps / 1000.0
         if node.function in PLAIN:

@@ -157,7 +157,7 @@ def _presence(keys: list[LabelSet], present: Bools, wanted: list[LabelSet], num_
 def bucket_quantiles(q: Floats, buckets: Grid) -> Grid | None:
     """histogram_quantile(); None when buckets of one histogram come and go or hold NaN, or q is no plain quantile."""
     num_steps = len(q)
-    if np.ptp(q) > 0 or not 0 <= q[0] <= 1:
+    if not (np.ptp(q) == 0 and 0 <= q[0] <= 1):  # written so that NaN at some step is no plain quantile
         return None
     histograms: dict[LabelSet, dict[float, int]] = {}
     for row, labels in enumerate(buckets.labels):

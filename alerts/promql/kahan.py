@@ -82,8 +82,13 @@ def quantile(q: float, values: Sequence[float]) -> float:
 
 def kahan_sums(values: Floats, starts: Index, sizes: Index) -> Floats:
     """kahan_sum of each group values[starts[g]:starts[g] + sizes[g]]."""
+    if len(values) == len(starts):
+        return values[starts] + 0.0  # as adding to nothing does: -0 becomes 0
     if not _pays(values, sizes):
         return each(kahan_sum, values, starts, sizes)
+    together = _summed_together(values, starts, sizes, begin=0)
+    if together is not None:
+        return together[0] + together[1]
     total, lost = np.zeros(len(starts)), np.zeros(len(starts))
     for position in range(int(sizes.max(initial=0))):
         _add_one(values, starts, sizes, position, total, lost)
@@ -92,8 +97,13 @@ def kahan_sums(values: Floats, starts: Index, sizes: Index) -> Floats:
 
 def kahan_means(values: Floats, starts: Index, sizes: Index) -> Floats:
     """kahan_mean of each group; none may be empty."""
+    if len(values) == len(starts):
+        return values[starts] + 0.0
     if not _pays(values, sizes):
         return each(kahan_mean, values, starts, sizes)
+    together = _summed_together(values, starts, sizes, begin=1)
+    if together is not None:
+        return together[0] / sizes + together[1] / sizes
     total, lost = values[starts], np.zeros(len(starts))
     for position in range(1, int(sizes.max(initial=0))):
         _add_one(values, starts, sizes, position, total, lost)
@@ -114,6 +124,27 @@ def each(reduce: Callable[[Sequence[float]], float], values: Floats, starts: Ind
 
 def _pays(values: Floats, sizes: Index) -> bool:
     return len(values) > _WORTH_ARRAYS * int(sizes.max(initial=0))
+
+
+def _summed_together(values: Floats, starts: Index, sizes: Index, *, begin: int) -> tuple[Floats, Floats] | None:
+    """Totals and what rounding has lost, for groups of one size end to end; None for others, and for an infinity.
+
+    `begin`: 0 adds to nothing, 1 begins with the first number as it is. Without an infinity at the end there was none
+    on the way, so no step has to look for one.
+    """
+    size = int(sizes[0])
+    if len(values) != size * len(sizes) or not (sizes == size).all() or int(starts[0]):
+        return None
+    columns = np.ascontiguousarray(values.reshape(-1, size).T)
+    total = columns[0].copy() if begin else np.zeros(len(sizes))
+    lost = np.zeros(len(sizes))
+    with np.errstate(all="ignore"):
+        for increment in columns[begin:]:
+            new = total + increment
+            larger_first = np.abs(total) >= np.abs(increment)
+            lost += np.where(larger_first, (total - new) + increment, (increment - new) + total)
+            total = new
+    return (total, lost) if np.isfinite(total).all() else None
 
 
 def _add_one(values: Floats, starts: Index, sizes: Index, position: int, total: Floats, lost: Floats) -> None:

@@ -84,6 +84,7 @@ class Binary:
     rhs: Node
     returns_bool: bool
     matching: Matching | None  # None when a side is a scalar
+    may_skip_rhs: bool = False  # without samples on the left nothing is lost by not evaluating the right
 
 
 Node = Number | Text | Selector | RangeSelector | Subquery | Call | Negate | Aggregate | Binary

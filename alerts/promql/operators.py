@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from alerts.arrays import Floats, Index
+from alerts.arrays import Floats, Index, distinct
 from alerts.columns import LabelColumn, places_in
 from alerts.errors import QueryError
 from alerts.promql.nodes import Matching
@@ -111,7 +111,7 @@ def _paired(
     of_many = np.flatnonzero(group_of >= 0)
     of_one = groups.order[group_of[of_many]]
     # Checked before a comparison filters: whether a rule fails must not depend on today's values.
-    if matching.many == "none" and len(np.unique(of_one)) != len(of_one):
+    if matching.many == "none" and len(distinct(of_one)) != len(of_one):
         raise QueryError("multiple matches for labels: many-to-one matching must be explicit (group_left/group_right)")
     labels = [
         result_labels(many[i], one[j], matching, drops_name)

@@ -10,19 +10,21 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from alerts.content import builtin_rule_files, builtin_signal_files
 from fleetctl.bench.fleet import INTERVAL_S, labels_of
+from fleetctl.bench.rules import rule_files
 from fleetctl.providers.local import free_port
 
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 _START_S = 60.0
 _STOP_S = 20.0
+_MANY_NODES = 2000
+_MANY_NODES_EVERY_S = 30.0
 
 
 class BenchError(Exception):
@@ -31,21 +33,44 @@ class BenchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`warm_s` passes before measuring: windows fill, connections stand, caches are warm."""
+    """`warm_s` passes before measuring: windows fill, connections stand, caches are warm.
+
+    `rules_every_s`: the shortest interval of rules; None: that of the scrapes, or a longer one for large fleets, at
+    which two CPUs can keep up with Prometheus' rules. What cannot keep up has no figures to compare with.
+    """
 
     nodes: tuple[int, ...]
     warm_s: float
     measure_s: float
     is_full: bool
     prometheus: str
+    rules_every_s: float | None = None
+
+    def of_size(self, num_nodes: int) -> Plan:
+        """This plan for one size: long enough that what is measured is the fourth evaluation of a rule or a later one.
+
+        In the first ones series appear that other rules read.
+        """
+        every_s = self.rules_every_s or (INTERVAL_S if num_nodes <= _MANY_NODES else _MANY_NODES_EVERY_S)
+        return replace(
+            self,
+            nodes=(num_nodes,),
+            warm_s=max(self.warm_s, 2.7 * every_s),
+            measure_s=max(self.measure_s, every_s),
+            rules_every_s=every_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`cpu_s_per_min` and `memory_mb` (resident) of the one process. `evaluation_ms`: all rules due in one interval."""
+    """`cpu_s_per_min` and `memory_mb` (resident) of the one process.
+
+    `evaluation_ms`: what all rules that are due within `rules_every_s` take together.
+    """
 
     who: str
     nodes: int
+    rules_every_s: float
     series: int
     cpu_s_per_min: float
     memory_mb: float
@@ -61,12 +86,13 @@ class Row:
 def run(plan: Plan, say: Callable[[str], None]) -> Iterator[Row]:
     """Rows as they are measured: for each size ours, then Prometheus. Raises BenchError."""
     for num_nodes in plan.nodes:
+        own = plan.of_size(num_nodes)
         for who, measure in (("fleetctl", _ours), ("prometheus", _prometheus)):
-            say(f"{who}: {num_nodes} nodes, {plan.warm_s:g} s to warm up and {plan.measure_s:g} s measured")
+            say(f"{who}: {num_nodes} nodes, {own.warm_s:g} s to warm up and {own.measure_s:g} s measured")
             with ExitStack() as stack:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-signals-")))
-                port = stack.enter_context(_served(plan, folder))
-                yield measure(plan, num_nodes, port, folder, stack)
+                port = stack.enter_context(_served(own, folder))
+                yield measure(own, num_nodes, port, folder, stack)
 
 
 @contextmanager
@@ -79,8 +105,9 @@ def _served(plan: Plan, folder: Path) -> Iterator[int]:
 
 
 def _ours(plan: Plan, num_nodes: int, port: int, folder: Path, stack: ExitStack) -> Row:
-    load = os.getloadavg()[0]
+    load, every_s = os.getloadavg()[0], plan.rules_every_s or INTERVAL_S
     command = [sys.executable, "-m", "fleetctl.bench.ours", "--port", str(port), "--nodes", str(num_nodes)]
+    command += map(str, rule_files(folder, every_s))
     process = stack.enter_context(_process(command, folder / "ours"))
     time.sleep(plan.warm_s)
     cpu, before = _cpu_s(process), len(_lines(folder / "ours.out"))
@@ -91,21 +118,22 @@ def _ours(plan: Plan, num_nodes: int, port: int, folder: Path, stack: ExitStack)
     if process.poll() is not None or not ticks:
         raise BenchError(f"ours ended: {_tail(folder / 'ours.err')}")
     last = ticks[-1]
-    wall_ms = sum(tick["wall_ms"] for tick in ticks) / len(ticks)
-    cpu_ms = sum(tick["cpu_ms"] for tick in ticks) / len(ticks)
+    num_passes = took_s / every_s
+    wall_ms = sum(tick["wall_ms"] for tick in ticks) / num_passes
+    cpu_ms = sum(tick["cpu_ms"] for tick in ticks) / num_passes
     problems = {key: last[key] for key in ("failed_scrapes", "dropped", "rule_errors") if last[key]}
     note = f"{cpu_ms:.0f} ms of CPU; {last['firing']} alerts fire" + (f"; {problems}" if problems else "")
     return Row(
-        "fleetctl", num_nodes, last["series"], cpu * 60 / took_s, _memory_mb(process, "VmRSS"),
+        "fleetctl", num_nodes, every_s, last["series"], cpu * 60 / took_s, _memory_mb(process, "VmRSS"),
         _memory_mb(process, "VmHWM"), wall_ms, load, note,
     )  # fmt: skip
 
 
 def _prometheus(plan: Plan, num_nodes: int, port: int, folder: Path, stack: ExitStack) -> Row:
-    load = os.getloadavg()[0]
+    load, every_s = os.getloadavg()[0], plan.rules_every_s or INTERVAL_S
     own = free_port()
     config = folder / "prometheus.yml"
-    config.write_text(json.dumps(_config(num_nodes, port)))  # JSON is YAML
+    config.write_text(json.dumps(_config(num_nodes, port, rule_files(folder, every_s))))  # JSON is YAML
     process = stack.enter_context(
         _process(
             [
@@ -130,18 +158,18 @@ def _prometheus(plan: Plan, num_nodes: int, port: int, folder: Path, stack: Exit
         down = num_nodes - round(_asked(client, 'sum(up{job="llm-node"}) or vector(0)'))
     note = f"{firing} alerts fire" + (f"; {missed} evaluations missed" if missed else "")
     note += f"; {down} nodes down" if down else ""
-    each_ms = evaluated_s / took_s * INTERVAL_S * 1e3
-    return Row("prometheus", num_nodes, series, cpu * 60 / took_s, *memory, each_ms, load, note)
+    each_ms = evaluated_s / took_s * every_s * 1e3
+    return Row("prometheus", num_nodes, every_s, series, cpu * 60 / took_s, *memory, each_ms, load, note)
 
 
-def _config(num_nodes: int, port: int) -> dict[str, Any]:
+def _config(num_nodes: int, port: int, rules: list[Path]) -> dict[str, Any]:
     targets = [
         {"targets": [f"127.0.0.1:{port}"], "labels": {"__metrics_path__": f"/{number}/metrics", **labels_of(number)}}
         for number in range(num_nodes)
     ]
     return {
         "global": {"scrape_interval": f"{INTERVAL_S:g}s", "evaluation_interval": f"{INTERVAL_S:g}s"},
-        "rule_files": [str(path) for path in (*builtin_signal_files(), *builtin_rule_files())],
+        "rule_files": [str(path) for path in rules],
         "scrape_configs": [
             {"job_name": "llm-node", "scrape_timeout": f"{INTERVAL_S:g}s", "static_configs": targets},
             {"job_name": "self", "static_configs": [{"targets": ["127.0.0.1:9"]}]},

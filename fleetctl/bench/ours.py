@@ -10,22 +10,27 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import Sequence
+from pathlib import Path
 
-import uvloop
+from fleetctl.kit.lean import hidden
 
-from alerts.content import builtin_rule_files, builtin_signal_files
-from alerts.evaluation import RuleEngine
-from alerts.rules import load_rule_files
-from alerts.store import SeriesStore
-from fleetctl.bench.fleet import INTERVAL_S, labels_of
-from fleetctl.controller.fetch import Fetcher
-from fleetctl.controller.scrape_slots import ScrapeTarget, SlotScraper
-from fleetctl.kit.clock import SystemClock
+with hidden("rich"):  # as the controller starts
+    import uvloop
+
+    from alerts.evaluation import RuleEngine
+    from alerts.rules import load_rule_files
+    from alerts.store import SeriesStore
+    from fleetctl.bench.fleet import INTERVAL_S, labels_of
+    from fleetctl.controller.fetch import Fetcher
+    from fleetctl.controller.scrape_slots import ScrapeTarget, SlotScraper
+    from fleetctl.kit.clock import SystemClock
+    from fleetctl.kit.log import configure_logging
 
 
-async def _run(port: int, num_nodes: int) -> None:
+async def _run(port: int, num_nodes: int, rules: Sequence[Path]) -> None:
     store = SeriesStore()
-    groups = load_rule_files([*builtin_signal_files(), *builtin_rule_files()])
+    groups = load_rule_files(rules)
     engine = RuleEngine(groups, store, default_interval_s=INTERVAL_S)
     failed = 0
 
@@ -70,5 +75,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m fleetctl.bench.ours")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--nodes", type=int, required=True)
+    parser.add_argument("rules", type=Path, nargs="+")
     args = parser.parse_args()
-    uvloop.run(_run(args.port, args.nodes))
+    configure_logging()
+    uvloop.run(_run(args.port, args.nodes, args.rules))

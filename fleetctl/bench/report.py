@@ -12,17 +12,19 @@ from fleetctl.bench.contest import Plan, Row
 
 def render(plan: Plan, rows: Sequence[Row], note: str) -> str:
     lines = [
-        f"{describe_machine()}. Scraped and evaluated every 5 s; measured for {plan.measure_s:g} s after "
-        f"{plan.warm_s:g} s, one after the other. Ratios are ours to Prometheus'.",
+        f"{describe_machine()}. Scraped every 5 s, rules evaluated every 5 s or as the column says, which holds for "
+        f"both; measured for at least {plan.measure_s:g} s after {plan.warm_s:g} s, one after the other. Ratios are "
+        "ours to Prometheus'.",
         "",
-        "| nodes | who | series | CPU s/min | ratio | memory MB (peak) | ratio | rules ms | ratio | load | notes |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| nodes | who | rules every | series | CPU s/min | ratio | memory MB (peak) | ratio | rules ms | ratio | load "
+        "| notes |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     peers = {row.nodes: row for row in rows if row.who == "prometheus"}
     for row in rows:
         peer = peers.get(row.nodes) if row.who == "fleetctl" else None
         lines.append(
-            f"| {row.nodes} | {row.who} | {row.series} "
+            f"| {row.nodes} | {row.who} | {row.rules_every_s:g} s | {row.series} "
             f"| {row.cpu_s_per_min:.1f} | {_ratio(row, peer, 'cpu_s_per_min')} "
             f"| {row.memory_mb:.0f} ({row.peak_mb:.0f}) | {_ratio(row, peer, 'memory_mb')} "
             f"| {row.evaluation_ms:.1f} | {_ratio(row, peer, 'evaluation_ms')} "

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -21,6 +22,7 @@ from fleetctl.kit.errors import BadInputError, FleetctlError
 
 if TYPE_CHECKING:
     from alerts.explain import RuleView
+    from fleetctl.wire import Alert
 
 T = TypeVar("T")
 
@@ -37,36 +39,49 @@ def register(app: typer.Typer) -> None:
 
     @alerts.command()
     def check(files: Files, output: OutputOption = Output.table) -> None:
-        """Review rule files: what cannot load, can never fire, or misleads. Exit 1 when there is an error."""
-        from alerts.lint import lint_files
+        """Review rule files: what cannot load, can never fire, or misleads.
+
+        Exit code 1 when there is an error, 2 when a file is no rule file at all.
+        """
+        from alerts.lint import UNREADABLE, lint_files
 
         findings = reading(lambda: lint_files(_existing(files)))
         if output in (Output.json, Output.yaml):
             print_data([dataclasses.asdict(finding) for finding in findings], output)
         else:
             for finding in findings:
-                out.stdout().print(str(finding), markup=False)
+                out.stdout().print(out.visible(str(finding)), markup=False)
             errors = sum(finding.severity == "error" for finding in findings)
-            out.stderr().print(f"{len(files)} files: {errors} errors, {len(findings) - errors} warnings")
+            told = [counted(len(files), "file"), counted(errors, "error"), counted(len(findings) - errors, "warning")]
+            out.stderr().print(f"{told[0]}: {told[1]}, {told[2]}")
         if any(finding.severity == "error" for finding in findings):
-            raise typer.Exit(1)
+            raise typer.Exit(2 if any(finding.check == UNREADABLE for finding in findings) else 1)
 
     @alerts.command()
-    def test(files: CaseFiles, rules: OptionalFiles = None, output: OutputOption = Output.table) -> None:
+    def test(
+        files: CaseFiles,
+        rules: OptionalFiles = None,
+        ignore_annotations: Annotated[
+            bool, typer.Option("--ignore-annotations", help="Compare labels only: for tests of rules without any.")
+        ] = False,
+        output: OutputOption = Output.table,
+    ) -> None:
         """Run promtool's unit-test files with our own engine. Exit 1 when an expectation does not hold."""
         from alerts.casefile import run_case_file
 
         replaced = _existing(rules) if rules else None
-        reports = [reading(partial(run_case_file, path, rule_files=replaced)) for path in _existing(files)]
+        run = partial(run_case_file, rule_files=replaced, with_annotations=not ignore_annotations)
+        reports = [reading(partial(run, path)) for path in _existing(files)]
         if output in (Output.json, Output.yaml):
             print_data([dataclasses.asdict(report) for report in reports], output)
         else:
             for report in reports:
                 for failure in report.failures:
-                    out.stdout().print(failure, markup=False)
+                    out.stdout().print(out.visible(failure), markup=False)
                 verdict = "FAILED" if report.failures else "ok"
                 out.stdout().print(
-                    f"{report.file}: {verdict}, {report.num_checks} checks, {len(report.failures)} failed", markup=False
+                    f"{report.file}: {verdict}, {counted(report.num_checks, 'check')}, {len(report.failures)} failed",
+                    markup=False,
                 )
         if any(report.failures for report in reports):
             raise typer.Exit(1)
@@ -128,6 +143,10 @@ def register(app: typer.Typer) -> None:
     register_backtest(alerts)
 
 
+def counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def reading(work: Callable[[], T]) -> T:
     """Work on files. What cannot be read is bad input: exit code 2, one line."""
     from alerts.errors import AlertsError
@@ -141,7 +160,8 @@ def reading(work: Callable[[], T]) -> T:
 def _existing(files: Sequence[Path]) -> Sequence[Path]:
     for path in files:
         if not path.is_file():
-            raise BadInputError(f"{path}: no such file", remedy="give rule files, not folders")
+            kind = "a folder" if path.is_dir() else "no such file"
+            raise BadInputError(f"{path}: {kind}", remedy="give the files themselves: *.yaml")
     return files
 
 
@@ -154,13 +174,49 @@ def _views(files: list[Path] | None) -> list[RuleView]:
 
 
 def _current(view: RuleView) -> dict[str, Any]:
-    """`{"subject": samples, "firing": samples}`, or `{"unknown": reason}` when no controller answers."""
+    """What a rule says now: `{"at", "where"}`, or `{"unknown": reason}` when no controller answers.
+
+    `where`: for each place its labels, the measured value, whether the condition holds there, and what has become of
+    the alert: its state, since when, and when it would fire if the condition went on.
+    """
     try:
         subject = call(lambda client: client.query(view.subject))
         holds = call(lambda client: client.query(view.expr))
+        alerts = call(lambda client: client.alerts()) if view.kind == "alert" else []
     except FleetctlError as error:
         return {"unknown": error.message}
-    return {"subject": subject.get("samples", []), "holds": holds.get("samples", [])}
+    now, true = subject["at"], holds["samples"]
+    # A rule may hold where its leftmost part has no value (`absent(x)`, `x or y`): these places belong to the answer.
+    extra = [one for one in true if not any(_fits(one["labels"], s["labels"]) for s in subject["samples"])]
+    own = [alert for alert in alerts if alert.name == view.name and alert.source == "rules"]
+    found = [
+        *((one, any(_fits(each["labels"], one["labels"]) for each in true)) for one in subject["samples"]),
+        *((one, True) for one in extra),
+    ]
+    found.sort(key=lambda pair: (_place(pair[0]["labels"]), sorted(pair[0]["labels"].items())))
+    return {
+        "at": now,
+        "where": [_state_at(view, one["labels"], one["value"], now, holds=holds, alerts=own) for one, holds in found],
+    }
+
+
+def _state_at(
+    view: RuleView, labels: dict[str, str], value: Any, now: float, *, holds: bool, alerts: list[Alert]
+) -> dict[str, Any]:
+    alert = next((one for one in alerts if one.state != "resolved" and _fits(labels, one.labels)), None)
+    state = str(alert.state) if alert is not None else "inactive"
+    since = (alert.fired_at or alert.active_at) if alert is not None else None
+    fires_at = None
+    if state == "pending" and alert is not None and alert.active_at is not None:
+        fires_at = alert.active_at + view.for_s
+    elif state == "inactive" and holds and view.kind == "alert":
+        fires_at = now + view.for_s
+    return {"labels": labels, "value": value, "holds": holds, "state": state, "since": since, "fires_at": fires_at}
+
+
+def _fits(some: dict[str, str], other: dict[str, str]) -> bool:
+    """True when no label that both have differs, the name aside."""
+    return all(other.get(name, value) == value for name, value in some.items() if name != "__name__")
 
 
 def _print_view(view: RuleView, now: dict[str, Any]) -> None:
@@ -180,28 +236,70 @@ def _print_view(view: RuleView, now: dict[str, Any]) -> None:
         if text:
             out.stdout().print(f"  {title}:", style="dim")
             for line in text.split("\n"):
-                out.stdout().print(f"    {line}", markup=False)
+                out.stdout().print(f"    {out.visible(line)}", markup=False)
     if "unknown" in now:
         out.stderr().print(f"  now: unknown ({now['unknown']})", markup=False)
         return
-    holds = [_place(sample["labels"]) for sample in now["holds"]]
+    if view.kind == "alert":
+        _print_places(view, now)
+    else:
+        places = _places([one["labels"] for one in now["where"]])
+        print_table(
+            ["where", "value"],
+            [[place, out.number(_float(one["value"]))] for place, one in zip(places, now["where"], strict=True)],
+            empty=f"  {view.name}: no value now: unknown",
+        )
+
+
+def _print_places(view: RuleView, now: dict[str, Any]) -> None:
+    out.stdout().print("  now:", style="dim")
+    places = _places([one["labels"] for one in now["where"]])
     print_table(
-        ["where", _one_line(view.subject), "condition"],
+        ["where", "value", "condition", "alert"],
         [
-            [_place(s["labels"]), out.number(_value(s)), "true" if _place(s["labels"]) in holds else "false"]
-            for s in now["subject"]
+            [place, out.number(_float(one["value"])), "true" if one["holds"] else "false", _told(one, now["at"])]
+            for place, one in zip(places, now["where"], strict=True)
         ],
-        empty=f"  {_one_line(view.subject)}: no value now, so it is not known",
+        empty=f"    {_one_line(view.subject)}: no value now, so it is not known",
     )
+    if now["where"]:
+        out.stdout().print(f"  value: {_one_line(view.subject)}", style="dim", markup=False)
+        held = f" for {out.seconds(view.for_s)} without a break" if view.for_s else ""
+        out.stdout().print(f"  fires where the condition is true{held}", style="dim")
 
 
-def _value(sample: dict[str, Any]) -> float | None:
-    value = sample.get("value")
+def _told(one: dict[str, Any], now: float) -> str:
+    if one["state"] == "inactive":
+        return "-" if one["fires_at"] is None else f"would fire in {out.seconds(one['fires_at'] - now)}"
+    since = "" if one["since"] is None else f" for {out.seconds(max(0.0, now - one['since']))}"
+    left = "" if one["fires_at"] is None else f", fires in {out.seconds(max(0.0, one['fires_at'] - now))}"
+    return f"{one['state']}{since}{left}"
+
+
+def _float(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
 def _place(labels: dict[str, str]) -> str:
     return labels.get("node") or labels.get("instance") or labels.get("pool") or "fleet"
+
+
+def _places(found: list[dict[str, str]]) -> list[str]:
+    """Where each label set is; further labels are named where several would look the same."""
+    named = [_place(labels) for labels in found]
+    twins: dict[str, list[dict[str, str]]] = {}
+    for place, labels in zip(named, found, strict=True):
+        twins.setdefault(place, []).append(labels)
+    differing = {
+        place: sorted(
+            label for label in {*chain.from_iterable(each)} - {"__name__"} if len({one.get(label) for one in each}) > 1
+        )
+        for place, each in twins.items()
+    }
+    told = []
+    for place, labels in zip(named, found, strict=True):
+        told.append(" ".join([place, *(f"{name}={labels[name]}" for name in differing[place] if name in labels)]))
+    return told
 
 
 def _one_line(text: str) -> str:

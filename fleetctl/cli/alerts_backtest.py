@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import math
 import time
 from array import array
 from pathlib import Path
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 BLACK_BOX_SUFFIX = ".blackbox.jsonl.gz"
 POINTS_PER_WINDOW = 4  # a rate over fewer is luck
+MAX_SINCE_S = 10 * 366 * 86400.0
 
 
 def register_backtest(alerts: typer.Typer) -> None:
@@ -54,7 +56,11 @@ def register_backtest(alerts: typer.Typer) -> None:
         groups = _groups(rules)
         step_s = _duration(step, "--step")
         if prometheus:
-            token = token_file.read_text().strip() if token_file else None
+            token = _secret(token_file) if token_file else None
+            if ca_file and not ca_file.is_file():
+                raise BadInputError(f"--ca-file: {ca_file}: no such file")
+            if not prometheus.startswith(("http://", "https://")):
+                raise BadInputError(f"--prometheus: {prometheus!r} is no URL", remedy="e.g. http://prometheus:9090")
             store, start, end = _fetched(
                 prometheus, groups, _duration(since, "--since"), token, ca_file, _duration(timeout, "--timeout")
             )
@@ -74,6 +80,13 @@ def register_backtest(alerts: typer.Typer) -> None:
                 f"evaluated in {out.seconds(took_s)}",
                 markup=False,
             )
+
+
+def _secret(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInputError(f"--token-file: {path}: {getattr(error, 'strerror', None) or 'not a text'}") from error
 
 
 def _groups(rules: list[Path] | None) -> list[RuleGroup]:
@@ -146,6 +159,8 @@ def _fetched(
 
     store = recording_store()
     end = time.time()
+    if since_s > MAX_SINCE_S:
+        raise BadInputError(f"--since: more than {MAX_SINCE_S / 86400:.0f} days back", remedy="e.g. --since 7d")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     selectors = _reading(lambda: metric_selectors(groups))
     try:
@@ -166,11 +181,11 @@ def _reading(work: Any) -> Any:
 
 
 def _duration(text: str, option: str) -> float:
+    from alerts.duration import parse_duration_s
     from alerts.errors import AlertsError
-    from alerts.notation import parse_duration_s
 
     try:
-        seconds = parse_duration_s(text)
+        seconds = parse_duration_s(text, or_number=True)
     except AlertsError as error:
         raise BadInputError(f"{option}: {error}") from error
     if seconds <= 0:
@@ -184,7 +199,7 @@ def _window(text: str) -> tuple[float, float]:
         found = _moment(start), _moment(end)
     except ValueError:
         found = (1.0, 0.0)
-    if not sign or found[0] > found[1]:
+    if not sign or not found[0] <= found[1] < math.inf:
         raise BadInputError(
             f"--incident {text!r}: not START..END", remedy="e.g. 2026-11-20T10:00:00Z..2026-11-20T10:20:00Z"
         )

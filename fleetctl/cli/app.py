@@ -25,7 +25,7 @@ from fleetctl.cli import (
     status,
     top,
 )
-from fleetctl.cli.output import stderr
+from fleetctl.cli.output import stderr, visible
 from fleetctl.kit.errors import FleetctlError
 
 HELP = """Operate a fleet of LLM serving nodes: see it, find the cause, act safely.
@@ -93,5 +93,5 @@ def _print_error(message: str, remedy: str | None) -> None:
 
 
 def _plain(text: str) -> str:
-    """Text from outside may hold square brackets; they are not markup."""
-    return text.replace("[", r"\[")
+    """Text from outside may hold square brackets, which are not markup, and control characters."""
+    return visible(text).replace("[", r"\[")

@@ -16,7 +16,6 @@ from fleetctl.cli.output import Output, OutputOption, print_data, print_rows, st
 from fleetctl.settings import Settings
 
 if TYPE_CHECKING:
-    from fleetctl.providers.spec import NodeSpec
     from fleetctl.stack import StackView
 
 
@@ -119,21 +118,3 @@ async def cancelled_by_signals(work: Coroutine[Any, Any, T]) -> T:
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
-
-
-def initial_fleet(settings: Settings) -> list[NodeSpec]:
-    """The nodes of a fleet that has none yet."""
-    from fleetctl.providers.spec import NodeSpec
-
-    fleet = settings.fleet
-    extra = [*fleet.node_args, *(["--enable-faults"] if fleet.enable_faults else [])]
-    return [
-        NodeSpec(
-            name=f"node-{number}",
-            model_dir=str(fleet.model_dir or settings.state_dir / "models" / "demo"),
-            pool=fleet.pool,
-            model=fleet.model,
-            extra_args=tuple(extra),
-        )
-        for number in range(1, fleet.nodes + 1)
-    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,9 @@ STATE_STYLE = {
     "not_ready": "yellow", "ticket": "yellow", "unknown": "magenta", "unreachable": "magenta", "undone": "magenta",
     "firing": "red", "open": "red", "failed": "red", "page": "red", "refused": "red", "denied": "red",
 }  # fmt: skip
+
+
+_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +98,26 @@ def print_data(data: Any, output: Output) -> None:
     if output is Output.yaml:
         sys.stdout.write(yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
     else:
-        sys.stdout.write(json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+        sys.stdout.write(json.dumps(_finite(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def _finite(data: Any) -> Any:
+    """JSON has no NaN and no infinity: they become text, as in Prometheus' API."""
+    match data:
+        case float() if not math.isfinite(data):
+            return "NaN" if math.isnan(data) else "+Inf" if data > 0 else "-Inf"
+        case dict():
+            return {key: _finite(value) for key, value in data.items()}
+        case list() | tuple():
+            return [_finite(value) for value in data]
+        case _:
+            return data
 
 
 def print_fields(title: str, fields: Sequence[tuple[str, str]]) -> None:
     """One object: a name and value a line; lines without a value are left out."""
     console = stdout()
-    console.print(Text(title, style="bold"))
+    console.print(Text(visible(title), style="bold"))
     width = max((len(name) for name, _ in fields), default=0)
     for name, value in fields:
         if value:
@@ -108,13 +125,19 @@ def print_fields(title: str, fields: Sequence[tuple[str, str]]) -> None:
 
 
 def styled(value: str) -> Text:
-    return Text(value, style=STATE_STYLE.get(value, ""))
+    return Text(visible(value), style=STATE_STYLE.get(value, ""))
+
+
+def visible(text: str) -> str:
+    """Text from outside (labels, rule files) cannot steer the terminal: control characters are spelled out."""
+    return text.translate(_CONTROL)
 
 
 def _print_plain(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Columns padded by spaces and nothing else: what grep and awk expect."""
-    widths = [max(len(line[i]) for line in [titles, *rows]) for i in range(len(titles))]
-    for line in [[title.upper() for title in titles], *rows]:
+    cells = [[visible(cell) for cell in row] for row in rows]
+    widths = [max(len(line[i]) for line in [titles, *cells]) for i in range(len(titles))]
+    for line in [[title.upper() for title in titles], *cells]:
         sys.stdout.write("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() + "\n")
 
 

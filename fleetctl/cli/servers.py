@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Annotated
 
 import typer
@@ -10,7 +12,6 @@ from fleetctl.cli import context
 from fleetctl.cli.act import Wait, Yes, perform
 from fleetctl.cli.output import Output, OutputOption
 from fleetctl.kit.errors import BadInputError
-from fleetctl.settings import Settings, read_token
 
 
 def register(app: typer.Typer) -> None:
@@ -24,12 +25,14 @@ def register(app: typer.Typer) -> None:
     @controller.command("run")
     def controller_run() -> None:
         """Run the controller in the foreground until SIGTERM. Runs in progress go on at the next start."""
-        settings = context.logged_settings()
-        import uvloop
-
-        from fleetctl.controller.app import serve
-
-        uvloop.run(serve(controller_config(settings)))
+        given = context.current()
+        flags = {
+            "--config": given.config, "--state-dir": given.state_dir, "--controller": given.controller_url,
+            "--log-level": given.log_level,
+        }  # fmt: skip
+        words = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
+        # This process becomes the controller, so that it keeps none of the command line's libraries.
+        os.execv(sys.executable, [sys.executable, "-m", "fleetctl.controller", *words])  # noqa: S606  ourselves
 
     @gateway.command("run")
     def gateway_run() -> None:
@@ -42,7 +45,7 @@ def register(app: typer.Typer) -> None:
             port=settings.gateway.port,
             controller_url=context.controller_url(settings),
             controller_token=settings.controller_token(),
-            node_token=_node_token(settings),
+            node_token=settings.node_token(),
             run_dir=settings.run_dir / "gateway",
         )
 
@@ -89,47 +92,3 @@ def register(app: typer.Typer) -> None:
             )
         for line in table.log_tail(name, lines):
             typer.echo(line)
-
-
-def controller_config(settings: Settings):  # type: ignore[no-untyped-def]  # its type would import the controller
-    """The controller's configuration from settings. Imports the controller: call it inside a command only."""
-    from fleetctl.cli.lifecycle import initial_fleet
-    from fleetctl.controller.config import ControllerConfig
-
-    token = settings.controller_token()
-    if not token:
-        raise BadInputError(
-            f"{settings.controller_token_file}: no controller token",
-            remedy="run fleetctl up once, or set FLEETCTL_CONTROLLER__TOKEN",
-        )
-    from fleetctl.providers.process import ProcessTable
-
-    gateway = ProcessTable(settings.run_dir).spec("gateway").get("url")
-    return ControllerConfig(
-        state_dir=settings.state_dir,
-        database_url=settings.database_url,
-        host=settings.controller.host,
-        port=settings.controller.port,
-        token=token,
-        node_token=_node_token(settings),
-        gateway_url=gateway if isinstance(gateway, str) else settings.gateway.base_url,
-        node_specs=tuple(initial_fleet(settings)),
-        scrape_interval_s=settings.controller.scrape_interval_s,
-        evaluation_interval_s=settings.controller.evaluation_interval_s,
-        stale_after_s=settings.controller.stale_after_s,
-        policy=settings.controller.policy,
-        capacity_floor_ratio=settings.controller.capacity_floor_ratio,
-        alertmanagers=tuple(settings.alertmanagers),
-        external_labels=settings.external_labels,
-        public_url=settings.controller.url or "",
-        webhook=settings.webhook,
-        prometheus=settings.signals.prometheus,
-        max_history_mb=settings.signals.max_history_mb,
-    )
-
-
-def _node_token(settings: Settings) -> str:
-    token = read_token(settings.node_token_file)
-    if not token:
-        raise BadInputError(f"{settings.node_token_file}: no node token", remedy="run fleetctl up once: it makes one")
-    return token

@@ -14,8 +14,6 @@ from fleetctl.kit.errors import BadInputError
 from fleetctl.wire import Silence, SilenceMatcher, SilenceRequest
 
 _MATCHER = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*(=~|!~|!=|=)\s*(?:"((?:[^"\\]|\\.)*)"|([^"]*))\s*', re.DOTALL)
-_PART = re.compile(r"(\d{1,9})(w|d|h|m|s)")
-_UNIT_S = {"w": 604800, "d": 86400, "h": 3600, "m": 60, "s": 1}
 MAX_DURATION_S = 366 * 86400
 
 COLUMNS = [
@@ -51,7 +49,7 @@ def register(app: typer.Typer) -> None:
             raise BadInputError("--comment: say why")
         request = SilenceRequest(
             matchers=[parse_matcher(text) for text in matchers],
-            duration_s=parse_duration_s(duration),
+            duration_s=silence_duration_s(duration),
             comment=comment.strip()[:2000],
             created_by=(created_by or whoami())[:200],
         )
@@ -91,14 +89,16 @@ def parse_matcher(text: str) -> SilenceMatcher:
     return SilenceMatcher(name=name, op=op, value=value)
 
 
-def parse_duration_s(text: str) -> float:
-    """Seconds in "30m", "2h" or "1d12h", at most a year. Raises BadInputError."""
-    parts = _PART.findall(text)
-    if not parts or "".join(f"{number}{unit}" for number, unit in parts) != text:
-        raise BadInputError(f"{text[:50]!r} is not a duration", remedy="write it like 30m, 2h or 1d12h")
-    total = float(sum(int(number) * _UNIT_S[unit] for number, unit in parts))
-    if not 0 < total <= MAX_DURATION_S:
-        raise BadInputError(f"{text[:50]!r}: a silence lasts at least a second and at most a year")
+def silence_duration_s(text: str) -> float:
+    """Seconds in "30m", "2h" or "1d12h", as Alertmanager writes them, at most a year. Raises BadInputError."""
+    from alerts.duration import BadDurationError, parse_duration_s
+
+    try:
+        total = parse_duration_s(text)
+    except BadDurationError as error:
+        raise BadInputError(f"--duration: {error}") from error
+    if not 1 <= total <= MAX_DURATION_S:
+        raise BadInputError(f"--duration: {text[:50]!r}: a silence lasts at least a second and at most a year")
     return total
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import zlib
 from http import HTTPStatus
 
 import sqlalchemy as sa
@@ -34,6 +35,20 @@ DISCARD_TIMES = 4  # a body up to so many times the limit is read to its end bef
 RETRY_AFTER_S = 5
 TELL_TRUNCATED_EVERY_S = 3600.0
 MAX_GROUPS_TOLD = 1000
+
+
+def _unpacked(body: bytes, limit: int) -> bytes | None:
+    """What a proxy on the way has packed; None when it is larger than `limit`. Raises BadInputError."""
+    unpack = zlib.decompressobj(wbits=31)
+    try:
+        plain = unpack.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise BadInputError(f"body: not gzip: {error}") from None
+    if len(plain) > limit:
+        return None
+    if not unpack.eof:
+        raise BadInputError("body: gzip that is cut short")
+    return plain
 
 
 class AlertmanagerWebhook:
@@ -107,6 +122,11 @@ class AlertmanagerWebhook:
     async def _body(self, request: Request) -> bytes | None:
         """The whole body; None when it is too large. Raises UnreachableError when it does not arrive in time."""
         limit = self._settings.max_body_bytes
+        coding = request.headers.get("content-encoding", "identity").strip().lower()
+        if coding not in ("identity", "gzip"):
+            raise BadInputError(
+                f"content-encoding {coding[:40]!r} is not understood", remedy="send gzip, or plain JSON"
+            )
         parts: list[bytes] = []
         size = 0
         try:
@@ -122,7 +142,10 @@ class AlertmanagerWebhook:
                         return None
         except (TimeoutError, ClientDisconnect):
             raise UnreachableError(f"the body did not arrive within {READ_S:.0f} s") from None
-        return b"".join(parts) if size <= limit else None
+        if size > limit:
+            return None
+        body = b"".join(parts)
+        return await asyncio.to_thread(_unpacked, body, limit) if coding == "gzip" else body
 
     def _tell(self, notification: Notification, now: float) -> None:
         """What a person should know of the notification itself, not again with each repeat."""

@@ -16,7 +16,7 @@ from fleetctl.load.trace import load_trace
 
 # What the small demo model serves on two cores beside everything else; traces are cut to it.
 MAX_PROMPT_TOKENS = 512
-MAX_OUTPUT_TOKENS = 200
+MAX_OUTPUT_TOKENS = 400
 
 
 class Traffic:
@@ -72,8 +72,8 @@ def traffic_shapes(rate_per_s: float, seed: int, trace: Path | None) -> Iterable
         return generate_shapes(
             Kind(
                 rate_per_s=rate_per_s,
-                output_tokens_median=24,
-                output_sigma=0.9,
+                output_tokens_median=32,
+                output_sigma=1.2,  # a long tail: some are under way when a node is emptied
                 max_prompt_tokens=MAX_PROMPT_TOKENS,
                 max_output_tokens=MAX_OUTPUT_TOKENS,
                 seed=seed,

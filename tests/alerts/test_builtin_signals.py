@@ -25,7 +25,7 @@ ENGINE_SIGNALS = [path for path in builtin_signal_files() if path.stem == "engin
 # Names that the recorded exposition lacks: of older versions, and what vLLM shows only once it is used.
 OTHER_VERSIONS = {
     "vllm:gpu_cache_usage_perc", "vllm:gpu_prefix_cache_hit_rate", "vllm:gpu_prefix_cache_hits_total",
-    "vllm:gpu_prefix_cache_queries_total", "vllm:num_requests_waiting_by_reason", "vllm:admission_rejections_total",
+    "vllm:gpu_prefix_cache_queries_total", "vllm:num_requests_waiting_by_reason",
     "vllm:lora_requests_info", "http_requests_total",
     *(f"vllm:{name}_{part}" for name in ("time_in_queue_requests", "time_per_output_token_seconds")
       for part in ("sum", "count", "bucket")),

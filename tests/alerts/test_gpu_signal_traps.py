@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from fixtures_signals import METRICS, Rig
+from fixtures_signals import GROUPS, METRICS, Rig
+
+from alerts.promql.nodes import metric_names
 
 
 def test_real_dcgm_exposition_is_in_our_units() -> None:
@@ -62,6 +64,40 @@ def test_throttle_bits_are_told_apart() -> None:
     assert rig.value("llm:gpu_throttled_sw_thermal") == 0.0
     assert rig.value("llm:gpu_throttled_power_brake") == 0.0
     assert rig.value("llm:gpu_throttled_hw_slowdown") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("bit", "told"),
+    [
+        (1, None),  # idle
+        (4, None),  # power cap
+        (8, "hw_slowdown"),
+        (32, "sw_thermal"),
+        (64, "hw_thermal"),
+        (128, "power_brake"),
+        (256, None),  # display clocks
+    ],
+)
+def test_each_throttle_bit_is_one_signal(bit: int, told: str | None) -> None:
+    rig = Rig("vllm")
+    rig.scrape(f'DCGM_FI_DEV_CLOCKS_EVENT_REASONS{{gpu="0"}} {bit}\n')
+    names = ("hw_slowdown", "sw_thermal", "hw_thermal", "power_brake")
+    assert {name: rig.value(f"llm:gpu_throttled_{name}") for name in names} == {
+        name: float(name == told) for name in names
+    }
+
+
+def test_blank_of_every_field_is_no_value() -> None:
+    """Whatever field is unsupported, its 9.22e18 is in no signal."""
+    blank = "9223372036854775794"
+    (group,) = [group for group in GROUPS if group.name == "signals_dcgm"]
+    fields = {name for rule in group.rules for name in metric_names(rule.query.root) if name.startswith("DCGM_FI_")}
+    assert len(fields) > 20
+    rig = Rig("vllm")
+    rig.scrape("".join(f'{field}{{gpu="0"}} {blank}\n' for field in sorted(fields)), times=8, every_s=60.0)
+    # A card is there, whatever it cannot tell.
+    told = {rule.name: rig.value(rule.name) for rule in group.rules if rule.name != "llm:gpu_count"}
+    assert {name: value for name, value in told.items() if value} == {}
 
 
 def test_one_sign_on_one_card_makes_the_node_unhealthy_and_no_sign_is_no_answer() -> None:

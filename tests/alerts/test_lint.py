@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from alerts.content import builtin_rule_files, builtin_signal_files
-from alerts.errors import BadRuleError
-from alerts.lint import Finding, lint_files
+from alerts.lint import UNREADABLE, Finding, lint_files
 
 DATA = Path(__file__).parent / "data" / "rules"
 
@@ -213,12 +212,47 @@ def test_what_is_no_rule_file_is_one_error(tmp_path: Path, text: str) -> None:
 
 def test_a_file_of_unit_tests_is_sent_to_the_command_for_them() -> None:
     (finding,) = lint_files([DATA / "tests.yaml"])
-    assert finding.severity == "error"
-    assert "fleetctl alerts test" in finding.remedy
+    assert (finding.severity, finding.check) == ("error", UNREADABLE)
+    assert "fleetctl alerts test" in finding.message
 
 
-def test_what_is_no_yaml_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "line", "says"),
+    [
+        (b"groups: [", 1, "expected the node content"),
+        (b"groups:\n- name: g\n\trules: []\n", 3, "indent with spaces"),
+        (b"groups: []\n---\ngroups: []\n", 2, "a second document, which Prometheus would ignore"),
+        (b"\xff\x00\x01", 1, "cannot be read as YAML"),
+        (b"groups:\n- name: caf\xe9\n", 1, "cannot be read as YAML"),
+        (b"groups: []\x00", 1, "cannot be read as YAML"),
+        (b"- a\n", 1, "no rule file"),
+        (b"kind: PrometheusRule\nspec: {groups: []}\n", 1, "take what stands under its `spec`"),
+        (b"groups: " + b"[" * 3000, 1, "nested too deeply"),
+        (b"groups: []\n#" + b"x" * 5_000_000, 1, "larger than 4 MiB"),
+    ],
+)
+def test_what_is_no_rule_file_is_one_finding_and_the_others_are_reviewed(
+    tmp_path: Path, content: bytes, line: int, says: str
+) -> None:
+    path, other = tmp_path / "x.yml", tmp_path / "y.yml"
+    path.write_bytes(content)
+    other.write_text("groups: [{name: g, rules: [{alert: A, expr: up == 0}]}]")
+    found = lint_files([path, other])
+    assert [(finding.check, finding.line) for finding in found] == [(UNREADABLE, line), ("no-for", 1)]
+    assert says in found[0].message
+    assert "\n" not in str(found[0])
+
+
+def test_what_is_wrong_with_a_group_is_told_at_its_line(tmp_path: Path) -> None:
     path = tmp_path / "x.yml"
-    path.write_text("groups: [")
-    with pytest.raises(BadRuleError, match=r"x\.yml"):
-        lint_files([path])
+    path.write_text(
+        "groups:\n- name: a\n  limit: many\n  rules: []\n- name: b\n  rules: {x: y}\n- hello\n- name: a\n"
+        "  rules:\n  - {record: x, expr: sum(}\n"
+    )
+    assert [(f.line, f.group, f.message) for f in lint_files([path])] == [
+        (2, "a", "limit: wanted a whole number"),
+        (5, "b", "rules: wanted a list"),
+        (7, "", "wanted a mapping"),
+        (8, "a", "a second group of this name"),
+        (10, "a", "unclosed left parenthesis"),
+    ]

@@ -140,19 +140,42 @@ tests:
     assert "test 1: x at 3m: wanted" in failure
 
 
+def test_reads_what_promtool_reads(tmp_path: Path) -> None:
+    """Rules by an absolute path, a start in RFC 3339, samples without labels, infinity."""
+    text = f"""
+rule_files: ['{tmp_path / "rule*.yml"}']
+evaluation_interval: 1m
+tests:
+- start_timestamp: 2026-01-01T00:00:00Z
+  promql_expr_test:
+  - {{expr: time(), eval_time: 1m, exp_samples: [{{value: 1767225660}}]}}
+  - {{expr: 1 / 0, eval_time: 0, exp_samples: [{{labels: '{{}}', value: .inf}}]}}
+"""
+    report = run_case_file(case(tmp_path, text))
+    assert (report.num_checks, report.failures) == (2, ())
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("tests: 5", "tests: Input should be a valid list"),
+        ("tests: 5", "tests: wanted a list"),
         ("tests: []\nrule_files: [none.yml]", "rule_files: no file matches none.yml"),
         ("tests: [{input_series: [{series: x, values: 1+}], promql_expr_test: []}]", "test 1: '1+' is not a value"),
         ("tests: [{input_series: [{series: 'x{', values: '1'}]}]", "test 1: 'x{': expected a label name"),
         ("tests: [{input_series: [{series: x, values: '1x99999999'}]}]", "test 1: more than 1000000 values"),
-        ("tests: [{intervall: 1m}]", "tests.0.intervall: Extra inputs are not permitted"),
+        ("tests: [{interval: 5}]", "test 1: '5' is not a duration: write 5s for seconds"),
+        ("tests: [{start_timestamp: noon}]", "start_timestamp: 'noon' is no moment"),
+        (
+            "tests: [{promql_expr_test: [{expr: x, eval_time: 0, exp_samples: [{histogram: '{{}}'}]}]}]",
+            "x: native histograms are not supported",
+        ),
+        ("groups: []", "rules, no unit tests: fleetctl alerts check"),
+        ("a: [", "line 1: expected the node content"),
+        ("tests: [{intervall: 1m}]", "tests.0.intervall: unknown key"),
     ],
 )
 def test_bad_case_file_is_refused_with_its_place(tmp_path: Path, text: str, reason: str) -> None:
     with pytest.raises(BadCaseError) as caught:
         run_case_file(case(tmp_path, text))
     assert reason in str(caught.value)
-    assert "case.yml: " in str(caught.value)
+    assert "case.yml" in str(caught.value)

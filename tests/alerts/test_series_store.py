@@ -185,3 +185,22 @@ def test_random_scrapes_keep_the_store_whole(seed: int) -> None:
                 if all(any(store.dump(0.0, 1e9, names=[name])) for name in names):
                     assert store.last_error(target) is None
         store.check_integrity()
+
+
+def test_window_asked_for_again_has_what_was_scraped_in_between() -> None:
+    store, other = SeriesStore(), {"node": "n2"}
+    store.ingest(TARGET, "x 1\ny 1\n", 1000.0)
+    assert [number(store, f"count_over_time({name}[20s])", 1010.0) for name in "xy"] == [1, 1]
+    store.ingest(TARGET, "x 2\ny 2\n", 1005.0)
+    assert [number(store, f"count_over_time({name}[20s])", 1010.0) for name in "yx"] == [2, 2]
+    store.ingest(other, "x 3\n", 1006.0)
+    assert sorted(values(store, "count_over_time(x[20s])", 1010.0).values()) == [1, 2]
+    for second in range(1010, 1310, 5):  # the oldest columns leave the head
+        store.ingest(TARGET, f"x {second}\ny 2\n", float(second))
+        num_points = min(24, len(range(1000, second + 1, 5)))
+        assert number(store, "count_over_time(y[2m])", second + 1.0) == num_points
+    store.forget(other)
+    store.forget(TARGET)
+    store.ingest({"node": "n3"}, "x 1\n", 8000.0)  # what was forgotten has left, and n3 may have its place
+    assert number(store, "count_over_time(x[20s])", 8001.0) == 1
+    store.check_integrity()

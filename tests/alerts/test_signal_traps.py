@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from fixtures_signals import METRICS, Rig, S, V, histogram
+from fixtures_signals import GROUPS, METRICS, START, Rig, S, V, histogram
 
+from alerts.matcher import Matcher
 from alerts.promql import evaluate
+from alerts.promql.nodes import Node, Selector, children
+from alerts.sample import NAME, LabelSet, to_ms
 from alerts.store import SeriesStore
 
 # -- vLLM: renamed ------------------------------------------------------------------------------------------------
@@ -185,6 +188,58 @@ def test_scrape_stores_both_spellings_under_one_name(name: str) -> None:
     assert len(evaluate(f"{name}:num_requests_running", store, 1.0)) == 2
 
 
+def test_sglang_with_underscores_in_a_prometheus_is_read_too() -> None:
+    """A Prometheus keeps what it scraped: nobody has put the colon back there."""
+    names = {"num_running_reqs": 5.0, "num_queue_reqs": 3.0, "num_grammar_queue_reqs": 2.0, "token_usage": 0.25}
+    rig = Rig("sglang")
+    own = {**rig.labels, "model_name": "q", "tp_rank": "0", "priority": ""}
+    for name, value in names.items():
+        rig.store.append_at(LabelSet.of({NAME: f"sglang_{name}", **own}), to_ms(START + 5), value)
+    for step in range(6):
+        counters = {"num_requests_total": 2.0, "prompt_tokens_total": 30.0, "generation_tokens_total": 7.0}
+        for name, per_s in counters.items():
+            labels = LabelSet.of({NAME: f"sglang_{name}", **own})
+            rig.store.append_at(labels, to_ms(START + 5 + 5 * step), per_s * 5 * step)
+    rig.now = START + 31
+    rig.rules.tick(rig.now)
+    assert rig.value("llm:running") == 5.0
+    assert rig.value("llm:waiting") == 5.0
+    assert rig.value("llm:kv_ratio") == 0.25
+    assert rig.value("llm:requests:rate") == pytest.approx(2.0)
+    assert rig.value("llm:prompt_tokens:rate") == pytest.approx(30.0)
+    assert rig.value("llm:generation_tokens:rate") == pytest.approx(7.0)
+
+
+def test_every_rule_of_sglang_takes_both_spellings() -> None:
+    names = [
+        matcher
+        for group in GROUPS
+        for rule in group.rules
+        for matcher in name_matchers(rule.query.root)
+        if matcher.value.startswith("sglang")
+    ]
+    assert len(names) > 50
+    for matcher in names:
+        example = matcher.value.replace("[:_]", ":")
+        if matcher.op == "=~" and "(" not in example:
+            assert matcher.accepts(example), matcher.value
+            assert matcher.accepts(example.replace(":", "_", 1)), matcher.value
+        else:
+            assert "[:_]" in matcher.value, matcher.value
+
+
+def name_matchers(node: Node) -> list[Matcher]:
+    own = [m for group in node.groups for m in group if m.name == NAME] if isinstance(node, Selector) else []
+    return [*own, *(matcher for child in children(node) for matcher in name_matchers(child))]
+
+
+def test_sglang_requests_that_wait_for_a_grammar_wait() -> None:
+    rig = Rig("sglang")
+    rig.scrape(f"sglang:num_queue_reqs{{{S}}} 6\nsglang:num_grammar_queue_reqs{{{S}}} 2\n")
+    assert rig.value("llm:waiting") == 8.0
+    assert rig.value("llm:waiting_capacity") == 6.0
+
+
 def test_sglang_priorities_are_not_counted_twice() -> None:
     rig = Rig("sglang")
     rig.scrape(
@@ -240,8 +295,12 @@ def test_sglang_0_4_8_tells_its_queue_time_as_a_gauge() -> None:
 
 def test_sglang_negative_sentinels_are_no_value() -> None:
     rig = Rig("sglang")
-    rig.scrape(f"sglang:token_usage{{{S}}} -1\nsglang:lora_pool_utilization{{{S}}} -1\n")
+    rig.scrape(
+        f"sglang:token_usage{{{S}}} -1\nsglang:lora_pool_utilization{{{S}}} -1\n"
+        f"sglang:avg_request_queue_latency{{{S}}} -1\n"
+    )
     assert rig.value("llm:kv_ratio") is None
+    assert rig.value("llm:queue_seconds:mean") is None
     assert rig.value("llm:lora_slots_ratio") is None
 
 
@@ -300,6 +359,17 @@ def test_trtllm_frozen_gauges_are_unknown_while_nothing_completes() -> None:
     assert rig.value("llm:running") is None
     assert rig.value("llm:kv_ratio") is None
     assert rig.value("llm:up") == 1.0
+
+
+def test_trtllm_processes_write_copies_of_one_gauge() -> None:
+    gauges = "".join(
+        f'trtllm_{name}{{pid="{pid}"}} {value}\n'
+        for pid, value in ((1, 5), (2, 3))
+        for name in ("num_requests_running", "num_requests_waiting")
+    )
+    rig = Rig("trtllm").drive({"trtllm_num_requests_completed_total": (0.0, 1.0)}, gauges=gauges)
+    assert rig.value("llm:running") == 5.0
+    assert rig.value("llm:waiting") == 5.0
 
 
 @pytest.mark.parametrize("prefix", ["trtllm_", ""])

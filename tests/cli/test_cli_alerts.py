@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import threading
+import urllib.parse
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -80,7 +85,8 @@ def test_check_of_what_cannot_be_read_is_bad_input(
     if content is not None:
         path.write_text(content)
     assert fleetctl("alerts", "check", path) == 2
-    assert "x.yml" in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert "x.yml" in printed.out + printed.err
 
 
 def test_test_runs_promtools_files(capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,6 +102,21 @@ def test_test_fails_with_what_was_wanted(tmp_path: Path, rules: Path, capsys: py
     )
     assert fleetctl("alerts", "test", path) == 1
     assert "TooMuch at 1m: wanted [], got" in capsys.readouterr().out
+
+
+def test_tests_that_want_no_annotations_say_so_and_can_leave_them_out(
+    tmp_path: Path, rules: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "case.yml"
+    path.write_text(
+        "rule_files: [elsewhere.yml]\ntests:\n- interval: 15s\n  input_series: [{series: 'x', values: '9x9'}]\n"
+        "  alert_rule_test: [{eval_time: 1m, alertname: TooMuch, exp_alerts: [{exp_labels: {severity: page}}]}]\n"
+    )
+    assert fleetctl("alerts", "test", path) == 2
+    assert "give the rules with --rules" in capsys.readouterr().err
+    assert fleetctl("alerts", "test", path, "--rules", rules) == 1
+    assert "fires as wanted, but with annotations" in capsys.readouterr().out
+    assert fleetctl("alerts", "test", path, "--rules", rules, "--ignore-annotations") == 0
 
 
 def test_list_shows_severity_and_wait(rules: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -212,3 +233,153 @@ def test_rule_that_needs_its_own_past_is_refused(
     path.write_text("groups: [{name: g, rules: [{record: 'a:b', expr: 'a:b or x'}]}]")
     assert fleetctl("alerts", "backtest", path, "--from", recording) == 2
     assert "a:b" in capsys.readouterr().err
+
+
+BAD_FILES = {
+    "binary": b"\x00\x01\xff" * 100,
+    "latin-1": b"groups:\n- name: caf\xe9\n",
+    "tabs": b"groups:\n\t- name: g\n",
+    "two documents": b"groups: []\n---\ngroups: []\n",
+    "deep": b"groups: " + b"[" * 3000,
+    "a list": b"- a\n",
+    "a manifest": b"kind: PrometheusRule\nspec: {groups: []}\n",
+    "too large": b"groups: []\n#" + b"x" * 5_000_000,
+    "a tag": b"groups: !!python/object/apply:os.system ['true']\n",
+}
+
+
+@pytest.mark.parametrize("content", BAD_FILES.values(), ids=BAD_FILES)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("check", "FILE"),
+        ("test", "FILE"),
+        ("list", "--rules", "FILE"),
+        ("explain", "A", "--rules", "FILE"),
+        ("backtest", "FILE", "--from", "RECORDING"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_what_is_no_rule_file_is_exit_code_2_and_one_line_that_names_it(
+    tmp_path: Path, recording: Path, words: tuple[str, ...], content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "bad.yml"
+    path.write_bytes(content)
+    given = {"FILE": path, "RECORDING": recording}
+    assert fleetctl("alerts", *(given.get(word, word) for word in words)) == 2
+    printed = capsys.readouterr()
+    assert len([line for line in (printed.out + printed.err).splitlines() if "bad.yml" in line]) == 1
+
+
+@pytest.mark.parametrize("words", [("check", "."), ("test", "nothing.yml"), ("list", "--rules", ".")])
+def test_a_folder_or_nothing_is_no_file(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert fleetctl("alerts", *words) == 2
+    assert "give the files themselves" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--prometheus", "http://127.0.0.1:1", "--token-file", "none"), "--token-file: none: No such file"),
+        (("--prometheus", "http://127.0.0.1:1", "--ca-file", "none"), "--ca-file: none: no such file"),
+        (("--prometheus", "prometheus:9090"), "is no URL"),
+        (("--prometheus", "http://127.0.0.1:1", "--since", "20y"), "--since: more than 3660 days back"),
+        (("--prometheus", "http://127.0.0.1:1", "--since", "1h1d"), "units go from large to small"),
+        (("--from", "RECORDING", "--incident", "5..nan"), "not START..END"),
+    ],
+)
+def test_a_wrong_option_of_backtest_is_named(
+    rules: Path, recording: Path, words: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fleetctl("alerts", "backtest", rules, *(recording if word == "RECORDING" else word for word in words)) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_numbers_that_json_has_not_are_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "r.yml").write_text("groups: [{name: g, rules: [{alert: A, expr: x != 5}]}]")
+    (tmp_path / "x.om").write_text('x{a="1"} NaN 1700000000\nx{a="2"} +Inf 1700000000\n# EOF\n')
+    assert fleetctl("alerts", "backtest", tmp_path / "r.yml", "--from", tmp_path / "x.om", "-o", "json") == 0
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    result = json.loads(capsys.readouterr().out, parse_constant=refuse)
+    assert {firing["value"] for firing in result["firings"]} == {"NaN", "+Inf"}
+
+
+def test_names_in_a_file_cannot_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "bad.yml"
+    path.write_text('groups: [{name: "g\\e[31m", rules: [{alert: "A\\e]0;x\\a", expr: "up +", for: 1m}]}]')
+    assert fleetctl("alerts", "check", path) == 1
+    text = path.read_text().replace('"up +"', "up")
+    path.write_text(text)
+    assert fleetctl("alerts", "list", "--rules", path) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert "A\\x1b]0;x\\x07" in out
+
+
+@pytest.fixture
+def controller() -> Iterator[str]:
+    """Answers as a controller does: x on three cards of two nodes, of which one waits to fire and one fires."""
+
+    def sample(node: str, gpu: str, value: float) -> dict[str, object]:
+        return {"labels": {"__name__": "x", "node": node, "gpu": gpu}, "value": value}
+
+    everything = [sample("b", "0", 2.0), sample("a", "1", 9.0), sample("a", "0", 8.0), sample("c", "0", 7.0)]
+
+    def alert(node: str, gpu: str, state: str, active_at: float, fired_at: float | None) -> dict[str, object]:
+        labels = {"alertname": "TooMuch", "severity": "page", "node": node, "gpu": gpu}
+        return {
+            "fingerprint": node + gpu, "name": "TooMuch", "severity": "page", "state": state, "labels": labels,
+            "active_at": active_at, "fired_at": fired_at,
+        }  # fmt: skip
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            url = urllib.parse.urlparse(self.path)
+            answer: object
+            if url.path == "/v1/alerts":
+                answer = [
+                    alert("a", "0", "pending", NOW - 10, None), alert("c", "0", "firing", NOW - 90, NOW - 60),
+                    {**alert("b", "0", "firing", NOW - 90, NOW - 60), "name": "Other"},
+                ]  # fmt: skip
+            else:
+                above = ">" in urllib.parse.parse_qs(url.query)["expr"][0]
+                answer = {"at": NOW, "samples": everything[1:] if above else everything}
+            body = json.dumps(answer).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_explain_shows_each_places_value_its_state_and_when_it_would_fire(
+    rules: Path, controller: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fleetctl("--controller", controller, "alerts", "explain", "TooMuch", "--rules", rules) == 0
+    rows = [re.split(r"\s{2,}", line) for line in capsys.readouterr().out.splitlines()]
+    table = rows[rows.index(["WHERE", "VALUE", "CONDITION", "ALERT"]) :]
+    assert table[1:5] == [
+        ["a gpu=0", "8", "true", "pending for 10s, fires in 20s"],
+        ["a gpu=1", "9", "true", "would fire in 30s"],
+        ["b", "2", "false", "-"],
+        ["c", "7", "true", "firing for 60s"],
+    ]
+
+
+def test_explain_tells_scripts_the_same(rules: Path, controller: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fleetctl("--controller", controller, "alerts", "explain", "TooMuch", "--rules", rules, "-o", "json") == 0
+    (view,) = json.loads(capsys.readouterr().out)
+    places = {(one["labels"]["node"], one["labels"]["gpu"]): one for one in view["current"]["where"]}
+    assert places["a", "0"]["fires_at"] == NOW + 20
+    assert (places["c", "0"]["state"], places["c", "0"]["since"]) == ("firing", NOW - 60)
+    assert (places["b", "0"]["holds"], places["b", "0"]["fires_at"]) == (False, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fleetctl.cli.app import run
-from fleetctl.cli.silence import parse_duration_s, parse_matcher
+from fleetctl.cli.silence import parse_matcher, silence_duration_s
 from fleetctl.kit.errors import BadInputError
 
 
@@ -35,16 +35,25 @@ def test_what_is_no_matcher_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("30m", 1800), ("2h", 7200), ("1d12h", 129600), ("90s", 90), ("1w", 604800)]
+    ("text", "seconds"),
+    [
+        ("30m", 1800),
+        ("2h", 7200),
+        ("1d12h", 129600),
+        ("90s", 90),
+        ("1w", 604800),
+        ("1y", 31536000),
+        ("1h500ms", 3600.5),
+    ],
 )
 def test_durations(text: str, seconds: float) -> None:
-    assert parse_duration_s(text) == seconds
+    assert silence_duration_s(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "0s", "2", "h", "2h junk", "-1h", "9999w"])
+@pytest.mark.parametrize("text", ["", "0s", "500ms", "2", "h", "2h junk", "-1h", "9999w", "12h1d", "1h1h"])
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(BadInputError):
-        parse_duration_s(text)
+        silence_duration_s(text)
 
 
 def test_bad_input_is_exit_code_2_before_anybody_is_asked(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -44,3 +45,26 @@ def test_node_api_process_does_not_load_torch() -> None:
     """Each node would pay for it twice: the core has its own process."""
     done = python("import sys\nimport engine.api.app\nsys.exit('torch' in sys.modules)")
     assert done.returncode == 0, done.stderr or "engine.api.app loaded torch"
+
+
+def test_controller_process_loads_nothing_of_a_terminal_and_one_http_client(tmp_path: Path) -> None:
+    """It runs for months: these are 15 MB that it never uses."""
+    code = (
+        "import sys\nfrom fleetctl.controller.__main__ import main\n"
+        f"code = main(['--state-dir', {str(tmp_path)!r}])\n"
+        "assert code == 2, 'it should have found no token there'\n"
+        "heavy = {'rich', 'typer', 'textual', 'aiohttp', 'pygments'} & set(sys.modules)\n"
+        "sys.exit(f'loaded {heavy}' if heavy else 0)"
+    )
+    done = python(code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_rules_and_store_load_no_validation_library() -> None:
+    code = (
+        "import sys\nimport alerts.evaluation, alerts.rules, alerts.store\n"
+        "heavy = {'pydantic', 'pandas', 'numpy.ma'} & set(sys.modules)\n"
+        "sys.exit(f'loaded {heavy}' if heavy else 0)"
+    )
+    done = python(code)
+    assert done.returncode == 0, done.stderr

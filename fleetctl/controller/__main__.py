@@ -1,0 +1,57 @@
+"""`python -m fleetctl.controller`: the controller in the foreground until SIGTERM.
+
+What `fleetctl up` and `fleetctl controller run` start: without the command line's libraries, which a process that runs
+for months never uses. Exit codes as in `fleetctl.kit.errors`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fleetctl.kit.errors import FleetctlError
+from fleetctl.kit.lean import hidden
+
+
+def main(argv: Sequence[str]) -> int:
+    args = _parser().parse_args(argv)
+    try:
+        _run(args)
+    except FleetctlError as error:
+        sys.stderr.write(f"error: {error.message}\n" + (f"  try: {error.remedy}\n" if error.remedy else ""))
+        return error.exit_code
+    return 0
+
+
+def _run(args: argparse.Namespace) -> None:
+    with hidden("rich", "pygments"):
+        import uvloop
+
+        from fleetctl.controller.app import serve
+        from fleetctl.controller.from_settings import controller_config
+        from fleetctl.kit.log import configure_logging
+        from fleetctl.settings import load_settings
+
+    settings = load_settings(args.config).override(
+        state_dir=args.state_dir.absolute() if args.state_dir else None,
+        controller={"url": args.controller},
+        log={"level": args.log_level},
+    )
+    settings = settings.override(state_dir=settings.state_dir.expanduser().absolute())
+    configure_logging(settings.log.level, settings.log.format)
+    uvloop.run(serve(controller_config(settings)))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m fleetctl.controller", description="The controller process.")
+    parser.add_argument("--config", type=Path, help="settings file (YAML)")
+    parser.add_argument("--state-dir", type=Path, help="where state, logs and incidents live")
+    parser.add_argument("--controller", metavar="URL", help="where others reach this controller")
+    parser.add_argument("--log-level", help="debug, info, warning or error")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,57 @@
+"""The controller's configuration from the settings of this machine."""
+
+from __future__ import annotations
+
+from fleetctl.controller.config import ControllerConfig
+from fleetctl.kit.errors import BadInputError
+from fleetctl.providers.process import ProcessTable
+from fleetctl.providers.spec import NodeSpec
+from fleetctl.settings import Settings
+
+
+def controller_config(settings: Settings) -> ControllerConfig:
+    """Raises BadInputError when a token is missing."""
+    token = settings.controller_token()
+    if not token:
+        raise BadInputError(
+            f"{settings.controller_token_file}: no controller token",
+            remedy="run fleetctl up once, or set FLEETCTL_CONTROLLER__TOKEN",
+        )
+    gateway = ProcessTable(settings.run_dir).spec("gateway").get("url")
+    return ControllerConfig(
+        state_dir=settings.state_dir,
+        database_url=settings.database_url,
+        host=settings.controller.host,
+        port=settings.controller.port,
+        token=token,
+        node_token=settings.node_token(),
+        gateway_url=gateway if isinstance(gateway, str) else settings.gateway.base_url,
+        node_specs=tuple(initial_fleet(settings)),
+        scrape_interval_s=settings.controller.scrape_interval_s,
+        evaluation_interval_s=settings.controller.evaluation_interval_s,
+        stale_after_s=settings.controller.stale_after_s,
+        policy=settings.controller.policy,
+        capacity_floor_ratio=settings.controller.capacity_floor_ratio,
+        alertmanagers=tuple(settings.alertmanagers),
+        external_labels=settings.external_labels,
+        public_url=settings.controller.url or "",
+        webhook=settings.webhook,
+        prometheus=settings.signals.prometheus,
+        max_history_mb=settings.signals.max_history_mb,
+    )
+
+
+def initial_fleet(settings: Settings) -> list[NodeSpec]:
+    """The nodes of a fleet that has none yet."""
+    fleet = settings.fleet
+    extra = [*fleet.node_args, *(["--enable-faults"] if fleet.enable_faults else [])]
+    return [
+        NodeSpec(
+            name=f"node-{number}",
+            model_dir=str(fleet.model_dir or settings.state_dir / "models" / "demo"),
+            pool=fleet.pool,
+            model=fleet.model,
+            extra_args=tuple(extra),
+        )
+        for number in range(1, fleet.nodes + 1)
+    ]
