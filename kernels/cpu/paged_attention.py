@@ -54,7 +54,7 @@ def plan_attention(
     sliding_window: int | None,
 ) -> CpuAttentionPlan:
     """Shapes as in `kernels.paged_attention`."""
-    lens, starts = seq_lens.numpy(), query_starts.numpy()
+    tables, lens, starts = (tensor.contiguous().numpy() for tensor in (block_tables, seq_lens, query_starts))
     share = num_heads // num_kv_heads
     rows = np.diff(starts).astype(np.int64) * share
     parts = -(-rows // GROUP_ROWS)
@@ -67,12 +67,12 @@ def plan_attention(
     items = np.repeat(np.stack([seqs, np.zeros_like(seqs), first, last], axis=1)[order], num_kv_heads, axis=0)
     items[:, 1] = np.tile(np.arange(num_kv_heads), len(seqs))
     most_rows = int((last - first).max(initial=0))
-    return CpuAttentionPlan(items, most_rows, block_tables.numpy(), lens, starts, sliding_window)
+    return CpuAttentionPlan(items, most_rows, tables, lens, starts, sliding_window)
 
 
 def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: CpuAttentionPlan, scale: float) -> Tensor:
     """`kernels.paged_attention` by a plan."""
-    out = torch.empty_like(q)
+    out = torch.empty(q.shape, dtype=q.dtype)
     out[int(plan.query_starts[-1]) :] = 0
     width = k_cache.shape[-1]
     crew = _in_float32
