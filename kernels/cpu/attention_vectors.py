@@ -58,20 +58,19 @@ def pack_values(values, cache, head, slots, count, staged):
             line[:] = 0
 
 
+@njit(**EXACT)
+def _multiply(left, right, right_stride, num_rows, depth, columns, out):
+    """`out[:num_rows, :columns] = left[:num_rows, :depth] @ right`; `right` is an address, its stride in bytes."""
+    left_stride, out_stride = left.shape[1] * 4, out.shape[1] * 4
+    for row in range(0, num_rows, PRODUCT_ROWS):
+        own, into = left[row].ctypes.data, out[row].ctypes.data
+        for first in range(0, columns, PRODUCT_COLUMNS):
+            product(own, left_stride, right + first * 4, right_stride, depth, into + first * 4, out_stride)
+
+
 def score(queries, keys, num_rows, padded, scores):
     """`scores[:, :padded] = queries @ keys`."""
-    width, num_keys = queries.shape[1], scores.shape[1]
-    for row in range(0, num_rows, PRODUCT_ROWS):
-        for first in range(0, padded, PRODUCT_COLUMNS):
-            product(
-                queries[row].ctypes.data,
-                width * 4,
-                keys.ctypes.data + first * 4,
-                num_keys * 4,
-                width,
-                scores[row].ctypes.data + first * 4,
-                num_keys * 4,
-            )
+    _multiply(queries, keys.ctypes.data, scores.shape[1] * 4, num_rows, queries.shape[1], padded, scores)
 
 
 def share_out(shares, scores, peak, scale):
@@ -86,15 +85,4 @@ def share_out(shares, scores, peak, scale):
 
 def weigh(shares, values, num_rows, padded, added):
     """`added = shares[:, :padded] @ values`."""
-    width, num_keys = added.shape[1], shares.shape[1]
-    for row in range(0, num_rows, PRODUCT_ROWS):
-        for first in range(0, width, PRODUCT_COLUMNS):
-            product(
-                shares[row].ctypes.data,
-                num_keys * 4,
-                values.ctypes.data + first * 4,
-                width * 4,
-                padded,
-                added[row].ctypes.data + first * 4,
-                width * 4,
-            )
+    _multiply(shares, values.ctypes.data, added.shape[1] * 4, num_rows, padded, added.shape[1], added)

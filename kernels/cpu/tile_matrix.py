@@ -29,10 +29,12 @@ class TileMatrix:
     Of a gated one the first half of the rows are gates: `silu(gate) * up` is computed before it is rounded and written.
     """
 
-    __slots__ = ("_packed", "dtype", "is_gated", "shape")
+    __slots__ = ("_added", "_bias", "_packed", "dtype", "is_gated", "shape")
 
     def __init__(self, weight: Tensor, *, is_gated: bool = False) -> None:
         self.shape, self.dtype, self.is_gated = weight.shape, weight.dtype, is_gated
+        self._bias: Tensor | None = None  # of the last call, and `_added` what it is by panel: a layer has one
+        self._added: Tensor | None = None
         width = weight.shape[1]
         whole = self._by_panel(weight)
         # [panel, step of 32 columns, half of the panel, pair of columns, row of the weight, one of the pair]
@@ -47,7 +49,9 @@ class TileMatrix:
         rows, (out, width) = x.shape[0], self.shape
         out //= 1 + self.is_gated
         result = torch.empty((rows, out), dtype=torch.bfloat16)
-        added = None if bias is None else self._by_panel(bias.float()[:, None])
+        if bias is not self._bias:
+            self._bias, self._added = bias, None if bias is None else self._by_panel(bias.float()[:, None])
+        added = self._added
         panels = self._packed.shape[0]
         group = max(min(GROUP_BYTES // (2 * width), GROUP_ROWS) // PANEL * PANEL, PANEL)
         pieces = panels * -(-rows // group)
