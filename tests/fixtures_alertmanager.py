@@ -78,6 +78,16 @@ def process(command: list[str], log: Path, ready: Callable[[], bool]) -> Iterato
 
 
 @contextmanager
+def server(program: str, folder: Path, *options: str) -> Iterator[str]:
+    """A Prometheus or an Alertmanager, once it is ready, on a port of its own; its log in `folder`. Gives its URL."""
+    (port,) = free_ports(1)
+    url = f"http://127.0.0.1:{port}"
+    command = [program, *options, f"--web.listen-address=127.0.0.1:{port}"]
+    with process(command, folder / "log", lambda: HTTP.get(f"{url}/-/ready").status_code == 200):
+        yield url
+
+
+@contextmanager
 def alertmanager(
     folder: Path, webhook_url: str = "http://127.0.0.1:9/", token: str = "none", names: str = ".*"
 ) -> Iterator[str]:
@@ -103,13 +113,8 @@ def alertmanager(
         ],
     }  # fmt: skip
     (folder / "alertmanager.yml").write_text(json.dumps(config))  # JSON is YAML
-    (port,) = free_ports(1)
-    url = f"http://127.0.0.1:{port}"
-    command = [
-        ALERTMANAGER, f"--config.file={folder / 'alertmanager.yml'}", f"--storage.path={folder / 'data'}",
-        f"--web.listen-address=127.0.0.1:{port}", "--cluster.listen-address=",
-    ]  # fmt: skip
-    with process(command, folder / "log", lambda: HTTP.get(f"{url}/-/ready").status_code == 200):
+    places = (f"--config.file={folder / 'alertmanager.yml'}", f"--storage.path={folder / 'data'}")
+    with server(ALERTMANAGER, folder, *places, "--cluster.listen-address=") as url:
         yield url
 
 
@@ -130,13 +135,8 @@ def prometheus(folder: Path, rules: list[Path], targets: dict[str, str], alertma
         ],
     }
     (folder / "prometheus.yml").write_text(json.dumps(config))
-    (port,) = free_ports(1)
-    url = f"http://127.0.0.1:{port}"
-    command = [
-        PROMETHEUS, f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}",
-        f"--web.listen-address=127.0.0.1:{port}", "--rules.alert.resend-delay=1s",
-    ]  # fmt: skip
-    with process(command, folder / "log", lambda: HTTP.get(f"{url}/-/ready").status_code == 200):
+    places = (f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}")
+    with server(PROMETHEUS, folder, *places, "--rules.alert.resend-delay=1s") as url:
         yield url
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from fixtures_alertmanager import HTTP, NEEDS_PROMETHEUS, PROMETHEUS, free_ports, process
+from fixtures_alertmanager import NEEDS_PROMETHEUS, PROMETHEUS, server
 
 from alerts.prometheus_source import Server, fetch
 from alerts.promql import evaluate_range, parse
@@ -182,13 +182,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Se
         check=True, capture_output=True, timeout=60,
     )  # fmt: skip
     (folder / "prometheus.yml").write_text("{}")
-    (port,) = free_ports(1)
-    url = f"http://127.0.0.1:{port}"
-    command = [
-        PROMETHEUS, f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}",
-        f"--web.listen-address=127.0.0.1:{port}", "--storage.tsdb.retention.time=10y",
-    ]  # fmt: skip
-    with process(command, folder / "log", lambda: HTTP.get(f"{url}/-/ready").status_code == 200):
+    places = (f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}")
+    with server(PROMETHEUS, folder, *places, "--storage.tsdb.retention.time=10y") as url:
         store = recording_store()
         read_recordings([text], store, lambda name: True)
         yield url, store, base, text
