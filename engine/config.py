@@ -83,7 +83,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype",
         default="auto",
         choices=("auto", "float32", "bfloat16", "float16"),
-        help="of weights and KV cache; auto: as stored, on a CPU float32 unless its bfloat16 is fast",
+        help="of weights and KV cache; auto: as stored, on a CPU float32 in place of float16",
     )
     model.add_argument("--max-model-len", metavar="TOKENS", type=int, help="longest sequence; default: the model's")
     model.add_argument(

@@ -28,7 +28,6 @@ from engine.model_dir import BadModelError, ModelDir, open_model
 from engine.runner import Slept
 from engine.step import NewSequence, SamplingParams, Scheduled, StepPlan, StepResult, TokenLogprobs
 from kernels.block_copy import copy_blocks, swap_blocks
-from kernels.packed_matrix import has_fast_bfloat16
 from kernels.sampling import sample
 
 log = structlog.get_logger()
@@ -60,7 +59,7 @@ class RunnerInfo:
     kv_bytes: int
     load_seconds: float
     warmup_seconds: float | None  # None before warm-up
-    is_batch_invariant: bool | None  # measured by warm-up on a CPU; None where it was not
+    is_batch_invariant: bool | None  # None before warm-up, and where nothing promises it
 
 
 class ModelRunner:
@@ -139,7 +138,7 @@ class ModelRunner:
         )
 
     def warm_up(self) -> None:
-        """Measures row tiles and computes a prompt and a few tokens, so that the first request is as fast as the next.
+        """Packs the weights and computes a prompt and a few tokens, so that the first request is as fast as the next.
 
         Leaves the cache empty. Raises BadModelError when the model's answers are not numbers.
         """
@@ -271,13 +270,7 @@ class ModelRunner:
         """
         while scheduled:
             try:
-                batch = make_batch(
-                    scheduled,
-                    self._sequences,
-                    block_size=self._block_size,
-                    device=self._device,
-                    row_tiles=self._decoder.batch_tiles,
-                )
+                batch = make_batch(scheduled, self._sequences, block_size=self._block_size, device=self._device)
                 if all(self._sequences[s.seq_id].sampling.num_prompt_logprobs is None for s in scheduled):
                     return self._decoder.forward(batch, self._kv)
                 return self._forward_scored(scheduled, batch, prompt_logprobs, failed)
@@ -326,10 +319,8 @@ def _device(name: str) -> torch.device:
 
 
 def auto_dtype(stored: str, device: str) -> str:
-    """The stored type; on a CPU float32 unless that type is bfloat16 and the CPU multiplies it in hardware."""
-    if not device.startswith("cpu") or (stored == "bfloat16" and has_fast_bfloat16()):
-        return stored
-    return "float32"
+    """The stored type; on a CPU float32 for those that its kernels don't take."""
+    return "float32" if device.startswith("cpu") and stored == "float16" else stored
 
 
 def _dtype(name: str, model: ModelDir, device: torch.device) -> torch.dtype:

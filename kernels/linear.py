@@ -1,20 +1,18 @@
-"""A linear layer, computed on a CPU so that no row's bits depend on the batch: by `TileMatrix`, else in `row_tiles`."""
+"""A linear layer. On a CPU in float32 and bfloat16, packed, no row's bits depend on the batch."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable, Iterator
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from kernels.cpu import amx
+from kernels.cpu.number import has_kernels
+from kernels.cpu.panel_matrix import PanelMatrix
 from kernels.cpu.tile_matrix import TileMatrix
-from kernels.packed_matrix import PackedMatrix, pack_for_onednn
-from kernels.row_tiles import ROW_TILES, Product
+from kernels.cpu.vector_matrix import VectorMatrix
 from kernels.silu_mul import silu_mul
 
-Weight = Tensor | PackedMatrix | TileMatrix
+Weight = Tensor | PanelMatrix
 
 
 def pack(weight: Tensor, *, is_gated: bool = False) -> Weight:
@@ -22,44 +20,22 @@ def pack(weight: Tensor, *, is_gated: bool = False) -> Weight:
 
     `is_gated`: it is only given to `gated_linear`.
     """
-    if weight.device.type != "cpu":
+    if not has_kernels(weight):
         return weight
     if weight.dtype == torch.bfloat16 and weight.shape[1] % 32 == 0 and amx.has_amx():
         return TileMatrix(weight, is_gated=is_gated)
-    packed = pack_for_onednn(weight)
-    return weight if packed is None else packed
+    return VectorMatrix(weight, is_gated=is_gated)
 
 
-def row_linear(x: Tensor, weight: Weight, bias: Tensor | None = None, tiles: tuple[int, ...] = ROW_TILES) -> Tensor:
-    """`x @ weight.T + bias`.
+def row_linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
+    """`x @ weight.T + bias`. Shapes: x: [num_rows, width]; weight: [out, width]; bias: [out].
 
-    Shapes: x: [num_rows, width]; weight: [out, width]; bias: [out]. On a CPU num_rows is a multiple of 16 for a plain
-    matrix, of its smallest tile for a packed one, and any number for a `TileMatrix`. `tiles` are for plain matrices. On
-    CUDA it is one plain call: last bits may differ with the batch there. Bytes moved: weight once a tile.
+    With a plain weight, on CUDA and in float16 on a CPU, last bits may differ with the batch.
     """
-    if not isinstance(weight, Tensor):
-        return weight(x, bias)
-    rows = x.shape[0]
-    if x.is_cuda or rows in tiles:
-        return torch.nn.functional.linear(x, weight, bias)
-    out = torch.empty((rows, weight.shape[0]), dtype=x.dtype)
-    start = 0
-    for tile in tiles:
-        while rows - start >= tile:
-            out[start : start + tile] = torch.nn.functional.linear(x[start : start + tile], weight, bias)
-            start += tile
-    assert start == rows, f"{rows} rows are no multiple of {tiles[-1]}"
-    return out
+    return torch.nn.functional.linear(x, weight, bias) if isinstance(weight, Tensor) else weight(x, bias)
 
 
-def gated_linear(x: Tensor, weight: Weight, bias: Tensor | None = None, tiles: tuple[int, ...] = ROW_TILES) -> Tensor:
+def gated_linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
     """`silu(gate) * up` of `row_linear`'s result: its first half are gates. Shape: [num_rows, out / 2]."""
-    found = row_linear(x, weight, bias, tiles)
-    return found if isinstance(weight, TileMatrix) else silu_mul(found)
-
-
-def linear_products(weights: Iterable[Tensor]) -> Iterator[tuple[Product, int, torch.dtype]]:
-    """One product for each distinct shape and type among the weights, to be given to `agreeing_tiles`."""
-    for out, width, dtype in {(*w.shape, w.dtype): None for w in weights}:
-        weight = torch.randn((out, width), generator=torch.Generator().manual_seed(1)).mul_(width**-0.5).to(dtype)
-        yield partial(torch.nn.functional.linear, weight=weight), width, dtype
+    found = row_linear(x, weight, bias)
+    return silu_mul(found) if isinstance(weight, Tensor) else found

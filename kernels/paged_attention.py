@@ -54,10 +54,10 @@ def paged_attention(
     CPU in float32 and bfloat16 a query's bits depend on its sequence up to there, and on nothing else in the batch.
     Computed in float32.
 
-    Shapes: q: [num_tokens, num_heads, head_dim]; caches: [num_blocks, block_size, kv_heads, head_dim];
-    block_tables: [num_seqs, max_blocks], int32; seq_lens: [num_seqs], int32, this step's tokens counted;
-    query_starts: [num_seqs + 1], int32, first row of each sequence; rows of q past the last are padding, with result 0.
-    Result: like q. `plan` is that of `plan_attention` for the same batch and window, to share it between layers.
+    Shapes: q: [num_tokens, num_heads, head_dim]; caches: [num_blocks, block_size, kv_heads, head_dim], on a CPU in
+    tiles where `kernels.cpu.kv_layout` says so; block_tables: [num_seqs, max_blocks], int32; seq_lens: [num_seqs],
+    int32, this step's tokens counted; query_starts: [num_seqs + 1], int32, first row of each sequence. Result: like q.
+    `plan` is that of `plan_attention` for the same batch and window, to share it between layers.
     """
     batch = (block_tables, seq_lens, query_starts)
     if not q.is_cuda and not has_kernels(q):

@@ -24,9 +24,9 @@ def rope_store(
 ) -> Tensor:
     """The rotated queries, [num_rows, num_heads, head_dim]. Keys, rotated, and values go to `slots` of the caches.
 
-    Shapes: qkv: [num_rows, (num_heads + 2 kv_heads) x head_dim], rows from num_tokens on are padding; cos, sin:
-    [num_rows, head_dim], float32, as for `apply_rope`; caches: [num_blocks, block_size, kv_heads, head_dim]; slots:
-    [num_tokens], int64; q_norm, k_norm: [head_dim], an RMSNorm of each head with `eps` before the rotation.
+    Shapes: qkv: [num_rows, (num_heads + 2 kv_heads) x head_dim]; cos, sin: [num_rows, head_dim], float32, as for
+    `apply_rope`; caches: [num_blocks, block_size, kv_heads, head_dim], on a CPU perhaps in tiles (`kv_layout`); slots:
+    [num_rows], int64; q_norm, k_norm: [head_dim], an RMSNorm of each head with `eps` before the rotation.
     Bytes moved: qkv once in, once out.
     """
     if has_kernels(qkv, k_cache):
@@ -41,6 +41,5 @@ def rope_store(
     if k_norm is not None:
         k = rms_norm(k, k_norm, eps)
     q, k = apply_rope(q, k, cos, sin)
-    count = slots.shape[0]
-    store_kv(k[:count], v[:count], k_cache, v_cache, slots)
+    store_kv(k, v, k_cache, v_cache, slots)
     return q

@@ -11,19 +11,14 @@ from torch import Tensor
 
 from engine.model.sequence import Sequence as SequenceState
 from engine.step import Scheduled
-from kernels.row_tiles import MIN_ROWS, padded_rows
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A ragged batch of sequences' next tokens, in the order of the plan.
+    """A ragged batch of sequences' next tokens, in the order of the plan."""
 
-    `token_ids` and `positions` are padded to whole row tiles; the other tensors count real tokens only.
-    """
-
-    num_tokens: int
-    token_ids: Tensor  # [padded tokens], int64
-    positions: Tensor  # [padded tokens], int64
+    token_ids: Tensor  # [num_tokens], int64
+    positions: Tensor  # [num_tokens], int64
     slots: Tensor  # [num_tokens], int64: block x block_size + offset, where each token's KV goes
     block_tables: Tensor  # [num_seqs, max_blocks], int32, on the CPU
     seq_lens: Tensor  # [num_seqs], int32, on the CPU: tokens with KV after this step
@@ -37,27 +32,23 @@ def make_batch(
     *,
     block_size: int,
     device: torch.device | str,
-    row_tiles: tuple[int, ...] = (MIN_ROWS,),
 ) -> Batch:
-    """The batch of a plan's sequences, which must have been checked (`why_not`), padded to `row_tiles`."""
+    """The batch of a plan's sequences, which must have been checked (`why_not`)."""
     counts = np.array([s.num_tokens for s in scheduled], dtype=np.int32)
     firsts = np.array([s.start for s in scheduled], dtype=np.int64)
     starts = np.zeros(len(scheduled) + 1, dtype=np.int32)
     np.cumsum(counts, out=starts[1:])
     num_tokens = int(starts[-1])
-    padded = padded_rows(num_tokens, row_tiles)
-    token_ids, positions = np.zeros(padded, dtype=np.int64), np.zeros(padded, dtype=np.int64)
+    token_ids = np.empty(num_tokens, dtype=np.int64)
     tables = np.zeros((len(scheduled), max(len(s.block_ids) for s in scheduled)), dtype=np.int32)
     for i, s in enumerate(scheduled):
         token_ids[starts[i] : starts[i + 1]] = states[s.seq_id].token_ids[s.start : s.start + s.num_tokens]
         tables[i, : len(s.block_ids)] = s.block_ids
     owner = np.repeat(np.arange(len(scheduled)), counts)
-    own = positions[:num_tokens]
-    own[:] = np.arange(num_tokens) - starts[owner] + firsts[owner]
-    slots = tables[owner, own // block_size].astype(np.int64) * block_size + own % block_size
+    positions = np.arange(num_tokens) - starts[owner] + firsts[owner]
+    slots = tables[owner, positions // block_size].astype(np.int64) * block_size + positions % block_size
     samples = np.array([starts[i + 1] - 1 for i, s in enumerate(scheduled) if s.samples], dtype=np.int64)
     return Batch(
-        num_tokens=num_tokens,
         token_ids=torch.from_numpy(token_ids).to(device),
         positions=torch.from_numpy(positions).to(device),
         slots=torch.from_numpy(slots).to(device),

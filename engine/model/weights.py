@@ -86,17 +86,6 @@ class DecoderWeights:
                 pending += [getattr(part, field.name) for field in fields(part)]
         return list({tensor.data_ptr(): tensor for tensor in found}.values())
 
-    def matrices(self) -> list[Weight]:
-        """Every matrix that rows are multiplied with; of a layer's experts one."""
-        found = [self.head]
-        for layer in self.layers:
-            found += [layer.qkv, layer.output]
-            if isinstance(layer.mlp, DenseWeights):
-                found += [layer.mlp.gate_up, layer.mlp.down]
-            else:
-                found += [layer.mlp.router, layer.mlp.gate_up[0], layer.mlp.down[0]]
-        return found
-
 
 def _packed(weight: Weight, *, is_gated: bool = False) -> Weight:
     return pack(weight, is_gated=is_gated) if isinstance(weight, Tensor) else weight

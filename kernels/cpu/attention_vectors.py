@@ -11,7 +11,10 @@ import numpy as np
 from numba import njit
 
 from kernels.cpu.number import EXACT, exp32, widen
-from kernels.cpu.vector import PRODUCT_COLUMNS, PRODUCT_ROWS, product, transpose
+from kernels.cpu.vector import product, transpose
+
+ROWS, COLUMNS = 4, 32  # eight accumulators: as many as two units with four cycles of delay keep busy
+_product = product(ROWS, COLUMNS // 16)
 
 
 def begin(shares, before):
@@ -32,9 +35,19 @@ def take(target, source):
     _widen_row(target, source)
 
 
-def pack_keys(keys, cache, head, slots, count, staged):
+def find(keys, table, start, count, block_size, slots):
+    """Slots of the keys from `start` on."""
+    block, offset = divmod(start, block_size)
+    for i in range(count):
+        slots[i] = table[block] * block_size + offset
+        offset += 1
+        if offset == block_size:
+            block, offset = block + 1, 0
+
+
+def pack_keys(keys, block, staged):
     """Keys as the right operand of `q k^T`: [dimensions, keys]; zeros past the last key."""
-    width = staged.shape[1]
+    (cache, head, slots, count), width = block, staged.shape[1]
     stride = keys.shape[0] // width * 4
     for first in range(0, (count + 31) // 32 * 32, 16):
         for i in range(16):
@@ -47,9 +60,9 @@ def pack_keys(keys, cache, head, slots, count, staged):
             transpose(staged.ctypes.data + part * 4, width * 4, target, stride)
 
 
-def pack_values(values, cache, head, slots, count, staged):
+def pack_values(values, block, staged):
     """Values as the right operand of `p v`: [keys, dimensions]; zeros past the last key."""
-    width = staged.shape[1]
+    (cache, head, slots, count), width = block, staged.shape[1]
     for i in range((count + 31) // 32 * 32):
         line = values[i * width : (i + 1) * width]
         if i < count:
@@ -62,13 +75,13 @@ def pack_values(values, cache, head, slots, count, staged):
 def _multiply(left, right, right_stride, num_rows, depth, columns, out):
     """`out[:num_rows, :columns] = left[:num_rows, :depth] @ right`; `right` is an address, its stride in bytes."""
     left_stride, out_stride = left.shape[1] * 4, out.shape[1] * 4
-    for row in range(0, num_rows, PRODUCT_ROWS):
+    for row in range(0, num_rows, ROWS):
         own, into = left[row].ctypes.data, out[row].ctypes.data
-        for first in range(0, columns, PRODUCT_COLUMNS):
-            product(own, left_stride, right + first * 4, right_stride, depth, into + first * 4, out_stride)
+        for first in range(0, columns, COLUMNS):
+            _product(own, left_stride, right + first * 4, right_stride, depth, into + first * 4, out_stride, left)
 
 
-def score(queries, keys, num_rows, padded, scores):
+def score(queries, keys, block, num_rows, padded, scores):
     """`scores[:, :padded] = queries @ keys`."""
     _multiply(queries, keys.ctypes.data, scores.shape[1] * 4, num_rows, queries.shape[1], padded, scores)
 
@@ -83,6 +96,6 @@ def share_out(shares, scores, peak, scale):
     return total
 
 
-def weigh(shares, values, num_rows, padded, added):
+def weigh(shares, values, block, staged, num_rows, padded, added):
     """`added = shares[:, :padded] @ values`."""
     _multiply(shares, values.ctypes.data, added.shape[1] * 4, num_rows, padded, added.shape[1], added)

@@ -12,14 +12,29 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from llvmlite import ir
 from numba import cfunc, types
 from numba.extending import intrinsic
+from torch import Tensor
 
-__all__ = ["Crew", "as_number", "field", "pieces_of", "pointer", "take_piece"]
+if TYPE_CHECKING:
+    from kernels.cpu.recording import Recording
+
+__all__ = [
+    "Crew",
+    "as_number",
+    "empty",
+    "field",
+    "pieces_of",
+    "pointer",
+    "set_recording",
+    "take_piece",
+    "team_size_address",
+]
 
 _NUMBER = ir.IntType(64)
 _HAND_OVER = 1 << 14  # elements that are worth a thread more: some 10 microseconds of work
@@ -38,6 +53,12 @@ class Crew:
         """Returns when all pieces are done. What the task's addresses point to must live until then."""
         numbers = np.array([0, *task], dtype=np.int64)
         threads = min(torch.get_num_threads(), pieces)
+        if _recording is not None:
+            _recording.add(self._compiled.address, threads, numbers)
+        self.on(threads, numbers)
+
+    def on(self, threads: int, numbers: np.ndarray) -> None:
+        """Runs the function on so many threads of torch's pool with the address of `numbers`."""
         pool = _openmp() if threads > 1 else None
         if pool is None:
             self._alone(numbers.ctypes.data)
@@ -53,6 +74,20 @@ class Crew:
         return ctypes.CFUNCTYPE(None, ctypes.c_ssize_t)(self._compiled.address)
 
 
+_recording: Recording | None = None
+
+
+def set_recording(recording: Recording | None) -> None:
+    """Says who keeps the tasks that are done from now on."""
+    global _recording
+    _recording = recording
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Memory for a kernel's result; while tasks are recorded, from the recording's room."""
+    return torch.empty(shape, dtype=dtype) if _recording is None else _recording.room.take(tuple(shape), dtype)
+
+
 def pieces_of(num_elements: int) -> int:
     """How many threads' work a loop over so many elements is."""
     return max(num_elements // _HAND_OVER, 1)
@@ -61,6 +96,13 @@ def pieces_of(num_elements: int) -> int:
 def as_number(value: float) -> int:
     """A float32's bits, to be put into a task."""
     return int(np.float32(value).view(np.int32))
+
+
+@lru_cache(maxsize=1)
+def team_size_address() -> int:
+    """Of OpenMP's function that says how many threads the calling one works with; 0 where there is no pool."""
+    pool = _openmp()
+    return 0 if pool is None else ctypes.cast(pool.omp_get_num_threads, ctypes.c_void_p).value or 0
 
 
 @lru_cache(maxsize=1)

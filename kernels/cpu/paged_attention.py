@@ -21,8 +21,9 @@ from numba import carray, njit, types
 from numba.extending import overload
 from torch import Tensor
 
-from kernels.cpu import amx, attention_tiles, attention_vectors
-from kernels.cpu.crew import Crew, as_number, field, pointer, take_piece
+from kernels.cpu import attention_tiles, attention_vectors
+from kernels.cpu.crew import Crew, as_number, empty, field, pointer, take_piece
+from kernels.cpu.kv_layout import is_tiled
 from kernels.cpu.number import EXACT, SUMS, exp32, lines, narrow
 
 __all__ = ["CpuAttentionPlan", "paged_attention", "plan_attention"]
@@ -34,13 +35,15 @@ GROUP_ROWS = 32 * TILE_ROWS  # rows that share one packing of keys and values
 
 @dataclass(frozen=True, slots=True)
 class CpuAttentionPlan:
-    """The work of one batch. A row is a query with one of the heads that share keys."""
+    """The work of one batch. A row is a query with one of the heads that share keys.
+
+    The kernel gets no more of it than the address of `numbers`: where a step is recorded, those of the next one are
+    written over them.
+    """
 
     items: np.ndarray  # [n, 4], int64: sequence, KV head, first row, last row + 1; costly ones first
-    most_rows: int  # of an item
-    tables: np.ndarray
-    seq_lens: np.ndarray
-    query_starts: np.ndarray
+    arrays: tuple[np.ndarray, ...]  # block tables, lengths, starts of queries: what `numbers` point to, with the items
+    numbers: np.ndarray  # int64: addresses of items and arrays, their sizes, the most rows of an item
     sliding_window: int | None
 
 
@@ -67,26 +70,21 @@ def plan_attention(
     items = np.repeat(np.stack([seqs, np.zeros_like(seqs), first, last], axis=1)[order], num_kv_heads, axis=0)
     items[:, 1] = np.tile(np.arange(num_kv_heads), len(seqs))
     most_rows = int((last - first).max(initial=0))
-    return CpuAttentionPlan(items, most_rows, tables, lens, starts, sliding_window)
+    arrays = (tables, lens, starts)
+    addresses = (array.ctypes.data for array in (items, *arrays))
+    numbers = np.array([*addresses, len(items), tables.shape[1], len(lens), most_rows], dtype=np.int64)
+    return CpuAttentionPlan(items, arrays, numbers, sliding_window)
 
 
 def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: CpuAttentionPlan, scale: float) -> Tensor:
     """`kernels.paged_attention` by a plan."""
-    out = torch.empty(q.shape, dtype=q.dtype)
-    out[int(plan.query_starts[-1]) :] = 0
-    width = k_cache.shape[-1]
+    out = empty(q.shape, q.dtype)
     crew = _in_float32
     if q.dtype == torch.bfloat16:
-        crew = _in_tiles if width % 32 == 0 and amx.has_amx() else _widened
-    tensors = (q.contiguous(), k_cache, v_cache, out)
-    arrays = (plan.items, plan.tables, plan.seq_lens, plan.query_starts)
-    numbers = (
-        *(len(plan.items), plan.tables.shape[1], len(plan.seq_lens), plan.most_rows),
-        *(q.shape[0], q.shape[1], *k_cache.shape, plan.sliding_window or 0),
-        as_number(scale),
-    )
-    addresses = (*(t.data_ptr() for t in tensors), *(a.ctypes.data for a in arrays))
-    crew(len(plan.items), *addresses, *numbers)
+        crew = _in_tiles if is_tiled(k_cache) else _widened
+    addresses = (t.data_ptr() for t in (q.contiguous(), k_cache, v_cache, out))
+    sizes = (*q.shape[:2], *k_cache.shape, plan.sliding_window or 0, as_number(scale))
+    crew(len(plan.items), *addresses, plan.numbers.ctypes.data, *sizes)
     return out
 
 
@@ -103,7 +101,7 @@ def _either(name: str, options: dict[str, Any] = EXACT) -> Callable:
     return part
 
 
-_begin, _end, _take = _either("begin"), _either("end"), _either("take")
+_begin, _end, _take, _find = _either("begin"), _either("end"), _either("take"), _either("find")
 _pack_keys, _pack_values = _either("pack_keys"), _either("pack_values")
 _score, _share_out, _weigh = _either("score"), _either("share_out", SUMS), _either("weigh")
 
@@ -111,18 +109,18 @@ _score, _share_out, _weigh = _either("score"), _either("share_out", SUMS), _eith
 @njit(**EXACT)
 def _attend(task, like, packed):
     """Takes items until none is left. The caches hold numbers like `like`'s, what is multiplied those of `packed`."""
-    num_items, table_width, num_seqs, most_rows = field(task, 9), field(task, 10), field(task, 11), field(task, 12)
-    num_tokens, heads, num_blocks, block_size = field(task, 13), field(task, 14), field(task, 15), field(task, 16)
-    kv_heads, head_dim, window = field(task, 17), field(task, 18), field(task, 19)
-    scale = np.int32(field(task, 20)).view(np.float32)
+    plan, num_tokens, heads, num_blocks = field(task, 5), field(task, 6), field(task, 7), field(task, 8)
+    block_size, kv_heads, head_dim, window = field(task, 9), field(task, 10), field(task, 11), field(task, 12)
+    scale = np.int32(field(task, 13)).view(np.float32)
+    num_items, table_width, num_seqs, most_rows = field(plan, 4), field(plan, 5), field(plan, 6), field(plan, 7)
     q = carray(pointer(task, 1, like), (num_tokens, heads, head_dim))
     k_cache = carray(pointer(task, 2, like), (num_blocks * block_size, kv_heads, head_dim))
     v_cache = carray(pointer(task, 3, like), (num_blocks * block_size, kv_heads, head_dim))
     out = carray(pointer(task, 4, like), (num_tokens, heads, head_dim))
     int32, number = np.empty(0, np.int32), np.empty(0, np.float32)
-    items = carray(pointer(task, 5, np.empty(0, np.int64)), (num_items, 4))
-    tables = carray(pointer(task, 6, int32), (num_seqs, table_width))
-    seq_lens, starts = carray(pointer(task, 7, int32), (num_seqs,)), carray(pointer(task, 8, int32), (num_seqs + 1,))
+    items = carray(pointer(plan, 0, np.empty(0, np.int64)), (num_items, 4))
+    tables = carray(pointer(plan, 1, int32), (num_seqs, table_width))
+    seq_lens, starts = carray(pointer(plan, 2, int32), (num_seqs,)), carray(pointer(plan, 3, int32), (num_seqs + 1,))
     share, width = heads // kv_heads, (head_dim + 31) // 32 * 32
     slots = np.empty(KEY_BLOCK, np.int64)
     keys, values = lines(1, KEY_BLOCK * width, packed)[0], lines(1, KEY_BLOCK * width, packed)[0]
@@ -150,16 +148,17 @@ def _attend(task, like, packed):
         seen_by_last = first_position + (last_row - 1) // share + 1
         for start in range(lowest // KEY_BLOCK * KEY_BLOCK, seen_by_last, KEY_BLOCK):
             count = min(KEY_BLOCK, seen_by_last - start)
-            _find(tables[seq], start, count, block_size, slots)
-            _pack_keys(keys, k_cache, head, slots, count, staged)
-            _pack_values(values, v_cache, head, slots, count, staged)
+            _find(keys, tables[seq], start, count, block_size, slots)
+            k_block, v_block = (k_cache, head, slots, count), (v_cache, head, slots, count)
+            _pack_keys(keys, k_block, staged)
+            _pack_values(values, v_block, staged)
             for top in range(0, num_rows, TILE_ROWS):
                 bottom = min(top + TILE_ROWS, num_rows)
                 seen = min(first_position + (first_row + bottom - 1) // share + 1 - start, count)
                 if seen <= 0:
                     continue
                 padded = (seen + 31) // 32 * 32
-                _score(queries[top:], keys, bottom - top, padded, scores)
+                _score(queries[top:], keys, k_block, bottom - top, padded, scores)
                 for row in range(top, bottom):
                     position = first_position + (first_row + row) // share
                     low = 0 if window == 0 else max(position - window + 1 - start, 0)
@@ -178,7 +177,7 @@ def _attend(task, like, packed):
                     peaks[row] = peak
                     for j in range(width):
                         sums[row, j] *= fade
-                _weigh(shares, values, bottom - top, padded, added)
+                _weigh(shares, values, v_block, staged, bottom - top, padded, added)
                 for row in range(top, bottom):
                     for j in range(width):
                         sums[row, j] += added[row - top, j]
@@ -204,17 +203,6 @@ def _work_in_float32(task):
 
 
 _in_tiles, _widened, _in_float32 = Crew(_work_in_tiles), Crew(_work_widened), Crew(_work_in_float32)
-
-
-@njit(**EXACT)
-def _find(table, start, count, block_size, slots):
-    """Slots of the keys from `start` on."""
-    block, offset = divmod(start, block_size)
-    for i in range(count):
-        slots[i] = table[block] * block_size + offset
-        offset += 1
-        if offset == block_size:
-            block, offset = block + 1, 0
 
 
 @njit(**EXACT)

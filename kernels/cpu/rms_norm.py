@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numba import carray, njit
 from torch import Tensor
 
-from kernels.cpu.crew import Crew, as_number, field, pieces_of, pointer, take_piece
+from kernels.cpu.crew import Crew, as_number, empty, field, pieces_of, pointer, take_piece
 from kernels.cpu.number import EXACT, SUMS, narrow, widen
 
 PIECE_ROWS = 8
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-    x, out = x.contiguous(), torch.empty(x.shape, dtype=x.dtype)
+    x, out = x.contiguous(), empty(x.shape, x.dtype)
     width = weight.shape[0]
     rows = x.numel() // width
     task = (x.element_size(), rows, width, as_number(eps), x.data_ptr(), weight.data_ptr(), out.data_ptr())
     if residual is None:
         _crew(pieces_of(x.numel()), *task, 0, 0)
         return out
-    residual, added = residual.contiguous(), torch.empty_like(x)
+    residual, added = residual.contiguous(), empty(x.shape, x.dtype)
     _crew(pieces_of(x.numel()), *task, residual.data_ptr(), added.data_ptr())
     return out, added
 

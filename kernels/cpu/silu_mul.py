@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numba import carray, njit
 from torch import Tensor
 
-from kernels.cpu.crew import Crew, field, pieces_of, pointer, take_piece
+from kernels.cpu.crew import Crew, empty, field, pieces_of, pointer, take_piece
 from kernels.cpu.number import EXACT, exp32, narrow, widen
 
 PIECE_ROWS = 4
@@ -16,7 +15,7 @@ PIECE_ROWS = 4
 def silu_mul(gate_up: Tensor) -> Tensor:
     gate_up = gate_up.contiguous()
     width = gate_up.shape[-1] // 2
-    out = torch.empty((*gate_up.shape[:-1], width), dtype=gate_up.dtype)
+    out = empty((*gate_up.shape[:-1], width), gate_up.dtype)
     rows = gate_up.numel() // (2 * width)
     _crew(pieces_of(gate_up.numel()), gate_up.element_size(), rows, width, gate_up.data_ptr(), out.data_ptr())
     return out

@@ -7,72 +7,48 @@ gives the same bits. Few rows cost what reading the weight costs: up to 16 take 
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numba import carray, njit
 from torch import Tensor
 
 from kernels.cpu import amx
 from kernels.cpu.crew import Crew, field, pointer, take_piece
 from kernels.cpu.number import EXACT, lines
-from kernels.cpu.vector import copy, store_gated, store_rounded
+from kernels.cpu.panel_matrix import PanelMatrix, writers
+from kernels.cpu.vector import copy
 
 GROUP_BYTES = 1 << 20  # of inputs that stay in the second cache while the weight goes by
 GROUP_ROWS = 512  # at most
 CHUNK = 256 * 2 * 32  # bytes of a panel that stay in the first cache while a group's rows go by: 1.3 times as fast
 PANEL = 32  # rows of the weight, and of the input, that one pass multiplies
-ALONE_PRODUCTS = 1 << 18  # fewer multiplications are not worth a second thread
 
 
-class TileMatrix:
-    """A weight `[out, width]`, width a multiple of 32, on a CPU with matrix registers (`amx.has_amx`).
+class TileMatrix(PanelMatrix):
+    """In bfloat16, its width a multiple of 32, on a CPU with matrix registers (`amx.has_amx`)."""
 
-    Of a gated one the first half of the rows are gates: `silu(gate) * up` is computed before it is rounded and written.
-    """
+    __slots__ = ()
+    panel = PANEL
 
-    __slots__ = ("_added", "_bias", "_packed", "dtype", "is_gated", "shape")
-
-    def __init__(self, weight: Tensor, *, is_gated: bool = False) -> None:
-        self.shape, self.dtype, self.is_gated = weight.shape, weight.dtype, is_gated
-        self._bias: Tensor | None = None  # of the last call, and `_added` what it is by panel: a layer has one
-        self._added: Tensor | None = None
-        width = weight.shape[1]
-        whole = self._by_panel(weight)
+    def _pack(self, weight: Tensor) -> Tensor:
         # [panel, step of 32 columns, half of the panel, pair of columns, row of the weight, one of the pair]
-        self._packed = whole.view(-1, 2, 16, width // 32, 16, 2).permute(0, 3, 1, 4, 2, 5).contiguous()
+        return weight.view(-1, 2, 16, weight.shape[1] // 32, 16, 2).permute(0, 3, 1, 4, 2, 5).contiguous()
 
-    def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """`x @ weight.T + bias`, added before it is rounded.
+    @property
+    def is_one_task(self) -> bool:
+        return True
 
-        Shapes: x: [num_rows, width]; bias: [out]; result: [num_rows, out], half as wide when gated.
-        """
-        x = x.contiguous()
-        rows, (out, width) = x.shape[0], self.shape
-        out //= 1 + self.is_gated
-        result = torch.empty((rows, out), dtype=torch.bfloat16)
-        if bias is not self._bias:
-            self._bias, self._added = bias, None if bias is None else self._by_panel(bias.float()[:, None])
-        added = self._added
-        panels = self._packed.shape[0]
-        group = max(min(GROUP_BYTES // (2 * width), GROUP_ROWS) // PANEL * PANEL, PANEL)
-        pieces = panels * -(-rows // group)
-        addresses = (x.data_ptr(), self._packed.data_ptr(), 0 if added is None else added.data_ptr(), result.data_ptr())
-        threads = pieces if self._packed.numel() * rows >= ALONE_PRODUCTS else 1
-        _crew(threads, pieces, panels, rows, width, out, group, *addresses, self.is_gated)
-        return result
+    def _prepared(self, x: Tensor) -> Tensor:
+        return x
 
-    def _by_panel(self, weight: Tensor) -> Tensor:
-        """Rows in the order of the panels, zeros in the last one; of a gated weight 16 gates, then their 16 ups."""
-        parts = weight.unflatten(0, (1 + self.is_gated, -1))
-        size = PANEL // parts.shape[0]
-        whole = torch.nn.functional.pad(parts, (0, 0, 0, -parts.shape[1] % size))
-        return whole.unflatten(1, (-1, size)).transpose(0, 1).reshape(-1, weight.shape[1])
+    def _group_rows(self) -> int:
+        return max(min(GROUP_BYTES // (2 * self.shape[1]), GROUP_ROWS) // PANEL * PANEL, PANEL)
 
 
 def _work(task):
     _multiply(task)
 
 
-_crew = Crew(_work)
+TileMatrix.crew = Crew(_work)
+_write, _write_gated = writers(PANEL)
 _clear_0, _clear_1, _clear_2, _clear_3 = (amx.zero(i) for i in range(4))
 _load_upper, _load_lower, _load_left, _load_right = (amx.load(i) for i in range(4, 8))
 _dot_0, _dot_1, _dot_2, _dot_3 = (amx.dot(i, 4 + i // 2, 6 + i % 2) for i in range(4))
@@ -83,7 +59,6 @@ _LINE = PANEL * 4  # bytes of a panel's row in float32
 
 @njit(**EXACT)
 def _multiply(task):
-    """Pieces are the panels of one group of rows, then of the next."""
     pieces, panels, rows, width, out = field(task, 1), field(task, 2), field(task, 3), field(task, 4), field(task, 5)
     group, x, weight, bias, result = field(task, 6), field(task, 7), field(task, 8), field(task, 9), field(task, 10)
     is_gated, line = field(task, 11) != 0, width * 2
@@ -114,9 +89,9 @@ def _multiply(task):
                     target = result + (row * out + panel * columns) * 2
                     found = sums[row - begin : min(last - begin, row - begin + PANEL)]
                     if is_gated:
-                        _round_gated(found, added, target, out * 2, min(out - panel * columns, columns))
+                        _write_gated(found, added, target, out * 2, min(out - panel * columns, columns), rest)
                     else:
-                        _round(found, added, target, out * 2, min(out - panel * columns, columns))
+                        _write(found, added, target, out * 2, min(out - panel * columns, columns), rest)
         piece = take_piece(task)
     amx.configure(before.ctypes.data)
 
@@ -155,31 +130,3 @@ def _sum_chunk(upper, lower, has_lower, weight, line, first, last, into):
             _dot_1()
     _store_0(into, _LINE)
     _store_1(into + 64, _LINE)
-
-
-@njit(**EXACT)
-def _round(sums, added, target, stride, columns):
-    """Puts each row's sums, with what is added to all, where they belong. Changes `sums`."""
-    more = added.ctypes.data
-    for i in range(sums.shape[0]):
-        source, row = sums[i].ctypes.data, target + i * stride
-        if columns == PANEL:
-            store_rounded(source, more, row)
-            store_rounded(source + 64, more + 64, row + 32)
-        else:
-            store_rounded(source, more, source)
-            store_rounded(source + 64, more + 64, source + 32)
-            copy(source, row, columns * 2)
-
-
-@njit(**EXACT)
-def _round_gated(sums, added, target, stride, columns):
-    """`_round` of what the gates, the first half of each row, let through of the second. Changes `sums`."""
-    more = added.ctypes.data
-    for i in range(sums.shape[0]):
-        source, row = sums[i].ctypes.data, target + i * stride
-        if columns == 16:
-            store_gated(source, more, source + 64, more + 64, row)
-        else:
-            store_gated(source, more, source + 64, more + 64, source)
-            copy(source, row, columns * 2)

@@ -5,6 +5,8 @@ Addresses are integers (`array.ctypes.data`), strides are bytes. LLVM splits the
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -14,19 +16,19 @@ from numba.extending import intrinsic
 from kernels.cpu.number import EXP_LIMITS, EXP_LN2, EXP_LOG2_E, EXP_SHIFT, EXP_TERMS
 
 __all__ = [
-    "PRODUCT_COLUMNS",
-    "PRODUCT_ROWS",
     "copy",
     "interleave",
     "prefetch",
+    "prefetch_next",
     "product",
+    "resumed_product",
     "store_gated",
-    "store_rounded",
+    "store_sums",
     "transpose",
 ]
 
-PRODUCT_ROWS, PRODUCT_COLUMNS = 4, 32  # eight accumulators: as many as two units with four cycles of delay keep busy
 _LANES = 16
+_UNROLLED = 4  # columns that one round of a product's loop adds up
 _BYTE = ir.IntType(8)
 _WORDS = ir.VectorType(ir.IntType(32), _LANES)
 _HALVES = ir.VectorType(ir.IntType(16), _LANES)
@@ -89,39 +91,106 @@ def transpose(context, source, source_stride, target, target_stride):
     return types.void(types.intp, types.intp, types.intp, types.intp), generate
 
 
-@intrinsic
-def product(context, left, left_stride, right, right_stride, depth, target, target_stride):
-    """`target = left @ right` in float32: [4, depth] by [depth, 32]. A row is summed in the order of `depth`."""
+def product(rows: int, vectors: int) -> Callable[..., None]:
+    """`target = left @ right` in float32: [rows, depth] by [depth, 16 x vectors]. Rows are summed in depth's order.
 
-    def generate(context, builder, signature, arguments):
-        left, left_stride, right, right_stride, depth, target, target_stride = arguments
-        number, vectors = ir.FloatType(), PRODUCT_COLUMNS // _LANES
-        sums = [
-            [cgutils.alloca_once_value(builder, ir.Constant(_FLOATS, [0.0] * _LANES)) for _ in range(vectors)]
-            for _ in range(PRODUCT_ROWS)
-        ]
-        fused = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(_FLOATS, [_FLOATS] * 3), f"llvm.fmuladd.v{_LANES}f32"
-        )
-        with cgutils.for_range(builder, depth) as loop:
-            line = builder.add(right, builder.mul(loop.index, right_stride))
-            step = ir.Constant(line.type, 4 * _LANES)
-            columns = [builder.load(_pointer(builder, line, step, i, _FLOATS), align=4) for i in range(vectors)]
-            at = builder.add(left, builder.mul(loop.index, ir.Constant(left.type, 4)))
-            for i, row in enumerate(sums):
-                value = builder.load(_pointer(builder, at, left_stride, i, number), align=4)
-                single = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), value, ir.IntType(32)(0))
-                same = builder.shuffle_vector(single, single, ir.Constant(_WORDS, [0] * _LANES))
-                for sum_, column in zip(row, columns, strict=True):
-                    builder.store(builder.call(fused, [same, column, builder.load(sum_)]), sum_)
-        for i, row in enumerate(sums):
-            line = builder.add(target, builder.mul(target_stride, ir.Constant(target.type, i)))
-            for j, sum_ in enumerate(row):
-                step = ir.Constant(line.type, 4 * _LANES)
-                builder.store(builder.load(sum_), _pointer(builder, line, step, j, _FLOATS), align=4)
-        return context.get_dummy_value()
+    `right` holds numbers like the elements of `like`.
+    """
 
-    return types.void(*[types.intp] * 7), generate
+    @intrinsic
+    def multiply(context, left, left_stride, right, right_stride, depth, target, target_stride, like):
+        def generate(context, builder, signature, arguments):
+            _product(builder, (rows, vectors), like.dtype, *arguments[:7])
+            return context.get_dummy_value()
+
+        return types.void(*[types.intp] * 7, like), generate
+
+    return multiply
+
+
+def resumed_product(rows: int, vectors: int, panel: int) -> Callable[..., None]:
+    """`product` with a right operand whose lines are `panel` numbers long.
+
+    Where `resumes` is not 0, it is added to what `target` holds: the same bits as in one go. With each line it asks the
+    second cache for one from `ahead` on and one from `beyond` on.
+    """
+
+    @intrinsic
+    def multiply(context, left, left_stride, right, depth, target, target_stride, resumes, ahead, beyond, like):
+        def generate(context, builder, signature, arguments):
+            left, left_stride, right, depth, target, target_stride, resumes = arguments[:7]
+            stride = right.type(panel * (4 if like.dtype == types.float32 else 2))
+            operands = left, left_stride, right, stride, depth, target, target_stride
+            resumes = builder.icmp_signed("!=", resumes, resumes.type(0))
+            _product(builder, (rows, vectors), like.dtype, *operands, resumes, arguments[7:9])
+            return context.get_dummy_value()
+
+        return types.void(*[types.intp] * 9, like), generate
+
+    return multiply
+
+
+def _product(
+    builder: ir.IRBuilder,
+    shape: tuple[int, int],
+    dtype: types.Type,
+    left: ir.Value,
+    left_stride: ir.Value,
+    right: ir.Value,
+    right_stride: ir.Value,
+    depth: ir.Value,
+    target: ir.Value,
+    target_stride: ir.Value,
+    resumes: ir.Value | None = None,
+    ahead: Sequence[ir.Value] = (),
+) -> None:
+    rows, vectors = shape
+    zero, step = ir.Constant(_FLOATS, [0.0] * _LANES), ir.Constant(target.type, 4 * _LANES)
+    lines = [builder.add(target, builder.mul(target_stride, target.type(i))) for i in range(rows)]
+    places = [_pointer(builder, line, step, j, _FLOATS) for line in lines for j in range(vectors)]
+    sums = [cgutils.alloca_once_value(builder, zero) for _ in places]
+    if resumes is not None:
+        with builder.if_then(resumes):
+            for sum_, place in zip(sums, places, strict=True):
+                builder.store(builder.load(place, align=4), sum_)
+
+    def add(index: ir.Value) -> None:
+        line = builder.add(right, builder.mul(index, right_stride))
+        columns = [_load_as_floats(builder, line, j, dtype) for j in range(vectors)]
+        for address in ahead:
+            _prefetch(builder, builder.add(address, builder.mul(index, index.type(64))), 2)
+        at = builder.add(left, builder.mul(index, index.type(4)))
+        for i in range(rows):
+            value = builder.load(_pointer(builder, at, left_stride, i, ir.FloatType()), align=4)
+            single = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), value, ir.IntType(32)(0))
+            same = builder.shuffle_vector(single, single, ir.Constant(_WORDS, [0] * _LANES))
+            for j, column in enumerate(columns):
+                sum_ = sums[i * vectors + j]
+                builder.store(_fused(builder, same, column, builder.load(sum_)), sum_)
+
+    whole = builder.mul(builder.udiv(depth, depth.type(_UNROLLED)), depth.type(_UNROLLED))
+    with cgutils.for_range_slice(builder, depth.type(0), whole, depth.type(_UNROLLED)) as (index, _):
+        for i in range(_UNROLLED):
+            add(builder.add(index, depth.type(i)))
+    with cgutils.for_range_slice(builder, whole, depth, depth.type(1)) as (index, _):
+        add(index)
+    for sum_, place in zip(sums, places, strict=True):
+        builder.store(builder.load(sum_), place, align=4)
+
+
+def _load_as_floats(builder: ir.IRBuilder, line: ir.Value, index: int, dtype: types.Type) -> ir.Value:
+    """Vector `index` of a line of float32, or of bfloat16, widened."""
+    if dtype == types.float32:
+        return builder.load(_pointer(builder, line, line.type(4 * _LANES), index, _FLOATS), align=4)
+    halves = builder.load(_pointer(builder, line, line.type(2 * _LANES), index, _HALVES), align=2)
+    words = builder.shl(builder.zext(halves, _WORDS), ir.Constant(_WORDS, [16] * _LANES))
+    return builder.bitcast(words, _FLOATS)
+
+
+def _fused(builder: ir.IRBuilder, left: ir.Value, right: ir.Value, added: ir.Value) -> ir.Value:
+    signature = ir.FunctionType(_FLOATS, [_FLOATS] * 3)
+    function = cgutils.get_or_insert_function(builder.module, signature, f"llvm.fmuladd.v{_LANES}f32")
+    return builder.call(function, [left, right, added])
 
 
 def _sum_at(builder: ir.IRBuilder, *addresses: ir.Value) -> ir.Value:
@@ -129,7 +198,11 @@ def _sum_at(builder: ir.IRBuilder, *addresses: ir.Value) -> ir.Value:
     return builder.fadd(first, second)
 
 
-def _store_rounded(builder: ir.IRBuilder, values: ir.Value, target: ir.Value) -> None:
+def _store(builder: ir.IRBuilder, values: ir.Value, target: ir.Value, dtype: types.Type) -> None:
+    """Float32 as they are, or as bfloat16, rounded to even. A NaN whose lower half is 0 stays one."""
+    if dtype == types.float32:
+        builder.store(values, builder.inttoptr(target, _FLOATS.as_pointer()), align=4)
+        return
     bits = builder.bitcast(values, _WORDS)
     half, odd, most = (ir.Constant(_WORDS, [number] * _LANES) for number in (16, 1, 0x7FFF))
     rounded = builder.add(builder.add(bits, most), builder.and_(builder.lshr(bits, half), odd))
@@ -143,64 +216,73 @@ def _exp(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
     def all_of(value: float) -> ir.Constant:
         return ir.Constant(_FLOATS, [float(np.float32(value))] * _LANES)
 
-    def fused(left: ir.Value, right: ir.Value, added: ir.Value) -> ir.Value:
-        function = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(_FLOATS, [_FLOATS] * 3), f"llvm.fmuladd.v{_LANES}f32"
-        )
-        return builder.call(function, [left, right, added])
-
     for limit, keeps in ((EXP_LIMITS[0], ">"), (EXP_LIMITS[1], "<")):
         x = builder.select(builder.fcmp_ordered(keeps, x, all_of(limit)), x, all_of(limit))
-    shifted = fused(x, all_of(EXP_LOG2_E), all_of(EXP_SHIFT))
+    shifted = _fused(builder, x, all_of(EXP_LOG2_E), all_of(EXP_SHIFT))
     whole = builder.fsub(shifted, all_of(EXP_SHIFT))
-    rest = fused(whole, all_of(-EXP_LN2[0]), x)
-    rest = fused(whole, all_of(-EXP_LN2[1]), rest)
+    rest = _fused(builder, whole, all_of(-EXP_LN2[0]), x)
+    rest = _fused(builder, whole, all_of(-EXP_LN2[1]), rest)
     sum_ = all_of(EXP_TERMS[0])
     for term in EXP_TERMS[1:]:
-        sum_ = fused(sum_, rest, all_of(term))
-    sum_ = builder.fadd(fused(builder.fmul(sum_, rest), rest, rest), all_of(1.0))
+        sum_ = _fused(builder, sum_, rest, all_of(term))
+    sum_ = builder.fadd(_fused(builder, builder.fmul(sum_, rest), rest, rest), all_of(1.0))
     power = builder.shl(builder.bitcast(shifted, _WORDS), ir.Constant(_WORDS, [23] * _LANES))
     return builder.bitcast(builder.add(builder.bitcast(sum_, _WORDS), power), _FLOATS)
 
 
 @intrinsic
-def store_rounded(context, source, added, target):
-    """Sixteen float32 plus sixteen others as bfloat16, rounded to even. A product's NaN (lower half 0) stays one."""
+def store_sums(context, source, added, target, like):
+    """Sixteen float32 plus sixteen others, stored as numbers like the elements of `like`: bfloat16 is rounded to even.
+
+    A NaN of a product of bfloat16 stays one: its lower half is 0.
+    """
 
     def generate(context, builder, signature, arguments):
-        source, added, target = arguments
-        _store_rounded(builder, _sum_at(builder, source, added), target)
+        source, added, target = arguments[:3]
+        _store(builder, _sum_at(builder, source, added), target, like.dtype)
         return context.get_dummy_value()
 
-    return types.void(types.intp, types.intp, types.intp), generate
+    return types.void(types.intp, types.intp, types.intp, like), generate
 
 
 @intrinsic
-def store_gated(context, gates, added_gates, ups, added_ups, target):
-    """`silu(gate) * up` of sixteen gates and ups, each a sum of two, as `store_rounded` stores them."""
+def store_gated(context, gates, added_gates, ups, added_ups, target, like):
+    """`silu(gate) * up` of sixteen gates and ups, each a sum of two, as `store_sums` stores them."""
 
     def generate(context, builder, signature, arguments):
-        gates, added_gates, ups, added_ups, target = arguments
+        gates, added_gates, ups, added_ups, target = arguments[:5]
         gate, up = _sum_at(builder, gates, added_gates), _sum_at(builder, ups, added_ups)
         one = ir.Constant(_FLOATS, [1.0] * _LANES)
         closed = builder.fadd(_exp(builder, builder.fneg(gate)), one)
-        _store_rounded(builder, builder.fmul(builder.fdiv(gate, closed), up), target)
+        _store(builder, builder.fmul(builder.fdiv(gate, closed), up), target, like.dtype)
         return context.get_dummy_value()
 
-    return types.void(*[types.intp] * 5), generate
+    return types.void(*[types.intp] * 5, like), generate
 
 
-@intrinsic
-def prefetch(context, address, num_bytes):
-    """Asks for the cache lines of some bytes, to read them soon."""
+def _prefetch(builder: ir.IRBuilder, address: ir.Value, locality: int) -> None:
+    # LLVM's name for the cache that a line should come to: 3 is the first, 2 the second.
+    number = ir.IntType(32)
+    signature = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), number, number, number])
+    function = cgutils.get_or_insert_function(builder.module, signature, "llvm.prefetch.p0")
+    at = builder.inttoptr(address, _BYTE.as_pointer())
+    builder.call(function, [at, number(0), number(locality), number(1)])
 
-    def generate(context, builder, signature, arguments):
-        number = ir.IntType(32)
-        signature = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), number, number, number])
-        function = cgutils.get_or_insert_function(builder.module, signature, "llvm.prefetch.p0")
-        with cgutils.for_range_slice(builder, arguments[1].type(0), arguments[1], arguments[1].type(64)) as (offset, _):
-            at = builder.inttoptr(builder.add(arguments[0], offset), _BYTE.as_pointer())
-            builder.call(function, [at, number(0), number(3), number(1)])
-        return context.get_dummy_value()
 
-    return types.void(types.intp, types.intp), generate
+def _asking(locality: int) -> Callable[[int, int], None]:
+    @intrinsic
+    def ask(context, address, num_bytes):
+        def generate(context, builder, signature, arguments):
+            address, num_bytes = arguments
+            with cgutils.for_range_slice(builder, num_bytes.type(0), num_bytes, num_bytes.type(64)) as (offset, _):
+                _prefetch(builder, builder.add(address, offset), locality)
+            return context.get_dummy_value()
+
+        return types.void(types.intp, types.intp), generate
+
+    return ask
+
+
+# Both ask for the cache lines of some bytes from an address on.
+prefetch = _asking(1)  # into the second cache: what is read soon, but not next
+prefetch_next = _asking(3)  # into the first cache

@@ -15,7 +15,7 @@ MAX_WIDTH = 32_768  # a row is held in registers
 TILE_ELEMENTS = 2048  # narrow rows (the norm of single heads) share a program up to here
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])  # else compiled again for batches of one row and of sixteens
 def _rms_norm_kernel(
     x_ptr,
     residual_ptr,

@@ -132,12 +132,17 @@ def test_logits_equal_transformers_in_prefill_chunks_and_decode(tmp_path: Path, 
     sequences = {0: _prompt(1, 60), 1: _prompt(2, 23), 2: _prompt(3, 41), 3: _prompt(4, 5)}
     wanted = {i: _reference(reference, tokens) for i, tokens in sequences.items()}
 
-    # A whole prompt beside a first chunk; then a decode, the chunk's rest, a whole prompt and a short one together.
+    # A whole prompt beside a first chunk; then a decode, the chunk's rest, a whole prompt and a short one together;
+    # two sequences token by token, where all but the first step of two and of one is a replay; and chunks again.
     steps = [
-        [(0, 0, 55), (1, 0, 10)],
-        [(0, 55, 1), (1, 10, 13), (2, 0, 41), (3, 0, 1)],
-        [(3, 1, 1), (0, 56, 1)],
-        [(0, 57, 3), (3, 2, 3)],
+        [(0, 0, 54), (1, 0, 10)],
+        [(0, 54, 1), (1, 10, 12), (2, 0, 41), (3, 0, 1)],
+        [(3, 1, 1), (0, 55, 1)],
+        [(0, 56, 1), (3, 2, 1)],
+        [(1, 22, 1)],
+        [(0, 57, 1)],
+        [(0, 58, 1), (3, 3, 1)],
+        [(0, 58, 2), (3, 2, 3)],
     ]
     for work in steps:
         got = paged.logits(sequences, work)

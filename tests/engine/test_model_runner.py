@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +11,9 @@ from fixtures_runner import BLOCK_SIZE, Drive, give_blocks, run_all, step
 
 from engine.make_model import make_model
 from engine.model_dir import BadModelError, kv_bytes_per_token, open_model, size_kv
-from engine.model_runner import DeviceError, ModelRunner
+from engine.model_runner import DeviceError, ModelRunner, auto_dtype
 from engine.step import NewSequence, SamplingParams, Scheduled, StepPlan
+from kernels.cpu import amx
 
 NUM_BLOCKS = 128
 
@@ -21,11 +23,17 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("models") / "small")
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
-def runner(model_dir: Path, request: pytest.FixtureRequest) -> ModelRunner:
-    made = ModelRunner(model_dir, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, num_host_blocks=16, dtype=request.param)
-    made.warm_up()
-    return made
+@pytest.fixture(scope="module", params=["float32", "bfloat16", "bfloat16 without matrix registers"])
+def runner(model_dir: Path, request: pytest.FixtureRequest) -> Iterator[ModelRunner]:
+    dtype, _, lacks_registers = request.param.partition(" ")
+    if lacks_registers and not amx.has_amx():
+        pytest.skip("this CPU has none in any case")
+    with pytest.MonkeyPatch.context() as patch:
+        if lacks_registers:
+            patch.setattr(amx, "has_amx", lambda: False)
+        made = ModelRunner(model_dir, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, num_host_blocks=16, dtype=dtype)
+        made.warm_up()
+        yield made
 
 
 def _drives(count: int, *, seed: int = 0, max_tokens: int = 12, **sampling: float) -> list[Drive]:
@@ -53,9 +61,29 @@ def _alone(runner: ModelRunner, drives: list[Drive]) -> list[list[int]]:
     return found
 
 
-# The machine's products may depend on the batch in last bits whatever we do; then only tokens are promised, not bits.
-def test_warm_up_measures_that_rows_do_not_depend_on_the_batch(runner: ModelRunner) -> None:
+def test_a_runner_says_that_rows_do_not_depend_on_the_batch(runner: ModelRunner) -> None:
     assert runner.info.is_batch_invariant is True
+
+
+def test_in_float16_a_cpu_promises_no_bits_and_computes(model_dir: Path) -> None:
+    half = ModelRunner(model_dir, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, dtype="float16")
+    assert half.info.is_batch_invariant is None
+    half.warm_up()
+    assert half.info.is_batch_invariant is False
+
+
+@pytest.mark.parametrize(
+    ("stored", "device", "dtype"),
+    [
+        ("float32", "cpu", "float32"),
+        ("bfloat16", "cpu", "bfloat16"),
+        ("float16", "cpu", "float32"),
+        ("float16", "cuda", "float16"),
+        ("bfloat16", "cuda:0", "bfloat16"),
+    ],
+)
+def test_auto_is_the_stored_type_unless_a_cpu_has_no_kernels_for_it(stored: str, device: str, dtype: str) -> None:
+    assert auto_dtype(stored, device) == dtype
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -73,6 +101,16 @@ def test_same_tokens_and_logprobs_alone_and_in_any_batch(
         give_blocks(together, NUM_BLOCKS, backwards=backwards)
         run_all(runner, together, stagger=stagger)
         assert [(d.output, d.logprobs) for d in together] == expected, "equal to the last bit"
+
+
+def test_same_tokens_after_the_cache_was_dropped_and_made_anew(runner: ModelRunner) -> None:
+    drives = _drives(3)
+    expected = _alone(runner, drives)
+    runner.sleep()
+    kept = torch.full((1 << 20,), torch.nan)  # whoever writes to the old cache writes to what others have
+    runner.wake()
+    assert _alone(runner, drives) == expected
+    assert kept.isnan().all()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -219,7 +257,7 @@ def test_out_of_memory_fails_the_largest_and_serves_the_rest(
     forward = runner._decoder.forward
 
     def tight(batch, kv):
-        if batch.num_tokens > 40:
+        if len(batch.token_ids) > 40:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return forward(batch, kv)
 

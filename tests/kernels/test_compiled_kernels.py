@@ -10,6 +10,7 @@ import torch
 from numba import carray
 
 from kernels.cpu.crew import Crew, field, pointer, take_piece
+from kernels.cpu.kv_layout import in_plain, in_tiles, is_tiled
 from kernels.cpu.number import has_kernels
 from kernels.rms_norm import rms_norm
 from kernels.rope import full_tables
@@ -64,11 +65,11 @@ def test_silu_mul_equals_its_reference_also_at_the_ends_of_its_range(dtype: torc
 def test_rope_store_equals_its_reference(
     dtype: torch.dtype, has_norms: bool, heads: int, kv_heads: int, width: int
 ) -> None:
-    rows, real = 130, 127  # three rows of padding
+    rows = 130
     qkv = torch.randn(rows, (heads + 2 * kv_heads) * width).to(dtype)
     cos, sin = full_tables(torch.rand(rows, width // 2) * 6)
     norms = {"q_norm": torch.randn(width).to(dtype), "k_norm": torch.randn(width).to(dtype)} if has_norms else {}
-    slots = torch.randperm(160)[:real]
+    slots = torch.randperm(160)[:rows]
     caches, expected_caches = (
         [torch.zeros(10, 16, kv_heads, width, dtype=kind) for _ in "kv"] for kind in (dtype, torch.float64)
     )
@@ -76,10 +77,21 @@ def test_rope_store_equals_its_reference(
     wide = {name: norm.double() for name, norm in norms.items()}
     expected = rope_store(qkv.double(), cos, sin, *expected_caches, slots, **wide, eps=1e-5)
     _close(q, expected)
-    for cache, wanted in zip(caches, expected_caches, strict=True):
+    plain = in_plain(*caches) if is_tiled(caches[0]) else caches
+    for cache, wanted in zip(plain, expected_caches, strict=True):
         _close(cache, wanted)
     alone = rope_store(qkv[5:6], cos[5:6], sin[5:6], *caches, slots[5:6], **norms, eps=1e-5)
     assert torch.equal(alone, q[5:6])
+
+
+@pytest.mark.parametrize("block_size", [16, 48])
+def test_a_cache_in_tiles_holds_each_block_whole_and_gives_back_what_was_put_in(block_size: int) -> None:
+    plain = [torch.randn(5, block_size, 3, 64).bfloat16() for _ in "kv"]
+    tiled = in_tiles(*plain)
+    for before, after, found in zip(plain, in_plain(*tiled), tiled, strict=True):
+        assert torch.equal(before, after)
+        assert not torch.equal(before, found)
+        assert torch.equal(found[2].flatten().sort().values, before[2].flatten().sort().values)
 
 
 def _count(task):

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
 from kernels.block_copy import copy_blocks, swap_blocks
 from kernels.kv_store import store_kv
-from kernels.linear import linear_products, row_linear
 from kernels.rms_norm import rms_norm
 from kernels.rope import apply_rope, full_tables
-from kernels.row_tiles import ROW_TILES, agreeing_tiles, padded_rows, split_rows
 from kernels.silu_mul import silu_mul
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -92,51 +88,3 @@ def test_swaps_move_blocks_between_caches(pairs: list[tuple[int, int]]) -> None:
         expected[:, :, b] = source[:, :, a]
     swap_blocks(source, target, pairs)
     assert torch.equal(target, expected)
-
-
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("rows", [16, 48, 64, 320, 416])
-def test_row_linear_is_a_linear_layer(rows: int, bias: bool) -> None:
-    x, weight, offset = torch.randn(rows, 40), torch.randn(24, 40), torch.randn(24) if bias else None
-    expected = torch.nn.functional.linear(x.double(), weight.double(), None if offset is None else offset.double())
-    torch.testing.assert_close(row_linear(x, weight, offset).double(), expected, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("shape", [(256, 128), (128, 344), (1191, 128), (40, 33)], ids=str)
-def test_linear_rows_do_not_depend_on_the_batch(shape: tuple[int, int]) -> None:
-    weight, x = torch.randn(shape), torch.randn(592, shape[1])
-    tiles, exact = agreeing_tiles(linear_products([weight]))
-    assert exact
-    whole = row_linear(x, weight, tiles=tiles)
-    for first, rows in ((0, 1), (5, 3), (100, 17), (0, 100), (300, 292)):
-        part = torch.zeros(padded_rows(rows), shape[1])
-        part[:rows] = x[first : first + rows]
-        assert torch.equal(row_linear(part, weight, tiles=tiles)[:rows], whole[first : first + rows])
-
-
-def test_rows_are_padded_where_one_more_pass_over_the_weights_costs_more() -> None:
-    tiles = (256, 128, 64, 32, 16, 8, 4)
-    assert [padded_rows(rows, tiles) for rows in (1, 4, 5, 33, 256, 300, 600)] == [4, 4, 8, 64, 256, 320, 640]
-    for rows in range(1, 600):
-        padded = padded_rows(rows, tiles)
-        assert rows <= padded
-        assert sum(size for _, size in split_rows(padded, tiles)) == padded
-
-
-def test_tiles_that_differ_are_not_used_together() -> None:
-    def depends_on_rows(rows: torch.Tensor) -> torch.Tensor:
-        return rows * (1.001 if len(rows) == 64 else 1.0)
-
-    def depends_on_place(rows: torch.Tensor) -> torch.Tensor:
-        return rows + torch.arange(len(rows))[:, None]
-
-    assert agreeing_tiles([(depends_on_rows, 4, torch.float32)]) == ((256, 16), True)
-    assert agreeing_tiles([(depends_on_place, 4, torch.float32)]) == ((16,), False)
-
-
-@pytest.mark.parametrize("rows", [1, 15, 16, 17, 80, 256, 257, 1000])
-def test_split_rows_covers_all_rows_once(rows: int) -> None:
-    parts = split_rows(rows)
-    assert [start for start, _ in parts] == [sum(size for _, size in parts[:i]) for i in range(len(parts))]
-    assert {size for _, size in parts} <= set(ROW_TILES)
-    assert sum(size for _, size in parts) == padded_rows(rows) == math.ceil(rows / 16) * 16

@@ -121,13 +121,3 @@ def test_a_plan_made_ahead_gives_the_same_as_none() -> None:
     sequences = Sequences(LENGTHS, 4, 2)
     for own, ahead in zip(sequences.attend(MIXED, planned=False), sequences.attend(MIXED), strict=True):
         torch.testing.assert_close(own, ahead, atol=1e-6, rtol=1e-6)
-
-
-def test_padding_rows_give_zero() -> None:
-    sequences = Sequences([5], 4, 2)
-    args = (torch.tensor([sequences.blocks[0]], dtype=torch.int32), torch.tensor([5], dtype=torch.int32))
-    q = torch.cat([sequences.q[0][4:], torch.full((3, 4, HEAD_DIM), torch.nan)])
-    starts = torch.tensor([0, 1], dtype=torch.int32)
-    out = paged_attention(q, sequences.k_cache, sequences.v_cache, *args, starts, scale=1.0)
-    assert torch.equal(out[1:], torch.zeros(3, 4, HEAD_DIM))
-    assert out[0].isfinite().all()
