@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from engine.messages import AddRequest
 from engine.scheduler_config import SchedulerConfig
 
 _MAX_TOKEN_ID = 2**32 - 1  # blocks keep token ids in 32 bits
+
+
+class Refused(NamedTuple):
+    """A request that was never taken in."""
+
+    request_id: str
+    reason: str
+    is_duplicate: bool = False  # another request of this id lives: it must not be told that it ended
 
 
 def find_problem(message: AddRequest, config: SchedulerConfig) -> str | None:

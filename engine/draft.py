@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from engine.messages import RequestUpdate
-from engine.request import Request
+from engine.request import FinishReason, Request
 from engine.step import NewSequence, Scheduled, StepPlan
 
 
@@ -113,10 +113,13 @@ class Draft:
             copies=tuple(self.copies),
         )
 
-    def as_outcome(self, updates: list[RequestUpdate]) -> StepOutcome:
+    def as_outcome(self) -> StepOutcome:
+        """With the news of the step's requests and its victims; nothing of those whose end was told by an abort."""
+        touched = {r.seq_id: r for r in (*(row.request for row in self.rows), *self.preempted)}
+        told = [r for r in touched.values() if r.has_news and r.finish_reason is not FinishReason.ABORT]
         return StepOutcome(
             self.kind,
-            updates,
+            [request.take_update() for request in told],
             tuple(self.preemptions),
             self.prefix_queries_tokens,
             self.prefix_hits_tokens,

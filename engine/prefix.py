@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from engine.block_pool import BlockPool
+from engine.draft import Row
 from engine.request import Request, RequestState
 
 
@@ -39,3 +41,31 @@ def find_prefix(request: Request, pool: BlockPool) -> Prefix:
         return Prefix(found, None, len(found) * size)
     # All tokens are cached, but the last must be computed to get its logits: into a copy of its block.
     return Prefix(found[:-1], found[-1], request.num_tokens - 1)
+
+
+class PrefixesInStep:
+    """The full blocks that the step being planned computes, by hash: the next step will find them in the cache."""
+
+    def __init__(self, rows: Iterable[Row], block_size: int) -> None:
+        self._size = block_size
+        self._hashes: set[bytes] = set()
+        for row in rows:
+            self.add(row)
+
+    def add(self, row: Row) -> None:
+        if row.request.is_probe:  # what it computes is never offered to others
+            return
+        start, end = row.scheduled.start, row.scheduled.start + row.scheduled.num_tokens
+        blocks = slice(start // self._size, end // self._size)
+        if blocks.start < blocks.stop:
+            self._hashes.update(content.hash for content in row.request.contents_for(self._size)[blocks])
+
+    def computes_most_of(self, num_tokens: int, prefix: Prefix, request: Request) -> bool:
+        """Whether at least half of a request's next tokens, from `prefix` on, are computed for somebody else."""
+        if request.state is RequestState.SWAPPED:  # its own are on the host
+            return False
+        contents = request.contents_for(self._size)
+        first = last = len(prefix.block_ids)
+        while last < len(contents) and contents[last].hash in self._hashes:
+            last += 1
+        return 0 < num_tokens <= 2 * (last - first) * self._size

@@ -6,36 +6,30 @@ One step:
 3. Where blocks run out, the request that is last in order gives its blocks up: lowest priority, newest first.
 4. If nobody had to, waiting requests start in order, while seats, token budget and predicted KV allow.
 
-The order (`request_queue.serving_order`) is total and never changes, and nobody is let past the first in the queue:
-so nothing starves. The best request of all can always go on, because `max_tokens` bounds it by the whole pool: so
-every plan makes progress. No torch, no clock, no I/O: `now` is an argument.
+The order (`request_queue.serving_order`) is total and never changes, and the first in the queue is passed over only for
+a step that computes its own next tokens for somebody else: so nothing starves. The best request of all can always go
+on, because `max_tokens` bounds it by the whole pool: so every plan makes progress. No torch, no clock, no I/O: `now` is
+an argument.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
+from itertools import islice
 
-from engine.admission import find_problem
+from engine.admission import Refused, find_problem
 from engine.block_pool import BlockPool, HostBlocks
 from engine.cost import OutputForecast, StepCost
 from engine.draft import Draft, PreemptedBy, Preemption, StepOutcome
 from engine.messages import AddRequest, RequestUpdate
-from engine.prefix import Prefix, find_prefix
+from engine.prefix import Prefix, PrefixesInStep, find_prefix
 from engine.request import FinishReason, Request, RequestState
 from engine.request_queue import RequestQueue, serving_order
 from engine.scheduler_config import SchedulerConfig
 from engine.step import StepPlan, StepResult
 
 _KEPT_PREEMPTIONS = 1000
-
-
-class Refused(NamedTuple):
-    """A request that was never taken in."""
-
-    request_id: str
-    reason: str
-    is_duplicate: bool = False  # another request of this id lives: it must not be told that it ended
+_MOST_PASSED_OVER = 32  # waiting requests looked at beyond the free seats, in one step
 
 
 class Scheduler:
@@ -118,7 +112,7 @@ class Scheduler:
         for request in rows:
             if request.num_uncomputed_tokens > 1:
                 self._plan_running(request, draft, now)
-        if not draft.preempted:
+        if self._waiting and not draft.preempted:
             self._admit(draft, now)
         assert draft.rows, "work but no step: the pool's arithmetic is broken"
         self._draft = draft
@@ -145,7 +139,7 @@ class Scheduler:
                 self._take_token(request, result)
             elif not request.num_uncomputed_tokens:
                 self._finish(request, FinishReason.LENGTH)  # max_tokens 0: only its prompt was asked about
-        return draft.as_outcome(self._updates_of(draft))
+        return draft.as_outcome()
 
     def fail(self, reason: str, now: float, *, only_largest: bool = False) -> StepOutcome:
         """Take in that the step could not be computed: its requests end with an error.
@@ -167,7 +161,7 @@ class Scheduler:
         for request in draft.preempted:
             if request.state is RequestState.SWAPPED:
                 self._start_over(request, draft, now)
-        return draft.as_outcome(self._updates_of(draft))
+        return draft.as_outcome()
 
     def check_integrity(self) -> str | None:
         """The first thing that is wrong with requests or blocks, or None."""
@@ -280,12 +274,25 @@ class Scheduler:
         self._waiting.add(request)
 
     def _admit(self, draft: Draft, now: float) -> None:
-        """Start waiting requests in order, up to the first that does not fit."""
-        promised = sum(self._growth_blocks(request) for request in self._running) if self._waiting else 0
-        while self._waiting and len(self._running) < self.config.max_num_seqs and draft.budget_tokens:
-            request = self._waiting.first
-            if not self._try_start(request, promised, draft, now):
+        """Start waiting requests in order, up to the first that does not fit.
+
+        One whose next tokens this step computes for another finds them in the next step: of many that come at once
+        with one system prompt, it is computed once.
+        """
+        promised = sum(self._growth_blocks(request) for request in self._running)
+        in_step = PrefixesInStep(draft.rows, self.config.block_size)
+        for request in list(islice(self._waiting, self.config.max_num_seqs - len(self._running) + _MOST_PASSED_OVER)):
+            if len(self._running) == self.config.max_num_seqs or not draft.budget_tokens:
                 return
+            prefix = Prefix([], None, request.num_computed_tokens)
+            if self.config.prefix_caching and self.finds_prefixes and request.may_share_prefix:
+                prefix = find_prefix(request, self.pool)
+                chunk = self._chunk_tokens(request.num_tokens - prefix.num_tokens, draft)
+                if in_step.computes_most_of(chunk, prefix, request):
+                    continue
+            if not self._try_start(request, prefix, promised, draft, now):
+                return
+            in_step.add(draft.rows[-1])
             promised += self._growth_blocks(request)
 
     def _growth_blocks(self, request: Request) -> int:
@@ -296,9 +303,7 @@ class Scheduler:
         num_tokens = min(request.num_tokens + more, self.config.max_tokens)
         return max(0, self.config.num_blocks_for(num_tokens) - len(request.block_ids))
 
-    def _try_start(self, request: Request, promised: int, draft: Draft, now: float) -> bool:
-        looks = self.config.prefix_caching and self.finds_prefixes and request.may_share_prefix
-        prefix = find_prefix(request, self.pool) if looks else Prefix([], None, request.num_computed_tokens)
+    def _try_start(self, request: Request, prefix: Prefix, promised: int, draft: Draft, now: float) -> bool:
         if prefix.copied is not None and not self._fits(request, prefix, promised, draft):
             prefix = prefix.without_copy(self.config.block_size)
         if not self._fits(request, prefix, promised, draft):
@@ -393,8 +398,3 @@ class Scheduler:
         request.finish_reason, request.error = reason, error
         request.move_to(RequestState.FINISHED)
         del self._requests[request.request_id]
-
-    def _updates_of(self, draft: Draft) -> list[RequestUpdate]:
-        """News of the step's requests and its victims; nothing of those whose end was told by `abort`."""
-        touched = {r.seq_id: r for r in (*(row.request for row in draft.rows), *draft.preempted)}
-        return [r.take_update() for r in touched.values() if r.has_news and r.finish_reason is not FinishReason.ABORT]

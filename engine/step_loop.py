@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import structlog
 
+from engine.admission import Refused
 from engine.beat import Beat, BeatPage, CoreState
 from engine.clock import Clock
 from engine.core_faults import CoreFaults
@@ -45,7 +46,7 @@ from engine.messages import (
 )
 from engine.request import FinishReason
 from engine.runner import Runner
-from engine.scheduler import Refused, Scheduler
+from engine.scheduler import Scheduler
 from engine.step import StepPlan, StepResult, TokenLogprobs
 from engine.step_forecast import StepForecast, StepNorm, StepSize
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from fixtures_core import VOCAB_SIZE, Bench, make_config, make_request
 
+from engine.admission import Refused
 from engine.block_pool import BlockPool
 from engine.draft import PreemptedBy, Preemption, StepKind
 from engine.fake_runner import generate
 from engine.prefix import find_prefix
 from engine.request import TRANSITIONS, Request, RequestState
-from engine.scheduler import Refused
 from engine.step import StepResult, TokenLogprobs
 
 
@@ -500,13 +501,54 @@ def test_prefix_is_not_shared_across_salts() -> None:
 
 def test_blocks_can_not_be_found_before_their_kv_is_computed() -> None:
     bench = Bench()
-    bench.add(make_request("a", range(12)), make_request("b", range(12)))
+    bench.add(make_request("a", range(12)), make_request("b", [*range(4), *range(50, 60)]))
     plan = bench.plan()
     assert [row.start for row in plan.scheduled] == [0, 0]
     assert bench.scheduler.pool.num_cached == 0
     bench.finish_step(plan)
-    assert bench.scheduler.pool.num_cached == 3
+    assert bench.scheduler.pool.num_cached == 5
     bench.run()
+
+
+@pytest.mark.parametrize("prefill_chunk_tokens", [8, 512])
+def test_a_beginning_that_many_bring_at_once_is_computed_once(prefill_chunk_tokens: int) -> None:
+    bench = Bench(make_config(prefill_chunk_tokens=prefill_chunk_tokens))
+    shared = range(100, 120)
+    requests = [make_request(name, [*shared, 500 + i, 600 + i, 700 + i], max_tokens=2) for i, name in enumerate("abcd")]
+    bench.add(*requests)
+    plans = []
+    while bench.scheduler.has_work:
+        plans.append(bench.step())
+    num_computed = sum(row.num_tokens for plan in plans for row in plan.scheduled)
+    assert num_computed == 20 + 4 * 3 + 4  # and each one's second token
+    assert len(plans) <= 5
+    for request in requests:
+        assert bench.tokens[request.request_id] == expected_tokens(request)
+
+
+def test_who_waits_for_anothers_blocks_lets_those_behind_pass() -> None:
+    bench = Bench()
+    bench.add(make_request("a", range(12)), make_request("b", range(12)), make_request("c", range(60, 70)))
+    assert [row.seq_id for row in bench.step().scheduled] == [0, 2]
+    assert [row.seq_id for row in bench.step().scheduled] == [0, 2, 1]
+    bench.run()
+    assert bench.tokens["b"] == expected_tokens(make_request("b", range(12)))
+
+
+def test_who_waits_for_blocks_of_a_request_that_ends_computes_them_itself() -> None:
+    bench = Bench(make_config(prefill_chunk_tokens=8))
+    bench.add(make_request("a", range(40)), make_request("b", range(40)))
+    assert [row.seq_id for row in bench.step().scheduled] == [0]
+    bench.scheduler.abort("a")
+    assert [(row.seq_id, row.start) for row in bench.step().scheduled] == [(1, 8)]
+    bench.run()
+    assert bench.tokens["b"] == expected_tokens(make_request("b", range(40)))
+
+
+def test_what_a_probe_computes_is_waited_for_by_nobody() -> None:
+    bench = Bench()
+    bench.add(msgspec.structs.replace(make_request("a", range(12)), is_probe=True), make_request("b", range(12)))
+    assert [row.seq_id for row in bench.step().scheduled] == [0, 1]
 
 
 def test_blocks_of_a_failed_step_can_not_be_found() -> None:
