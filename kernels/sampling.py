@@ -7,12 +7,14 @@ change no bit, so a row without top-p draws the same token beside a row with it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.cpu import sampling as on_cpu
 from kernels.token_mask import TokenMask, hide_others
 from kernels.uniform import uniform
 
@@ -60,16 +62,11 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Drawn]:
 
         return on_gpu.sample(logits, rows)
     raw = logits.float()
-    finite = torch.isfinite(raw.amax(-1) - raw.amin(-1)).tolist()
     shaped = hide_others(_shape(raw, rows), [row.allowed for row in rows], keeps=raw)
-    tokens = shaped.argmax(-1).tolist()
-    random = [i for i, row in enumerate(rows) if row.temperature > 0 and finite[i]]
-    if random:
-        picked = shaped if len(random) == len(rows) else shaped[random]
-        for i, token in zip(random, _draw(picked, [rows[i] for i in random]), strict=True):
-            tokens[i] = token
-    drawn = [Drawn(token if ok else None) for token, ok in zip(tokens, finite, strict=True)]
-    asked = [i for i, row in enumerate(rows) if row.num_logprobs is not None and finite[i]]
+    numbers = uniform([row.seed for row in rows], [row.position for row in rows])
+    tokens = on_cpu.draw(raw, shaped, rows, numbers)
+    drawn = [Drawn(None if token == on_cpu.NO_TOKEN else token) for token in tokens]
+    asked = [i for i, row in enumerate(rows) if row.num_logprobs is not None and drawn[i].token_id is not None]
     for i in asked:
         drawn[i] = _with_logprobs(raw[i], tokens[i], rows[i].num_logprobs or 0)
     return drawn
@@ -77,80 +74,54 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Drawn]:
 
 def _shape(raw: Tensor, rows: Sequence[SampleRow]) -> Tensor:
     """Logits after penalties, bias and bans; the tensor itself when no row has any."""
-    seen = _entries(
-        (i, t, row.repetition_penalty) for i, row in enumerate(rows) if row.repetition_penalty != 1 for t in row.seen
-    )
-    minus = _entries(
-        (i, token, row.frequency_penalty * count + row.presence_penalty)
-        for i, row in enumerate(rows)
-        if row.frequency_penalty or row.presence_penalty
-        for token, count in row.output_counts.items()
-    )
-    plus = _entries((i, token, bias) for i, row in enumerate(rows) for token, bias in row.logit_bias)
-    banned = _entries((i, token, NEG_INF) for i, row in enumerate(rows) for token in row.banned)
-    if not (seen or minus or plus or banned):
-        return raw
-    shaped = raw.clone()
-    if seen:
-        at, penalty = _index(seen, raw)
-        values = shaped[at]
-        shaped[at] = torch.where(values > 0, values / penalty, values * penalty)
-    if minus:
-        at, penalty = _index(minus, raw)
-        shaped[at] -= penalty
-    for entries in (plus, banned):
-        if entries:
-            at, bias = _index(entries, raw)
-            shaped[at] += bias
+    shaped = raw
+    for at, value, kind in _changes(rows, raw):
+        if shaped is raw:
+            shaped = raw.clone()
+        old = shaped[at]
+        if kind == "repetition":
+            shaped[at] = torch.where(old > 0, old / value, old * value)
+        else:
+            shaped[at] = old - value if kind == "presence" else old + value
     return shaped
 
 
-def _entries(found: Iterable[tuple[int, int, float]]) -> dict[tuple[int, int], float]:
-    """By (row, token): a token named twice counts once, the last time."""
-    return {(row, token): value for row, token, value in found}
+def _changes(rows: Sequence[SampleRow], raw: Tensor) -> Iterator[tuple[tuple[Tensor, Tensor], Tensor, str]]:
+    """What is done to which logits, in this order; each logit at most once in each."""
+    seen = [(i, _ids(row.seen), row.repetition_penalty) for i, row in enumerate(rows) if row.repetition_penalty != 1]
+    present = [
+        (i, _ids(row.output_counts), row.frequency_penalty * _values(row.output_counts) + row.presence_penalty)
+        for i, row in enumerate(rows)
+        if row.frequency_penalty or row.presence_penalty
+    ]
+    # A token named twice counts once, the last time.
+    biased = [(i, dict(row.logit_bias)) for i, row in enumerate(rows) if row.logit_bias]
+    banned = [(i, _ids(set(row.banned)), NEG_INF) for i, row in enumerate(rows) if row.banned]
+    kinds = {
+        "repetition": seen,
+        "presence": present,
+        "bias": [(i, _ids(bias), _values(bias)) for i, bias in biased],
+        "ban": banned,
+    }
+    for kind, entries in kinds.items():
+        row_ids = [np.full(len(ids), i) for i, ids, _ in entries]
+        values = [np.broadcast_to(value, ids.shape) for _, ids, value in entries]
+        if not row_ids:
+            continue
+        row, token, value = (np.concatenate(parts) for parts in (row_ids, [ids for _, ids, _ in entries], values))
+        # Ids past the vocabulary are left out: clients may name any number in logit_bias.
+        kept = (token >= 0) & (token < raw.shape[1])
+        if kept.any():
+            at, to = (row[kept], token[kept]), torch.from_numpy(value[kept]).to(raw.device, raw.dtype)
+            yield (torch.from_numpy(at[0]).to(raw.device), torch.from_numpy(at[1]).to(raw.device)), to, kind
 
 
-def _index(entries: Mapping[tuple[int, int], float], raw: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
-    # Ids past the vocabulary are left out: clients may name any number in logit_bias.
-    kept = {at: value for at, value in entries.items() if 0 <= at[1] < raw.shape[1]}
-    row, token = (torch.tensor([at[i] for at in kept], dtype=torch.int64, device=raw.device) for i in (0, 1))
-    return (row, token), torch.tensor(list(kept.values()), dtype=raw.dtype, device=raw.device)
+def _ids(tokens: Iterable[int]) -> np.ndarray:
+    return np.fromiter(tokens, dtype=np.int64)
 
 
-def _draw(shaped: Tensor, rows: Sequence[SampleRow]) -> list[int]:
-    """Inverse of the cumulative distribution, in order of token ids, at each row's uniform number."""
-    heat = torch.tensor([[max(row.temperature, 1e-5)] for row in rows], dtype=shaped.dtype, device=shaped.device)
-    scaled = shaped / heat
-    if any(row.min_p > 0 for row in rows):
-        # p >= min_p x largest p, said in logits: no softmax needed.
-        slack = [[math.log(row.min_p) if row.min_p > 0 else NEG_INF] for row in rows]
-        floor = scaled.amax(-1, keepdim=True) + torch.tensor(slack, dtype=scaled.dtype, device=scaled.device)
-        scaled.masked_fill_(scaled < floor, NEG_INF)
-    cut = [i for i, row in enumerate(rows) if 0 < row.top_k < shaped.shape[1] or row.top_p < 1]
-    if cut:
-        scaled[cut] = _keep_likeliest(scaled[cut], [rows[i] for i in cut])
-    cumulative = torch.softmax(scaled, -1).double().cumsum(-1)
-    numbers = uniform([row.seed for row in rows], [row.position for row in rows])
-    # The last sum is 1 but for rounding; measured by it, a number below 1 always falls on a token that is not hidden.
-    at = torch.from_numpy(numbers).to(shaped.device)[:, None] * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, at, right=True).squeeze(1).tolist()
-
-
-def _keep_likeliest(scaled: Tensor, rows: Sequence[SampleRow]) -> Tensor:
-    """Hides all but the `top_k` likeliest tokens, then all but the fewest whose probability reaches `top_p`."""
-    vocab = scaled.shape[1]
-    keep = [row.top_k if 0 < row.top_k < vocab else vocab for row in rows]
-    values, order = torch.sort(scaled, dim=-1, descending=True, stable=True)
-    ranks = torch.arange(vocab, device=scaled.device)
-    values = values.masked_fill(ranks >= torch.tensor(keep, device=scaled.device)[:, None], NEG_INF)
-    limit = torch.tensor(
-        [[row.top_p if row.top_p < 1 else math.inf] for row in rows], dtype=torch.float64, device=scaled.device
-    )
-    shares = torch.softmax(values, -1).double()
-    before = shares.cumsum(-1) - shares
-    # The likeliest token stays whatever top_p is.
-    values = values.masked_fill((before >= limit) & (ranks > 0), NEG_INF)
-    return torch.full_like(scaled, NEG_INF).scatter_(1, order, values)
+def _values(entries: Mapping[int, float]) -> np.ndarray:
+    return np.fromiter(entries.values(), dtype=np.float64)
 
 
 def _with_logprobs(raw: Tensor, token: int, count: int) -> Drawn:

@@ -172,8 +172,67 @@ def test_hidden_tokens_are_never_drawn_at_the_edges_of_the_uniform(monkeypatch: 
         monkeypatch.setattr("kernels.sampling.uniform", lambda seeds, positions, n=number: np.full(len(seeds), n))
         assert _token(_logits(), top_k=1) == int(_logits().argmax())
         assert _token(_logits(), banned=(0, VOCAB - 1)) not in (0, VOCAB - 1)
+        for vocab in (100, 3000, 3001):
+            many = _logits(vocab=vocab)
+            assert _token(many, banned=(0, vocab - 1)) == (1 if number == 0 else vocab - 2)
 
 
 def test_bfloat16_logits_are_drawn_in_float32() -> None:
     logits = _logits().bfloat16()
     assert _token(logits, seed=1) == _token(logits.float(), seed=1)
+
+
+def _plain_weights(row: torch.Tensor, params: SampleRow) -> torch.Tensor:
+    """The probabilities that a row is drawn from, by sorting the whole vocabulary, float64."""
+    scaled = row.double() / max(params.temperature, 1e-5)
+    if params.min_p > 0:
+        scaled = scaled.masked_fill(scaled < scaled.max() + math.log(params.min_p), -math.inf)
+    values, order = scaled.sort(descending=True, stable=True)
+    if 0 < params.top_k < len(row):
+        values[params.top_k :] = -math.inf
+    shares = values.softmax(-1)
+    hidden = shares.cumsum(-1) - shares >= (params.top_p if params.top_p < 1 else math.inf)
+    hidden[0] = False
+    return torch.empty_like(values).scatter_(0, order, values.masked_fill(hidden, -math.inf)).softmax(-1)
+
+
+FILTERS: list[dict[str, Any]] = [  # no top_p that a number of equals reaches exactly: rounding would decide
+    {},
+    {"top_k": 1},
+    {"top_k": 40},
+    {"top_p": 0.9037},
+    {"top_p": 0.3071, "temperature": 2.5},
+    {"min_p": 0.05},
+    {"top_k": 30, "top_p": 0.8123, "min_p": 0.01, "temperature": 0.7},
+    {"top_p": 0.99912, "temperature": 5.0},
+]
+
+
+@pytest.mark.parametrize("vocab", [1, 2, 255, 256, 257, 5000])
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+def test_tokens_are_those_of_a_whole_sort_and_a_whole_sum(vocab: int, filters: dict[str, Any]) -> None:
+    logits = _logits(64, seed=vocab, vocab=vocab)
+    logits[1::7] = logits[1::7].round()  # equals at every edge
+    logits[2::7] = 1.5
+    rows = [SampleRow(seed=i, position=i, **filters) for i in range(64)]
+    drawn = [d.token_id for d in sample(logits, rows)]
+    for row, params, token in zip(logits, rows, drawn, strict=True):
+        sums = _plain_weights(row, params).cumsum(-1)
+        number = float(uniform([params.seed], [params.position])[0])
+        expected = int(torch.searchsorted(sums, number * float(sums[-1]), right=True))
+        # A number next to the border of two tokens may fall on either side of it.
+        assert token == expected or float((sums - number).abs().min()) < 1e-5
+
+
+def test_a_row_whose_tokens_are_all_hidden_gives_none() -> None:
+    nothing = np.zeros(2, dtype=np.int32)
+    found = sample(_logits(2), [SampleRow(allowed=nothing), SampleRow(temperature=0.0, allowed=nothing)])
+    assert [d.token_id for d in found] == [None, None]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_rows_are_drawn_once_whatever_the_threads(threads: int) -> None:
+    torch.set_num_threads(threads)
+    logits = _logits(37, vocab=3000)
+    rows = [SampleRow(seed=i, top_p=0.7) for i in range(37)]
+    assert sample(logits, rows) == [sample(logits[i : i + 1], [row])[0] for i, row in enumerate(rows)]
