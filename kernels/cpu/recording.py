@@ -74,6 +74,7 @@ class Recording:
         for step, (function, threads, numbers) in zip(self._steps, self._kept, strict=True):
             step[0], step[1], step[2 : 2 + len(numbers)] = function, threads, numbers
         self._threads = max((threads for _, threads, _ in self._kept), default=1)
+        self._kept.clear()
 
     def add(self, function: int, threads: int, numbers: np.ndarray) -> None:
         self._kept.append((function, threads, numbers))
