@@ -7,7 +7,7 @@ change no bit, so a row without top-p draws the same token beside a row with it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -74,54 +74,36 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Drawn]:
 
 def _shape(raw: Tensor, rows: Sequence[SampleRow]) -> Tensor:
     """Logits after penalties, bias and bans; the tensor itself when no row has any."""
-    shaped = raw
-    for at, value, kind in _changes(rows, raw):
-        if shaped is raw:
-            shaped = raw.clone()
-        old = shaped[at]
-        if kind == "repetition":
-            shaped[at] = torch.where(old > 0, old / value, old * value)
-        else:
-            shaped[at] = old - value if kind == "presence" else old + value
+    changed = [i for i, row in enumerate(rows) if _changes_logits(row)]
+    if not changed:
+        return raw
+    shaped = raw.clone()
+    for i in changed:
+        _shape_row(shaped[i].numpy(), rows[i])
     return shaped
 
 
-def _changes(rows: Sequence[SampleRow], raw: Tensor) -> Iterator[tuple[tuple[Tensor, Tensor], Tensor, str]]:
-    """What is done to which logits, in this order; each logit at most once in each."""
-    seen = [(i, _ids(row.seen), row.repetition_penalty) for i, row in enumerate(rows) if row.repetition_penalty != 1]
-    present = [
-        (i, _ids(row.output_counts), row.frequency_penalty * _values(row.output_counts) + row.presence_penalty)
-        for i, row in enumerate(rows)
-        if row.frequency_penalty or row.presence_penalty
-    ]
-    # A token named twice counts once, the last time.
-    biased = [(i, dict(row.logit_bias)) for i, row in enumerate(rows) if row.logit_bias]
-    banned = [(i, _ids(set(row.banned)), NEG_INF) for i, row in enumerate(rows) if row.banned]
-    kinds = {
-        "repetition": seen,
-        "presence": present,
-        "bias": [(i, _ids(bias), _values(bias)) for i, bias in biased],
-        "ban": banned,
-    }
-    for kind, entries in kinds.items():
-        row_ids = [np.full(len(ids), i) for i, ids, _ in entries]
-        values = [np.broadcast_to(value, ids.shape) for _, ids, value in entries]
-        if not row_ids:
-            continue
-        row, token, value = (np.concatenate(parts) for parts in (row_ids, [ids for _, ids, _ in entries], values))
-        # Ids past the vocabulary are left out: clients may name any number in logit_bias.
-        kept = (token >= 0) & (token < raw.shape[1])
-        if kept.any():
-            at, to = (row[kept], token[kept]), torch.from_numpy(value[kept]).to(raw.device, raw.dtype)
-            yield (torch.from_numpy(at[0]).to(raw.device), torch.from_numpy(at[1]).to(raw.device)), to, kind
+def _changes_logits(row: SampleRow) -> bool:
+    has_penalty = row.repetition_penalty != 1 or bool(row.frequency_penalty or row.presence_penalty)
+    return has_penalty or bool(row.logit_bias or row.banned)
 
 
-def _ids(tokens: Iterable[int]) -> np.ndarray:
-    return np.fromiter(tokens, dtype=np.int64)
-
-
-def _values(entries: Mapping[int, float]) -> np.ndarray:
-    return np.fromiter(entries.values(), dtype=np.float64)
+def _shape_row(logits: np.ndarray, row: SampleRow) -> None:
+    """Changes one row's logits, [vocab], in place. Ids past the vocabulary are left out."""
+    vocab = len(logits)
+    if row.repetition_penalty != 1:
+        seen = np.fromiter(row.seen, np.int64)
+        seen, penalty = seen[seen < vocab], np.float32(row.repetition_penalty)
+        logits[seen] = np.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
+    if row.frequency_penalty or row.presence_penalty:
+        counts = row.output_counts
+        ids, times = np.fromiter(counts, np.int64), np.fromiter(counts.values(), np.float64)
+        kept = ids < vocab
+        logits[ids[kept]] -= (row.frequency_penalty * times[kept] + row.presence_penalty).astype(np.float32)
+    for token, bias in dict(row.logit_bias).items():  # a token named twice counts once, the last time
+        if 0 <= token < vocab:
+            logits[token] += np.float32(bias)
+    logits[[token for token in row.banned if 0 <= token < vocab]] = NEG_INF
 
 
 def _with_logprobs(raw: Tensor, token: int, count: int) -> Drawn:
