@@ -13,8 +13,9 @@ from kernels.cpu.crew import Crew, empty
 from kernels.cpu.number import EXACT
 from kernels.cpu.vector import copy, store_gated, store_sums
 
-__all__ = ["PanelMatrix", "writers"]
+__all__ = ["PanelMatrix", "writer"]
 
+GROUP_BYTES = 1 << 20  # of inputs that stay in the second cache while the weight goes by
 ALONE_PRODUCTS = 1 << 18  # fewer multiplications are not worth a second thread
 
 
@@ -28,6 +29,9 @@ class PanelMatrix:
 
     __slots__ = ("_added", "_bias", "_packed", "dtype", "is_gated", "shape")
     panel: ClassVar[int]  # rows of the weight that one pass multiplies, a multiple of 32
+    input_dtype: ClassVar[torch.dtype]  # that `crew` reads; other inputs are converted
+    rows: ClassVar[int]  # of the input that one pass multiplies
+    most_rows: ClassVar[int]  # that a panel is multiplied with before the next one is taken
     crew: ClassVar[Crew]  # pieces are the panels of one group of rows, then of the next
 
     def __init__(self, weight: Tensor, *, is_gated: bool = False) -> None:
@@ -41,7 +45,7 @@ class PanelMatrix:
 
         Shapes: x: [num_rows, width]; bias: [out]; result: [num_rows, out], half as wide when gated.
         """
-        x = self._prepared(x).contiguous()
+        x = x.to(self.input_dtype).contiguous()
         rows, (out, width) = x.shape[0], self.shape
         out //= 1 + self.is_gated
         result = empty((rows, out), self.dtype)
@@ -58,7 +62,12 @@ class PanelMatrix:
     @property
     def is_one_task(self) -> bool:
         """Whether a product is one task of `crew` and nothing else, so that it can be recorded."""
-        raise NotImplementedError
+        return self.dtype == self.input_dtype
+
+    def _group_rows(self) -> int:
+        """Rows of the input that are multiplied by a panel before the next one is taken: whole passes."""
+        fitting = min(GROUP_BYTES // (self.input_dtype.itemsize * self.shape[1]), self.most_rows)
+        return max(fitting // self.rows, 1) * self.rows
 
     def _by_panel(self, weight: Tensor) -> Tensor:
         """Rows in the order of the panels, zeros in the last; a gated weight's panel is half gates, half their ups."""
@@ -71,45 +80,28 @@ class PanelMatrix:
         """Whole panels of rows in the layout that `crew` reads; the first axis counts them."""
         raise NotImplementedError
 
-    def _prepared(self, x: Tensor) -> Tensor:
-        """Inputs in the type that `crew` reads."""
-        raise NotImplementedError
 
-    def _group_rows(self) -> int:
-        """Rows of the input that are multiplied by a panel before the next one is taken."""
-        raise NotImplementedError
+def writer(panel: int) -> Callable[..., None]:
+    """A function that puts each row's sums, with what is added to all, where they belong. It changes `sums`.
 
-
-def writers(panel: int) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Two functions that put each row's sums, with what is added to all, where they belong: as they are, and gated.
-
-    Of gated ones it is what the gates, the first half of each row, let through of the second. Both change `sums`.
+    Of gated ones it is what the gates, the first half of each row, let through of the second.
     Shapes: sums: [num_rows, panel]; added: [panel]; the result's first `columns`, numbers like the elements of `like`,
     from the address `target` on, a row every `stride` bytes.
     """
-    half = panel // 2
 
     @njit(**EXACT)
-    def write(sums, added, target, stride, columns, like):
-        more = added.ctypes.data
+    def write(sums, added, target, stride, columns, is_gated, like):
+        more, width = added.ctypes.data, panel // 2 if is_gated else panel
         for i in range(sums.shape[0]):
             source, row = sums[i].ctypes.data, target + i * stride
-            into = row if columns == panel else source
-            for j in range(0, panel, 16):
-                store_sums(source + j * 4, more + j * 4, into + j * like.itemsize, like)
-            if columns < panel:
+            into = row if columns == width else source
+            for j in range(0, width, 16):
+                gates, ups, place = j * 4, (width + j) * 4, into + j * like.itemsize
+                if is_gated:
+                    store_gated(source + gates, more + gates, source + ups, more + ups, place, like)
+                else:
+                    store_sums(source + j * 4, more + j * 4, place, like)
+            if columns < width:
                 copy(source, row, columns * like.itemsize)
 
-    @njit(**EXACT)
-    def write_gated(sums, added, target, stride, columns, like):
-        more = added.ctypes.data
-        for i in range(sums.shape[0]):
-            source, row = sums[i].ctypes.data, target + i * stride
-            into = row if columns == half else source
-            for j in range(0, half, 16):
-                gates, ups = j * 4, (half + j) * 4
-                store_gated(source + gates, more + gates, source + ups, more + ups, into + j * like.itemsize, like)
-            if columns < half:
-                copy(source, row, columns * like.itemsize)
-
-    return write, write_gated
+    return write

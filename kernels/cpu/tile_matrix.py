@@ -7,16 +7,16 @@ gives the same bits. Few rows cost what reading the weight costs: up to 16 take 
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numba import carray, njit
 from torch import Tensor
 
 from kernels.cpu import amx
 from kernels.cpu.crew import Crew, field, pointer, take_piece
 from kernels.cpu.number import EXACT, lines
-from kernels.cpu.panel_matrix import PanelMatrix, writers
+from kernels.cpu.panel_matrix import PanelMatrix, writer
 from kernels.cpu.vector import copy
 
-GROUP_BYTES = 1 << 20  # of inputs that stay in the second cache while the weight goes by
 GROUP_ROWS = 512  # at most
 CHUNK = 256 * 2 * 32  # bytes of a panel that stay in the first cache while a group's rows go by: 1.3 times as fast
 PANEL = 32  # rows of the weight, and of the input, that one pass multiplies
@@ -27,20 +27,12 @@ class TileMatrix(PanelMatrix):
 
     __slots__ = ()
     panel = PANEL
+    input_dtype = torch.bfloat16
+    rows, most_rows = PANEL, GROUP_ROWS
 
     def _pack(self, weight: Tensor) -> Tensor:
         # [panel, step of 32 columns, half of the panel, pair of columns, row of the weight, one of the pair]
         return weight.view(-1, 2, 16, weight.shape[1] // 32, 16, 2).permute(0, 3, 1, 4, 2, 5).contiguous()
-
-    @property
-    def is_one_task(self) -> bool:
-        return True
-
-    def _prepared(self, x: Tensor) -> Tensor:
-        return x
-
-    def _group_rows(self) -> int:
-        return max(min(GROUP_BYTES // (2 * self.shape[1]), GROUP_ROWS) // PANEL * PANEL, PANEL)
 
 
 def _work(task):
@@ -48,7 +40,7 @@ def _work(task):
 
 
 TileMatrix.crew = Crew(_work)
-_write, _write_gated = writers(PANEL)
+_write = writer(PANEL)
 _clear_0, _clear_1, _clear_2, _clear_3 = (amx.zero(i) for i in range(4))
 _load_upper, _load_lower, _load_left, _load_right = (amx.load(i) for i in range(4, 8))
 _dot_0, _dot_1, _dot_2, _dot_3 = (amx.dot(i, 4 + i // 2, 6 + i % 2) for i in range(4))
@@ -88,10 +80,7 @@ def _multiply(task):
                 if last_byte == line:
                     target = result + (row * out + panel * columns) * 2
                     found = sums[row - begin : min(last - begin, row - begin + PANEL)]
-                    if is_gated:
-                        _write_gated(found, added, target, out * 2, min(out - panel * columns, columns), rest)
-                    else:
-                        _write(found, added, target, out * 2, min(out - panel * columns, columns), rest)
+                    _write(found, added, target, out * 2, min(out - panel * columns, columns), is_gated, rest)
         piece = take_piece(task)
     amx.configure(before.ctypes.data)
 

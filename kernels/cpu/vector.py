@@ -17,7 +17,6 @@ from kernels.cpu.number import EXP_LIMITS, EXP_LN2, EXP_LOG2_E, EXP_SHIFT, EXP_T
 
 __all__ = [
     "copy",
-    "interleave",
     "prefetch",
     "prefetch_next",
     "product",
@@ -47,22 +46,6 @@ def copy(context, source, target, num_bytes):
     def generate(context, builder, signature, arguments):
         source, target = (builder.inttoptr(address, _BYTE.as_pointer()) for address in arguments[:2])
         cgutils.raw_memcpy(builder, target, source, arguments[2], 1)
-        return context.get_dummy_value()
-
-    return types.void(types.intp, types.intp, types.intp), generate
-
-
-@intrinsic
-def interleave(context, low, high, target):
-    """Sixteen words from sixteen 16-bit values each: those at `low` and, in the upper halves, those at `high`."""
-
-    def generate(context, builder, signature, arguments):
-        low, high = (
-            builder.zext(builder.load(builder.inttoptr(address, _HALVES.as_pointer()), align=2), _WORDS)
-            for address in arguments[:2]
-        )
-        both = builder.or_(low, builder.shl(high, ir.Constant(_WORDS, [16] * _LANES)))
-        builder.store(both, builder.inttoptr(arguments[2], _WORDS.as_pointer()), align=4)
         return context.get_dummy_value()
 
     return types.void(types.intp, types.intp, types.intp), generate
@@ -284,5 +267,5 @@ def _asking(locality: int) -> Callable[[int, int], None]:
 
 
 # Both ask for the cache lines of some bytes from an address on.
-prefetch = _asking(1)  # into the second cache: what is read soon, but not next
+prefetch = _asking(2)  # into the second cache: what is read soon, but not next
 prefetch_next = _asking(3)  # into the first cache

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from kernels.cpu.crew import Crew, field, pointer, take_piece
 from kernels.cpu.number import EXACT, lines
-from kernels.cpu.panel_matrix import PanelMatrix, writers
+from kernels.cpu.panel_matrix import PanelMatrix, writer
 from kernels.cpu.vector import copy, prefetch_next, resumed_product
 
-GROUP_BYTES = 1 << 20  # of inputs that stay in the second cache while the weight goes by
 GROUP_ROWS = 504  # at most
 CHUNK_BYTES = 1 << 15  # of a panel that stay in the first cache while a group's rows go by
 PANEL = 64  # rows of the weight that one pass multiplies
@@ -32,19 +31,11 @@ class VectorMatrix(PanelMatrix):
 
     __slots__ = ()
     panel = PANEL
+    input_dtype = torch.float32
+    rows, most_rows = MOST_ROWS, GROUP_ROWS
 
     def _pack(self, weight: Tensor) -> Tensor:
         return weight.unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()  # [panel, column, row of the weight]
-
-    @property
-    def is_one_task(self) -> bool:
-        return self.dtype == torch.float32  # others are widened by torch
-
-    def _prepared(self, x: Tensor) -> Tensor:
-        return x.float()
-
-    def _group_rows(self) -> int:
-        return max(min(GROUP_BYTES // (4 * self.shape[1]), GROUP_ROWS) // MOST_ROWS, 1) * MOST_ROWS
 
 
 def _work(task):
@@ -55,7 +46,7 @@ def _work(task):
 
 
 VectorMatrix.crew = Crew(_work)
-_write, _write_gated = writers(PANEL)
+_write = writer(PANEL)
 _most, _fewer = (resumed_product(count, STRIP // 16, PANEL) for count in (MOST_ROWS, FEWER_ROWS))
 
 
@@ -115,9 +106,6 @@ def _multiply(task, like):
                 if first + depth == width:
                     target = result + (row * out + panel * columns) * like.itemsize
                     real, stride = found[: last - row], out * like.itemsize
-                    if is_gated:
-                        _write_gated(real, added, target, stride, min(out - panel * columns, columns), like)
-                    else:
-                        _write(real, added, target, stride, min(out - panel * columns, columns), like)
+                    _write(real, added, target, stride, min(out - panel * columns, columns), is_gated, like)
                 row += count
         piece = following
