@@ -77,12 +77,9 @@ class Decoder:
         """What the layers begin with, written over earlier inputs of the same shapes if there are any."""
         tables = (self.weights.embedding, self.cos, self.sin)
         rows = (batch.token_ids, batch.positions, batch.positions)
-        if into is None:
-            residual, cos, sin = (table[own] for table, own in zip(tables, rows, strict=True))
-            return residual, cos, sin
-        for table, own, target in zip(tables, rows, into, strict=True):
-            torch.index_select(table, 0, own, out=target)
-        return into
+        parts = zip(tables, rows, into or (None, None, None), strict=True)
+        residual, cos, sin = (torch.index_select(table, 0, own, out=target) for table, own, target in parts)
+        return residual, cos, sin
 
     def plans(self, batch: Batch) -> dict[int | None, AttentionPlan]:
         """Attention's plan for each window that a layer has."""
