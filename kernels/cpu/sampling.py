@@ -70,7 +70,8 @@ def _draw_row(raw, shaped, shares, top_k, number, weights):
     lowest, highest = _range(raw)
     if highest > _LARGEST or lowest < _SMALLEST:
         return NO_TOKEN
-    _, highest = _range(shaped)
+    if shaped.ctypes.data != raw.ctypes.data:
+        _, highest = _range(shaped)
     if highest < _SMALLEST:
         return NO_TOKEN
     peak = np.int32(highest ^ ((highest >> np.int32(31)) & np.int32(0x7FFFFFFF))).view(np.float32)
