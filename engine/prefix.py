@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from engine.block_pool import BlockPool
@@ -46,26 +46,28 @@ def find_prefix(request: Request, pool: BlockPool) -> Prefix:
 class PrefixesInStep:
     """The full blocks that the step being planned computes, by hash: the next step will find them in the cache."""
 
-    def __init__(self, rows: Iterable[Row], block_size: int) -> None:
-        self._size = block_size
+    def __init__(self, rows: Sequence[Row], block_size: int) -> None:
+        """`rows` may grow: those that came since are looked at when somebody asks."""
+        self._rows, self._size = rows, block_size
+        self._num_seen = 0
         self._hashes: set[bytes] = set()
-        for row in rows:
-            self.add(row)
-
-    def add(self, row: Row) -> None:
-        if row.request.is_probe:  # what it computes is never offered to others
-            return
-        start, end = row.scheduled.start, row.scheduled.start + row.scheduled.num_tokens
-        blocks = slice(start // self._size, end // self._size)
-        if blocks.start < blocks.stop:
-            self._hashes.update(content.hash for content in row.request.contents_for(self._size)[blocks])
 
     def computes_most_of(self, num_tokens: int, prefix: Prefix, request: Request) -> bool:
         """Whether at least half of a request's next tokens, from `prefix` on, are computed for somebody else."""
         if request.state is RequestState.SWAPPED:  # its own are on the host
             return False
+        self._look_at_new_rows()
         contents = request.contents_for(self._size)
         first = last = len(prefix.block_ids)
         while last < len(contents) and contents[last].hash in self._hashes:
             last += 1
         return 0 < num_tokens <= 2 * (last - first) * self._size
+
+    def _look_at_new_rows(self) -> None:
+        for request, scheduled in self._rows[self._num_seen :]:
+            if request.is_probe:  # what it computes is never offered to others
+                continue
+            first, last = scheduled.start // self._size, (scheduled.start + scheduled.num_tokens) // self._size
+            if first < last:
+                self._hashes.update(content.hash for content in request.contents_for(self._size)[first:last])
+        self._num_seen = len(self._rows)

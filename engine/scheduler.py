@@ -292,7 +292,6 @@ class Scheduler:
                     continue
             if not self._try_start(request, prefix, promised, draft, now):
                 return
-            in_step.add(draft.rows[-1])
             promised += self._growth_blocks(request)
 
     def _growth_blocks(self, request: Request) -> int:
