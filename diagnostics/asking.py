@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alerts.errors import BadExpressionError, QueryError
 from alerts.promql import evaluate
-from alerts.store import SeriesStore
+from alerts.series.store import SeriesStore
 from diagnostics.walker import Answer, Ask
 
 

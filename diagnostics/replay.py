@@ -10,10 +10,10 @@ import heapq
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
-from alerts.evaluation import RuleEngine
-from alerts.rules import RecordingRule, RuleGroup
+from alerts.evaluation.engine import RuleEngine
+from alerts.evaluation.rules import RecordingRule, RuleGroup
 from alerts.sample import NAME, STALE
-from alerts.store import SeriesStore
+from alerts.series.store import SeriesStore
 from diagnostics.asking import ask_store
 from diagnostics.blackbox import BlackBox, RecordedSeries
 from diagnostics.incident import Incident, fired_alert, has_alert, is_over, observe, resolve, with_diagnosis

@@ -19,7 +19,7 @@ EXIT_BAD_INPUT = 2
 def main(argv: Sequence[str]) -> int:
     """Returns the exit code."""
     if argv[:1] == ["core"]:  # started by `serve`; has options of its own
-        from engine.core import main as core_main
+        from engine.core.process import main as core_main
 
         return core_main(list(argv[1:])) or 0
     parser = _parser()
@@ -55,9 +55,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _serve(args: argparse.Namespace) -> int:
     from engine.log import configure_logging
-    from engine.model_dir import BadModelError
+    from engine.model.directory import BadModelError
     from engine.serve import StartError, serve
-    from engine.tokenizer import BadTokenizerError
+    from engine.text.tokenizer import BadTokenizerError
 
     try:
         config = config_from_args(args)
@@ -71,8 +71,8 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _make_model(args: argparse.Namespace) -> int:
-    from engine.make_progress import make_with_progress
-    from engine.model_dir import BadModelError
+    from engine.model.directory import BadModelError
+    from engine.model.make_progress import make_with_progress
 
     try:
         make_with_progress(args.directory, args.seed)
@@ -85,8 +85,8 @@ def _make_model(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> int:
     from engine.check import describe_model
-    from engine.model_dir import BadModelError
-    from engine.tokenizer import BadTokenizerError
+    from engine.model.directory import BadModelError
+    from engine.text.tokenizer import BadTokenizerError
 
     try:
         sys.stdout.write(describe_model(args.directory, args.dtype))

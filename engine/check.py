@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.model_dir import kv_bytes_per_token, open_model, weight_bytes
-from engine.tokenizer import load_tokenizer
+from engine.model.directory import kv_bytes_per_token, open_model, weight_bytes
+from engine.text.tokenizer import load_tokenizer
 
 
 def describe_model(directory: str, dtype: str) -> str:

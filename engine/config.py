@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from engine.tool_formats import PARSERS, ToolFormatName
+from engine.text.tool_formats import PARSERS, ToolFormatName
 from engine.trace_config import BadEndpointError, trace_endpoint
 
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")

@@ -24,20 +24,20 @@ import uvloop
 from engine.api.app import build_app
 from engine.api.connection import protocol_with
 from engine.config import BadConfigError, NodeConfig
-from engine.core_config import CoreConfig
-from engine.generation_config import FILE as GENERATION_CONFIG
-from engine.golden import BadGoldenFileError, GoldenFile
-from engine.gpu_metrics import GpuCollector
-from engine.gpu_watch import GpuWatch
-from engine.metrics import NodeMetrics
-from engine.model_facts import ModelFacts, read_model_facts
-from engine.node import Node
+from engine.gpu.series import GpuCollector
+from engine.gpu.watch import GpuWatch
+from engine.node.generation_config import FILE as GENERATION_CONFIG
+from engine.node.metrics import NodeMetrics
+from engine.node.model_facts import ModelFacts, read_model_facts
+from engine.node.node import Node
+from engine.protocol.core_config import CoreConfig
+from engine.protocol.golden_answer import BadGoldenFileError, GoldenFile
 from engine.start_report import start_lines, what_limits
 from engine.stopping import stop_serving
-from engine.tokenizer import load_tokenizer
+from engine.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
-    from engine.tracing import Tracing
+    from engine.node.tracing import Tracing
 
 log = structlog.get_logger()
 
@@ -95,7 +95,7 @@ def _start_tracing(config: NodeConfig, facts: ModelFacts) -> Tracing | None:
     if config.traces_endpoint is None:
         return None
     try:
-        from engine.tracing import Tracing  # half a second and 20 MB that most nodes need not spend
+        from engine.node.tracing import Tracing  # half a second and 20 MB that most nodes need not spend
     except ImportError as error:
         raise BadConfigError(f"--otlp-traces-endpoint: {error}; install llm-fleetctl[engine]") from error
     return Tracing(

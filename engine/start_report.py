@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.config import NodeConfig
-from engine.messages import CoreReady
+from engine.protocol.messages import CoreReady
 
 
 def what_limits(config: NodeConfig, ready: CoreReady) -> str:

@@ -8,7 +8,7 @@ import sys
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from engine.node import Node
+from engine.node.node import Node
 
 REFRESH_S = 0.1
 PHASES = {"loading": "loading", "warming_up": "warming up"}

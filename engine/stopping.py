@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import structlog
 
-from engine.inflight import Flight
-from engine.node import Node
+from engine.node.inflight import Flight
+from engine.node.node import Node
 
 log = structlog.get_logger()
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from kernels.cpu import amx
-from kernels.cpu.number import has_kernels
 from kernels.cpu.panel_matrix import PanelMatrix
+from kernels.cpu.scalars import has_kernels
 from kernels.cpu.tile_matrix import TileMatrix
 from kernels.cpu.vector_matrix import VectorMatrix
 from kernels.silu_mul import silu_mul

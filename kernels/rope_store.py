@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.cpu.number import has_kernels
+from kernels.cpu.scalars import has_kernels
 from kernels.kv_store import store_kv
 from kernels.rms_norm import rms_norm
 from kernels.rope import apply_rope

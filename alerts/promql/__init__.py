@@ -11,7 +11,7 @@ from alerts.promql.evaluator import Moment
 from alerts.promql.sharing import SharedAnswers
 from alerts.promql.values import Vector
 from alerts.sample import Sample, to_ms
-from alerts.store import SeriesStore
+from alerts.series.store import SeriesStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ from functools import partial
 import numpy as np
 
 from alerts.arrays import Floats, Index
-from alerts.columns import LabelColumn
 from alerts.errors import QueryError
 from alerts.promql.kahan import each, kahan_means, kahan_sums, quantile, variance
 from alerts.promql.nodes import Aggregate
 from alerts.promql.values import Vector, empty_vector
 from alerts.sample import NAME, LabelSet
+from alerts.series.columns import LabelColumn
 
 _Reduce = Callable[[Floats, Index, Index], Floats]
 """From values, group by group, where each group starts, and how many it has."""

@@ -13,7 +13,7 @@ from alerts.errors import BadExpressionError
 from alerts.matcher import Matcher
 from alerts.promql import nodes as n
 from alerts.promql.functions import FUNCTIONS
-from alerts.promql.sure import is_sure
+from alerts.promql.infallible import is_sure
 from alerts.sample import NAME, to_ms
 
 MAX_EXPRESSION_CHARS = 16 * 1024

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from alerts.columns import LabelColumn
 from alerts.errors import QueryError
 from alerts.promql import nodes as n
 from alerts.promql.aggregation import aggregate
@@ -18,8 +17,9 @@ from alerts.promql.operators import scalars, vector_and_scalar, vector_and_vecto
 from alerts.promql.sharing import SharedAnswers
 from alerts.promql.values import Matrix, Value, Vector, empty_vector, single
 from alerts.sample import EMPTY, LabelSet
-from alerts.selection import Selection
-from alerts.store import SeriesStore
+from alerts.series.columns import LabelColumn
+from alerts.series.selection import Selection
+from alerts.series.store import SeriesStore
 
 LOOKBACK_MS = 5 * 60 * 1000
 DEFAULT_STEP_MS = 60 * 1000  # of a subquery that names none: Prometheus' default evaluation interval

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable
 from functools import partial
 
-from alerts.columns import LabelColumn
 from alerts.errors import QueryError
 from alerts.matcher import compile_go
 from alerts.promql.functions_absent import absent
@@ -15,6 +14,7 @@ from alerts.promql.nodes import Text
 from alerts.promql.signature import Args, At, Function
 from alerts.promql.values import Vector, check_distinct, single
 from alerts.sample import EMPTY, LabelSet
+from alerts.series.columns import LabelColumn
 
 _REFERENCE = re.compile(r"\$(?:\$|\{(\w+)\}|(\w+))")
 _DIGITS = re.compile(r"(\d+)")

@@ -25,7 +25,7 @@ from alerts.promql.grid_windows import WINDOW_FUNCTIONS, rows_of, windowed
 from alerts.promql.operators import ARITHMETIC, COMPARISON
 from alerts.promql.values import Value, Vector
 from alerts.sample import STALE_BITS, LabelSet
-from alerts.store import SeriesStore
+from alerts.series.store import SeriesStore
 
 GridValue = Grid | Floats | str
 """A vector at each step; a scalar at each step, shape (steps,); a string."""

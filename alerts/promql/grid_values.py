@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from alerts.arrays import Bools, Floats, Index
-from alerts.columns import LabelColumn
 from alerts.errors import QueryError
 from alerts.promql.values import SAME_LABELS, Vector
 from alerts.sample import LabelSet
+from alerts.series.columns import LabelColumn
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from alerts.arrays import Floats, Index, Times
 from alerts.promql.grid_values import Grid, merged
 from alerts.promql.nodes import RangeSelector, Selector
 from alerts.sample import LabelSet
-from alerts.store import SeriesStore
+from alerts.series.store import SeriesStore
 
 _MAX_SORTED = 4_000_000  # numbers sorted at once for a quantile
 

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from alerts.arrays import Floats, Index
-from alerts.columns import LabelColumn
-from alerts.head import LONG_AGO
 from alerts.promql.signature import Args, At, Function
 from alerts.promql.values import Vector, empty_vector
 from alerts.sample import NAME, LabelSet
+from alerts.series.columns import LabelColumn
+from alerts.series.head import LONG_AGO
 
 _SMALL_DIFFERENCE = 1e-12  # relative; below it a falling count is rounding, not a broken histogram
 _LARGEST = 1.7976931348623157e308

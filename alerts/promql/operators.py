@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from alerts.arrays import Floats, Index, distinct
-from alerts.columns import LabelColumn, places_in
 from alerts.errors import QueryError
 from alerts.promql.nodes import Matching
 from alerts.promql.values import Vector, empty_vector
 from alerts.sample import NAME, LabelSet
+from alerts.series.columns import LabelColumn, places_in
 
 ARITHMETIC: dict[str, Callable[[Floats, Floats], Floats]] = {
     "+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide,

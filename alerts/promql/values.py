@@ -9,9 +9,9 @@ from itertools import pairwise
 import numpy as np
 
 from alerts.arrays import Bools, Floats, Index, Times
-from alerts.columns import LabelColumn, as_column
 from alerts.errors import QueryError
 from alerts.sample import LabelSet
+from alerts.series.columns import LabelColumn, as_column
 
 SAME_LABELS = "vector cannot contain metrics with the same labelset"
 

@@ -22,11 +22,11 @@ from engine.api.handoff import read_handoff, write_handoff
 from engine.api.openai import accepts_handoff
 from engine.api.respond import FlightResponse
 from engine.api.schema import AbortBody, DrainBody, ExportBody, FaultsBody, LimitsBody, SleepQuery
-from engine.health import Reason
-from engine.inflight import Flight, ReplayError
-from engine.node import Node
-from engine.refusal import RefusedError, TooLongError
-from engine.sleep import SleepRefusedError
+from engine.node.health import Reason
+from engine.node.inflight import Flight, ReplayError
+from engine.node.node import Node
+from engine.node.refusal import RefusedError, TooLongError
+from engine.node.sleep import SleepRefusedError
 
 log = structlog.get_logger()
 

@@ -15,7 +15,7 @@ from engine.api import admin, openai, openapi, status
 from engine.api.errors import ApiError, error_response
 from engine.api.http_metrics import HttpMetrics, HttpMetricsMiddleware
 from engine.api.prepare import request_id_of
-from engine.node import Node
+from engine.node.node import Node
 
 log = structlog.get_logger()
 

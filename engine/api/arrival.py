@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from starlette.requests import Request
 
 from engine.api.errors import ApiError
-from engine.inflight import Fate, Kind
-from engine.node import Node
-from engine.request_record import Arrival
+from engine.node.inflight import Fate, Kind
+from engine.node.node import Node
+from engine.node.request_record import Arrival
 
 TRACE_HEADERS = ("traceparent", "tracestate")
 MAX_TRACE_CHARS = 1024  # W3C asks for 512 of tracestate; what is longer is dropped, as the recommendation allows

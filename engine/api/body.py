@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from engine.api.errors import ApiError, from_validation
 from engine.api.json_weight import BASE_WEIGHT, FREE_BYTES, weight
-from engine.node import Node
+from engine.node.node import Node
 
 B = TypeVar("B", bound=BaseModel)
 

@@ -9,9 +9,9 @@ import msgspec
 
 from engine.api.text_logprobs import Scored, finite, joined, shown, text_logprobs
 from engine.api.tool_chunks import chat_delta, chat_message
-from engine.inflight import Choice, Delta, Flight
-from engine.step import TokenLogprobs
-from engine.tokenizer import Tokenizer
+from engine.node.inflight import Choice, Delta, Flight
+from engine.protocol.step import TokenLogprobs
+from engine.text.tokenizer import Tokenizer
 
 DONE = b"data: [DONE]\n\n"
 

@@ -8,7 +8,9 @@ from typing import Any
 
 from engine.api.errors import ApiError
 from engine.api.schema_output import OutputFields, StructuredOutputs
-from engine.grammar import (
+from engine.node.node import Node
+from engine.node.refusal import RefusedError
+from engine.protocol.grammar import (
     WHITESPACE,
     BadGrammarError,
     checked_size,
@@ -18,8 +20,6 @@ from engine.grammar import (
     parse_schema,
     regex_grammar,
 )
-from engine.node import Node
-from engine.refusal import RefusedError
 
 MAX_COMPILING = 32  # requests that wait for a grammar to be compiled; each may take tenths of a second
 MAX_PATH_CHARS = 256

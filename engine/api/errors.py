@@ -11,7 +11,7 @@ import msgspec
 from pydantic import ValidationError
 from starlette.responses import Response
 
-from engine.refusal import RefusedError, TooLongError
+from engine.node.refusal import RefusedError, TooLongError
 
 MAX_NAME_CHARS = 64  # a field's name may be the client's own, of any length
 TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}

@@ -12,8 +12,8 @@ import msgspec
 
 from engine.api.errors import ApiError
 from engine.api.schema import MAX_CHOICES, MAX_PROMPTS, MAX_STOPS, MAX_TOKENS
-from engine.inflight import MAX_SEED, Ask, Flight, Kind, Progress
-from engine.node import Node
+from engine.node.inflight import MAX_SEED, Ask, Flight, Kind, Progress
+from engine.node.node import Node
 
 VERSION: Literal[1] = 1
 

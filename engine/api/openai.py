@@ -19,9 +19,9 @@ from engine.api.errors import ApiError, from_refusal, from_too_long
 from engine.api.respond import FlightResponse
 from engine.api.schema import MAX_DEADLINE_S, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from engine.api.text_logprobs import shown
-from engine.inflight import Ask, Kind
-from engine.node import Node
-from engine.refusal import RefusedError, TooLongError
+from engine.node.inflight import Ask, Kind
+from engine.node.node import Node
+from engine.node.refusal import RefusedError, TooLongError
 
 DEADLINE_HEADER = "X-Fleet-Deadline-S"
 

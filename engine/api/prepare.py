@@ -20,11 +20,11 @@ from engine.api.constrain import output_grammar
 from engine.api.errors import ApiError
 from engine.api.schema import MAX_ECHOED_LOGPROBS, ChatBody, CompletionBody, GenerationBody, Message, TokenizeBody
 from engine.api.tools import chat_grammar, plan_tools
-from engine.inflight import MAX_SEED, Ask, Kind
-from engine.node import Node
-from engine.refusal import TooLongError, check_fits
-from engine.step import SamplingParams
-from engine.tokenizer import BadChatError
+from engine.node.inflight import MAX_SEED, Ask, Kind
+from engine.node.node import Node
+from engine.node.refusal import TooLongError, check_fits
+from engine.protocol.step import SamplingParams
+from engine.text.tokenizer import BadChatError
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 INLINE_CHARS = 4096  # tokenising more than this takes longer than a step: it goes to a thread

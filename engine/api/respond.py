@@ -17,10 +17,10 @@ from starlette.types import Receive, Scope, Send
 from engine.api import chunks
 from engine.api.errors import error_body
 from engine.api.handoff import write_handoff
-from engine.inflight import BAD_GRAMMAR, Fate, Flight
-from engine.node import Node
-from engine.queue_guard import QUEUE_TIMEOUT
-from engine.refusal import LONGEST_RETRY_AFTER_S
+from engine.node.inflight import BAD_GRAMMAR, Fate, Flight
+from engine.node.node import Node
+from engine.node.queue_guard import QUEUE_TIMEOUT
+from engine.node.refusal import LONGEST_RETRY_AFTER_S
 
 HANDOFF_EVENT = "fleet.handoff"
 # Of whole answers that failed, by error code; what is not here is the node's own fault.

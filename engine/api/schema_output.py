@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from engine.grammar import (
+from engine.protocol.grammar import (
     MAX_CHOICE_CHARS,
     MAX_CHOICES,
     MAX_LARK_CHARS,

@@ -11,11 +11,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from engine.beat import Beat
-from engine.health import Reason, allowed_silence_s
-from engine.inflight import oldest_ages_s
-from engine.metrics import CONTENT_TYPE
-from engine.node import Node
+from engine.node.health import Reason, allowed_silence_s
+from engine.node.inflight import oldest_ages_s
+from engine.node.metrics import CONTENT_TYPE
+from engine.node.node import Node
+from engine.protocol.heartbeat import Beat
 
 DISTRIBUTION = "llm-fleetctl"
 

@@ -6,8 +6,8 @@ import codecs
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from engine.step import TokenLogprobs
-from engine.tokenizer import Tokenizer
+from engine.protocol.step import TokenLogprobs
+from engine.text.tokenizer import Tokenizer
 
 LOWEST_LOGPROB = -9999.0  # JSON has no minus infinity
 

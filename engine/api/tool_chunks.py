@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from engine.inflight import Ask, Choice, Delta
+from engine.node.inflight import Ask, Choice, Delta
 
 
 def call_id(ask: Ask, choice: Choice, call: int) -> str:

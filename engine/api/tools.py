@@ -10,9 +10,9 @@ from engine.api.constrain import ANY_OBJECT, bad_grammar, check_compiles, compil
 from engine.api.errors import ApiError
 from engine.api.schema_output import OutputFields
 from engine.api.schema_tools import NamedToolChoice, ToolFields
-from engine.grammar import BadGrammarError, json_grammar
-from engine.node import Node
-from engine.tool_formats import Function, ToolFormatName, tools_grammar
+from engine.node.node import Node
+from engine.protocol.grammar import BadGrammarError, json_grammar
+from engine.text.tool_formats import Function, ToolFormatName, tools_grammar
 
 
 @dataclass(frozen=True, slots=True)

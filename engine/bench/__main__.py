@@ -21,7 +21,7 @@ from engine.bench.model import bench_model
 from engine.bench.report import describe_machine, render
 from engine.bench.servers import ServerError
 from engine.bench.workload import make_workload
-from engine.cpu_threads import spin_little
+from engine.core.cpu_threads import spin_little
 
 DTYPES = ("bfloat16", "float32")
 CONCURRENCIES = (1, 8, 32)

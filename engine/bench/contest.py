@@ -17,7 +17,7 @@ from engine.bench.report import Row
 from engine.bench.servers import MODEL_NAME, Server, ServerError, llama_server, our_node, running, vllm_server
 from engine.bench.transformers_peer import METHODS, PeerError, missing, run_transformers
 from engine.bench.workload import BenchRequest, make_workload
-from engine.model_dir import open_model
+from engine.model.directory import open_model
 
 OURS = "fleetctl"
 PEERS = ("vllm", "llama.cpp", "transformers")

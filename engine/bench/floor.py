@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.bench.workload import PREFIX_TOKENS, BenchRequest
 from engine.model.config import ModelConfig
-from engine.model_dir import kv_bytes_per_token, weight_bytes
+from engine.model.directory import kv_bytes_per_token, weight_bytes
 
 READ_BYTES = 512 << 20  # more than caches hold
 GEMM_SIDE = 1536

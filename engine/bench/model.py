@@ -15,8 +15,8 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer
 
-from engine.make_model import make_model
 from engine.model.config import parse_config
+from engine.model.make import make_model
 from engine.model.tensor_names import expected_tensors
 
 RECIPE = 1

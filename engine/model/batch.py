@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.model.sequence import Sequence as SequenceState
-from engine.step import Scheduled
+from engine.protocol.step import Scheduled
 
 
 @dataclass(frozen=True, slots=True)

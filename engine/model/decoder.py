@@ -17,7 +17,7 @@ from engine.model.experts import moe_forward
 from engine.model.recorded_steps import RecordedSteps, can_record
 from engine.model.rope import rope_tables
 from engine.model.weights import DecoderWeights, DenseWeights, LayerWeights
-from kernels.cpu.number import has_kernels
+from kernels.cpu.scalars import has_kernels
 from kernels.linear import gated_linear, row_linear
 from kernels.paged_attention import AttentionPlan, paged_attention, plan_attention
 from kernels.rms_norm import rms_norm

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from engine.grammar import BadGrammarError
-from engine.grammar_book import Mask, Matcher
+from engine.protocol.grammar import BadGrammarError
+from engine.text.grammar_book import Mask, Matcher
 
 
 @dataclass(slots=True)

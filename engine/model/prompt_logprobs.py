@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.model.batch import Batch
 from engine.model.sequence import Sequence as SequenceState
-from engine.step import Scheduled, TokenLogprobs, scored_positions
+from engine.protocol.step import Scheduled, TokenLogprobs, scored_positions
 
 ROWS = 64  # with a vocabulary of 150,000: 40 MB of logits
 

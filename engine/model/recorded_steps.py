@@ -10,9 +10,9 @@ from torch import Tensor
 
 from engine.model.batch import Batch
 from engine.model.weights import DecoderWeights, DenseWeights
-from kernels.cpu.number import has_kernels
 from kernels.cpu.panel_matrix import PanelMatrix
 from kernels.cpu.recording import Recording, Room
+from kernels.cpu.scalars import has_kernels
 
 if TYPE_CHECKING:
     from engine.model.decoder import Decoder

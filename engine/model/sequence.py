@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.grammar_book import Mask, Matcher, without
-from engine.step import NewSequence, TokenLogprobs
+from engine.protocol.step import NewSequence, TokenLogprobs
+from engine.text.grammar_book import Mask, Matcher, without
 from kernels.sampling import Drawn, SampleRow
 
 

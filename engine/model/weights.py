@@ -15,8 +15,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from engine.model.config import ModelConfig
+from engine.model.directory import ModelDir
 from engine.model.tensor_names import expert_names, layer_prefix, router_name
-from engine.model_dir import ModelDir
 from kernels.linear import Weight, pack
 
 

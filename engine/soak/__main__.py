@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.make_model import make_model
+from engine.model.make import make_model
 from engine.soak.node_process import NodeError, NodeProcess
 from engine.soak.show import make_teller, render, report_of
 from engine.soak.soak import Soak, SoakPlan, SoakResult

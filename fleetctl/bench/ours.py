@@ -18,12 +18,12 @@ from fleetctl.kit.lean import hidden
 with hidden("rich"):  # as the controller starts
     import uvloop
 
-    from alerts.evaluation import RuleEngine
-    from alerts.rules import load_rule_files
-    from alerts.store import SeriesStore
+    from alerts.evaluation.engine import RuleEngine
+    from alerts.evaluation.rules import load_rule_files
+    from alerts.series.store import SeriesStore
     from fleetctl.bench.fleet import INTERVAL_S, labels_of
-    from fleetctl.controller.fetch import Fetcher
-    from fleetctl.controller.scrape_slots import ScrapeTarget, SlotScraper
+    from fleetctl.controller.signals.fetch import Fetcher
+    from fleetctl.controller.signals.scrape_slots import ScrapeTarget, SlotScraper
     from fleetctl.kit.clock import SystemClock
     from fleetctl.kit.log import configure_logging
 

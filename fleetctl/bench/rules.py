@@ -6,8 +6,8 @@ from pathlib import Path
 
 import yaml
 
-from alerts.content import builtin_rule_files, builtin_signal_files
 from alerts.duration import parse_duration_s
+from alerts.evaluation.builtin import builtin_rule_files, builtin_signal_files
 from fleetctl.bench.fleet import INTERVAL_S
 
 

@@ -21,7 +21,7 @@ from fleetctl.cli.output import Output, OutputOption, print_data, print_fields, 
 from fleetctl.kit.errors import BadInputError, FleetctlError
 
 if TYPE_CHECKING:
-    from alerts.explain import RuleView
+    from alerts.review.explain import RuleView
     from fleetctl.wire import Alert
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ def register(app: typer.Typer) -> None:
 
         Exit code 1 when there is an error, 2 when a file is no rule file at all.
         """
-        from alerts.lint import UNREADABLE, lint_files
+        from alerts.review.lint import UNREADABLE, lint_files
 
         findings = reading(lambda: lint_files(_existing(files)))
         if output in (Output.json, Output.yaml):
@@ -67,7 +67,7 @@ def register(app: typer.Typer) -> None:
         output: OutputOption = Output.table,
     ) -> None:
         """Run promtool's unit-test files with our own engine. Exit 1 when an expectation does not hold."""
-        from alerts.casefile import run_case_file
+        from alerts.review.casefile import run_case_file
 
         replaced = _existing(rules) if rules else None
         run = partial(run_case_file, rule_files=replaced, with_annotations=not ignore_annotations)
@@ -127,8 +127,8 @@ def register(app: typer.Typer) -> None:
     @alerts.command()
     def coverage(output: OutputOption = Output.table) -> None:
         """Which signal each engine can tell. What it cannot tell is absent, never zero."""
-        from alerts.coverage import ENGINES
-        from alerts.coverage import coverage as covered
+        from alerts.review.coverage import ENGINES
+        from alerts.review.coverage import coverage as covered
 
         rows = reading(covered)
         if output in (Output.json, Output.yaml):
@@ -166,8 +166,8 @@ def _existing(files: Sequence[Path]) -> Sequence[Path]:
 
 
 def _views(files: list[Path] | None) -> list[RuleView]:
-    from alerts.content import builtin_rule_files, builtin_signal_files
-    from alerts.explain import rule_views
+    from alerts.evaluation.builtin import builtin_rule_files, builtin_signal_files
+    from alerts.review.explain import rule_views
 
     paths = _existing(files) if files else [*builtin_signal_files(), *builtin_rule_files()]
     return reading(lambda: rule_views(paths))

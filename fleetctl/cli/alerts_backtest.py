@@ -17,9 +17,9 @@ from fleetctl.cli.output import Output, OutputOption, print_data, print_table
 from fleetctl.kit.errors import BadInputError, UnreachableError
 
 if TYPE_CHECKING:
-    from alerts.backtest import Backtest
-    from alerts.rules import RuleGroup
-    from alerts.store import SeriesStore
+    from alerts.evaluation.rules import RuleGroup
+    from alerts.history.backtest import Backtest
+    from alerts.series.store import SeriesStore
 
 BLACK_BOX_SUFFIX = ".blackbox.jsonl.gz"
 POINTS_PER_WINDOW = 4  # a rate over fewer is luck
@@ -48,7 +48,7 @@ def register_backtest(alerts: typer.Typer) -> None:
         output: OutputOption = Output.table,
     ) -> None:
         """Replay a recording: when each alert would have fired, pages per week, lead time before an incident."""
-        from alerts.backtest import run_backtest, widened
+        from alerts.history.backtest import run_backtest, widened
 
         if bool(recording) == bool(prometheus):
             raise BadInputError("give one of --from and --prometheus", remedy="fleetctl alerts backtest --help")
@@ -91,10 +91,10 @@ def _secret(path: Path) -> str:
 
 def _groups(rules: list[Path] | None) -> list[RuleGroup]:
     """The rules to try; our signal rules come first when a rule reads a signal that no file records."""
-    from alerts.backtest import in_order, needs_order
-    from alerts.content import builtin_rule_files, builtin_signal_files
+    from alerts.evaluation.builtin import builtin_rule_files, builtin_signal_files
+    from alerts.evaluation.rules import load_rule_files
+    from alerts.history.backtest import in_order, needs_order
     from alerts.promql.nodes import metric_names
-    from alerts.rules import load_rule_files
 
     groups: list[RuleGroup] = _reading(lambda: load_rule_files(rules or builtin_rule_files()))
     recorded = {rule.name for group in groups for rule in group.rules if rule.kind == "record"}
@@ -113,7 +113,7 @@ def _groups(rules: list[Path] | None) -> list[RuleGroup]:
 
 
 def _recorded(paths: list[Path], groups: list[RuleGroup]) -> tuple[SeriesStore, float, float]:
-    from alerts.recording import read_recordings, recording_store, wanted_names
+    from alerts.history.recording import read_recordings, recording_store, wanted_names
 
     store = recording_store()
     wanted = wanted_names(groups)
@@ -154,8 +154,8 @@ def _fetched(
     url: str, groups: list[RuleGroup], since_s: float, token: str | None, ca_file: Path | None, timeout_s: float
 ) -> tuple[SeriesStore, float, float]:
     from alerts.errors import AlertsError
-    from alerts.prometheus_source import Server, fetch, metric_selectors
-    from alerts.recording import recording_store
+    from alerts.history.prometheus_source import Server, fetch, metric_selectors
+    from alerts.history.recording import recording_store
 
     store = recording_store()
     end = time.time()

@@ -15,8 +15,8 @@ import uvicorn
 from fleetctl.controller.config import ControllerConfig
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.controller.database import FencedError
-from fleetctl.controller.fleet import Provider
 from fleetctl.controller.http_api import create_app
+from fleetctl.controller.nodes.fleet import Provider
 from fleetctl.kit.clock import Clock
 from fleetctl.kit.errors import BadInputError
 from fleetctl.providers.local import LocalProvider

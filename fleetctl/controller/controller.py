@@ -10,30 +10,30 @@ from typing import Any
 import httpx
 import structlog
 
-from alerts.content import builtin_rule_files, builtin_signal_files
-from alerts.evaluation import RuleEngine
-from alerts.presence import CLEAR_AFTER_S
-from alerts.rules import RuleGroup, load_rule_files, reaches_of
-from alerts.store import SeriesStore
+from alerts.evaluation.builtin import builtin_rule_files, builtin_signal_files
+from alerts.evaluation.engine import RuleEngine
+from alerts.evaluation.rules import RuleGroup, load_rule_files, reaches_of
+from alerts.evaluation.target_liveness import CLEAR_AFTER_S
+from alerts.series.store import SeriesStore
 from diagnostics.tree import builtin_tree_files, load_trees
-from fleetctl.controller.alerting import Alerting
-from fleetctl.controller.alertmanager import AlertmanagerLink
-from fleetctl.controller.closing import Closing
+from fleetctl.controller.alertmanager_link import AlertmanagerLink
 from fleetctl.controller.config import ControllerConfig
 from fleetctl.controller.database import Database
-from fleetctl.controller.diagnosing import Diagnosing
-from fleetctl.controller.effects import FleetEffects
-from fleetctl.controller.fleet import Fleet, Provider
-from fleetctl.controller.gateway_watch import GatewayWatch
-from fleetctl.controller.incident_book import IncidentBook
-from fleetctl.controller.lookup import FleetLookup
+from fleetctl.controller.incidents.alerting import Alerting
+from fleetctl.controller.incidents.closing import Closing
+from fleetctl.controller.incidents.diagnosing import Diagnosing
+from fleetctl.controller.incidents.incident_book import IncidentBook
+from fleetctl.controller.incidents.remediation import Remediation
 from fleetctl.controller.loops import Loops
 from fleetctl.controller.metrics import ControllerMetrics
-from fleetctl.controller.node_client import NodeClient
-from fleetctl.controller.prometheus_signals import PrometheusSignals, rules_for, window_s
-from fleetctl.controller.remediation import Remediation
-from fleetctl.controller.routing import Routing
-from fleetctl.controller.scrape import Scraper, Signals
+from fleetctl.controller.nodes.effects import FleetEffects
+from fleetctl.controller.nodes.fleet import Fleet, Provider
+from fleetctl.controller.nodes.gateway_watch import GatewayWatch
+from fleetctl.controller.nodes.lookup import FleetLookup
+from fleetctl.controller.nodes.node_client import NodeClient
+from fleetctl.controller.nodes.routing import Routing
+from fleetctl.controller.signals.prometheus_signals import PrometheusSignals, rules_for, window_s
+from fleetctl.controller.signals.scrape import Scraper, Signals
 from fleetctl.controller.state_lock import hold_state_lock
 from fleetctl.controller.timeline import Timeline
 from fleetctl.kit.clock import Clock, SystemClock

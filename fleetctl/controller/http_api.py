@@ -16,13 +16,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from alerts.promql import evaluate
+from fleetctl.controller.alertmanager.webhook import WEBHOOK_PATH
 from fleetctl.controller.controller import Controller
 from fleetctl.controller.http_edge import TokenGate, guarded, int_param, on_http_exception, read_body, wait_param
-from fleetctl.controller.incident_store import get_incident, list_incidents
-from fleetctl.controller.node_row import list_nodes
-from fleetctl.controller.remediation import new_nodes, with_new_nodes
-from fleetctl.controller.version import software_version
-from fleetctl.controller.views import (
+from fleetctl.controller.incidents.incident_store import get_incident, list_incidents
+from fleetctl.controller.incidents.remediation import new_nodes, with_new_nodes
+from fleetctl.controller.incidents.views import (
     alert_view,
     diagnosis_view,
     incident_summary,
@@ -32,7 +31,8 @@ from fleetctl.controller.views import (
     runbook_view,
     signals_by_node,
 )
-from fleetctl.controller.webhook import WEBHOOK_PATH
+from fleetctl.controller.nodes.node_row import list_nodes
+from fleetctl.controller.version import software_version
 from fleetctl.kit.errors import BadInputError, RefusedError
 from fleetctl.wire import (
     ActionRequest,

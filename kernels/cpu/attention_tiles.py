@@ -10,7 +10,7 @@ from numba import njit
 
 from kernels.cpu import amx
 from kernels.cpu.kv_layout import TILE_KEYS
-from kernels.cpu.number import EXACT, FUSED
+from kernels.cpu.scalars import EXACT, FUSED
 from kernels.cpu.vector import copy, prefetch
 
 LOG2_E = np.float32(1.4426950408889634)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from kernels.cpu.number import EXACT, exp32, widen
+from kernels.cpu.scalars import EXACT, exp32, widen
 from kernels.cpu.vector import product, transpose
 
 ROWS, COLUMNS = 4, 32  # eight accumulators: as many as two units with four cycles of delay keep busy

@@ -22,9 +22,9 @@ from numba.extending import overload
 from torch import Tensor
 
 from kernels.cpu import attention_tiles, attention_vectors
-from kernels.cpu.crew import Crew, as_number, empty, field, pointer, take_piece
 from kernels.cpu.kv_layout import is_tiled
-from kernels.cpu.number import EXACT, SUMS, exp32, lines, narrow
+from kernels.cpu.scalars import EXACT, SUMS, exp32, lines, narrow
+from kernels.cpu.thread_team import Crew, as_number, empty, field, pointer, take_piece
 
 __all__ = ["CpuAttentionPlan", "paged_attention", "plan_attention"]
 

@@ -9,8 +9,8 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from kernels.cpu.crew import Crew, empty
-from kernels.cpu.number import EXACT
+from kernels.cpu.scalars import EXACT
+from kernels.cpu.thread_team import Crew, empty
 from kernels.cpu.vector import copy, store_gated, store_sums
 
 __all__ = ["PanelMatrix", "writer"]

@@ -23,8 +23,8 @@ from numba.extending import intrinsic
 from torch import Tensor
 
 from kernels.cpu import crew
-from kernels.cpu.crew import Crew, field
-from kernels.cpu.number import EXACT
+from kernels.cpu.scalars import EXACT
+from kernels.cpu.thread_team import Crew, field
 
 __all__ = ["Recording", "Room"]
 

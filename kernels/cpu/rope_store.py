@@ -6,10 +6,10 @@ import numpy as np
 from numba import carray, njit
 from torch import Tensor
 
-from kernels.cpu.crew import Crew, as_number, empty, field, pieces_of, pointer, take_piece
 from kernels.cpu.kv_layout import TILE_KEYS, is_tiled
-from kernels.cpu.number import EXACT, SUMS, narrow, widen
 from kernels.cpu.rms_norm import inverse_rms
+from kernels.cpu.scalars import EXACT, SUMS, narrow, widen
+from kernels.cpu.thread_team import Crew, as_number, empty, field, pieces_of, pointer, take_piece
 
 PIECE_ROWS = 32  # neighbours in a prompt write to the same cache lines: with 4, two threads take three times as long
 

@@ -13,8 +13,8 @@ import numpy as np
 from numba import carray, njit
 from torch import Tensor
 
-from kernels.cpu.crew import Crew, field, pointer, take_piece
-from kernels.cpu.number import EXACT, FUSED, SUMS, exp32
+from kernels.cpu.scalars import EXACT, FUSED, SUMS, exp32
+from kernels.cpu.thread_team import Crew, field, pointer, take_piece
 
 if TYPE_CHECKING:
     from kernels.sampling import SampleRow

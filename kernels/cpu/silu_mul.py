@@ -6,8 +6,8 @@ import numpy as np
 from numba import carray, njit
 from torch import Tensor
 
-from kernels.cpu.crew import Crew, empty, field, pieces_of, pointer, take_piece
-from kernels.cpu.number import EXACT, exp32, narrow, widen
+from kernels.cpu.scalars import EXACT, exp32, narrow, widen
+from kernels.cpu.thread_team import Crew, empty, field, pieces_of, pointer, take_piece
 
 PIECE_ROWS = 4
 

@@ -12,9 +12,9 @@ from numba import carray, njit
 from torch import Tensor
 
 from kernels.cpu import amx
-from kernels.cpu.crew import Crew, field, pointer, take_piece
-from kernels.cpu.number import EXACT, lines
 from kernels.cpu.panel_matrix import PanelMatrix, writer
+from kernels.cpu.scalars import EXACT, lines
+from kernels.cpu.thread_team import Crew, field, pointer, take_piece
 from kernels.cpu.vector import copy
 
 GROUP_ROWS = 512  # at most

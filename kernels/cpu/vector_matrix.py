@@ -13,9 +13,9 @@ from llvmlite.binding import get_host_cpu_features
 from numba import carray, njit
 from torch import Tensor
 
-from kernels.cpu.crew import Crew, field, pointer, take_piece
-from kernels.cpu.number import EXACT, lines
 from kernels.cpu.panel_matrix import PanelMatrix, writer
+from kernels.cpu.scalars import EXACT, lines
+from kernels.cpu.thread_team import Crew, field, pointer, take_piece
 from kernels.cpu.vector import copy, prefetch_next, resumed_product
 
 GROUP_ROWS = 504  # at most

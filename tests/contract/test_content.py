@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import typer.main
 
-from alerts.content import builtin_rule_files, builtin_signal_files
-from alerts.rules import load_rule_files
+from alerts.evaluation.builtin import builtin_rule_files, builtin_signal_files
+from alerts.evaluation.rules import load_rule_files
+from diagnostics.no_tree import reasons_without_tree
 from diagnostics.tree import builtin_tree_files, load_trees
-from diagnostics.untreed import reasons_without_tree
 from fleetctl.cli.app import build
 from runbooks.page import load_library
 

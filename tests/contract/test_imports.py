@@ -62,7 +62,7 @@ def test_controller_process_loads_nothing_of_a_terminal_and_one_http_client(tmp_
 
 def test_rules_and_store_load_no_validation_library() -> None:
     code = (
-        "import sys\nimport alerts.evaluation, alerts.rules, alerts.store\n"
+        "import sys\nimport alerts.evaluation.engine, alerts.evaluation.rules, alerts.series.store\n"
         "heavy = {'pydantic', 'pandas', 'numpy.ma'} & set(sys.modules)\n"
         "sys.exit(f'loaded {heavy}' if heavy else 0)"
     )

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures_incident import OPENED, make_record
 
 from alerts.sample import STALE
 from diagnostics import blackbox
 from diagnostics.blackbox import BadBlackBoxError, BlackBox, RecordedSeries, read, record_series, write
+from tests.fixtures.incident import OPENED, make_record
 
 SERIES = RecordedSeries(
     {"__name__": "llm:step_seconds:mean", "node": "node-2"},

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from fixtures_incident import make_record
 
-from alerts.rules import RuleGroup, load_rule_files
+from alerts.evaluation.rules import RuleGroup, load_rule_files
 from alerts.sample import STALE
-from alerts.store import SeriesStore
+from alerts.series.store import SeriesStore
 from diagnostics.asking import ask_store
 from diagnostics.blackbox import BlackBox, read, record_series, write
 from diagnostics.replay import replay
 from diagnostics.tree import Tree, builtin_tree_files, load_trees
 from diagnostics.walker import Diagnosis, walk
+from tests.fixtures.incident import make_record
 
 BEGIN = 1_700_000_000.0
 NODES = ("node-1", "node-2", "node-3")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from fixtures_incident import OPENED, make_record
 from markdown_it import MarkdownIt
 
 from diagnostics.postmortem import Impact, PostmortemInput, durations, follow_ups, render, unknowns
+from tests.fixtures.incident import OPENED, make_record
 
 IMPACT = Impact(
     requests=420, finished=417, moved=3, lost=0, duplicated=0,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from alerts.content import builtin_rule_files
-from alerts.rules import load_rule_files
+from alerts.evaluation.builtin import builtin_rule_files
+from alerts.evaluation.rules import load_rule_files
 from diagnostics.drawing import mermaid
 from diagnostics.incident import FiredAlert, Incident, open_incident
+from diagnostics.no_tree import reasons_without_tree, undiagnosed
 from diagnostics.tree import Tree, bind, builtin_tree_files, load_trees, tree_for_alert
-from diagnostics.untreed import reasons_without_tree, undiagnosed
 from diagnostics.walker import Answer, Diagnosis, walk
 
 NOW = 1_000_000.0

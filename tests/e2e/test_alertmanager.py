@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures_alertmanager import (
+
+from alerts.evaluation.builtin import builtin_rule_files, builtin_signal_files
+from alerts.evaluation.fingerprint import fingerprint_of_labels
+from fleetctl.alertmanager_settings import AlertmanagerPeer
+from fleetctl.controller.alertmanager.alertmanager_client import AlertmanagerClient
+from fleetctl.controller.controller import Controller, open_controller
+from fleetctl.wire import SilenceMatcher, SilenceRequest
+from tests.fixtures.alertmanager import (
     HTTP,
     NEEDS_BOTH,
     alertmanager,
@@ -25,15 +32,8 @@ from fixtures_alertmanager import (
     target_groups,
     wait_for,
 )
-from fixtures_controller import TOKEN, make_config, make_provider, stop_all, until
-from fixtures_driven import HEALTHY_STEP_S, DrivenClock, Traffic, drive
-
-from alerts.alertmanager import fingerprint_of_labels
-from alerts.content import builtin_rule_files, builtin_signal_files
-from fleetctl.alertmanager_settings import AlertmanagerPeer
-from fleetctl.controller.alertmanager_client import AlertmanagerClient
-from fleetctl.controller.controller import Controller, open_controller
-from fleetctl.wire import SilenceMatcher, SilenceRequest
+from tests.fixtures.controller import TOKEN, make_config, make_provider, stop_all, until
+from tests.fixtures.driven import HEALTHY_STEP_S, DrivenClock, Traffic, drive
 
 pytestmark = [pytest.mark.e2e, NEEDS_BOTH]
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from fixtures_fleet import Fleet, fleet
+
+from tests.fixtures.fleet import Fleet, fleet
 
 pytestmark = [pytest.mark.e2e, pytest.mark.serial]
 

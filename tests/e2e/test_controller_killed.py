@@ -11,7 +11,8 @@ from typing import Any
 
 import httpx
 import pytest
-from fixtures_fleet import Fleet, fleet, wait_until
+
+from tests.fixtures.fleet import Fleet, fleet, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.serial]
 

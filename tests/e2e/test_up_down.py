@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fixtures_fleet import Fleet, fleet, wait_until
+
+from tests.fixtures.fleet import Fleet, fleet, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.serial]
 

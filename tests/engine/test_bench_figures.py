@@ -19,8 +19,8 @@ from engine.bench.servers import Server, ServerError, running, vllm_server
 from engine.bench.transformers_methods import answer_continuous, answer_static
 from engine.bench.transformers_peer import METHODS, PeerError, run_transformers
 from engine.bench.workload import PREFIX_TOKENS, BenchRequest, make_workload
-from engine.make_model import make_model
-from engine.model_dir import open_model
+from engine.model.directory import open_model
+from engine.model.make import make_model
 
 
 def test_half_of_the_workload_shares_one_prefix() -> None:

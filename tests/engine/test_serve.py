@@ -10,7 +10,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fixtures_engine import read_stream, start_node, tiny_model_dir, wait_for
+
+from tests.fixtures.engine import read_stream, start_node, tiny_model_dir, wait_for
 
 LONG = {"prompt": "hello", "max_tokens": 4000, "ignore_eos": True, "stream": True, "seed": 1}
 

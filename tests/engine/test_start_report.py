@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
-from fixtures_engine import tiny_model_dir
 
 from engine.config import NodeConfig
-from engine.messages import CoreReady
+from engine.protocol.messages import CoreReady
 from engine.start_report import start_lines, what_limits
+from tests.fixtures.engine import tiny_model_dir
 
 
 def config_of(**changes: object) -> NodeConfig:

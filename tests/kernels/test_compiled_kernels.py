@@ -9,9 +9,9 @@ import pytest
 import torch
 from numba import carray
 
-from kernels.cpu.crew import Crew, field, pointer, take_piece
 from kernels.cpu.kv_layout import in_plain, in_tiles, is_tiled
-from kernels.cpu.number import has_kernels
+from kernels.cpu.scalars import has_kernels
+from kernels.cpu.thread_team import Crew, field, pointer, take_piece
 from kernels.rms_norm import rms_norm
 from kernels.rope import full_tables
 from kernels.rope_store import rope_store

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fixtures_gpu_kernels import ON_DEVICES, TOLERANCE, Run, runner
 
 from kernels.gpu.attention_plan import KEY_ALIGN, plan_attention
+from tests.fixtures.gpu_kernels import ON_DEVICES, TOLERANCE, Run, runner
 
 pytest.importorskip("triton", reason="needs Triton")
 

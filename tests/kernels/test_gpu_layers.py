@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fixtures_gpu_kernels import ON_DEVICES, TOLERANCE, Run, runner
 
 from kernels.block_copy import copy_blocks
 from kernels.rms_norm import rms_norm
 from kernels.rope import apply_rope, full_tables
 from kernels.silu_mul import silu_mul
+from tests.fixtures.gpu_kernels import ON_DEVICES, TOLERANCE, Run, runner
 
 pytest.importorskip("triton", reason="needs Triton")
 WIDTHS = [(torch.float32, 1), (torch.float32, 100), (torch.bfloat16, 344), (torch.float16, 1000)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from fixtures_gpu_kernels import ON_DEVICES, Run, runner
 
 from kernels.sampling import SampleRow, sample
 from kernels.uniform import uniform
+from tests.fixtures.gpu_kernels import ON_DEVICES, Run, runner
 
 pytest.importorskip("triton", reason="needs Triton")
 VOCAB = 300
@@ -49,7 +49,7 @@ def _tokens(run: Run, logits: torch.Tensor, rows: list[SampleRow]) -> list[int |
 
 def test_gpu_uniform_numbers_are_those_of_the_cpu(run: Run) -> None:
     seeds, positions = [0, 1, 2**63 - 1, -1, -(2**63), 12345], [0, 0, 1, 7, 2**40, 99]
-    found = run("fixtures_gpu_uniform:uniform", torch.tensor(seeds), torch.tensor(positions))
+    found = run("tests.fixtures.gpu_uniform:uniform", torch.tensor(seeds), torch.tensor(positions))
     assert np.array_equal(found.numpy(), uniform(seeds, positions))
 
 

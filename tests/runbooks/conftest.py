@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from fixtures_runbooks import World
-
 from runbooks.schema import metadata, open_engine
+from tests.fixtures.runbooks import World
 
 POSTGRES_URL = os.environ.get("FLEETCTL_TEST_POSTGRES_URL")
 

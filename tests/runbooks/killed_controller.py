@@ -1,4 +1,7 @@
-"""A controller process that kills itself at one fault point: `killed_controller.py FOLDER POINT` (-1: lives)."""
+"""A controller process that kills itself at one fault point (-1: lives).
+
+`python -m tests.runbooks.killed_controller FOLDER POINT`
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,7 @@ import signal
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
-
-from fixtures_runbooks import FakeFleet, World, replace_node  # noqa: E402
+from tests.fixtures.runbooks import FakeFleet, World, replace_node
 
 
 def main() -> None:

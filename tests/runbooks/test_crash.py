@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures_runbooks import FAST, FakeFleet, Killed, World, replace_node, temporary
 
 from runbooks.ports import PermanentError
 from runbooks.run import Run, RunStatus
+from tests.fixtures.runbooks import FAST, FakeFleet, Killed, World, replace_node, temporary
 
 FEW_LOOKS = replace(FAST, poll_s=15, guard_wait_s=15)
 Prepare = Callable[[FakeFleet], None]
@@ -198,7 +198,7 @@ def test_a_step_that_kills_its_controller_each_time_ends_too(database_url: str) 
     assert "50 times without an end" in run.error
 
 
-KILLED_CONTROLLER = Path(__file__).with_name("killed_controller.py")
+KILLED_CONTROLLER = "tests.runbooks.killed_controller"
 
 
 @pytest.mark.e2e
@@ -209,7 +209,7 @@ def test_survives_sigkill_of_the_process(tmp_path: Path, first_kill: int) -> Non
     for life in range(12):
         kill_at = first_kill if life == 0 else 5
         done = subprocess.run(
-            [sys.executable, str(KILLED_CONTROLLER), str(tmp_path), str(kill_at if life < 4 else -1)],
+            [sys.executable, "-m", KILLED_CONTROLLER, str(tmp_path), str(kill_at if life < 4 else -1)],
             capture_output=True,
             text=True,
             timeout=60,

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 import pytest
-from fixtures_runbooks import FAST, LIBRARY, REPLACE, Controller, FakeFleet, World, propose, temporary
 
 from runbooks.errors import (
     AlreadyDecidedError,
@@ -19,6 +18,7 @@ from runbooks.errors import (
 from runbooks.page import parse_page
 from runbooks.ports import PermanentError
 from runbooks.run import Run, RunStatus
+from tests.fixtures.runbooks import FAST, LIBRARY, REPLACE, Controller, FakeFleet, World, propose, temporary
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from fixtures_runbooks import LIBRARY, REPLACE, World
 
 from runbooks.errors import (
     IdempotencyConflictError,
@@ -20,6 +19,7 @@ from runbooks.journal import Journal
 from runbooks.plan import plan_page
 from runbooks.run import ACTIVE, TRANSITIONS, Run, RunStatus, StepStatus
 from runbooks.schema import meta, open_engine
+from tests.fixtures.runbooks import LIBRARY, REPLACE, World
 
 NOW = 1_000_000.0
 _ids = itertools.count()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import promql_parser
 import pytest
-from fixtures_runbooks import LIBRARY, World, propose
 
 from fleetctl import wire
 from runbooks.plan import plan_page
 from runbooks.run import RunStatus
+from tests.fixtures.runbooks import LIBRARY, World, propose
 
 
 def test_has_the_pages_that_the_product_names() -> None:

@@ -1,0 +1,308 @@
+"""Evaluate rule groups on their slots: recorded series go into the store, alerts change state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import structlog
+
+from alerts.arrays import Floats
+from alerts.errors import AlertsError, QueryError
+from alerts.evaluation.alert import ActiveAlert, AlertChange, Finding, advance
+from alerts.evaluation.rules import AlertingRule, RecordingRule, Rule, RuleGroup, reaches_of
+from alerts.evaluation.snapshot import alert_from_json, alert_to_json, check_version, restored
+from alerts.evaluation.target_liveness import CLEAR_AFTER_S, Presence, Roll
+from alerts.evaluation.template import BadTemplateError, Template
+from alerts.evaluation.template_query import query_at
+from alerts.promql import evaluate_vector
+from alerts.promql.evaluator import LOOKBACK_MS
+from alerts.promql.nodes import is_empty_without_series, metric_names
+from alerts.promql.sharing import SharedAnswers
+from alerts.promql.values import SAME_LABELS, Vector, empty_vector, single
+from alerts.sample import EMPTY, NAME, LabelSet, to_ms
+from alerts.series.columns import LabelColumn
+from alerts.series.store import SeriesStore
+from alerts.series.writer import Writer
+
+log = structlog.get_logger()
+
+SNAPSHOT_VERSION = 1
+_SCRAPE_NAMES = {"up", "llm:up"}
+_SHOWN_STATES = ("pending", "firing", "unknown")
+ALERT_NAMES = ("ALERTS", "ALERTS_FOR_STATE")
+DEFAULT_INTERVAL_S = 1.0
+
+
+@dataclass(slots=True)
+class _RuleState:
+    """What one rule remembers between evaluations."""
+
+    key: str
+    rule: Rule
+    writer: Writer  # of the series that it records, or of ALERTS
+    writes: tuple[str, ...]  # their names
+    needs: frozenset[str] = frozenset()  # without a series of one of these metrics it gives nothing; empty: not sure
+    found_none_at: int | None = None  # names_version of the store at which there was none
+    active: dict[LabelSet, ActiveAlert] = field(default_factory=dict)
+    error: str | None = None
+    clear_after_s: float = CLEAR_AFTER_S  # how long a target must have been scraped before silence counts as clear
+    _shown: list[tuple[LabelSet, str]] = field(default_factory=list)
+    _shown_column: LabelColumn = field(default_factory=LabelColumn)
+
+    def shown_column(self, shown: list[tuple[LabelSet, str]]) -> LabelColumn:
+        """ALERTS and ALERTS_FOR_STATE of these alerts, in turn; the same column as long as they are the same."""
+        if shown != self._shown:
+            self._shown = shown
+            self._shown_column = LabelColumn(
+                entry
+                for labels, alert_state in shown
+                for entry in (
+                    labels.having(((NAME, "ALERTS"), ("alertstate", alert_state))),
+                    labels.having(((NAME, "ALERTS_FOR_STATE"),)),
+                )
+            )
+        return self._shown_column
+
+
+class RuleEngine:
+    """Owns alert state. Not thread-safe: ticks and store writes come from one thread."""
+
+    def __init__(
+        self,
+        groups: Sequence[RuleGroup],
+        store: SeriesStore,
+        *,
+        default_interval_s: float = DEFAULT_INTERVAL_S,
+        clear_after_s: float = CLEAR_AFTER_S,
+    ) -> None:
+        """`clear_after_s`: how long a target must have been scraped before silence counts as clear."""
+        self._store = store
+        self._default_interval_s = default_interval_s
+        self._groups = list(groups)
+        reaches = reaches_of(groups)
+        self._states: list[list[_RuleState]] = [_states_of(group, store, reaches, clear_after_s) for group in groups]
+        self._last_slot: list[int | None] = [None] * len(self._groups)
+        self._shared = SharedAnswers(rule.query.root for group in groups for rule in group.rules)
+        self._rolls: dict[float, Roll] = {}  # of this tick, by how long a target must have been scraped
+
+    def tick(self, now: float) -> list[AlertChange]:
+        """Evaluates every group whose slot has come, in order; what changed.
+
+        A rule that fails leaves its alerts and series as they are: see `failures`.
+        """
+        changes: list[AlertChange] = []
+        self._rolls = {}
+        self._shared.clear()
+        for index, group in enumerate(self._groups):
+            interval_s = group.interval_s or self._default_interval_s
+            slot = math.floor(now / interval_s + 1e-9)
+            last = self._last_slot[index]
+            if last is not None and last - 1 <= slot <= last:
+                continue  # the same slot; one back is clock jitter, more is a clock set back
+            self._last_slot[index] = slot
+            for state in self._states[index]:
+                changes.extend(self._evaluate(group, state, now))
+        self._shared.clear()
+        return changes
+
+    def lose_sight(self, now: float) -> list[AlertChange]:
+        """No signals have come for too long to judge by them: every pending and firing alert is unknown."""
+        changes: list[AlertChange] = []
+        for states in self._states:
+            for state in states:
+                for labels, alert in state.active.items():
+                    if alert.state in ("pending", "firing"):
+                        unknown = replace(alert, state="unknown", unknown_since=now)
+                        state.active[labels] = unknown
+                        changes.append(AlertChange(unknown, alert.state))
+        return changes
+
+    def alerts(self) -> list[ActiveAlert]:
+        """Pending, firing, unknown and recently resolved alerts."""
+        return [alert for states in self._states for state in states for alert in state.active.values()]
+
+    def failures(self) -> dict[str, str]:
+        """The last error of each rule whose last evaluation failed, by `group/rule`."""
+        return {state.key: state.error for states in self._states for state in states if state.error}
+
+    def snapshot(self) -> dict[str, Any]:
+        """Alert state as plain JSON, to be restored after a restart."""
+        return {
+            "version": SNAPSHOT_VERSION,
+            "alerts": [
+                {"rule": state.key, **alert_to_json(alert)}
+                for states in self._states
+                for state in states
+                for alert in state.active.values()
+            ],
+            "taken_at": self._newest_evaluation(),
+        }
+
+    def restore(self, snapshot: Mapping[str, Any], now: float) -> None:
+        """Takes alert state over. Time nobody watched does not count for `for`; rules that are gone are dropped.
+
+        Raises ValueError when the snapshot is not one of ours.
+        """
+        check_version(snapshot, SNAPSHOT_VERSION)
+        by_key = {state.key: state for states in self._states for state in states}
+        taken_at = snapshot.get("taken_at")
+        for raw in snapshot["alerts"]:
+            state = by_key.get(raw["rule"])
+            alert = restored(alert_from_json(raw), taken_at, now)
+            if state is None or not isinstance(state.rule, AlertingRule) or alert is None:
+                log.warning("alert.not_restored", rule=raw["rule"], labels=raw["labels"])
+                continue
+            state.active[LabelSet.of(alert.labels)] = alert
+
+    def _newest_evaluation(self) -> float | None:
+        times = [
+            slot * (group.interval_s or self._default_interval_s)
+            for group, slot in zip(self._groups, self._last_slot, strict=True)
+            if slot is not None
+        ]
+        return max(times, default=None)
+
+    # -- one rule -----------------------------------------------------------------------------------------------
+
+    def _evaluate(self, group: RuleGroup, state: _RuleState, now: float) -> list[AlertChange]:
+        at = now - group.query_offset_s
+        try:
+            value: Vector | float = empty_vector()
+            if not self._is_idle(state):
+                value = evaluate_vector(state.rule.query, self._store, at, shared=self._shared)
+            result = single(EMPTY, value, to_ms(at)) if isinstance(value, float) else value
+            if isinstance(state.rule, RecordingRule):
+                self._check_limit(group, state, len(result))
+                self._record(state, state.rule, result, to_ms(at))
+                changes = []
+            else:
+                found = _findings(state.rule, result, self._store, at)
+                self._check_limit(group, state, len(found))
+                changes = self._alert(state, state.rule, found, now, to_ms(at))
+        except AlertsError as error:
+            if state.error != str(error):
+                log.error("rule.failed", rule=state.key, reason=str(error))
+            state.error = str(error)
+            return []
+        state.error = None
+        return changes
+
+    def _is_idle(self, state: _RuleState) -> bool:
+        """Whether no metric that the rule reads exists: rules for engines that this fleet does not have."""
+        version = self._store.names_version
+        if state.found_none_at != version:
+            is_idle = bool(state.needs) and not self._store.has_any(state.needs)
+            state.found_none_at = version if is_idle else None
+        return state.found_none_at is not None
+
+    def _check_limit(self, group: RuleGroup, state: _RuleState, count: int) -> None:
+        if group.limit and count > group.limit:
+            state.active.clear()  # as Prometheus: too many is treated as a broken rule, not as that many alerts
+            raise QueryError(f"exceeded limit of {group.limit} with {count} results")
+
+    def _record(self, state: _RuleState, rule: RecordingRule, result: Vector, at_ms: int) -> None:
+        if not len(result) and not state.writer.series:
+            return
+        labels = result.labels.having(((NAME, rule.name), *rule.labels))
+        if not labels.is_distinct:
+            raise QueryError(SAME_LABELS)
+        self._write(state, labels, result.values, at_ms)
+
+    def _write(self, state: _RuleState, labels: LabelColumn, values: Floats, at_ms: int) -> None:
+        """Stores this evaluation's points and ends the series that it no longer gives."""
+        state.writer.take(labels, lambda: labels)
+        self._store.write(state.writer, at_ms, values)
+        for name in state.writes:
+            self._shared.wrote(name)
+
+    def _presence_of(self, alert: ActiveAlert, now: float, clear_after_s: float) -> Presence:
+        roll = self._rolls.get(clear_after_s)
+        if roll is None:
+            roll = self._rolls[clear_after_s] = Roll(self._store, now, clear_after_s)
+        return roll.of(alert.labels)
+
+    def _alert(
+        self, state: _RuleState, rule: AlertingRule, found: Mapping[LabelSet, Finding], now: float, at_ms: int
+    ) -> list[AlertChange]:
+        state.active, changes = advance(
+            rule.name,
+            state.active,
+            found,
+            now,
+            for_s=rule.for_s,
+            keep_firing_for_s=rule.keep_firing_for_s,
+            presence_of=lambda alert: self._presence_of(alert, now, state.clear_after_s),
+        )
+        shown = [(labels, alert) for labels, alert in state.active.items() if alert.state in _SHOWN_STATES]
+        if shown or state.writer.series:
+            column = state.shown_column([(labels, alert.state) for labels, alert in shown])
+            values = np.array([[1.0, alert.active_at] for _, alert in shown], dtype=np.float64)
+            self._write(state, column, values.ravel(), at_ms)
+        return changes
+
+
+def _states_of(
+    group: RuleGroup, store: SeriesStore, reaches: Mapping[str, float], clear_after_s: float
+) -> list[_RuleState]:
+    """Keys are stable as long as the group's rules of one name keep their order."""
+    seen: dict[str, int] = {}
+    states = []
+    for rule in group.rules:
+        number = seen[rule.name] = seen.get(rule.name, 0) + 1
+        key = f"{group.name}/{rule.name}" + (f"#{number}" if number > 1 else "")
+        # `up` is written by every scrape, failed or not: a rule on it alone has no window that must fill first.
+        writer = store.writer(keep_s=reaches.get(rule.name, 0.0) + LOOKBACK_MS / 1000)
+        names = metric_names(rule.query.root)
+        waits = not names <= _SCRAPE_NAMES
+        can_idle = "" not in names and is_empty_without_series(rule.query.root)
+        needs = frozenset(names) if can_idle else frozenset()
+        writes = ALERT_NAMES if isinstance(rule, AlertingRule) else (rule.name,)
+        states.append(_RuleState(key, rule, writer, writes, needs, clear_after_s=clear_after_s if waits else 0.0))
+    return states
+
+
+def _findings(rule: AlertingRule, result: Vector, store: SeriesStore, at: float) -> dict[LabelSet, Finding]:
+    """Raises QueryError when two samples give the same alert."""
+    if not len(result):
+        return {}
+    found: dict[LabelSet, Finding] = {}
+    fixed = (*((name, template.text) for name, template in rule.labels if _is_fixed(template)),)
+    moving = [(name, template) for name, template in rule.labels if name != "alertname" and not _is_fixed(template)]
+    bare = result.labels.without_names()
+    alerts: Iterable[LabelSet] = bare.having((*fixed, ("alertname", rule.name)))
+    if moving:
+        alerts = [
+            entry.having_now(
+                tuple((name, _text(template, source.as_dict(), value, store, at)) for name, template in moving)
+            )
+            for entry, source, value in zip(alerts, result.labels, result.values.tolist(), strict=True)
+        ]
+    for labels, entry, value in zip(alerts, result.labels, result.values.tolist(), strict=True):
+        if labels in found:
+            raise QueryError("vector contains metrics with the same labelset after applying alert labels")
+        source = entry.as_dict()
+        found[labels] = Finding(
+            value, {name: _text(template, source, value, store, at) for name, template in rule.annotations}
+        )
+    return found
+
+
+def _is_fixed(template: Template) -> bool:
+    """Whether it says the same of every sample."""
+    return "{{" not in template.text
+
+
+def _text(template: Template, labels: dict[str, str], value: float, store: SeriesStore, at: float) -> str:
+    if _is_fixed(template):
+        return template.text
+    try:
+        return template.render(labels, value, lambda text: query_at(text, store, at), at)
+    except BadTemplateError as error:
+        return f"<error expanding template: {error}>"
+
+
+__all__ = ["ActiveAlert", "AlertChange", "RuleEngine"]

@@ -1,0 +1,160 @@
+"""Read rule files as a reviewer does: what can never fire, what fires for the wrong reason, what misleads.
+
+`error`: cannot be loaded, can never be true, or is always true. `warning`: works, but does not say
+what it seems to.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from alerts.errors import AlertsError, BadRuleError
+from alerts.evaluation.rules import Rule, load_group, load_rule, raw_groups
+from alerts.evaluation.yaml_file import read_yaml, shown_path
+from alerts.review.catalog import builtin_catalog
+from alerts.review.finding import Remark
+from alerts.review.lint_metrics import metric_remarks
+from alerts.review.lint_rule import rule_remarks
+from alerts.review.lint_shapes import shape_remarks
+
+UNREADABLE = "unreadable"
+_LINE = re.compile(r", line (\d+): ")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One defect; `group` and `rule` are "" when the whole file or group is meant. `line` counts from 1."""
+
+    file: str
+    line: int
+    group: str
+    rule: str
+    severity: str
+    check: str
+    message: str
+    remedy: str
+
+    def __str__(self) -> str:
+        place = ", ".join(part for part in (self.group, self.rule) if part)
+        remedy = f"; {self.remedy}" if self.remedy else ""
+        return f"{self.file}:{self.line}: {place + ': ' if place else ''}{self.severity}: {self.message}{remedy}"
+
+
+def lint_files(paths: Sequence[Path]) -> list[Finding]:
+    """All findings of all files, in order of place. A name recorded in one file is known in the others.
+
+    A file that is no YAML or no rule file at all has one finding, whose check is UNREADABLE.
+    """
+    files = [_read(path) for path in paths]
+    recorded = {rule.name for file in files for place in file.places if (rule := place.rule) and rule.kind == "record"}
+    return [finding for file in files for finding in _lint(file, recorded)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    group: str
+    name: str
+    line: int
+    expr_line: int
+    rule: Rule | None  # None: it cannot be read, for the reason in `error`
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    name: str
+    places: tuple[_Place, ...]
+    findings: tuple[Finding, ...]
+
+
+def _lint(file: _File, recorded: set[str]) -> list[Finding]:
+    catalog = builtin_catalog()
+    found = list(file.findings)
+    for place in file.places:
+        if place.rule is None:
+            found.append(Finding(file.name, place.line, place.group, place.name, "error", "syntax", place.error, ""))
+            continue
+        remarks = [
+            *metric_remarks(place.rule.query.root, catalog, recorded, is_alert=place.rule.kind == "alert"),
+            *shape_remarks(place.rule, catalog),
+            *rule_remarks(place.rule),
+        ]
+        seen: set[tuple[str, str]] = set()
+        for remark in remarks:
+            if (remark.check, remark.message) not in seen:
+                seen.add((remark.check, remark.message))
+                found.append(_finding(file.name, place, remark))
+    return sorted(found, key=lambda finding: finding.line)
+
+
+def _finding(file: str, place: _Place, remark: Remark) -> Finding:
+    line = place.expr_line if remark.is_about_expression else place.line
+    return Finding(file, line, place.group, place.name, remark.severity, remark.check, remark.message, remark.remedy)
+
+
+def _read(path: Path) -> _File:
+    name = shown_path(path)
+    try:
+        content, root = read_yaml(path)
+        groups = raw_groups(content, name)
+    except BadRuleError as error:
+        reason = str(error).removeprefix(name).removeprefix(": ")
+        line = _LINE.match(reason)
+        at = int(line.group(1)) if line else 1
+        return _File(
+            name, (), (Finding(name, at, "", "", "error", UNREADABLE, reason[line.end() if line else 0 :], ""),)
+        )
+    findings: list[Finding] = []
+    places: list[_Place] = []
+    names: set[str] = set()
+    nodes = _items(_child(root, "groups"))
+    for number, (group, node) in enumerate(zip(groups, nodes, strict=False), 1):
+        called = str(group.get("name") or "") if isinstance(group, dict) else ""
+        rules = group.get("rules") if isinstance(group, dict) else None
+        listed = rules if isinstance(rules, list) else []
+        try:
+            if called and called in names:
+                raise BadRuleError("a second group of this name")
+            names.add(called)
+            # Its own keys; the rules are read one by one, so that each can be told of.
+            load_group({**group, "rules": []} if listed else group, number, name)
+        except BadRuleError as error:
+            reason = re.sub(rf"^{re.escape(name)}: group {re.escape(called or str(number))}: ", "", str(error))
+            findings.append(Finding(name, _line(node), called, "", "error", "syntax", reason, ""))
+        labels = group.get("labels") if isinstance(group, dict) and isinstance(group.get("labels"), dict) else {}
+        for raw, rule_node in zip(listed, _items(_child(node, "rules")), strict=False):
+            places.append(_place(called, raw, labels or {}, rule_node))
+    return _File(name, tuple(places), tuple(findings))
+
+
+def _place(group: str, raw: Any, labels: dict[str, str], node: yaml.Node | None) -> _Place:
+    name = str(raw.get("alert") or raw.get("record") or "") if isinstance(raw, dict) else ""
+    expr = _child(node, "expr")
+    line = _line(node)
+    # A block scalar's text starts on the line after its mark.
+    block = isinstance(expr, yaml.ScalarNode) and expr.style in ("|", ">")
+    expr_line = _line(expr) + int(block) if expr is not None else line
+    try:
+        return _Place(group, name, line, expr_line, load_rule(raw, labels), "")
+    except AlertsError as error:
+        return _Place(group, name, expr_line, expr_line, None, str(error))
+
+
+def _child(node: yaml.Node | None, key: str) -> yaml.Node | None:
+    if isinstance(node, yaml.MappingNode):
+        return next((value for name, value in node.value if getattr(name, "value", None) == key), None)
+    return None
+
+
+def _items(node: yaml.Node | None) -> list[yaml.Node]:
+    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
+
+
+def _line(node: yaml.Node | None) -> int:
+    return node.start_mark.line + 1 if node is not None else 1

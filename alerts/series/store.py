@@ -1,0 +1,396 @@
+"""Series in memory: what was scraped or recorded, for how long, and when a series ended.
+
+Staleness is Prometheus': a point counts for 5 minutes; a series that is missing from a scrape, or whose scrape
+failed, ends at once. Not thread-safe: one thread appends and evaluates.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+
+import numpy as np
+import structlog
+
+from alerts.arrays import Floats, Times
+from alerts.errors import BadExpositionError
+from alerts.matcher import Matcher
+from alerts.sample import NAME, STALE, LabelSet, is_stale, to_ms
+from alerts.series.head import Head
+from alerts.series.index import SeriesIndex
+from alerts.series.selection import Selection
+from alerts.series.series_group import MAX_CHUNK_POINTS, Series, Track
+from alerts.series.target import Layouts, Target, read_scrape
+from alerts.series.writer import Writer
+
+log = structlog.get_logger()
+
+_PRUNE_EVERY_MS = 60_000
+_SPACING_SAMPLE = 1000
+_OWN_NAMES = ("up", "scrape_samples_scraped", "scrape_series_added")
+_FAILED = object()  # stands for the series of a scrape that failed: the target's own
+
+DEFAULT_MAX_BYTES = 1 << 30
+
+
+class SeriesStore:
+    """Bounded by `retention_s`, `max_points` a series, `max_series` and `max_bytes`.
+
+    `max_bytes` is what older points may take (packed, one to eight bytes each); beyond it the oldest go before their
+    time. The newest points and the labels come on top: about 1 KiB a series, so `max_series` bounds them. A new series
+    that does not fit is dropped and counted. `is_recording`: keeps every point as it is and forgets nothing.
+    """
+
+    def __init__(
+        self,
+        *,
+        retention_s: float = 3600.0,
+        max_series: int = 1_000_000,
+        max_points: int = 20_000,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        is_recording: bool = False,
+    ) -> None:
+        self.retention_ms = to_ms(retention_s)
+        self.max_series = max_series
+        self.max_points = max_points
+        self.max_bytes = max_bytes
+        self.dropped_samples = 0
+        self._is_recording = is_recording
+        self._head = Head()
+        self._tracks: dict[int, Track] = {}
+        self._index = SeriesIndex(self._head)
+        self._targets: dict[LabelSet, Target] = {}
+        self._layouts = Layouts()
+        self._pruned_ms: int | None = None
+        self._newest_ms: int | None = None
+        self._told_full = False
+        self._told_bytes = False
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def append(self, labels: Mapping[str, str], at: float, value: float) -> None:
+        """Adds one point (Unix seconds). A point not newer than the series' last one is dropped and counted."""
+        self.append_at(LabelSet.of(labels), to_ms(at), value)
+
+    def append_at(self, labels: LabelSet, at_ms: int, value: float) -> bool:
+        """Whether the point was taken."""
+        series = self._alone(labels)
+        track = series.track if series is not None else None
+        taken = False
+        if series is not None and track is not None:
+            taken = bool(track.write(np.array([series.row]), at_ms, np.array([value])))
+        self.dropped_samples += not taken
+        self._advance(at_ms)
+        return taken
+
+    def extend(self, labels: LabelSet, times: array[int] | Times, values: array[float] | Floats) -> None:
+        """Adds many points of one series, rising in time; those not newer than its last one are dropped and counted."""
+        at = np.array(times, dtype=np.int64)
+        series = self._alone(labels)
+        track = series.track if series is not None else None
+        if series is None or track is None or not len(at):
+            self.dropped_samples += len(at)
+            return
+        last_ms = track.last_ms
+        start = 0 if last_ms is None else int(np.searchsorted(at, last_ms, side="right"))
+        self.dropped_samples += start
+        if start < len(at):
+            own = np.array(values, dtype=np.float64)[np.newaxis, start:]
+            track.load(np.array([series.number]), at[start:], own)
+            self._advance(int(at[-1]))
+
+    def extend_all(self, labels: Sequence[LabelSet], times: Times, values: Floats) -> None:
+        """Adds many points of several series at the same rising times. Shapes: `values` (series, times)."""
+        new = [index for index, entry in enumerate(labels) if self._index.find(entry) is None]
+        if len(new) < len(labels) or len(set(labels)) < len(labels) or not len(times):
+            for entry, row in zip(labels, values, strict=True):
+                self.extend(entry, times, row)
+            return
+        track = self.new_track()
+        made = [self.series_in(track, entry) for entry in labels]
+        kept = [index for index, series in enumerate(made) if series is not None]
+        self.dropped_samples += (len(made) - len(kept)) * len(times)
+        if kept:
+            ids = np.array([series.number for series in made if series is not None], dtype=np.intp)
+            track.load(ids, times, values if len(kept) == len(made) else values[kept])
+            self._advance(int(times[-1]))
+
+    def writer(self, *, keep_s: float = 0.0) -> Writer:
+        """For a rule: to write the same series at each evaluation, which end when it no longer gives them.
+
+        `keep_s`: other rules read these so far back, so they are kept longer than the rest when that is longer.
+        """
+        return Writer(self, keep_ms=to_ms(keep_s))
+
+    def write(self, writer: Writer, at_ms: int, values: Floats) -> None:
+        """One value for each series that the writer has taken."""
+        _, dropped = writer.write(at_ms, values)
+        self.dropped_samples += dropped
+        self._advance(at_ms)
+
+    def end(self, labels: LabelSet, at_ms: int) -> None:
+        """Marks that the series ended; nothing when it is not there or already ended."""
+        series = self._index.find(labels)
+        if series is None or series.track is None or series.has_ended:
+            return
+        last_ms = series.track.last_ms
+        if last_ms is None or at_ms > last_ms:
+            self.append_at(labels, at_ms, STALE)
+
+    def ingest(self, target: Mapping[str, str], text: str | None, at: float) -> int:
+        """One scrape; the number of samples stored, without `up` and `scrape_*`.
+
+        `text` None says the scrape failed: `up` becomes 0 and the target's series end. A text that cannot be read
+        counts as failed too; `last_error` then says why. Labels of the scrape that clash with the target's become
+        exported_<name>; series missing since the last scrape end.
+        """
+        at_ms = to_ms(at)
+        owner = self._target_of(target)
+        owner.last_ms = at_ms
+        owner.last_error = "scrape failed" if text is None else None
+        stored = 0
+        if text is not None:
+            try:
+                scrape = read_scrape(text, owner.layout, self._layouts)
+            except BadExpositionError as bad:
+                owner.last_error = f"metrics text refused: {bad}"
+                log.warning("scrape.refused", target=owner.labels.as_dict(), reason=str(bad))
+            else:
+                layout = owner.layout = scrape.layout
+                timed = [self.append_at(owner.attach(labels), its_ms, value) for labels, value, its_ms in scrape.timed]
+                is_first = not owner.writer.series
+                added = owner.writer.take(layout, lambda: [*_own(owner), *map(owner.attach, layout.labels)])
+                scraped = len(owner.writer.series) - len(_OWN_NAMES) + sum(timed)
+                added = max(0, added - len(_OWN_NAMES)) if is_first else added
+                taken, dropped = owner.writer.write(at_ms, np.array([1.0, scraped, added, *scrape.values]))
+                stored = max(0, taken - len(_OWN_NAMES)) + sum(timed)
+                self.dropped_samples += dropped
+        if owner.last_error is not None:
+            owner.writer.take(_FAILED, lambda: _own(owner))
+            owner.writer.write(at_ms, np.zeros(len(_OWN_NAMES)))
+        self._advance(at_ms)
+        return stored
+
+    def forget(self, target: Mapping[str, str]) -> None:
+        """The target is no longer ours: all its series end, `up` included."""
+        owner = self._targets.get(LabelSet.of(target))
+        if owner is None or owner.is_forgotten:
+            return
+        owner.is_forgotten, owner.last_error = True, None
+        owner.writer.end()
+
+    def last_error(self, target: Mapping[str, str]) -> str | None:
+        """Why the target's last scrape failed; None when it did not, or there was none."""
+        owner = self._targets.get(LabelSet.of(target))
+        return owner.last_error if owner else None
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def select(self, matchers: tuple[Matcher, ...]) -> Selection:
+        """Every series that all matchers accept, whether it still has fresh points or not."""
+        return self._index.select(matchers)
+
+    def select_any(self, alternatives: Iterable[tuple[Matcher, ...]]) -> Selection:
+        """Every series that one of the alternatives accepts."""
+        return self._index.select_any(alternatives)
+
+    @property
+    def names_version(self) -> int:
+        """Changes when the first series of a metric comes or the last one leaves."""
+        return self._index.names_version
+
+    def has_any(self, names: Iterable[str]) -> bool:
+        """Whether there is a series of one of these metrics."""
+        return self._index.has_any(names)
+
+    def dump(
+        self,
+        since: float,
+        until: float,
+        *,
+        names: Iterable[str] | None = None,
+        wanted: Callable[[LabelSet], bool] = lambda labels: True,
+    ) -> Iterator[tuple[dict[str, str], list[tuple[float, float]]]]:
+        """Each series with its points in [since, until] (Unix seconds). The end of a series is the value STALE.
+
+        `names`: of these metrics only; `wanted`: of these labels only.
+        """
+        found = list(self._index) if names is None else [one for name in names for one in self._index.named(name)]
+        for series in found:
+            if not wanted(series.labels):
+                continue
+            times, values = series.points(to_ms(since) - 1, to_ms(until))
+            if len(times):
+                yield series.labels.as_dict(), list(zip((times / 1000).tolist(), values.tolist(), strict=True))
+
+    def bounds(self) -> tuple[float, float] | None:
+        """Times (Unix seconds) of the oldest and the newest point; None when there is none."""
+        tracks = [(track.first_ms, track.last_ms) for track in self._tracks.values()]
+        known = [(first, last) for first, last in tracks if first is not None and last is not None]
+        return (min(known)[0] / 1000, max(last for _, last in known) / 1000) if known else None
+
+    def typical_spacing_s(self) -> float | None:
+        """The median time between two points of a series, looked up in some of them; None when it cannot be told."""
+        every = max(1, len(self._index) // _SPACING_SAMPLE)
+        spacings = []
+        for series in islice(self._index, 0, None, every):
+            times, _ = series.points()
+            if len(times) > 1:
+                spacings.append(float(times[-1] - times[0]) / (len(times) - 1))
+        return float(np.sort(spacings)[(len(spacings) - 1) // 2]) / 1000 if spacings else None
+
+    @property
+    def num_series(self) -> int:
+        return len(self._index)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of points, older and newest, without labels and indexes."""
+        return self._head.num_bytes + sum(track.num_bytes for track in self._tracks.values())
+
+    def check_integrity(self) -> None:
+        """Asserts what must always hold between the indexes, the tracks and the head."""
+        self._index.check_integrity()
+        assert len(self._index) <= self.max_series
+        assert len({series.row for series in self._index}) == len(self._index)
+        assert sum(len(track.members) for track in self._tracks.values()) == len(self._index)
+        for series in self._index:
+            assert series.track is not None
+            assert series.track.members[series.number] is series
+            assert self._tracks[series.track.number] is series.track
+        for track in self._tracks.values():
+            ids, own = track.ids_and_rows()
+            times, _ = track.block(ids, own, -(1 << 62), 1 << 62)
+            assert (np.diff(times) > 0).all()
+            assert list(ids) == sorted(ids)
+
+    # -- for writers --------------------------------------------------------------------------------------------
+
+    def new_track(self, *, is_scrape: bool = False, keep_ms: int = 0) -> Track:
+        track = Track(
+            self._head,
+            is_scrape=is_scrape,
+            keep_ms=max(keep_ms, self.retention_ms),
+            is_packed=not self._is_recording,
+            max_chunk_ms=self.retention_ms // 8,
+            max_chunk_points=min(MAX_CHUNK_POINTS, max(16, self.max_points // 4)),
+        )
+        self._tracks[track.number] = track
+        return track
+
+    def series_in(self, track: Track, labels: LabelSet) -> Series | None:
+        """The series, made in this track when it is new; None when the store is full.
+
+        A series that others write too gets a track of its own: two writers keep no common time.
+        """
+        series = self._index.find(labels)
+        if series is None:
+            return self._make(track, labels) if self._may_add(labels) else None
+        if series.track is not track:
+            self._separate(series)
+        return series
+
+    @property
+    def has_room(self) -> bool:
+        return len(self._index) < self.max_series
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _may_add(self, labels: LabelSet) -> bool:
+        if not self.has_room and not self._told_full:
+            log.error("store.full", max_series=self.max_series, refused=repr(labels))
+            self._told_full = True
+        return self.has_room
+
+    def _make(self, track: Track, labels: LabelSet) -> Series:
+        series = track.add(labels)
+        self._index.add(series)
+        return series
+
+    def _alone(self, labels: LabelSet) -> Series | None:
+        """The series in a track of its own, made when new; None when the store is full."""
+        series = self._index.find(labels)
+        if series is not None:
+            self._separate(series)
+        elif self._may_add(labels):
+            series = self._make(self.new_track(), labels)
+        return series
+
+    def _separate(self, series: Series) -> None:
+        """Moves a series to a track of its own, points included."""
+        shared = series.track
+        if shared is None or len(shared.members) == 1:
+            return
+        times, values = series.points()
+        shared.remove(series)
+        track = self.new_track()
+        own = track.add(series.labels)
+        track.members[own.number] = series
+        series.track, series.number, series.row = track, own.number, own.row
+        if len(times):
+            track.load(np.array([series.number]), times, values[np.newaxis, :])
+        self._index.moved(series)
+
+    def _target_of(self, target: Mapping[str, str]) -> Target:
+        labels = LabelSet.of(target)
+        owner = self._targets.get(labels)
+        if owner is None:
+            owner = self._targets[labels] = Target(labels, Writer(self, is_scrape=True), self._layouts)
+        owner.is_forgotten = False
+        return owner
+
+    def _advance(self, at_ms: int) -> None:
+        if self._newest_ms is None or at_ms > self._newest_ms:
+            self._newest_ms = at_ms
+        if self._pruned_ms is None:
+            self._pruned_ms = self._newest_ms
+        elif self._newest_ms - self._pruned_ms >= _PRUNE_EVERY_MS and not self._is_recording:
+            self._prune(self._newest_ms)
+
+    def _prune(self, now_ms: int) -> None:
+        self._pruned_ms = now_ms
+        share = self._share_kept(now_ms)
+        gone: list[Series] = []
+        for track in list(self._tracks.values()):
+            track.trim(now_ms - int(share * track.keep_ms), self.max_points)
+            gone += track.without_points()
+        for series in gone:
+            self._index.remove(series)
+            assert series.track is not None
+            series.track.remove(series)
+        for track in [track for track in self._tracks.values() if not track.members]:
+            del self._tracks[track.number]
+            track.close()
+        for labels, owner in list(self._targets.items()):
+            if owner.is_forgotten and (owner.writer.track is None or owner.writer.track.is_closed):
+                del self._targets[labels]
+        if gone:
+            self._told_full = False
+
+    def _share_kept(self, now_ms: int) -> float:
+        """1 when all history fits into `max_bytes`, else the share of its time that does: the same for all series."""
+        sizes = [
+            ((now_ms - int(chunk.times[-1])) / track.keep_ms, chunk.num_bytes)
+            for track in self._tracks.values()
+            for chunk in track.chunks
+        ]
+        if sum(num_bytes for _, num_bytes in sizes) <= self.max_bytes:
+            return 1.0
+        if not self._told_bytes:
+            self._told_bytes = True
+            log.warning("store.history_cut", max_bytes=self.max_bytes, series=len(self._index))
+        total, kept = 0, 0.0
+        for age, num_bytes in sorted(sizes):
+            total += num_bytes
+            if total > self.max_bytes:
+                break
+            kept = age
+        return min(1.0, kept)
+
+
+def _own(owner: Target) -> list[LabelSet]:
+    return [owner.labels.having(((NAME, name),)) for name in _OWN_NAMES]
+
+
+__all__ = ["SeriesStore", "is_stale"]

@@ -1,0 +1,175 @@
+"""The engine core process: loads a model, warms up, then runs the step loop until its API process goes.
+
+Started as `python -m engine core --fd N --config JSON`; `fd` is one end of a Unix socketpair. Terminal signals are
+the API process's business: it drains first and then tells the core, so the core ignores SIGINT and SIGTERM. It can't
+outlive its parent: the kernel kills it when that dies, and an end of the connection ends it too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import structlog
+
+from engine.core.grammar_queue import Compiled
+from engine.core.runner_setup import load_model
+from engine.core.scheduler import Scheduler
+from engine.core.step_loop import StepLoop
+from engine.log import configure_logging
+from engine.protocol.clock import SystemClock
+from engine.protocol.core_config import CoreConfig, read_config
+from engine.protocol.frames import Closed, FrameSocket, start_reader
+from engine.protocol.golden_answer import golden_request
+from engine.protocol.heartbeat import BeatPage
+from engine.protocol.messages import CoreFailed, CoreProgress, CoreReady, FromCore, ToCore
+
+__all__ = ["CoreConfig", "main"]
+
+log = structlog.get_logger()
+
+EXIT_FAILED = 1
+EXIT_ORPHANED = 3
+_PR_SET_PDEATHSIG = 1
+_ORPHAN_GRACE_S = 5.0  # a step or a load in progress may take this long after the API process is gone
+_MIN_PROGRESS = 0.01  # smaller advances are not worth a message
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one core; returns the exit code. `argv` is what follows `core` on the command line."""
+    parser = argparse.ArgumentParser(prog="python -m engine core", description="Started by `serve`, not by people.")
+    parser.add_argument("--fd", type=int, required=True, help="socket to the API process")
+    parser.add_argument("--beat-fd", type=int, help="page of memory for signs of life")
+    parser.add_argument("--config", required=True, metavar="JSON", help="a CoreConfig")
+    args = parser.parse_args(argv)
+    try:
+        config = read_config(args.config)
+        beats = BeatPage.private() if args.beat_fd is None else BeatPage.open(args.beat_fd)
+        frames = _open_frames(args.fd)
+    except ValueError as error:
+        parser.error(str(error))
+    configure_logging(level=config.log_level, process="core")
+    _follow_parent()
+    try:
+        return _serve(config, frames, beats)
+    except OSError as error:
+        # Publishing failed: nobody is left to tell.
+        log.warning("core.orphaned", reason=str(error))
+        return EXIT_ORPHANED
+    finally:
+        frames.close()
+
+
+def _serve(config: CoreConfig, frames: FrameSocket[ToCore], beats: BeatPage) -> int:
+    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()  # frames from outside, `Compiled` from the loop's own thread
+    start_reader(frames, inbox, on_closed=_exit_soon)
+    try:
+        loop, ready = _start(config, inbox, frames.send, beats)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError | ConnectionResetError):
+            raise
+        return _fail(frames, f"{type(error).__name__}: {error}", error)
+    except Exception as error:  # noqa: BLE001 - whatever is wrong, the API process must hear why
+        return _fail(frames, f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}", error)
+    frames.send(ready)
+    try:
+        return loop.run()
+    except OSError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a defect of the core itself: say so and end, a new core starts clean
+        return _fail(frames, f"defect in the core: {type(error).__name__}: {error}", error)
+
+
+def _start(
+    config: CoreConfig,
+    inbox: queue.SimpleQueue[ToCore | Closed | Compiled],
+    publish: Callable[[FromCore], None],
+    beats: BeatPage,
+) -> tuple[StepLoop, CoreReady]:
+    """Load, warm up and answer the golden prompt: a loop that is ready to run, and the message that says so."""
+    clock = SystemClock()
+    started_at = clock.now()
+    progress = _Progress(publish)
+    progress("loading", 0.0)
+    model = load_model(config, progress)
+    loaded_at = clock.now()
+    progress("warming_up", 0.0)
+    model.runner.warm_up()
+    scheduler = Scheduler(model.limits)
+    loop = StepLoop(
+        scheduler,
+        model.runner,
+        inbox,
+        publish,
+        clock,
+        enable_faults=config.enable_faults,
+        beats=beats,
+        grammars=model.grammars,
+    )
+    golden = loop.warm_up(golden_request(model.limits.vocab_size or 1, model.limits.max_tokens, clock.now()))
+    progress("warming_up", 1.0)
+    return loop, CoreReady(
+        num_kv_blocks=model.limits.num_blocks,
+        block_size=model.limits.block_size,
+        max_model_len=model.limits.max_model_len,
+        device=model.device,
+        dtype=model.dtype,
+        load_seconds=loaded_at - started_at,
+        warmup_seconds=clock.now() - loaded_at,
+        golden=golden,
+    )
+
+
+def _fail(frames: FrameSocket[ToCore], reason: str, error: Exception) -> int:
+    log.error("core.failed", reason=reason, exc_info=error)
+    frames.send(CoreFailed(reason))
+    return EXIT_FAILED
+
+
+class _Progress:
+    """Passes progress of loading on, as often as somebody may want to see it."""
+
+    def __init__(self, publish: Callable[[FromCore], None]) -> None:
+        self._publish = publish
+        self._phase = ""
+        self._done = 0.0
+
+    def __call__(self, phase: str, done: float) -> None:
+        # "verifying" checksums is part of loading to everyone outside
+        phase = phase if phase == "warming_up" else "loading"
+        if phase != self._phase or abs(done - self._done) >= _MIN_PROGRESS:
+            self._phase, self._done = phase, done
+            self._publish(CoreProgress(phase, min(1.0, max(0.0, done))))
+
+
+def _open_frames(fd: int) -> FrameSocket[ToCore]:
+    try:
+        sock = socket.socket(fileno=fd)
+    except OSError as error:
+        raise ValueError(f"--fd {fd}: not a socket ({error.strerror})") from error
+    sock.set_inheritable(False)  # a child that keeps it open would hide the core's death
+    return FrameSocket(sock, ToCore)
+
+
+def _follow_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+            log.warning("core.parent_not_followed", reason=os.strerror(ctypes.get_errno()))
+
+
+def _exit_soon() -> None:
+    """Ends the process even when a step or a load never comes back to look at the inbox."""
+    timer = threading.Timer(_ORPHAN_GRACE_S, os._exit, args=(EXIT_ORPHANED,))
+    timer.daemon = True
+    timer.start()

@@ -1,0 +1,221 @@
+"""One request inside the core: its tokens, its blocks, its state, and what the API process has not been told yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+from engine.core.block import BlockContent, extend_contents
+from engine.protocol.messages import AddRequest, RequestUpdate
+from engine.protocol.step import NewSequence, TokenLogprobs
+
+
+class RequestState(StrEnum):
+    WAITING = "waiting"  # holds no blocks; everything is to be computed (again)
+    RUNNING = "running"  # holds device blocks and gets tokens in steps
+    SWAPPED = "swapped"  # preempted; its KV waits in host blocks
+    FINISHED = "finished"  # ended; holds nothing
+
+
+TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
+    RequestState.WAITING: frozenset({RequestState.RUNNING, RequestState.FINISHED}),
+    RequestState.RUNNING: frozenset({RequestState.WAITING, RequestState.SWAPPED, RequestState.FINISHED}),
+    # to waiting when the host copy can't be trusted, after a step that failed
+    RequestState.SWAPPED: frozenset({RequestState.RUNNING, RequestState.WAITING, RequestState.FINISHED}),
+    RequestState.FINISHED: frozenset(),
+}
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"  # end of sequence or a stop token; the token is part of the output
+    LENGTH = "length"  # max_tokens or the model's length
+    ABORT = "abort"  # asked for
+    ERROR = "error"  # the step failed, or the request was refused
+
+
+class Request:
+    """Mutable; owned by the scheduler. `token_ids` is the prompt, then all output, also that of other nodes."""
+
+    __slots__ = (
+        "_announces_schedule",
+        "_new_logprobs",
+        "_new_prompt_logprobs",
+        "_new_token_ids",
+        "_preempted",
+        "arrived_at",
+        "block_ids",
+        "contents",
+        "error",
+        "finish_reason",
+        "host_block_ids",
+        "is_probe",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "num_prompt_tokens_scored",
+        "num_registered_blocks",
+        "order",
+        "priority",
+        "request_id",
+        "salt",
+        "sampling",
+        "scheduled_at",
+        "seq_id",
+        "state",
+        "stop_token_ids",
+        "token_ids",
+    )
+
+    def __init__(self, message: AddRequest, seq_id: int, order: tuple[float, int]) -> None:
+        self.request_id = message.request_id
+        self.seq_id = seq_id
+        self.order = order  # smaller is served first and preempted last
+        self.priority = message.priority
+        self.arrived_at = message.arrived_at
+        self.sampling = message.sampling
+        self.stop_token_ids = frozenset(message.sampling.stop_token_ids)
+        self.salt = message.cache_salt
+        self.is_probe = message.is_probe
+        self.token_ids = [*message.prompt_token_ids, *message.output_token_ids]
+        self.num_prompt_tokens = len(message.prompt_token_ids)
+        self.state = RequestState.WAITING
+        self.finish_reason: FinishReason | None = None
+        self.error: str | None = None
+        self.num_computed_tokens = 0  # tokens whose KV is in `block_ids` (or, swapped, in `host_block_ids`)
+        self.block_ids: list[int] = []
+        self.host_block_ids: list[int] = []
+        self.contents: list[BlockContent] = []
+        self.num_registered_blocks = 0  # leading blocks that were offered to the prefix cache or came from it
+        self.num_preemptions = 0
+        self.num_prompt_tokens_scored = 0  # from the second on: nothing comes before the first
+        self.scheduled_at: float | None = None
+        self.num_cached_tokens: int | None = None
+        self._announces_schedule = False
+        self._new_token_ids: list[int] = []
+        self._new_logprobs: list[TokenLogprobs] = []
+        self._new_prompt_logprobs: list[TokenLogprobs] = []
+        self._preempted = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens to compute before the next one can be drawn; at least 1 while the request lives."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def needs_prompt_logits(self) -> bool:
+        """Whether prompt tokens must be computed though their KV is cached: log probabilities of them are owed."""
+        return (
+            self.sampling.num_prompt_logprobs is not None and self.num_prompt_tokens_scored < self.num_prompt_tokens - 1
+        )
+
+    @property
+    def may_share_prefix(self) -> bool:
+        """Whether KV that others computed will do."""
+        return not (self.is_probe or self.needs_prompt_logits)
+
+    @property
+    def has_news(self) -> bool:
+        return bool(
+            self._new_token_ids
+            or self._new_prompt_logprobs
+            or self._announces_schedule
+            or self._preempted
+            or self.finish_reason is not None
+        )
+
+    def move_to(self, state: RequestState) -> None:
+        """Change the state; only along `TRANSITIONS`."""
+        assert state in TRANSITIONS[self.state], f"{self.request_id}: {self.state} can't become {state}"
+        self.state = state
+
+    def find_problem(self, num_needed_blocks: int) -> str | None:
+        """What contradicts the state, or None; `num_needed_blocks` hold the computed tokens."""
+        on_device, on_host = len(self.block_ids), len(self.host_block_ids)
+        blocks = f"{on_device} device and {on_host} host blocks, {num_needed_blocks} needed"
+        match self.state:
+            case RequestState.WAITING if on_device or on_host or self.num_computed_tokens:
+                return f"waits with {blocks}"
+            case RequestState.SWAPPED if on_device or on_host != num_needed_blocks:
+                return f"is swapped with {blocks}"
+            case RequestState.RUNNING if on_device < num_needed_blocks or on_host:
+                return f"runs with {blocks}"
+            case RequestState.FINISHED:
+                return "has ended but is kept"
+        return None if self.num_uncomputed_tokens else "has no token to compute"
+
+    def contents_for(self, block_size: int) -> Sequence[BlockContent]:
+        """What each full block of this request holds; hashed once and kept."""
+        extend_contents(self.contents, self.token_ids, block_size, self.salt)
+        return self.contents
+
+    def as_new_sequence(self) -> NewSequence:
+        return NewSequence(self.seq_id, tuple(self.token_ids), self.num_prompt_tokens, self.sampling)
+
+    def append(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
+        """Take one drawn token in."""
+        self.token_ids.append(token_id)
+        self._new_token_ids.append(token_id)
+        if logprobs is not None:
+            self._new_logprobs.append(logprobs)
+
+    def score_prompt(self, start: int, logprobs: Sequence[TokenLogprobs]) -> None:
+        """Take in the log probabilities of the tokens from `start + 1` on; a preemption may bring them again."""
+        fresh = logprobs[max(0, self.num_prompt_tokens_scored - start) :]
+        self._new_prompt_logprobs += fresh
+        self.num_prompt_tokens_scored += len(fresh)
+
+    def end_of_output(self, eos_token_ids: frozenset[int], max_total_tokens: int) -> FinishReason | None:
+        """Why the output ends with its last token; None if it goes on."""
+        num_output = self.num_output_tokens
+        sampling = self.sampling
+        if not num_output and self.needs_prompt_logits:
+            return None
+        if num_output and sampling.grammar is not None and self.token_ids[-1] in eos_token_ids:
+            return FinishReason.STOP  # it was drawn because the grammar ends here
+        if num_output and num_output >= sampling.min_tokens:
+            last = self.token_ids[-1]
+            if last in self.stop_token_ids or (last in eos_token_ids and not sampling.ignore_eos):
+                return FinishReason.STOP
+        if num_output >= sampling.max_tokens or len(self.token_ids) >= max_total_tokens:
+            return FinishReason.LENGTH
+        return None
+
+    def mark_scheduled(self, now: float, num_cached_tokens: int) -> None:
+        """Note the first time the request got into a step."""
+        if self.scheduled_at is None:
+            self.scheduled_at = now
+            self.num_cached_tokens = min(num_cached_tokens, self.num_prompt_tokens)
+            self._announces_schedule = True
+
+    def mark_preempted(self) -> None:
+        self.num_preemptions += 1
+        self._preempted += 1
+
+    def take_update(self) -> RequestUpdate:
+        """What happened since the last call; calling it again has no news."""
+        update = RequestUpdate(
+            request_id=self.request_id,
+            token_ids=tuple(self._new_token_ids),
+            logprobs=tuple(self._new_logprobs),
+            finish_reason=None if self.finish_reason is None else self.finish_reason.value,
+            error=self.error,
+            scheduled_at=self.scheduled_at if self._announces_schedule else None,
+            num_cached_tokens=self.num_cached_tokens if self._announces_schedule else None,
+            preempted=self._preempted,
+            prompt_logprobs=tuple(self._new_prompt_logprobs),
+        )
+        self._new_token_ids.clear()
+        self._new_logprobs.clear()
+        self._new_prompt_logprobs.clear()
+        self._announces_schedule = False
+        self._preempted = 0
+        return update

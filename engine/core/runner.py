@@ -1,0 +1,47 @@
+"""What the core needs of a runner: the part that turns a step plan into drawn tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from engine.protocol.step import StepPlan, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class Slept:
+    """What a sleeping runner gave back."""
+
+    freed_kv_bytes: int
+    weights: Literal["kept", "offloaded"]
+
+
+class Runner(Protocol):
+    """Computes steps in the order in which they are given.
+
+    Threading: used by one thread. A runner keeps what it was told of a sequence until its id is in `forgotten`; an id
+    that it does not know there is no error, and a `NewSequence` of a known id replaces what was known.
+    """
+
+    def warm_up(self) -> None:
+        """Do now what the first requests would otherwise wait for."""
+
+    def sleep(self) -> Slept:
+        """Give memory back. Called only while no sequence is known; what the KV cache held is lost."""
+        ...
+
+    def wake(self) -> None:
+        """Be as after `warm_up` again.
+
+        Raises:
+            Exception: whatever taking the memory raises. The runner is then of no use any more.
+        """
+        ...
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Compute one step.
+
+        Raises:
+            Exception: the step as a whole could not be computed; what one sequence alone spoilt is in `failed`.
+        """
+        ...

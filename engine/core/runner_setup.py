@@ -1,0 +1,183 @@
+"""From a core's configuration to a runner and the limits it works under: lengths, vocabulary, how much KV fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.core.cpu_threads import default_num_threads, spin_little
+from engine.core.fake_runner import FakeRunner
+from engine.core.host_memory import keep_freed_memory
+from engine.core.runner import Runner
+from engine.core.scheduler_config import SchedulerConfig
+from engine.model.directory import ModelDir, kv_bytes_per_token, open_model, size_kv, weight_bytes
+from engine.protocol.clock import SystemClock
+from engine.protocol.core_config import CoreConfig
+from engine.text.grammar_book import GrammarBook
+from engine.text.tokenizer import load_tokenizer
+
+Progress = Callable[[str, float], None]
+
+_FAKE_VOCAB_SIZE = 32_000
+_FAKE_MAX_MODEL_LEN = 8192
+_FAKE_NUM_BLOCKS = 4096
+_HOST_MEMORY_SHARE = 0.25  # of free memory, for KV blocks; the machine has other tenants
+_DEVICE_MEMORY_SHARE = 0.9  # a GPU has none; the rest is for activations
+_MEMINFO = Path("/proc/meminfo")
+
+
+class NoRoomError(ValueError):
+    """The memory that may be used for KV holds not one block."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoreModel:
+    """A runner, loaded but cold, and what the scheduler must keep to."""
+
+    runner: Runner
+    limits: SchedulerConfig
+    device: str
+    dtype: str
+    grammars: GrammarBook
+
+
+def load_model(config: CoreConfig, progress: Progress) -> CoreModel:
+    """Load what the configuration asks for; `progress` hears of phase and share done.
+
+    Raises:
+        ValueError: the model directory or a limit is bad; the message names it and what to do.
+        Exception: whatever loading raises, lack of memory among it.
+    """
+    if config.runner == "fake":
+        return _fake_model(config)
+    return _torch_model(config, progress)
+
+
+def limits_of(
+    config: CoreConfig,
+    *,
+    num_blocks: int,
+    max_model_len: int,
+    vocab_size: int,
+    eos_token_ids: tuple[int, ...],
+) -> SchedulerConfig:
+    """The scheduler's limits; what the configuration says wins over the model's vocabulary and end tokens.
+
+    Raises:
+        ValueError: they contradict each other.
+    """
+    return SchedulerConfig(
+        block_size=config.block_size,
+        num_blocks=num_blocks,
+        max_model_len=max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        chunked_prefill=config.chunked_prefill,
+        prefill_chunk_tokens=config.prefill_chunk_tokens,
+        prefix_caching=config.prefix_caching,
+        ageing_s=config.ageing_s,
+        num_host_blocks=config.num_host_blocks,
+        eos_token_ids=eos_token_ids if config.eos_token_ids is None else config.eos_token_ids,
+        vocab_size=vocab_size if config.vocab_size is None else config.vocab_size,
+    )
+
+
+def _fake_model(config: CoreConfig) -> CoreModel:
+    vocab_size = config.vocab_size or _FAKE_VOCAB_SIZE
+    limits = limits_of(
+        config,
+        num_blocks=config.num_kv_blocks or _FAKE_NUM_BLOCKS,
+        max_model_len=config.max_model_len or _FAKE_MAX_MODEL_LEN,
+        vocab_size=vocab_size,
+        eos_token_ids=(),
+    )
+    grammars = _grammars(config, limits)
+    runner = FakeRunner(vocab_size=vocab_size, clock=SystemClock(), block_size=config.block_size, grammars=grammars)
+    return CoreModel(runner, limits, device="fake", dtype="none", grammars=grammars)
+
+
+def _grammars(config: CoreConfig, limits: SchedulerConfig) -> GrammarBook:
+    directory = Path(config.model_dir)
+    return GrammarBook(
+        lambda: load_tokenizer(directory), vocab_size=limits.vocab_size, eos_token_ids=limits.eos_token_ids
+    )
+
+
+def _torch_model(config: CoreConfig, progress: Progress) -> CoreModel:
+    spin_little()
+    keep_freed_memory()
+    from engine.core.torch_runner import ModelRunner, auto_dtype  # torch: seconds to import
+
+    model = open_model(config.model_dir, progress=progress)
+    longest = model.config.max_position_embeddings
+    max_model_len = config.max_model_len or longest
+    if max_model_len > longest:
+        raise ValueError(f"max_model_len: {max_model_len} asked for, the model's positions end at {longest}")
+    device = _choose_device(config.device)
+    dtype = auto_dtype(model.config.dtype, device) if config.dtype == "auto" else config.dtype
+    limits = limits_of(
+        config,
+        num_blocks=_num_blocks(config, model, device, dtype, max_model_len),
+        max_model_len=max_model_len,
+        vocab_size=model.config.vocab_size,
+        eos_token_ids=model.config.eos_token_ids,
+    )
+    grammars = _grammars(config, limits)
+    runner = ModelRunner(
+        model,
+        num_blocks=limits.num_blocks,
+        block_size=limits.block_size,
+        device=device,
+        dtype=dtype,
+        num_threads=config.num_threads or default_num_threads(weight_bytes(model.config, dtype)),
+        num_host_blocks=limits.num_host_blocks,
+        progress=progress,
+        grammars=grammars,
+        eos_token_ids=limits.eos_token_ids,
+    )
+    return CoreModel(runner, limits, device=runner.info.device, dtype=runner.info.dtype, grammars=grammars)
+
+
+def _num_blocks(config: CoreConfig, model: ModelDir, device: str, dtype: str, max_model_len: int) -> int:
+    """KV blocks as told, or as many as a share of the free memory holds and all requests together can use."""
+    if config.num_kv_blocks is not None:
+        return config.num_kv_blocks
+    budget_bytes = config.kv_cache_bytes
+    if budget_bytes is None:
+        budget_bytes = _default_kv_bytes(device, weight_bytes(model.config, dtype))
+    fits = size_kv(model.config, dtype, block_size=config.block_size, budget_bytes=budget_bytes)
+    if fits < 1:
+        needed = kv_bytes_per_token(model.config, dtype) * config.block_size
+        raise NoRoomError(
+            f"kv_cache_bytes: {budget_bytes} bytes hold not one KV block of {needed} bytes; give more or free memory"
+        )
+    useful = config.max_num_seqs * -(-max_model_len // config.block_size)
+    return fits if config.kv_cache_bytes is not None else min(fits, useful)
+
+
+def _choose_device(wanted: str) -> str:
+    if wanted != "auto":
+        return wanted
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _default_kv_bytes(device: str, weight_bytes: int) -> int:
+    """A share of what is free once the weights are loaded."""
+    if device.startswith("cuda"):
+        import torch
+
+        free_bytes: int = torch.cuda.mem_get_info(device)[0]
+        return int((free_bytes - weight_bytes) * _DEVICE_MEMORY_SHARE)
+    return int((_free_memory_bytes() - weight_bytes) * _HOST_MEMORY_SHARE)
+
+
+def _free_memory_bytes() -> int:
+    """Memory that can be had without swapping."""
+    for line in _MEMINFO.read_text(encoding="ascii").splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return int(value.split()[0]) * 1024
+    raise NoRoomError(f"{_MEMINFO}: no MemAvailable line; give kv_cache_bytes or num_kv_blocks")

@@ -1,0 +1,399 @@
+"""Which tokens of which requests are computed next, and what the result means for each request.
+
+One step:
+1. Requests that lack one token only (decodes) get it, best order first.
+2. Requests in the middle of their prompt get a chunk, so that a long prompt costs the others little.
+3. Where blocks run out, the request that is last in order gives its blocks up: lowest priority, newest first.
+4. If nobody had to, waiting requests start in order, while seats, token budget and predicted KV allow.
+
+The order (`request_queue.serving_order`) is total and never changes, and the first in the queue is passed over only for
+a step that computes its own next tokens for somebody else: so nothing starves. The best request of all can always go
+on, because `max_tokens` bounds it by the whole pool: so every plan makes progress. No torch, no clock, no I/O: `now` is
+an argument.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import islice
+
+from engine.core.admission import Refused, find_problem
+from engine.core.block_pool import BlockPool, HostBlocks
+from engine.core.prefix import Prefix, PrefixesInStep, find_prefix
+from engine.core.request import FinishReason, Request, RequestState
+from engine.core.request_queue import RequestQueue, serving_order
+from engine.core.scheduler_config import SchedulerConfig
+from engine.core.step_builder import Draft, PreemptedBy, Preemption, StepOutcome
+from engine.protocol.forecasts import OutputForecast, StepCost
+from engine.protocol.messages import AddRequest, RequestUpdate
+from engine.protocol.step import StepPlan, StepResult
+
+_KEPT_PREEMPTIONS = 1000
+_MOST_PASSED_OVER = 32  # waiting requests looked at beyond the free seats, in one step
+
+
+class Scheduler:
+    """Owns the requests and the block pool. `plan` and `apply` (or `fail`) alternate; the rest may come any time."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.pool = BlockPool(config.num_blocks, config.block_size)
+        self.host_blocks = HostBlocks(config.num_host_blocks)
+        self.cost = StepCost()
+        self.forecast = OutputForecast()
+        self.finds_prefixes = True  # False is a fault: look-ups are counted and find nothing
+        self.preemptions: deque[Preemption] = deque(maxlen=_KEPT_PREEMPTIONS)
+        self._eos_token_ids = frozenset(config.eos_token_ids)
+        self._requests: dict[str, Request] = {}
+        self._waiting = RequestQueue()
+        self._running = RequestQueue()
+        self._forgotten: list[int] = []
+        self._draft: Draft | None = None  # of the step whose result is awaited
+        self._num_added = 0
+        self._num_steps = 0
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without device blocks, swapped ones among them."""
+        return len(self._waiting)
+
+    @property
+    def has_work(self) -> bool:
+        """While this is true, `plan` returns a plan."""
+        return bool(self._requests)
+
+    @property
+    def requests(self) -> dict[str, Request]:
+        """All requests that have not ended, by id; to be read only."""
+        return self._requests
+
+    def add(self, message: AddRequest, now: float) -> Refused | RequestUpdate | None:
+        """Take a request in. Returns why not, or its only update if its output was complete already, or None."""
+        problem = find_problem(message, self.config)
+        if problem is not None:
+            return Refused(message.request_id, problem)
+        if message.request_id in self._requests:
+            return Refused(message.request_id, "a request of this id is being served", is_duplicate=True)
+        seq_id = self._num_added
+        self._num_added += 1
+        order = serving_order(message.priority, min(message.arrived_at, now), self.config.ageing_s, seq_id)
+        request = Request(message, seq_id, order)
+        reason = request.end_of_output(self._eos_token_ids, self.config.max_tokens)
+        if reason is not None:
+            request.finish_reason = reason
+            return request.take_update()
+        self._requests[request.request_id] = request
+        self._waiting.add(request)
+        return None
+
+    def abort(self, request_id: str) -> RequestUpdate | None:
+        """End a request; None if it is not here (any more). Allowed while a step of it is being computed."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return None
+        self._finish(request, FinishReason.ABORT)
+        return request.take_update()
+
+    def plan(self, now: float) -> StepPlan | None:
+        """The next step; None when there is nothing to do."""
+        assert self._draft is None, "the result of the last step is not in"
+        if not self.has_work:
+            return None
+        self._num_steps += 1
+        draft = Draft(self._num_steps, self.config.max_num_batched_tokens)
+        rows = list(self._running)
+        for request in rows:
+            if request.num_uncomputed_tokens == 1:
+                self._plan_running(request, draft, now)
+        for request in rows:
+            if request.num_uncomputed_tokens > 1:
+                self._plan_running(request, draft, now)
+        if self._waiting and not draft.preempted:
+            self._admit(draft, now)
+        assert draft.rows, "work but no step: the pool's arithmetic is broken"
+        self._draft = draft
+        draft.forgotten, self._forgotten = self._forgotten, []
+        return draft.as_plan()
+
+    def apply(self, result: StepResult, now: float) -> StepOutcome:
+        """Take a step's result in."""
+        draft = self._close_draft()
+        assert result.step_id == draft.step_id, f"result of step {result.step_id}, awaited {draft.step_id}"
+        num_tokens = sum(row.scheduled.num_tokens for row in draft.rows)
+        self.cost.observe(num_tokens, result.seconds, len(draft.swap_out) + len(draft.swap_in))
+        for request, scheduled in draft.rows:
+            if request.state is not RequestState.RUNNING:
+                continue  # aborted while the step was computed
+            failure = result.failed.get(request.seq_id)
+            if failure is not None:
+                self._finish(request, FinishReason.ERROR, failure)
+                continue
+            request.num_computed_tokens = scheduled.start + scheduled.num_tokens
+            self._register_blocks(request)
+            request.score_prompt(scheduled.start, result.prompt_logprobs.get(request.seq_id, ()))
+            if scheduled.samples:
+                self._take_token(request, result)
+            elif not request.num_uncomputed_tokens:
+                self._finish(request, FinishReason.LENGTH)  # max_tokens 0: only its prompt was asked about
+        return draft.as_outcome()
+
+    def fail(self, reason: str, now: float, *, only_largest: bool = False) -> StepOutcome:
+        """Take in that the step could not be computed: its requests end with an error.
+
+        With `only_largest` (out of memory) that is the one with most tokens in the step, the newest among equals; the
+        others start over. KV that the step was to move is given up, as nobody can say how far it came.
+        """
+        draft = self._close_draft()
+        self._forgotten += draft.forgotten  # perhaps the runner never got to it
+        alive = [row for row in draft.rows if row.request.state is RequestState.RUNNING]
+        culprits = alive
+        if only_largest and alive:
+            culprits = [max(alive, key=lambda row: (row.scheduled.num_tokens, row.request.order))]
+        for request, _ in culprits:
+            self._finish(request, FinishReason.ERROR, reason)
+        for request, _ in alive:
+            if request.state is RequestState.RUNNING:
+                self._start_over(request, draft, now)
+        for request in draft.preempted:
+            if request.state is RequestState.SWAPPED:
+                self._start_over(request, draft, now)
+        return draft.as_outcome()
+
+    def check_integrity(self) -> str | None:
+        """The first thing that is wrong with requests or blocks, or None."""
+        held = [request.block_ids for request in self._running]
+        held_on_host = [request.host_block_ids for request in self._waiting]
+        if self._draft is not None:
+            held.append(self._draft.pinned_blocks)
+            held_on_host.append(self._draft.pinned_host_blocks)
+        problem = self.pool.check_integrity(held) or self.host_blocks.check_integrity(held_on_host)
+        if problem is not None:
+            return problem
+        if len(self._requests) != len(self._running) + len(self._waiting):
+            return f"{len(self._requests)} requests, {len(self._running)} run and {len(self._waiting)} wait"
+        for request in self._requests.values():
+            problem = request.find_problem(self.config.num_blocks_for(request.num_computed_tokens))
+            if problem is not None:
+                return f"request {request.request_id}: {problem}"
+        return None
+
+    def rebuild_pools(self) -> None:
+        """Start over with empty pools after their books were found wrong. Allowed only while nothing is served."""
+        assert not self._requests, "blocks are in use"
+        assert self._draft is None, "a step is being computed"
+        self.pool = BlockPool(self.config.num_blocks, self.config.block_size)
+        self.host_blocks = HostBlocks(self.config.num_host_blocks)
+
+    def _plan_running(self, request: Request, draft: Draft, now: float) -> None:
+        """Give a running request its next tokens; those last in order pay with their blocks if need be.
+
+        A request that comes after all that could pay keeps what it has and waits: they will take it if they need it.
+        """
+        while request.state is RequestState.RUNNING:
+            chunk = self._chunk_tokens(request.num_uncomputed_tokens, draft)
+            num_tokens = self._reserve(request, chunk) if chunk else 0
+            if num_tokens:
+                draft.add_row(request, num_tokens)
+            if num_tokens or not chunk:
+                return
+            victim = next(r for r in reversed(self._running) if r.seq_id not in draft.planned)
+            if victim is request:
+                return
+            self._preempt(victim, request, draft, now)
+
+    def _chunk_tokens(self, num_uncomputed: int, draft: Draft) -> int:
+        """How many tokens one request may get of what is left of the step."""
+        if not self.config.chunked_prefill:
+            return num_uncomputed if num_uncomputed <= draft.budget_tokens else 0
+        limit = self.config.prefill_chunk_tokens or draft.budget_tokens
+        return min(num_uncomputed, limit, draft.budget_tokens)
+
+    def _reserve(self, request: Request, num_tokens: int) -> int:
+        """Lengthen the block table for up to `num_tokens` more; returns for how many it is long enough."""
+        computed = request.num_computed_tokens
+        missing = self.config.num_blocks_for(computed + num_tokens) - len(request.block_ids)
+        if missing > 0:
+            request.block_ids += self.pool.allocate(min(missing, self.pool.num_free)) or []
+        room = len(request.block_ids) * self.config.block_size - computed
+        if room < num_tokens and not self.config.chunked_prefill:
+            return 0
+        return min(num_tokens, room)
+
+    def _preempt(self, victim: Request, needed_by: Request, draft: Draft, now: float) -> None:
+        num_blocks = self.config.num_blocks_for(victim.num_computed_tokens)
+        lost_tokens = victim.num_computed_tokens
+        host_block_ids: list[int] | None = None
+        if self.config.num_host_blocks and self.cost.prefers_swap(num_blocks, lost_tokens):
+            host_block_ids = self.host_blocks.allocate(num_blocks)
+        how = PreemptedBy.RECOMPUTE
+        if host_block_ids and num_blocks:
+            how, lost_tokens = PreemptedBy.SWAP, 0
+            draft.swap_out += zip(victim.block_ids[:num_blocks], host_block_ids, strict=True)
+        draft.preempted.append(victim)
+        num_blocks = len(victim.block_ids)
+        self._leave_device(victim, RequestState.SWAPPED if how is PreemptedBy.SWAP else RequestState.WAITING)
+        victim.host_block_ids = host_block_ids or []
+        self._record(
+            Preemption(victim.request_id, now, how, lost_tokens, num_blocks, needed_by.request_id), victim, draft
+        )
+
+    def _start_over(self, request: Request, draft: Draft, now: float) -> None:
+        """Drop all KV of a request that a failed step was to read, write or move."""
+        lost_tokens, num_blocks = request.num_computed_tokens, len(request.block_ids)
+        if request.state is RequestState.SWAPPED:
+            self.host_blocks.release(request.host_block_ids)
+            request.host_block_ids = []
+            request.num_computed_tokens = 0
+            request.move_to(RequestState.WAITING)
+        else:
+            self._leave_device(request, RequestState.WAITING)
+        self._record(
+            Preemption(request.request_id, now, PreemptedBy.FAILED_STEP, lost_tokens, num_blocks, None),
+            request,
+            draft,
+        )
+
+    def _record(self, preemption: Preemption, request: Request, draft: Draft) -> None:
+        request.mark_preempted()
+        draft.preemptions.append(preemption)
+        self.preemptions.append(preemption)
+
+    def _leave_device(self, request: Request, state: RequestState) -> None:
+        self.pool.release(request.block_ids)
+        request.block_ids = []
+        request.num_registered_blocks = 0
+        if state is RequestState.WAITING:
+            request.num_computed_tokens = 0
+        request.move_to(state)
+        self._forgotten.append(request.seq_id)
+        self._running.remove(request)
+        self._waiting.add(request)
+
+    def _admit(self, draft: Draft, now: float) -> None:
+        """Start waiting requests in order, up to the first that does not fit.
+
+        One whose next tokens this step computes for another finds them in the next step: of many that come at once
+        with one system prompt, it is computed once.
+        """
+        promised = sum(self._growth_blocks(request) for request in self._running)
+        in_step = PrefixesInStep(draft.rows, self.config.block_size)
+        for request in list(islice(self._waiting, self.config.max_num_seqs - len(self._running) + _MOST_PASSED_OVER)):
+            if len(self._running) == self.config.max_num_seqs or not draft.budget_tokens:
+                return
+            prefix = Prefix([], None, request.num_computed_tokens)
+            if self.config.prefix_caching and self.finds_prefixes and request.may_share_prefix:
+                prefix = find_prefix(request, self.pool)
+                chunk = self._chunk_tokens(request.num_tokens - prefix.num_tokens, draft)
+                if in_step.computes_most_of(chunk, prefix, request):
+                    continue
+            if not self._try_start(request, prefix, promised, draft, now):
+                return
+            promised += self._growth_blocks(request)
+
+    def _growth_blocks(self, request: Request) -> int:
+        """Blocks that a request is expected to need beyond those it has."""
+        more = self.forecast.remaining_tokens(
+            request.num_output_tokens, request.sampling.max_tokens, at_least=self.config.block_size
+        )
+        num_tokens = min(request.num_tokens + more, self.config.max_tokens)
+        return max(0, self.config.num_blocks_for(num_tokens) - len(request.block_ids))
+
+    def _try_start(self, request: Request, prefix: Prefix, promised: int, draft: Draft, now: float) -> bool:
+        if prefix.copied is not None and not self._fits(request, prefix, promised, draft):
+            prefix = prefix.without_copy(self.config.block_size)
+        if not self._fits(request, prefix, promised, draft):
+            return False
+        self._start(request, prefix, draft, now)
+        return True
+
+    def _fits(self, request: Request, prefix: Prefix, promised: int, draft: Draft) -> bool:
+        chunk = self._chunk_tokens(request.num_tokens - prefix.num_tokens, draft)
+        if not chunk:
+            return False
+        available = self.pool.num_free - self.pool.num_free_among(prefix.block_ids)
+        needed = self.config.num_blocks_for(prefix.num_tokens + chunk) - len(prefix.shared)
+        if self._running:
+            needed = max(needed, self._growth_blocks(request) - len(prefix.shared)) + promised
+        return needed <= available
+
+    def _start(self, request: Request, prefix: Prefix, draft: Draft, now: float) -> None:
+        """Move a request from the queue into the step."""
+        was_swapped = request.state is RequestState.SWAPPED
+        self._waiting.remove(request)
+        request.move_to(RequestState.RUNNING)
+        self._running.add(request)
+        self.pool.share(prefix.shared)
+        request.block_ids = list(prefix.shared)
+        request.num_registered_blocks = len(prefix.shared)
+        request.num_computed_tokens = prefix.num_tokens
+        if prefix.copied is not None:
+            self.pool.share([prefix.copied])
+            target = self.pool.copy_on_write(prefix.copied)
+            assert target is not None, "no block for a copy that was counted in"
+            request.block_ids.append(target)
+            draft.copies.append((prefix.copied, target))
+            draft.pinned_blocks.append(prefix.copied)
+        num_tokens = self._reserve(request, self._chunk_tokens(request.num_uncomputed_tokens, draft))
+        assert num_tokens, "no block for a chunk that was counted in"
+        if was_swapped:
+            first, last = len(prefix.shared), len(request.host_block_ids)
+            draft.swap_in += zip(request.host_block_ids[first:], request.block_ids[first:last], strict=True)
+            draft.pinned_host_blocks += request.host_block_ids
+            request.host_block_ids = []
+        if request.scheduled_at is None and self.config.prefix_caching and request.may_share_prefix:
+            self.pool.record_lookup(request.num_tokens, prefix.num_tokens)
+            draft.prefix_queries_tokens += request.num_tokens
+            draft.prefix_hits_tokens += prefix.num_tokens
+        request.mark_scheduled(now, prefix.num_tokens)
+        draft.new.append(request.as_new_sequence())
+        draft.add_row(request, num_tokens)
+
+    def _close_draft(self) -> Draft:
+        draft = self._draft
+        assert draft is not None, "no step is being computed"
+        self._draft = None
+        self.pool.release(draft.pinned_blocks)
+        self.host_blocks.release(draft.pinned_host_blocks)
+        return draft
+
+    def _register_blocks(self, request: Request) -> None:
+        """Offer the blocks that became full in this step to the prefix cache."""
+        num_full = request.num_computed_tokens // self.config.block_size
+        if not self.config.prefix_caching or request.is_probe or num_full <= request.num_registered_blocks:
+            return
+        contents = request.contents_for(self.config.block_size)
+        for index in range(request.num_registered_blocks, num_full):
+            self.pool.register(request.block_ids[index], contents[index])
+        request.num_registered_blocks = num_full
+
+    def _take_token(self, request: Request, result: StepResult) -> None:
+        token_id = result.token_ids.get(request.seq_id)
+        if token_id is None:
+            self._finish(request, FinishReason.ERROR, "the runner drew no token")
+            return
+        request.append(token_id, result.logprobs.get(request.seq_id))
+        reason = request.end_of_output(self._eos_token_ids, self.config.max_tokens)
+        if reason is not None:
+            if not request.is_probe:
+                self.forecast.observe(request.num_output_tokens)
+            self._finish(request, reason)
+
+    def _finish(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
+        if request.state is RequestState.RUNNING:
+            self._running.remove(request)
+            self._forgotten.append(request.seq_id)
+        else:
+            self._waiting.remove(request)
+        if reason is FinishReason.ERROR:
+            # An earlier chunk may have stored what only now shows, as non-finite logits: nobody else must find it.
+            self.pool.forget(request.block_ids)
+        self.pool.release(request.block_ids)
+        self.host_blocks.release(request.host_block_ids)
+        request.block_ids, request.host_block_ids = [], []
+        request.finish_reason, request.error = reason, error
+        request.move_to(RequestState.FINISHED)
+        del self._requests[request.request_id]

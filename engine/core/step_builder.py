@@ -1,0 +1,127 @@
+"""A step while it is being planned, and what is kept of it until its result is in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+from engine.core.request import FinishReason, Request
+from engine.protocol.messages import RequestUpdate
+from engine.protocol.step import NewSequence, Scheduled, StepPlan
+
+
+class PreemptedBy(StrEnum):
+    """What became of a preempted request's KV."""
+
+    RECOMPUTE = "recompute"  # dropped: its tokens are computed again
+    SWAP = "swap"  # copied to host blocks
+    FAILED_STEP = "failed_step"  # dropped, because a step that failed may have spoilt it
+
+
+@dataclass(frozen=True, slots=True)
+class Preemption:
+    """Who had to make room, for whom, and what it costs."""
+
+    request_id: str
+    at: float
+    how: PreemptedBy
+    lost_tokens: int  # computed tokens that must be computed again; a swap loses none
+    num_blocks: int  # given up on the device
+    for_request_id: str | None  # who needed the blocks; None after a failed step
+
+
+class StepKind(StrEnum):
+    PREFILL = "prefill"  # prompts, and tokens that a preemption lost
+    DECODE = "decode"  # one new position of each
+    MIXED = "mixed"
+    NONE = "none"  # no step, or one of probes only
+
+
+class StepOutcome(NamedTuple):
+    """What one step changed."""
+
+    kind: StepKind
+    updates: list[RequestUpdate]
+    preemptions: tuple[Preemption, ...]
+    prefix_queries_tokens: int
+    prefix_hits_tokens: int
+    probe_tokens: int = 0  # computed for probes
+
+    @classmethod
+    def nothing(cls) -> StepOutcome:
+        return cls(StepKind.NONE, [], (), 0, 0)
+
+
+class Row(NamedTuple):
+    request: Request
+    scheduled: Scheduled
+
+
+@dataclass(slots=True)
+class Draft:
+    """Grows while a step is planned; frozen into a `StepPlan` by `as_plan`."""
+
+    step_id: int
+    budget_tokens: int
+    rows: list[Row] = field(default_factory=list)
+    planned: set[int] = field(default_factory=set)  # seq_ids in `rows`
+    forgotten: list[int] = field(default_factory=list)
+    new: list[NewSequence] = field(default_factory=list)
+    swap_out: list[tuple[int, int]] = field(default_factory=list)
+    swap_in: list[tuple[int, int]] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    preempted: list[Request] = field(default_factory=list)
+    preemptions: list[Preemption] = field(default_factory=list)
+    # Copy sources and host blocks that are read in this step: nobody may have them before it is done.
+    pinned_blocks: list[int] = field(default_factory=list)
+    pinned_host_blocks: list[int] = field(default_factory=list)
+    prefix_queries_tokens: int = 0
+    prefix_hits_tokens: int = 0
+
+    def add_row(self, request: Request, num_tokens: int) -> None:
+        """Plan the next `num_tokens` of a request; its block table is long enough."""
+        start = request.num_computed_tokens
+        samples = start + num_tokens == request.num_tokens and request.sampling.max_tokens > 0
+        row = Scheduled(request.seq_id, start, num_tokens, tuple(request.block_ids), samples)
+        self.rows.append(Row(request, row))
+        self.planned.add(request.seq_id)
+        self.budget_tokens -= num_tokens
+
+    @property
+    def kind(self) -> StepKind:
+        rows = [row for row in self.rows if not row.request.is_probe]
+        if not rows:
+            return StepKind.NONE
+        num_decodes = sum(
+            scheduled.num_tokens == 1 and scheduled.samples and scheduled.start >= request.num_prompt_tokens
+            for request, scheduled in rows
+        )
+        if num_decodes == len(rows):
+            return StepKind.DECODE
+        return StepKind.MIXED if num_decodes else StepKind.PREFILL
+
+    def as_plan(self) -> StepPlan:
+        new = {sequence.seq_id for sequence in self.new}
+        return StepPlan(
+            step_id=self.step_id,
+            scheduled=tuple(row.scheduled for row in self.rows),
+            new=tuple(self.new),
+            forgotten=tuple(i for i in self.forgotten if i not in new),  # a new one replaces what was known
+            swap_out=tuple(self.swap_out),
+            swap_in=tuple(self.swap_in),
+            copies=tuple(self.copies),
+        )
+
+    def as_outcome(self) -> StepOutcome:
+        """With the news of the step's requests and its victims; nothing of those whose end was told by an abort."""
+        touched = {r.seq_id: r for r in (*(row.request for row in self.rows), *self.preempted)}
+        told = [r for r in touched.values() if r.has_news and r.finish_reason is not FinishReason.ABORT]
+        return StepOutcome(
+            self.kind,
+            [request.take_update() for request in told],
+            tuple(self.preemptions),
+            self.prefix_queries_tokens,
+            self.prefix_hits_tokens,
+            sum(row.scheduled.num_tokens for row in self.rows if row.request.is_probe),
+        )

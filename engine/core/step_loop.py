@@ -1,0 +1,399 @@
+"""The core's one thread: take messages in, plan, run, apply, publish; and say now and then that it is alive.
+
+Nothing here may end the process but the API process (a message, or its end of the connection) and steps that fail
+again and again: one bad request or one lack of memory costs requests, never the core.
+"""
+
+from __future__ import annotations
+
+import gc
+import queue
+from collections.abc import Callable
+from dataclasses import replace
+
+import structlog
+
+from engine.core.admission import Refused
+from engine.core.faults import CoreFaults
+from engine.core.grammar_queue import Compiled, GrammarQueue
+from engine.core.host_memory import return_freed_memory
+from engine.core.request import FinishReason
+from engine.core.runner import Runner
+from engine.core.scheduler import Scheduler
+from engine.core.step_builder import StepOutcome
+from engine.core.step_forecast import StepForecast, StepNorm, StepSize
+from engine.protocol.clock import Clock
+from engine.protocol.frames import Closed
+from engine.protocol.golden_answer import golden_request
+from engine.protocol.heartbeat import Beat, BeatPage, CoreState
+from engine.protocol.messages import (
+    AbortRequest,
+    AddRequest,
+    BlocksHeld,
+    CoreAsleep,
+    CoreAwake,
+    CoreFailed,
+    CoreIdle,
+    FromCore,
+    GoldenRun,
+    ListBlocks,
+    RequestUpdate,
+    ResetPrefixCache,
+    SetFaults,
+    SetLimits,
+    Shutdown,
+    Sleep,
+    StepReport,
+    ToCore,
+    WakeUp,
+)
+from engine.protocol.step import StepPlan, StepResult, TokenLogprobs
+from engine.text.grammar_book import GrammarBook
+
+log = structlog.get_logger()
+
+IDLE_REPORT_S = 1.0
+MAX_FAILED_STEPS = 5  # in a row; then something is broken that waiting won't repair
+_MEMORY_SIGNS = ("out of memory", "can't allocate memory", "not enough memory")
+
+
+class GoldenError(RuntimeError):
+    """The model can't answer the golden prompt."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a step failed for lack of memory, on the device or on the host. Recognised without importing torch."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(sign in text for sign in _MEMORY_SIGNS)
+
+
+class StepLoop:
+    """Runs until told to stop. Threading: all in the thread that calls `run`; only `inbox` is shared."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        inbox: queue.SimpleQueue[ToCore | Closed | Compiled],
+        publish: Callable[[FromCore], None],
+        clock: Clock,
+        *,
+        enable_faults: bool = False,
+        idle_report_s: float = IDLE_REPORT_S,
+        beats: BeatPage | None = None,
+        grammars: GrammarBook | None = None,
+    ) -> None:
+        self._scheduler = scheduler
+        self._grammar_queue = GrammarQueue(grammars, inbox)
+        self._beats = beats or BeatPage.private()
+        self._forecast = StepForecast()
+        self._norm = StepNorm()
+        self._slowness_ratio: float | None = None  # of the last step
+        self._faults = CoreFaults(scheduler, runner, clock, is_enabled=enable_faults)
+        self._runner = runner
+        self._is_asleep = False
+        self._inbox = inbox
+        self._publish = publish
+        self._clock = clock
+        self._idle_report_s = idle_report_s
+        self._news: list[RequestUpdate] = []  # ends that no step brought about
+        self._num_failed_steps = 0  # in a row
+        self._last_step_id = 0
+        self._checked_at_change = -1
+        self._integrity_error: str | None = None  # stays once found: the node should be replaced
+        self._exit_code: int | None = None
+
+    def run(self) -> int:
+        """Serve until the end; returns the process's exit code."""
+        while True:
+            self._take_messages()
+            if self._faults.is_hung:
+                self._hang()
+            if self._exit_code is not None:
+                return self._exit_code
+            if self._scheduler.has_work:
+                self._step()
+            elif self._news:
+                self._publish(self._report("none", 0.0, 0, 0, StepOutcome.nothing()))
+
+    def warm_up(self, message: AddRequest) -> GoldenRun:
+        """Serve one request to its end before any other, and say nothing of it. Raises GoldenError."""
+        refused = self._scheduler.add(message, self._clock.now())
+        if refused is not None:
+            raise GoldenError(f"the golden prompt was refused: {refused}")
+        token_ids: list[int] = []
+        logprobs: list[TokenLogprobs] = []
+        while (plan := self._scheduler.plan(self._clock.now())) is not None:
+            result, seconds = self._compute(plan)
+            outcome = self._scheduler.apply(replace(result, seconds=seconds), self._clock.now())
+            for update in outcome.updates:
+                if update.error is not None:
+                    raise GoldenError(f"the golden prompt failed: {update.error}")
+                token_ids += update.token_ids
+                logprobs += update.logprobs
+        return GoldenRun(tuple(token_ids), tuple(logprobs))
+
+    def _take_messages(self) -> None:
+        """Take in all that has arrived; without work, wait for something to arrive."""
+        state = CoreState.BETWEEN_STEPS if self._scheduler.has_work else CoreState.IDLE
+        self._beats.write(Beat(self._clock.now(), state, self._last_step_id))
+        try:
+            if not self._scheduler.has_work:
+                self._take(self._inbox.get(timeout=self._idle_report_s))
+            while self._exit_code is None:
+                self._take(self._inbox.get_nowait())
+        except queue.Empty:
+            if not self._scheduler.has_work and not self._news and not len(self._grammar_queue):
+                self._report_idle()
+
+    def _take(self, message: ToCore | Closed | Compiled) -> None:
+        match message:
+            case AddRequest():
+                if not self._grammar_queue.holds_back(message):
+                    self._add(message)
+            case Compiled():
+                self._take_compiled(message)
+            case AbortRequest():
+                update = self._abort(message.request_id)
+                if update is not None:
+                    log.info("request.aborted", request_id=message.request_id, reason=message.reason)
+                    self._news.append(update)
+            case SetFaults():
+                self._faults.set(message)
+            case SetLimits():
+                self._set_limits(message)
+            case ResetPrefixCache():
+                self._scheduler.pool.forget_cached()
+                log.info("prefix_cache.reset")
+            case ListBlocks():
+                held = {key: len(request.block_ids) for key, request in self._scheduler.requests.items()}
+                self._publish(BlocksHeld(message.number, held))
+            case Sleep():
+                self._sleep()
+            case WakeUp():
+                self._wake()
+            case Shutdown():
+                self._end_all()
+                self._exit_code = 0
+            case Closed():
+                log.warning("core.orphaned", reason=message.reason)
+                self._exit_code = 0
+
+    def _take_compiled(self, message: Compiled) -> None:
+        request = self._grammar_queue.take(message.request_id)
+        if request is not None and message.problem is None:
+            self._add(request)
+        elif request is not None:
+            log.warning("request.refused", request_id=message.request_id, reason=message.problem)
+            self._news.append(
+                RequestUpdate(message.request_id, finish_reason=FinishReason.ERROR.value, error=message.problem)
+            )
+
+    def _abort(self, request_id: str) -> RequestUpdate | None:
+        if self._grammar_queue.take(request_id) is not None:
+            return RequestUpdate(request_id, finish_reason=FinishReason.ABORT.value)
+        return self._scheduler.abort(request_id)
+
+    def _add(self, message: AddRequest) -> None:
+        if self._is_asleep:
+            self._news.append(
+                RequestUpdate(message.request_id, finish_reason=FinishReason.ERROR.value, error="the core is asleep")
+            )
+            return
+        match self._scheduler.add(message, self._clock.now()):
+            case Refused(_, reason, is_duplicate):
+                log.warning("request.refused", request_id=message.request_id, reason=reason)
+                if not is_duplicate:
+                    self._news.append(
+                        RequestUpdate(message.request_id, finish_reason=FinishReason.ERROR.value, error=reason)
+                    )
+            case RequestUpdate() as update:
+                self._news.append(update)
+
+    def _set_limits(self, message: SetLimits) -> None:
+        limits = {name: getattr(message, name) for name in message.__struct_fields__}
+        try:
+            self._scheduler.config = replace(self._scheduler.config, **limits)
+        except ValueError as error:
+            log.warning("limits.refused", reason=str(error))
+        else:
+            log.info("limits.set", **limits)
+
+    def _sleep(self) -> None:
+        if self._scheduler.has_work or len(self._grammar_queue):
+            self._publish(CoreAsleep(problem="requests are being served"))
+            return
+        slept = self._runner.sleep()
+        self._scheduler.rebuild_pools()  # what blocks held is gone
+        self._is_asleep = True
+        gc.collect()
+        return_freed_memory()
+        log.info("core.fell_asleep", weights=slept.weights, freed_kv_bytes=slept.freed_kv_bytes)
+        self._publish(CoreAsleep(slept.weights, slept.freed_kv_bytes))
+
+    def _wake(self) -> None:
+        """A core that can't have its memory back ends: a new one starts clean."""
+        scheduler = self._scheduler
+        try:
+            if self._is_asleep:
+                self._runner.wake()
+            self._is_asleep = False
+            golden = self.warm_up(
+                golden_request(scheduler.config.vocab_size or 1, scheduler.config.max_tokens, self._clock.now())
+            )
+        except Exception as error:
+            log.error("core.waking_failed", exc_info=error)
+            self._publish(CoreFailed(f"can't wake up: {type(error).__name__}: {error}"))
+            self._exit_code = 1
+        else:
+            log.info("core.woke_up")
+            self._publish(CoreAwake(golden))
+
+    def _hang(self) -> None:
+        """As a hung core does: no step, no report, no beat. Only the fault's end or the node's gets it out."""
+        waiting: list[ToCore | Compiled] = []
+        while self._faults.is_hung and self._exit_code is None:
+            message = self._inbox.get()
+            if isinstance(message, SetFaults | Shutdown | Closed):
+                self._take(message)
+            else:
+                waiting.append(message)
+        for message in waiting:
+            self._take(message)
+
+    def _end_all(self) -> None:
+        """Every request that was taken in gets its end, also at shutdown."""
+        held = [*self._grammar_queue.request_ids, *self._scheduler.requests]
+        updates = [self._abort(request_id) for request_id in held]
+        self._news += [update for update in updates if update is not None]
+        if self._news:
+            self._publish(self._report("none", 0.0, 0, 0, StepOutcome.nothing()))
+
+    def _step(self) -> None:
+        plan = self._scheduler.plan(self._clock.now())
+        assert plan is not None, "work but no plan"
+        started_at = self._clock.now()
+        try:
+            result, seconds = self._compute(plan)
+        except Exception as error:  # noqa: BLE001 - whatever a step raises must cost its requests, not the core
+            self._contain(error, plan, self._clock.now() - started_at)
+            return
+        outcome = self._scheduler.apply(replace(result, seconds=seconds), self._clock.now())
+        self._num_failed_steps = 0
+        lacked_memory = any(_MEMORY_SIGNS[0] in reason for reason in result.failed.values())
+        self._publish_step(plan, seconds, outcome, out_of_memory=int(lacked_memory))
+
+    def _compute(self, plan: StepPlan) -> tuple[StepResult, float]:
+        """Run a step, with a beat before it that says how long it should take. Raises what the step raises."""
+        size = StepSize.of(plan)
+        started_at = self._clock.now()
+        self._last_step_id = plan.step_id
+        self._beats.write(
+            Beat(
+                started_at,
+                CoreState.STEP,
+                plan.step_id,
+                predicted_s=self._forecast.seconds(size),
+                num_seqs=len(plan.scheduled),
+                num_tokens=plan.num_tokens,
+                context_tokens=int(size.context_tokens),
+            )
+        )
+        result = self._faults.run(plan)
+        seconds = self._clock.now() - started_at
+        self._forecast.observe(size, seconds)
+        self._slowness_ratio = self._norm.ratio(size, seconds)
+        return result, seconds
+
+    def _contain(self, error: Exception, plan: StepPlan, seconds: float) -> None:
+        lacks_memory = is_out_of_memory(error)
+        reason = f"{'out of memory' if lacks_memory else 'the step failed'}: {type(error).__name__}: {error}"
+        log.error("step.failed", step_id=plan.step_id, num_seqs=len(plan.scheduled), exc_info=error)
+        outcome = self._scheduler.fail(reason, self._clock.now(), only_largest=lacks_memory)
+        if lacks_memory:
+            gc.collect()
+        self._num_failed_steps += 1
+        self._publish_step(plan, seconds, outcome, failed_steps=1, out_of_memory=int(lacks_memory))
+        if self._num_failed_steps >= MAX_FAILED_STEPS:
+            self._publish(CoreFailed(f"{self._num_failed_steps} steps in a row failed, the last one: {reason}"))
+            self._exit_code = 1
+
+    def _publish_step(
+        self,
+        plan: StepPlan,
+        seconds: float,
+        outcome: StepOutcome,
+        *,
+        failed_steps: int = 0,
+        out_of_memory: int = 0,
+    ) -> None:
+        for preemption in outcome.preemptions:
+            log.info(
+                "request.preempted",
+                request_id=preemption.request_id,
+                how=preemption.how.value,
+                lost_tokens=preemption.lost_tokens,
+                num_blocks=preemption.num_blocks,
+                for_request_id=preemption.for_request_id,
+            )
+        report = self._report(
+            outcome.kind.value,
+            seconds,
+            plan.num_tokens - outcome.probe_tokens,
+            len(plan.scheduled),
+            outcome,
+            failed_steps=failed_steps,
+            out_of_memory=out_of_memory,
+        )
+        log.debug("step.done", step_id=plan.step_id, kind=report.kind, seconds=seconds, num_tokens=plan.num_tokens)
+        self._publish(report)
+
+    def _report(
+        self,
+        kind: str,
+        seconds: float,
+        num_tokens: int,
+        num_seqs: int,
+        outcome: StepOutcome,
+        *,
+        failed_steps: int = 0,
+        out_of_memory: int = 0,
+    ) -> StepReport:
+        # News first: an abort ended its request before this step's tokens were drawn.
+        updates, self._news = (*self._news, *outcome.updates), []
+        scheduler = self._scheduler
+        return StepReport(
+            step_id=self._last_step_id,
+            kind=kind,
+            finished_at=self._clock.now(),
+            seconds=seconds,
+            num_tokens=num_tokens,
+            num_seqs=num_seqs,
+            updates=updates,
+            running=scheduler.num_running,
+            waiting=scheduler.num_waiting,
+            kv_blocks_used=scheduler.pool.num_used,
+            kv_blocks_total=scheduler.pool.num_blocks,
+            preemptions=len(outcome.preemptions),
+            preempted_tokens=sum(p.lost_tokens for p in outcome.preemptions),
+            prefix_queries_tokens=outcome.prefix_queries_tokens,
+            prefix_hits_tokens=outcome.prefix_hits_tokens,
+            failed_steps=failed_steps,
+            out_of_memory=out_of_memory,
+            slowness_ratio=self._slowness_ratio if kind != "none" and not failed_steps else None,
+        )
+
+    def _report_idle(self) -> None:
+        scheduler = self._scheduler
+        if scheduler.pool.num_changes != self._checked_at_change:
+            problem = scheduler.check_integrity()
+            if problem is not None:
+                log.error("core.integrity_failed", problem=problem)
+                self._integrity_error = problem
+                scheduler.rebuild_pools()  # nothing runs, so nothing is lost but the prefix cache
+            self._checked_at_change = scheduler.pool.num_changes
+        self._publish(
+            CoreIdle(self._clock.now(), scheduler.pool.num_used, scheduler.pool.num_blocks, self._integrity_error)
+        )

@@ -1,0 +1,337 @@
+"""Carries out step plans on a real model: owns the weights, the KV cache and what it must know of each sequence.
+
+The scheduler decides; this module computes. One bad sequence is reported in `StepResult.failed` and never stops the
+others. One thread uses a runner.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+import torch
+from torch import Tensor
+
+from engine.core.runner import Slept
+from engine.model.batch import Batch, make_batch, why_not
+from engine.model.decoder import Decoder
+from engine.model.directory import BadModelError, ModelDir, open_model
+from engine.model.mask_worker import MaskWorker
+from engine.model.offload import OffloadedWeights
+from engine.model.prompt_logprobs import score_prompts
+from engine.model.sequence import Sequence, logprobs_of
+from engine.model.weights import load_weights
+from engine.protocol.grammar import BadGrammarError
+from engine.protocol.step import NewSequence, SamplingParams, Scheduled, StepPlan, StepResult, TokenLogprobs
+from engine.text.grammar_book import GrammarBook, Matcher
+from kernels.block_copy import copy_blocks, swap_blocks
+from kernels.sampling import sample
+
+log = structlog.get_logger()
+
+Progress = Callable[[str, float], None]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+WARM_UP_TOKENS = 80
+WARM_UP_SEQ_ID = -1  # the scheduler's ids are never negative
+
+
+class DeviceError(RuntimeError):
+    """The device is not there, or has not enough memory; the message says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerInfo:
+    """Facts about a loaded runner, for `/info` and `CoreReady`."""
+
+    num_blocks: int
+    block_size: int
+    num_host_blocks: int
+    max_model_len: int
+    vocab_size: int
+    device: str
+    dtype: str
+    revision: str
+    weight_bytes: int
+    kv_bytes: int
+    load_seconds: float
+    warmup_seconds: float | None  # None before warm-up
+    is_batch_invariant: bool | None  # None before warm-up, and where nothing promises it
+
+
+class ModelRunner:
+    """`warm_up()` once, then `run(plan)` for every step."""
+
+    def __init__(
+        self,
+        model_dir: ModelDir | Path | str,
+        *,
+        num_blocks: int,
+        block_size: int,
+        num_host_blocks: int = 0,
+        device: str = "cpu",
+        dtype: str = "auto",
+        num_threads: int | None = None,
+        progress: Progress | None = None,
+        grammars: GrammarBook | None = None,
+        eos_token_ids: tuple[int, ...] | None = None,
+    ) -> None:
+        """Loads the model and takes the memory of the KV cache.
+
+        `dtype` "auto" is that of `auto_dtype`. `num_threads` is the process's, for CPU
+        work. `eos_token_ids` None is what the model
+        says. `progress` is called with ("loading" or "warming_up", 0 to 1). Raises BadModelError, DeviceError.
+        """
+        started = time.perf_counter()
+        if num_blocks < 1 or block_size < 1:
+            raise ValueError(f"num_blocks {num_blocks} and block_size {block_size} must be at least 1")
+        if num_threads is not None:
+            torch.set_num_threads(num_threads)
+        model = model_dir if isinstance(model_dir, ModelDir) else open_model(model_dir)
+        self._progress = progress or (lambda phase, done: None)
+        self._device = _device(device)
+        self._dtype = _dtype(dtype, model, self._device)
+        self._model, self._config = model, model.config
+        self._block_size = block_size
+        self._sequences: dict[int, Sequence] = {}
+        self._grammars = grammars
+        self._eos_token_ids = self._config.eos_token_ids if eos_token_ids is None else eos_token_ids
+        self._mask_worker = MaskWorker()
+        shape = (num_blocks, block_size, self._config.num_kv_heads, self._config.head_dim)
+        try:
+            weights = load_weights(model, dtype=self._dtype, device=str(self._device), progress=self._progress)
+            self._kv_shape = (self._config.num_layers, 2, *shape)
+            self._host_kv_shape = (self._config.num_layers, 2, num_host_blocks, *shape[1:])
+            self._kv, self._host_kv = self._new_kv()
+        except (RuntimeError, MemoryError) as exc:
+            if not _is_out_of_memory(exc):
+                raise
+            raise DeviceError(
+                f"not enough memory on {self._device} for the model and {num_blocks} KV blocks: {exc}"
+            ) from exc
+        self._num_blocks = num_blocks
+        self._max_len = min(self._config.max_position_embeddings, num_blocks * block_size)
+        self._weights = OffloadedWeights(weights)
+        self._decoder = Decoder(self._config, weights, num_positions=self._max_len)
+        self._load_seconds = time.perf_counter() - started
+        self._warmup_seconds: float | None = None
+
+    @property
+    def info(self) -> RunnerInfo:
+        return RunnerInfo(
+            num_blocks=self._num_blocks,
+            block_size=self._block_size,
+            num_host_blocks=self._host_kv.shape[2],
+            max_model_len=self._max_len,
+            vocab_size=self._config.vocab_size,
+            device=str(self._device),
+            dtype=str(self._dtype).removeprefix("torch."),
+            revision=self._model.revision,
+            weight_bytes=self._model.weight_bytes,
+            kv_bytes=self._kv.nbytes,
+            load_seconds=self._load_seconds,
+            warmup_seconds=self._warmup_seconds,
+            is_batch_invariant=self._decoder.is_batch_invariant,
+        )
+
+    def warm_up(self) -> None:
+        """Packs the weights and computes a prompt and a few tokens, so that the first request is as fast as the next.
+
+        Leaves the cache empty. Raises BadModelError when the model's answers are not numbers.
+        """
+        started = time.perf_counter()
+        self._progress("warming_up", 0.0)
+        self._decoder.prepare()
+        if self._decoder.is_batch_invariant is False:
+            log.warning("runner.rows_depend_on_batch", remedy="tokens may differ in rare ties with what else runs")
+        self._progress("warming_up", 0.5)
+        length = max(min(WARM_UP_TOKENS, self._max_len - 2), 1)
+        blocks = tuple(range(-(-min(length + 2, self._max_len) // self._block_size)))
+        tokens = tuple(i % self._config.vocab_size for i in range(length))
+        new = NewSequence(WARM_UP_SEQ_ID, tokens, length, SamplingParams(max_tokens=2, top_p=0.9, num_logprobs=1))
+        plan = StepPlan(0, (Scheduled(WARM_UP_SEQ_ID, 0, length, blocks, samples=True),), new=(new,))
+        for position in range(length, min(length + 2, self._max_len)):
+            self._expect_answer(self.run(plan))
+            plan = StepPlan(0, (Scheduled(WARM_UP_SEQ_ID, position, 1, blocks, samples=True),))
+        self._expect_answer(self.run(plan))
+        self.run(StepPlan(0, (), forgotten=(WARM_UP_SEQ_ID,)))
+        self._kv[:, :, : len(blocks)] = 0
+        self._warmup_seconds = time.perf_counter() - started
+        self._progress("warming_up", 1.0)
+
+    def _new_kv(self) -> tuple[Tensor, Tensor]:
+        pinned = self._device.type == "cuda" and self._host_kv_shape[2] > 0
+        return (
+            torch.zeros(self._kv_shape, dtype=self._dtype, device=self._device),
+            torch.zeros(self._host_kv_shape, dtype=self._dtype, pin_memory=pinned),
+        )
+
+    def sleep(self) -> Slept:
+        """Drops the KV cache; on a GPU moves the weights to host memory. On a CPU they are there already and stay."""
+        self._sequences.clear()
+        freed = self._kv.nbytes + self._host_kv.nbytes
+        self._kv = self._host_kv = torch.empty(0)
+        if self._device.type != "cuda":
+            return Slept(freed, "kept")
+        self._weights.offload()
+        torch.cuda.empty_cache()
+        return Slept(freed, "offloaded")
+
+    def wake(self) -> None:
+        """Takes the memory again. Raises DeviceError, or what torch raises, when there is not enough."""
+        try:
+            self._weights.restore()
+            self._kv, self._host_kv = self._new_kv()
+        except (RuntimeError, MemoryError) as exc:
+            if not _is_out_of_memory(exc):
+                raise
+            raise DeviceError(f"not enough memory on {self._device} to wake up: {exc}") from exc
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """One forward pass. A sequence in `failed` has no token and its state is as before the step."""
+        started = time.perf_counter()
+        for seq_id in plan.forgotten:
+            self._sequences.pop(seq_id, None)
+        for new in plan.new:
+            self._sequences[new.seq_id] = self._sequence_of(new)
+        with torch.inference_mode():
+            swap_blocks(self._kv, self._host_kv, plan.swap_out)
+            swap_blocks(self._host_kv, self._kv, plan.swap_in)
+            copy_blocks(self._kv, plan.copies)
+        failed = {s.seq_id: why for s in plan.scheduled if (why := self._why_not(s)) is not None}
+        scheduled = [s for s in plan.scheduled if s.seq_id not in failed]
+        token_ids: dict[int, int] = {}
+        logprobs: dict[int, TokenLogprobs] = {}
+        prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+        with self._mask_worker.working_on(self._matchers_of(scheduled)) as masks:
+            logits = self._forward(scheduled, failed, prompt_logprobs)
+            allowed = masks()
+        sampling = [s.seq_id for s in scheduled if s.samples]
+        if sampling:
+            rows = [self._sequences[i].sample_row(self._eos_token_ids, allowed.masks.get(i)) for i in sampling]
+            for seq_id, drawn in zip(sampling, sample(logits, rows), strict=True):
+                if seq_id in allowed.problems:
+                    failed[seq_id] = allowed.problems[seq_id]
+                    continue
+                if drawn.token_id is None:
+                    failed[seq_id] = "non-finite logits"
+                    continue
+                self._sequences[seq_id].append(drawn.token_id)
+                token_ids[seq_id] = drawn.token_id
+                if (found := logprobs_of(drawn)) is not None:
+                    logprobs[seq_id] = found
+        if failed:
+            log.warning("step.sequences_failed", step_id=plan.step_id, failed=failed)
+        seconds = time.perf_counter() - started
+        return StepResult(plan.step_id, token_ids, seconds, logprobs, failed, prompt_logprobs)
+
+    def _sequence_of(self, new: NewSequence) -> Sequence:
+        grammar = new.sampling.grammar
+        if grammar is None:
+            return Sequence(new)
+        if self._grammars is None:
+            return Sequence(new, problem="this runner was made without grammars")
+        try:
+            return Sequence(new, self._grammars.matcher(grammar, new.token_ids[new.num_prompt_tokens :]))
+        except BadGrammarError as error:
+            return Sequence(new, problem=f"its grammar: {error}")
+
+    def _matchers_of(self, scheduled: list[Scheduled]) -> list[tuple[int, Matcher]]:
+        found = ((s.seq_id, self._sequences[s.seq_id].matcher) for s in scheduled if s.samples)
+        return [(seq_id, matcher) for seq_id, matcher in found if matcher is not None]
+
+    def _why_not(self, s: Scheduled) -> str | None:
+        sequence = self._sequences.get(s.seq_id)
+        if sequence is not None and sequence.problem is not None:
+            return sequence.problem
+        return why_not(
+            s,
+            self._sequences.get(s.seq_id),
+            num_blocks=self._num_blocks,
+            block_size=self._block_size,
+            vocab_size=self._config.vocab_size,
+            max_len=self._max_len,
+        )
+
+    def _forward(
+        self,
+        scheduled: list[Scheduled],
+        failed: dict[int, str],
+        prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]],
+    ) -> Tensor | None:
+        """Logits of the sampling sequences; what is asked of prompts goes into `prompt_logprobs`.
+
+        Out of memory drops the largest sequence and tries the others again.
+
+        Trying again is safe: the same keys and values are written to the same slots.
+        """
+        while scheduled:
+            try:
+                batch = make_batch(scheduled, self._sequences, block_size=self._block_size, device=self._device)
+                if all(self._sequences[s.seq_id].sampling.num_prompt_logprobs is None for s in scheduled):
+                    return self._decoder.forward(batch, self._kv)
+                return self._forward_scored(scheduled, batch, prompt_logprobs, failed)
+            except (RuntimeError, MemoryError) as exc:
+                if not _is_out_of_memory(exc):
+                    raise
+                largest = max(scheduled, key=lambda s: (s.num_tokens, s.start))
+                log.error("step.out_of_memory", seq_id=largest.seq_id, num_tokens=largest.num_tokens, reason=str(exc))
+            # Outside of the handler: the exception would keep the failed attempt's tensors alive.
+            scheduled.remove(largest)
+            failed[largest.seq_id] = "out of memory"
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()
+        return None
+
+    @torch.inference_mode()
+    def _forward_scored(
+        self,
+        scheduled: list[Scheduled],
+        batch: Batch,
+        prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]],
+        failed: dict[int, str],
+    ) -> Tensor:
+        hidden = self._decoder.hidden(batch, self._kv)
+        found, wrong = score_prompts(scheduled, self._sequences, batch, lambda rows: self._decoder.logits(hidden, rows))
+        prompt_logprobs |= found
+        failed |= wrong
+        return self._decoder.logits(hidden, batch.sample_rows)
+
+    def _expect_answer(self, result: StepResult) -> None:
+        if WARM_UP_SEQ_ID in result.failed:
+            problem = f"the model can't compute its first tokens: {result.failed[WARM_UP_SEQ_ID]}"
+            raise BadModelError(self._model.path, problem, "the weights are damaged, or too large for this dtype")
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as exc:
+        raise DeviceError(f"device {name!r} is unknown; use cpu or cuda") from exc
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise DeviceError(
+            "device cuda: no GPU is usable here; use cpu, or install the CUDA build of torch and the driver"
+        )
+    return device
+
+
+def auto_dtype(stored: str, device: str) -> str:
+    """The stored type; on a CPU float32 for those that its kernels don't take."""
+    return "float32" if device.startswith("cpu") and stored == "float16" else stored
+
+
+def _dtype(name: str, model: ModelDir, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        name = auto_dtype(model.config.dtype, device.type)
+    if name not in DTYPES:
+        raise ValueError(f"dtype {name!r} is not supported; supported are auto, {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def _is_out_of_memory(exc: BaseException) -> bool:
+    if isinstance(exc, torch.OutOfMemoryError | MemoryError):
+        return True
+    return "can't allocate memory" in str(exc) or "not enough memory" in str(exc)

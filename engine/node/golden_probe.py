@@ -1,0 +1,160 @@
+"""Asks the core the golden prompt now and then, and keeps the verdict. Threading: event loop only.
+
+It never asks by itself while the answers are right: somebody must have asked for deep health. While they are wrong it
+asks every few seconds, because only a right answer makes the node ready again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from enum import StrEnum
+
+import structlog
+
+from engine.protocol.golden_answer import BadGoldenFileError, GoldenFile, find_difference, golden_request, key_of
+from engine.protocol.messages import AbortRequest, CoreReady, GoldenRun, RequestUpdate, ToCore
+from engine.protocol.step import TokenLogprobs
+
+log = structlog.get_logger()
+
+INTERVAL_S = 60.0
+INTERVAL_WHEN_WRONG_S = 5.0
+PATIENCE_S = 120.0  # users come first: a node that is busy for so long is not asked this time
+
+
+class Verdict(StrEnum):
+    UNKNOWN = "unknown"
+    PASSED = "passed"
+    FAILED = "failed"
+
+
+class GoldenProbe:
+    """Owner of the expected answers and of the one run that may be under way."""
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        revision: str | None,
+        send: Callable[[ToCore], object],
+        file: GoldenFile | None = None,
+        interval_s: float = INTERVAL_S,
+        on_result: Callable[[str], None] = lambda result: None,
+    ) -> None:
+        """`on_result` hears passed, failed or error for each run."""
+        self._vocab_size = vocab_size
+        self._revision = revision
+        self._send = send
+        self._file = file
+        self._interval_s = interval_s
+        self._on_result = on_result
+        self._expected: dict[str, GoldenRun] = {}
+        self._key: str | None = None  # None while no core is ready
+        self._max_tokens = 0
+        self._num_runs = 0
+        self._started_at = time.monotonic()
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self.pending_id: str | None = None
+        self.verdict = Verdict.UNKNOWN
+        self.detail: str | None = None  # why it failed, or why the last run has no result
+        self.checked_at: float | None = None  # unix seconds, of the last verdict
+
+    @property
+    def is_wrong(self) -> bool:
+        return self.verdict is Verdict.FAILED
+
+    def on_ready(self, ready: CoreReady, max_tokens: int) -> None:
+        """A core came up, with its own first answer. The very first one becomes what is expected."""
+        self._key = key_of(self._revision, ready.dtype, ready.device)
+        self._max_tokens = max_tokens
+        self.pending_id = None
+        self._started_at = time.monotonic()
+        if ready.golden is None:
+            return
+        if self._key not in self._expected:
+            self._expected[self._key] = self._known(self._key, ready.golden)
+        self._judge(ready.golden)
+
+    def _known(self, key: str, first: GoldenRun) -> GoldenRun:
+        if self._file is None:
+            return first
+        try:
+            kept = self._file.read().get(key)
+            if kept is not None:
+                return kept
+            self._file.add(key, first)
+            log.info("golden.recorded", path=str(self._file.path), key=key)
+        except (BadGoldenFileError, OSError) as error:
+            log.warning("golden.file_not_used", reason=str(error))
+        return first
+
+    def on_core_lost(self) -> None:
+        self._key, self.pending_id = None, None
+
+    def ask(self, now: float) -> None:
+        """Deep health was asked for: start a run unless one is under way or the last one is recent."""
+        interval_s = min(INTERVAL_WHEN_WRONG_S, self._interval_s) if self.is_wrong else self._interval_s
+        if self._key is None or self.pending_id is not None or now - self._started_at < interval_s:
+            return
+        self._num_runs += 1
+        self._started_at = now
+        self._token_ids, self._logprobs = [], []
+        self.pending_id = f"golden-{self._num_runs}"
+        self._send(golden_request(self._vocab_size, self._max_tokens, now, self.pending_id))
+
+    def cancel(self) -> None:
+        """Gives up the run under way: the core is wanted for something else."""
+        if self.pending_id is not None:
+            self._send(AbortRequest(self.pending_id, "sleep"))
+            self.pending_id = None
+
+    def on_awake(self, answer: GoldenRun) -> None:
+        """The same core woke up and answered."""
+        self._started_at = time.monotonic()
+        if self._key is not None:
+            self._judge(answer)
+
+    def tick(self, now: float) -> None:
+        """Gives up a run that gets no turn, and asks again while the answers are wrong."""
+        if self.pending_id is not None and now - self._started_at > PATIENCE_S:
+            self._send(AbortRequest(self.pending_id, "deadline"))
+            self.pending_id = None
+            self.detail = f"no turn within {PATIENCE_S:.0f} s: the node is busy"
+            self._on_result("error")
+        if self.is_wrong:
+            self.ask(now)
+
+    def take(self, update: RequestUpdate) -> None:
+        """News of the run under way."""
+        self._token_ids += update.token_ids
+        self._logprobs += update.logprobs
+        if update.finish_reason is None:
+            return
+        self.pending_id = None
+        if update.finish_reason == "length":
+            self._judge(GoldenRun(tuple(self._token_ids), tuple(self._logprobs)))
+        else:
+            self.detail = f"the last run ended with {update.finish_reason}: {update.error or 'no reason given'}"
+            self._on_result("error")
+
+    def _judge(self, answer: GoldenRun) -> None:
+        assert self._key is not None, "no core, no answer"
+        self.detail = find_difference(self._expected[self._key], answer)
+        verdict = Verdict.PASSED if self.detail is None else Verdict.FAILED
+        if verdict is not self.verdict:
+            level = log.info if verdict is Verdict.PASSED else log.error
+            level("golden.verdict_changed", verdict=verdict.value, detail=self.detail)
+        self.verdict, self.checked_at = verdict, time.time()
+        self._on_result(verdict.value)
+
+    def report(self, now: float) -> dict[str, object]:
+        """For `/health/deep`; `now` in unix seconds."""
+        return {
+            "result": self.verdict.value,
+            "detail": self.detail,
+            "checked_at": self.checked_at,
+            "age_s": None if self.checked_at is None else round(max(0.0, now - self.checked_at), 3),
+            "running": self.pending_id is not None,
+        }

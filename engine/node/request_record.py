@@ -1,0 +1,133 @@
+"""What became of one client request: the facts that its log line and its span tell. No prompt and no text.
+
+Every request that reaches a generating route ends in exactly one record, also one that was never taken in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+from engine.node.inflight import Fate, Flight, Kind
+from engine.protocol.step import SamplingParams
+
+
+class Phase(NamedTuple):
+    """A part of a request's time here; monotonic seconds."""
+
+    name: str  # queue, prefill, decode
+    start: float
+    end: float
+    is_whole: bool  # False: the request ended in the middle of it
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A client request as it stands before anything of it was read."""
+
+    request_id: str
+    kind: Kind | None  # None: a hand-off that could not be read
+    at: float  # monotonic
+    trace_headers: Mapping[str, str] = field(default_factory=dict)  # W3C trace context of the caller
+    is_continued: bool = False  # comes from another node
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """Times are monotonic. None: not known, or it never came to it."""
+
+    arrival: Arrival
+    state: Fate
+    ended_at: float
+    status: int | None = None  # of the HTTP answer; None when none was begun
+    error: str | None = None
+    error_code: str | None = None
+    id: str | None = None
+    model: str | None = None
+    sampling: SamplingParams | None = None
+    stream: bool = False
+    priority: int = 0
+    num_choices: int = 0
+    finish_reasons: Sequence[str | None] = ()
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+    num_preemptions: int = 0
+    elapsed_before_s: float = 0.0  # on other nodes
+    scheduled_at: float | None = None
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+
+    @property
+    def queue_s(self) -> float | None:
+        return _between(self.arrival.at, self.scheduled_at)
+
+    @property
+    def prefill_s(self) -> float | None:
+        return _between(self.scheduled_at, self.first_token_at)
+
+    @property
+    def decode_s(self) -> float | None:
+        return _between(self.first_token_at, self.last_token_at)
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Arrival to the first token of this node."""
+        return _between(self.arrival.at, self.first_token_at)
+
+    @property
+    def e2e_s(self) -> float:
+        """Since the first arrival, on whatever node that was."""
+        return max(0.0, self.ended_at - self.arrival.at) + self.elapsed_before_s
+
+    @property
+    def phases(self) -> list[Phase]:
+        """What the request went through, in order. One that was not taken in has none."""
+        if self.num_choices == 0:
+            return []
+        steps = [("queue", self.arrival.at), ("prefill", self.scheduled_at), ("decode", self.first_token_at)]
+        begun = [(name, start) for name, start in steps if start is not None]
+        found = []
+        for (name, start), (_, end) in pairwise(begun):
+            found.append(Phase(name, start, max(start, end), is_whole=True))
+        name, start = begun[-1]
+        is_whole = name == "decode" and self.state is Fate.FINISHED
+        last = self.last_token_at if is_whole and self.last_token_at is not None else self.ended_at
+        return [*found, Phase(name, start, max(start, last), is_whole)]
+
+
+def record_of(flight: Flight, fate: Fate, status: int | None, now: float) -> RequestRecord:
+    """The record of a request that was taken in and ended. `now` is monotonic."""
+    ask, choices = flight.ask, flight.choices
+    cached = [c.num_cached_tokens for c in choices if c.index % ask.n == 0 and c.num_cached_tokens is not None]
+    return RequestRecord(
+        arrival=Arrival(
+            ask.request_id, ask.kind, flight.arrived_at, flight.trace_headers, is_continued=flight.is_continued
+        ),
+        state=fate,
+        ended_at=now,
+        status=status,
+        error=flight.error,
+        error_code=flight.error_code,
+        id=ask.id,
+        model=ask.model,
+        sampling=ask.sampling,
+        stream=ask.stream,
+        priority=ask.priority,
+        num_choices=len(choices),
+        finish_reasons=[c.finish_reason for c in choices],
+        prompt_tokens=flight.num_prompt_tokens,
+        output_tokens=flight.num_output_tokens,
+        cached_tokens=sum(cached) if cached else None,
+        num_preemptions=sum(c.num_preemptions for c in choices),
+        elapsed_before_s=flight.elapsed_before_s,
+        scheduled_at=min((c.scheduled_at for c in choices if c.scheduled_at is not None), default=None),
+        first_token_at=flight.first_token_at,
+        last_token_at=max((c.last_token_at for c in choices if c.last_token_at is not None), default=None),
+    )
+
+
+def _between(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else max(0.0, end - start)

@@ -1,0 +1,102 @@
+"""The golden prompt: a fixed question whose answer is known, so that wrong numbers are told from right ones.
+
+The model's first greedy answer (or the one kept in a file for this revision, type and device) is what every later
+answer is held to. Two answers agree when their tokens do; a token may differ only where the model itself was in two
+minds, and then what follows says nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from engine.protocol.messages import AddRequest, GoldenRun
+from engine.protocol.step import SamplingParams
+
+log = structlog.get_logger()
+
+PROMPT_TOKENS = 24
+ANSWER_TOKENS = 8
+PRIORITY = 1_000_000  # later than any request of a client, however long it waits
+TIE_NATS = 0.1  # two candidates nearer than this may change places with the batch they are computed in
+LOGPROB_TOLERANCE = 0.5  # nats; half precision and another batch move a log probability far less
+MAX_FILE_BYTES = 2**20
+VERSION = 1
+
+
+class BadGoldenFileError(ValueError):
+    """The file of golden answers can't be used; the message names it."""
+
+
+def golden_request(vocab_size: int, max_tokens: int, now: float, request_id: str = "golden") -> AddRequest:
+    """The prompt for a model with this vocabulary and room for `max_tokens` in all."""
+    num_answer = max(1, min(ANSWER_TOKENS, max_tokens - 1))
+    num_prompt = max(1, min(PROMPT_TOKENS, max_tokens - num_answer))
+    prompt = tuple((7919 * i + 13) % vocab_size for i in range(1, num_prompt + 1))
+    sampling = SamplingParams(max_tokens=num_answer, temperature=0.0, ignore_eos=True, num_logprobs=2)
+    return AddRequest(request_id, prompt, sampling, arrived_at=now, priority=PRIORITY, is_probe=True)
+
+
+def find_difference(expected: GoldenRun, got: GoldenRun) -> str | None:
+    """How the second answer differs from the first; None when they agree."""
+    if len(got.token_ids) != len(expected.token_ids):
+        return f"{len(got.token_ids)} tokens, expected {len(expected.token_ids)}"
+    for position, (token_id, wanted) in enumerate(zip(got.token_ids, expected.token_ids, strict=True)):
+        if token_id != wanted:
+            if _is_runner_up(expected, position, token_id):
+                return None
+            return f"token {position} is {token_id}, expected {wanted}"
+        if position < min(len(got.logprobs), len(expected.logprobs)):
+            off = abs(got.logprobs[position].chosen - expected.logprobs[position].chosen)
+            if not off <= LOGPROB_TOLERANCE:
+                return f"token {position}: its log probability is off by {off:.2f}"
+    return None
+
+
+def _is_runner_up(expected: GoldenRun, position: int, token_id: int) -> bool:
+    """Whether this token was as good as chosen."""
+    if position >= len(expected.logprobs):
+        return False
+    chosen, *others = sorted(expected.logprobs[position].top, key=lambda entry: -entry[1]) or [(0, 0.0)]
+    return any(other == token_id and chosen[1] - logprob < TIE_NATS for other, logprob in others)
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    version: int
+    answers: dict[str, GoldenRun]
+
+
+@dataclass(frozen=True, slots=True)
+class GoldenFile:
+    """Known answers by model revision, type and device, kept over restarts and shared by nodes."""
+
+    path: Path
+
+    def read(self) -> dict[str, GoldenRun]:
+        """Empty when there is no file yet. Raises BadGoldenFileError."""
+        try:
+            if self.path.stat().st_size > MAX_FILE_BYTES:
+                raise BadGoldenFileError(f"{self.path}: larger than {MAX_FILE_BYTES} bytes")
+            content = msgspec.json.decode(self.path.read_bytes(), type=_File)
+        except FileNotFoundError:
+            return {}
+        except (OSError, msgspec.DecodeError) as error:
+            raise BadGoldenFileError(f"{self.path}: {error}; remove it to record anew") from error
+        if content.version != VERSION:
+            raise BadGoldenFileError(f"{self.path}: version {content.version} is not known; remove it to record anew")
+        return content.answers
+
+    def add(self, key: str, answer: GoldenRun) -> None:
+        """Records one more answer. Raises BadGoldenFileError, OSError."""
+        content = _File(VERSION, {**self.read(), key: answer})
+        draft = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
+        draft.write_bytes(msgspec.json.format(msgspec.json.encode(content)) + b"\n")
+        draft.replace(self.path)
+
+
+def key_of(revision: str | None, dtype: str, device: str) -> str:
+    return f"{revision or 'none'}/{dtype}/{device}"

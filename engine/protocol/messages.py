@@ -1,0 +1,175 @@
+"""Messages between a node's API process and its engine core: typed, plain, encoded as MessagePack frames.
+
+Each frame is a 4-byte big-endian length and one encoded message. Times are `time.monotonic()` seconds, which on
+Linux is one clock for all processes of a machine.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.protocol.step import SamplingParams, TokenLogprobs
+
+
+class AddRequest(msgspec.Struct, frozen=True, tag="add"):
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    arrived_at: float
+    priority: int = 0  # smaller is served first
+    output_token_ids: tuple[int, ...] = ()  # generated elsewhere before; sampling continues after them
+    cache_salt: str = ""  # tenant or adapter: prefixes are shared only within one salt
+    is_probe: bool = False  # the node's own: neither reads nor fills the prefix cache, and is in no count
+
+
+class AbortRequest(msgspec.Struct, frozen=True, tag="abort"):
+    request_id: str
+    reason: str  # client_gone, moved, stop_string, deadline, admin
+
+
+class SetFaults(msgspec.Struct, frozen=True, tag="set_faults"):
+    """Faults for drills. The core ignores this message unless it was started with faults enabled."""
+
+    slow_steps: float | None = None  # each step takes this many times as long
+    hung_core: bool = False
+    wrong_numbers: bool = False
+    kv_leak_blocks: int = 0  # lost at each step
+    oom_steps: int = 0  # of the next ones
+    prefix_cache_off: bool = False
+
+
+class SetLimits(msgspec.Struct, frozen=True, tag="set_limits"):
+    """New limits of the scheduler, for steps from now on. Running requests keep running."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    prefill_chunk_tokens: int | None
+
+
+class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset_prefix_cache"):
+    """Forget every prefix; running requests keep their blocks."""
+
+
+class Sleep(msgspec.Struct, frozen=True, tag="sleep"):
+    """Drop the KV cache and give back what memory you can, keeping the weights at hand."""
+
+
+class WakeUp(msgspec.Struct, frozen=True, tag="wake_up"):
+    """Take the memory again and answer the golden prompt."""
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    pass
+
+
+class ListBlocks(msgspec.Struct, frozen=True, tag="list_blocks"):
+    """Asks what KV each request holds; the answer carries the same number."""
+
+    number: int
+
+
+ToCore = AddRequest | AbortRequest | SetFaults | SetLimits | ResetPrefixCache | Sleep | WakeUp | ListBlocks | Shutdown
+
+
+class GoldenRun(msgspec.Struct, frozen=True):
+    """What the model answered to the golden prompt: greedy tokens, each with its two most likely candidates."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+
+
+class CoreReady(msgspec.Struct, frozen=True, tag="ready"):
+    """Sent once, after loading and warm-up: the core can answer now."""
+
+    num_kv_blocks: int
+    block_size: int
+    max_model_len: int
+    device: str
+    dtype: str
+    load_seconds: float
+    warmup_seconds: float
+    golden: GoldenRun | None = None  # run to its last token before the core counts as ready
+
+
+class CoreProgress(msgspec.Struct, frozen=True, tag="progress"):
+    """Loading and warm-up, so that "not ready" can say why and how far."""
+
+    phase: str  # loading, warming_up
+    done: float  # 0 to 1
+
+
+class CoreFailed(msgspec.Struct, frozen=True, tag="failed"):
+    """The core can't go on (bad model directory, no memory). It exits after sending this."""
+
+    reason: str
+
+
+class CoreAsleep(msgspec.Struct, frozen=True, tag="asleep"):
+    """Answers `Sleep`. With `problem` nothing was done."""
+
+    weights: str = "kept"  # kept where they are, or offloaded to host memory
+    freed_kv_bytes: int = 0
+    problem: str | None = None
+
+
+class CoreAwake(msgspec.Struct, frozen=True, tag="awake"):
+    """Answers `WakeUp`: requests can be served again. A core that can't take its memory again ends instead."""
+
+    golden: GoldenRun
+
+
+class BlocksHeld(msgspec.Struct, frozen=True, tag="blocks_held"):
+    """Answers `ListBlocks`: device blocks by request id, shared ones counted for each request that holds them."""
+
+    number: int
+    blocks: dict[str, int]
+
+
+class RequestUpdate(msgspec.Struct, frozen=True):
+    """News of one request from one step. `finish_reason` set means terminal: no update follows."""
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: str | None = None  # stop, length, abort, error
+    error: str | None = None  # with finish_reason "error"
+    scheduled_at: float | None = None  # set once, with the first update after it was first scheduled
+    num_cached_tokens: int | None = None  # set once: prompt tokens found in the prefix cache
+    preempted: int = 0  # times preempted since the last update
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt's next tokens, from its second on
+
+
+class StepReport(msgspec.Struct, frozen=True, tag="step"):
+    """One step of the core, and the state of its queues after it."""
+
+    step_id: int
+    kind: str  # prefill, decode, mixed; none: no step, only news of requests (refused, aborted)
+    finished_at: float
+    seconds: float
+    num_tokens: int  # of requests, not of probes: 0 for a step that computed nothing else
+    num_seqs: int
+    updates: tuple[RequestUpdate, ...]
+    running: int
+    waiting: int
+    kv_blocks_used: int  # held by running sequences; blocks kept only for reuse count as free
+    kv_blocks_total: int
+    # Counts of this step alone:
+    preemptions: int = 0
+    preempted_tokens: int = 0  # computed before, to be computed again
+    prefix_queries_tokens: int = 0
+    prefix_hits_tokens: int = 0
+    failed_steps: int = 0  # 1 if this step could not be computed
+    out_of_memory: int = 0  # 1 if memory ran out: for the step, or for a request of it
+    slowness_ratio: float | None = None  # seconds over what such a step took before; None: no such step was measured
+
+
+class CoreIdle(msgspec.Struct, frozen=True, tag="idle"):
+    """Sent about once a second while nothing runs: alive, queues empty, blocks checked."""
+
+    at: float
+    kv_blocks_used: int
+    kv_blocks_total: int
+    integrity_error: str | None = None
+
+
+FromCore = CoreReady | CoreProgress | CoreFailed | StepReport | CoreIdle | CoreAsleep | CoreAwake | BlocksHeld

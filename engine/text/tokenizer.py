@@ -1,0 +1,290 @@
+"""Text to token ids, chat messages to text, and the bytes that each token id stands for.
+
+Reads `tokenizer.json` (and the chat template beside it) of a model directory through the tokenizers library. The
+table of bytes is what the detokenizer works on, so that text never depends on how tokens were grouped into steps.
+Free of torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Encoding
+from tokenizers import Tokenizer as RustTokenizer
+
+from engine.text.tool_formats import ToolFormatName, detect_format
+
+
+class BadTokenizerError(ValueError):
+    """The model directory's tokenizer can't be used; the message names the file and the remedy."""
+
+
+class BadChatError(ValueError):
+    """These messages can't be rendered with this model's chat template."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenizer:
+    """Immutable; safe to use from several threads."""
+
+    rust: RustTokenizer
+    token_bytes: tuple[bytes, ...]  # by id; special tokens are empty: they are never text
+    special_texts: Mapping[int, str]
+    template: jinja2.Template | None
+    template_names: Mapping[str, str]  # bos_token, eos_token and such, for the template
+    eos_token_ids: tuple[int, ...]
+    longest_token_bytes: int | None  # None: any stretch of text may become one token
+    tool_template: jinja2.Template | None = None  # where a model has one of its own for tools
+    tool_format: ToolFormatName | None = None  # of calls, as the template shows them
+
+    def least_tokens(self, num_chars: int) -> int:
+        """What a text of so many characters can't have less of."""
+        return 0 if self.longest_token_bytes is None else num_chars // self.longest_token_bytes
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.token_bytes)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        return tuple(self._encoding(text, add_special_tokens=add_special_tokens).ids)
+
+    def count(self, text: str) -> int:
+        """Tokens of a text alone, without the ids: they are many."""
+        return len(self._encoding(text, add_special_tokens=False))
+
+    def _encoding(self, text: str, *, add_special_tokens: bool) -> Encoding:
+        # Unlike `encode` it lets other threads run, and it leaves out the offsets, which cost half of the time.
+        return self.rust.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Text of whole tokens; bytes that are no UTF-8 become U+FFFD."""
+        parts = (
+            self.bytes_of(t) if skip_special_tokens or t not in self.special_texts else self.special_texts[t].encode()
+            for t in token_ids
+        )
+        return b"".join(parts).decode("utf-8", "replace")
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """Ids past the vocabulary are empty: embeddings are often padded beyond it."""
+        return self.token_bytes[token_id] if 0 <= token_id < len(self.token_bytes) else b""
+
+    @property
+    def special_ids(self) -> dict[str, int]:
+        return {text: token_id for token_id, text in self.special_texts.items()}
+
+    def bytes_showing(self, texts: Sequence[str]) -> Callable[[int], bytes]:
+        """As `bytes_of`, but these special tokens are text: the marks of tool calls are."""
+        shown = {token_id: text.encode() for token_id, text in self.special_texts.items() if text in texts}
+        if not shown:
+            return self.bytes_of
+        return lambda token_id: shown.get(token_id) or self.bytes_of(token_id)
+
+    def piece(self, token_id: int) -> bytes:
+        """As `bytes_of`, but special tokens by their name: for logprobs."""
+        name = self.special_texts.get(token_id)
+        return self.bytes_of(token_id) if name is None else name.encode()
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        arguments: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
+        """Prompt text of a conversation, with the tools that may be called in it, and with what else the client gives
+        to the template. Raises BadChatError."""
+        template = self.template if tools is None else self.tool_template
+        if template is None:
+            raise BadChatError("this model has no chat template: use /v1/completions")
+        facts: dict[str, Any] = {**arguments, **self.template_names, **({} if tools is None else {"tools": tools})}
+        try:
+            return template.render(messages=messages, add_generation_prompt=add_generation_prompt, **facts)
+        except (jinja2.TemplateError, TypeError, ValueError, RecursionError) as exc:
+            raise BadChatError(f"the model's chat template refuses these messages: {exc}") from exc
+
+
+def load_tokenizer(directory: Path) -> Tokenizer:
+    """Reads the tokenizer of a model directory. Raises BadTokenizerError."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text at a time: its threads would only stand by
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        raise BadTokenizerError(f"{path}: missing; a model directory needs the fast tokenizer file")
+    try:
+        rust = RustTokenizer.from_file(str(path))
+        state = json.loads(rust.to_str())
+    except Exception as exc:  # the library raises bare Exception for a bad file
+        raise BadTokenizerError(f"{path}: {exc}") from exc
+    rust.no_truncation()
+    rust.no_padding()
+    settings = _read_json(directory / "tokenizer_config.json")
+    added = rust.get_added_tokens_decoder()
+    specials = {token_id: token.content for token_id, token in added.items() if token.special}
+    names = {
+        key: _content(value)
+        for key, value in settings.items()
+        if key.endswith("_token") and _content(value) is not None
+    }
+    token_bytes = _byte_table(rust, state, path)
+    return Tokenizer(
+        rust=rust,
+        token_bytes=token_bytes,
+        special_texts=specials,
+        template=_chat_template(directory, settings),
+        tool_template=_chat_template(directory, settings, "tool_use"),
+        tool_format=detect_format(_template_source(directory, settings, "tool_use")[0] or ""),
+        template_names={key: text for key, text in names.items() if text is not None},
+        eos_token_ids=_eos_token_ids(directory, rust, names.get("eos_token")),
+        longest_token_bytes=_longest_token_bytes(token_bytes, specials, state),
+    )
+
+
+def _longest_token_bytes(
+    token_bytes: Sequence[bytes], specials: Mapping[int, str], state: Mapping[str, Any]
+) -> int | None:
+    """None where unknown characters, or what a normaliser takes away, may hide any length of text in one token."""
+    has_all_bytes = bool(_decoder_kinds(state.get("decoder")) & {"ByteLevel", "ByteFallback"})
+    normalizer = state.get("normalizer")
+    if not has_all_bytes or _takes_text_away(normalizer):
+        return None
+    longest = max((len(text) for text in (*token_bytes, *(s.encode() for s in specials.values()))), default=0)
+    return max(1, longest) * (1 if normalizer is None else 4)  # Unicode joins up to four characters in one
+
+
+def _takes_text_away(normalizer: Any) -> bool:
+    match normalizer:
+        case None | {"type": "NFC" | "NFD" | "NFKC" | "NFKD" | "Prepend" | "Lowercase"}:
+            return False
+        case {"type": "Sequence", "normalizers": [*parts]}:
+            return any(_takes_text_away(part) for part in parts)
+        case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)}:
+            return len(new) < len(old)
+        case _:
+            return True
+
+
+def _byte_table(rust: RustTokenizer, state: Mapping[str, Any], path: Path) -> tuple[bytes, ...]:
+    kinds = _decoder_kinds(state.get("decoder"))
+    added = rust.get_added_tokens_decoder()
+    size = max(rust.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1)
+    table = [b""] * size
+    if "ByteLevel" in kinds:
+        alphabet = _byte_level_alphabet()
+        for text, token_id in rust.get_vocab(with_added_tokens=False).items():
+            table[token_id] = _from_byte_level(text, alphabet)
+    elif kinds & {"ByteFallback", "Metaspace"}:
+        for text, token_id in rust.get_vocab(with_added_tokens=False).items():
+            is_byte = len(text) == 6 and text.startswith("<0x") and text.endswith(">")
+            table[token_id] = bytes([int(text[3:5], 16)]) if is_byte else text.replace("\u2581", " ").encode()
+    else:
+        found = ", ".join(sorted(kinds)) or "none"
+        raise BadTokenizerError(f"{path}: decoder {found} is not supported; ByteLevel, ByteFallback and Metaspace are")
+    for token_id, token in added.items():
+        table[token_id] = b"" if token.special else token.content.encode()
+    return tuple(table)
+
+
+def _decoder_kinds(decoder: Any) -> set[str]:
+    if not isinstance(decoder, dict):
+        return set()
+    kinds = {str(decoder.get("type"))}
+    for part in decoder.get("decoders", ()):
+        kinds |= _decoder_kinds(part)
+    return kinds
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-in of each byte: printable Latin-1 is itself, the others follow from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    alphabet = {chr(byte): byte for byte in printable}
+    rest = [byte for byte in range(256) if byte not in alphabet.values()]
+    alphabet.update({chr(0x100 + i): byte for i, byte in enumerate(rest)})
+    return alphabet
+
+
+def _from_byte_level(text: str, alphabet: Mapping[str, int]) -> bytes:
+    try:
+        return bytes(alphabet[char] for char in text)
+    except KeyError:  # not made of stand-ins: a plain token that was added to the vocabulary itself
+        return text.encode()
+
+
+def _template_source(directory: Path, settings: Mapping[str, Any], name: str) -> tuple[str | None, Path]:
+    """The template for this purpose, or the one for all; and its file."""
+    beside = directory / "chat_template.jinja"
+    if beside.is_file():
+        return beside.read_text(encoding="utf-8"), beside
+    source: Any = settings.get("chat_template")
+    if isinstance(source, list):  # several named templates: "default" is for plain chat
+        named = {t.get("name"): t.get("template") for t in source if isinstance(t, dict)}
+        source = named.get(name) or named.get("default")
+    return None if source is None else str(source), directory / "tokenizer_config.json"
+
+
+def _chat_template(directory: Path, settings: Mapping[str, Any], name: str = "default") -> jinja2.Template | None:
+    source, where = _template_source(directory, settings, name)
+    if source is None:
+        return None
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda pattern: datetime.now().astimezone().strftime(pattern)
+    try:
+        return environment.from_string(source)
+    except jinja2.TemplateSyntaxError as exc:
+        raise BadTokenizerError(f"{where}: chat template, line {exc.lineno}: {exc.message}") from exc
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # jinja2's own filter escapes < > & for HTML, which would change the prompt.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _content(value: Any) -> str | None:
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _eos_token_ids(directory: Path, rust: RustTokenizer, eos_token: str | None) -> tuple[int, ...]:
+    for name in ("generation_config.json", "config.json"):
+        value = _read_json(directory / name).get("eos_token_id")
+        if isinstance(value, int):
+            return (value,)
+        if isinstance(value, list) and value and all(isinstance(v, int) for v in value):
+            return tuple(value)
+    found = None if eos_token is None else rust.token_to_id(eos_token)
+    return () if found is None else (found,)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as exc:
+        raise BadTokenizerError(f"{path}: {exc}") from exc
+    if not isinstance(value, dict):
+        raise BadTokenizerError(f"{path}: must hold a JSON object")
+    return value

@@ -1,0 +1,77 @@
+"""Our alerts to every Alertmanager: what is due goes into each peer's queue, and never waits for one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from alerts.evaluation.alert import ActiveAlert
+from fleetctl.controller.alertmanager.outgoing_alert import OutgoingAlert, SentAlert, is_due, outgoing
+from fleetctl.controller.alertmanager.peer_queue import PeerQueue
+from fleetctl.kit.clock import Clock
+from fleetctl.wire import AlertmanagerState
+
+RESEND_S = 60.0
+
+
+class AlertSender:
+    def __init__(
+        self,
+        peers: Sequence[PeerQueue],
+        alerts: Callable[[], Sequence[ActiveAlert]],
+        clock: Clock,
+        *,
+        is_held_back: Callable[[ActiveAlert], bool],
+        is_gone: Callable[[Mapping[str, str]], bool],
+        external_labels: Mapping[str, str],
+        public_url: str,
+        resend_s: float = RESEND_S,
+    ) -> None:
+        """`is_held_back`: nobody is to be called for it, e.g. we drain its node. `is_gone`: its node was taken out."""
+        self._peers = peers
+        self._alerts = alerts
+        self._clock = clock
+        self._is_held_back = is_held_back
+        self._is_gone = is_gone
+        self._external_labels = external_labels
+        self._public_url = public_url
+        self._resend_s = resend_s
+        self._sent: dict[str, SentAlert] = {}
+        self._gone_at: dict[str, float] = {}
+
+    async def turn(self) -> None:
+        """Queue what is due. Waits for nothing."""
+        now = self._clock.now()
+        alerts = self._alerts()
+        present = {alert.fingerprint for alert in alerts}
+        for known in (self._sent, self._gone_at):
+            for fingerprint in known.keys() - present:
+                del known[fingerprint]
+        due: list[OutgoingAlert] = []
+        for alert in alerts:
+            sent = self._sent.get(alert.fingerprint)
+            form = self._form(alert, now)
+            # Once said, it is said until it ends: Alertmanager would else call it resolved by itself.
+            if form is None or (sent is None and not form.is_resolved and self._is_held_back(alert)):
+                continue
+            if is_due(form, sent, now, self._resend_s):
+                due.append(form)
+                self._sent[alert.fingerprint] = SentAlert(now, form.is_resolved, form.starts_at)
+        for peer in self._peers:
+            peer.offer(due)
+
+    def states(self) -> list[AlertmanagerState]:
+        return [peer.state() for peer in self._peers]
+
+    async def stop(self) -> None:
+        for peer in self._peers:
+            await peer.stop()
+
+    def _form(self, alert: ActiveAlert, now: float) -> OutgoingAlert | None:
+        gone_at = None
+        if self._is_gone(alert.labels):
+            gone_at = self._gone_at.setdefault(alert.fingerprint, now)
+        url = f"{self._public_url}/v1/alerts#{alert.fingerprint}"
+        return outgoing(
+            alert, now, external_labels=self._external_labels, generator_url=url, resend_s=self._resend_s,
+            ended_at=gone_at,
+        )  # fmt: skip

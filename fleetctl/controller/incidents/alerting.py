@@ -1,0 +1,275 @@
+"""The rules' tick: what changed in the alerts, and which incidents follow from the alerts as they are now.
+
+Incidents follow from the state of the alerts and not from their changes: a crash between an alert and its incident is
+made good by the next tick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import structlog
+
+from alerts.evaluation.alert import ActiveAlert
+from alerts.evaluation.engine import RuleEngine
+from diagnostics.incident import FiredAlert, Incident, IncidentStatus, clear, fired_alert, join
+from diagnostics.placing import place_all
+from diagnostics.scope import Nodes, where
+from fleetctl.controller.alertmanager.external_alerts import ExternalAlerts
+from fleetctl.controller.alertmanager.external_scope import FleetMap
+from fleetctl.controller.database import Database, get_meta, put_meta
+from fleetctl.controller.incidents.incident_book import IncidentBook
+from fleetctl.controller.metrics import ControllerMetrics
+from fleetctl.controller.nodes.fleet import Fleet
+from fleetctl.controller.timeline import Timeline
+from fleetctl.kit.clock import Clock
+from fleetctl.wire import NodePhase
+
+log = structlog.get_logger()
+
+SNAPSHOT_KEY = "alerts"
+SNAPSHOT_EVERY_S = 10.0
+SETTLE_AFTER_START_S = 60.0  # until then, an alert the engine does not know may be one it has not looked at yet
+_ABOUT_A_DRAIN = frozenset({"LLMDrainStuck"})  # its node is drained by our will, and that is what goes wrong
+_WORTH_TELLING = {"firing": "fired", "resolved": "resolved", "unknown": "unknown"}
+
+
+class Alerting:
+    def __init__(
+        self,
+        engine: RuleEngine,
+        database: Database,
+        fleet: Fleet,
+        book: IncidentBook,
+        timeline: Timeline,
+        clock: Clock,
+        metrics: ControllerMetrics,
+        external: ExternalAlerts,
+        may_open: Callable[[FiredAlert], bool],
+        known_until: Callable[[float], float | None],
+    ) -> None:
+        """`may_open`: whether an alert may open an incident now, e.g. is not silenced. `known_until`: see Signals."""
+        self._known_until = known_until
+        self._engine = engine
+        self._database = database
+        self._fleet = fleet
+        self._book = book
+        self._timeline = timeline
+        self._clock = clock
+        self._metrics = metrics
+        self._external = external
+        self._may_open = may_open
+        self._started_at = clock.now()
+        self._snapshot_at = 0.0
+
+    async def restore(self) -> None:
+        """Take up the alerts' states where the last controller left them."""
+        snapshot = await self._database.read(lambda c: get_meta(c, SNAPSHOT_KEY))
+        if not isinstance(snapshot, dict):
+            return
+        try:
+            self._engine.restore(snapshot, self._clock.now())
+        except (ValueError, KeyError, TypeError) as error:
+            log.error("alerts.snapshot_unreadable", error=str(error), remedy="alerts start anew from their signals")
+
+    async def turn(self) -> None:
+        now = self._clock.now()
+        at = self._known_until(now)
+        changes = self._engine.lose_sight(now) if at is None else self._engine.tick(at)
+        await self._book.settle()
+        active = [alert for alert in self.alerts() if not self.is_of_removed_node(alert.labels)]
+        settled = now - self._started_at > SETTLE_AFTER_START_S
+        recent = self._book.recent()
+        changed = reconcile(recent, active, self._opens_nothing, now, forget_missing=settled, known=self._known_nodes())
+        gone: list[FiredAlert] = []
+        for incident in self._of_removed_nodes([changed.get(one.id, one) for one in recent], now, gone):
+            changed[incident.id] = incident
+        before = {incident.id: incident for incident in recent}
+        for incident in changed.values():
+            self._book.take(incident)
+        # No await up to here: a diagnosis can't be told before the alert that it explains.
+        for change in changes:
+            self._tell_alert(fired_alert(change.alert), change.previous)
+        for alert, previous in self._external.take_changes():
+            self._tell_alert(alert, previous)
+        for alert in gone:
+            self._tell_gone(alert)
+        for incident in changed.values():
+            self._tell_incident(incident, before.get(incident.id))
+        await self._book.settle()
+        if changes or now - self._snapshot_at > SNAPSHOT_EVERY_S:
+            snapshot = self._engine.snapshot()
+            await self._database.write(lambda c: put_meta(c, SNAPSHOT_KEY, snapshot))
+            self._snapshot_at = now
+        self._book.drop_old()
+
+    def alerts(self) -> list[ActiveAlert | FiredAlert]:
+        """Our own as the last tick left them, then those from outside."""
+        return [*self._engine.alerts(), *self._external.alerts()]
+
+    def own_alerts(self) -> list[ActiveAlert]:
+        """Those of our own rules."""
+        return self._engine.alerts()
+
+    def is_held_back(self, alert: ActiveAlert) -> bool:
+        """Whether nobody is to be called for it: it only says what we do ourselves, and no open incident has it."""
+        held = any(_is_open(one) and _holds(one, alert.fingerprint) for one in self._book.recent())
+        return not held and self.is_expected(fired_alert(alert))
+
+    def is_expected(self, alert: FiredAlert) -> bool:
+        """Whether the alert only says what we did ourselves: its node is cordoned, drained, restarted or starting."""
+        state = self._fleet.nodes.get(alert.labels.get("node", ""))
+        if state is None or alert.name in _ABOUT_A_DRAIN:
+            return False
+        row = state.row
+        return not row.wanted or row.is_cordoned or row.is_restarting or state.phase is NodePhase.STARTING
+
+    def _opens_nothing(self, alert: FiredAlert) -> bool:
+        return self.is_expected(alert) or not self._may_open(alert)
+
+    def is_of_removed_node(self, labels: Mapping[str, str]) -> bool:
+        state = self._fleet.nodes.get(labels.get("node", ""))
+        return state is not None and not state.row.wanted
+
+    def _known_nodes(self) -> Nodes:
+        """The nodes that are wanted, and where they are: what part of a place fires can be told from them only."""
+        return FleetMap.of(state for state in self._fleet.nodes.values() if state.row.wanted).nodes
+
+    def _of_removed_nodes(
+        self, incidents: Iterable[Incident], now: float, gone: list[FiredAlert]
+    ) -> Iterable[Incident]:
+        """Incidents whose alerts clear because their node was taken out; those alerts are added to `gone`."""
+        for incident in incidents:
+            cleared = incident
+            for alert in incident.alerts if _is_open(incident) else ():
+                if alert.state != "resolved" and self.is_of_removed_node(alert.labels):
+                    cleared = clear(cleared, alert.fingerprint, now)
+                    gone.append(alert)
+            if cleared != incident:
+                yield cleared
+
+    def _tell_incident(self, incident: Incident, before: Incident | None) -> None:
+        if before is None or before.status is IncidentStatus.RESOLVED:
+            self._tell_opened(incident, before)
+        if incident.widened_at is not None and (before is None or incident.widened_at != before.widened_at):
+            was = incident.first_scope if before is None else before.scope
+            self._timeline.append_soon(
+                "incident.widened", f"from {where(was)} to {where(incident.scope)}: {incident.widened_why}",
+                incident_id=incident.id, data={"scope": dict(incident.scope), "was": dict(was)},
+            )  # fmt: skip
+        if incident.part_of is not None and (before is None or incident.part_of != before.part_of):
+            self._tell_linked(incident, incident.part_of)
+
+    def _tell_linked(self, incident: Incident, wider_id: str) -> None:
+        wider = self._book.get(wider_id)
+        around = where(wider.scope) if wider is not None else "a wider place"
+        node, data = incident.scope.get("node"), {"incident": incident.id, "part_of": wider_id}
+        self._timeline.append_soon(
+            "incident.linked", f"part of {wider_id} about {around}; what runs here goes on",
+            incident_id=incident.id, node=node, data=data,
+        )  # fmt: skip
+        self._timeline.append_soon(
+            "incident.linked", f"{incident.id} about {where(incident.scope)} is part of this",
+            incident_id=wider_id, node=node, data=data,
+        )  # fmt: skip
+
+    def _tell_opened(self, incident: Incident, before: Incident | None) -> None:
+        if before is None:
+            self._metrics.incidents.labels(severity=incident.severity).inc()
+        log.info("incident.opened", incident_id=incident.id, title=incident.title, reopened=incident.reopened)
+        self._timeline.append_soon(
+            "incident.opened" if before is None else "incident.reopened", incident.title,
+            incident_id=incident.id, node=incident.scope.get("node"),
+            data={"severity": incident.severity, "scope": dict(incident.scope)},
+        )  # fmt: skip
+
+    def _tell_gone(self, alert: FiredAlert) -> None:
+        incident = next((one for one in self._book.recent() if _holds(one, alert.fingerprint)), None)
+        node = alert.labels.get("node")
+        log.info("alert.resolved", alert=alert.name, node=node, why="node removed")
+        self._timeline.append_soon(
+            "alert.resolved", f"{alert.name} resolved on {node}: the node was taken out",
+            incident_id=incident.id if incident else None, node=node,
+            data={"alert": alert.name, "severity": alert.severity, "was": alert.state},
+        )  # fmt: skip
+
+    def _tell_alert(self, alert: FiredAlert, previous: str) -> None:
+        word = _WORTH_TELLING.get(alert.state)
+        if word is None or (word in ("resolved", "unknown") and previous == "pending"):  # nobody was told of it
+            return
+        if word == "resolved" and self.is_of_removed_node(alert.labels):
+            return  # told when its node was taken out
+        incident = next((one for one in self._book.recent() if _holds(one, alert.fingerprint)), None)
+        summary = f": {alert.summary}" if alert.summary and word == "fired" else ""
+        told_by = "" if alert.source == "rules" else f" (told by {alert.source})"
+        log.info(
+            f"alert.{word}", alert=alert.name, node=alert.labels.get("node"), value=alert.value, source=alert.source
+        )
+        self._timeline.append_soon(
+            f"alert.{word}", f"{alert.name} {word} on {where(alert.labels)}{told_by}{summary}",
+            incident_id=incident.id if incident else None, node=alert.labels.get("node"),
+            data={
+                "alert": alert.name, "severity": alert.severity, "value": alert.value, "was": previous,
+                "source": alert.source,
+            },
+        )  # fmt: skip
+
+
+def reconcile(
+    incidents: Sequence[Incident],
+    alerts: Sequence[ActiveAlert | FiredAlert],
+    is_expected: Callable[[FiredAlert], bool],
+    now: float,
+    *,
+    forget_missing: bool,
+    known: Nodes | None = None,
+) -> dict[str, Incident]:
+    """The incidents that differ from `incidents`, by id, given the alerts as they are.
+
+    `forget_missing`: an alert of an incident that is not among `alerts` has cleared. `known`: see `place_all`.
+    """
+    working = {incident.id: incident for incident in incidents}
+    states = {alert.fingerprint: str(alert.state) for alert in alerts}
+    holders = {
+        one.fingerprint: key for key, incident in working.items() if _is_open(incident) for one in incident.alerts
+    }
+    arrivals: list[FiredAlert] = []
+    for active in alerts:
+        state = str(active.state)
+        if state not in ("firing", "unknown"):
+            continue
+        alert = active if isinstance(active, FiredAlert) else fired_alert(active)
+        if (key := holders.get(alert.fingerprint)) is not None:
+            holder = working[key]
+            if not _is_same(holder, alert):
+                working[holder.id] = join(holder, alert, now)
+        elif state == "firing" and not is_expected(alert):
+            arrivals.append(alert)
+    for incident in list(working.values()):
+        if not _is_open(incident):
+            continue
+        for held in incident.alerts:
+            state = states.get(held.fingerprint, "missing")
+            gone = state in ("resolved", "pending", "inactive") or (state == "missing" and forget_missing)
+            if held.state != "resolved" and gone:
+                working[incident.id] = clear(working[incident.id], held.fingerprint, now)
+    if arrivals:
+        working |= place_all(arrivals, working.values(), now, known)
+    before = {incident.id: incident for incident in incidents}
+    return {key: incident for key, incident in working.items() if before.get(key) != incident}
+
+
+def _is_open(incident: Incident) -> bool:
+    return incident.status is not IncidentStatus.RESOLVED
+
+
+def _holds(incident: Incident, fingerprint: str) -> bool:
+    return any(one.fingerprint == fingerprint for one in incident.alerts)
+
+
+def _is_same(incident: Incident, alert: FiredAlert) -> bool:
+    """Whether the incident knows the alert in this state; its value changes each second and is not worth a write."""
+    return any(
+        one.fingerprint == alert.fingerprint and one.state == alert.state and one.fired_at == alert.fired_at
+        for one in incident.alerts
+    )

@@ -1,0 +1,203 @@
+"""From a named cause to a proposed runbook, once per incident. Whether it runs unasked is the policy's word."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import structlog
+
+from diagnostics.incident import Incident, IncidentStatus
+from diagnostics.scope import is_wide
+from fleetctl.controller.config import PolicyName
+from fleetctl.controller.database import Database
+from fleetctl.controller.incidents.incident_book import IncidentBook
+from fleetctl.controller.nodes.node_row import list_nodes
+from fleetctl.controller.timeline import Timeline
+from fleetctl.kit.clock import Clock
+from runbooks.errors import RunbookError
+from runbooks.executor import Executor
+from runbooks.guard import Policy, needs_person
+from runbooks.journal import Journal
+from runbooks.page import Page
+from runbooks.ports import Lookup
+from runbooks.run import Run, RunStatus
+from runbooks.value import ValueType
+
+log = structlog.get_logger()
+
+LIKELY_HOLD_S = 10.0  # a cause that is only likely must stand this long before something is proposed
+
+
+class Remediation:
+    def __init__(
+        self,
+        executor: Executor,
+        journal: Journal,
+        library: Mapping[str, Page],
+        lookup: Lookup,
+        database: Database,
+        book: IncidentBook,
+        timeline: Timeline,
+        clock: Clock,
+        *,
+        policy: PolicyName,
+        policy_causes: Collection[str],
+        may_propose: Callable[[Incident], bool] = lambda _: True,
+        may_run_unasked: Callable[[Incident], bool] = lambda _: True,
+    ) -> None:
+        self._executor = executor
+        self._journal = journal
+        self._library = library
+        self._lookup = lookup
+        self._database = database
+        self._book = book
+        self._timeline = timeline
+        self._clock = clock
+        self._policy = policy
+        self._policy_causes = policy_causes
+        self._may_propose = may_propose
+        self._may_run_unasked = may_run_unasked
+        self._settled: set[tuple[str, int, str, float | None]] = set()
+
+    async def turn(self) -> None:
+        now = self._clock.now()
+        for incident in self._book.open():
+            diagnosis = incident.diagnosis
+            if diagnosis is None or diagnosis.cause is None or incident.cleared_at is not None:
+                continue
+            if diagnosis.confidence != "confirmed" and now - diagnosis.at < LIKELY_HOLD_S:
+                continue
+            key = (incident.id, incident.reopened, diagnosis.cause, incident.widened_at)
+            if key in self._settled or not self._may_propose(incident):
+                continue
+            # The guards' first word on a run is final: not before they can look, e.g. right after a start.
+            if await self._lookup.serving_nodes() is not None and await self._propose(incident, diagnosis.cause):
+                self._settled.add(key)
+
+    async def _propose(self, incident: Incident, cause: str) -> bool:
+        """Whether the question is settled; not while the incident's scope changes under it."""
+        page = page_for_cause(self._library, cause)
+        if page is None:
+            await self._say_impossible(incident, f"no runbook treats {cause}")
+            return True
+        runs = await self._database.call(lambda: self._journal.list(incident_id=incident.id))
+        if (standing := blocking_run(runs, page.name, incident)) is not None:
+            log.info("remediation.kept", incident_id=incident.id, run_id=standing.id, status=standing.status)
+            return True
+        used = {row.name for row in await self._database.read(list_nodes)}
+        inputs, missing = inputs_from_scope(page, incident.scope, used)
+        if missing:
+            await self._say_impossible(
+                incident, f"{page.name} needs {', '.join(missing)}, which the scope does not give"
+            )
+            return True
+        current = self._book.get(incident.id)
+        if current is None or (current.scope, current.part_of) != (incident.scope, incident.part_of):
+            return False  # it widened meanwhile: what suits one node is no remedy for all of them
+        confirmed = incident.diagnosis is not None and incident.diagnosis.confidence == "confirmed"
+        unasked = (
+            confirmed
+            and self._may_run_unasked(incident)
+            and is_for_scope(page, incident.scope)
+            and not self._is_part_of_open(incident)
+            and not needs_person(Policy(self._policy), page.risk)
+            and (not self._policy_causes or cause in self._policy_causes)
+        )
+        again = f":{incident.reopened}" if incident.reopened else ""
+        try:
+            await self._executor.propose(
+                page.name,
+                inputs,
+                reason=incident.diagnosis.title if incident.diagnosis else cause,
+                incident_id=incident.id,
+                requested_by=f"policy:{cause}" if unasked else "controller",
+                idempotency_key=f"{incident.id}:{page.name}{again}",
+                approve=unasked,
+            )
+        except RunbookError as error:
+            await self._say_impossible(incident, f"{page.name}: {error}")
+        return True
+
+    def _is_part_of_open(self, incident: Incident) -> bool:
+        """Whether a wider incident stands that explains it: then its node is not treated by itself unasked."""
+        wider = self._book.get(incident.part_of) if incident.part_of is not None else None
+        return wider is not None and wider.status is not IncidentStatus.RESOLVED
+
+    async def _say_impossible(self, incident: Incident, why: str) -> None:
+        await self._timeline.append(
+            "remediation.not_proposed", why, incident_id=incident.id, node=incident.scope.get("node")
+        )
+
+
+def page_for_cause(library: Mapping[str, Page], cause: str) -> Page | None:
+    """The page that treats the cause with the lowest risk; of equals, the first by name."""
+    order = {"low": 0, "medium": 1, "high": 2}
+    fitting = [page for page in library.values() if cause in page.causes]
+    return min(fitting, key=lambda page: (order.get(page.risk, 3), page.name), default=None)
+
+
+def is_for_scope(page: Page, scope: Mapping[str, str]) -> bool:
+    """Whether the page may run unasked for the scope. One wider than a node needs a page that takes no node and takes
+    every place that the scope names: a node's remedy is never repeated over a zone."""
+    if not is_wide(scope):
+        return True
+    takes_node = any(spec.type in (ValueType.NODE, ValueType.NEW_NODE) for spec in page.inputs.values())
+    return not takes_node and all(name in page.inputs for name in scope)
+
+
+def blocking_run(runs: Sequence[Run], runbook: str, incident: Incident) -> Run | None:
+    """A run that already stands for this remedy: one that is not over, or that did not help and is not repeated."""
+    for run in runs:
+        if run.runbook != runbook:
+            continue
+        repeatable = run.status in (RunStatus.SUCCEEDED, RunStatus.EXPIRED, RunStatus.CANCELLED)
+        if not repeatable or not incident.reopened:
+            return run
+    return None
+
+
+def inputs_from_scope(page: Page, scope: Mapping[str, str], used: Collection[str]) -> tuple[dict[str, str], list[str]]:
+    """Inputs of the page, and the required ones that the scope does not give.
+
+    A new node's name follows from the node it is to replace and the names ever used, and from nothing else.
+    """
+    inputs = with_new_nodes(page, {name: scope[name] for name in page.inputs if name in scope}, used)
+    missing = [
+        name for name, spec in page.inputs.items() if name not in inputs and spec.required and spec.default is None
+    ]
+    return inputs, missing
+
+
+def with_new_nodes(page: Page, inputs: Mapping[str, str], used: Collection[str]) -> dict[str, str]:
+    """The inputs, with a fresh name for every new node that the caller left to us."""
+    fresh = {
+        name: fresh_name(inputs.get("node", "node-1"), used)
+        for name in page.inputs
+        if _is_new_node(page, name) and name not in inputs
+    }
+    return {**inputs, **fresh}
+
+
+def new_nodes(page: Page, inputs: Mapping[str, str]) -> dict[str, str]:
+    """Those of the inputs that name a new node."""
+    return {name: value for name, value in inputs.items() if _is_new_node(page, name)}
+
+
+def _is_new_node(page: Page, name: str) -> bool:
+    spec = page.inputs.get(name)
+    return spec is not None and spec.type is ValueType.NEW_NODE
+
+
+def fresh_name(name: str, used: Collection[str]) -> str:
+    """node-2 becomes node-2b, then node-2c...; a name that was ever used is not used again."""
+    match = re.fullmatch(r"(.*\d)([b-z])?", name)
+    base = match[1] if match else name
+    if match:
+        for letter in "bcdefghijklmnopqrstuvwxyz":
+            if f"{base}{letter}" not in used and len(base) < 63:
+                return f"{base}{letter}"
+    number = 2
+    while f"{base[:50]}-{number}" in used:
+        number += 1
+    return f"{base[:50]}-{number}"

@@ -1,0 +1,133 @@
+"""From the controller's own types to those of its API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+
+from alerts.evaluation.alert import ActiveAlert
+from alerts.promql import evaluate
+from alerts.series.store import SeriesStore
+from diagnostics.incident import FiredAlert, Incident, fired_alert
+from diagnostics.walker import Diagnosis
+from fleetctl import wire
+from fleetctl.controller.alertmanager.silence import Silenced, Verdict
+from fleetctl.controller.incidents.incident_store import StoredIncident
+from fleetctl.controller.nodes.fleet import NodeState
+from runbooks.page import Page
+from runbooks.run import Run
+
+SIGNALS = {
+    "running": "llm:running",
+    "waiting": "llm:waiting",
+    "kv_ratio": "llm:kv_ratio",
+    "ttft_s": "llm:ttft_seconds:mean",
+    "step_s": "llm:step_seconds:mean",
+    "requests_per_s": "llm:requests:rate",
+}
+
+
+def signals_by_node(store: SeriesStore, now: float) -> dict[str, dict[str, wire.Signal]]:
+    """Node name to signal name to value and age. A node or signal without data is left out."""
+    found: dict[str, dict[str, wire.Signal]] = {}
+    for name, series in SIGNALS.items():
+        for sample in evaluate(series, store, now):
+            node = sample.labels.get("node")
+            if node:
+                signal = wire.Signal(value=sample.value, age_s=max(0.0, now - sample.at))
+                found.setdefault(node, {})[name] = signal
+    return found
+
+
+def node_view(
+    state: NodeState, signals: Mapping[str, wire.Signal], scraped_at: float | None, alerts: Sequence[str], now: float
+) -> wire.Node:
+    spec = state.row.spec
+    return wire.Node(
+        name=state.name,
+        url=state.url or state.row.url or "",
+        phase=state.phase,
+        reason=state.reason,
+        pool=spec.pool,
+        model=spec.model,
+        engine=spec.engine,
+        zone=spec.zone,
+        revision=spec.revision,
+        since=state.since,
+        pid=state.pid,
+        signal_age_s=None if scraped_at is None else max(0.0, now - scraped_at),
+        alerts=sorted(alerts),
+        **signals,
+    )
+
+
+def alert_view(
+    alert: ActiveAlert | FiredAlert, verdict_of: Callable[[FiredAlert], Verdict] = lambda _: Verdict(Silenced.NO)
+) -> wire.Alert:
+    plain = alert if isinstance(alert, FiredAlert) else fired_alert(alert)
+    verdict = verdict_of(plain)
+    return wire.Alert.model_validate(
+        {
+            **asdict(plain), "labels": dict(plain.labels),
+            "silenced": verdict.silenced.value, "silenced_by": list(verdict.by),
+        }
+    )  # fmt: skip
+
+
+def diagnosis_view(diagnosis: Diagnosis) -> wire.Diagnosis:
+    return wire.Diagnosis.model_validate(asdict(diagnosis))
+
+
+def run_view(run: Run) -> wire.Run:
+    return wire.Run.model_validate(run.to_dict())
+
+
+def incident_summary(stored: StoredIncident, runs: Sequence[Run] = ()) -> wire.Incident:
+    """Without timeline and evidence: what a list shows."""
+    incident: Incident = stored.incident
+    diagnosis = incident.diagnosis
+    short = diagnosis_view(diagnosis).model_copy(update={"evidence": []}) if diagnosis else None
+    return wire.Incident(
+        id=incident.id,
+        title=incident.title,
+        status=wire.IncidentStatus(incident.status.value),
+        severity=incident.severity,
+        scope=dict(incident.scope),
+        opened_at=incident.opened_at,
+        resolved_at=incident.resolved_at,
+        alerts=[alert_view(alert) for alert in incident.alerts],
+        diagnosis=short,
+        widened_at=incident.widened_at,
+        widened_why=incident.widened_why,
+        part_of=incident.part_of,
+        runs=[run_view(run) for run in runs],
+        postmortem=stored.postmortem,
+        blackbox=stored.blackbox,
+    )
+
+
+def incident_view(
+    stored: StoredIncident,
+    runs: Sequence[Run],
+    timeline: Sequence[wire.TimelineEntry],
+    verdict_of: Callable[[FiredAlert], Verdict],
+) -> wire.Incident:
+    diagnosis = stored.incident.diagnosis
+    return incident_summary(stored, runs).model_copy(
+        update={
+            "diagnosis": diagnosis_view(diagnosis) if diagnosis else None,
+            "timeline": list(timeline),
+            "alerts": [alert_view(alert, verdict_of) for alert in stored.incident.alerts],
+        }
+    )
+
+
+def runbook_view(page: Page, *, with_page: bool) -> wire.RunbookInfo:
+    return wire.RunbookInfo(
+        name=page.name,
+        title=page.title,
+        risk=page.risk,
+        causes=list(page.causes),
+        inputs={name: spec.description for name, spec in page.inputs.items()},
+        page=page.markdown if with_page else "",
+    )

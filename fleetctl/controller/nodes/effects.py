@@ -1,0 +1,268 @@
+"""What runbook steps do to the fleet. Each effect may be called again after a crash and finds its work done.
+
+The order inside an effect is always: store what is wanted, then act, then look. A crash between any two of these leaves
+a state from which the same call goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import structlog
+
+from fleetctl.controller.database import Database
+from fleetctl.controller.nodes.fleet import Fleet, NodeState, Provider
+from fleetctl.controller.nodes.gateway_watch import GatewayWatch
+from fleetctl.controller.nodes.node_client import DrainState, NoAnswerError, NodeClient, NotAllowedError
+from fleetctl.controller.nodes.node_row import NodeRow, Role, RouteIntent, get_node, want_node
+from fleetctl.controller.nodes.routing import Routing
+from fleetctl.kit.clock import Clock
+from fleetctl.kit.errors import FleetctlError
+from fleetctl.providers.spec import NodeSpec
+from fleetctl.wire import NodePhase
+from runbooks.ports import PermanentError, Receipt, TemporaryError
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+POLL_S = 0.2
+RESTART_GRACE_S = 10.0
+RESTART_REPEAT_S = 600.0  # a restart that an earlier controller finished this recently is the one asked for again
+
+
+@dataclass(frozen=True, slots=True)
+class FleetEffects:
+    """Implements `runbooks.ports.Effects` over the provider, the routing table, nodes and the gateway."""
+
+    database: Database
+    fleet: Fleet
+    provider: Provider
+    client: NodeClient
+    routing: Routing
+    gateway: GatewayWatch
+    clock: Clock
+    forget_signals: Callable[[str], None]
+    default_spec: NodeSpec | None
+    drain_grace_s: float = 60.0
+
+    async def start_node(self, name: str, *, like: str | None, wait_s: float) -> Receipt:
+        row = await self._row(name)
+        if row is None or not row.wanted:
+            spec = await self._spec_for(name, like, row)
+            now = self.clock.now()
+            row = await self.database.write(lambda c: want_node(c, spec, Role.REPLACEMENT, now))
+        await self._ensure_process(row)
+        waited_s = await self._wait_ready(name, wait_s)
+        # Only a node that is new to the table: one that somebody cordoned stays so.
+        new = {"wanted": True, "route": RouteIntent.NONE}
+        version = await self.routing.change(name, only_if=new, route=RouteIntent.ACTIVE, role=Role.MEMBER)
+        state = await self.fleet.look(name)
+        return {
+            "node": name, "like": like, "ready_after_s": round(waited_s, 2), "table_version": version,
+            "pid": state.pid if state else None, "url": state.url if state else None,
+            "gateway": await self.gateway.follow(version),
+        }  # fmt: skip
+
+    async def stop_node(self, name: str, *, grace_s: float, force: bool = False) -> Receipt:
+        row = await self._known(name)
+        view = await asyncio.to_thread(self.provider.observe, name)
+        receipt: Receipt = {"node": name, "was_running": view.running, "forced": force}
+        if view.running and view.url and not force:
+            await self._refuse_while_holding(row, view.url)
+        version = await self.routing.change(name, wanted=False, route=RouteIntent.NONE)
+        await self.fleet.look(name)
+        self.forget_signals(name)  # before it falls silent: nobody is paged for a node that we stop
+        if view.running:
+            await self._stop_process(name, grace_s)
+        await self.fleet.look(name)
+        return {**receipt, "table_version": version}
+
+    async def cordon(self, name: str) -> Receipt:
+        row = await self._wanted(name)
+        version = await self.routing.change(name, route=RouteIntent.CORDONED)
+        await self.fleet.look(name)
+        said = await self.gateway.follow(version)
+        return {"node": name, "was": row.route.value, "table_version": version, "gateway": said}
+
+    async def uncordon(self, name: str) -> Receipt:
+        row = await self._wanted(name)
+        view = await asyncio.to_thread(self.provider.observe, name)
+        if not view.running or not view.url:
+            raise PermanentError(f"{name} does not run: it can't take requests")
+        drain = await self._ask(self.client.drain_state(view.url))
+        if drain.state != "serving":
+            await self._ask(self.client.resume(view.url))
+        version = await self.routing.change(name, route=RouteIntent.ACTIVE, role=Role.MEMBER)
+        await self.fleet.look(name)
+        said = await self.gateway.follow(version)
+        return {"node": name, "was": row.route.value, "table_version": version, "gateway": said}
+
+    async def drain(self, name: str, *, deadline_s: float) -> Receipt:
+        row = await self._known(name)
+        if not row.wanted:
+            return {"node": name, "state": "stopped", "note": "the node is stopped already"}
+        version = await self.routing.change(name, route=RouteIntent.CORDONED)
+        receipt: Receipt = {
+            "node": name,
+            "table_version": version,
+            "gateway": await self.gateway.follow(version),
+        }
+        started = self.clock.now()
+        asked = False
+        while True:
+            view = await asyncio.to_thread(self.provider.observe, name)
+            if not view.running or not view.url:
+                # What it held is lost with it, or the gateway moved it: nothing here can know, so no counts.
+                return {**receipt, "state": "gone", "note": "its process ended before it was drained"}
+            drain = await self._ask(self.client.drain_state(view.url))
+            if drain.state == "serving" and not asked:
+                # Asked once only: a second request would begin a second drain with its own counts.
+                drain = await self._ask(self.client.start_drain(view.url, deadline_s))
+                asked = True
+                await self.fleet.look(name)
+            if drain.state == "drained":
+                await self.fleet.look(name)
+                took_s = round(self.clock.now() - started, 2)
+                return {**receipt, "state": "drained", "took_s": took_s, **drain.receipt}
+            if self.clock.now() - started > deadline_s + self.drain_grace_s:
+                raise TemporaryError(f"{name} still holds {_held(drain)} {self.drain_grace_s:.0f} s after its deadline")
+            await self.clock.sleep(POLL_S)
+
+    async def restart_node(self, name: str, *, wait_s: float) -> Receipt:
+        row = await self._wanted(name)
+        now = self.clock.now()
+        view = await asyncio.to_thread(self.provider.observe, name)
+        if not row.is_restarting:
+            if (done := _finished_by_predecessor(row, self.database.epoch, now)) is not None:
+                return done
+            if view.running and view.url:
+                await self._refuse_while_holding(row, view.url)
+            mark = {"state": "begun", "pid": view.pid, "epoch": self.database.epoch, "at": now}
+            await self.routing.change(name, route=RouteIntent.CORDONED, restart=mark)
+            row = await self._wanted(name)
+        else:
+            assert row.restart is not None
+            mark = row.restart
+        if view.running and view.pid == mark.get("pid"):
+            await self.fleet.look(name)
+            self.forget_signals(name)
+            await self._stop_process(name, RESTART_GRACE_S)
+        await self._ensure_process(row)
+        waited_s = await self._wait_ready(name, wait_s)
+        receipt: Receipt = {
+            "node": name,
+            "replaced_pid": mark.get("pid"),
+            "ready_after_s": round(waited_s, 2),
+        }
+        done_mark = {**mark, "state": "done", "at": self.clock.now(), "receipt": receipt}
+        version = await self.routing.change(name, route=RouteIntent.ACTIVE, restart=done_mark)
+        await self.fleet.look(name)
+        return {**receipt, "table_version": version, "gateway": await self.gateway.follow(version)}
+
+    async def _row(self, name: str) -> NodeRow | None:
+        return await self.database.read(lambda c: get_node(c, name))
+
+    async def _known(self, name: str) -> NodeRow:
+        row = await self._row(name)
+        if row is None:
+            raise PermanentError(f"there is no node named {name}")
+        return row
+
+    async def _wanted(self, name: str) -> NodeRow:
+        row = await self._known(name)
+        if not row.wanted:
+            raise PermanentError(f"{name} is stopped")
+        return row
+
+    async def _spec_for(self, name: str, like: str | None, row: NodeRow | None) -> NodeSpec:
+        try:
+            if like is not None:
+                return (await self._known(like)).spec.named(name)
+            if row is not None:
+                return row.spec
+            if self.default_spec is None:
+                raise PermanentError(f"{name}: nothing says what to start; name a node with --like")
+            return self.default_spec.named(name)
+        except ValueError as error:
+            raise PermanentError(str(error)) from error
+
+    async def _ensure_process(self, row: NodeRow) -> None:
+        view = await asyncio.to_thread(self.provider.observe, row.name)
+        if row.started and not row.is_restarting and not view.running:
+            # It was started before and ended by itself: starting it again and again would hide why.
+            raise PermanentError(await self._ended(row.name))
+        if view.running and row.started:
+            return
+        try:
+            await self.fleet.start(row)
+        except FleetctlError as error:
+            raise TemporaryError(error.message) from error
+
+    async def _stop_process(self, name: str, grace_s: float) -> None:
+        try:
+            await asyncio.to_thread(self.provider.stop, name, grace_s)
+        except FleetctlError as error:
+            raise TemporaryError(error.message) from error
+
+    async def _wait_ready(self, name: str, wait_s: float) -> float:
+        """Seconds until the node was ready."""
+        started = self.clock.now()
+        while True:
+            state = await self.fleet.look(name)
+            if state is not None and _answers_ready(state):
+                return self.clock.now() - started
+            view = await asyncio.to_thread(self.provider.observe, name)
+            if not view.running:
+                raise PermanentError(await self._ended(name))
+            if self.clock.now() - started > wait_s:
+                reason = f" ({state.reason})" if state and state.reason else ""
+                raise TemporaryError(f"{name} is not ready after {wait_s:.0f} s{reason}")
+            await self.clock.sleep(POLL_S)
+
+    async def _ended(self, name: str) -> str:
+        tail = await asyncio.to_thread(self.provider.log_tail, name, 3)
+        return f"{name}: its process ended before it was ready" + (f": {' | '.join(tail)}" if tail else "")
+
+    async def _refuse_while_holding(self, row: NodeRow, url: str) -> None:
+        """Cordon the node and make sure that it holds nothing; put the route back when it does."""
+        drain = await self._ask(self.client.drain_state(url))
+        if not drain.held and row.route is RouteIntent.ACTIVE:
+            # A request may be on its way: only when none can be sent any more, "idle" stays true.
+            version = await self.routing.change(row.name, route=RouteIntent.CORDONED)
+            await self.gateway.follow(version)
+            drain = await self._ask(self.client.drain_state(url))
+            if drain.held:
+                await self.routing.change(row.name, only_if={"wanted": True}, route=row.route)
+        if drain.held:
+            raise PermanentError(f"{row.name} holds {_held(drain)}: drain it first, or use --force")
+
+    async def _ask(self, question: Awaitable[T]) -> T:
+        try:
+            return await question
+        except NotAllowedError as error:
+            raise PermanentError(str(error)) from error
+        except NoAnswerError as error:
+            raise TemporaryError(str(error)) from error
+
+
+def _answers_ready(state: NodeState) -> bool:
+    return state.phase in (NodePhase.READY, NodePhase.CORDONED) and state.was_ready and state.row.wanted
+
+
+def _held(drain: DrainState) -> str:
+    return f"{drain.held} request{'' if drain.held == 1 else 's'} ({drain.running} running, {drain.waiting} waiting)"
+
+
+def _finished_by_predecessor(row: NodeRow, epoch: int, now: float) -> Receipt | None:
+    """The receipt of a restart that an earlier controller finished but did not live to report."""
+    mark = row.restart
+    if mark is None or mark.get("state") != "done" or row.is_cordoned:
+        return None
+    if mark.get("epoch") == epoch or now - float(mark.get("at", 0.0)) > RESTART_REPEAT_S:
+        return None
+    receipt = mark.get("receipt")
+    return {**receipt, "note": "done before the controller restarted"} if isinstance(receipt, dict) else None

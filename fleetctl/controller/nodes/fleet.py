@@ -1,0 +1,219 @@
+"""What each node is doing, as seen now: the provider's word on its process and the node's own word on itself."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import structlog
+
+from fleetctl.controller.database import Database
+from fleetctl.controller.nodes.node_client import DrainState, Health, NoAnswerError, NodeClient, NotAllowedError
+from fleetctl.controller.nodes.node_row import NodeRow, Role, RouteIntent, get_node, list_nodes, want_node
+from fleetctl.controller.nodes.routing import Routing
+from fleetctl.controller.timeline import Timeline
+from fleetctl.kit.clock import Clock
+from fleetctl.kit.errors import FleetctlError
+from fleetctl.providers.process import ProcessView
+from fleetctl.providers.spec import NodeSpec
+from fleetctl.wire import NodePhase
+
+log = structlog.get_logger()
+
+SHOW_STOPPED_S = 3600.0  # a stopped node stays in lists this long
+LOADING_REASONS = frozenset({"loading", "warming_up"})
+
+
+class Provider(Protocol):
+    """Who starts and stops nodes. Methods are synchronous, idempotent and called from a worker thread."""
+
+    def ensure_started(self, spec: NodeSpec) -> None: ...
+
+    def stop(self, name: str, grace_s: float) -> None: ...
+
+    def observe(self, name: str) -> ProcessView: ...
+
+    def log_tail(self, name: str, lines: int = 20) -> list[str]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """One node, wanted and seen. `since` is when it entered its phase; None while it was not looked at yet."""
+
+    row: NodeRow
+    phase: NodePhase
+    reason: str
+    since: float | None
+    url: str | None = None
+    pid: int | None = None
+    was_ready: bool = False  # since its process started; a node that was never ready is starting, not lost
+
+    @property
+    def name(self) -> str:
+        return self.row.name
+
+    @property
+    def is_serving(self) -> bool:
+        return self.phase is NodePhase.READY and self.row.route is RouteIntent.ACTIVE
+
+
+class Fleet:
+    """Keeps `nodes` true: looks at each one every turn, starts what is wanted and was never started, admits the ready.
+
+    It never restarts a node that died: that is an incident, and a runbook's work.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        provider: Provider,
+        client: NodeClient,
+        routing: Routing,
+        timeline: Timeline,
+        clock: Clock,
+        incident_of: Callable[[str], str | None] = lambda _: None,
+    ) -> None:
+        self._database = database
+        self._provider = provider
+        self._client = client
+        self._routing = routing
+        self._timeline = timeline
+        self._clock = clock
+        self.incident_of = incident_of
+        self.nodes: dict[str, NodeState] = {}
+        self.looked_at: float | None = None  # when every node was last looked at
+        self._looks = itertools.count(1)
+        self._taken: dict[str, int] = {}  # the look that each node's state comes from
+
+    async def seed(self, specs: Sequence[NodeSpec]) -> None:
+        """Want the initial fleet when no node was ever wanted; start again what is wanted and does not run."""
+        now = self._clock.now()
+        rows = await self._database.read(list_nodes)
+        if not rows:
+            await self._database.write(lambda c: [want_node(c, spec, Role.MEMBER, now) for spec in specs])
+            return
+        for row in rows:
+            if row.wanted and row.started and not row.is_restarting:
+                view = await asyncio.to_thread(self._provider.observe, row.name)
+                if view.running:
+                    log.info("node.adopted", node=row.name, pid=view.pid)
+                else:
+                    await self._routing.change(row.name, started=False)
+
+    async def turn(self) -> None:
+        """Look at every node once, at the same time."""
+        look = next(self._looks)
+        rows = await self._database.read(list_nodes)
+        now = self._clock.now()
+        shown = [row for row in rows if row.wanted or now - row.updated_at < SHOW_STOPPED_S]
+        for row in shown:
+            if row.wanted and not row.started and not row.is_restarting and row.role is Role.MEMBER:
+                await self._start_member(row)
+        states = await asyncio.gather(*(self._look(row) for row in shown))
+        for gone in self.nodes.keys() - {row.name for row in shown}:
+            del self.nodes[gone]
+        for state in states:
+            await self._take(state, look)
+        self.looked_at = now
+
+    async def _start_member(self, row: NodeRow) -> None:
+        try:
+            await self.start(row)
+        except FleetctlError as error:
+            # The others must be looked at all the same; the next turn tries again.
+            log.error("node.start_failed", node=row.name, error=error.message)
+
+    async def start(self, row: NodeRow) -> None:
+        """Ask the provider for the node's process, then record that it was asked. Raises FleetctlError."""
+        await asyncio.to_thread(self._provider.ensure_started, row.spec)
+        await self._routing.change(row.name, started=True)
+        await self._timeline.append(
+            "node.started",
+            f"{row.name}: process started",
+            node=row.name,
+            incident_id=self.incident_of(row.name),
+        )
+
+    async def look(self, name: str) -> NodeState | None:
+        """Look at one node now, without waiting for the next turn. None: no such node."""
+        look = next(self._looks)
+        row = await self._database.read(lambda c: get_node(c, name))
+        return None if row is None else await self._take(await self._look(row), look)
+
+    async def _look(self, row: NodeRow) -> NodeState:
+        view = await asyncio.to_thread(self._provider.observe, row.name)
+        before = self.nodes.get(row.name)
+        was_ready = before is not None and before.was_ready and before.pid == view.pid
+        health: Health | None = None
+        drain: DrainState | None = None
+        if view.running and view.url:
+            health = await self._client.health(view.url)
+            if health.answered and health.reason == "draining":
+                try:
+                    drain = await self._client.drain_state(view.url)
+                except (NoAnswerError, NotAllowedError) as error:
+                    log.warning("node.drain_unknown", node=row.name, error=str(error))
+        # A controller that was just started has not seen the node ready; a routed node was.
+        was_ready = was_ready or bool(health and health.ready) or (before is None and row.route is not RouteIntent.NONE)
+        phase, reason = judge_phase(row, view.running, health, drain, was_ready)
+        return NodeState(row, phase, reason, None, view.url, view.pid, was_ready)
+
+    async def _take(self, state: NodeState, look: int) -> NodeState:
+        row = state.row
+        # Looks overlap: one that began before another and ends after it tells old news.
+        if look < self._taken.get(row.name, 0):
+            return self.nodes.get(row.name, state)
+        self._taken[row.name] = look
+        # What was read may be old by now: an effect may have cordoned or stopped the node since.
+        if state.url and state.url != row.url and row.wanted:
+            await self._routing.change(row.name, only_if={"wanted": True}, url=state.url)
+            row = replace(row, url=state.url)
+        if state.phase is NodePhase.READY and row.route is RouteIntent.NONE and row.role is Role.MEMBER:
+            standing = {"wanted": True, "route": RouteIntent.NONE, "role": Role.MEMBER}
+            await self._routing.change(row.name, only_if=standing, route=RouteIntent.ACTIVE)
+            row = replace(row, route=RouteIntent.ACTIVE)
+        state = replace(state, row=row)
+        before = self.nodes.get(state.name)
+        changed = before is None or before.phase is not state.phase
+        since = self._clock.now() if before is None or changed else before.since
+        state = replace(state, since=since)
+        self.nodes[state.name] = state
+        if changed and (before is not None or state.phase not in (NodePhase.STOPPED, NodePhase.STARTING)):
+            await self._timeline.append(
+                f"node.{state.phase.value}",
+                f"{state.name}: {state.phase.value.replace('_', ' ')}" + (f" ({state.reason})" if state.reason else ""),
+                node=state.name,
+                incident_id=self.incident_of(state.name),
+                data={"reason": state.reason, "was": before.phase.value if before else None},
+            )
+        return state
+
+
+def judge_phase(
+    row: NodeRow, running: bool, health: Health | None, drain: DrainState | None, was_ready: bool
+) -> tuple[NodePhase, str]:
+    """A node's phase and the reason for it, from what is wanted and what was seen."""
+    if not running:
+        if not row.wanted:
+            return NodePhase.STOPPED, ""
+        if not row.started or row.is_restarting:
+            return NodePhase.STARTING, "its process is being started"
+        return NodePhase.UNREACHABLE, "its process ended"
+    if not row.wanted:
+        return (NodePhase.DRAINING if drain and drain.held else NodePhase.DRAINED), "being stopped"
+    if health is None or not health.answered:
+        said = health.reason if health else "its address is not known"
+        return (NodePhase.UNREACHABLE, said) if was_ready else (NodePhase.STARTING, said)
+    if health.reason == "draining":
+        if drain is not None and drain.state == "drained":
+            return NodePhase.DRAINED, ""
+        held = f"{drain.held} requests left" if drain else "requests left: unknown"
+        return NodePhase.DRAINING, held
+    if health.ready:
+        return (NodePhase.CORDONED, "takes no new requests") if row.is_cordoned else (NodePhase.READY, "")
+    if health.reason in LOADING_REASONS:
+        return NodePhase.STARTING, health.reason
+    return NodePhase.NOT_READY, health.reason

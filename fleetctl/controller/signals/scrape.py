@@ -1,0 +1,117 @@
+"""Whom the controller scrapes: nodes and gateway. Who does not answer is a fact too: `up` is 0."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from alerts.series.store import SeriesStore
+from fleetctl.controller.metrics import ControllerMetrics
+from fleetctl.controller.nodes.fleet import Fleet, NodeState
+from fleetctl.controller.signals.fetch import Fetcher
+from fleetctl.controller.signals.scrape_slots import ScrapeTarget, SlotScraper
+from fleetctl.kit.clock import Clock
+from fleetctl.wire import NodePhase
+
+JOB = "llm-node"
+GATEWAY_JOB = "llm-gateway"
+_GATEWAY = "(gateway)"  # no node can have this name
+MIN_TIMEOUT_S = 2.0
+START_GRACE_S = 600.0  # a node that is still starting after this long is scraped, so that rules see it is not up
+
+
+class Signals(Protocol):
+    """Who fills the store that rules, trees and runbooks read. What it can't get is not there: no value is made up."""
+
+    @property
+    def last_success_at(self) -> Mapping[str, float]:
+        """Node name to when its signals were last measured (Unix seconds)."""
+
+    async def turn(self) -> None: ...
+
+    def known_until(self, now: float) -> float | None:
+        """Up to when all there is to know is in the store; None: too long ago to judge anything by it."""
+
+
+class Scraper:
+    """The fleet's nodes and the gateway as targets."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        store: SeriesStore,
+        clock: Clock,
+        metrics: ControllerMetrics,
+        *,
+        interval_s: float,
+        max_bytes: int,
+        gateway_url: str | None = None,
+        scrapes_nodes: bool = True,
+    ) -> None:
+        """`scrapes_nodes` False: the nodes' signals come from elsewhere."""
+        self._scrapes_nodes = scrapes_nodes
+        self._fleet = fleet
+        self._clock = clock
+        self._metrics = metrics
+        self._gateway_url = gateway_url
+        fetcher = Fetcher(timeout_s=max(MIN_TIMEOUT_S, interval_s), max_bytes=max_bytes)
+        self._slots = SlotScraper(store, fetcher, clock, interval_s=interval_s, told=self._count)
+
+    async def turn(self) -> None:
+        now = self._clock.now()
+        states = [state for state in self._fleet.nodes.values() if self._scrapes_nodes and is_target(state, now)]
+        wanted = {state.name: ScrapeTarget(_metrics_of(state), target_labels(state)) for state in states}
+        if self._gateway_url is not None:
+            labels = {"job": GATEWAY_JOB, "instance": _address(self._gateway_url)}
+            wanted[_GATEWAY] = ScrapeTarget(f"{self._gateway_url}/metrics", labels)
+        await self._slots.turn(wanted)
+
+    @property
+    def in_flight(self) -> int:
+        """Scrapes that were begun and have no answer yet."""
+        return self._slots.in_flight
+
+    @property
+    def last_success_at(self) -> dict[str, float]:
+        return self._slots.last_success_at
+
+    def known_until(self, now: float) -> float | None:
+        """Now: a node that does not answer is a fact of its own (`up` 0)."""
+        return now
+
+    def forget(self, name: str) -> None:
+        """The node is gone by our will: its series end now, and its alerts with them."""
+        self._slots.forget(name)
+
+    async def stop(self) -> None:
+        await self._slots.stop()
+
+    def _count(self, went_well: bool) -> None:
+        self._metrics.scrapes.labels(result="ok" if went_well else "failed").inc()
+
+
+def _metrics_of(state: NodeState) -> str | None:
+    url = state.url or state.row.url
+    return None if url is None else f"{url}/metrics"
+
+
+def is_target(state: NodeState, now: float) -> bool:
+    """Whether the node's silence would mean something: it is wanted, and not on its way up by our will."""
+    row = state.row
+    if not row.wanted or row.is_restarting or (state.url is None and row.url is None):
+        return False
+    starting = state.phase is NodePhase.STARTING
+    return not starting or (state.since is not None and now - state.since > START_GRACE_S)
+
+
+def target_labels(state: NodeState) -> dict[str, str]:
+    spec = state.row.spec
+    address = _address(state.url or state.row.url or "")
+    return {
+        "node": spec.name, "pool": spec.pool, "model": spec.model, "engine": spec.engine, "zone": spec.zone,
+        "revision": spec.revision, "instance": address, "job": JOB,
+    }  # fmt: skip
+
+
+def _address(url: str) -> str:
+    return url.partition("://")[2]

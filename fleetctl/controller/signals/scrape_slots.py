@@ -1,0 +1,111 @@
+"""Scraping many targets side by side, each at its own place in the interval."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import structlog
+
+from alerts.series.store import SeriesStore
+from fleetctl.controller.signals.fetch import Fetched, Fetcher
+from fleetctl.kit.clock import Clock
+
+log = structlog.get_logger()
+
+AT_ONCE = 50  # targets begun together; more are spread over the interval, so that neither side works in bursts
+SPREAD_RATIO = 0.8  # of the interval: the last ones are begun well before the next round
+
+
+class ScrapeTarget(NamedTuple):
+    url: str | None  # of its metrics; None: not known, which is a failed scrape
+    labels: dict[str, str]
+
+
+class SlotScraper:
+    """Puts each target's answer, or its silence, into the store. One that hangs delays nobody else's next scrape."""
+
+    def __init__(
+        self, store: SeriesStore, fetcher: Fetcher, clock: Clock, *, interval_s: float, told: Callable[[bool], None]
+    ) -> None:
+        """`told` is called after each scrape with whether it went well."""
+        self._store = store
+        self._fetcher = fetcher
+        self._clock = clock
+        self._interval_s = interval_s
+        self._told = told
+        self._targets: dict[str, ScrapeTarget] = {}
+        self._in_flight: dict[str, asyncio.Task[None]] = {}
+        self._errors: dict[str, str] = {}
+        self.last_success_at: dict[str, float] = {}
+
+    async def turn(self, wanted: Mapping[str, ScrapeTarget]) -> None:
+        """Begins a scrape of every target that is not being scraped still; ends with the last, or the interval.
+
+        Targets that are no longer wanted are forgotten.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._interval_s
+        for name in self._targets.keys() - wanted.keys():
+            self.forget(name)
+        names = list(wanted)
+        batches = [names[at : at + AT_ONCE] for at in range(0, len(names), AT_ONCE)]
+        for number, batch in enumerate(batches):
+            for name in batch:
+                self._begin(name, wanted[name])
+            if number + 1 < len(batches):
+                await self._clock.sleep(self._interval_s * SPREAD_RATIO / len(batches))
+        if self._in_flight:
+            left_s = max(0.0, deadline - loop.time())
+            done, _ = await asyncio.wait(list(self._in_flight.values()), timeout=left_s)
+            for task in done:
+                task.result()  # a bug in ingestion is this loop's failure, not silence
+
+    @property
+    def in_flight(self) -> int:
+        """Scrapes that were begun and have no answer yet."""
+        return len(self._in_flight)
+
+    def forget(self, name: str) -> None:
+        """The target is gone by our will: its series end now, and its alerts with them."""
+        target = self._targets.pop(name, None)
+        self.last_success_at.pop(name, None)
+        self._errors.pop(name, None)
+        if target is not None:
+            self._store.forget(target.labels)
+
+    async def stop(self) -> None:
+        tasks = list(self._in_flight.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._fetcher.close()
+
+    def _begin(self, name: str, target: ScrapeTarget) -> None:
+        if name in self._in_flight:
+            return
+        standing = self._targets.get(name)
+        if standing is not None and standing.labels != target.labels:
+            self.forget(name)
+        self._targets[name] = target
+        task = asyncio.create_task(self._scrape(name, target), name=f"scrape-{name}")
+        self._in_flight[name] = task
+        task.add_done_callback(lambda _: self._in_flight.pop(name, None))
+
+    async def _scrape(self, name: str, target: ScrapeTarget) -> None:
+        fetched = Fetched(None, "its address is not known")
+        if target.url is not None:
+            fetched = await self._fetcher.fetch(target.url)
+        if self._targets.get(name) is not target:
+            return  # forgotten meanwhile: what it said must not bring its series back
+        at = self._clock.now()
+        self._store.ingest(target.labels, fetched.text, at)
+        problem = fetched.problem if fetched.text is None else self._store.last_error(target.labels) or ""
+        self._told(not problem)
+        if not problem:
+            self._errors.pop(name, None)
+            self.last_success_at[name] = at
+        elif self._errors.get(name) != problem:
+            log.warning("scrape.failed", node=name, error=problem)
+            self._errors[name] = problem

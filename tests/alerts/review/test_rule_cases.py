@@ -1,0 +1,181 @@
+"""Unit tests of rules in promtool's format: ours by our own runner and by the real promtool, a stranger's by ours."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from alerts.errors import BadCaseError
+from alerts.evaluation.builtin import builtin_case_files, builtin_rule_files, builtin_signal_files
+from alerts.evaluation.rules import AlertingRule, load_rule_files
+from alerts.review.casefile import run_case_file
+from alerts.review.explain import rule_views
+from tests.fixtures import DATA, ROOT
+
+RULES = DATA / "rules"
+PROMTOOL = shutil.which("promtool") or "/usr/bin/promtool"
+
+needs_promtool = pytest.mark.skipif(
+    not Path(PROMTOOL).exists() and not os.environ.get("CI"),
+    reason="promtool is not installed: apt-get install prometheus",
+)
+
+
+@pytest.mark.parametrize("path", builtin_case_files(), ids=lambda path: path.stem)
+def test_our_rules_behave_as_their_cases_say(path: Path) -> None:
+    report = run_case_file(path)
+    assert report.failures == ()
+    assert report.num_checks > 0
+
+
+def test_every_alert_of_ours_fires_in_a_case_and_is_silent_in_another() -> None:
+    names = {rule.name for rule in alerting_rules()}
+    fires, silent, never = set(), set(), set()
+    for path in builtin_case_files():
+        for test in yaml.safe_load(path.read_text())["tests"]:
+            told = {check["alertname"] for check in test["alert_rule_test"] if check["exp_alerts"]}
+            asked = {check["alertname"] for check in test["alert_rule_test"]}
+            fires |= told
+            never |= asked - told
+            silent |= {check["alertname"] for check in test["alert_rule_test"] if not check["exp_alerts"]}
+    assert fires == names
+    assert silent == names
+    assert never == names  # a whole story without it: just under the threshold, explained, or its signal is gone
+
+
+def alerting_rules() -> list[AlertingRule]:
+    groups = load_rule_files(builtin_rule_files())
+    return [rule for group in groups for rule in group.rules if isinstance(rule, AlertingRule)]
+
+
+@pytest.mark.parametrize("rule", alerting_rules(), ids=lambda rule: rule.name)
+def test_every_alert_says_what_it_is_and_where_to_read_on(rule: AlertingRule) -> None:
+    texts = {name: template.text for name, template in rule.annotations}
+    assert {template.text for name, template in rule.labels if name == "severity"} <= {"page", "ticket"}
+    assert texts.keys() == {"summary", "description", "runbook_url"}
+    assert "$value" in texts["summary"] + texts["description"]
+    page, _, anchor = texts["runbook_url"].partition("#")
+    headings = [line[3:].lower() for line in (ROOT / page).read_text().splitlines() if line.startswith("## ")]
+    assert anchor == rule.name.lower()
+    assert anchor in headings
+
+
+def test_every_alert_has_the_reason_for_its_threshold_above_it() -> None:
+    views = [view for view in rule_views(builtin_rule_files()) if view.kind == "alert"]
+    assert [view.name for view in views if not view.reason] == []
+
+
+def test_the_page_for_operators_lists_every_alert_as_it_is() -> None:
+    rows = [line.split("|") for line in (ROOT / "docs/alerts.md").read_text().splitlines() if line.startswith("| [LLM")]
+    listed = {(row[1].strip()[1:].partition("]")[0], row[2].strip()) for row in rows}
+    views = [view for view in rule_views(builtin_rule_files()) if view.kind == "alert"]
+    assert listed == {(view.name, view.severity) for view in views}
+
+
+@needs_promtool
+@pytest.mark.parametrize("path", builtin_case_files(), ids=lambda path: path.stem)
+def test_promtool_agrees_with_our_cases(path: Path) -> None:
+    done = subprocess.run(
+        [PROMTOOL, "test", "rules", str(path)], capture_output=True, text=True, timeout=150, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_promtool
+def test_promtool_accepts_our_rule_files() -> None:
+    files = [str(path) for path in [*builtin_signal_files(), *builtin_rule_files()]]
+    done = subprocess.run([PROMTOOL, "check", "rules", *files], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture
+def without_annotations(tmp_path: Path) -> Path:
+    """The stranger's tests are written for its rules without annotations."""
+    content = yaml.safe_load((RULES / "rules.yml").read_text())
+    for group in content["groups"]:
+        for rule in group["rules"]:
+            rule.pop("annotations")
+    path = tmp_path / "rules.yml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def test_a_strangers_cases_pass(without_annotations: Path) -> None:
+    report = run_case_file(RULES / "tests.yaml", rule_files=[without_annotations])
+    assert report.failures == ()
+    assert report.num_checks == 32
+
+
+def test_annotations_count_as_in_promtool() -> None:
+    report = run_case_file(RULES / "tests.yaml", rule_files=[RULES / "rules.yml"])
+    assert len(report.failures) == 19
+
+
+def case(tmp_path: Path, text: str) -> Path:
+    (tmp_path / "rules.yml").write_text("groups: [{name: g, rules: [{record: 'a:b', expr: sum(x)}]}]")
+    path = tmp_path / "case.yml"
+    path.write_text(text)
+    return path
+
+
+def test_expression_checks_compare_labels_and_values(tmp_path: Path) -> None:
+    text = """
+rule_files: [rules.yml]
+evaluation_interval: 1m
+tests:
+  - input_series: [{series: 'x{a="1"}', values: '0+1x5 _ stale'}, {series: 'x{a="2"}', values: 1x7}]
+    promql_expr_test:
+      - {expr: 'a:b', eval_time: 3m, exp_samples: [{labels: 'a:b', value: 4}]}
+      - {expr: 'a:b', eval_time: 7m, exp_samples: [{labels: 'a:b', value: 1}]}
+      - {expr: 'x', eval_time: 3m, exp_samples: [{labels: 'x{a="1"}', value: 3}]}
+"""
+    report = run_case_file(case(tmp_path, text))
+    assert report.num_checks == 3
+    (failure,) = report.failures
+    assert "test 1: x at 3m: wanted" in failure
+
+
+def test_reads_what_promtool_reads(tmp_path: Path) -> None:
+    """Rules by an absolute path, a start in RFC 3339, samples without labels, infinity."""
+    text = f"""
+rule_files: ['{tmp_path / "rule*.yml"}']
+evaluation_interval: 1m
+tests:
+- start_timestamp: 2026-01-01T00:00:00Z
+  promql_expr_test:
+  - {{expr: time(), eval_time: 1m, exp_samples: [{{value: 1767225660}}]}}
+  - {{expr: 1 / 0, eval_time: 0, exp_samples: [{{labels: '{{}}', value: .inf}}]}}
+"""
+    report = run_case_file(case(tmp_path, text))
+    assert (report.num_checks, report.failures) == (2, ())
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("tests: 5", "tests: wanted a list"),
+        ("tests: []\nrule_files: [none.yml]", "rule_files: no file matches none.yml"),
+        ("tests: [{input_series: [{series: x, values: 1+}], promql_expr_test: []}]", "test 1: '1+' is not a value"),
+        ("tests: [{input_series: [{series: 'x{', values: '1'}]}]", "test 1: 'x{': expected a label name"),
+        ("tests: [{input_series: [{series: x, values: '1x99999999'}]}]", "test 1: more than 1000000 values"),
+        ("tests: [{interval: 5}]", "test 1: '5' is not a duration: write 5s for seconds"),
+        ("tests: [{start_timestamp: noon}]", "start_timestamp: 'noon' is no moment"),
+        (
+            "tests: [{promql_expr_test: [{expr: x, eval_time: 0, exp_samples: [{histogram: '{{}}'}]}]}]",
+            "x: native histograms are not supported",
+        ),
+        ("groups: []", "rules, no unit tests: fleetctl alerts check"),
+        ("a: [", "line 1: expected the node content"),
+        ("tests: [{intervall: 1m}]", "tests.0.intervall: unknown key"),
+    ],
+)
+def test_bad_case_file_is_refused_with_its_place(tmp_path: Path, text: str, reason: str) -> None:
+    with pytest.raises(BadCaseError) as caught:
+        run_case_file(case(tmp_path, text))
+    assert reason in str(caught.value)
+    assert "case.yml" in str(caught.value)

@@ -1,0 +1,350 @@
+"""Blocks: who holds them, who can find them, in which order they go."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+
+from engine.core.block import BlockContent, FreeList, extend_contents
+from engine.core.block_pool import BlockPool, HostBlocks
+
+SIZE = 4
+
+
+def contents_of(*token_ids: int, salt: str = "") -> list[BlockContent]:
+    contents: list[BlockContent] = []
+    extend_contents(contents, token_ids, SIZE, salt)
+    return contents
+
+
+def prompt(first: int, num_blocks: int) -> list[int]:
+    return list(range(first, first + num_blocks * SIZE))
+
+
+def hold_cached(pool: BlockPool, token_ids: list[int], salt: str = "") -> list[int]:
+    """Allocates and registers the full blocks of these tokens."""
+    contents = contents_of(*token_ids, salt=salt)
+    block_ids = pool.allocate(len(contents))
+    assert block_ids is not None
+    for block_id, content in zip(block_ids, contents, strict=True):
+        assert pool.register(block_id, content)
+    return block_ids
+
+
+def check(pool: BlockPool, *held: list[int]) -> None:
+    problem = pool.check_integrity(held)
+    assert problem is None, problem
+
+
+def test_allocates_all_or_nothing() -> None:
+    pool = BlockPool(3, SIZE)
+    first = pool.allocate(2)
+    assert first is not None
+    assert pool.allocate(2) is None
+    assert pool.num_free == 1
+    check(pool, first)
+
+
+def test_shared_block_is_freed_by_its_last_holder() -> None:
+    pool = BlockPool(2, SIZE)
+    block_ids = hold_cached(pool, prompt(0, 1))
+    pool.share(block_ids)
+    pool.release(block_ids)
+    assert pool.num_used == 1
+    pool.release(block_ids)
+    assert pool.num_used == 0
+    check(pool)
+
+
+def test_freed_prefix_is_found_again_with_the_same_blocks() -> None:
+    pool = BlockPool(8, SIZE)
+    block_ids = hold_cached(pool, prompt(0, 3))
+    pool.release(block_ids)
+    assert pool.num_free == 8
+    assert pool.match(contents_of(*prompt(0, 4))) == block_ids
+
+
+def test_prefix_is_not_found_under_another_salt() -> None:
+    pool = BlockPool(8, SIZE)
+    hold_cached(pool, prompt(0, 2), salt="tenant-a")
+    assert pool.match(contents_of(*prompt(0, 2), salt="tenant-b")) == []
+
+
+def test_same_tokens_after_another_beginning_are_another_block() -> None:
+    pool = BlockPool(8, SIZE)
+    hold_cached(pool, prompt(0, 2))
+    assert pool.match(contents_of(*prompt(40, 1), *prompt(4, 1))) == []
+
+
+def test_colliding_hash_with_other_tokens_is_a_miss() -> None:
+    pool = BlockPool(4, SIZE)
+    hold_cached(pool, prompt(0, 1))
+    wanted = contents_of(*prompt(0, 1))[0]
+    forged = dataclasses.replace(wanted, token_bytes=contents_of(*prompt(9, 1))[0].token_bytes)
+    assert pool.match([forged]) == []
+
+
+def test_unregistered_block_can_not_be_found() -> None:
+    pool = BlockPool(4, SIZE)
+    assert pool.allocate(1) is not None
+    assert pool.match(contents_of(*prompt(0, 1))) == []
+
+
+def test_second_copy_of_a_prefix_stays_private() -> None:
+    pool = BlockPool(4, SIZE)
+    first = hold_cached(pool, prompt(0, 1))
+    second = pool.allocate(1)
+    assert second is not None
+    assert not pool.register(second[0], contents_of(*prompt(0, 1))[0])
+    assert pool.match(contents_of(*prompt(0, 1))) == first
+    check(pool, first, second)
+
+
+def test_blank_blocks_go_before_any_cached_one() -> None:
+    pool = BlockPool(4, SIZE)
+    cached = hold_cached(pool, prompt(0, 2))
+    pool.release(cached)
+    assert pool.eviction_order()[:2] == [2, 3]
+    taken = pool.allocate(2)
+    assert taken == [2, 3]
+    assert pool.match(contents_of(*prompt(0, 2))) == cached
+
+
+def test_tail_of_a_sequence_is_evicted_before_its_head() -> None:
+    pool = BlockPool(3, SIZE)
+    head, middle, tail = hold_cached(pool, prompt(0, 3))
+    pool.release([head, middle, tail])
+    assert pool.eviction_order() == [tail, middle, head]
+    assert pool.allocate(1) == [tail]
+    assert pool.match(contents_of(*prompt(0, 3))) == [head, middle]
+
+
+def test_least_recently_used_sequence_is_evicted_first() -> None:
+    pool = BlockPool(4, SIZE)
+    old = hold_cached(pool, prompt(0, 2))
+    new = hold_cached(pool, prompt(100, 2))
+    pool.release(old)
+    pool.release(new)
+    assert pool.eviction_order() == [old[1], old[0], new[1], new[0]]
+
+
+def test_block_that_was_found_again_outlives_those_used_once() -> None:
+    pool = BlockPool(4, SIZE)
+    old = hold_cached(pool, prompt(0, 2))
+    pool.release(old)
+    pool.share(old)
+    new = hold_cached(pool, prompt(100, 2))
+    pool.release(old)
+    pool.release(new)
+    assert pool.eviction_order() == [new[1], new[0], old[1], old[0]]
+    check(pool)
+
+
+def test_prefix_that_returns_after_eviction_counts_as_found_again() -> None:
+    pool = BlockPool(4, SIZE)
+    pool.release(hold_cached(pool, prompt(0, 1)))
+    everything = pool.allocate(4)
+    assert everything is not None
+    pool.release(everything)
+    back = hold_cached(pool, prompt(0, 1))
+    once = hold_cached(pool, prompt(100, 1))
+    pool.release(back)
+    pool.release(once)
+    assert pool.eviction_order()[-2:] == [once[0], back[0]]
+
+
+def test_reused_blocks_can_not_crowd_out_all_others() -> None:
+    pool = BlockPool(4, SIZE)
+    block_ids = hold_cached(pool, prompt(0, 4))
+    pool.share(block_ids)
+    pool.release(block_ids)
+    pool.release(block_ids)
+    check(pool)
+    # two of four stay protected, the others queue up as if used once
+    assert pool.eviction_order() == [block_ids[3], block_ids[2], block_ids[1], block_ids[0]]
+    newest = pool.allocate(1)
+    assert newest == [block_ids[3]]
+
+
+def test_hit_takes_a_block_out_of_the_middle_of_the_free_list() -> None:
+    pool = BlockPool(3, SIZE)
+    a, b, c = (hold_cached(pool, prompt(start, 1))[0] for start in (0, 100, 200))
+    for block_id in (a, b, c):
+        pool.release([block_id])
+    pool.share([b])
+    assert pool.eviction_order() == [a, c]
+    check(pool, [b])
+
+
+def test_copy_on_write_leaves_a_private_block_in_place() -> None:
+    pool = BlockPool(2, SIZE)
+    block_ids = pool.allocate(1)
+    assert block_ids is not None
+    assert pool.copy_on_write(block_ids[0]) == block_ids[0]
+
+
+@pytest.mark.parametrize("num_holders", [1, 2])
+def test_copy_on_write_gives_another_block_for_a_findable_one(num_holders: int) -> None:
+    pool = BlockPool(2, SIZE)
+    (source,) = hold_cached(pool, prompt(0, 1))
+    for _ in range(num_holders - 1):
+        pool.share([source])
+    target = pool.copy_on_write(source)
+    assert target not in (None, source)
+    assert pool.ref_count(source) == num_holders, "the source stays held until the copy is done"
+
+
+def test_copy_on_write_says_so_when_no_block_is_free() -> None:
+    pool = BlockPool(1, SIZE)
+    (source,) = hold_cached(pool, prompt(0, 1))
+    assert pool.copy_on_write(source) is None
+
+
+def test_forgetting_makes_nothing_findable_and_keeps_holders() -> None:
+    pool = BlockPool(4, SIZE)
+    held = hold_cached(pool, prompt(0, 1))
+    pool.release(hold_cached(pool, prompt(100, 1)))
+    pool.forget_cached()
+    assert pool.num_cached == 0
+    assert pool.match(contents_of(*prompt(0, 1))) == []
+    check(pool, held)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "complaint"),
+    [
+        pytest.param(lambda pool: setattr(pool._blocks[0], "ref_count", 2), "reference count", id="count"),
+        pytest.param(lambda pool: pool._blocks[2].home.remove(pool._blocks[2]), "free list", id="lost"),
+        pytest.param(lambda pool: setattr(pool._blocks[3], "previous", pool._blocks[0]), "point back", id="link"),
+        pytest.param(lambda pool: pool._cached.clear(), "its hash leads", id="table"),
+        pytest.param(
+            lambda pool: setattr(
+                pool._blocks[0],
+                "content",
+                dataclasses.replace(pool._blocks[0].content, token_bytes=b"x" * 4 * SIZE),
+            ),
+            "does not follow",
+            id="chain",
+        ),
+    ],
+)
+def test_integrity_check_names_what_is_wrong(spoil, complaint) -> None:
+    pool = BlockPool(4, SIZE)
+    held = hold_cached(pool, prompt(0, 1))
+    check(pool, held)
+    spoil(pool)
+    assert complaint in (pool.check_integrity([held]) or "")
+
+
+def test_integrity_check_misses_no_holder() -> None:
+    pool = BlockPool(4, SIZE)
+    held = pool.allocate(1)
+    assert held is not None
+    assert "holders are 0" in (pool.check_integrity([]) or "")
+    assert "holders are 2" in (pool.check_integrity([held, held]) or "")
+    assert "does not exist" in (pool.check_integrity([held, [77]]) or "")
+
+
+def test_empty_free_list_has_no_first() -> None:
+    with pytest.raises(IndexError, match="blank"):
+        FreeList("blank").pop_first()
+
+
+def test_host_blocks_are_given_once() -> None:
+    host = HostBlocks(2)
+    held = host.allocate(2)
+    assert held is not None
+    assert host.allocate(1) is None
+    assert host.check_integrity([held]) is None
+    assert "each of 2 once" in (host.check_integrity([]) or "")
+    host.release(held)
+    assert host.num_free == 2
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Random holders against a model: tables of block ids, and what each block was registered to hold."""
+
+    tables = Bundle("tables")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = BlockPool(9, SIZE)
+        self.held: dict[int, list[int]] = {}
+        self.next_table = 0
+
+    def keep(self, block_ids: list[int]) -> int:
+        self.next_table += 1
+        self.held[self.next_table] = block_ids
+        return self.next_table
+
+    @rule(target=tables, word=st.lists(st.integers(0, 1), min_size=0, max_size=4), salt=st.sampled_from(["", "b"]))
+    def start(self, word: list[int], salt: str) -> object:
+        """A sequence whose blocks are named by a word over {0, 1}: prefixes collide often."""
+        contents = contents_of(*[letter for letter in word for _ in range(SIZE)], salt=salt)
+        found = self.pool.match(contents)
+        for block_id, content in zip(found, contents, strict=False):
+            assert self.pool._blocks[block_id].content == content
+        free, hits_free = self.pool.num_free, self.pool.num_free_among(found)
+        self.pool.share(found)
+        assert self.pool.num_free == free - hits_free
+        rest = self.pool.allocate(len(contents) - len(found))
+        if rest is None:
+            self.pool.release(found)
+            return multiple()
+        for block_id, content in zip(rest, contents[len(found) :], strict=True):
+            self.pool.register(block_id, content)
+        assert self.pool.match(contents) != [] or not contents
+        return self.keep(found + rest)
+
+    @rule(target=tables, count=st.integers(0, 10))
+    def allocate(self, count: int) -> object:
+        free = self.pool.num_free
+        block_ids = self.pool.allocate(count)
+        if block_ids is None:
+            assert count > free
+            return multiple()
+        assert len(set(block_ids)) == count
+        return self.keep(block_ids)
+
+    @rule(table=consumes(tables))
+    def release(self, table: int) -> None:
+        self.pool.release(self.held.pop(table))
+
+    @rule(table=tables, index=st.integers(0, 3))
+    def write(self, table: int, index: int) -> None:
+        block_ids = self.held[table]
+        if index >= len(block_ids):
+            return
+        source = block_ids[index]
+        target = self.pool.copy_on_write(source)
+        if target is None:
+            assert self.pool.num_free == 0
+        elif target != source:
+            block_ids[index] = target
+            self.pool.release([source])
+            assert not self.pool.is_cached(target)
+            assert self.pool.ref_count(target) == 1
+
+    @rule(table=tables)
+    def distrust(self, table: int) -> None:
+        self.pool.forget(self.held[table])
+        assert not any(self.pool.is_cached(block_id) for block_id in self.held[table])
+
+    @rule()
+    def forget(self) -> None:
+        self.pool.forget_cached()
+
+    @invariant()
+    def is_sound(self) -> None:
+        check(self.pool, *self.held.values())
+        held = {block_id for table in self.held.values() for block_id in table}
+        assert self.pool.num_used == len(held)
+        assert held.isdisjoint(self.pool.eviction_order())
+
+
+TestPoolMachine = PoolMachine.TestCase
+TestPoolMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

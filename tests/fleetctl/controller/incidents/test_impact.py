@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from alerts.series.store import SeriesStore
+from diagnostics.record import IncidentRecord
+from fleetctl.controller.incidents.impact import impact_of, increase
+
+OPENED = 1000.0
+INCIDENT = IncidentRecord(id="inc-1", title="t", status="resolved", opened_at=OPENED)
+
+
+@pytest.mark.parametrize(
+    ("points", "expected"),
+    [
+        ([(900, 5.0), (1000, 7.0), (1010, 9.0)], 4.0),
+        ([(900, 5.0)], 0.0),
+        ([(1005, 3.0), (1010, 4.0)], 4.0),
+        ([(900, 50.0), (1005, 2.0), (1010, 3.0)], 3.0),
+        ([(900, 5.0), (1005, math.nan), (1010, 6.0)], 1.0),
+        ([], 0.0),
+    ],
+    ids=["grows", "stands", "begins later", "reset", "gap", "empty"],
+)
+def test_growth_of_a_counter_since_the_incident_began(points: list[tuple[float, float]], expected: float) -> None:
+    assert increase(points, OPENED) == expected
+
+
+def make_store(*, watched_before: bool) -> SeriesStore:
+    store = SeriesStore()
+    for at in range(900 if watched_before else 1001, 1050, 5):
+        store.append({"__name__": "up", "job": "llm-gateway"}, at, 1.0)
+        store.append({"__name__": "gateway_requests_total", "outcome": "finished", "node": "a"}, at, float(at))
+        if at >= 1020:
+            store.append({"__name__": "gateway_requests_total", "outcome": "failed", "node": "a"}, at, 2.0)
+        store.append({"__name__": "gateway_handoffs_total", "result": "moved"}, at, 3.0 if at >= 1010 else 0.0)
+        slow = 0.5 if 1000 <= at < 1040 else 0.1
+        store.append({"__name__": "llm:ttft_seconds:p99", "node": "a"}, at, slow)
+    return store
+
+
+def test_impact_counts_what_the_gateway_saw() -> None:
+    impact = impact_of(INCIDENT, make_store(watched_before=True), 0, 2000)
+    assert (impact.finished, impact.lost, impact.requests, impact.moved) == (50, 2, 52, 3)
+    assert (impact.p99_ttft_before_s, impact.p99_ttft_worst_s, impact.p99_ttft_after_s) == (0.1, 0.5, 0.1)
+    assert impact.duplicated is None
+
+
+def test_impact_is_unknown_when_nobody_watched_from_the_beginning() -> None:
+    impact = impact_of(INCIDENT, make_store(watched_before=False), 0, 2000)
+    assert (impact.finished, impact.lost, impact.requests, impact.moved) == (None, None, None, None)
+
+
+def test_impact_of_an_empty_store_is_unknown() -> None:
+    impact = impact_of(INCIDENT, SeriesStore(), 0, 2000)
+    assert {impact.requests, impact.lost, impact.moved, impact.p99_ttft_worst_s} == {None}

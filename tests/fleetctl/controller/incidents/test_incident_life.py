@@ -1,0 +1,210 @@
+"""A node turns slow, in simulated time over real small nodes: alert, incident, cause, proposal, repair, record."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from diagnostics import blackbox
+from diagnostics.incident import IncidentStatus
+from fleetctl.controller.controller import Controller, open_controller
+from fleetctl.controller.incidents.incident_store import get_incident
+from fleetctl.wire import RouteState
+from runbooks.run import Run, RunStatus
+from tests.fixtures.controller import make_config, make_provider, stop_all
+from tests.fixtures.driven import DrivenClock, Traffic, drive
+
+pytestmark = pytest.mark.anyio
+
+
+@asynccontextmanager
+async def opened(state_dir: Path, clock: DrivenClock, **changes: object) -> AsyncIterator[Controller]:
+    config = make_config(state_dir, nodes=3, **changes)
+    async with open_controller(config, make_provider(state_dir), clock) as controller:
+        carrying = asyncio.create_task(controller.executor.run_forever())
+        try:
+            yield controller
+        finally:
+            controller.executor.stop()
+            clock.move(1.0)
+            await carrying
+
+
+async def healthy(controller: Controller, clock: DrivenClock, traffic: Traffic) -> None:
+    await drive(controller, clock, traffic, lambda: sum(s.is_serving for s in controller.fleet.nodes.values()) == 3)
+    start = clock.now()
+    await drive(controller, clock, traffic, lambda: clock.now() - start >= 40)
+    assert controller.book.open() == []
+
+
+def runs(controller: Controller) -> list[Run]:
+    return list(controller.journal.list())
+
+
+async def kinds(controller: Controller) -> list[str]:
+    return [entry.kind for entry in await controller.timeline.read()]
+
+
+def assert_no_loop_failed(controller: Controller) -> None:
+    assert set(controller.loops.failures().values()) == {0}
+
+
+async def test_slow_node_is_found_named_replaced_on_approval_and_written_up(tmp_path: Path) -> None:
+    clock, traffic = DrivenClock(), Traffic()
+    try:
+        async with opened(tmp_path, clock) as controller:
+            await healthy(controller, clock, traffic)
+            traffic.step_s["node-2"] = 0.15
+            found_s = await drive(controller, clock, traffic, lambda: bool(runs(controller)))
+            assert found_s <= 60
+            (incident,) = controller.book.open()
+            assert dict(incident.scope) == {"node": "node-2", "pool": "default"}
+            assert incident.diagnosis is not None
+            assert incident.diagnosis.cause == "slow_node"
+            (run,) = runs(controller)
+            assert (run.status, run.runbook, run.incident_id) == (RunStatus.PROPOSED, "replace-node", incident.id)
+            assert dict(run.inputs) | {"node": "node-2", "replacement": "node-2b"} == dict(run.inputs)
+
+            await controller.executor.decide(run.id, "approve", "ann")
+            await drive(controller, clock, traffic, lambda: controller.book.open() == [])
+
+            (run,) = runs(controller)
+            assert run.status is RunStatus.SUCCEEDED, run.error
+            table = {route.node: route.state for route in controller.routing.table.routes}
+            assert table == dict.fromkeys(("node-1", "node-2b", "node-3"), RouteState.ACTIVE)
+            assert not controller.effects.provider.observe("node-2").running
+            stored = await controller.database.read(lambda c: get_incident(c, incident.id))
+            assert stored is not None
+            assert stored.incident.status is IncidentStatus.RESOLVED
+            assert stored.postmortem is not None
+            assert stored.blackbox is not None
+            page = await asyncio.to_thread(Path(stored.postmortem).read_text)
+            assert "slow_node" in page
+            assert "ann" in page
+            box = blackbox.read(Path(stored.blackbox))
+            assert box.incident.timeline[-1].kind == "incident.resolved"
+            assert any(one.labels["__name__"] == "llm:step_seconds:mean" for one in box.series)
+            entries = await controller.timeline.read(incident_id=incident.id)
+            order = [entry.kind for entry in entries]
+            for earlier, later in (
+                ("incident.opened", "diagnosis.named"),
+                ("diagnosis.named", "run.proposed"),
+                ("run.proposed", "run.approved"),
+                ("run.approved", "run.succeeded"),
+                ("run.succeeded", "incident.resolved"),
+            ):
+                assert order.index(earlier) < order.index(later)
+            assert entries[-1].data["postmortem"] == stored.postmortem
+            assert (await kinds(controller)).count("incident.opened") == 1
+            assert_no_loop_failed(controller)
+
+            later = clock.now()
+            await drive(controller, clock, traffic, lambda: clock.now() - later > 60)
+            assert controller.book.open() == []
+            assert len(runs(controller)) == 1
+    finally:
+        stop_all(tmp_path)
+
+
+async def test_policy_run_acts_unasked_on_a_confirmed_cause(tmp_path: Path) -> None:
+    clock, traffic = DrivenClock(), Traffic()
+    try:
+        async with opened(tmp_path, clock, policy="run") as controller:
+            await healthy(controller, clock, traffic)
+            traffic.step_s["node-2"] = 0.15
+            await drive(controller, clock, traffic, lambda: bool(runs(controller)))
+            await drive(controller, clock, traffic, lambda: controller.book.open() == [])
+            (run,) = runs(controller)
+            assert run.status is RunStatus.SUCCEEDED, run.error
+            assert run.decided_by == "policy:slow_node"
+    finally:
+        stop_all(tmp_path)
+
+
+async def test_policy_run_for_other_causes_still_asks(tmp_path: Path) -> None:
+    clock, traffic = DrivenClock(), Traffic()
+    try:
+        async with opened(tmp_path, clock, policy="run", policy_causes=frozenset({"gpu_fault"})) as controller:
+            await healthy(controller, clock, traffic)
+            traffic.step_s["node-2"] = 0.15
+            await drive(controller, clock, traffic, lambda: bool(runs(controller)))
+            assert runs(controller)[0].status is RunStatus.PROPOSED
+    finally:
+        stop_all(tmp_path)
+
+
+async def test_trouble_that_passes_withdraws_the_proposal_and_ends_the_incident(tmp_path: Path) -> None:
+    clock, traffic = DrivenClock(), Traffic()
+    try:
+        async with opened(tmp_path, clock, withdraw_after_s=30.0) as controller:
+            await healthy(controller, clock, traffic)
+            traffic.step_s["node-2"] = 0.15
+            await drive(controller, clock, traffic, lambda: bool(runs(controller)))
+            traffic.step_s["node-2"] = 0.02
+            await drive(controller, clock, traffic, lambda: controller.book.open() == [])
+            assert runs(controller)[0].status is RunStatus.CANCELLED
+            assert {node.phase.value for node in controller.fleet.nodes.values()} == {"ready"}
+    finally:
+        stop_all(tmp_path)
+
+
+async def test_an_incident_outlives_its_controller(tmp_path: Path) -> None:
+    clock, traffic = DrivenClock(), Traffic()
+    try:
+        async with opened(tmp_path, clock) as first:
+            await healthy(first, clock, traffic)
+            traffic.step_s["node-2"] = 0.15
+            await drive(first, clock, traffic, lambda: bool(runs(first)))
+            (incident,) = first.book.open()
+        clock.move(20.0)
+        async with opened(tmp_path, clock) as second:
+            assert [one.id for one in second.book.open()] == [incident.id]
+            start = clock.now()
+            await drive(second, clock, traffic, lambda: clock.now() - start >= 60)
+            (again,) = second.book.open()
+            assert again.id == incident.id
+            assert again.diagnosis == incident.diagnosis
+            assert len(runs(second)) == 1
+            assert (await kinds(second)).count("incident.opened") == 1
+            await second.executor.decide(runs(second)[0].id, "approve", "ann")
+            await drive(second, clock, traffic, lambda: second.book.open() == [])
+            assert runs(second)[0].status is RunStatus.SUCCEEDED
+            assert_no_loop_failed(second)
+    finally:
+        stop_all(tmp_path)
+
+
+async def test_draining_a_node_by_hand_is_no_incident(tmp_path: Path) -> None:
+    clock, traffic = DrivenClock(), Traffic()
+    try:
+        async with opened(tmp_path, clock) as controller:
+            await healthy(controller, clock, traffic)
+            await controller.executor.act("drain node-2 --deadline 1s", reason="", requested_by="ann")
+            await drive(controller, clock, traffic, lambda: runs(controller)[0].status.is_terminal)
+            traffic.step_s["node-2"] = 0.15
+            start = clock.now()
+            await drive(controller, clock, traffic, lambda: clock.now() - start >= 60)
+            assert any(alert.state == "firing" for alert in controller.alerting.alerts())
+            assert controller.book.open() == []
+    finally:
+        stop_all(tmp_path)
+
+
+async def test_a_full_disk_does_not_keep_an_incident_open(tmp_path: Path) -> None:
+    clock, traffic = DrivenClock(), Traffic()
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    try:
+        async with opened(tmp_path / "state", clock, postmortem_dir=blocked, withdraw_after_s=5.0) as controller:
+            await healthy(controller, clock, traffic)
+            traffic.step_s["node-2"] = 0.15
+            await drive(controller, clock, traffic, lambda: bool(runs(controller)))
+            traffic.step_s["node-2"] = 0.02
+            await drive(controller, clock, traffic, lambda: controller.book.open() == [])
+            assert "postmortem.failed" in await kinds(controller)
+    finally:
+        stop_all(tmp_path / "state")

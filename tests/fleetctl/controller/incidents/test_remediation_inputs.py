@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from diagnostics.incident import Incident, IncidentStatus
+from fleetctl.controller.incidents.remediation import (
+    blocking_run,
+    fresh_name,
+    inputs_from_scope,
+    is_for_scope,
+    page_for_cause,
+)
+from runbooks.front_matter import InputSpec
+from runbooks.page import load_library
+from runbooks.run import Run, RunStatus
+from runbooks.value import ValueType
+
+LIBRARY = load_library()
+
+
+@pytest.mark.parametrize(
+    ("name", "used", "expected"),
+    [
+        ("node-2", {"node-1", "node-2"}, "node-2b"),
+        ("node-2", {"node-2", "node-2b"}, "node-2c"),
+        ("node-2b", {"node-2", "node-2b"}, "node-2c"),
+        ("gpu-a", {"gpu-a"}, "gpu-a-2"),
+        ("gpu-a", {"gpu-a", "gpu-a-2"}, "gpu-a-3"),
+        ("n1", {f"n1{letter}" for letter in "bcdefghijklmnopqrstuvwxyz"}, "n1-2"),
+        ("x" * 62 + "1", set(), "x" * 50 + "-2"),
+    ],
+)
+def test_a_replacement_gets_a_name_that_was_never_used(name: str, used: set[str], expected: str) -> None:
+    assert fresh_name(name, used) == expected
+    assert len(expected) <= 63
+
+
+def test_replace_node_gets_all_its_inputs_from_a_nodes_scope() -> None:
+    page = LIBRARY["replace-node"]
+    inputs, missing = inputs_from_scope(page, {"node": "node-2", "pool": "chat"}, {"node-1", "node-2"})
+    assert inputs == {"node": "node-2", "replacement": "node-2b", "pool": "chat"}
+    assert missing == []
+
+
+def test_a_scope_without_a_node_lacks_it() -> None:
+    assert inputs_from_scope(LIBRARY["replace-node"], {"pool": "chat"}, set())[1] == ["node"]
+
+
+@pytest.mark.parametrize("name", sorted(LIBRARY))
+def test_a_nodes_page_never_runs_unasked_for_more_than_a_node(name: str) -> None:
+    assert is_for_scope(LIBRARY[name], {"node": "node-2", "pool": "chat"})
+    for scope in ({"pool": "chat"}, {"zone": "a"}, {"revision": "r2"}, {}):
+        assert not is_for_scope(LIBRARY[name], scope)
+
+
+def test_a_page_of_a_pool_may_run_for_that_pool_and_for_nothing_else() -> None:
+    inputs = {"pool": InputSpec(ValueType.STRING, True, None, "the pool")}
+    page = replace(LIBRARY["cordon-node"], inputs=inputs)
+    assert is_for_scope(page, {"pool": "chat"})
+    assert not is_for_scope(page, {"zone": "a"})
+    assert not is_for_scope(page, {"pool": "chat", "zone": "a"})
+
+
+def test_a_slow_node_is_replaced_and_an_unknown_cause_is_not_guessed_at() -> None:
+    page = page_for_cause(LIBRARY, "slow_node")
+    assert page is not None
+    assert page.name == "replace-node"
+    assert page_for_cause(LIBRARY, "phase_of_the_moon") is None
+
+
+@pytest.mark.parametrize("status", list(RunStatus))
+def test_a_remedy_is_proposed_once_per_incident(status: RunStatus) -> None:
+    incident = Incident("inc-1", "t", IncidentStatus.OPEN, "page", {"node": "node-2"}, 1.0)
+    run = Run("run-1", "replace-node", "t", status, {}, 1.0, 1.0)
+    assert blocking_run([run], "replace-node", incident) is run
+    assert blocking_run([run], "restart-node", incident) is None
+
+
+def test_a_reopened_incident_may_try_again_what_helped_but_not_what_did_not() -> None:
+    incident = Incident("inc-1", "t", IncidentStatus.OPEN, "page", {"node": "node-2"}, 1.0, reopened=1)
+    run = Run("run-1", "replace-node", "t", RunStatus.SUCCEEDED, {}, 1.0, 1.0)
+    assert blocking_run([run], "replace-node", incident) is None
+    for status in (RunStatus.UNDONE, RunStatus.FAILED, RunStatus.DENIED, RunStatus.PROPOSED):
+        assert blocking_run([replace(run, status=status)], "replace-node", incident) is not None

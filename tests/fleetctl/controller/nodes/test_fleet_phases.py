@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fleetctl.controller.controller import open_controller
+from fleetctl.controller.nodes.fleet import judge_phase
+from fleetctl.controller.nodes.node_client import DrainState, Health
+from fleetctl.controller.nodes.node_row import NodeRow, Role, RouteIntent
+from fleetctl.providers.local import LocalProvider
+from fleetctl.providers.process import ProcessView
+from fleetctl.wire import NodePhase
+from tests.fixtures.controller import (
+    fleet_ready,
+    make_config,
+    make_provider,
+    make_spec,
+    running_fleet,
+    stop_all,
+    tell_node,
+    until,
+)
+
+ROW = NodeRow(make_spec("node-1"), True, True, RouteIntent.ACTIVE, Role.MEMBER, "http://x", None, 0.0, 0.0)
+CORDONED = replace(ROW, route=RouteIntent.CORDONED)
+STOPPED = replace(ROW, wanted=False)
+RESTARTING = replace(ROW, restart={"state": "begun", "pid": 1})
+READY = Health(True, True, "ready")
+SILENT = Health(False, False, "no answer")
+
+
+@pytest.mark.parametrize(
+    ("row", "running", "health", "drain", "was_ready", "phase"),
+    [
+        pytest.param(ROW, True, READY, None, True, NodePhase.READY, id="ready"),
+        pytest.param(CORDONED, True, READY, None, True, NodePhase.CORDONED, id="cordoned"),
+        pytest.param(ROW, True, Health(True, False, "loading"), None, False, NodePhase.STARTING, id="loading"),
+        pytest.param(ROW, True, Health(True, False, "core_stuck"), None, True, NodePhase.NOT_READY, id="stuck"),
+        pytest.param(ROW, True, Health(True, False, "core_dead"), None, False, NodePhase.NOT_READY, id="dead core"),
+        pytest.param(ROW, True, SILENT, None, True, NodePhase.UNREACHABLE, id="silent"),
+        pytest.param(ROW, True, SILENT, None, False, NodePhase.STARTING, id="not there yet"),
+        pytest.param(ROW, False, None, None, True, NodePhase.UNREACHABLE, id="died"),
+        pytest.param(replace(ROW, started=False), False, None, None, False, NodePhase.STARTING, id="to be started"),
+        pytest.param(RESTARTING, False, None, None, True, NodePhase.STARTING, id="restarting"),
+        pytest.param(STOPPED, False, None, None, True, NodePhase.STOPPED, id="stopped"),
+        pytest.param(
+            CORDONED, True, Health(True, False, "draining"), DrainState("draining", 2, 1, {}), True,
+            NodePhase.DRAINING, id="draining",
+        ),
+        pytest.param(
+            CORDONED, True, Health(True, False, "draining"), DrainState("drained", 0, 0, {}), True,
+            NodePhase.DRAINED, id="drained",
+        ),
+        pytest.param(CORDONED, True, Health(True, False, "draining"), None, True, NodePhase.DRAINING, id="unknown"),
+    ],
+)  # fmt: skip
+def test_phase_follows_from_what_is_wanted_and_what_was_seen(
+    row: NodeRow, running: bool, health: Health | None, drain: DrainState | None, was_ready: bool, phase: NodePhase
+) -> None:
+    assert judge_phase(row, running, health, drain, was_ready)[0] is phase
+
+
+@pytest.mark.anyio
+async def test_a_second_controller_adopts_running_nodes_and_keeps_their_routes(tmp_path: Path) -> None:
+    try:
+        async with running_fleet(make_config(tmp_path)) as first:
+            await first.effects.cordon("node-2")
+            pids = {name: state.pid for name, state in first.fleet.nodes.items()}
+            table = first.routing.table
+        async with open_controller(make_config(tmp_path), make_provider(tmp_path)) as second:
+            await second.loops.turn("fleet")
+            assert {name: state.pid for name, state in second.fleet.nodes.items()} == pids
+            assert second.routing.table == table
+            assert second.database.epoch == 2
+    finally:
+        stop_all(tmp_path)
+
+
+@pytest.mark.anyio
+async def test_a_node_that_died_is_not_started_behind_the_operators_back(tmp_path: Path) -> None:
+    try:
+        async with running_fleet(make_config(tmp_path)) as controller:
+            pid = controller.fleet.nodes["node-1"].pid
+            assert pid is not None
+            os.killpg(pid, signal.SIGKILL)
+            controller.effects.provider.stop("node-1", 1.0)  # waits until it is gone
+            for _ in range(2):
+                await controller.loops.turn("fleet")
+            assert controller.fleet.nodes["node-1"].phase is NodePhase.UNREACHABLE
+            assert not controller.effects.provider.observe("node-1").running
+            kinds = [(entry.kind, entry.node) for entry in await controller.timeline.read()]
+            assert kinds.count(("node.unreachable", "node-1")) == 1
+    finally:
+        stop_all(tmp_path)
+
+
+@pytest.mark.anyio
+async def test_a_controller_that_starts_again_starts_what_is_wanted_and_does_not_run(tmp_path: Path) -> None:
+    try:
+        async with running_fleet(make_config(tmp_path)) as first:
+            await first.effects.drain("node-2", deadline_s=0.1)
+            await first.effects.stop_node("node-2", grace_s=1)
+        stop_all(tmp_path)
+        async with open_controller(make_config(tmp_path), make_provider(tmp_path)) as second:
+            await fleet_ready(second)
+            assert [route.node for route in second.routing.table.routes] == ["node-1"]
+            assert not second.effects.provider.observe("node-2").running
+    finally:
+        stop_all(tmp_path)
+
+
+@pytest.mark.anyio
+async def test_one_node_that_can_not_be_started_does_not_hide_the_others(tmp_path: Path) -> None:
+    try:
+        specs = (make_spec("node-1", "--fail-at-start"), make_spec("node-2"))
+        async with open_controller(make_config(tmp_path, node_specs=specs), make_provider(tmp_path)) as controller:
+
+            async def second_serves() -> bool:
+                await controller.loops.turn("fleet")
+                return controller.fleet.nodes["node-2"].is_serving
+
+            await until(second_serves, "node-2 serves")
+            assert controller.fleet.nodes["node-1"].phase in (NodePhase.STARTING, NodePhase.UNREACHABLE)
+    finally:
+        stop_all(tmp_path)
+
+
+@pytest.mark.anyio
+async def test_guards_could_not_look_before_the_first_look_and_after_looks_stopped(tmp_path: Path) -> None:
+    try:
+        async with open_controller(make_config(tmp_path, stale_after_s=0.2), make_provider(tmp_path)) as controller:
+            assert await controller.lookup.serving_nodes() is None
+            await fleet_ready(controller)
+            assert await controller.lookup.serving_nodes() == ["node-1", "node-2"]
+            object.__setattr__(controller.fleet, "looked_at", controller.clock.now() - 1.0)
+            assert await controller.lookup.serving_nodes() is None
+            assert await controller.lookup.node_names() == ["node-1", "node-2"]
+    finally:
+        stop_all(tmp_path)
+
+
+@pytest.mark.anyio
+async def test_guards_know_of_a_cordon_before_the_next_look(tmp_path: Path) -> None:
+    try:
+        async with running_fleet(make_config(tmp_path)) as controller:
+            await controller.routing.change("node-1", route=RouteIntent.CORDONED)
+            assert await controller.lookup.serving_nodes() == ["node-2"]
+    finally:
+        stop_all(tmp_path)
+
+
+@pytest.mark.anyio
+async def test_a_node_that_says_it_is_stuck_does_not_serve(tmp_path: Path) -> None:
+    try:
+        async with running_fleet(make_config(tmp_path)) as controller:
+            await tell_node(controller, "node-1", health="core_stuck")
+            await controller.loops.turn("fleet")
+            assert controller.fleet.nodes["node-1"].reason == "core_stuck"
+            assert await controller.lookup.serving_nodes() == ["node-2"]
+    finally:
+        stop_all(tmp_path)
+
+
+class SlowProvider:
+    """Answers the first question only when told to; all others at once."""
+
+    def __init__(self, inner: LocalProvider) -> None:
+        self._inner = inner
+        self._is_first = True
+        self.asked, self.go_on = threading.Event(), threading.Event()
+
+    def observe(self, name: str) -> ProcessView:
+        if self._is_first and name == "node-1":
+            self._is_first = False
+            self.asked.set()
+            self.go_on.wait(20)
+        return self._inner.observe(name)
+
+
+@pytest.mark.anyio
+async def test_a_look_that_is_overtaken_by_a_later_one_is_old_news(tmp_path: Path) -> None:
+    try:
+        async with running_fleet(make_config(tmp_path)) as controller:
+            slow = SlowProvider(make_provider(tmp_path))
+            controller.fleet._provider = slow  # type: ignore[assignment]
+            overtaken = asyncio.create_task(controller.fleet.turn())
+            await asyncio.to_thread(slow.asked.wait, 20)
+            await controller.effects.cordon("node-1")
+            slow.go_on.set()
+            await overtaken
+            assert controller.fleet.nodes["node-1"].phase is NodePhase.CORDONED
+    finally:
+        stop_all(tmp_path)

@@ -1,0 +1,97 @@
+"""Many targets, some of which hang: each of the others is scraped in every slot."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from alerts.matcher import Matcher
+from alerts.sample import NAME
+from alerts.series.store import SeriesStore
+from fleetctl.controller.signals.fetch import Fetcher
+from fleetctl.controller.signals.scrape_slots import AT_ONCE, ScrapeTarget, SlotScraper
+from fleetctl.kit.clock import SystemClock
+
+pytestmark = pytest.mark.anyio
+NUM_NODES = 2 * AT_ONCE + 20
+TURNS = 3
+
+
+class Peers:
+    def __init__(self) -> None:
+        self.go_on = asyncio.Event()
+        self.asked: dict[int, int] = {}
+
+    async def metrics(self, request: web.Request) -> web.StreamResponse:
+        number = int(request.match_info["number"])
+        self.asked[number] = self.asked.get(number, 0) + 1
+        if number % 2:
+            await self.go_on.wait()
+        return web.Response(text=f"x {number}\n")
+
+
+@asynccontextmanager
+async def serving(peers: Peers) -> AsyncIterator[str]:
+    app = web.Application()
+    app.router.add_get("/{number}/metrics", peers.metrics)
+    runner = web.AppRunner(app, shutdown_timeout=1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0, backlog=512)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        peers.go_on.set()
+        await runner.cleanup()
+
+
+def targets_of(url: str) -> dict[str, ScrapeTarget]:
+    return {str(number): ScrapeTarget(f"{url}/{number}/metrics", {"node": str(number)}) for number in range(NUM_NODES)}
+
+
+def num_points(store: SeriesStore, node: str, name: str) -> int:
+    selection = store.select((Matcher(NAME, "=", name), Matcher("node", "=", node)))
+    return sum(len(series.points()[0]) for series in selection.series)
+
+
+async def test_half_of_the_targets_hanging_delays_none_of_the_others() -> None:
+    peers, store = Peers(), SeriesStore()
+    async with serving(peers) as url:
+        scraper = SlotScraper(
+            store, Fetcher(timeout_s=60, max_bytes=1000), SystemClock(), interval_s=1.0, told=lambda well: None
+        )
+        for _ in range(TURNS):
+            await scraper.turn(targets_of(url))
+        healthy = [number for number in range(NUM_NODES) if number % 2 == 0]
+        assert {num_points(store, str(number), "x") for number in healthy} == {TURNS}
+        assert scraper.in_flight == NUM_NODES - len(healthy)
+        assert {peers.asked[number] for number in range(NUM_NODES) if number % 2} == {1}  # none is asked twice at once
+        await scraper.stop()
+
+
+async def test_target_that_hangs_longer_than_its_time_is_down() -> None:
+    peers, store = Peers(), SeriesStore()
+    told: list[bool] = []
+    async with serving(peers) as url:
+        scraper = SlotScraper(
+            store, Fetcher(timeout_s=0.2, max_bytes=1000), SystemClock(), interval_s=30.0, told=told.append
+        )
+        await scraper.turn({"1": ScrapeTarget(f"{url}/1/metrics", {"node": "1"})})
+        assert told == [False]
+        assert store.last_error({"node": "1"}) == "scrape failed"
+        assert num_points(store, "1", "up") == 1
+        await scraper.stop()
+
+
+async def test_answers_beyond_the_limit_are_not_read() -> None:
+    peers = Peers()
+    async with serving(peers) as url:
+        fetcher = Fetcher(timeout_s=30, max_bytes=2)
+        fetched = await fetcher.fetch(f"{url}/2/metrics")
+        assert fetched.text is None
+        assert fetched.problem == "the answer is longer than 2 bytes"
+        await fetcher.close()

@@ -1,0 +1,327 @@
+"""The controller's HTTP API over loopback, asked by its own client and by strangers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from fleetctl.client import ControllerClient
+from fleetctl.controller.app import serve
+from fleetctl.kit.errors import BadInputError, FleetctlError, RefusedError, UnreachableError
+from fleetctl.wire import (
+    ActionRequest,
+    ApprovalRequest,
+    DiagnoseRequest,
+    NodePhase,
+    RouteState,
+    RunRequest,
+    RunStatus,
+)
+from tests.fixtures.controller import TOKEN, make_config, make_provider, serving, stop_all, until
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+async def url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+    """One controller with three small nodes for the whole file; tests leave the nodes serving."""
+    state_dir = tmp_path_factory.mktemp("controller")
+    try:
+        async with serving(make_config(state_dir, nodes=3)) as url:
+            async with ControllerClient(url) as client:
+
+                async def all_ready() -> bool:
+                    status = await client.status()
+                    return status.nodes_ready == status.nodes_total == 3
+
+                await until(all_ready, "three nodes are ready")
+            yield url
+    finally:
+        stop_all(state_dir)
+
+
+@pytest.fixture
+async def client(url: str) -> AsyncIterator[ControllerClient]:
+    async with ControllerClient(url, TOKEN) as client:
+        yield client
+
+
+async def test_status_tells_nodes_and_the_age_of_every_loop(client: ControllerClient) -> None:
+    status = await client.status()
+    assert (status.nodes_ready, status.nodes_total, status.policy) == (3, 3, "ask")
+    assert status.epoch >= 1
+    assert {"fleet", "scrape", "alerts", "diagnosis", "remediation", "closing"} <= status.loops.keys()
+
+
+async def test_nodes_show_what_was_seen_and_unknown_signals_as_unknown(client: ControllerClient) -> None:
+    nodes = await client.nodes()
+    assert [node.name for node in nodes] == ["node-1", "node-2", "node-3"]
+    assert all(node.phase is NodePhase.READY and node.pid and node.url for node in nodes)
+    assert all(node.ttft_s.value is None for node in nodes)
+    assert (await client.node("node-2")).name == "node-2"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/v1/runs", {"runbook": "drain-node"}),
+        ("POST", "/v1/runs/x/approval", {"decision": "approve", "by": "mallory"}),
+        ("POST", "/v1/runs/x/cancel", {"by": "mallory"}),
+        ("POST", "/v1/actions", {"command": "drain node-1"}),
+        ("POST", "/v1/diagnose", {}),
+        ("POST", "/v1/silences", {}),
+        ("DELETE", "/v1/silences/x", {}),
+    ],
+)
+@pytest.mark.parametrize("header", [None, "Bearer wrong", "Bearer", "Basic x", TOKEN, f"Bearer {TOKEN}x"])
+async def test_changes_without_the_token_are_refused(
+    url: str, method: str, path: str, body: dict[str, str], header: str | None
+) -> None:
+    async with httpx.AsyncClient(trust_env=False) as http:
+        headers = {"Authorization": header} if header is not None else {}
+        answer = await http.request(method, f"{url}{path}", json=body, headers=headers)
+    assert answer.status_code == 401
+    assert answer.headers["WWW-Authenticate"] == "Bearer"
+    assert answer.json()["remedy"]
+
+
+async def test_client_without_token_is_told_where_the_token_is(url: str) -> None:
+    async with ControllerClient(url) as client:
+        with pytest.raises(FleetctlError, match="token") as caught:
+            await client.act(ActionRequest(command="cordon node-1"))
+    assert not isinstance(caught.value, BadInputError)
+    assert "state" in str(caught.value.remedy)
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "words"),
+    [
+        ("/v1/nodes/node-77", 404, "node-1, node-2, node-3"),
+        ("/v1/incidents/none", 404, "none"),
+        ("/v1/runs/none", 404, "none"),
+        ("/v1/runbooks/none", 404, "drain-node"),
+        ("/v1/nowhere", 404, "Not Found"),
+        ("/v1/incidents?status=broken", 400, "resolved"),
+        ("/v1/events?after=-1", 400, "after"),
+        ("/v1/events?after=9999999999999999999999", 400, "after"),
+        ("/v1/events?wait_s=nan", 400, "wait_s"),
+        ("/v1/routing?after=x", 400, "after"),
+        ("/v1/query", 400, "expr"),
+        ("/v1/query?expr=sum(", 400, ""),
+        ("/v1/query?expr=" + "x" * 5000, 400, "expr"),
+        ("/v1/nodes/%00%ff", 404, ""),
+    ],
+)
+async def test_bad_questions_get_a_problem_with_a_reason(url: str, path: str, status: int, words: str) -> None:
+    async with httpx.AsyncClient(trust_env=False) as http:
+        answer = await http.get(f"{url}{path}")
+    assert answer.status_code == status
+    assert words in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        (b"", 400, "command"),
+        (b"{", 400, "body"),
+        (b"[" * 100_000, 400, "body"),
+        (b'{"command": 7}', 400, "command"),
+        (b'{"command": "drain node-1", "surprise": 1}', 400, "surprise"),
+        (b'{"command": "format disk"}', 400, "format"),
+        (b'{"command": "drain node-77"}', 400, "node-77"),
+        (b'{"command": "' + b"x" * 300_000 + b'"}', 413, "larger"),
+    ],
+    ids=["empty", "cut off", "deep", "wrong type", "unknown key", "unknown command", "no such node", "too large"],
+)
+async def test_bad_actions_are_refused(url: str, body: bytes, status: int, words: str) -> None:
+    async with httpx.AsyncClient(trust_env=False, headers={"Authorization": f"Bearer {TOKEN}"}) as http:
+        answer = await http.post(f"{url}/v1/actions", content=body)
+    assert answer.status_code == status
+    assert words in answer.json()["error"]
+
+
+async def test_routing_answers_at_once_when_it_differs_and_later_when_it_changes(client: ControllerClient) -> None:
+    table = await client.routing()
+    assert table is not None
+    assert {route.node: route.state for route in table.routes} == dict.fromkeys(
+        ("node-1", "node-2", "node-3"), RouteState.ACTIVE
+    )
+    assert await client.routing(after=table.version) is None
+    assert await client.routing(after=table.version + 1000) == table, "a gateway from another life must learn it too"
+    waiting = asyncio.create_task(client.routing(after=table.version, wait_s=20))
+    run = await client.act(ActionRequest(command="cordon node-3", requested_by="test"))
+    newer = await waiting
+    assert newer is not None
+    assert newer.version > table.version
+    assert {r.node for r in newer.routes if r.state is RouteState.CORDONED} == {"node-3"}
+    await _ended(client, run.id)
+    await _ended(client, (await client.act(ActionRequest(command="uncordon node-3"))).id)
+
+
+async def test_an_action_is_a_run_of_one_step_with_its_receipt_and_events(client: ControllerClient) -> None:
+    before = (await client.events())[-1].seq
+    run = await client.act(ActionRequest(command="cordon node-2", requested_by="test", reason="look"))
+    done = await _ended(client, run.id)
+    assert done.status is RunStatus.SUCCEEDED
+    assert done.steps[0].receipt["node"] == "node-2"
+    kinds = [entry.kind for entry in await client.events(after=before) if entry.run_id == run.id]
+    assert kinds[0] == "run.approved"
+    assert kinds[-1] == "run.succeeded"
+    assert (await client.node("node-2")).phase is NodePhase.CORDONED
+    await _ended(client, (await client.act(ActionRequest(command="uncordon node-2"))).id)
+
+
+async def test_the_same_idempotency_key_gives_the_same_run(client: ControllerClient) -> None:
+    request = ActionRequest(command="uncordon node-1", idempotency_key="once")
+    first, second = await client.act(request), await client.act(request)
+    assert first.id == second.id
+    other = ActionRequest(command="cordon node-1", idempotency_key="once")
+    with pytest.raises(RefusedError):
+        await client.act(other)
+    await _ended(client, first.id)
+
+
+async def test_a_new_nodes_name_is_filled_in_once_per_request(client: ControllerClient) -> None:
+    request = RunRequest(runbook="replace-node", inputs={"node": "node-2"}, idempotency_key="replace once")
+    first = await client.start_run(request)
+    assert first.inputs["replacement"] == "node-2b"
+    assert (await client.start_run(request)).id == first.id
+    await client.decide(first.id, ApprovalRequest(decision="deny", by="ann"))
+    assert (await client.start_run(request)).id == first.id
+
+
+async def test_the_first_answer_to_a_proposal_wins(client: ControllerClient) -> None:
+    run = await client.start_run(RunRequest(runbook="cordon-node", inputs={"node": "node-1"}, requested_by="test"))
+    assert run.status is RunStatus.PROPOSED
+    assert (await client.decide(run.id, ApprovalRequest(decision="deny", by="ann"))).status is RunStatus.DENIED
+    with pytest.raises(RefusedError, match="ann"):
+        await client.decide(run.id, ApprovalRequest(decision="approve", by="bob"))
+    with pytest.raises(RefusedError):
+        await client.cancel(run.id, "bob")
+
+
+async def test_a_proposal_can_be_cancelled(client: ControllerClient) -> None:
+    run = await client.start_run(RunRequest(runbook="cordon-node", inputs={"node": "node-1"}))
+    assert (await client.cancel(run.id, "ann")).status is RunStatus.CANCELLED
+
+
+async def test_the_capacity_floor_holds_over_http(client: ControllerClient) -> None:
+    await _ended(client, (await client.act(ActionRequest(command="cordon node-1"))).id)
+    with pytest.raises(RefusedError, match="floor"):
+        await client.act(ActionRequest(command="drain node-2"))
+    await _ended(client, (await client.act(ActionRequest(command="uncordon node-1"))).id)
+
+
+async def test_a_run_for_an_incident_that_is_not_there_is_refused(client: ControllerClient) -> None:
+    with pytest.raises(BadInputError, match="no incident"):
+        await client.start_run(RunRequest(runbook="cordon-node", inputs={"node": "node-1"}, incident_id="inc-x"))
+
+
+async def test_a_dry_run_changes_nothing(client: ControllerClient) -> None:
+    table = await client.routing()
+    run = await client.act(ActionRequest(command="drain node-1", dry_run=True))
+    assert run.dry_run
+    assert run.steps[0].receipt["predicted"]
+    assert await client.routing() == table
+
+
+async def test_runbooks_can_be_read(client: ControllerClient) -> None:
+    names = {runbook.name for runbook in await client.runbooks()}
+    assert "replace-node" in names
+    page = await client.runbook("replace-node")
+    assert page.page.startswith("---")
+    assert "slow_node" in page.causes
+
+
+async def test_queries_and_diagnoses_are_answered_from_the_series(client: ControllerClient) -> None:
+    answer = await until(lambda: _some_samples(client, "up == 1", 3), "three nodes are scraped")
+    assert {sample["labels"]["node"] for sample in answer["samples"]} == {"node-1", "node-2", "node-3"}
+    diagnosis = await client.diagnose(DiagnoseRequest(tree="latency", scope={"node": "node-1", "pool": "default"}))
+    assert diagnosis.evidence
+    with pytest.raises(BadInputError, match="astrology") as caught:
+        await client.diagnose(DiagnoseRequest(tree="astrology"))
+    assert "latency" in str(caught.value.remedy)
+
+
+async def test_events_wait_for_the_next_one(client: ControllerClient) -> None:
+    last = (await client.events())[-1].seq
+    assert await client.events(after=last, wait_s=0.05) == []
+    waiting = asyncio.create_task(client.events(after=last, wait_s=20))
+    run = await client.act(ActionRequest(command="uncordon node-1"))
+    assert (await waiting)[0].seq > last
+    await _ended(client, run.id)
+
+
+async def test_own_metrics_are_in_prometheus_format(url: str) -> None:
+    async with httpx.AsyncClient(trust_env=False) as http:
+        text = (await http.get(f"{url}/metrics")).text
+    for name in (
+        'controller_loop_age_seconds{loop="fleet"}',
+        'controller_scrapes_total{result="ok"}',
+        'controller_runs_total{status="succeeded"}',
+        'controller_nodes{phase="ready"} 3.0',
+    ):
+        assert name in text
+
+
+async def test_nobody_there_is_unreachable_with_a_remedy() -> None:
+    async with ControllerClient("http://127.0.0.1:9", timeout=1) as client:
+        with pytest.raises(UnreachableError) as caught:
+            await client.status()
+    assert "fleetctl up" in str(caught.value.remedy)
+
+
+@pytest.mark.parametrize("url", ["", "nonsense", "ftp://host", "http://[::1"])
+def test_a_client_needs_an_http_url(url: str) -> None:
+    with pytest.raises(BadInputError):
+        ControllerClient(url)
+
+
+async def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(BadInputError, match=f"port {port} on 127.0.0.1 is in use"):
+            await serve(make_config(tmp_path, port=port), provider=make_provider(tmp_path))
+
+
+async def test_a_long_poll_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        async with serving(make_config(tmp_path, nodes=0)) as url:
+            client = await stack.enter_async_context(ControllerClient(url))
+            last = (await client.events())[-1].seq
+            waiting = asyncio.create_task(client.events(after=last, wait_s=30))
+            await client.status()
+            began = time.monotonic()
+        assert time.monotonic() - began < 20
+        assert await waiting == []
+
+
+async def test_no_table_yet_is_not_an_empty_table(tmp_path: Path) -> None:
+    async with serving(make_config(tmp_path, nodes=0)) as url, ControllerClient(url) as client:
+        assert await client.routing() is None
+
+
+async def _ended(client: ControllerClient, run_id: str):  # type: ignore[no-untyped-def]
+    async def ended() -> object:
+        run = await client.run(run_id)
+        return run if run.status.is_terminal else None
+
+    return await until(ended, f"{run_id} ends")
+
+
+async def _some_samples(client: ControllerClient, expression: str, count: int) -> dict[str, object] | None:
+    answer = await client.query(expression)
+    return answer if len(json.loads(json.dumps(answer))["samples"]) == count else None

@@ -1,0 +1,182 @@
+"""A controller killed at every commit and around every process start and stop of a run: the next one ends it the same.
+
+Killed means: nothing of the old objects acts any more; new ones open the same database over the same nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from fleetctl.controller.controller import Controller, open_controller
+from fleetctl.providers.local import LocalProvider
+from fleetctl.providers.process import ProcessTable, ProcessView
+from fleetctl.providers.spec import NodeSpec
+from fleetctl.wire import RouteState
+from runbooks.run import Run, RunStatus
+from tests.fixtures.controller import make_config, make_provider, stop_all, tell_node
+
+pytestmark = [pytest.mark.anyio, pytest.mark.serial]
+
+
+class KilledError(BaseException):
+    """The process is gone. Not an Exception: nothing may catch it and go on."""
+
+
+class Killer:
+    """Counts points once armed, and kills at one of them; from then on everything that would have an effect is dead."""
+
+    def __init__(self, at: int | None) -> None:
+        self.at = at
+        self.count = 0
+        self.is_armed = False
+        self.is_dead = False
+
+    def point(self) -> None:
+        if self.is_dead:
+            raise KilledError
+        if not self.is_armed:
+            return
+        self.count += 1
+        if self.count == self.at:
+            self.is_dead = True
+            raise KilledError
+
+
+class MortalProvider:
+    """The product's provider, with a point before and after whatever it does to the world."""
+
+    def __init__(self, inner: LocalProvider, killer: Killer) -> None:
+        self._inner = inner
+        self._killer = killer
+        self.started: list[str] = []
+
+    def ensure_started(self, spec: NodeSpec) -> None:
+        self._around(lambda: self._inner.ensure_started(spec))
+        self.started.append(spec.name)
+
+    def stop(self, name: str, grace_s: float) -> None:
+        self._around(lambda: self._inner.stop(name, grace_s))
+
+    def observe(self, name: str) -> ProcessView:
+        return self._inner.observe(name)
+
+    def log_tail(self, name: str, lines: int = 20) -> list[str]:
+        return self._inner.log_tail(name, lines)
+
+    def _around(self, act: Callable[[], object]) -> None:
+        self._killer.point()
+        act()
+        self._killer.point()
+
+
+@asynccontextmanager
+async def mortal(state_dir: Path, killer: Killer) -> AsyncIterator[Controller]:
+    config = make_config(state_dir, nodes=2, capacity_floor_ratio=0.5, gateway_wait_s=0.05)
+    async with open_controller(config, MortalProvider(make_provider(state_dir), killer)) as controller:  # type: ignore[arg-type]
+        yield controller
+
+
+async def carry(controller: Controller, run_id: str) -> Run:
+    return await controller.executor.drive(run_id)
+
+
+COMMAND_RUNS = ["node start node-9 --like node-2 --wait 60s", "drain node-1 --deadline 0.2s", "node stop node-1"]
+
+
+async def repair(controller: Controller) -> list[Run]:
+    """What replace-node does, command by command; each command a run of its own that is asked for once."""
+    done = []
+    for command in COMMAND_RUNS:
+        run = await controller.executor.act(command, reason="", requested_by="test", idempotency_key=command)
+        done.append(run if run.status.is_terminal else await carry(controller, run.id))
+    return done
+
+
+async def one_life(state_dir: Path, killer: Killer, held: int | None) -> tuple[list[Run], dict[str, RouteState]] | None:
+    """None when it was killed."""
+    try:
+        async with mortal(state_dir, killer) as controller:
+            killer_at_commits(controller, killer)
+            await all_settled(controller)
+            if held is not None:
+                await tell_node(controller, "node-1", held=held)
+            killer.is_armed = True
+            done = await repair(controller)
+            killer.is_armed = False
+            return done, {route.node: route.state for route in controller.routing.table.routes}
+    except BaseException as error:
+        if killer.is_dead and _is_kill(error):
+            return None
+        raise
+
+
+def killer_at_commits(controller: Controller, killer: Killer) -> None:
+    @sa.event.listens_for(controller.database.engine, "commit")
+    def at_commit(_: sa.Connection) -> None:
+        killer.point()
+
+
+async def all_settled(controller: Controller) -> None:
+    """Ready as far as it can be: in a later life a node may be cordoned or gone."""
+    with contextlib.suppress(AssertionError):
+        async with asyncio.timeout(10):
+            for _ in range(200):
+                await controller.loops.turn("fleet")
+                states = [s for s in controller.fleet.nodes.values() if s.row.wanted and s.row.started]
+                if states and all(s.phase.value in ("ready", "cordoned", "draining", "drained") for s in states):
+                    return
+                await asyncio.sleep(0.02)
+
+
+def _is_kill(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return any(_is_kill(one) for one in error.exceptions)
+    return isinstance(error, KilledError) or (error.__context__ is not None and _is_kill(error.__context__))
+
+
+async def test_killed_at_every_tenth_point_the_same_end_is_reached(tmp_path: Path) -> None:
+    await _kill_at_points(tmp_path, stride=10)
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(900)
+async def test_killed_at_any_point_the_same_end_is_reached(tmp_path: Path) -> None:
+    await _kill_at_points(tmp_path, stride=1)
+
+
+async def _kill_at_points(folder: Path, stride: int) -> None:
+    clean = Killer(None)
+    try:
+        expected = await one_life(folder / "clean", clean, held=2)
+        assert expected is not None
+    finally:
+        stop_all(folder / "clean")
+    assert clean.count > 15
+    points = range(1, clean.count + 1, stride)
+    reached = [await _killed_at(folder / f"at-{at}", at, expected) for at in points]
+    # How many events of the timeline one commit takes is a matter of time: a life may have a few points fewer.
+    assert len(points) - sum(reached) <= max(len(points) // 10, 1)
+
+
+async def _killed_at(state_dir: Path, at: int, expected: tuple[list[Run], dict[str, RouteState]]) -> bool:
+    """Whether the life had such a point; the end must be the same either way."""
+    try:
+        whole = await one_life(state_dir, Killer(at), held=2)
+        ended = whole or await one_life(state_dir, Killer(None), held=None)
+        assert ended is not None
+        runs, routes = ended
+        assert [run.status for run in runs] == [RunStatus.SUCCEEDED] * 3, f"killed at {at}: {[r.error for r in runs]}"
+        assert routes == expected[1]
+        drained = runs[1].steps[0].receipt
+        assert (drained["in_flight"], drained["moved"]) == (2, 2), f"killed at {at}: {drained}"
+        assert set(ProcessTable(state_dir / "run").running()) == {"node-2", "node-9"}
+        return whole is None
+    finally:
+        stop_all(state_dir)

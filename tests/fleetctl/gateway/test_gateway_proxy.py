@@ -1,0 +1,500 @@
+"""The proxy, over real sockets: scripted nodes behind a real gateway on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleetctl.gateway import exchange as exchange_module
+from fleetctl.gateway import frames as frames_module
+from fleetctl.gateway.fates import Outcome
+from tests.fixtures.gateway import NODE_TOKEN, Script, ScriptedNode, chat_text, expected_text, small_fleet, until
+
+pytestmark = pytest.mark.anyio
+
+DRAINING = (503, {"X-Fleet-Refused": "draining"})
+OVERLOADED = (429, {"X-Fleet-Refused": "overloaded", "Retry-After": "7"})
+
+
+def set_all(nodes: list[ScriptedNode], **changes: Any) -> None:
+    for node in nodes:
+        node.script = Script(**changes)
+
+
+async def test_a_stream_passes_unchanged(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a") as (served, _, _):
+        reply = await served.chat(max_tokens=20)
+        assert reply.status == 200
+        assert reply.text == chat_text(max_tokens=20)
+        assert reply.is_done
+        assert reply.headers["Content-Type"].startswith("text/event-stream")
+        fate = await served.fate(reply.headers["X-Request-Id"])
+        assert (fate["fate"], fate["moved"], fate["nodes"], fate["status"]) == ("finished", 0, ["a"], 200)
+        assert fate["ttft_s"] <= fate["duration_s"]
+
+
+@pytest.mark.parametrize("newline", [b"\n", b"\r\n"], ids=["lf", "crlf"])
+async def test_frames_split_over_reads_pass_unchanged(tmp_path: Path, newline: bytes) -> None:
+    async with small_fleet(tmp_path, "a") as (served, nodes, _):
+        set_all(nodes, piece_bytes=5, newline=newline)
+        reply = await served.chat()
+        assert (reply.text, reply.is_done) == (chat_text(), True)
+
+
+async def test_an_answer_that_is_not_a_stream_passes_unchanged(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a") as (served, _, _):
+        reply = await served.chat(stream=False)
+        body = json.loads(reply.body)
+        assert body["choices"][0]["message"]["content"] == chat_text()
+        assert (await served.fate(reply.headers["X-Request-Id"]))["fate"] == "finished"
+
+
+async def test_the_node_gets_the_request_id_and_the_offer_to_move_but_no_words_of_ours(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a") as (served, nodes, _):
+        headers = {
+            "X-Request-Id": "mine-1",
+            "X-Fleet-Handoff": "lie",
+            "X-Fleet-Extra": "x",
+            "Authorization": "Bearer u",
+        }
+        reply = await served.chat(headers=headers)
+        assert reply.headers["X-Request-Id"] == "mine-1"
+        seen = nodes[0].seen[0]["headers"]
+        assert seen["X-Request-Id"] == "mine-1"
+        assert seen["X-Fleet-Handoff"] == "accept"
+        assert seen["Authorization"] == "Bearer u"
+        assert "X-Fleet-Extra" not in seen
+        assert "Accept-Encoding" not in seen
+
+
+@pytest.mark.parametrize("bad", ["has space", "", "x" * 200, "semi;colon", "-first"])
+async def test_an_unusable_request_id_is_replaced(tmp_path: Path, bad: str) -> None:
+    async with small_fleet(tmp_path, "a") as (served, _, _):
+        reply = await served.chat(headers={"X-Request-Id": bad})
+        assert reply.headers["X-Request-Id"] != bad
+        assert (await served.fate(reply.headers["X-Request-Id"]))["fate"] == "finished"
+
+
+async def test_an_id_in_flight_is_not_given_to_a_second_request(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a") as (served, nodes, _):
+        nodes[0].gate.clear()
+        first = asyncio.create_task(served.chat(headers={"X-Request-Id": "twice"}))
+        await until(lambda: "twice" in nodes[0].open)
+        second = asyncio.create_task(served.chat(headers={"X-Request-Id": "twice"}))
+        await until(lambda: len(nodes[0].open) == 2)
+        nodes[0].gate.set()
+        ids = {(await task).headers["X-Request-Id"] for task in (first, second)}
+        assert len(ids) == 2
+
+
+# Before the first byte: other nodes are tried.
+
+
+@pytest.mark.parametrize(
+    ("refusal", "reason"),
+    [
+        (DRAINING, "draining"),
+        ((503, {"X-Fleet-Refused": "not_ready"}), "not_ready"),
+        ((503, {}), "status_503"),
+        ((502, {}), "status_502"),
+        (OVERLOADED, "overloaded"),
+        ((503, {"X-Fleet-Refused": "any words a node says"}), "status_503"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_a_refusal_goes_to_another_node(tmp_path: Path, refusal: tuple[int, dict[str, str]], reason: str) -> None:
+    async with small_fleet(tmp_path, "a", "b") as (served, nodes, _):
+        nodes[0].script.refuse = refusal
+        replies = [await served.chat(f"p{i}") for i in range(6)]
+        assert all(reply.is_done for reply in replies)
+        fates = [await served.fate(reply.headers["X-Request-Id"]) for reply in replies]
+        assert {tuple(fate["nodes"]) for fate in fates} == {("b",)}
+        assert served.gateway.metrics.registry.get_sample_value("gateway_retries_total", {"reason": reason}) >= 1
+
+
+async def test_a_dead_node_costs_nobody_a_request_and_comes_back(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a", "b") as (served, nodes, _):
+        dead = nodes[0]
+        await dead.stop()
+        replies = [await served.chat(f"p{i}") for i in range(8)]
+        assert all(reply.is_done for reply in replies)
+        retried = sum([(await served.fate(r.headers["X-Request-Id"]))["retries"] for r in replies])
+        assert retried == 1, "after its first failure the node is tried last"
+        await dead.start()
+        served.gateway.loads.trust("a")  # the time of suspicion is over
+        await asyncio.gather(*(served.chat(f"q{i}") for i in range(8)))
+        assert dead.seen
+
+
+async def test_a_dead_node_is_still_tried_when_it_is_the_last(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a") as (served, nodes, _):
+        await nodes[0].stop()
+        assert (await served.chat()).status == 503
+        await nodes[0].start()
+        assert (await served.chat()).is_done
+
+
+async def test_a_node_that_drops_the_connection_before_its_answer_is_replaced(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a", "b") as (served, nodes, _):
+        nodes[0].script.drop_before_answer = True
+        replies = [await served.chat(f"p{i}") for i in range(6)]
+        assert all(reply.text == chat_text(f"p{i}") for i, reply in enumerate(replies))
+
+
+async def test_a_request_that_kills_nodes_does_not_reach_all_of_them(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a", "b", "c", "d", "e", "f") as (served, nodes, _):
+        set_all(nodes, drop_before_answer=True)
+        reply = await served.chat()
+        assert reply.status == 503
+        assert sum(len(node.seen) for node in nodes) <= 3
+
+
+async def test_a_stream_cut_before_its_first_event_goes_to_another_node(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a", "b") as (served, nodes, _):
+        nodes[0].script.cut_at = 0
+        replies = [await served.chat(f"p{i}") for i in range(6)]
+        assert all(reply.text == chat_text(f"p{i}") and reply.is_done for i, reply in enumerate(replies))
+        assert served.gateway.metrics.registry.get_sample_value("gateway_retries_total", {"reason": "cut"}) >= 1
+
+
+async def test_a_whole_answer_cut_in_the_middle_goes_to_another_node(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a", "b") as (served, nodes, _):
+        nodes[0].script.cut_at = 0
+        replies = [await served.chat(f"p{i}", stream=False) for i in range(6)]
+        assert [r.status for r in replies] == [200] * 6
+
+
+async def test_no_active_node_is_503_with_retry_after(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a") as (served, nodes, controller):
+        controller.set(cordoned=(nodes[0],))
+        await until(lambda: served.gateway.routing.table is not None and served.gateway.routing.table.version == 2)
+        reply = await served.chat()
+        assert reply.status == 503
+        assert int(reply.headers["Retry-After"]) >= 1
+        assert reply.error is not None
+        assert reply.error["code"] == "no_node_available"
+        assert (await served.fate(reply.headers["X-Request-Id"]))["fate"] == "refused"
+        assert not nodes[0].seen
+
+
+async def test_all_overloaded_is_429_with_the_nodes_retry_after(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a", "b") as (served, nodes, _):
+        set_all(nodes, refuse=OVERLOADED)
+        reply = await served.chat()
+        assert (reply.status, reply.headers["Retry-After"]) == (429, "7")
+        assert reply.error is not None
+        assert reply.error["type"] == "rate_limit_error"
+        assert all(len(node.seen) == 1 for node in nodes)
+
+
+async def test_all_draining_is_503(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a", "b") as (served, nodes, _):
+        set_all(nodes, refuse=DRAINING)
+        reply = await served.chat()
+        assert reply.status == 503
+        assert reply.error is not None
+        assert "a: draining, b: draining" in reply.error["message"]
+
+
+async def test_a_nodes_own_error_is_passed_on_and_not_retried(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a", "b") as (served, nodes, _):
+        reply = await served.chat(max_tokens=0)
+        assert reply.status == 400
+        assert reply.error == {"message": "max_tokens must be positive"}
+        assert sum(len(node.seen) for node in nodes) == 1
+        assert (await served.fate(reply.headers["X-Request-Id"]))["fate"] == "refused"
+
+
+# Hand-off.
+
+
+@pytest.mark.parametrize("piece_bytes", [None, 3], ids=["whole", "split"])
+async def test_a_stream_that_is_handed_off_reads_as_if_nothing_happened(
+    tmp_path: Path, piece_bytes: int | None
+) -> None:
+    async with small_fleet(tmp_path, "a", "b") as (served, nodes, _):
+        nodes[0].script = Script(hand_off_at=3, piece_bytes=piece_bytes)
+        nodes[1].script = Script(piece_bytes=piece_bytes)
+        replies = [await served.chat(f"p{i}") for i in range(8)]
+        fates = [await served.fate(reply.headers["X-Request-Id"]) for reply in replies]
+        moved = [fate for fate in fates if fate["moved"]]
+        assert moved, "some prompts are at home on the draining node"
+        assert all(fate["nodes"] == ["a", "b"] and fate["fate"] == "finished" for fate in moved)
+        for number, reply in enumerate(replies):
+            assert reply.text == chat_text(f"p{number}")
+            assert reply.is_done
+            assert b"handoff" not in reply.body
+            assert len({event["id"] for event in reply.events}) == 1
+        continued = [seen for seen in nodes[1].seen if seen["path"] == "/internal/continue"]
+        assert len(continued) == len(moved)
+        assert all(seen["headers"]["Authorization"] == f"Bearer {NODE_TOKEN}" for seen in continued)
+        assert not nodes[0].hung_up, "the source's stream is read to its end"
+
+
+async def test_several_handoffs_in_a_row_are_one_stream(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a", "b", "c") as (served, nodes, _):
+        for position, node in enumerate(nodes):
+            node.script.hand_off_at = 2 * position + 2  # each hands on at its own place, whoever comes first
+        nodes[2].script.hand_off_at = None
+        for number in range(6):
+            reply = await served.chat(f"p{number}", max_tokens=12)
+            assert (reply.text, reply.is_done) == (chat_text(f"p{number}", max_tokens=12), True)
+        counts = served.gateway.metrics.registry
+        assert counts.get_sample_value("gateway_handoffs_total", {"result": "moved"}) >= 2
+        assert counts.get_sample_value("gateway_handoffs_total", {"result": "failed"}) == 0
+
+
+async def test_a_node_that_handed_off_sees_an_orderly_end_and_no_hang_up(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a", "b") as (served, nodes, _):
+        nodes[0].script = Script(hand_off_at=3, linger_s=0.02)
+        replies = [await served.chat(f"p{i}") for i in range(6)]
+        assert all(reply.is_done for reply in replies)
+        assert any(seen["path"] == "/internal/continue" for seen in nodes[1].seen)
+        assert not nodes[0].hung_up
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_nodes_that_hand_a_request_round_in_a_circle_come_to_an_end(tmp_path: Path, stream: bool) -> None:
+    async with small_fleet(tmp_path, "a", "b") as (served, nodes, _):
+        set_all(nodes, hand_off_at=0)
+        reply = await served.chat(stream=stream)
+        assert reply.status == 503
+        assert sum(len(node.seen) for node in nodes) == 2
+
+
+async def test_an_answer_that_is_not_a_stream_is_handed_off_too(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a", "b") as (served, nodes, _):
+        nodes[0].script.hand_off_at = 3
+        for number in range(6):
+            reply = await served.chat(f"p{number}", stream=False)
+            assert reply.status == 200
+            assert json.loads(reply.body)["choices"][0]["message"]["content"] == chat_text(f"p{number}")
+            assert "X-Fleet-Handoff" not in reply.headers
+
+
+async def test_a_completion_is_handed_off_like_a_chat(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a", "b") as (served, nodes, _):
+        nodes[0].script.hand_off_at = 1
+        body = {"prompt": "once", "max_tokens": 5, "seed": 3, "stream": True}
+        async with served.session.post(served.url + "/v1/completions", json=body) as response:
+            lines = (await response.text()).split("\n\n")
+        chunks = [json.loads(line[6:])["choices"] for line in lines if line.startswith("data: {")]
+        assert "".join(c[0]["text"] for c in chunks if c) == expected_text("once", 3, 5)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [Script(refuse=DRAINING), Script(refuse=OVERLOADED), Script(fail_continue=500), Script(fail_continue=400)],
+    ids=["draining", "overloaded", "500", "400"],
+)
+async def test_a_handoff_asks_every_node_until_one_continues(tmp_path: Path, script: Script) -> None:
+    async with small_fleet(tmp_path, "a", "b", "c") as (served, nodes, _):
+        nodes[0].script.hand_off_at = 2
+        nodes[1].script = script
+        for number in range(8):
+            reply = await served.chat(f"p{number}")
+            if reply.status != 200:
+                continue  # the scripted node answered the first call itself
+            assert (reply.text, reply.is_done) == (chat_text(f"p{number}"), True)
+
+
+async def test_a_continuing_node_that_dies_before_its_first_event_is_replaced(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a", "b", "c", move_patience_s=5) as (served, nodes, controller):
+        controller.set(nodes[0])
+        await until(lambda: served.gateway.routing.table is not None and served.gateway.routing.table.version == 2)
+        nodes[0].script.hand_off_at = 3
+        nodes[1].script.cut_at = 3
+        nodes[0].gate.clear()
+        task = asyncio.create_task(served.chat())
+        await until(lambda: bool(nodes[0].open))
+        controller.set(*nodes)
+        await until(lambda: served.gateway.routing.table is not None and served.gateway.routing.table.version == 3)
+        served.gateway.loads.suspect("c", 60)  # so that b is asked first
+        nodes[0].gate.set()
+        reply = await task
+        assert (reply.text, reply.is_done) == (chat_text(), True)
+        fate = await served.fate(reply.headers["X-Request-Id"])
+        assert fate["nodes"] == ["a", "b", "c"]
+        assert fate["moved"] == 1
+
+
+async def test_a_handoff_waits_a_while_for_a_node(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a", "b", move_patience_s=20) as (served, nodes, _):
+        nodes[0].script.hand_off_at = 2
+        nodes[1].script.refuse = DRAINING
+        task = asyncio.create_task(served.chat())
+        await until(lambda: len([s for s in nodes[1].seen if s["path"] == "/internal/continue"]) >= 2)
+        nodes[1].script.refuse = None
+        reply = await task
+        assert (reply.text, reply.is_done) == (chat_text(), True)
+
+
+async def test_a_handoff_that_nobody_takes_ends_with_an_error_event(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a") as (served, nodes, _):
+        nodes[0].script.hand_off_at = 3
+        nodes[0].script.fail_continue = 503
+        reply = await served.chat()
+        assert reply.status == 200
+        assert reply.text == chat_text(max_tokens=3)
+        assert not reply.is_done
+        assert reply.error is not None
+        assert reply.error["code"] == "not_continued"
+        assert reply.frames[-1].startswith('data: {"error"')
+        fate = await served.fate(reply.headers["X-Request-Id"])
+        assert (fate["fate"], fate["reason"], fate["moved"]) == ("failed", "not_continued", 0)
+        assert served.gateway.metrics.registry.get_sample_value("gateway_handoffs_total", {"result": "failed"}) == 1
+
+
+async def test_a_whole_answer_that_nobody_continues_is_an_error_answer(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a") as (served, nodes, _):
+        nodes[0].script.hand_off_at = 3
+        nodes[0].script.fail_continue = 503
+        reply = await served.chat(stream=False)
+        assert reply.status == 503
+        assert (await served.fate(reply.headers["X-Request-Id"]))["fate"] == "failed"
+
+
+# After the first byte: no retry, and never a silent cut.
+
+
+@pytest.mark.parametrize("script", [Script(cut_at=4), Script(end_at=4)], ids=["connection lost", "ended early"])
+async def test_a_node_that_dies_mid_stream_is_told_to_the_client(tmp_path: Path, script: Script) -> None:
+    async with small_fleet(tmp_path, "a", "b") as (served, nodes, _):
+        for node in nodes:
+            node.script = script
+        reply = await served.chat()
+        assert reply.status == 200
+        assert chat_text().startswith(reply.text)
+        assert reply.text
+        assert reply.error is not None
+        assert reply.error["code"] == "node_lost"
+        assert not reply.is_done
+        assert sum(len(node.seen) for node in nodes) == 1, "a stream that began is not started again"
+        assert (await served.fate(reply.headers["X-Request-Id"]))["fate"] == "failed"
+
+
+async def test_a_nodes_error_event_counts_as_failed(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a") as (served, nodes, _):
+        nodes[0].script.error_at = 2
+        reply = await served.chat()
+        assert reply.error is not None
+        fate = await served.fate(reply.headers["X-Request-Id"])
+        assert (fate["fate"], fate["reason"]) == ("failed", "node_error")
+
+
+async def test_an_endless_event_ends_the_stream_with_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames_module, "MAX_FRAME_BYTES", 20)
+    async with small_fleet(tmp_path, "a") as (served, nodes, _):
+        nodes[0].script.piece_bytes = 15
+        reply = await served.chat()
+        assert reply.status == 503 or reply.error is not None
+
+
+# Clients.
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_hangs_up_stops_the_node_at_once(tmp_path: Path, stream: bool) -> None:
+    async with small_fleet(tmp_path, "a") as (served, nodes, _):
+        node = nodes[0]
+        node.wait_at = 2
+        node.gate.clear()
+        task = asyncio.create_task(served.chat(headers={"X-Request-Id": "gone"}, stream=stream))
+        await until(lambda: "gone" in node.open, "the node has it")
+        task.cancel()
+        await until(lambda: node.hung_up == ["gone"], "the node saw the hang-up")
+        await until(lambda: served.gateway.fates.in_flight == 0)
+        assert (await served.fate("gone"))["fate"] == "client_gone"
+        assert served.gateway.loads.requests() == {}
+
+
+async def test_a_client_that_hangs_up_while_its_stream_moves_is_gone(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a", "b", move_patience_s=60) as (served, nodes, _):
+        nodes[0].script = Script(hand_off_at=1, fail_continue=503)
+        nodes[1].script.refuse = DRAINING
+        task = asyncio.create_task(served.chat(headers={"X-Request-Id": "gone"}))
+        await until(lambda: any(s["path"] == "/internal/continue" for s in nodes[1].seen))
+        task.cancel()
+        await until(lambda: served.gateway.fates.in_flight == 0)
+        assert served.gateway.fates.counts == {Outcome.CLIENT_GONE: 1}
+
+
+async def test_a_body_over_the_limit_is_413(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a") as (served, nodes, _):
+        assert served.gateway.proxy is not None
+        served.gateway.proxy._max_body_bytes = 1000
+        reply = await served.chat("x" * 2000)
+        assert reply.status == 413
+
+        async def pieces() -> Any:
+            for _ in range(20):
+                yield b"x" * 100
+
+        async with served.session.post(served.url + "/v1/completions", data=pieces()) as response:
+            assert response.status == 413, "also when its size was not announced"
+        assert not nodes[0].seen
+
+
+async def test_a_body_that_never_comes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange_module, "BODY_TIMEOUT_S", 0.05)
+    async with small_fleet(tmp_path, "a") as (served, _, _):
+        host, port = served.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n123")
+        assert b" 408 " in await reader.readline()
+        writer.close()
+        await writer.wait_closed()
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b""])
+async def test_a_body_that_is_no_object_is_400_in_openais_shape(tmp_path: Path, body: bytes) -> None:
+    async with small_fleet(tmp_path, "a") as (served, nodes, _):
+        async with served.session.post(served.url + "/v1/chat/completions", data=body) as response:
+            assert response.status == 400
+            assert (await response.json())["error"]["type"] == "invalid_request_error"
+        assert not nodes[0].seen
+
+
+async def test_models_come_from_any_node(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a", "b") as (served, nodes, _):
+        nodes[0].script.refuse = DRAINING
+        for _ in range(3):
+            async with served.session.get(served.url + "/v1/models?x=1") as response:
+                assert (await response.json())["data"][0]["id"] == "demo"
+
+
+async def test_many_requests_over_failing_nodes_each_have_one_fate(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a", "b", "c") as (served, nodes, _):
+        nodes[0].script = Script(hand_off_at=4, piece_bytes=11)
+        nodes[1].script = Script(cut_at=5)
+        replies = await asyncio.gather(*(served.chat(f"p{i}", stream=i % 4 != 0) for i in range(60)))
+        for number, reply in enumerate(replies):
+            fate = (await served.fate(reply.headers["X-Request-Id"]))["fate"]
+            whole = chat_text(f"p{number}")
+            if number % 4 == 0:
+                assert fate == ("finished" if reply.status == 200 else "failed")
+            elif fate == "finished":
+                assert (reply.text, reply.is_done) == (whole, True)
+            else:
+                assert fate == "failed"
+                assert whole.startswith(reply.text)
+                assert reply.error is not None
+        assert sum(served.gateway.fates.counts.values()) == 60
+        served.gateway.fates.check_integrity()
+
+
+async def test_the_callers_trace_goes_to_the_node_and_to_the_one_that_continues(tmp_path: Path) -> None:
+    trace = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "vendor=1"}
+    async with small_fleet(tmp_path, "a", "b", "c") as (served, nodes, _):
+        for position, node in enumerate(nodes):
+            node.script.hand_off_at = 2 * position + 2
+        nodes[2].script.hand_off_at = None
+        for number in range(6):
+            assert (await served.chat(f"p{number}", max_tokens=12, headers=trace)).is_done
+        seen = [request for node in nodes for request in node.seen]
+        assert sum(request["path"] == "/internal/continue" for request in seen) >= 2
+        assert all(request["headers"].get(name) == value for request in seen for name, value in trace.items())

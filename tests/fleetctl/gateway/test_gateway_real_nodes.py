@@ -1,0 +1,154 @@
+"""The gateway before real nodes (fake runner): a drain under load loses nothing, repeats nothing, changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from fleetctl.load.client import LoadRun, LoadSettings
+from fleetctl.load.shape import RequestShape
+from tests.fixtures.engine import TOKEN, EngineNode, start_node
+from tests.fixtures.gateway import ScriptedController, Served, scripted_controller, served_gateway, until
+
+pytestmark = [pytest.mark.anyio, pytest.mark.e2e]
+
+NUM_STREAMS = 20
+OUTPUT_TOKENS = 150
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[tuple[EngineNode, EngineNode]]:
+    with start_node(tmp_path) as first, start_node(tmp_path) as second:
+        yield first, second
+
+
+def route(controller: ScriptedController, **nodes: EngineNode) -> None:
+    controller.version += 1
+    controller.routes = [{"node": n, "url": e.url, "state": "active", "model": "tiny"} for n, e in nodes.items()]
+
+
+def make_body(number: int, **changes: Any) -> dict[str, Any]:
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": f"tell me about number {number}"}],
+        "max_tokens": OUTPUT_TOKENS,
+        "temperature": 1.0,
+        "seed": number,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        "stream": True,
+    }
+    return body | changes
+
+
+async def ask(
+    session: aiohttp.ClientSession, url: str, number: int, **changes: Any
+) -> tuple[str, list[int], bool, str]:
+    """Text, token ids, whether it ended well, and its request id."""
+    async with session.post(url + "/v1/chat/completions", json=make_body(number, **changes)) as response:
+        body = (await response.read()).decode()
+        assert response.status == 200, body
+        request_id = response.headers["X-Request-Id"]
+    if not changes.get("stream", True):
+        (choice,) = json.loads(body)["choices"]
+        return choice["message"]["content"], choice["token_ids"], True, request_id
+    assert "fleet.handoff" not in body
+    events = [frame[6:] for frame in body.split("\n\n") if frame.startswith("data: ")]
+    chunks = [json.loads(event) for event in events if event != "[DONE]"]
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    text = "".join(choice["delta"].get("content", "") for choice in choices)
+    token_ids = [token for choice in choices for token in choice.get("token_ids", ())]
+    return text, token_ids, events[-1] == "[DONE]", request_id
+
+
+async def wait_busy(node: EngineNode, running: int) -> None:
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as session:
+        async with asyncio.timeout(30):
+            while True:
+                async with session.get(node.url + "/admin/drain") as response:
+                    if (await response.json())["running"] >= running:
+                        return
+                await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_drain_with_no_time_moves_streams_without_a_trace(
+    tmp_path: Path, nodes: tuple[EngineNode, EngineNode], stream: bool
+) -> None:
+    first, second = nodes
+    async with scripted_controller() as controller:
+        route(controller, a=first, b=second)
+        async with served_gateway(tmp_path, controller.url, node_token=TOKEN) as served:
+            await until(lambda: served.gateway.routing.table is not None)
+            session = served.session
+            tasks = [asyncio.create_task(ask(session, served.url, n, stream=stream)) for n in range(NUM_STREAMS)]
+            await wait_busy(first, 3)
+            await asyncio.to_thread(first.drain, 0.0)
+            answers = await asyncio.gather(*tasks)
+            receipt = (await asyncio.to_thread(first.wait_drained))["receipt"]
+            undisturbed = await asyncio.gather(
+                *(ask(session, second.url, n, stream=stream) for n in range(NUM_STREAMS))
+            )
+            moved = [await is_moved(served, answer[3]) for answer in answers]
+    assert [a[:3] for a in answers] == [u[:3] for u in undisturbed]
+    assert all(len(answer[1]) == OUTPUT_TOKENS for answer in answers)
+    assert sum(moved) == receipt["moved"] >= 1
+    assert receipt["aborted"] == 0
+    assert receipt["in_flight"] == receipt["moved"] + receipt["finished"]
+
+
+async def is_moved(served: Served, request_id: str) -> bool:
+    fate = await served.fate(request_id)
+    assert fate["fate"] == "finished"
+    return bool(fate["moved"])
+
+
+async def test_the_books_of_a_load_run_agree_with_the_nodes_receipts(
+    tmp_path: Path, nodes: tuple[EngineNode, EngineNode]
+) -> None:
+    first, second = nodes
+    async with scripted_controller() as controller:
+        route(controller, a=first, b=second)
+        async with served_gateway(tmp_path, controller.url, node_token=TOKEN) as served:
+            await until(lambda: served.gateway.routing.table is not None)
+            run = LoadRun(LoadSettings(url=served.url, model="tiny"))
+            shapes = [RequestShape(0.0, 20, 200) for _ in range(NUM_STREAMS)]
+            task = asyncio.create_task(run.run(shapes, asyncio.Event()))
+            await wait_busy(first, 3)
+            await asyncio.to_thread(first.drain, 0.0)
+            report = await task
+            receipt = (await asyncio.to_thread(first.wait_drained))["receipt"]
+            assert (report.finished, report.lost, report.duplicated) == (NUM_STREAMS, 0, 0)
+            assert report.moved == receipt["moved"] >= 1
+            report = await run.verify_moved()
+            assert (report.verified, report.unverified, report.finished) == (report.moved, 0, NUM_STREAMS)
+
+
+async def test_a_killed_node_is_told_to_its_clients_and_loses_nobody_elses(
+    tmp_path: Path, nodes: tuple[EngineNode, EngineNode]
+) -> None:
+    first, second = nodes
+    async with scripted_controller() as controller:
+        route(controller, a=first, b=second)
+        async with served_gateway(tmp_path, controller.url, node_token=TOKEN) as served:
+            await until(lambda: served.gateway.routing.table is not None)
+            run = LoadRun(LoadSettings(url=served.url, model="tiny"))
+            shapes = [RequestShape(0.0, 20, 300) for _ in range(NUM_STREAMS)]
+            task = asyncio.create_task(run.run(shapes, asyncio.Event()))
+            await wait_busy(first, 3)
+            first.proc.send_signal(signal.SIGKILL)
+            report = await task
+            assert report.finished + report.lost == NUM_STREAMS
+            assert 1 <= report.lost < NUM_STREAMS
+            assert report.reasons == {"error_event": report.lost}, "each was told, none was cut in silence"
+            more = LoadRun(LoadSettings(url=served.url, model="tiny"))
+            after = await more.run([RequestShape(0.0, 20, 5) for _ in range(NUM_STREAMS)], asyncio.Event())
+            assert after.finished == NUM_STREAMS, "new requests go round the dead node"

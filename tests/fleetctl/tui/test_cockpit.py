@@ -1,0 +1,379 @@
+"""The cockpit driven as a person drives it: snapshots in, keys pressed, texts on the screen."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import re
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from textual.pilot import Pilot
+from textual.widgets import DataTable
+
+from fleetctl.kit.errors import BadInputError, RefusedError, UnreachableError
+from fleetctl.tui.app import Cockpit, run_cockpit
+from fleetctl.tui.messages import SnapshotTaken
+from fleetctl.tui.snapshot import Snapshot
+from fleetctl.wire import IncidentStatus, RunStatus
+from tests.fixtures.cockpit import NOW, FakeController, make_incident, make_node, make_run, make_status
+
+pytestmark = pytest.mark.anyio
+
+CELL_WIDTH = 12.2  # of Textual's SVG screenshots
+NARROW, WIDE = (80, 24), (160, 48)
+
+
+def screen_lines(app: Cockpit) -> list[str]:
+    """What is on the screen, line by line, read from the screenshot a person would take."""
+    lines: dict[float, dict[int, str]] = {}
+    for x, y, text in re.findall(
+        r'<text class="[^"]*" x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]*)</text>', app.export_screenshot()
+    ):
+        plain = html.unescape(text).replace("\xa0", " ")
+        lines.setdefault(float(y), {})[round(float(x) / CELL_WIDTH)] = plain
+    found = []
+    for _, parts in sorted(lines.items()):
+        line = ""
+        for column, text in sorted(parts.items()):
+            line = line.ljust(column) + text
+        found.append(line.rstrip())
+    return found
+
+
+def screen(app: Cockpit) -> str:
+    return "\n".join(screen_lines(app))
+
+
+async def wait_for(pilot: Pilot[None], condition: Callable[[], bool], within_s: float = 30.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not in time; on screen:\n{screen(pilot.app)}"  # type: ignore[arg-type]
+        await pilot.pause(0.02)
+
+
+async def wait_for_text(pilot: Pilot[None], *texts: str) -> None:
+    await wait_for(pilot, lambda: all(text in screen(pilot.app) for text in texts))  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def cockpit(
+    controller: FakeController,
+    *,
+    size: tuple[int, int] = NARROW,
+    polling: bool = True,
+    clock: Callable[[], float] = lambda: NOW,
+) -> AsyncIterator[tuple[Cockpit, Pilot[None]]]:
+    app = Cockpit(lambda: controller, by="ana", now=clock, poll_every_s=0.2 if polling else None)
+    async with app.run_test(size=size, notifications=True) as pilot:
+        yield app, pilot
+
+
+async def test_shows_the_fleet_at_a_glance() -> None:
+    async with cockpit(FakeController()) as (app, pilot):
+        await wait_for_text(pilot, "node-3")
+        text = screen(app)
+
+        assert "▲ 1 firing  1 incident  2/3 ready  policy ask" in text
+        assert "● controller ok" in text
+        assert re.search(r"node-1 +● ready +7 +0 +42% +210ms +18ms +3\.2 +1s", text)
+        assert re.search(r"node-2 +◐ draining .* 97% +1\.4s .*▲ 1", text)
+        assert re.search(r"node-3 +✗ unreachable +3\? +— +— +300ms\? +— +— +95s", text)
+
+
+async def test_says_that_nothing_is_known_before_the_first_answer() -> None:
+    async with cockpit(FakeController(), polling=False) as (app, pilot):
+        await wait_for_text(pilot, "Nothing is known yet", "◔ connecting")
+        assert " 0 " not in screen(app)
+
+
+async def test_says_so_when_the_fleet_is_empty() -> None:
+    controller = FakeController()
+    controller.nodes_now, controller.incidents_now = [], []
+    async with cockpit(controller) as (_, pilot):
+        await wait_for_text(pilot, "The fleet has no nodes.")
+        await pilot.press("2")
+        await wait_for_text(pilot, "No incidents. All quiet.")
+
+
+async def test_moves_through_the_nodes_and_shows_the_rest_of_each() -> None:
+    async with cockpit(FakeController()) as (_, pilot):
+        await wait_for_text(pilot, "http://127.0.0.1:9000/node-1  pid 4711")
+        await pilot.press("down", "down")
+        await wait_for_text(pilot, "node-3  ✗ unreachable for 10m: connection refused")
+
+
+async def test_changes_only_the_cells_that_changed() -> None:
+    controller = FakeController()
+    async with cockpit(controller) as (app, pilot):
+        await wait_for_text(pilot, "node-3")
+        table = app.query_one("#nodes", DataTable)
+        updates: list[tuple[object, object]] = []
+        update_cell = table.update_cell
+        table.update_cell = lambda row, column, *rest, **named: (  # type: ignore[method-assign]
+            updates.append((row, column)),
+            update_cell(row, column, *rest, **named),
+        )[1]
+        controller.nodes_now[0] = make_node("node-1", waiting=make_node().running)
+        await wait_for(pilot, lambda: bool(updates))
+
+        assert updates == [("node-1", "3")]
+
+
+async def test_keeps_the_cursor_on_its_node_when_others_come_and_go() -> None:
+    controller = FakeController()
+    async with cockpit(controller) as (_, pilot):
+        await wait_for_text(pilot, "node-3")
+        await pilot.press("down")
+        await wait_for_text(pilot, "9000/node-2")
+        controller.nodes_now = [make_node("node-0"), controller.nodes_now[1], make_node("node-4")]
+        await wait_for_text(pilot, "node-0", "node-4")
+        await wait_for_text(pilot, "9000/node-2")
+
+
+async def test_shows_the_incident_with_its_evidence_and_its_page() -> None:
+    async with cockpit(FakeController(), size=WIDE) as (app, pilot):
+        await pilot.press("2")
+        await wait_for_text(pilot, "A node that is slower than its peers is replaced by a fresh one.")
+        text = screen(app)
+
+        assert "PROPOSED: Replace a node   a approve   d deny, 56m left" in text
+        assert "drain node-2 --deadline 20s" in text
+        assert "Diagnosis: slow_node (confirmed)." in text
+        assert re.search(r"✗ Has the prefix hit ratio fallen\? +1% +limit > 20 % 1s", text)
+        assert re.search(r"\? Do requests wait before they are scheduled\? +no series has data", text)
+        assert re.search(r"✓ Are its steps slower than those of its peers\? +3\.4× +limit > 2\.0× 1s", text)
+        assert "Ruled out: prefix_cache_broken" in text
+        assert text.index("22:12:40 replace-node waits") < text.index("22:12:38 LLMNodeSlow fires")
+        assert "node start {{replacement}} --like {{node}}" in text
+
+
+@pytest.mark.parametrize(("key", "decision", "after"), [("a", "approve", "approved"), ("d", "deny", "denied")])
+async def test_a_decision_is_asked_twice_and_sent_once(key: str, decision: str, after: str) -> None:
+    controller = FakeController()
+    async with cockpit(controller) as (_, pilot):
+        await wait_for_text(pilot, "a Approve")
+        await pilot.press(key)
+        await wait_for_text(pilot, "replace-node?", "(y)", "slow_node is confirmed on node-2")
+        assert controller.decisions == []
+
+        await pilot.press("y")
+        await wait_for(pilot, lambda: bool(controller.decisions))
+        await wait_for_text(pilot, f"Run: Replace a node, {after}, by ana")
+
+    [(run_id, answer)] = controller.decisions
+    assert (run_id, answer.decision, answer.by) == ("run-1", decision, "ana")
+
+
+async def test_enter_approves_what_is_shown() -> None:
+    controller = FakeController()
+    async with cockpit(controller) as (_, pilot):
+        await wait_for_text(pilot, "a Approve")
+        await pilot.press("a")
+        await wait_for_text(pilot, "1. fleetctl node start node-4 --like node-2 --wait 180s")
+        await pilot.press("enter")
+        await wait_for(pilot, lambda: len(controller.decisions) == 1)
+
+
+@pytest.mark.parametrize("key", ["n", "escape"])
+async def test_stepping_back_sends_nothing(key: str) -> None:
+    controller = FakeController()
+    async with cockpit(controller) as (app, pilot):
+        await wait_for_text(pilot, "a Approve")
+        await pilot.press("a")
+        await wait_for_text(pilot, "Run replace-node?")
+        await pilot.press("d", "q")  # keys of the screen below do nothing here
+        await pilot.press(key)
+        await wait_for(pilot, lambda: "Run replace-node?" not in screen(app))
+
+    assert controller.decisions == []
+
+
+async def test_tells_why_a_decision_was_not_taken() -> None:
+    controller = FakeController()
+    controller.refuses = RefusedError("run run-1 was denied by bo", remedy="fleetctl run list")
+    async with cockpit(controller) as (_, pilot):
+        await wait_for_text(pilot, "a Approve")
+        await pilot.press("a")
+        await wait_for_text(pilot, "Run replace-node?")
+        await pilot.press("y")
+        await wait_for_text(pilot, "Not done", "was denied by bo", "fleetctl run list")
+
+
+async def test_offers_no_approval_where_nothing_waits() -> None:
+    controller = FakeController()
+    controller.incidents_now = [make_incident(runs=[make_run(status=RunStatus.RUNNING)])]
+    async with cockpit(controller) as (app, pilot):
+        await wait_for_text(pilot, "node-3", "c Cordon")
+        await pilot.press("a", "d")
+        await pilot.pause()
+
+        assert "a Approve" not in screen(app)
+        assert len(app.screen_stack) == 1
+    assert controller.decisions == []
+
+
+@pytest.mark.parametrize(
+    ("key", "command"),
+    [("c", "cordon node-2"), ("u", "uncordon node-2"), ("D", "drain node-2 --deadline 30s")],
+)
+async def test_acts_on_the_chosen_node_after_a_yes(key: str, command: str) -> None:
+    controller = FakeController()
+    async with cockpit(controller) as (_, pilot):
+        await wait_for_text(pilot, "node-3")
+        await pilot.press("down")
+        await wait_for_text(pilot, "9000/node-2")
+        await pilot.press(key)
+        await wait_for_text(pilot, f"fleetctl {command}")
+        assert controller.actions == []
+        await pilot.press("y")
+        await wait_for(pilot, lambda: bool(controller.actions))
+
+    assert [(action.command, action.requested_by) for action in controller.actions] == [(command, "ana")]
+
+
+async def test_an_unreachable_controller_is_a_state_on_screen() -> None:
+    controller = FakeController()
+    time_now = [NOW]
+    async with cockpit(controller, size=WIDE, clock=lambda: time_now[0]) as (app, pilot):
+        await wait_for_text(pilot, "node-3", "● controller ok")
+        controller.away = UnreachableError("no answer")
+        await wait_for_text(pilot, "✗ controller unreachable for 0s")
+        time_now[0] = NOW + 12
+        await wait_for_text(pilot, "✗ controller unreachable for 12s", "● ready?", "▲ 1 firing?")
+        assert re.search(r"node-1 .* 42% .* 13s", screen(app))  # its age grew; not too old yet
+
+        time_now[0] = NOW + 20
+        await wait_for(pilot, lambda: bool(re.search(r"node-1 .* 42%\? +210ms\? .* 21s", screen(app))))
+
+        controller.away = None
+        await wait_for_text(pilot, "● controller ok")
+        assert "● ready?" not in screen(app)
+
+
+async def test_a_new_incident_announces_itself() -> None:
+    controller = FakeController()
+    incidents, controller.incidents_now = controller.incidents_now, []
+    async with cockpit(controller, size=WIDE) as (_, pilot):
+        await wait_for_text(pilot, "node-3")
+        controller.incidents_now = incidents
+        await wait_for_text(pilot, "node-2 decodes slower than its peers  (2 opens it)")
+
+
+async def test_stays_with_a_chosen_incident_and_follows_a_new_one_when_it_is_over() -> None:
+    controller = FakeController()
+    older = make_incident(id="inc-0", title="KV cache is full", opened_at=NOW - 500, runs=[], diagnosis=None)
+    controller.incidents_now.append(older)
+    async with cockpit(controller, size=WIDE) as (app, pilot):
+        await pilot.press("2")
+        await wait_for_text(pilot, "PROPOSED", "KV cache is full")
+        await wait_for(pilot, lambda: app.query_one("#incidents").has_focus)
+        await pilot.press("down")
+        await wait_for_text(pilot, "Diagnosis: not made yet")
+        assert "incident inc-0" in controller.asked
+
+        controller.incidents_now.insert(0, make_incident(id="inc-2", title="Another one", opened_at=NOW - 1))
+        await wait_for_text(pilot, "Another one", "Diagnosis: not made yet")
+
+        controller.incidents_now[2] = older.model_copy(
+            update={"status": IncidentStatus.RESOLVED, "resolved_at": NOW - 2}
+        )
+        await wait_for_text(pilot, "PROPOSED")
+
+
+async def test_an_incident_that_is_gone_does_not_cut_off_the_rest() -> None:
+    controller = FakeController()
+
+    async def gone(incident_id: str) -> None:
+        raise BadInputError(f"no incident {incident_id}")
+
+    controller.incident = gone  # type: ignore[assignment,method-assign]
+    async with cockpit(controller) as (_, pilot):
+        await wait_for_text(pilot, "node-3", "● controller ok")
+
+
+def crowded() -> FakeController:
+    controller = FakeController()
+    controller.nodes_now = [make_node(f"node-{number}-with-a-long-name") for number in range(1, 40)]
+    controller.nodes_now[0] = controller.nodes_now[0].model_copy(update={"alerts": ["LLMNodeSlow", "LLMQueueDepth"]})
+    title = "Queue depth of pool default is above eighty for two minutes on several nodes (+3 more)"
+    controller.incidents_now += [make_incident(id=f"inc-{number}", title=title) for number in range(2, 12)]
+    return controller
+
+
+@pytest.mark.parametrize("size", [NARROW, (100, 30), WIDE])
+@pytest.mark.parametrize("crowd", [False, True])
+async def test_nothing_overflows(size: tuple[int, int], crowd: bool) -> None:
+    controller = crowded() if crowd else FakeController()
+    async with cockpit(controller, size=size) as (app, pilot):
+        await wait_for_text(pilot, "node-1")
+        app.post_story("a long line of the story " * 8)
+        await wait_for_text(pilot, "a long line of the story")
+        assert app.query_one("#nodes", DataTable).max_scroll_x == 0
+        await pilot.press("2")
+        await wait_for_text(pilot, "PROPOSED")
+
+        for name in ("#incidents", "#detail", "#story"):
+            assert app.query_one(name).max_scroll_x == 0, name
+        assert all(len(line) <= size[0] for line in screen_lines(app))
+        assert "q Quit" in screen_lines(app)[-1]
+
+
+async def test_scrolls_the_details_and_jumps_to_the_page() -> None:
+    async with cockpit(FakeController()) as (app, pilot):
+        await pilot.press("2")
+        await wait_for_text(pilot, "p Page", "PROPOSED")
+        await pilot.press("p")
+        await wait_for_text(pilot, "is replaced by a fresh one.")
+        await pilot.press(*"k" * 20)
+        await wait_for(pilot, lambda: app.query_one("#detail").scroll_y == 0)
+        await pilot.press("j")
+        await wait_for(pilot, lambda: app.query_one("#detail").scroll_y > 0)
+
+
+async def test_only_the_newest_waiting_snapshot_is_drawn() -> None:
+    newer, older = SnapshotTaken(Snapshot(error="b")), SnapshotTaken(Snapshot(error="a"))
+    assert older.can_replace(newer)
+
+    async with cockpit(FakeController(), polling=False) as (app, pilot):
+        for ready in range(20):
+            app.post_message(SnapshotTaken(Snapshot(status=make_status(nodes_ready=ready), known_at=NOW)))
+        await wait_for_text(pilot, "19/3 ready")
+
+
+async def test_leaves_when_its_story_is_over_and_closes_the_client() -> None:
+    controller = FakeController()
+    told: list[str] = []
+
+    is_ready = asyncio.Event()
+
+    async def story() -> None:
+        await is_ready.wait()
+        ready[0].post_story("the end")
+        await wait_for_text(pilots[0], "told before the start", "the end")
+        told.append("the end")
+
+    ready: list[Cockpit] = []
+    app = Cockpit(lambda: controller, until=story(), on_ready=ready.append, by="ana", now=lambda: NOW)
+    app.post_story("told before the start")
+    pilots: list[Pilot[None]] = []
+    async with app.run_test(size=NARROW) as pilot:
+        pilots.append(pilot)
+        is_ready.set()
+        await wait_for(pilot, lambda: not app.is_running)
+
+    assert told == ["the end"]
+    assert controller.closed
+
+
+async def test_what_the_story_raises_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        raise RuntimeError("node-2 did not start")
+
+    run_async = Cockpit.run_async
+    monkeypatch.setattr(Cockpit, "run_async", lambda self: run_async(self, headless=True))
+
+    with pytest.raises(RuntimeError, match="node-2 did not start"):
+        await run_cockpit(lambda: FakeController(), until=story(), by="ana")

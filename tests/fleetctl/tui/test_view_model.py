@@ -1,0 +1,165 @@
+"""Texts of the screen: unknown is never a number, and old is never fresh."""
+
+from __future__ import annotations
+
+import pytest
+
+from fleetctl.tui.incident_view import incident_rows, incident_view, plan_of, quantity
+from fleetctl.tui.snapshot import Snapshot, current_run, proposal
+from fleetctl.tui.view_model import FLEET_COLUMNS, PHASES, Tone, fleet_rows, header, node_lines, span
+from fleetctl.wire import IncidentStatus, NodePhase, RunStatus, Signal
+from tests.fixtures.cockpit import NOW, make_incident, make_node, make_run, make_status
+
+KV = FLEET_COLUMNS.index("KV")
+
+
+def test_every_phase_has_a_glyph_of_its_own() -> None:
+    assert set(PHASES) == set(NodePhase)
+    assert len({glyph for glyph, _ in PHASES.values()}) == len(PHASES)
+
+
+@pytest.mark.parametrize(
+    ("signal", "text", "tone"),
+    [
+        (Signal(), "—", Tone.DIM),
+        (Signal(value=None, age_s=1.0), "—", Tone.DIM),
+        (Signal(value=float("nan"), age_s=1.0), "—", Tone.DIM),
+        (Signal(value=0.0, age_s=1.0), "0%", Tone.PLAIN),
+        (Signal(value=0.5, age_s=15.0), "50%", Tone.PLAIN),
+        (Signal(value=0.5, age_s=15.1), "50%?", Tone.DIM),
+        (Signal(value=0.97, age_s=99.0), "97%?", Tone.DIM),
+        (Signal(value=0.5, age_s=None), "50%?", Tone.DIM),
+        (Signal(value=0.9, age_s=1.0), "90%", Tone.WARN),
+        (Signal(value=0.96, age_s=1.0), "96%", Tone.BAD),
+    ],
+)
+def test_writes_a_signal_by_what_is_known_of_it(signal: Signal, text: str, tone: Tone) -> None:
+    snapshot = Snapshot(status=make_status(), nodes=(make_node(kv_ratio=signal),), known_at=NOW)
+
+    cell = fleet_rows(snapshot, NOW)[0].cells[KV]
+
+    assert (cell.text, cell.tone) == (text, tone)
+
+
+def test_values_age_while_nothing_new_comes() -> None:
+    snapshot = Snapshot(status=make_status(), nodes=(make_node(),), known_at=NOW)
+
+    assert fleet_rows(snapshot, NOW + 14)[0].cells[KV].text == "42%"
+    assert fleet_rows(snapshot, NOW + 15)[0].cells[KV].text == "42%?"
+    assert fleet_rows(snapshot, NOW + 15)[0].cells[FLEET_COLUMNS.index("age")].text == "16s"
+
+
+def test_nothing_is_bright_or_certain_once_contact_is_lost() -> None:
+    snapshot = Snapshot(
+        status=make_status(), nodes=(make_node(alerts=["LLMNodeSlow"]),), known_at=NOW, cut_off_since=NOW
+    )
+
+    row = fleet_rows(snapshot, NOW + 1)[0]
+
+    assert {cell.tone for cell in row.cells} == {Tone.DIM}
+    assert row.cells[1].text == "● ready?"
+    assert [fact.text[-1] for fact in header(snapshot, NOW + 1).facts] == ["?"] * 4
+
+
+def test_a_silent_poller_is_not_taken_for_a_quiet_fleet() -> None:
+    snapshot = Snapshot(status=make_status(), known_at=NOW)
+
+    assert header(snapshot, NOW + 5).link.text == "● controller ok"
+    assert header(snapshot, NOW + 40).link.text == "▲ no answer for 40s"
+
+
+def test_a_row_fits_eighty_columns_at_its_widest() -> None:
+    node = make_node(
+        "n" * 50, phase=NodePhase.UNREACHABLE, alerts=["a"] * 9, running=Signal(value=999.0, age_s=60),
+        waiting=Signal(value=9999, age_s=1), kv_ratio=Signal(value=1.0, age_s=60), ttft_s=Signal(value=0.999, age_s=60),
+        step_s=Signal(value=0.999, age_s=60), requests_per_s=Signal(value=999.9, age_s=60), signal_age_s=3000.0,
+    )  # fmt: skip
+
+    row = fleet_rows(Snapshot(nodes=(node,), known_at=NOW), NOW, width=80)[0]
+
+    assert sum(max(len(cell.text), len(name)) + 2 for cell, name in zip(row.cells, FLEET_COLUMNS, strict=True)) <= 80
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "—"), (-1.0, "0s"), (0.0, "0ms"), (0.0184, "18ms"), (0.9994, "999ms"), (0.9999, "1.0s"),
+        (1.44, "1.4s"), (9.96, "10s"), (75.0, "75s"), (119.0, "119s"), (120.0, "2m"), (7200.0, "2h"),
+        (200_000.0, "2d"),
+    ],
+)  # fmt: skip
+def test_writes_a_time_in_six_characters(seconds: float | None, text: str) -> None:
+    assert span(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (None, "ratio", "—"), (0.27, "ratio", "27%"), (1.2, "seconds", "1.2s"), (3.41, "times", "3.4×"),
+        (8192.0, "tokens", "8,192 tok"), (4.25, "per_second", "4.25/s"), (3.0, "count", "3"), (3.0, "", "3"),
+    ],
+)  # fmt: skip
+def test_writes_evidence_in_its_unit(value: float | None, unit: str, text: str) -> None:
+    assert quantity(value, unit) == text
+
+
+def test_a_node_without_details_says_so_instead_of_guessing() -> None:
+    lines = node_lines(make_node(model="", zone="", revision="", pid=None, since=None), NOW)
+
+    assert lines[1].text == "pool default  model —  engine fleetctl  zone —  revision —"
+    assert lines[2].text.endswith("pid —")
+
+
+def test_the_run_that_waits_comes_first_then_the_one_that_acts_then_the_newest() -> None:
+    done = make_run(id="a", status=RunStatus.SUCCEEDED, created_at=NOW)
+    older = make_run(id="b", status=RunStatus.DENIED, created_at=NOW - 9)
+    acting = make_run(id="c", status=RunStatus.RUNNING, created_at=NOW - 5)
+    waiting = make_run(id="d", created_at=NOW - 50)
+
+    def chosen(*runs: object) -> str | None:
+        run = current_run(make_incident(runs=list(runs)))
+        return run.id if run is not None else None
+
+    assert chosen(done, older, acting, waiting) == "d"
+    assert chosen(done, older, acting) == "c"
+    assert chosen(done, older) == "a"
+    assert chosen() is None
+    assert proposal(make_incident(runs=[done])) is None
+    assert proposal(None) is None
+
+
+def test_a_finished_incident_tells_how_long_it_took_and_what_was_done() -> None:
+    step = {
+        "index": 1, "phase": "do", "title": "Drain", "command": "drain node-2", "status": "done", "attempts": 2,
+        "started_at": NOW, "ended_at": NOW + 21, "receipt": {"in_flight": 7, "moved": 3, "nested": {"x": 1}},
+    }  # fmt: skip
+    run = make_run(status=RunStatus.SUCCEEDED, decided_by="ana", steps=[step], verification="LLMNodeSlow is clear")
+    incident = make_incident(
+        status=IncidentStatus.RESOLVED, resolved_at=NOW + 48, runs=[run], postmortem="pm/inc-1.md", diagnosis=None
+    )
+
+    view = incident_view(incident, NOW + 60)
+
+    assert view.ask is None
+    assert view.run is not None
+    assert view.run.heading.text == "Run: Replace a node, succeeded, by ana"
+    assert [cell.text for cell in view.run.rows[0]] == ["✓", "21s 2×", "drain node-2  → in_flight 7, moved 3"]
+    assert view.run.rows[1][2].text == "LLMNodeSlow is clear"
+    assert view.head.rows[0][1].text == "page, opened 22:12:38, over after 90s"
+    assert view.head.rows[-1][1].text == "pm/inc-1.md"
+    assert view.diagnosis.heading.text == "Diagnosis: not made yet"
+
+
+def test_the_plan_lists_the_commands_that_a_yes_runs() -> None:
+    assert plan_of(make_run())[1:] == (
+        "1. fleetctl node start node-4 --like node-2 --wait 180s",
+        "2. fleetctl drain node-2 --deadline 20s",
+        "3. fleetctl node stop node-2",
+    )
+
+
+def test_an_old_incident_is_listed_by_its_day_and_a_long_title_is_cut() -> None:
+    rows = incident_rows((make_incident(opened_at=NOW - 200_000, title="x" * 200),), NOW, 80)
+
+    assert rows[0].cells[1].text == "Nov 12"
+    assert len(rows[0].cells[2].text) <= 62
