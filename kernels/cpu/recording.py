@@ -22,7 +22,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
 
-from kernels.cpu import crew
+from kernels.cpu import thread_team as crew
 from kernels.cpu.scalars import EXACT
 from kernels.cpu.thread_team import Crew, field
 
