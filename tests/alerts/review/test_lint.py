@@ -212,7 +212,7 @@ def test_what_is_no_rule_file_is_one_error(tmp_path: Path, text: str) -> None:
 
 
 def test_a_file_of_unit_tests_is_sent_to_the_command_for_them() -> None:
-    (finding,) = lint_files([DATA / "tests.yaml"])
+    (finding,) = lint_files([RULES / "tests.yaml"])
     assert (finding.severity, finding.check) == ("error", UNREADABLE)
     assert "fleetctl alerts test" in finding.message
 
