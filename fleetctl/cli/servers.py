@@ -38,9 +38,9 @@ def register(app: typer.Typer) -> None:
     def gateway_run() -> None:
         """Run the gateway in the foreground until SIGTERM, which lets requests in flight finish."""
         settings = context.logged_settings()
-        from fleetctl.gateway.app import run
+        from fleetctl.gateway.app import run_gateway
 
-        run(
+        run_gateway(
             host=settings.gateway.host,
             port=settings.gateway.port,
             controller_url=context.controller_url(settings),

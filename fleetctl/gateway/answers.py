@@ -28,14 +28,16 @@ class ErrorAnswer:
     retry_after_s: int | None = None
 
     def body(self) -> bytes:
+        """The answer's JSON, in OpenAI's shape."""
         detail = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
         return json.dumps({"error": detail}).encode()
 
     def event(self) -> bytes:
-        """One SSE frame: how a stream that already began says that it failed."""
+        """One server-sent event: how a stream that already began says that it failed."""
         return b"data: " + self.body() + b"\n\n"
 
     def headers(self) -> list[tuple[bytes, bytes]]:
+        """Retry-After, when the client should come again."""
         if self.retry_after_s is None:
             return []
         return [(b"retry-after", str(self.retry_after_s).encode())]
@@ -44,22 +46,27 @@ class ErrorAnswer:
 def bad_request(
     message: str, *, param: str | None = None, status: int = 400, code: str = "invalid_request"
 ) -> ErrorAnswer:
+    """What no node would do better with: the client has to change something."""
     return ErrorAnswer(status, message, "invalid_request_error", code, param=param)
 
 
 def not_found(path: str) -> ErrorAnswer:
+    """404; of the path, its first 200 characters."""
     return bad_request(f"no such path: {path[:200]}", status=404, code="not_found")
 
 
 def unavailable(message: str, *, retry_after_s: int = 1, code: str = "no_node_available") -> ErrorAnswer:
+    """503: nobody can serve it now."""
     return ErrorAnswer(503, message, "service_unavailable", code, retry_after_s=retry_after_s)
 
 
 def overloaded(message: str, *, retry_after_s: int = 1) -> ErrorAnswer:
+    """429: nodes are well and have too much to do."""
     return ErrorAnswer(429, message, "rate_limit_error", "overloaded", retry_after_s=retry_after_s)
 
 
 def upstream_failed(message: str, *, code: str = "upstream_failed") -> ErrorAnswer:
+    """502: a node had the request and did not end it."""
     return ErrorAnswer(502, message, "server_error", code)
 
 
@@ -71,8 +78,10 @@ async def send_whole(send: Send, status: int, body: bytes, headers: RawHeaders =
 
 
 async def send_json(send: Send, status: int, value: object) -> None:
+    """Send `value` as a JSON answer."""
     await send_whole(send, status, json.dumps(value).encode())
 
 
 async def send_error(send: Send, error: ErrorAnswer) -> None:
+    """Send an error as a whole answer."""
     await send_whole(send, error.status, error.body(), [JSON_TYPE, *error.headers()])

@@ -18,12 +18,12 @@ import uvloop
 
 from fleetctl.gateway import answers
 from fleetctl.gateway.answers import Receive, Scope, Send, send_error, send_json, send_whole
-from fleetctl.gateway.fates import Fates, Flight
+from fleetctl.gateway.fates import Fates, ProxiedRequest
 from fleetctl.gateway.loads import Loads
 from fleetctl.gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from fleetctl.gateway.place import Placer
 from fleetctl.gateway.proxy import MOVE_PATIENCE_S, Proxy
-from fleetctl.gateway.sync import Sync
+from fleetctl.gateway.sync import TableSync
 from fleetctl.gateway.table import Routing, Table
 from fleetctl.kit.errors import BadInputError
 
@@ -69,7 +69,7 @@ class Gateway:
             self.proxy = Proxy(
                 placer, self.fates, self.metrics, node_token=self._node_token, move_patience_s=self._move_patience_s
             )
-            sync = Sync(
+            sync = TableSync(
                 control,
                 self.routing,
                 controller_url=self._controller_url,
@@ -109,7 +109,7 @@ class Gateway:
 
     def status(self) -> dict[str, object]:
         """What `/gateway/status` says. Nodes that left the table but still hold requests are `removed`."""
-        table, inflight = self.routing.table, self.loads.requests()
+        table, inflight = self.routing.table, self.loads.inflight_requests()
         nodes: dict[str, dict[str, object]] = {
             e.node: {"inflight": inflight.pop(e.node, 0), "state": e.state.value}
             for e in (table.endpoints if table else ())
@@ -134,26 +134,26 @@ class Gateway:
         table = self.routing.table
         idle = {e.node: 0 for e in (table.endpoints if table else ())}
         body = self.metrics.exposition(
-            inflight=idle | self.loads.requests(),
+            inflight=idle | self.loads.inflight_requests(),
             table_version=table.version if table else None,
             table_age_s=self.routing.age_s(),
         )
         await send_whole(send, 200, body, [(b"content-type", CONTENT_TYPE)])
 
     async def _fate(self, send: Send, request_id: str) -> None:
-        flight = self.fates.get(request_id)
-        if flight is None:
+        proxied = self.fates.get(request_id)
+        if proxied is None:
             error = answers.bad_request("no such recent request", status=404, code="not_found")
             await send_error(send, error)
         else:
-            await send_json(send, 200, flight.as_json())
+            await send_json(send, 200, proxied.as_json())
 
     def _note_table(self, table: Table) -> None:
         self.loads.keep_only(e.node for e in table.endpoints)
 
-    def _count(self, flight: Flight) -> None:
-        assert flight.outcome is not None
-        self.metrics.count(flight.outcome.value, flight.nodes[-1] if flight.nodes else "")
+    def _count(self, proxied: ProxiedRequest) -> None:
+        assert proxied.outcome is not None
+        self.metrics.count_ended(proxied.outcome.value, proxied.nodes[-1] if proxied.nodes else "")
 
 
 class Server(uvicorn.Server):
@@ -182,7 +182,9 @@ def make_server(gateway: Gateway, *, drain_grace_s: float = DRAIN_GRACE_S) -> Se
     return Server(config)
 
 
-async def serve(gateway: Gateway, listener: socket.socket, *, drain_grace_s: float = DRAIN_GRACE_S) -> None:
+async def serve_until_stopped(
+    gateway: Gateway, listener: socket.socket, *, drain_grace_s: float = DRAIN_GRACE_S
+) -> None:
     """Serve until SIGTERM or SIGINT, then take nothing new and let streams end, at most `drain_grace_s`."""
     server = make_server(gateway, drain_grace_s=drain_grace_s)
     loop = asyncio.get_running_loop()
@@ -204,11 +206,11 @@ async def serve(gateway: Gateway, listener: socket.socket, *, drain_grace_s: flo
     log.info("gateway.stopped", outcomes={o.value: n for o, n in gateway.fates.counts.items()})
 
 
-def run(
+def run_gateway(
     *, host: str, port: int, controller_url: str, controller_token: str | None, node_token: str, run_dir: Path
 ) -> None:
     """Run the gateway in the foreground until SIGTERM. Raises BadInputError (exit code 2) when it can't listen."""
-    listener = bind(host, port)
+    listener = bind_listener(host, port)
     gateway = Gateway(
         controller_url=controller_url, controller_token=controller_token, node_token=node_token, run_dir=run_dir
     )
@@ -216,10 +218,10 @@ def run(
     # hundred requests would cost as much as the proxying.
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLD)
-    uvloop.run(serve(gateway, listener))
+    uvloop.run(serve_until_stopped(gateway, listener))
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind_listener(host: str, port: int) -> socket.socket:
     """A bound TCP socket. Raises BadInputError naming the address."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

@@ -9,16 +9,27 @@ from collections.abc import Iterable
 
 from fleetctl.gateway.answers import ErrorAnswer, Message, RawHeaders, Receive, Scope, Send, send_whole
 
-REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
+REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}\Z")  # what a node takes as well
 BODY_TIMEOUT_S = 30.0
 
 # Not passed on to a node: per hop, set anew by us, or words that only the gateway may say to a node.
 _DROPPED = frozenset(
     {
-        b"host", b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer",
-        b"transfer-encoding", b"upgrade", b"content-length", b"accept-encoding", b"expect", b"x-request-id",
+        b"host",
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"content-length",
+        b"accept-encoding",
+        b"expect",
+        b"x-request-id",
     }
-)  # fmt: skip
+)
 _OURS = b"x-fleet-"
 
 
@@ -61,6 +72,7 @@ class Exchange:
         return None
 
     def forwarded_headers(self) -> list[tuple[str, str]]:
+        """The client's headers that a node gets as they are."""
         return [
             (name.decode("latin-1"), value.decode("latin-1"))
             for name, value in self.scope["headers"]
@@ -98,21 +110,26 @@ class Exchange:
             self._task.cancel()
 
     def close(self) -> None:
+        """Stop watching for a hang-up."""
         if self._watcher is not None and not self._watcher.done():
             self._watcher.cancel()
 
     async def begin(self, status: int, headers: RawHeaders) -> None:
+        """Send the status line and headers of a stream."""
         self.has_begun = True
         await self._send({"type": "http.response.start", "status": status, "headers": list(headers)})
 
     async def write(self, data: bytes) -> None:
+        """Send a part of a stream that has begun."""
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self, data: bytes = b"") -> None:
+        """Send the last part of a stream that has begun."""
         self.has_ended = True
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
     async def answer(self, status: int, body: bytes, headers: RawHeaders) -> None:
+        """Send a whole answer."""
         self.has_begun = self.has_ended = True
         await send_whole(self._send, status, body, headers)
 
@@ -139,4 +156,5 @@ class Exchange:
 
 
 def new_request_id() -> str:
+    """An id of 32 hex digits for a request whose client gave none that we can use."""
     return os.urandom(16).hex()

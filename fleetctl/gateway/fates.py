@@ -16,19 +16,30 @@ MAX_REMEMBERED = 20_000
 
 
 class Outcome(StrEnum):
+    """How a request ended for its client."""
+
     FINISHED = "finished"  # the client got a whole answer
     REFUSED = "refused"  # never started: bad request, overloaded, or no node; the client may send it again
     FAILED = "failed"  # accepted, and ended with an error that the client was told
     CLIENT_GONE = "client_gone"  # the client hung up; the node was told at once
 
 
-class Flight:
+class ProxiedRequest:
     """One request on its way. Changed by the proxy only, ended once by `Fates.end`."""
 
     __slots__ = (
-        "duration_s", "moved", "nodes", "outcome", "reason", "request_id", "retries", "started",
-        "started_at", "status", "ttft_s",
-    )  # fmt: skip
+        "duration_s",
+        "moved",
+        "nodes",
+        "outcome",
+        "reason",
+        "request_id",
+        "retries",
+        "started",
+        "started_at",
+        "status",
+        "ttft_s",
+    )
 
     def __init__(self, request_id: str, started_at: float, started: float) -> None:
         self.request_id = request_id
@@ -44,8 +55,9 @@ class Flight:
         self.duration_s: float | None = None
 
     def as_json(self) -> dict[str, Any]:
+        """The body of `GET /gateway/requests/{request_id}`. Times in seconds, `started_at` in Unix seconds."""
         return {
-            "id": self.request_id,
+            "request_id": self.request_id,
             "fate": self.outcome.value if self.outcome else "in_flight",
             "moved": self.moved,
             "retries": self.retries,
@@ -67,70 +79,74 @@ class Fates:
         max_remembered: int = MAX_REMEMBERED,
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
-        on_end: Callable[[Flight], None] = lambda flight: None,
+        on_end: Callable[[ProxiedRequest], None] = lambda proxied: None,
     ) -> None:
         self._now = now
         self._clock = clock
         self._max_remembered = max_remembered
         self._on_end = on_end
-        self._flying: dict[str, Flight] = {}
-        self._ended: OrderedDict[str, Flight] = OrderedDict()
+        self._open: dict[str, ProxiedRequest] = {}
+        self._ended: OrderedDict[str, ProxiedRequest] = OrderedDict()
         self._begun = 0
         self.counts: Counter[Outcome] = Counter()
 
     @property
     def in_flight(self) -> int:
-        return len(self._flying)
+        """How many requests have no fate yet."""
+        return len(self._open)
 
-    def is_flying(self, request_id: str) -> bool:
-        return request_id in self._flying
+    def is_in_flight(self, request_id: str) -> bool:
+        """Whether a request of this id has no fate yet: another one of the same id needs an id of its own."""
+        return request_id in self._open
 
-    def begin(self, request_id: str) -> Flight:
+    def begin(self, request_id: str) -> ProxiedRequest:
         """Take a request into account. The id must not be in flight."""
-        assert request_id not in self._flying
-        flight = Flight(request_id, self._now(), self._clock())
-        self._flying[request_id] = flight
+        assert request_id not in self._open
+        proxied = ProxiedRequest(request_id, self._now(), self._clock())
+        self._open[request_id] = proxied
         self._begun += 1
-        return flight
+        return proxied
 
-    def end(self, flight: Flight, outcome: Outcome, *, reason: str = "", status: int | None = None) -> None:
-        """Give the flight its terminal state. A second end is a programming error."""
-        assert flight.outcome is None, f"{flight.request_id} already ended as {flight.outcome}"
-        flight.outcome = outcome
-        flight.reason = reason
+    def end(self, proxied: ProxiedRequest, outcome: Outcome, *, reason: str = "", status: int | None = None) -> None:
+        """Give the request its terminal state. A second end is a programming error."""
+        assert proxied.outcome is None, f"{proxied.request_id} already ended as {proxied.outcome}"
+        proxied.outcome = outcome
+        proxied.reason = reason
         if status is not None:
-            flight.status = status
-        flight.duration_s = self._clock() - flight.started
-        del self._flying[flight.request_id]
-        self._ended.pop(flight.request_id, None)
-        self._ended[flight.request_id] = flight
+            proxied.status = status
+        proxied.duration_s = self._clock() - proxied.started
+        del self._open[proxied.request_id]
+        self._ended.pop(proxied.request_id, None)
+        self._ended[proxied.request_id] = proxied
         if len(self._ended) > self._max_remembered:
             self._ended.popitem(last=False)
         self.counts[outcome] += 1
-        self._on_end(flight)
+        self._on_end(proxied)
         log.info(
             "request.finished",
-            request_id=flight.request_id,
+            request_id=proxied.request_id,
             outcome=outcome.value,
-            node=flight.nodes[-1] if flight.nodes else None,
-            moved=flight.moved,
-            retries=flight.retries,
-            status=flight.status,
+            node=proxied.nodes[-1] if proxied.nodes else None,
+            moved=proxied.moved,
+            retries=proxied.retries,
+            status=proxied.status,
             reason=reason or None,
-            duration_s=round(flight.duration_s, 4),
-            ttft_s=None if flight.ttft_s is None else round(flight.ttft_s, 4),
+            duration_s=round(proxied.duration_s, 4),
+            ttft_s=None if proxied.ttft_s is None else round(proxied.ttft_s, 4),
         )
 
-    def mark_first_byte(self, flight: Flight) -> float:
+    def mark_first_byte(self, proxied: ProxiedRequest) -> float:
         """Note the first event sent to the client; returns seconds since the request came in."""
-        flight.ttft_s = self._clock() - flight.started
-        return flight.ttft_s
+        proxied.ttft_s = self._clock() - proxied.started
+        return proxied.ttft_s
 
-    def get(self, request_id: str) -> Flight | None:
-        return self._flying.get(request_id) or self._ended.get(request_id)
+    def get(self, request_id: str) -> ProxiedRequest | None:
+        """The request in flight, or the one of this id that ended last; None when it is not remembered."""
+        return self._open.get(request_id) or self._ended.get(request_id)
 
     def check_integrity(self) -> None:
-        assert self._begun == len(self._flying) + sum(self.counts.values())
-        assert all(f.outcome is None for f in self._flying.values())
+        """Raises AssertionError when a request was lost or ended twice."""
+        assert self._begun == len(self._open) + sum(self.counts.values())
+        assert all(f.outcome is None for f in self._open.values())
         assert all(f.outcome is not None for f in self._ended.values())
         assert len(self._ended) <= self._max_remembered

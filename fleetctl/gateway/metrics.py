@@ -55,7 +55,7 @@ class GatewayMetrics:
         for result in ("moved", "failed"):
             self.handoffs.labels(result)
 
-    def count(self, outcome: str, node: str) -> None:
+    def count_ended(self, outcome: str, node: str) -> None:
         """Count an ended request. Label look-ups take a lock, so the few children are kept."""
         child = self._ended.get((outcome, node))
         if child is None:

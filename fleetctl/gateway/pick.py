@@ -23,7 +23,9 @@ class Candidate(NamedTuple):
     is_suspect: bool = False  # failed a moment ago: tried last
 
 
-def pick(candidates: Sequence[Candidate], *, prefix: str, tokens: int, excluded: Collection[str] = ()) -> str | None:
+def pick_node(
+    candidates: Sequence[Candidate], *, prefix: str, tokens: int, excluded: Collection[str] = ()
+) -> str | None:
     """The node to try next, or None when every candidate is excluded."""
     pool = [c for c in candidates if c.node not in excluded]
     if not pool:
@@ -40,11 +42,11 @@ def pick(candidates: Sequence[Candidate], *, prefix: str, tokens: int, excluded:
         within = [c for c in pool if c.outstanding_tokens == least]
     if len(within) == 1:
         return within[0].node
-    return max(within, key=lambda c: (weight(prefix, c.node), c.node)).node
+    return max(within, key=lambda c: (rendezvous_weight(prefix, c.node), c.node)).node
 
 
 @lru_cache(maxsize=65_536)
-def weight(prefix: str, node: str) -> int:
+def rendezvous_weight(prefix: str, node: str) -> int:
     """The node's rendezvous weight for a prefix: stable over processes and restarts."""
     digest = hashlib.blake2b(f"{node}\n{prefix}".encode("utf-8", "surrogatepass"), digest_size=8)
     return int.from_bytes(digest.digest())

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import aiohttp
 import structlog
 
-from fleetctl.gateway.ask import Ask
-from fleetctl.gateway.fates import Flight
+from fleetctl.gateway.fates import ProxiedRequest
 from fleetctl.gateway.loads import REFUSED_S, SUSPECT_S, Loads
 from fleetctl.gateway.metrics import GatewayMetrics
-from fleetctl.gateway.pick import pick
+from fleetctl.gateway.pick import pick_node
+from fleetctl.gateway.routing_facts import RoutingFacts
 from fleetctl.gateway.table import Endpoint, Routing
 
 log = structlog.get_logger()
@@ -30,13 +30,13 @@ class Job:
     path: str
     body: bytes | None
     headers: list[tuple[str, str]]
-    ask: Ask
+    facts: RoutingFacts
     excluded: frozenset[str] = frozenset()
     is_continuation: bool = False
 
 
 @dataclass(slots=True)
-class Nowhere:
+class NotPlaced:
     """No node took it. `reasons` holds each node's last word."""
 
     reasons: dict[str, str] = field(default_factory=dict)
@@ -72,23 +72,23 @@ class Placer:
         self._loads = loads
         self._metrics = metrics
 
-    async def place(self, job: Job, flight: Flight) -> Placed | Nowhere:
+    async def place(self, job: Job, proxied: ProxiedRequest) -> Placed | NotPlaced:
         """The first node that takes the job. Every 429, 502, 503, refused connection or early death tries another."""
-        nowhere = Nowhere()
+        not_placed = NotPlaced()
         tried = set(job.excluded)
         resends = 0
-        while job.is_continuation or len(nowhere.reasons) < MAX_TRIES:
-            endpoint = self._choose(job.ask, tried)
+        while job.is_continuation or len(not_placed.reasons) < MAX_TRIES:
+            endpoint = self._choose(job.facts, tried)
             if endpoint is None:
                 break
             tried.add(endpoint.node)
-            tried_again = endpoint.node in nowhere.reasons
-            placed = await self._try(job, endpoint, nowhere)
+            tried_again = endpoint.node in not_placed.reasons
+            placed = await self._try_node(job, endpoint, not_placed, proxied.request_id)
             if placed is not None:
-                flight.nodes.append(endpoint.node)
+                proxied.nodes.append(endpoint.node)
                 return placed
-            flight.retries += 1
-            if nowhere.reasons[endpoint.node] == "disconnected":
+            proxied.retries += 1
+            if not_placed.reasons[endpoint.node] == "disconnected":
                 resends += 1
                 if resends > MAX_RESENDS:
                     break
@@ -96,41 +96,41 @@ class Placer:
                     # Perhaps only an idle connection that the node closed as we wrote: it may be asked once more,
                     # after the others, because it is now suspect.
                     tried.discard(endpoint.node)
-        return nowhere
+        return not_placed
 
-    def _choose(self, ask: Ask, excluded: set[str]) -> Endpoint | None:
+    def _choose(self, facts: RoutingFacts, excluded: set[str]) -> Endpoint | None:
         table = self._routing.table
         if table is None:
             return None
-        endpoints = table.candidates(ask.model)
-        node = pick(self._loads.candidates(endpoints), prefix=ask.prefix, tokens=ask.tokens, excluded=excluded)
+        endpoints = table.candidates(facts.model)
+        node = pick_node(self._loads.candidates(endpoints), prefix=facts.prefix, tokens=facts.tokens, excluded=excluded)
         return next((e for e in endpoints if e.node == node), None)
 
-    async def _try(self, job: Job, endpoint: Endpoint, nowhere: Nowhere) -> Placed | None:
-        node, tokens = endpoint.node, job.ask.tokens
-        self._loads.start(node, tokens)
+    async def _try_node(self, job: Job, endpoint: Endpoint, not_placed: NotPlaced, request_id: str) -> Placed | None:
+        node, tokens = endpoint.node, job.facts.tokens
+        self._loads.begin_request(node, tokens)
 
         def release() -> None:
-            self._loads.stop(node, tokens)
+            self._loads.end_request(node, tokens)
 
         placed: Placed | None = None
         try:
             response = await self._session.request(
                 job.method, endpoint.url(job.path), data=job.body, headers=job.headers, allow_redirects=False
             )
-            placed = self._judge(Placed(job, endpoint, response, release), nowhere)
+            placed = self._judge(Placed(job, endpoint, response, release), not_placed)
             return placed
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             reason = "connect" if _is_before_sending(error) else "disconnected"
             self._loads.suspect(node, SUSPECT_S)
-            self._note(nowhere, node, reason)
-            log.warning("node.unreached", node=node, reason=reason, error=type(error).__name__)
+            self._note(not_placed, node, reason)
+            log.warning("node.unreached", request_id=request_id, node=node, reason=reason, error=type(error).__name__)
             return None
         finally:
             if placed is None:
                 release()
 
-    def _judge(self, placed: Placed, nowhere: Nowhere) -> Placed | None:
+    def _judge(self, placed: Placed, not_placed: NotPlaced) -> Placed | None:
         response, node = placed.response, placed.endpoint.node
         status = response.status
         if status < 400 or (status not in (429, 502, 503) and not placed.job.is_continuation):
@@ -138,16 +138,16 @@ class Placer:
             return placed
         reason = _refusal(status, response.headers.get("X-Fleet-Refused"))
         self._loads.suspect(node, REFUSED_S)
-        self._note(nowhere, node, reason)
+        self._note(not_placed, node, reason)
         if status == 429:
             after = _retry_after_s(response.headers.get("Retry-After"))
-            nowhere.retry_after_s = min(nowhere.retry_after_s, after) if nowhere.is_overload else after
-            nowhere.is_overload = True
+            not_placed.retry_after_s = min(not_placed.retry_after_s, after) if not_placed.is_overload else after
+            not_placed.is_overload = True
         response.release()
         return None
 
-    def _note(self, nowhere: Nowhere, node: str, reason: str) -> None:
-        nowhere.reasons[node] = reason
+    def _note(self, not_placed: NotPlaced, node: str, reason: str) -> None:
+        not_placed.reasons[node] = reason
         self._metrics.retries.labels(reason).inc()
 
 

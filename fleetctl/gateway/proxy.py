@@ -17,12 +17,12 @@ import structlog
 
 from fleetctl.gateway import answers
 from fleetctl.gateway.answers import ErrorAnswer, Receive, Scope, Send
-from fleetctl.gateway.ask import GENERATION_PATHS, Ask, BadAskError, read_ask
+from fleetctl.gateway.event_stream import EventStreamReader, EventTooLongError
 from fleetctl.gateway.exchange import BodyTooLargeError, ClientGoneError, Exchange, new_request_id
-from fleetctl.gateway.fates import Fates, Flight, Outcome
-from fleetctl.gateway.frames import FrameReader, FrameTooBigError
+from fleetctl.gateway.fates import Fates, Outcome, ProxiedRequest
 from fleetctl.gateway.metrics import GatewayMetrics
-from fleetctl.gateway.place import MAX_RESENDS, Job, Nowhere, Placed, Placer
+from fleetctl.gateway.place import MAX_RESENDS, Job, NotPlaced, Placed, Placer
+from fleetctl.gateway.routing_facts import GENERATION_PATHS, BadBodyError, RoutingFacts, read_routing_facts
 
 log = structlog.get_logger()
 
@@ -39,13 +39,20 @@ _TRACE_HEADERS = frozenset({"traceparent", "tracestate"})  # W3C trace context
 # Of a node's answer these stay between us and it.
 _NOT_RETURNED = frozenset(
     {
-        b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"date", b"server", b"upgrade",
-        b"trailer", b"x-request-id",
+        b"connection",
+        b"keep-alive",
+        b"transfer-encoding",
+        b"content-length",
+        b"date",
+        b"server",
+        b"upgrade",
+        b"trailer",
+        b"x-request-id",
     }
-)  # fmt: skip
+)
 
 
-class End(Enum):
+class RelayEnd(Enum):
     """How one node's part of an answer ended, when it was not a hand-off."""
 
     WHOLE = "whole"  # the client has everything
@@ -54,7 +61,7 @@ class End(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Handoff:
+class ReceivedHandoff:
     """A node wants another one to continue: the object it sent, opaque to us."""
 
     data: bytes
@@ -86,29 +93,29 @@ class Proxy:
         self._exchanges: set[Exchange] = set()
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Proxy one request and end its flight, whatever happens."""
+        """Proxy one request and end it, whatever happens."""
         exchange = Exchange(scope, receive, send)
         request_id = exchange.request_id()
-        if request_id is None or self._fates.is_flying(request_id):
+        if request_id is None or self._fates.is_in_flight(request_id):
             request_id = new_request_id()
-        flight = self._fates.begin(request_id)
+        proxied = self._fates.begin(request_id)
         self._exchanges.add(exchange)
         try:
-            await self._serve(exchange, flight)
+            await self._serve(exchange, proxied)
         except asyncio.CancelledError:
             if not (exchange.is_gone or exchange.is_aborted):
                 raise
-            await self._end_cancelled(exchange, flight)
+            await self._end_cancelled(exchange, proxied)
         except Exception:
             log.exception("request.crashed", request_id=request_id)
             await self._fail(
-                exchange, flight, ErrorAnswer(500, "gateway error", "server_error", "internal"), "internal"
+                exchange, proxied, ErrorAnswer(500, "gateway error", "server_error", "internal"), "internal"
             )
         finally:
             self._exchanges.discard(exchange)
             exchange.close()
-            if flight.outcome is None:
-                self._fates.end(flight, Outcome.FAILED, reason="interrupted")
+            if proxied.outcome is None:
+                self._fates.end(proxied, Outcome.FAILED, reason="interrupted")
 
     def abort_all(self) -> int:
         """End every request now, each with an error that its client sees. Returns how many there were."""
@@ -117,145 +124,155 @@ class Proxy:
             exchange.abort()
         return len(aborted)
 
-    async def _serve(self, exchange: Exchange, flight: Flight) -> None:
-        job = await self._read_job(exchange, flight)
+    async def _serve(self, exchange: Exchange, proxied: ProxiedRequest) -> None:
+        job = await self._read_job(exchange, proxied)
         if job is None:
             return
         exchange.watch()
-        where = await self._placer.place(job, flight)
+        where = await self._placer.place(job, proxied)
         resends = 0
         while True:
-            if isinstance(where, Nowhere):
-                await self._nowhere(exchange, flight, where)
+            if isinstance(where, NotPlaced):
+                await self._tell_not_placed(exchange, proxied, where)
                 return
             try:
-                end, has_forwarded = await self._relay(exchange, flight, where)
+                end, has_forwarded = await self._relay(exchange, proxied, where)
             finally:
                 where.close()
-            if isinstance(end, Handoff):
+            if isinstance(end, ReceivedHandoff):
                 stuck = frozenset() if has_forwarded else where.job.excluded
-                if flight.moved >= MAX_MOVES:
-                    await self._fail(exchange, flight, answers.upstream_failed("moved too often"), "moved_too_often")
+                if proxied.moved >= MAX_MOVES:
+                    await self._fail(exchange, proxied, answers.upstream_failed("moved too often"), "moved_too_often")
                     return
-                where = await self._move(self._continuation(end, where, flight, stuck), flight)
+                where = await self._move(self._continuation(end, where, proxied, stuck), proxied)
                 if isinstance(where, Placed):
-                    flight.moved += 1
+                    proxied.moved += 1
                     self._metrics.handoffs.labels("moved").inc()
                 else:
                     self._metrics.handoffs.labels("failed").inc()
-            elif end is not End.CUT:
+            elif end is not RelayEnd.CUT:
                 return
             elif has_forwarded or resends >= MAX_RESENDS:
                 message = f"node {where.endpoint.node} stopped before the answer was complete"
-                await self._fail(exchange, flight, answers.upstream_failed(message, code="node_lost"), "node_lost")
+                await self._fail(exchange, proxied, answers.upstream_failed(message, code="node_lost"), "node_lost")
                 return
             else:
                 # The client has nothing of this node's part, so the same job may go to another one.
                 resends += 1
-                flight.retries += 1
+                proxied.retries += 1
                 self._metrics.retries.labels("cut").inc()
                 job = replace(where.job, excluded=where.job.excluded | {where.endpoint.node})
-                where = await (self._move if job.is_continuation else self._placer.place)(job, flight)
+                where = await (self._move if job.is_continuation else self._placer.place)(job, proxied)
 
-    async def _read_job(self, exchange: Exchange, flight: Flight) -> Job | None:
+    async def _read_job(self, exchange: Exchange, proxied: ProxiedRequest) -> Job | None:
         """The client's request as a job; None when it was answered, or left, already."""
         path = exchange.scope["path"]
         if self._fates.in_flight > self._max_in_flight:
-            await self._refuse(exchange, flight, answers.overloaded("the gateway holds too many requests"))
+            await self._refuse(exchange, proxied, answers.overloaded("the gateway holds too many requests"))
             return None
         try:
             body = await exchange.read_body(self._max_body_bytes)
             is_generation = path in GENERATION_PATHS and exchange.scope["method"] == "POST"
-            ask = read_ask(path, body) if is_generation else Ask()
+            facts = read_routing_facts(path, body) if is_generation else RoutingFacts()
         except BodyTooLargeError:
             message = f"the body is larger than {self._max_body_bytes} bytes"
-            await self._refuse(exchange, flight, answers.bad_request(message, status=413, code="too_large"))
+            await self._refuse(exchange, proxied, answers.bad_request(message, status=413, code="too_large"))
         except TimeoutError:
             await self._refuse(
-                exchange, flight, answers.bad_request("the body did not come", status=408, code="timeout")
+                exchange, proxied, answers.bad_request("the body did not come", status=408, code="timeout")
             )
-        except BadAskError as error:
-            await self._refuse(exchange, flight, answers.bad_request(str(error)))
+        except BadBodyError as error:
+            await self._refuse(exchange, proxied, answers.bad_request(str(error)))
         except ClientGoneError:
-            self._fates.end(flight, Outcome.CLIENT_GONE)
+            self._fates.end(proxied, Outcome.CLIENT_GONE)
         else:
             headers = exchange.forwarded_headers()
-            headers.append(("X-Request-Id", flight.request_id))
+            headers.append(("X-Request-Id", proxied.request_id))
             if is_generation:
                 headers.append(("X-Fleet-Handoff", "accept"))
-            return Job(exchange.scope["method"], exchange.path, body or None, headers, ask)
+            return Job(exchange.scope["method"], exchange.path, body or None, headers, facts)
         return None
 
-    async def _relay(self, exchange: Exchange, flight: Flight, where: Placed) -> tuple[End | Handoff, bool]:
+    async def _relay(
+        self, exchange: Exchange, proxied: ProxiedRequest, where: Placed
+    ) -> tuple[RelayEnd | ReceivedHandoff, bool]:
         """Pass one node's answer on. Returns how it ended, and whether the client got anything of it."""
         if where.response.content_type == "text/event-stream":
-            return await self._relay_stream(exchange, flight, where)
-        return await self._relay_whole(exchange, flight, where), False
+            return await self._relay_stream(exchange, proxied, where)
+        return await self._relay_whole(exchange, proxied, where), False
 
-    async def _relay_stream(self, exchange: Exchange, flight: Flight, where: Placed) -> tuple[End | Handoff, bool]:
-        response, reader = where.response, FrameReader()
+    async def _relay_stream(
+        self, exchange: Exchange, proxied: ProxiedRequest, where: Placed
+    ) -> tuple[RelayEnd | ReceivedHandoff, bool]:
+        response, reader = where.response, EventStreamReader()
         read = response.content.readany
         has_forwarded = False
         try:
             while data := await read():
-                frames = reader.feed(data)
-                if frames.forward:
+                events = reader.feed(data)
+                if events.forward:
                     if not has_forwarded:
                         has_forwarded = True
-                        await self._begin_stream(exchange, flight, response)
-                    await exchange.write(frames.forward)
-                if frames.handoff is not None:
-                    await self._settle(response)
-                    return Handoff(frames.handoff), has_forwarded
+                        await self._begin_stream(exchange, proxied, response)
+                    await exchange.write(events.forward)
+                if events.handoff is not None:
+                    await self._read_rest(response)
+                    return ReceivedHandoff(events.handoff), has_forwarded
             if rest := reader.finish():
                 has_forwarded = True
-                await self._begin_stream(exchange, flight, response)
+                await self._begin_stream(exchange, proxied, response)
                 await exchange.write(rest)
-        except (aiohttp.ClientError, TimeoutError, OSError, FrameTooBigError) as error:
+        except (aiohttp.ClientError, TimeoutError, OSError, EventTooLongError) as error:
             log.warning(
-                "stream.cut", request_id=flight.request_id, node=where.endpoint.node, error=type(error).__name__
+                "stream.cut", request_id=proxied.request_id, node=where.endpoint.node, error=type(error).__name__
             )
             if not reader.is_done:
-                return End.CUT, has_forwarded
+                return RelayEnd.CUT, has_forwarded
         if reader.has_error:
             await exchange.end()
-            self._fates.end(flight, Outcome.FAILED, reason="node_error")
-            return End.ERROR, True
+            self._fates.end(proxied, Outcome.FAILED, reason="node_error")
+            return RelayEnd.ERROR, True
         if not reader.is_done:
-            return End.CUT, has_forwarded
+            return RelayEnd.CUT, has_forwarded
         await exchange.end()
-        self._fates.end(flight, Outcome.FINISHED)
-        return End.WHOLE, True
+        self._fates.end(proxied, Outcome.FINISHED)
+        return RelayEnd.WHOLE, True
 
-    async def _begin_stream(self, exchange: Exchange, flight: Flight, response: aiohttp.ClientResponse) -> None:
+    async def _begin_stream(
+        self, exchange: Exchange, proxied: ProxiedRequest, response: aiohttp.ClientResponse
+    ) -> None:
         if exchange.has_begun:
             return
-        flight.status = response.status
-        await exchange.begin(response.status, _returned_headers(response, flight))
-        self._metrics.ttft.observe(self._fates.mark_first_byte(flight))
+        proxied.status = response.status
+        await exchange.begin(response.status, _returned_headers(response, proxied))
+        self._metrics.ttft.observe(self._fates.mark_first_byte(proxied))
 
-    async def _relay_whole(self, exchange: Exchange, flight: Flight, where: Placed) -> End | Handoff:
+    async def _relay_whole(
+        self, exchange: Exchange, proxied: ProxiedRequest, where: Placed
+    ) -> RelayEnd | ReceivedHandoff:
         """An answer that is not a stream is read to its end first, so that a cut can still go elsewhere."""
         response = where.response
         try:
             body = await _read_limited(response)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             log.warning(
-                "answer.cut", request_id=flight.request_id, node=where.endpoint.node, error=type(error).__name__
+                "answer.cut", request_id=proxied.request_id, node=where.endpoint.node, error=type(error).__name__
             )
-            return End.CUT
+            return RelayEnd.CUT
         if response.status == 202 and response.headers.get("X-Fleet-Handoff") == "state":
-            return Handoff(body)
+            return ReceivedHandoff(body)
         if exchange.has_begun:
             # A stream's continuation must be a stream: anything else would be text in the middle of events.
-            return End.CUT
+            return RelayEnd.CUT
         status = response.status
         outcome = Outcome.FINISHED if status < 400 else Outcome.REFUSED if status < 500 else Outcome.FAILED
-        await exchange.answer(status, body, _returned_headers(response, flight))
-        self._fates.end(flight, outcome, reason="" if status < 400 else f"status_{status}", status=status)
-        return End.WHOLE if status < 400 else End.ERROR
+        await exchange.answer(status, body, _returned_headers(response, proxied))
+        self._fates.end(proxied, outcome, reason="" if status < 400 else f"status_{status}", status=status)
+        return RelayEnd.WHOLE if status < 400 else RelayEnd.ERROR
 
-    def _continuation(self, handoff: Handoff, source: Placed, flight: Flight, stuck: frozenset[str]) -> Job:
+    def _continuation(
+        self, handoff: ReceivedHandoff, source: Placed, proxied: ProxiedRequest, stuck: frozenset[str]
+    ) -> Job:
         """The job that goes to another node. `stuck`: nodes that passed it on without a single event of their own."""
         return Job(
             method="POST",
@@ -264,24 +281,24 @@ class Proxy:
             headers=[
                 ("Content-Type", "application/json"),
                 ("Authorization", f"Bearer {self._node_token}"),
-                ("X-Request-Id", flight.request_id),
+                ("X-Request-Id", proxied.request_id),
                 ("X-Fleet-Handoff", "accept"),
                 # The rest of the request is part of the same trace.
                 *((name, value) for name, value in source.job.headers if name.lower() in _TRACE_HEADERS),
             ],
-            ask=source.job.ask,
+            facts=source.job.facts,
             excluded=stuck | {source.endpoint.node},
             is_continuation=True,
         )
 
-    async def _move(self, job: Job, flight: Flight) -> Placed | Nowhere:
+    async def _move(self, job: Job, proxied: ProxiedRequest) -> Placed | NotPlaced:
         """A node's answer to the continuation. Asks all of them, and again while there is patience."""
         deadline = self._clock() + self._move_patience_s
         while True:
-            where = await self._placer.place(job, flight)
+            where = await self._placer.place(job, proxied)
             if isinstance(where, Placed):
                 log.info(
-                    "request.moved", request_id=flight.request_id, node=where.endpoint.node, moved=flight.moved + 1
+                    "request.moved", request_id=proxied.request_id, node=where.endpoint.node, moved=proxied.moved + 1
                 )
                 return where
             if self._clock() >= deadline:
@@ -289,7 +306,7 @@ class Proxy:
             await asyncio.sleep(MOVE_PAUSE_S)
             job = replace(job, excluded=frozenset())  # by now the source may serve again
 
-    async def _settle(self, response: aiohttp.ClientResponse) -> None:
+    async def _read_rest(self, response: aiohttp.ClientResponse) -> None:
         """Read the end of a stream that was handed off, so that its node sees an orderly end and not a hang-up."""
         try:
             async with asyncio.timeout(SETTLE_S):
@@ -298,51 +315,51 @@ class Proxy:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             log.debug("stream.unsettled", error=type(error).__name__)
 
-    async def _nowhere(self, exchange: Exchange, flight: Flight, nowhere: Nowhere) -> None:
-        said = ", ".join(f"{node}: {reason}" for node, reason in sorted(nowhere.reasons.items())) or "no active node"
-        if flight.nodes:
+    async def _tell_not_placed(self, exchange: Exchange, proxied: ProxiedRequest, not_placed: NotPlaced) -> None:
+        said = ", ".join(f"{node}: {reason}" for node, reason in sorted(not_placed.reasons.items())) or "no active node"
+        if proxied.nodes:
             error = answers.unavailable(f"no node could continue the request ({said})", code="not_continued")
-            await self._fail(exchange, flight, error, "not_continued")
-        elif nowhere.is_overload:
-            error = answers.overloaded(f"every node is overloaded ({said})", retry_after_s=nowhere.retry_after_s)
-            await self._refuse(exchange, flight, error)
+            await self._fail(exchange, proxied, error, "not_continued")
+        elif not_placed.is_overload:
+            error = answers.overloaded(f"every node is overloaded ({said})", retry_after_s=not_placed.retry_after_s)
+            await self._refuse(exchange, proxied, error)
         else:
-            await self._refuse(exchange, flight, answers.unavailable(f"no node takes requests ({said})"))
+            await self._refuse(exchange, proxied, answers.unavailable(f"no node takes requests ({said})"))
 
-    async def _refuse(self, exchange: Exchange, flight: Flight, error: ErrorAnswer) -> None:
-        await exchange.fail(error, _id_header(flight))
-        self._fates.end(flight, Outcome.REFUSED, reason=error.code, status=error.status)
+    async def _refuse(self, exchange: Exchange, proxied: ProxiedRequest, error: ErrorAnswer) -> None:
+        await exchange.fail(error, _id_header(proxied))
+        self._fates.end(proxied, Outcome.REFUSED, reason=error.code, status=error.status)
 
-    async def _fail(self, exchange: Exchange, flight: Flight, error: ErrorAnswer, reason: str) -> None:
+    async def _fail(self, exchange: Exchange, proxied: ProxiedRequest, error: ErrorAnswer, reason: str) -> None:
         status = None if exchange.has_begun else error.status
-        await exchange.fail(error, _id_header(flight))
-        if flight.outcome is None:
-            self._fates.end(flight, Outcome.FAILED, reason=reason, status=status)
+        await exchange.fail(error, _id_header(proxied))
+        if proxied.outcome is None:
+            self._fates.end(proxied, Outcome.FAILED, reason=reason, status=status)
 
-    async def _end_cancelled(self, exchange: Exchange, flight: Flight) -> None:
+    async def _end_cancelled(self, exchange: Exchange, proxied: ProxiedRequest) -> None:
         """The client hung up, or we shut down and still owe it a word."""
         task = asyncio.current_task()
         assert task is not None
         task.uncancel()
         if not exchange.is_gone:
             error = answers.unavailable("the gateway is shutting down", code="shutting_down")
-            await self._fail(exchange, flight, error, "shutting_down")
-        elif flight.outcome is None:
-            self._fates.end(flight, Outcome.CLIENT_GONE)
+            await self._fail(exchange, proxied, error, "shutting_down")
+        elif proxied.outcome is None:
+            self._fates.end(proxied, Outcome.CLIENT_GONE)
 
 
-def _returned_headers(response: aiohttp.ClientResponse, flight: Flight) -> list[tuple[bytes, bytes]]:
+def _returned_headers(response: aiohttp.ClientResponse, proxied: ProxiedRequest) -> list[tuple[bytes, bytes]]:
     headers = [
         (name, value)
         for name, value in response.raw_headers
         if (lower := name.lower()) not in _NOT_RETURNED and not lower.startswith(b"x-fleet-")
     ]
-    headers.extend(_id_header(flight))
+    headers.extend(_id_header(proxied))
     return headers
 
 
-def _id_header(flight: Flight) -> list[tuple[bytes, bytes]]:
-    return [(b"x-request-id", flight.request_id.encode())]
+def _id_header(proxied: ProxiedRequest) -> list[tuple[bytes, bytes]]:
+    return [(b"x-request-id", proxied.request_id.encode())]
 
 
 async def _read_limited(response: aiohttp.ClientResponse) -> bytes:

@@ -12,7 +12,7 @@ import aiohttp
 import structlog
 from pydantic import ValidationError
 
-from fleetctl.gateway.table import FILE_NAME, Routing, Table, load, store
+from fleetctl.gateway.table import FILE_NAME, Routing, Table, load_table, store_table
 from fleetctl.kit.errors import BadInputError
 from fleetctl.wire import RoutingTable
 
@@ -30,7 +30,7 @@ class TableUnavailableError(Exception):
     """The controller gave no usable table."""
 
 
-class Sync:
+class TableSync:
     """The loop that owns `routing`. `on_table` is called with each new table."""
 
     def __init__(
@@ -57,7 +57,7 @@ class Sync:
     def load_last_good(self) -> None:
         """Start from the stored table, if there is a readable one."""
         try:
-            stored = load(self._path)
+            stored = load_table(self._path)
         except BadInputError as error:
             log.warning("table.unreadable", error=error.message, remedy=error.remedy)
             return
@@ -93,7 +93,7 @@ class Sync:
                 await asyncio.sleep(NO_TABLE_PAUSE_S)
                 continue
             is_first = False
-            await self._take(table)
+            await self._adopt(table)
 
     async def _poll(self, is_first: bool) -> Table | None:
         """The controller's table. None: ours still holds, or to the first question: it has none yet."""
@@ -110,7 +110,7 @@ class Sync:
                 body += await _rest(response, MAX_TABLE_BYTES - len(body))
         return Table.from_wire(RoutingTable.model_validate_json(body))
 
-    async def _take(self, table: Table | None) -> None:
+    async def _adopt(self, table: Table | None) -> None:
         now = self._now()
         current = self._routing.table
         if table is None or table == current:
@@ -126,7 +126,7 @@ class Sync:
         states = {e.node: e.state.value for e in table.endpoints}
         log.info("table.replaced", version=table.version, nodes=states)
         try:
-            await asyncio.to_thread(store, self._path, table, now)
+            await asyncio.to_thread(store_table, self._path, table, now)
         except OSError as error:
             log.error("table.not_stored", path=str(self._path), error=str(error))
 

@@ -52,6 +52,7 @@ class Table:
 
     @classmethod
     def from_wire(cls, table: RoutingTable) -> Table:
+        """The controller's table; routes with an unusable URL, or a node's second, are left out and named."""
         endpoints: dict[str, Endpoint] = {}
         rejected = []
         for route in table.routes:
@@ -68,6 +69,7 @@ class Table:
         return cls(version=table.version, endpoints=tuple(endpoints.values()), rejected=tuple(rejected))
 
     def to_wire(self) -> RoutingTable:
+        """The same table in the controller's form, without rejected routes."""
         routes = [Route(node=e.node, url=e.base, state=e.state, pool=e.pool, model=e.model) for e in self.endpoints]
         return RoutingTable(version=self.version, routes=routes)
 
@@ -87,10 +89,12 @@ class Routing:
         self.controller_is_reachable = False
 
     def replace(self, table: Table, confirmed_at: float) -> None:
+        """Use this table from now on. `confirmed_at` in Unix seconds."""
         self.table = table
         self.confirmed_at = confirmed_at
 
     def confirm(self, at: float) -> None:
+        """The controller said at `at` (Unix seconds) that the table in use still holds."""
         self.confirmed_at = at
 
     def age_s(self) -> float | None:
@@ -108,7 +112,7 @@ class _Stored(BaseModel):
     table: RoutingTable
 
 
-def store(path: Path, table: Table, stored_at: float) -> None:
+def store_table(path: Path, table: Table, stored_at: float) -> None:
     """Write the table so that a crash leaves the old file or the new one, never a part. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     stored = _Stored(stored_at=stored_at, table=table.to_wire())
@@ -125,7 +129,7 @@ def store(path: Path, table: Table, stored_at: float) -> None:
         os.close(folder)
 
 
-def load(path: Path) -> tuple[Table, float] | None:
+def load_table(path: Path) -> tuple[Table, float] | None:
     """The stored table and when it was stored; None when there is none yet. Raises BadInputError naming the file."""
     try:
         text = path.read_text()

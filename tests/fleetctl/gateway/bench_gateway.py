@@ -20,8 +20,8 @@ from pathlib import Path
 import httptools
 import uvloop
 
-from fleetctl.gateway.app import run
-from fleetctl.gateway.table import FILE_NAME, Table, store
+from fleetctl.gateway.app import run_gateway
+from fleetctl.gateway.table import FILE_NAME, Table, store_table
 from fleetctl.kit.log import configure_logging
 from fleetctl.wire import Route, RouteState, RoutingTable
 
@@ -132,7 +132,7 @@ async def measure(name: str, port: int, pid: int, stream: bool, total: int, clie
 def gateway_main(port: int, run_dir: Path, log_level: str) -> None:
     os.dup2(os.open(run_dir / "log", os.O_WRONLY | os.O_CREAT), 2)
     configure_logging(log_level, "json")
-    run(
+    run_gateway(
         host="127.0.0.1",
         port=port,
         controller_url="http://127.0.0.1:1",
@@ -159,7 +159,7 @@ async def main() -> None:
         port = listener.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder)
-        store(run_dir / FILE_NAME, Table.from_wire(RoutingTable(version=1, routes=routes)), time.time())
+        store_table(run_dir / FILE_NAME, Table.from_wire(RoutingTable(version=1, routes=routes)), time.time())
         context = multiprocessing.get_context("spawn")
         process = context.Process(target=gateway_main, args=(port, run_dir, options.log_level))
         process.start()

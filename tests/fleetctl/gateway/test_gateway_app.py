@@ -17,7 +17,7 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fleetctl.gateway.app import bind
+from fleetctl.gateway.app import bind_listener
 from fleetctl.kit.errors import BadInputError
 from tests.fixtures.gateway import (
     CONTROLLER_TOKEN,
@@ -149,11 +149,11 @@ async def test_an_abort_tells_every_client(tmp_path: Path) -> None:
 PROGRAM = f"""
 import sys
 from pathlib import Path
-from fleetctl.gateway.app import run
+from fleetctl.gateway.app import run_gateway
 from fleetctl.kit.errors import FleetctlError
 port, controller, run_dir = sys.argv[1:]
 try:
-    run(host="127.0.0.1", port=int(port), controller_url=controller, controller_token="{CONTROLLER_TOKEN}",
+    run_gateway(host="127.0.0.1", port=int(port), controller_url=controller, controller_token="{CONTROLLER_TOKEN}",
         node_token="{NODE_TOKEN}", run_dir=Path(run_dir))
 except FleetctlError as error:
     print(error.message, file=sys.stderr)
@@ -230,4 +230,4 @@ async def test_a_port_in_use_is_one_clear_line_and_exit_code_2(tmp_path: Path) -
 @pytest.mark.parametrize("host", ["256.1.1.1", "no such host", "203.0.113.7"])
 async def test_a_host_that_is_not_ours_is_a_clear_error(host: str) -> None:
     with pytest.raises(BadInputError, match="cannot listen on"):
-        bind(host, 0)
+        bind_listener(host, 0)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from fleetctl.gateway import event_stream
 from fleetctl.gateway import exchange as exchange_module
-from fleetctl.gateway import frames as frames_module
 from fleetctl.gateway.fates import Outcome
 from tests.fixtures.gateway import NODE_TOKEN, Script, ScriptedNode, chat_text, expected_text, small_fleet, until
 
@@ -387,7 +387,7 @@ async def test_a_nodes_error_event_counts_as_failed(tmp_path: Path) -> None:
 
 
 async def test_an_endless_event_ends_the_stream_with_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames_module, "MAX_FRAME_BYTES", 20)
+    monkeypatch.setattr(event_stream, "MAX_EVENT_BYTES", 20)
     async with small_fleet(tmp_path, "a") as (served, nodes, _):
         nodes[0].script.piece_bytes = 15
         reply = await served.chat()
@@ -409,7 +409,7 @@ async def test_a_client_that_hangs_up_stops_the_node_at_once(tmp_path: Path, str
         await until(lambda: node.hung_up == ["gone"], "the node saw the hang-up")
         await until(lambda: served.gateway.fates.in_flight == 0)
         assert (await served.fate("gone"))["fate"] == "client_gone"
-        assert served.gateway.loads.requests() == {}
+        assert served.gateway.loads.inflight_requests() == {}
 
 
 async def test_a_client_that_hangs_up_while_its_stream_moves_is_gone(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from fleetctl.gateway.table import FILE_NAME, load
+from fleetctl.gateway.table import FILE_NAME, load_table
 from tests.fixtures.gateway import scripted_controller, scripted_nodes, served_gateway, small_fleet, until
 
 pytestmark = pytest.mark.anyio
@@ -19,7 +19,7 @@ async def test_follows_the_controllers_table_and_stores_it(tmp_path: Path) -> No
         await until(lambda: routing.table is not None and routing.table.version == 2)
         assert routing.table is not None
         assert [e.node for e in routing.table.active] == ["a"]
-        await until(lambda: (stored := load(tmp_path / FILE_NAME)) is not None and stored[0] == routing.table)
+        await until(lambda: (stored := load_table(tmp_path / FILE_NAME)) is not None and stored[0] == routing.table)
         assert any(poll.get("after") == "1" for poll in controller.polls), "long-polls with its version"
 
 
@@ -72,7 +72,7 @@ async def test_a_controller_without_a_table_does_not_confirm_ours_and_is_followe
         asked = len(controller.polls)
         async with served_gateway(tmp_path, controller.url) as served:
             await until(lambda: len(controller.polls) >= asked + 2)
-            stored = load(tmp_path / FILE_NAME)
+            stored = load_table(tmp_path / FILE_NAME)
             assert stored is not None
             assert served.gateway.routing.confirmed_at == stored[1]
             assert (await served.chat()).is_done, "the last good table still holds"

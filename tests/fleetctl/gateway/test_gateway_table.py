@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetctl.gateway.table import Routing, Table, load, store
+from fleetctl.gateway.table import Routing, Table, load_table, store_table
 from fleetctl.kit.errors import BadInputError
 from fleetctl.wire import Route, RouteState, RoutingTable
 
@@ -47,13 +47,13 @@ def test_a_path_is_added_to_the_nodes_address_as_it_is() -> None:
 def test_a_stored_table_comes_back_equal(tmp_path: Path) -> None:
     table = make_table(make_route("a"), make_route("b", state=RouteState.CORDONED), version=9)
     path = tmp_path / "new" / "folder" / "table.json"
-    store(path, table, 123.0)
-    assert load(path) == (table, 123.0)
+    store_table(path, table, 123.0)
+    assert load_table(path) == (table, 123.0)
     assert [p.name for p in path.parent.iterdir()] == ["table.json"]
 
 
 def test_no_stored_table_is_none(tmp_path: Path) -> None:
-    assert load(tmp_path / "absent.json") is None
+    assert load_table(tmp_path / "absent.json") is None
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_damaged_table_names_the_file_and_place(tmp_path: Path, content: str, 
     path = tmp_path / "table.json"
     path.write_text(content)
     with pytest.raises(BadInputError, match=says) as caught:
-        load(path)
+        load_table(path)
     assert str(path) in caught.value.message
     assert caught.value.remedy
 

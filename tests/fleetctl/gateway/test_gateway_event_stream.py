@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetctl.gateway import frames as frames_module
-from fleetctl.gateway.frames import FrameReader, FrameTooBigError
+from fleetctl.gateway import event_stream
+from fleetctl.gateway.event_stream import EventStreamReader, EventTooLongError
 
 HANDOFF = b'event: fleet.handoff\ndata: {"version": 1}\n\n'
 
 
-def feed_all(reader: FrameReader, pieces: list[bytes]) -> tuple[bytes, list[bytes]]:
+def feed_all(reader: EventStreamReader, pieces: list[bytes]) -> tuple[bytes, list[bytes]]:
     sent, handoffs = b"", []
     for piece in pieces:
         frames = reader.feed(piece)
@@ -30,13 +30,13 @@ def cut_up(data: bytes, size: int) -> list[bytes]:
 def test_finds_a_handoff_however_it_is_split(size: int, newline: bytes) -> None:
     before = b'data: {"a": 1}\n\ndata: {"b": 2}\n\n'
     stream = (before + HANDOFF + b"data: late\n\n").replace(b"\n", newline)
-    sent, handoffs = feed_all(FrameReader(), cut_up(stream, size))
+    sent, handoffs = feed_all(EventStreamReader(), cut_up(stream, size))
     assert sent == before.replace(b"\n", newline)
     assert handoffs == [b'{"version": 1}']
 
 
 def test_half_a_frame_is_never_forwarded() -> None:
-    reader = FrameReader()
+    reader = EventStreamReader()
     assert reader.feed(b'data: {"a": 1}\n\ndata: {"half').forward == b'data: {"a": 1}\n\n'
     assert reader.feed(b'": 1}\n').forward == b""
     assert reader.feed(b"\n").forward == b'data: {"half": 1}\n\n'
@@ -44,36 +44,36 @@ def test_half_a_frame_is_never_forwarded() -> None:
 
 def test_text_that_speaks_of_a_handoff_is_text() -> None:
     frame = b'data: {"text": "event: fleet.handoff\\ndata: {}"}\n\n'
-    assert FrameReader().feed(frame) == (frame, None)
+    assert EventStreamReader().feed(frame) == (frame, None)
 
 
 def test_a_handoff_of_several_data_lines_is_joined() -> None:
     stream = b'event:fleet.handoff\ndata: {"version":\ndata: 1}\nid: 7\n\n'
-    assert FrameReader().feed(stream).handoff == b'{"version":\n1}'
+    assert EventStreamReader().feed(stream).handoff == b'{"version":\n1}'
 
 
 @pytest.mark.parametrize("tail", [b"data: [DONE]\n\n", b"data: [DONE]\r\n\r\n", b"data:[DONE]\n\n"])
 def test_knows_that_the_stream_is_complete(tail: bytes) -> None:
-    reader = FrameReader()
+    reader = EventStreamReader()
     feed_all(reader, cut_up(b"data: {}\n\n" + tail, 4))
     assert reader.is_done
 
 
 def test_text_that_ends_in_done_is_not_the_end() -> None:
-    reader = FrameReader()
+    reader = EventStreamReader()
     reader.feed(b'data: {"text": "data: [DONE]"}\n\n')
     assert not reader.is_done
 
 
 def test_a_done_without_its_blank_line_still_counts_at_the_end() -> None:
-    reader = FrameReader()
+    reader = EventStreamReader()
     assert reader.feed(b"data: {}\n\ndata: [DONE]\n").forward == b"data: {}\n\n"
     assert reader.finish() == b"data: [DONE]\n\n"
     assert reader.is_done
 
 
 def test_half_a_frame_at_the_end_is_dropped() -> None:
-    reader = FrameReader()
+    reader = EventStreamReader()
     reader.feed(b'data: {"ha')
     assert reader.finish() == b""
     assert not reader.is_done
@@ -90,16 +90,16 @@ def test_half_a_frame_at_the_end_is_dropped() -> None:
     ],
 )
 def test_tells_an_error_event_from_text_about_errors(frame: bytes, is_error: bool) -> None:
-    reader = FrameReader()
+    reader = EventStreamReader()
     reader.feed(frame)
     assert reader.has_error is is_error
 
 
 def test_a_frame_without_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames_module, "MAX_FRAME_BYTES", 100)
-    reader = FrameReader()
+    monkeypatch.setattr(event_stream, "MAX_EVENT_BYTES", 100)
+    reader = EventStreamReader()
     reader.feed(b"x" * 100)
-    with pytest.raises(FrameTooBigError):
+    with pytest.raises(EventTooLongError):
         reader.feed(b"x")
 
 
@@ -114,4 +114,4 @@ def test_any_split_forwards_the_same_bytes(texts: list[str], sizes: list[int]) -
         size = sizes[turn % len(sizes)]
         pieces.append(stream[start : start + size])
         start, turn = start + size, turn + 1
-    assert feed_all(FrameReader(), pieces) == (stream, [])
+    assert feed_all(EventStreamReader(), pieces) == (stream, [])

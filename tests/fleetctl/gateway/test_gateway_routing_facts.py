@@ -5,20 +5,26 @@ from typing import Any
 
 import pytest
 
-from fleetctl.gateway.ask import DEFAULT_OUTPUT_TOKENS, MAX_OUTPUT_TOKENS, PREFIX_CHARS, BadAskError, read_ask
+from fleetctl.gateway.routing_facts import (
+    DEFAULT_OUTPUT_TOKENS,
+    MAX_OUTPUT_TOKENS,
+    PREFIX_CHARS,
+    BadBodyError,
+    read_routing_facts,
+)
 
 CHAT = "/v1/chat/completions"
 COMPLETION = "/v1/completions"
 
 
 def ask_of(path: str, **body: Any) -> Any:
-    return read_ask(path, json.dumps(body).encode())
+    return read_routing_facts(path, json.dumps(body).encode())
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b"\xff\xfe", b"[" * 100_000])
 def test_a_body_that_is_not_an_object_is_named(body: bytes) -> None:
-    with pytest.raises(BadAskError, match="JSON"):
-        read_ask(CHAT, body)
+    with pytest.raises(BadBodyError, match="JSON"):
+        read_routing_facts(CHAT, body)
 
 
 def test_conversations_with_the_same_beginning_share_their_prefix() -> None:

@@ -17,12 +17,12 @@ MAX_OUTPUT_TOKENS = 16_384  # one request's claim must not blind the balance
 GENERATION_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
 
 
-class BadAskError(Exception):
+class BadBodyError(Exception):
     """The body can't be read. The message is for the client."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class RoutingFacts:
     """`prefix`: the canonical prompt's first characters. `tokens`: rough cost, prompt and output together."""
 
     model: str | None = None
@@ -31,20 +31,20 @@ class Ask:
     tokens: int = 0
 
 
-def read_ask(path: str, body: bytes) -> Ask:
-    """The ask in a completion request's body. Raises BadAskError when it is not a JSON object."""
+def read_routing_facts(path: str, body: bytes) -> RoutingFacts:
+    """What routing needs of a completion request's body. Raises BadBodyError when it is not a JSON object."""
     try:
         value = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise BadAskError("the body is not valid JSON") from error
+        raise BadBodyError("the body is not valid JSON") from error
     if not isinstance(value, dict):
-        raise BadAskError("the body must be a JSON object")
+        raise BadBodyError("the body must be a JSON object")
     if path == "/v1/chat/completions":
         prefix, chars = _chat_prompt(value.get("messages"))
     else:
         prefix, chars = _completion_prompt(value.get("prompt"))
     model = value.get("model")
-    return Ask(
+    return RoutingFacts(
         model=model if isinstance(model, str) else None,
         stream=value.get("stream") is True,
         prefix=prefix,

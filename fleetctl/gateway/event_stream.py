@@ -1,7 +1,7 @@
 """The borders of server-sent events, found only as far as needed to splice streams.
 
-Only whole frames go on to the client. So a hand-off frame is never half sent, and after a cut the next bytes, an error
-event or another node's frames, start at a border.
+Only whole events go on to the client. So a hand-off is never half sent, and after a cut the next bytes, an error
+event or another node's events, start at a border.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-MAX_FRAME_BYTES = 32 * 1024 * 1024  # a hand-off carries token ids: 7 bytes each, so millions of tokens fit
+MAX_EVENT_BYTES = 32 * 1024 * 1024  # a hand-off carries token ids: 7 bytes each, so millions of tokens fit
 HANDOFF_EVENT = b"fleet.handoff"
 _BORDERS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _BORDER = re.compile(rb"\r\n\r\n|\n\n|\r\r")
@@ -17,19 +17,19 @@ _DONE = (b"data: [DONE]", b"data:[DONE]")
 _ERROR = re.compile(rb'^data: ?\{\s*"error"\s*:(?!\s*null)', re.MULTILINE)
 
 
-class FrameTooBigError(Exception):
-    """A frame without end: not an event stream, or not a sane one."""
+class EventTooLongError(Exception):
+    """An event without end: not an event stream, or not a sane one."""
 
 
-class Frames(NamedTuple):
-    """What one read completed. `handoff` is the hand-off object as sent; frames after it are dropped."""
+class WholeEvents(NamedTuple):
+    """What one read completed. `handoff` is the hand-off object as sent; events after it are dropped."""
 
     forward: bytes
     handoff: bytes | None = None
 
 
-class FrameReader:
-    """Turns reads of any size into whole frames. `is_done` and `has_error` say what has passed so far."""
+class EventStreamReader:
+    """Turns reads of any size into whole events. `is_done` and `has_error` say what has passed so far."""
 
     __slots__ = ("_held", "has_error", "is_done")
 
@@ -38,8 +38,8 @@ class FrameReader:
         self.is_done = False  # [DONE] has passed
         self.has_error = False  # the node ended the stream with an error event
 
-    def feed(self, data: bytes) -> Frames:
-        """The frames that `data` completes. Raises FrameTooBigError."""
+    def feed(self, data: bytes) -> WholeEvents:
+        """The events that `data` completes. Raises EventTooLongError."""
         if not self._held and data.endswith((b"\n\n", b"\r\n\r\n")):
             whole = data
         else:
@@ -47,18 +47,18 @@ class FrameReader:
             self._held += data
             cut = _last_border(self._held, search_from)
             if cut == 0:
-                if len(self._held) > MAX_FRAME_BYTES:
-                    raise FrameTooBigError(f"an event is longer than {MAX_FRAME_BYTES} bytes")
-                return Frames(b"")
+                if len(self._held) > MAX_EVENT_BYTES:
+                    raise EventTooLongError(f"an event is longer than {MAX_EVENT_BYTES} bytes")
+                return WholeEvents(b"")
             whole = bytes(self._held[:cut])
             del self._held[:cut]
         if HANDOFF_EVENT in whole:
-            frames = _split_at_handoff(whole)
-            if frames is not None:
-                self._note(frames.forward)
-                return frames
+            events = _split_at_handoff(whole)
+            if events is not None:
+                self._note(events.forward)
+                return events
         self._note(whole)
-        return Frames(whole)
+        return WholeEvents(whole)
 
     def finish(self) -> bytes:
         """What is still to be forwarded when the node ended its stream in order: a [DONE] without its blank line."""
@@ -77,13 +77,13 @@ class FrameReader:
 
 
 def _last_border(held: bytearray, start: int) -> int:
-    """Where the last whole frame ends, or 0."""
+    """Where the last whole event ends, or 0."""
     ends = [at + len(border) for border in _BORDERS if (at := held.rfind(border, start)) >= 0]
     return max(ends, default=0)
 
 
-def _split_at_handoff(whole: bytes) -> Frames | None:
-    """The frames before the first hand-off, and its data. None: the words were only in some frame's text."""
+def _split_at_handoff(whole: bytes) -> WholeEvents | None:
+    """The events before the first hand-off, and its data. None: the words were only in some event's text."""
     start = 0
     for border in _BORDER.finditer(whole):
         data: list[bytes] = []
@@ -96,6 +96,6 @@ def _split_at_handoff(whole: bytes) -> Frames | None:
             elif name == b"data":
                 data.append(value)
         if is_handoff:
-            return Frames(whole[:start], b"\n".join(data))
+            return WholeEvents(whole[:start], b"\n".join(data))
         start = border.end()
     return None
