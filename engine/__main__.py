@@ -1,4 +1,4 @@
-"""`python -m engine`: serve a node, make a small model, check a model directory, run the core.
+"""`fleetctl-node` (`python -m engine` in a clone): serve a node, make a small model, check a model, run the core.
 
 Exit codes: 0 done, 1 it could not run here, 2 bad input. Errors are one line on stderr.
 """
@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m engine", description="A node of a serving fleet.")
+    parser = argparse.ArgumentParser(prog="fleetctl-node", description="A node of a serving fleet.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     serve = commands.add_parser(
         "serve",

@@ -223,7 +223,7 @@ def config_from_args(args: argparse.Namespace) -> NodeConfig:
     model_dir = Path(args.model)
     if not model_dir.is_dir():
         raise BadConfigError(
-            f"--model {model_dir}: no such directory; `python -m engine make-model DIR` makes a small one"
+            f"--model {model_dir}: no such directory; `fleetctl-node make-model DIR` makes a small one"
         )
     for option, lowest in _POSITIVE.items():
         value = getattr(args, option.removeprefix("--").replace("-", "_"))

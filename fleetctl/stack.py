@@ -7,7 +7,6 @@ again when it fails or is interrupted. The controller starts the nodes: it owns 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import os
 import secrets
@@ -25,6 +24,7 @@ import httpx
 
 from fleetctl.client import ControllerClient
 from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError
+from fleetctl.node import INSTALL_ENGINE, missing_library
 from fleetctl.providers.process import ProcessTable, exclusive
 from fleetctl.settings import Settings, read_token
 from fleetctl.wire import Node, NodePhase
@@ -203,11 +203,9 @@ def prepare_model(settings: Settings, tell: Tell) -> Path:
 
     Raises BadInputError when it is missing, broken, or the engine is not installed.
     """
-    if importlib.util.find_spec("torch") is None:
-        raise BadInputError(
-            "the engine is not installed here: torch is missing", remedy="pip install 'llm-fleetctl[engine]'"
-        )
-    engine = [sys.executable, "-m", "engine"]
+    if (missing := missing_library()) is not None:
+        raise BadInputError(f"the engine is not installed here: {missing} is missing", remedy=INSTALL_ENGINE)
+    engine = [sys.executable, "-m", "fleetctl.node"]
     directory = settings.fleet.model_dir
     if directory is None:
         directory = settings.state_dir / "models" / "demo"
@@ -219,7 +217,7 @@ def prepare_model(settings: Settings, tell: Tell) -> Path:
             raise FleetctlError(f"{directory}: the small model could not be made (see above)")
         return directory
     if not directory.is_dir():
-        raise BadInputError(f"{directory}: no such model directory", remedy=f"python -m engine make-model {directory}")
+        raise BadInputError(f"{directory}: no such model directory", remedy=f"fleetctl-node make-model {directory}")
     checked = subprocess.run([*engine, "check", str(directory)], check=False, capture_output=True, text=True)
     if checked.returncode != 0:
         words = (checked.stderr.strip() or checked.stdout.strip()).splitlines()

@@ -63,7 +63,7 @@ def open_model(path: Path | str, *, verify: bool = True, progress: Progress | No
         raise BadModelError(
             directory,
             "no such directory",
-            "give a Hugging Face model directory, or make one: python -m engine make-model",
+            "give a Hugging Face model directory, or make one: fleetctl-node make-model",
         )
     manifest = _read_manifest(directory)
     if manifest is not None:

@@ -16,10 +16,10 @@ class LocalProvider:
     """Starts, finds and stops nodes. Every method is idempotent, quick and safe to call again after a crash."""
 
     def __init__(self, root: Path, *, node_token_file: Path, engine_command: Sequence[str] | None = None) -> None:
-        """`root` is the run folder of all processes; `engine_command` replaces `python -m engine` in tests."""
+        """`root` is the run folder of all processes; `engine_command` replaces `fleetctl-node` in tests."""
         self._table = ProcessTable(root)
         self._token_file = node_token_file
-        self._command = tuple(engine_command or (sys.executable, "-m", "engine"))
+        self._command = tuple(engine_command or (sys.executable, "-m", "fleetctl.node"))
 
     def ensure_started(self, spec: NodeSpec) -> None:
         """Start the node unless it runs."""

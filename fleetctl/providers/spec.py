@@ -11,7 +11,7 @@ NODE_NAME = re.compile(r"^[a-z0-9][a-z0-9-]{0,62}$")
 
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
-    """A node wanted by the fleet. `extra_args` go to `python -m engine serve` as they are."""
+    """A node wanted by the fleet. `extra_args` go to `fleetctl-node serve` as they are."""
 
     name: str
     model_dir: str
