@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 
@@ -26,7 +25,7 @@ from fleetctl.client import ControllerClient
 from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError
 from fleetctl.node import INSTALL_ENGINE, missing_library
 from fleetctl.providers.process import ProcessTable, exclusive
-from fleetctl.settings import Settings, read_token
+from fleetctl.settings.tree import Settings, read_token
 from fleetctl.wire import Node, NodePhase
 
 Tell = Callable[[str], None]
@@ -86,7 +85,7 @@ class Stack:
     async def _start(self, missing: Sequence[str], before: set[str], tell: Tell) -> StackView:
         settings = self.settings
         config = settings.state_dir / "effective.json"
-        _write_private(config, json.dumps(_plain_tree(settings), indent=1))
+        _write_private(config, json.dumps(settings.revealed(), indent=1))
         env = {"FLEETCTL_CONFIG": "", **{key: "" for key in os.environ if key.startswith("FLEETCTL_")}}
         flags = ["--config", str(config)]
         commands = {
@@ -230,14 +229,6 @@ def make_tokens(settings: Settings) -> None:
     for path in (settings.controller_token_file, settings.node_token_file):
         if read_token(path) is None:
             _write_private(path, secrets.token_urlsafe(32) + "\n")
-
-
-def _plain_tree(settings: Settings) -> dict[str, Any]:
-    """Settings for our own processes; the controller's token travels in its 0600 file or in this one."""
-    tree = settings.model_dump(mode="json")
-    token = settings.controller.token
-    tree["controller"]["token"] = token.get_secret_value() if token else None
-    return tree
 
 
 def _write_private(path: Path, text: str) -> None:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from fleetctl.kit.log import configure_logging
-from fleetctl.settings import Settings, load_settings
+from fleetctl.settings.load import load_settings
+from fleetctl.settings.tree import Settings
 
 if TYPE_CHECKING:
     from fleetctl.client import ControllerClient
@@ -32,12 +33,12 @@ class Context:
 
     def settings(self) -> Settings:
         """Settings with the global flags laid over file and environment."""
-        settings = load_settings(self.config).override(
-            state_dir=self.state_dir.absolute() if self.state_dir else None,
-            controller={"url": self.controller_url},
-            log={"level": self.log_level},
-        )
-        return settings.override(state_dir=settings.state_dir.expanduser().absolute())
+        flags = {
+            "state_dir": self.state_dir,
+            "controller": {"url": self.controller_url},
+            "log": {"level": self.log_level},
+        }
+        return load_settings(self.config, flags)
 
 
 _current = Context()

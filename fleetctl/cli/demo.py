@@ -14,7 +14,8 @@ from fleetctl.cli.context import current, make_client
 from fleetctl.cli.lifecycle import cancelled_by_signals
 from fleetctl.cli.output import Output, OutputOption, print_data, seconds, stderr, stdout
 from fleetctl.kit.errors import BadInputError, FleetctlError
-from fleetctl.settings import Settings
+from fleetctl.settings.load import with_flags
+from fleetctl.settings.tree import Settings
 
 if TYPE_CHECKING:
     from fleetctl.demo.report import DemoReport
@@ -47,7 +48,7 @@ def register(app: typer.Typer) -> None:
         plan.check()
         base = current().settings()
         tell = _line_printer(output)
-        base = base.override(fleet={"model_dir": prepare_model(base, tell)})
+        base = with_flags(base, fleet={"model_dir": prepare_model(base, tell)})
         settings = settings_for_demo(base, nodes=nodes)
         _clear_last_demo(settings)
         stack = Stack(settings)

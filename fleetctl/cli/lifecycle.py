@@ -13,7 +13,8 @@ import typer
 from fleetctl.cli.context import current
 from fleetctl.cli.get import COLUMNS, EMPTY, Kind
 from fleetctl.cli.output import Output, OutputOption, print_data, print_rows, stderr, stdout
-from fleetctl.settings import Settings
+from fleetctl.settings.load import with_flags
+from fleetctl.settings.tree import Settings
 
 if TYPE_CHECKING:
     from fleetctl.stack import StackView
@@ -51,14 +52,17 @@ def register(app: typer.Typer) -> None:
         output: OutputOption = Output.table,
     ) -> None:
         """Start a fleet on this machine and wait until every node is ready."""
-        settings = current().settings().override(
+        settings = with_flags(
+            current().settings(),
             controller={"port": controller_port, "policy": policy},
             gateway={"port": gateway_port},
             fleet={
-                "nodes": nodes, "model": model, "enable_faults": enable_faults,
+                "nodes": nodes,
+                "model": model,
+                "enable_faults": enable_faults,
                 "model_dir": model_dir.absolute() if model_dir else None,
             },
-        )  # fmt: skip
+        )
         view = bring_up(settings, tell=lambda line: stderr().print(f"  {line}", markup=False))
         if output in (Output.json, Output.yaml):
             print_data(
@@ -91,7 +95,7 @@ def bring_up(settings: Settings, tell: Callable[[str], None]) -> StackView:
     """Prepare the model and start the fleet; Ctrl-C or SIGTERM at any moment stops what was started."""
     from fleetctl.stack import Stack, prepare_model
 
-    with_model = settings.override(fleet={"model_dir": prepare_model(settings, tell)})
+    with_model = with_flags(settings, fleet={"model_dir": prepare_model(settings, tell)})
     return asyncio.run(cancelled_by_signals(Stack(with_model).up(tell)))
 
 

@@ -32,14 +32,10 @@ def _run(args: argparse.Namespace) -> None:
         from fleetctl.controller.app import serve
         from fleetctl.controller.from_settings import controller_config
         from fleetctl.kit.log import configure_logging
-        from fleetctl.settings import load_settings
+        from fleetctl.settings.load import load_settings
 
-    settings = load_settings(args.config).override(
-        state_dir=args.state_dir.absolute() if args.state_dir else None,
-        controller={"url": args.controller},
-        log={"level": args.log_level},
-    )
-    settings = settings.override(state_dir=settings.state_dir.expanduser().absolute())
+    flags = {"state_dir": args.state_dir, "controller": {"url": args.controller}, "log": {"level": args.log_level}}
+    settings = load_settings(args.config, flags)
     configure_logging(settings.log.level, settings.log.format)
     uvloop.run(serve(controller_config(settings)))
 

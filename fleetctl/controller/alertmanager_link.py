@@ -46,14 +46,14 @@ class AlertmanagerLink:
         self._own_alerts = own_alerts
         self._clock = clock
         self._metrics = metrics
-        self._clients = [AlertmanagerClient(peer) for peer in config.alertmanagers]
+        self._clients = [AlertmanagerClient(peer) for peer in config.settings.alertmanagers]
         self._sender: AlertSender | None = None
-        self.external = ExternalAlerts(database, fleet, clock, config.webhook, self._own_fingerprints)
+        self.external = ExternalAlerts(database, fleet, clock, config.settings.webhook, self._own_fingerprints)
         self._check = ExternalCheck(self.external, self._clients, clock)
         self.silences = Silences(self._clients, clock)
         self.automation = Automation(self.silences, self.external.fleet_map, self._labels)
-        self.webhook = AlertmanagerWebhook(self.external, timeline, clock, metrics, config.webhook)
-        self.auth = WebhookAuth(config.webhook, config.token)
+        self.webhook = AlertmanagerWebhook(self.external, timeline, clock, metrics, config.settings.webhook)
+        self.auth = WebhookAuth(config.settings.webhook, config.token)
 
     async def start(self, alerting: Alerting, loops: Loops) -> None:
         """Take up the stored alerts; send and read silences on loops of their own, if there is an Alertmanager."""
@@ -66,13 +66,13 @@ class AlertmanagerLink:
             self._clock,
             is_held_back=alerting.is_held_back,
             is_gone=alerting.is_of_removed_node,
-            external_labels=self._config.external_labels,
-            public_url=self._config.effective_public_url,
-            resend_s=self._config.resend_s,
+            external_labels=self._config.settings.external_labels,
+            public_url=self._config.public_url,
+            resend_s=self._config.settings.delivery.resend_s,
         )
-        loops.add("alertmanager", self._config.evaluation_interval_s, self._sender.turn)
+        loops.add("alertmanager", self._config.settings.controller.evaluation_interval_s, self._sender.turn)
         loops.add("external", CHECK_EVERY_S, self._check.turn)
-        loops.add("silences", self._config.silences_interval_s, self.silences.turn)
+        loops.add("silences", self._config.settings.delivery.silences_interval_s, self.silences.turn)
 
     async def stop(self) -> None:
         if self._sender is not None:
@@ -88,7 +88,7 @@ class AlertmanagerLink:
         return {fingerprint_of_labels(self._outgoing_labels(alert.labels)) for alert in self._own_alerts()}
 
     def _outgoing_labels(self, labels: Mapping[str, str]) -> dict[str, str]:
-        return labels_in_alertmanager(labels, self._config.external_labels)
+        return labels_in_alertmanager(labels, self._config.settings.external_labels)
 
     def _labels(self, alert: FiredAlert) -> Mapping[str, str]:
         """The labels that an alert of either kind has in Alertmanager."""

@@ -43,10 +43,10 @@ async def serve(
     """
     stopping = stopping or asyncio.Event()
     # The port first: a second controller by mistake must not claim the epoch of the one that runs.
-    listener = _listen(config.host, config.port)
+    listener = _listen(config.settings.controller.host, config.settings.controller.port)
     try:
-        node_token_file = config.state_dir / "node.token"
-        provider = provider or LocalProvider(config.state_dir / "run", node_token_file=node_token_file)
+        settings = config.settings
+        provider = provider or LocalProvider(settings.run_dir, node_token_file=settings.node_token_file)
         async with open_controller(config, provider, clock) as controller:
             with _stop_on_signals(stopping):
                 await _run(controller, listener, ready, stopping)

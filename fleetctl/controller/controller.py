@@ -38,6 +38,7 @@ from fleetctl.controller.state_lock import hold_state_lock
 from fleetctl.controller.timeline import Timeline
 from fleetctl.kit.clock import Clock, SystemClock
 from fleetctl.kit.errors import BadInputError
+from fleetctl.settings.signals import PrometheusSettings
 from fleetctl.wire import NodePhase
 from runbooks.errors import RunbookError
 from runbooks.executor import Executor
@@ -94,15 +95,17 @@ async def open_controller(
     Raises BadInputError when the state can't be used, or a rule, tree or page is wrong.
     """
     clock = clock or SystemClock()
-    groups = _rules(config)
-    store = SeriesStore(retention_s=_retention_s(groups), max_bytes=config.max_history_mb << 20)
-    clear_after_s = CLEAR_AFTER_S if config.prometheus is None else max(CLEAR_AFTER_S, window_s(config.prometheus))
+    settings = config.settings
+    prometheus = settings.signals.prometheus
+    groups = _rules(prometheus)
+    store = SeriesStore(retention_s=_retention_s(groups), max_bytes=settings.signals.max_history_mb << 20)
+    clear_after_s = CLEAR_AFTER_S if prometheus is None else max(CLEAR_AFTER_S, window_s(prometheus))
     engine = RuleEngine(groups, store, clear_after_s=clear_after_s)
     trees = load_trees(builtin_tree_files())
     library = load_library()
     async with AsyncExitStack() as stack:
-        stack.enter_context(hold_state_lock(config.state_dir))
-        database = Database(config.effective_database_url)
+        stack.enter_context(hold_state_lock(settings.state_dir))
+        database = Database(settings.database_url)
         stack.callback(database.close)
         try:
             journal = Journal(database.engine)
@@ -117,14 +120,19 @@ async def open_controller(
         book = IncidentBook(database, clock)
         fleet = Fleet(database, provider, client, routing, timeline, clock, book.of_node)
         scraper = Scraper(
-            fleet, store, clock, metrics,
-            interval_s=config.scrape_interval_s, max_bytes=config.max_scrape_bytes, gateway_url=config.gateway_url,
-            scrapes_nodes=config.prometheus is None,
-        )  # fmt: skip
+            fleet,
+            store,
+            clock,
+            metrics,
+            interval_s=settings.controller.scrape_interval_s,
+            max_bytes=settings.signals.max_scrape_bytes,
+            gateway_url=config.gateway_url,
+            scrapes_nodes=prometheus is None,
+        )
         stack.push_async_callback(scraper.stop)
         signals: Signals = scraper
-        if config.prometheus is not None:
-            read = PrometheusSignals(config.prometheus, groups, store, clock, metrics, scraper)
+        if prometheus is not None:
+            read = PrometheusSignals(prometheus, groups, store, clock, metrics, scraper)
             stack.push_async_callback(read.stop)
             signals = read
         effects = FleetEffects(
@@ -133,13 +141,13 @@ async def open_controller(
             provider=provider,
             client=client,
             routing=routing,
-            gateway=GatewayWatch(client, config.gateway_url, clock, config.gateway_wait_s),
+            gateway=GatewayWatch(client, config.gateway_url, clock, settings.actions.gateway_wait_s),
             clock=clock,
             forget_signals=scraper.forget,
             default_spec=config.node_specs[0] if config.node_specs else None,
-            drain_grace_s=config.drain_grace_s,
+            drain_grace_s=settings.actions.drain_grace_s,
         )
-        lookup = FleetLookup(database, fleet, store, clock, stale_after_s=config.effective_stale_after_s)
+        lookup = FleetLookup(database, fleet, store, clock, stale_after_s=settings.stale_after_s)
         executor = Executor(
             journal,
             library,
@@ -147,39 +155,68 @@ async def open_controller(
             lookup,
             clock=clock,
             on_event=_RunEvents(timeline, metrics),
-            capacity_floor_ratio=config.capacity_floor_ratio,
+            capacity_floor_ratio=settings.controller.capacity_floor_ratio,
         )
         stack.callback(executor.close)
         link = AlertmanagerLink(config, engine.alerts, database, fleet, timeline, clock, metrics)
         stack.push_async_callback(link.stop)
         automation = link.automation
         alerting = Alerting(
-            engine, database, fleet, book, timeline, clock, metrics, link.external, automation.may_open,
+            engine,
+            database,
+            fleet,
+            book,
+            timeline,
+            clock,
+            metrics,
+            link.external,
+            automation.may_open,
             signals.known_until,
-        )  # fmt: skip
+        )
         diagnosing = Diagnosing(
-            trees, store, book, timeline, clock, every_s=config.diagnose_every_s, for_s=config.diagnose_for_s,
+            trees,
+            store,
+            book,
+            timeline,
+            clock,
+            every_s=settings.incidents.diagnose_every_s,
+            for_s=settings.incidents.diagnose_for_s,
             may_diagnose=automation.may_diagnose,
-        )  # fmt: skip
+        )
         remediation = Remediation(
-            executor, journal, library, lookup, database, book, timeline, clock,
-            policy=config.policy, policy_causes=config.policy_causes,
-            may_propose=automation.may_propose, may_run_unasked=automation.may_run_unasked,
-        )  # fmt: skip
+            executor,
+            journal,
+            library,
+            lookup,
+            database,
+            book,
+            timeline,
+            clock,
+            policy=settings.controller.policy,
+            policy_causes=settings.controller.policy_causes,
+            may_propose=automation.may_propose,
+            may_run_unasked=automation.may_run_unasked,
+        )
         closing = Closing(
-            database, book, journal, executor, store, timeline, clock,
-            folder=config.incidents_dir,
-            quiet_s=config.resolve_quiet_s,
-            withdraw_after_s=config.withdraw_after_s,
-            blackbox_lead_s=config.blackbox_lead_s,
-        )  # fmt: skip
+            database,
+            book,
+            journal,
+            executor,
+            store,
+            timeline,
+            clock,
+            folder=settings.incidents_dir,
+            quiet_s=settings.incidents.resolve_quiet_s,
+            withdraw_after_s=settings.incidents.withdraw_after_s,
+            blackbox_lead_s=settings.incidents.blackbox_lead_s,
+        )
         loops = Loops(clock)
-        loops.add("fleet", config.probe_interval_s, fleet.turn)
-        loops.add("scrape", config.scrape_interval_s, signals.turn)
-        loops.add("alerts", config.evaluation_interval_s, alerting.turn)
-        loops.add("diagnosis", config.evaluation_interval_s, diagnosing.turn)
-        loops.add("remediation", config.evaluation_interval_s, remediation.turn)
-        loops.add("closing", config.evaluation_interval_s, closing.turn)
+        loops.add("fleet", settings.controller.probe_interval_s, fleet.turn)
+        loops.add("scrape", settings.controller.scrape_interval_s, signals.turn)
+        loops.add("alerts", settings.controller.evaluation_interval_s, alerting.turn)
+        loops.add("diagnosis", settings.controller.evaluation_interval_s, diagnosing.turn)
+        loops.add("remediation", settings.controller.evaluation_interval_s, remediation.turn)
+        loops.add("closing", settings.controller.evaluation_interval_s, closing.turn)
         metrics.watch_loops(loops, clock)
         await timeline.load()
         await routing.load()
@@ -189,16 +226,33 @@ async def open_controller(
         await fleet.seed(config.node_specs)
         await timeline.append("controller.started", f"controller started, epoch {database.epoch}")
         yield Controller(
-            config=config, clock=clock, database=database, timeline=timeline, routing=routing, fleet=fleet, store=store,
-            scraper=scraper, signals=signals, book=book, alerting=alerting, diagnosing=diagnosing, library=library,
-            journal=journal, executor=executor, effects=effects, lookup=lookup, loops=loops, metrics=metrics,
-            alertmanager=link, started_at=clock.now(),
-        )  # fmt: skip
+            config=config,
+            clock=clock,
+            database=database,
+            timeline=timeline,
+            routing=routing,
+            fleet=fleet,
+            store=store,
+            scraper=scraper,
+            signals=signals,
+            book=book,
+            alerting=alerting,
+            diagnosing=diagnosing,
+            library=library,
+            journal=journal,
+            executor=executor,
+            effects=effects,
+            lookup=lookup,
+            loops=loops,
+            metrics=metrics,
+            alertmanager=link,
+            started_at=clock.now(),
+        )
 
 
-def _rules(config: ControllerConfig) -> list[RuleGroup]:
-    if config.prometheus is not None:
-        return rules_for(config.prometheus)
+def _rules(prometheus: PrometheusSettings | None) -> list[RuleGroup]:
+    if prometheus is not None:
+        return rules_for(prometheus)
     return load_rule_files([*builtin_signal_files(), *builtin_rule_files()])
 
 
@@ -220,6 +274,10 @@ class _RunEvents:
         if kind == f"run.{run.status.value}" and run.status.is_terminal:
             self._metrics.runs.labels(status=run.status.value).inc()
         self._timeline.append_soon(
-            kind, text, incident_id=run.incident_id, run_id=run.id, node=run.targets[0] if run.targets else None,
+            kind,
+            text,
+            incident_id=run.incident_id,
+            run_id=run.id,
+            node=run.targets[0] if run.targets else None,
             data=data,
-        )  # fmt: skip
+        )

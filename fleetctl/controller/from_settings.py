@@ -6,7 +6,7 @@ from fleetctl.controller.config import ControllerConfig
 from fleetctl.kit.errors import BadInputError
 from fleetctl.providers.process import ProcessTable
 from fleetctl.providers.spec import NodeSpec
-from fleetctl.settings import Settings
+from fleetctl.settings.tree import Settings
 
 
 def controller_config(settings: Settings) -> ControllerConfig:
@@ -19,25 +19,11 @@ def controller_config(settings: Settings) -> ControllerConfig:
         )
     gateway = ProcessTable(settings.run_dir).spec("gateway").get("url")
     return ControllerConfig(
-        state_dir=settings.state_dir,
-        database_url=settings.database_url,
-        host=settings.controller.host,
-        port=settings.controller.port,
+        settings=settings,
         token=token,
         node_token=settings.node_token(),
         gateway_url=gateway if isinstance(gateway, str) else settings.gateway.base_url,
         node_specs=tuple(initial_fleet(settings)),
-        scrape_interval_s=settings.controller.scrape_interval_s,
-        evaluation_interval_s=settings.controller.evaluation_interval_s,
-        stale_after_s=settings.controller.stale_after_s,
-        policy=settings.controller.policy,
-        capacity_floor_ratio=settings.controller.capacity_floor_ratio,
-        alertmanagers=tuple(settings.alertmanagers),
-        external_labels=settings.external_labels,
-        public_url=settings.controller.url or "",
-        webhook=settings.webhook,
-        prometheus=settings.signals.prometheus,
-        max_history_mb=settings.signals.max_history_mb,
     )
 
 

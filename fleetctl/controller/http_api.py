@@ -118,7 +118,7 @@ class _Api:
                 version=software_version(),
                 started_at=self._c.started_at,
                 epoch=self._c.database.epoch,
-                policy=self._c.config.policy,
+                policy=self._c.config.settings.controller.policy,
                 now=now,
                 nodes_ready=sum(state.phase is NodePhase.READY for state in wanted),
                 nodes_total=len(wanted),

@@ -20,7 +20,8 @@ from fleetctl.demo.traffic import Traffic
 from fleetctl.kit.errors import FleetctlError, UnreachableError
 from fleetctl.load.trace import load_trace
 from fleetctl.providers.local import free_port
-from fleetctl.settings import Settings, read_token
+from fleetctl.settings.load import with_flags
+from fleetctl.settings.tree import Settings, read_token
 from fleetctl.stack import Stack, StackView
 from fleetctl.wire import Incident, IncidentStatus, NodePhase, TimelineEntry
 
@@ -50,12 +51,14 @@ class DemoPlan:
 
 def settings_for_demo(base: Settings, *, nodes: int) -> Settings:
     """A fleet beside any other: own state folder, free ports, faults allowed, runbooks approved by policy."""
-    return base.override(
+    port = free_port()
+    return with_flags(
+        base,
         state_dir=base.state_dir / "demo",
-        controller={"host": "127.0.0.1", "port": free_port(), "url": None, "policy": "run"},
+        controller={"host": "127.0.0.1", "port": port, "url": f"http://127.0.0.1:{port}", "policy": "run"},
         gateway={"host": "127.0.0.1", "port": free_port()},
         fleet={"nodes": nodes, "enable_faults": True, "node_args": NODE_ARGS},
-    ).override()
+    )
 
 
 async def run_demo(stack: Stack, plan: DemoPlan, tell: Tell) -> DemoReport:

@@ -17,9 +17,9 @@ import pytest
 
 from alerts.evaluation.builtin import builtin_rule_files, builtin_signal_files
 from alerts.evaluation.fingerprint import fingerprint_of_labels
-from fleetctl.alertmanager_settings import AlertmanagerPeer
 from fleetctl.controller.alertmanager.alertmanager_client import AlertmanagerClient
 from fleetctl.controller.controller import Controller, open_controller
+from fleetctl.settings.alertmanager import AlertmanagerPeer
 from fleetctl.wire import SilenceMatcher, SilenceRequest
 from tests.fixtures.alertmanager import (
     HTTP,

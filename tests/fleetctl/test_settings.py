@@ -9,7 +9,7 @@ import pytest
 
 from fleetctl.cli.app import run
 from fleetctl.kit.errors import BadInputError
-from fleetctl.settings import load_settings
+from fleetctl.settings.load import load_settings
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def test_flags_win_over_environment_and_environment_over_file(monkeypatch: pytes
     path.write_text("controller: {port: 1, policy: propose, scrape_interval_s: 3}\n")
     monkeypatch.setenv("FLEETCTL_CONTROLLER__PORT", "2")
     monkeypatch.setenv("FLEETCTL_CONTROLLER__POLICY", "run")
-    settings = load_settings(path).override(controller={"port": 3})
+    settings = load_settings(path, {"controller": {"port": 3}})
     assert settings.controller.port == 3
     assert settings.controller.policy == "run"
     assert settings.controller.scrape_interval_s == 3

@@ -9,8 +9,8 @@ from urllib.parse import quote
 
 import httpx
 
-from fleetctl.alertmanager_settings import AlertmanagerPeer
 from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError
+from fleetctl.settings.alertmanager import AlertmanagerPeer
 
 MAX_ANSWER_BYTES = 32 * 1024 * 1024
 MAX_TOLD_CHARS = 300

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Sequence
 
 from alerts.evaluation.alert import RESOLVED_KEPT_S
 from diagnostics.incident import FiredAlert
-from fleetctl.alertmanager_settings import WebhookSettings
 from fleetctl.controller.alertmanager.external_alert import ExternalAlert
 from fleetctl.controller.alertmanager.external_scope import FleetMap, as_fired
 from fleetctl.controller.alertmanager.external_store import (
@@ -21,6 +20,7 @@ from fleetctl.controller.alertmanager.webhook_payload import Notification
 from fleetctl.controller.database import Database
 from fleetctl.controller.nodes.fleet import Fleet
 from fleetctl.kit.clock import Clock
+from fleetctl.settings.alertmanager import WebhookSettings
 
 PRUNE_EVERY_S = 3600.0
 

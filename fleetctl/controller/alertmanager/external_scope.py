@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from diagnostics.incident import FiredAlert, Incident
-from fleetctl.alertmanager_settings import WebhookSettings
 from fleetctl.controller.alertmanager.external_alert import ExternalAlert
 from fleetctl.controller.nodes.fleet import NodeState
+from fleetctl.settings.alertmanager import WebhookSettings
 
 SOURCE = "alertmanager"
 NO_NAME = "(no alertname)"

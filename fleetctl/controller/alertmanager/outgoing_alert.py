@@ -14,7 +14,7 @@ from typing import Any
 
 from alerts.evaluation.alert import ActiveAlert
 from alerts.evaluation.fingerprint import fingerprint_of_labels
-from fleetctl.alertmanager_settings import LABEL_NAME
+from fleetctl.settings.section import LABEL_NAME
 
 ENDS_AFTER_DELAYS = 4
 _NAME = re.compile(LABEL_NAME)

@@ -16,7 +16,6 @@ import structlog
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from fleetctl.alertmanager_settings import WebhookSettings
 from fleetctl.controller.alertmanager.external_alerts import ExternalAlerts
 from fleetctl.controller.alertmanager.rate_limit import RateLimit
 from fleetctl.controller.alertmanager.webhook_payload import Notification, decode_notification
@@ -24,6 +23,7 @@ from fleetctl.controller.metrics import ControllerMetrics
 from fleetctl.controller.timeline import Timeline
 from fleetctl.kit.clock import Clock
 from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError
+from fleetctl.settings.alertmanager import WebhookSettings
 from fleetctl.wire import Problem, WebhookState
 
 log = structlog.get_logger()

@@ -11,8 +11,8 @@ import structlog
 from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
-from fleetctl.alertmanager_settings import Credentials
 from fleetctl.kit.errors import BadInputError
+from fleetctl.settings.remote import Credentials
 from fleetctl.wire import Problem
 
 log = structlog.get_logger()

@@ -9,12 +9,12 @@ import structlog
 
 from diagnostics.incident import Incident, IncidentStatus
 from diagnostics.scope import is_wide
-from fleetctl.controller.config import PolicyName
 from fleetctl.controller.database import Database
 from fleetctl.controller.incidents.incident_book import IncidentBook
 from fleetctl.controller.nodes.node_row import list_nodes
 from fleetctl.controller.timeline import Timeline
 from fleetctl.kit.clock import Clock
+from fleetctl.settings.controller import PolicyName
 from runbooks.errors import RunbookError
 from runbooks.executor import Executor
 from runbooks.guard import Policy, needs_person

@@ -25,7 +25,7 @@ from fleetctl.controller.metrics import ControllerMetrics
 from fleetctl.controller.signals.scrape import Signals
 from fleetctl.kit.clock import Clock
 from fleetctl.kit.errors import BadInputError
-from fleetctl.signal_settings import PrometheusSettings
+from fleetctl.settings.signals import PrometheusSettings
 
 log = structlog.get_logger()
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from alerts.evaluation.alert import ActiveAlert, State
-from fleetctl.alertmanager_settings import AlertmanagerPeer
 from fleetctl.controller.alertmanager.alert_sender import AlertSender
 from fleetctl.controller.alertmanager.alertmanager_client import AlertmanagerClient
 from fleetctl.controller.alertmanager.outgoing_alert import OutgoingAlert, outgoing
 from fleetctl.controller.alertmanager.peer_queue import PeerQueue
 from fleetctl.controller.metrics import ControllerMetrics
 from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError
+from fleetctl.settings.alertmanager import AlertmanagerPeer
 from tests.fixtures.controller import until
 from tests.fixtures.driven import DrivenClock
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from fleetctl.alertmanager_settings import AlertmanagerPeer
 from fleetctl.controller.alertmanager.alertmanager_client import AlertmanagerClient
 from fleetctl.controller.alertmanager.external_check import MISSING_FOR_S, ExternalCheck
 from fleetctl.controller.alertmanager.webhook_payload import Notice, Notification
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.kit.errors import UnreachableError
+from fleetctl.settings.alertmanager import AlertmanagerPeer
 from tests.fixtures.controller import make_config, make_provider
 from tests.fixtures.driven import DrivenClock
 

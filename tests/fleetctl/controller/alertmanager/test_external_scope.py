@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from diagnostics.placing import place
-from fleetctl.alertmanager_settings import WebhookSettings
 from fleetctl.controller.alertmanager.external_alert import ExternalAlert
 from fleetctl.controller.alertmanager.external_scope import FleetMap, as_fired, is_known_scope, scope_labels
+from fleetctl.settings.alertmanager import WebhookSettings
 
 NOW = 1000.0
 WHERE = {"pool": "chat", "model": "m", "zone": "a", "revision": "r1"}

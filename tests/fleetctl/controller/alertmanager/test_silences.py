@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from diagnostics.incident import FiredAlert, Incident, open_incident
-from fleetctl.alertmanager_settings import AlertmanagerPeer
 from fleetctl.controller.alertmanager.alertmanager_client import AlertmanagerClient
 from fleetctl.controller.alertmanager.automation import Automation
 from fleetctl.controller.alertmanager.external_scope import FleetMap
 from fleetctl.controller.alertmanager.silence import Silenced, decode_silence
 from fleetctl.controller.alertmanager.silences import Silences
 from fleetctl.kit.errors import BadInputError, UnreachableError
+from fleetctl.settings.alertmanager import AlertmanagerPeer
 from fleetctl.wire import SilenceMatcher, SilenceRequest
 from tests.fixtures.driven import DrivenClock
 

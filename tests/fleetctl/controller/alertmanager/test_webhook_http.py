@@ -17,7 +17,6 @@ import sqlalchemy as sa
 from starlette.requests import Request
 
 from alerts.evaluation.fingerprint import fingerprint_of_labels
-from fleetctl.alertmanager_settings import WebhookSettings
 from fleetctl.client import ControllerClient
 from fleetctl.controller import tables
 from fleetctl.controller.alertmanager.external_alerts import ExternalAlerts
@@ -25,6 +24,7 @@ from fleetctl.controller.alertmanager.webhook_payload import decode_notification
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.controller.database import Database, get_meta, put_meta
 from fleetctl.kit.errors import BadInputError
+from fleetctl.settings.alertmanager import WebhookSettings
 from tests.fixtures import DATA
 from tests.fixtures.controller import TOKEN, make_config, serving, stop_all, until
 

@@ -30,7 +30,7 @@ from fleetctl.controller.signals.prometheus_signals import PrometheusSignals, ru
 from fleetctl.controller.signals.scrape_slots import ScrapeTarget, SlotScraper
 from fleetctl.kit.clock import SystemClock
 from fleetctl.kit.errors import BadInputError
-from fleetctl.signal_settings import PrometheusSettings
+from fleetctl.settings.signals import PrometheusSettings
 from tests.fixtures.alertmanager import NEEDS_PROMETHEUS, PROMETHEUS, free_ports
 from tests.fixtures.controller import make_config, running_fleet, stop_all, tell_node
 

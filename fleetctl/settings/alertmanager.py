@@ -1,0 +1,112 @@
+"""Settings of both directions of Alertmanager: where our alerts go, and what its webhook may send us."""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any, ClassVar
+
+from pydantic import Field, field_validator, model_validator
+
+from fleetctl.kit.errors import BadInputError
+from fleetctl.settings.remote import Credentials, RemoteServer
+from fleetctl.settings.section import Section
+
+
+class AlertmanagerPeer(RemoteServer):
+    """One Alertmanager. In the file a plain URL stands for one without authentication."""
+
+    example: ClassVar[str] = "http://alertmanager:9093"
+    api_path: ClassVar[str] = "/api/v2"
+
+    timeout_s: float = Field(default=10.0, gt=0, le=60, description="Of each request.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_url(cls, value: Any) -> Any:
+        return {"url": value} if isinstance(value, str) else value
+
+    def tls(self) -> ssl.SSLContext | bool:
+        """What httpx takes as `verify`. Raises BadInputError naming the file that can't be used."""
+        if not self.url.startswith("https://"):
+            return True
+        try:
+            context = ssl.create_default_context(cafile=str(self.ca_file) if self.ca_file else None)
+        except (OSError, ssl.SSLError) as error:
+            raise BadInputError(f"alertmanagers: ca_file {self.ca_file}: {error}") from error
+        if self.cert_file is not None:
+            try:
+                context.load_cert_chain(self.cert_file, self.key_file)
+            except (OSError, ssl.SSLError) as error:
+                raise BadInputError(f"alertmanagers: cert_file {self.cert_file}: {error}") from error
+        if self.insecure_skip_verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
+
+
+class DeliverySettings(Section):
+    """How our alerts go to the Alertmanagers, and how often their silences are read."""
+
+    resend_s: float = Field(default=60.0, gt=0, le=3600, description="Between two sendings of an alert that fires.")
+    silences_interval_s: float = Field(default=10.0, gt=0, le=3600, description="Between two reads of the silences.")
+
+
+SCOPE_LABELS: dict[str, tuple[str, ...]] = {
+    "node": ("node", "instance", "pod", "host", "hostname", "Hostname", "exported_instance"),
+    "pool": ("pool",),
+    "model": ("model", "model_name", "served_model_name"),
+    "zone": ("zone", "availability_zone", "topology_kubernetes_io_zone"),
+    "revision": ("revision",),
+}
+SEVERITIES = {  # a line for each of ours
+    "emergency": "critical", "fatal": "critical", "disaster": "critical", "p1": "critical", "sev1": "critical",
+    "error": "page", "high": "page", "major": "page", "p2": "page", "sev2": "page",
+    "warn": "warning", "minor": "warning", "medium": "warning", "p3": "warning", "sev3": "warning",
+    "info": "ticket", "none": "ticket", "low": "ticket", "p4": "ticket", "p5": "ticket", "sev4": "ticket",
+}  # fmt: skip
+
+
+class WebhookSettings(Credentials):
+    """`POST /webhooks/alertmanager`. Without credentials of its own it takes the controller's token as bearer."""
+
+    max_body_bytes: int = Field(
+        default=8 * 1024 * 1024, ge=1024, le=256 * 1024 * 1024, description="Largest notification."
+    )
+    max_alerts: int = Field(default=10_000, ge=1, le=100_000, description="In one notification.")
+    max_active: int = Field(default=5_000, ge=1, le=100_000, description="Alerts that fire at the same time.")
+    max_per_minute: int = Field(default=600, ge=1, le=100_000, description="Notifications; more are told to wait.")
+    unknown_after_s: float = Field(
+        default=9 * 3600,
+        gt=0,
+        le=30 * 86400,
+        description="Silence after which an alert is unknown; more than twice Alertmanager's repeat_interval.",
+    )
+    scope_labels: dict[str, tuple[str, ...]] = Field(
+        default_factory=lambda: dict(SCOPE_LABELS),
+        max_length=5,
+        description="For node, pool, model, zone and revision: the labels that may name it, the first one wins.",
+    )
+    alert_names: dict[str, str] = Field(
+        default_factory=dict, max_length=1000, description="Their alert's name to ours, which picks the tree."
+    )
+    severities: dict[str, str] = Field(
+        default_factory=lambda: dict(SEVERITIES),
+        max_length=200,
+        description="Their severity to ours: ticket, warning, page or critical.",
+    )
+
+    @field_validator("scope_labels")
+    @classmethod
+    def _known_scopes(cls, value: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        if unknown := value.keys() - SCOPE_LABELS.keys():
+            raise ValueError(f"{', '.join(sorted(unknown))}: not a scope; one of {', '.join(SCOPE_LABELS)}")
+        return {**SCOPE_LABELS, **value}
+
+    @field_validator("severities")
+    @classmethod
+    def _known_severities(cls, value: dict[str, str]) -> dict[str, str]:
+        ours = ("ticket", "warning", "page", "critical")
+        for theirs, own in value.items():
+            if own not in ours:
+                raise ValueError(f"{theirs}: {own!r} is none of {', '.join(ours)}")
+        return {**SEVERITIES, **{theirs.lower(): own for theirs, own in value.items()}}

@@ -1,0 +1,103 @@
+"""Settings of the controller: where it listens, how often it looks, and the limits on what it may do unasked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, SecretStr
+
+from fleetctl.settings.section import Section
+
+PolicyName = Literal["propose", "ask", "run"]
+"""propose and ask: a proposed run waits for a person. run: causes in `policy_causes` are acted on at once."""
+
+
+class LogSettings(Section):
+    """Logs of every process, on stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="From here up.")
+    format: Literal["auto", "pretty", "json"] = Field(
+        default="auto", description="auto: pretty on a terminal, JSON elsewhere."
+    )
+
+
+class ControllerSettings(Section):
+    """The controller process, its loops and its policy."""
+
+    host: str = Field(default="127.0.0.1", description="Address that it listens on.")
+    port: int = Field(default=7700, ge=0, le=65535, description="Port that it listens on; 0 picks a free one.")
+    url: str | None = Field(
+        default=None,
+        description="Where clients, and readers of its alerts, find it.",
+        json_schema_extra={"default": "http://<host>:<port>"},
+    )
+    token: SecretStr | None = Field(
+        default=None,
+        description="Asked for with every change.",
+        json_schema_extra={"default": "<state_dir>/controller.token, made by `fleetctl up`"},
+    )
+    database_url: str | None = Field(
+        default=None,
+        description="Where its state is; `postgresql+psycopg://...` for one that several machines reach.",
+        json_schema_extra={"default": "SQLite at <state_dir>/controller.sqlite"},
+    )
+    probe_interval_s: float = Field(default=1.0, gt=0, le=300, description="Between two looks at every node.")
+    scrape_interval_s: float = Field(default=1.0, gt=0, le=300, description="Between two scrapes of a node.")
+    evaluation_interval_s: float = Field(
+        default=1.0, gt=0, le=300, description="Between two evaluations of the rules, and two turns of what follows."
+    )
+    stale_after_s: float = Field(default=10.0, gt=0, le=3600, description="A value older than this is no evidence.")
+    policy: PolicyName = Field(
+        default="ask", description="What happens with a proposed runbook: propose and ask wait for a person, run acts."
+    )
+    policy_causes: frozenset[str] = Field(
+        default=frozenset(),
+        max_length=200,
+        description="With policy run: causes that are acted on unasked; empty means every cause.",
+    )
+    capacity_floor_ratio: float = Field(
+        default=0.6, gt=0, le=1, description="No action may leave fewer of the wanted nodes serving."
+    )
+
+    @property
+    def base_url(self) -> str:
+        """Where clients find it."""
+        return self.url or f"http://{self.host}:{self.port}"
+
+
+class ActionSettings(Section):
+    """Limits of what is done to nodes."""
+
+    gateway_wait_s: float = Field(
+        default=5.0, ge=0, le=300, description="How long an action waits for the gateway to follow a new routing table."
+    )
+    drain_grace_s: float = Field(
+        default=60.0,
+        ge=0,
+        le=3600,
+        description="Beyond a drain's deadline: requests that can't be moved are left to finish.",
+    )
+
+
+class IncidentSettings(Section):
+    """An incident's course: how long it is diagnosed, when it is over, what is kept of it."""
+
+    dir: Path | None = Field(
+        default=None,
+        description="Where post-mortems and black boxes are written.",
+        json_schema_extra={"default": "<state_dir>/incidents"},
+    )
+    diagnose_every_s: float = Field(default=3.0, gt=0, le=300, description="Between two walks of an incident's tree.")
+    diagnose_for_s: float = Field(
+        default=60.0, ge=0, le=3600, description="Since it opened or widened: then its diagnosis stands."
+    )
+    resolve_quiet_s: float = Field(
+        default=5.0, ge=0, le=3600, description="Its alerts must be clear for this long before it is over."
+    )
+    withdraw_after_s: float = Field(
+        default=60.0, ge=0, le=3600, description="Alerts clear for this long: an unanswered proposal is withdrawn."
+    )
+    blackbox_lead_s: float = Field(
+        default=600.0, ge=0, le=3600, description="Series kept in its black box from before it opened."
+    )

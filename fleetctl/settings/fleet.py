@@ -1,0 +1,39 @@
+"""Settings of the fleet that `fleetctl up` starts, and of its gateway."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from fleetctl.settings.section import Section
+
+
+class GatewaySettings(Section):
+    """The gateway process."""
+
+    host: str = Field(default="127.0.0.1", description="Address that it listens on.")
+    port: int = Field(default=7800, ge=0, le=65535, description="Port that it listens on; 0 picks a free one.")
+
+    @property
+    def base_url(self) -> str:
+        """Where clients find it."""
+        return f"http://{self.host}:{self.port}"
+
+
+class FleetSettings(Section):
+    """The fleet that is started when there is none yet."""
+
+    model_dir: Path | None = Field(
+        default=None,
+        description="Hugging Face directory to serve.",
+        json_schema_extra={"default": "a small model, made once under <state_dir>"},
+    )
+    model: str = Field(default="demo", description="Name that clients ask for.")
+    pool: str = Field(default="default", description="Pool that its nodes are in.")
+    nodes: int = Field(default=3, ge=1, le=64, description="Number of nodes of a new fleet.")
+    ready_timeout_s: float = Field(default=180.0, gt=0, le=3600, description="Until every part must be ready.")
+    enable_faults: bool = Field(default=False, description="Nodes accept fault injection: drills only.")
+    node_args: list[str] = Field(
+        default_factory=list, max_length=50, description="Further options of `python -m engine serve`, as they are."
+    )

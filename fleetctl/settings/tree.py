@@ -1,0 +1,172 @@
+"""All settings, one typed tree: each limit is written here once, with its bounds, its default and what it means.
+
+Flags, environment variables, the configuration of our processes and docs/settings.md follow from it. What the file and
+the environment say is read in `fleetctl.settings.load`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, PrivateAttr, SecretStr, field_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from fleetctl.kit.errors import BadInputError
+from fleetctl.settings.alertmanager import AlertmanagerPeer, DeliverySettings, WebhookSettings
+from fleetctl.settings.controller import ActionSettings, ControllerSettings, IncidentSettings, LogSettings
+from fleetctl.settings.fleet import FleetSettings, GatewaySettings
+from fleetctl.settings.section import LABEL_NAME
+from fleetctl.settings.signals import SignalSettings
+
+
+def default_state_dir() -> Path:
+    """`$XDG_STATE_HOME/fleetctl`, or the place that the XDG base directory specification gives."""
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base) / "fleetctl"
+
+
+class Settings(BaseSettings):
+    """The whole tree, checked. Made from values alone: see `load_settings` for file, environment and flags."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="FLEETCTL_", env_nested_delimiter="__", extra="forbid", frozen=True, env_ignore_empty=True
+    )
+
+    state_dir: Path = Field(
+        default_factory=default_state_dir,
+        description="Where state, logs, tokens and incidents live.",
+        json_schema_extra={"default": "$XDG_STATE_HOME/fleetctl, or ~/.local/state/fleetctl"},
+    )
+    log: LogSettings = Field(default=LogSettings())
+    controller: ControllerSettings = Field(default=ControllerSettings())
+    actions: ActionSettings = Field(default=ActionSettings())
+    incidents: IncidentSettings = Field(default=IncidentSettings())
+    signals: SignalSettings = Field(default=SignalSettings())
+    gateway: GatewaySettings = Field(default=GatewaySettings())
+    fleet: FleetSettings = Field(default=FleetSettings())
+    content: tuple[Path, ...] = Field(
+        default=(), max_length=50, description="Folders with rules, trees, pages and other content of your own."
+    )
+    alertmanagers: list[AlertmanagerPeer] = Field(
+        default_factory=list,
+        max_length=16,
+        description="Peers of one cluster: our alerts go to all of them, silences are theirs. Each a URL or a mapping.",
+    )
+    external_labels: dict[Annotated[str, Field(pattern=LABEL_NAME)], str] = Field(
+        default_factory=dict,
+        max_length=50,
+        description="Added to every alert that goes out; a label that the alert has itself stays.",
+    )
+    delivery: DeliverySettings = Field(default=DeliverySettings())
+    webhook: WebhookSettings = Field(default=WebhookSettings())
+
+    _origins: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @field_validator("state_dir")
+    @classmethod
+    def _is_absolute(cls, path: Path) -> Path:
+        return path.expanduser().absolute()
+
+    @field_validator("alertmanagers")
+    @classmethod
+    def _named_once(cls, peers: list[AlertmanagerPeer]) -> list[AlertmanagerPeer]:
+        urls = [peer.url for peer in peers]
+        if len(urls) != len(set(urls)):
+            raise ValueError(f"one is named twice in {', '.join(urls)}")
+        return peers
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        *_: PydanticBaseSettingsSource,
+        **__: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Values alone: the environment is a layer of its own in `fleetctl.settings.load`."""
+        return (init_settings,)
+
+    def origin_of(self, key: str) -> str:
+        """Where the value of a dotted key comes from: "default", a file, a variable or "flag"."""
+        while key:
+            if key in self._origins:
+                return self._origins[key]
+            key = key.rpartition(".")[0]
+        return "default"
+
+    @property
+    def run_dir(self) -> Path:
+        """The run folders of this machine's processes."""
+        return self.state_dir / "run"
+
+    @property
+    def incidents_dir(self) -> Path:
+        """Where post-mortems and black boxes are written."""
+        return self.incidents.dir or self.state_dir / "incidents"
+
+    @property
+    def node_token_file(self) -> Path:
+        """Holds the token that nodes want of us."""
+        return self.state_dir / "node.token"
+
+    @property
+    def controller_token_file(self) -> Path:
+        """Holds the token that the controller wants for changes."""
+        return self.state_dir / "controller.token"
+
+    @property
+    def database_url(self) -> str:
+        """The controller's state, in SQLAlchemy's notation."""
+        return self.controller.database_url or f"sqlite:///{self.state_dir / 'controller.sqlite'}"
+
+    @property
+    def stale_after_s(self) -> float:
+        """The age from which a value is no evidence. A Prometheus that scrapes every 15 s is not stale after 10."""
+        prometheus = self.signals.prometheus
+        if prometheus is None:
+            return self.controller.stale_after_s
+        return max(self.controller.stale_after_s, 2 * prometheus.scrape_interval_s + prometheus.interval_s)
+
+    def controller_token(self) -> str | None:
+        """The token for changes: from the settings, else from the file that `fleetctl up` made."""
+        if self.controller.token is not None:
+            return self.controller.token.get_secret_value()
+        return read_token(self.controller_token_file)
+
+    def node_token(self) -> str:
+        """The token that nodes want of us. Raises BadInputError when there is none."""
+        token = read_token(self.node_token_file)
+        if not token:
+            raise BadInputError(f"{self.node_token_file}: no node token", remedy="run fleetctl up once: it makes one")
+        return token
+
+    def revealed(self) -> dict[str, Any]:
+        """The tree as JSON values with its secrets, for a file that only our own processes may read."""
+        return {key: _revealed(value) for key, value in self.model_dump().items()}
+
+
+def read_token(path: Path) -> str | None:
+    """The token in the file; None when there is no such file, or nothing in it."""
+    try:
+        return path.read_text().strip() or None
+    except OSError:
+        return None
+
+
+def _revealed(value: Any) -> Any:
+    match value:
+        case Mapping():
+            return {key: _revealed(one) for key, one in value.items()}
+        case list() | tuple():
+            return [_revealed(one) for one in value]
+        case frozenset():
+            return sorted(value)
+        case SecretStr():
+            return value.get_secret_value()
+        case Path():
+            return str(value)
+        case _:
+            return value
