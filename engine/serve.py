@@ -31,8 +31,8 @@ from engine.node.metrics import NodeMetrics
 from engine.node.model_facts import ModelFacts, read_model_facts
 from engine.node.node import Node
 from engine.protocol.core_config import CoreConfig
-from engine.protocol.golden_answer import BadGoldenFileError, GoldenFile
-from engine.start_report import start_lines, what_limits
+from engine.protocol.golden_prompt import BadGoldenFileError, GoldenAnswerFile
+from engine.start_report import show_loading, start_lines, what_limits
 from engine.stopping import stop_serving
 from engine.text.tokenizer import load_tokenizer
 
@@ -112,7 +112,7 @@ def _start_tracing(config: NodeConfig, facts: ModelFacts) -> Tracing | None:
 
 def _check_golden(path: Path) -> None:
     try:
-        GoldenFile(path).read()
+        GoldenAnswerFile(path).read()
     except BadGoldenFileError as error:
         raise BadConfigError(f"--golden-file {error}") from error
 
@@ -222,8 +222,6 @@ def _handle_signals(node: Node, stop: asyncio.Event) -> None:
 async def _announce(node: Node, url: str) -> None:
     is_terminal = sys.stderr.isatty()
     if is_terminal:
-        from engine.start_show import show_loading  # rich: for people only
-
         await show_loading(node)
     await node.core.first_ready.wait()
     ready = node.core.ready

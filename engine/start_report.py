@@ -1,9 +1,33 @@
-"""What is said of a node that has become ready: where it is, what it holds, and what ends how much it can do."""
+"""What a person at a terminal sees of a start: a bar while the model loads, then what the node holds and its limits."""
 
 from __future__ import annotations
 
+import asyncio
+import sys
+
 from engine.config import NodeConfig
+from engine.node.node import Node
 from engine.protocol.messages import CoreReady
+
+REFRESH_S = 0.1
+PHASES = {"loading": "loading", "warming_up": "warming up"}
+
+
+async def show_loading(node: Node) -> None:
+    """Draws a progress bar on stderr until the core is ready for the first time."""
+    from rich.console import Console  # for people only: a node without a terminal need not load it
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(file=sys.stderr)
+    columns = (TextColumn("{task.description:<10}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
+    # The log goes through sys.stderr, which the bar takes over: lines come out above it.
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True, auto_refresh=False) as bar:
+        task = bar.add_task("starting", total=1.0)
+        while not node.core.first_ready.is_set():
+            if (progress := node.core.progress) is not None:
+                bar.update(task, description=PHASES.get(progress.phase, progress.phase), completed=progress.done)
+            bar.refresh()
+            await asyncio.sleep(REFRESH_S)
 
 
 def what_limits(config: NodeConfig, ready: CoreReady) -> str:

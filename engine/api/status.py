@@ -15,7 +15,7 @@ from engine.node.health import Reason, allowed_silence_s
 from engine.node.inflight import oldest_ages_s
 from engine.node.metrics import CONTENT_TYPE
 from engine.node.node import Node
-from engine.protocol.heartbeat import Beat
+from engine.protocol.heartbeat import Heartbeat
 
 DISTRIBUTION = "llm-fleetctl"
 
@@ -49,7 +49,7 @@ async def deep(request: Request) -> Response:
     if reason in (Reason.READY, Reason.WRONG_OUTPUT):
         node.golden.ask(time.monotonic())
     running, waiting = node.counts()
-    report["progress"] = _progress(node.core.beat(), time.monotonic())
+    report["progress"] = _progress(node.core.heartbeat(), time.monotonic())
     waited, worked = oldest_ages_s(node.flights, time.monotonic())
     report["work"] = {
         "running": running,
@@ -61,19 +61,19 @@ async def deep(request: Request) -> Response:
     return JSONResponse(report, 200 if reason is Reason.READY else 503)
 
 
-def _progress(beat: Beat | None, now: float) -> dict[str, object] | None:
+def _progress(heartbeat: Heartbeat | None, now: float) -> dict[str, object] | None:
     """What the core does now and how long it may; None while there is no core."""
-    if beat is None:
+    if heartbeat is None:
         return None
     return {
-        "state": beat.state.name.lower(),
-        "for_s": round(max(0.0, now - beat.at), 3),
-        "allowed_s": round(allowed_silence_s(beat), 3),
-        "step_id": beat.step_id,
-        "predicted_s": beat.predicted_s,
-        "sequences": beat.num_seqs,
-        "tokens": beat.num_tokens,
-        "context_tokens": beat.context_tokens,
+        "state": heartbeat.state.name.lower(),
+        "for_s": round(max(0.0, now - heartbeat.at), 3),
+        "allowed_s": round(allowed_silence_s(heartbeat), 3),
+        "step_id": heartbeat.step_id,
+        "predicted_s": heartbeat.predicted_s,
+        "sequences": heartbeat.num_seqs,
+        "tokens": heartbeat.num_tokens,
+        "context_tokens": heartbeat.context_tokens,
     }
 
 

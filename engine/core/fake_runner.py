@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.core.runner import Slept
-from engine.protocol.clock import Clock, ManualClock
+from engine.protocol.clock import ManualClock, MonotonicClock
 from engine.protocol.grammar import BadGrammarError
 from engine.protocol.step import (
     NewSequence,
@@ -24,7 +24,7 @@ from engine.protocol.step import (
     TokenLogprobs,
     scored_positions,
 )
-from engine.text.grammar_book import GrammarBook, Matcher, allowed_ids
+from engine.text.grammar_compiler import GrammarCompiler, GrammarMatcher, allowed_ids
 
 _MASK = 2**64 - 1
 
@@ -96,7 +96,7 @@ class _Sequence:
 
     __slots__ = ("matcher", "num_output", "num_prompt_tokens", "prefix", "sampling", "token_ids")
 
-    def __init__(self, new: NewSequence, keeps_tokens: bool, matcher: Matcher | None = None) -> None:
+    def __init__(self, new: NewSequence, keeps_tokens: bool, matcher: GrammarMatcher | None = None) -> None:
         self.matcher = matcher
         self.sampling = new.sampling
         self.num_prompt_tokens = new.num_prompt_tokens
@@ -115,10 +115,10 @@ class FakeRunner:
         *,
         vocab_size: int = 32_000,
         cost: FakeCost | None = None,
-        clock: Clock | None = None,
+        clock: MonotonicClock | None = None,
         checks_kv: bool = False,
         block_size: int = 16,
-        grammars: GrammarBook | None = None,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self._grammars = grammars
         self.vocab_size = vocab_size
@@ -147,7 +147,7 @@ class FakeRunner:
     def wake(self) -> None:
         """Nothing to take."""
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def run_step(self, plan: StepPlan) -> StepResult:
         """Draw the step's tokens.
 
         Raises:
@@ -187,7 +187,7 @@ class FakeRunner:
         entry = TokenLogprobs(each, tuple((token_id, each) for token_id in range(wanted)))
         return (entry,) * len(scored_positions(row, sequence.num_prompt_tokens))
 
-    def _matcher_of(self, new: NewSequence, failed: dict[int, str]) -> Matcher | None:
+    def _matcher_of(self, new: NewSequence, failed: dict[int, str]) -> GrammarMatcher | None:
         grammar = new.sampling.grammar
         if grammar is None:
             return None
@@ -207,7 +207,7 @@ class FakeRunner:
         else:
             allowed = allowed_ids(sequence.matcher.mask(), self.vocab_size)
             token_id = int(allowed[_draw(sequence.prefix, sequence.num_output, sampling, len(allowed))])
-            sequence.matcher.take(token_id)
+            sequence.matcher.accept_token(token_id)
         sequence.prefix = _hash_next(sequence.prefix, token_id)
         sequence.num_output += 1
         if self._checks_kv:

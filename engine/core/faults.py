@@ -9,7 +9,7 @@ import structlog
 
 from engine.core.runner import Runner
 from engine.core.scheduler import Scheduler
-from engine.protocol.clock import Clock
+from engine.protocol.clock import MonotonicClock
 from engine.protocol.messages import SetFaults
 from engine.protocol.step import StepPlan, StepResult
 
@@ -25,7 +25,7 @@ _WRONG_LOGPROB = 2.0  # what a wrong token's log probability is off by
 class CoreFaults:
     """Stands between the step loop and the runner. Off, it only passes plans on."""
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, clock: Clock, *, is_enabled: bool) -> None:
+    def __init__(self, scheduler: Scheduler, runner: Runner, clock: MonotonicClock, *, is_enabled: bool) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._clock = clock
@@ -37,7 +37,7 @@ class CoreFaults:
     def is_hung(self) -> bool:
         return self._now.hung_core
 
-    def set(self, message: SetFaults) -> None:
+    def set_faults(self, message: SetFaults) -> None:
         """The message is the whole state: what it does not name is off."""
         factor = 1.0 if message.slow_steps is None else message.slow_steps
         if not self._is_enabled:
@@ -50,13 +50,13 @@ class CoreFaults:
             self._scheduler.finds_prefixes = not message.prefix_cache_off
             log.warning("fault.set", **{name: getattr(message, name) for name in message.__struct_fields__})
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def run_step(self, plan: StepPlan) -> StepResult:
         """The runner's step, as the faults would have it. Raises what the runner raises, and MemoryError."""
         if self._num_oom_left > 0:
             self._num_oom_left -= 1
             raise MemoryError("out of memory: a fault was set")
         started_at = self._clock.now()
-        result = self._runner.run(plan)
+        result = self._runner.run_step(plan)
         self._slow_down(self._clock.now() - started_at)
         self._leak()
         return self._spoil(result) if self._now.wrong_numbers else result

@@ -14,13 +14,13 @@ import structlog
 
 from engine.protocol.grammar import BadGrammarError
 from engine.protocol.messages import AddRequest
-from engine.text.grammar_book import GrammarBook
+from engine.text.grammar_compiler import GrammarCompiler
 
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class GrammarCompiled:
     """What the thread says: this request may start, or must end with `problem`."""
 
     request_id: str
@@ -28,9 +28,9 @@ class Compiled:
 
 
 class GrammarQueue:
-    """Owned by the step loop; the book's thread compiles and puts `Compiled` into the inbox."""
+    """Owned by the step loop; the book's thread compiles and puts `GrammarCompiled` into the inbox."""
 
-    def __init__(self, grammars: GrammarBook | None, inbox: queue.SimpleQueue[Any]) -> None:
+    def __init__(self, grammars: GrammarCompiler | None, inbox: queue.SimpleQueue[Any]) -> None:
         self._grammars = grammars
         self._inbox = inbox
         self._waiting: dict[str, AddRequest] = {}
@@ -43,23 +43,24 @@ class GrammarQueue:
         return list(self._waiting)
 
     def holds_back(self, message: AddRequest) -> bool:
-        """Whether the request waits here now, until its `Compiled` comes."""
+        """Whether the request waits here now, until its `GrammarCompiled` comes."""
         grammar, book = message.sampling.grammar, self._grammars
         # A repeated id goes on to the scheduler, which knows how to refuse it.
         if grammar is None or book is None or book.has(grammar) or message.request_id in self._waiting:
             return False
         request_id = message.request_id
         self._waiting[request_id] = message
-        book.submit(grammar).add_done_callback(lambda compiling: self._tell(request_id, compiling))
+        book.submit(grammar).add_done_callback(lambda compiling: self._on_compiled(request_id, compiling))
         return True
 
-    def take(self, request_id: str) -> AddRequest | None:
+    def pop_request(self, request_id: str) -> AddRequest | None:
         """The request, which no longer waits; None when it did not (it was aborted meanwhile)."""
         return self._waiting.pop(request_id, None)
 
-    def _tell(self, request_id: str, compiling: Future[None]) -> None:
+    def _on_compiled(self, request_id: str, compiling: Future[None]) -> None:
         """In the book's thread. A request that waits gets its end whatever went wrong."""
         error = compiling.exception()
         if error is not None and not isinstance(error, BadGrammarError):
             log.error("grammar.failed", request_id=request_id, exc_info=error)
-        self._inbox.put(Compiled(request_id, None if error is None else f"the grammar can't be compiled: {error}"))
+        problem = None if error is None else f"the grammar can't be compiled: {error}"
+        self._inbox.put(GrammarCompiled(request_id, problem))

@@ -20,16 +20,16 @@ from typing import Any
 
 import structlog
 
-from engine.core.grammar_queue import Compiled
-from engine.core.runner_setup import load_model
+from engine.core.grammar_queue import GrammarCompiled
+from engine.core.runner_loader import load_runner
 from engine.core.scheduler import Scheduler
 from engine.core.step_loop import StepLoop
 from engine.log import configure_logging
-from engine.protocol.clock import SystemClock
+from engine.protocol.clock import SystemMonotonicClock
 from engine.protocol.core_config import CoreConfig, read_config
-from engine.protocol.frames import Closed, FrameSocket, start_reader
-from engine.protocol.golden_answer import golden_request
-from engine.protocol.heartbeat import BeatPage
+from engine.protocol.frames import ConnectionClosed, FrameSocket, start_reader
+from engine.protocol.golden_prompt import golden_request
+from engine.protocol.heartbeat import HeartbeatPage
 from engine.protocol.messages import CoreFailed, CoreProgress, CoreReady, FromCore, ToCore
 
 __all__ = ["CoreConfig", "main"]
@@ -47,19 +47,19 @@ def main(argv: Sequence[str]) -> int:
     """Run one core; returns the exit code. `argv` is what follows `core` on the command line."""
     parser = argparse.ArgumentParser(prog="python -m engine core", description="Started by `serve`, not by people.")
     parser.add_argument("--fd", type=int, required=True, help="socket to the API process")
-    parser.add_argument("--beat-fd", type=int, help="page of memory for signs of life")
+    parser.add_argument("--heartbeat-fd", type=int, help="page of memory for signs of life")
     parser.add_argument("--config", required=True, metavar="JSON", help="a CoreConfig")
     args = parser.parse_args(argv)
     try:
         config = read_config(args.config)
-        beats = BeatPage.private() if args.beat_fd is None else BeatPage.open(args.beat_fd)
+        heartbeats = HeartbeatPage.private() if args.heartbeat_fd is None else HeartbeatPage.open(args.heartbeat_fd)
         frames = _open_frames(args.fd)
     except ValueError as error:
         parser.error(str(error))
     configure_logging(level=config.log_level, process="core")
     _follow_parent()
     try:
-        return _serve(config, frames, beats)
+        return _serve(config, frames, heartbeats)
     except OSError as error:
         # Publishing failed: nobody is left to tell.
         log.warning("core.orphaned", reason=str(error))
@@ -68,11 +68,11 @@ def main(argv: Sequence[str]) -> int:
         frames.close()
 
 
-def _serve(config: CoreConfig, frames: FrameSocket[ToCore], beats: BeatPage) -> int:
-    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()  # frames from outside, `Compiled` from the loop's own thread
+def _serve(config: CoreConfig, frames: FrameSocket[ToCore], heartbeats: HeartbeatPage) -> int:
+    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()  # `ToCore`, `ConnectionClosed` and `GrammarCompiled`
     start_reader(frames, inbox, on_closed=_exit_soon)
     try:
-        loop, ready = _start(config, inbox, frames.send, beats)
+        loop, ready = _start(config, inbox, frames.send, heartbeats)
     except OSError as error:
         if isinstance(error, BrokenPipeError | ConnectionResetError):
             raise
@@ -81,7 +81,7 @@ def _serve(config: CoreConfig, frames: FrameSocket[ToCore], beats: BeatPage) -> 
         return _fail(frames, f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}", error)
     frames.send(ready)
     try:
-        return loop.run()
+        return loop.run_until_shutdown()
     except OSError:
         raise
     except Exception as error:  # noqa: BLE001 - a defect of the core itself: say so and end, a new core starts clean
@@ -90,16 +90,16 @@ def _serve(config: CoreConfig, frames: FrameSocket[ToCore], beats: BeatPage) -> 
 
 def _start(
     config: CoreConfig,
-    inbox: queue.SimpleQueue[ToCore | Closed | Compiled],
+    inbox: queue.SimpleQueue[ToCore | ConnectionClosed | GrammarCompiled],
     publish: Callable[[FromCore], None],
-    beats: BeatPage,
+    heartbeats: HeartbeatPage,
 ) -> tuple[StepLoop, CoreReady]:
     """Load, warm up and answer the golden prompt: a loop that is ready to run, and the message that says so."""
-    clock = SystemClock()
+    clock = SystemMonotonicClock()
     started_at = clock.now()
     progress = _Progress(publish)
     progress("loading", 0.0)
-    model = load_model(config, progress)
+    model = load_runner(config, progress)
     loaded_at = clock.now()
     progress("warming_up", 0.0)
     model.runner.warm_up()
@@ -111,7 +111,7 @@ def _start(
         publish,
         clock,
         enable_faults=config.enable_faults,
-        beats=beats,
+        heartbeats=heartbeats,
         grammars=model.grammars,
     )
     golden = loop.warm_up(golden_request(model.limits.vocab_size or 1, model.limits.max_tokens, clock.now()))

@@ -38,7 +38,7 @@ class Runner(Protocol):
         """
         ...
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def run_step(self, plan: StepPlan) -> StepResult:
         """Compute one step.
 
         Raises:

@@ -17,15 +17,15 @@ from __future__ import annotations
 from collections import deque
 from itertools import islice
 
-from engine.core.admission import Refused, find_problem
 from engine.core.block_pool import BlockPool, HostBlocks
-from engine.core.prefix import Prefix, PrefixesInStep, find_prefix
+from engine.core.cached_prefix import CachedPrefix, PrefixesInStep, find_cached_prefix
+from engine.core.pending_step import PendingStep, PreemptedBy, Preemption, StepOutcome
+from engine.core.preemption_cost import PreemptionCost
 from engine.core.request import FinishReason, Request, RequestState
 from engine.core.request_queue import RequestQueue, serving_order
-from engine.core.scheduler_config import SchedulerConfig
-from engine.core.step_builder import Draft, PreemptedBy, Preemption, StepOutcome
-from engine.protocol.forecasts import OutputForecast, StepCost
+from engine.core.scheduler_config import Refused, SchedulerConfig, why_refused
 from engine.protocol.messages import AddRequest, RequestUpdate
+from engine.protocol.output_length import OutputLengthForecast
 from engine.protocol.step import StepPlan, StepResult
 
 _KEPT_PREEMPTIONS = 1000
@@ -39,8 +39,8 @@ class Scheduler:
         self.config = config
         self.pool = BlockPool(config.num_blocks, config.block_size)
         self.host_blocks = HostBlocks(config.num_host_blocks)
-        self.cost = StepCost()
-        self.forecast = OutputForecast()
+        self.preemption_cost = PreemptionCost()
+        self.output_length = OutputLengthForecast()
         self.finds_prefixes = True  # False is a fault: look-ups are counted and find nothing
         self.preemptions: deque[Preemption] = deque(maxlen=_KEPT_PREEMPTIONS)
         self._eos_token_ids = frozenset(config.eos_token_ids)
@@ -48,7 +48,7 @@ class Scheduler:
         self._waiting = RequestQueue()
         self._running = RequestQueue()
         self._forgotten: list[int] = []
-        self._draft: Draft | None = None  # of the step whose result is awaited
+        self._pending: PendingStep | None = None  # of the step whose result is awaited
         self._num_added = 0
         self._num_steps = 0
 
@@ -73,7 +73,7 @@ class Scheduler:
 
     def add(self, message: AddRequest, now: float) -> Refused | RequestUpdate | None:
         """Take a request in. Returns why not, or its only update if its output was complete already, or None."""
-        problem = find_problem(message, self.config)
+        problem = why_refused(message, self.config)
         if problem is not None:
             return Refused(message.request_id, problem)
         if message.request_id in self._requests:
@@ -100,32 +100,32 @@ class Scheduler:
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step; None when there is nothing to do."""
-        assert self._draft is None, "the result of the last step is not in"
+        assert self._pending is None, "the result of the last step is not in"
         if not self.has_work:
             return None
         self._num_steps += 1
-        draft = Draft(self._num_steps, self.config.max_num_batched_tokens)
+        step = PendingStep(self._num_steps, self.config.max_num_batched_tokens)
         rows = list(self._running)
         for request in rows:
             if request.num_uncomputed_tokens == 1:
-                self._plan_running(request, draft, now)
+                self._plan_running(request, step, now)
         for request in rows:
             if request.num_uncomputed_tokens > 1:
-                self._plan_running(request, draft, now)
-        if self._waiting and not draft.preempted:
-            self._admit(draft, now)
-        assert draft.rows, "work but no step: the pool's arithmetic is broken"
-        self._draft = draft
-        draft.forgotten, self._forgotten = self._forgotten, []
-        return draft.as_plan()
+                self._plan_running(request, step, now)
+        if self._waiting and not step.preempted:
+            self._admit(step, now)
+        assert step.rows, "work but no step: the pool's arithmetic is broken"
+        self._pending = step
+        step.forgotten, self._forgotten = self._forgotten, []
+        return step.as_plan()
 
     def apply(self, result: StepResult, now: float) -> StepOutcome:
         """Take a step's result in."""
-        draft = self._close_draft()
-        assert result.step_id == draft.step_id, f"result of step {result.step_id}, awaited {draft.step_id}"
-        num_tokens = sum(row.scheduled.num_tokens for row in draft.rows)
-        self.cost.observe(num_tokens, result.seconds, len(draft.swap_out) + len(draft.swap_in))
-        for request, scheduled in draft.rows:
+        step = self._close_step()
+        assert result.step_id == step.step_id, f"result of step {result.step_id}, awaited {step.step_id}"
+        num_tokens = sum(row.scheduled.num_tokens for row in step.rows)
+        self.preemption_cost.observe(num_tokens, result.seconds, len(step.swap_out) + len(step.swap_in))
+        for request, scheduled in step.rows:
             if request.state is not RequestState.RUNNING:
                 continue  # aborted while the step was computed
             failure = result.failed.get(request.seq_id)
@@ -136,10 +136,10 @@ class Scheduler:
             self._register_blocks(request)
             request.score_prompt(scheduled.start, result.prompt_logprobs.get(request.seq_id, ()))
             if scheduled.samples:
-                self._take_token(request, result)
+                self._append_token(request, result)
             elif not request.num_uncomputed_tokens:
                 self._finish(request, FinishReason.LENGTH)  # max_tokens 0: only its prompt was asked about
-        return draft.as_outcome()
+        return step.as_outcome()
 
     def fail(self, reason: str, now: float, *, only_largest: bool = False) -> StepOutcome:
         """Take in that the step could not be computed: its requests end with an error.
@@ -147,9 +147,9 @@ class Scheduler:
         With `only_largest` (out of memory) that is the one with most tokens in the step, the newest among equals; the
         others start over. KV that the step was to move is given up, as nobody can say how far it came.
         """
-        draft = self._close_draft()
-        self._forgotten += draft.forgotten  # perhaps the runner never got to it
-        alive = [row for row in draft.rows if row.request.state is RequestState.RUNNING]
+        step = self._close_step()
+        self._forgotten += step.forgotten  # perhaps the runner never got to it
+        alive = [row for row in step.rows if row.request.state is RequestState.RUNNING]
         culprits = alive
         if only_largest and alive:
             culprits = [max(alive, key=lambda row: (row.scheduled.num_tokens, row.request.order))]
@@ -157,19 +157,19 @@ class Scheduler:
             self._finish(request, FinishReason.ERROR, reason)
         for request, _ in alive:
             if request.state is RequestState.RUNNING:
-                self._start_over(request, draft, now)
-        for request in draft.preempted:
+                self._start_over(request, step, now)
+        for request in step.preempted:
             if request.state is RequestState.SWAPPED:
-                self._start_over(request, draft, now)
-        return draft.as_outcome()
+                self._start_over(request, step, now)
+        return step.as_outcome()
 
     def check_integrity(self) -> str | None:
         """The first thing that is wrong with requests or blocks, or None."""
         held = [request.block_ids for request in self._running]
         held_on_host = [request.host_block_ids for request in self._waiting]
-        if self._draft is not None:
-            held.append(self._draft.pinned_blocks)
-            held_on_host.append(self._draft.pinned_host_blocks)
+        if self._pending is not None:
+            held.append(self._pending.pinned_blocks)
+            held_on_host.append(self._pending.pinned_host_blocks)
         problem = self.pool.check_integrity(held) or self.host_blocks.check_integrity(held_on_host)
         if problem is not None:
             return problem
@@ -184,33 +184,33 @@ class Scheduler:
     def rebuild_pools(self) -> None:
         """Start over with empty pools after their books were found wrong. Allowed only while nothing is served."""
         assert not self._requests, "blocks are in use"
-        assert self._draft is None, "a step is being computed"
+        assert self._pending is None, "a step is being computed"
         self.pool = BlockPool(self.config.num_blocks, self.config.block_size)
         self.host_blocks = HostBlocks(self.config.num_host_blocks)
 
-    def _plan_running(self, request: Request, draft: Draft, now: float) -> None:
+    def _plan_running(self, request: Request, step: PendingStep, now: float) -> None:
         """Give a running request its next tokens; those last in order pay with their blocks if need be.
 
         A request that comes after all that could pay keeps what it has and waits: they will take it if they need it.
         """
         while request.state is RequestState.RUNNING:
-            chunk = self._chunk_tokens(request.num_uncomputed_tokens, draft)
+            chunk = self._chunk_tokens(request.num_uncomputed_tokens, step)
             num_tokens = self._reserve(request, chunk) if chunk else 0
             if num_tokens:
-                draft.add_row(request, num_tokens)
+                step.add_row(request, num_tokens)
             if num_tokens or not chunk:
                 return
-            victim = next(r for r in reversed(self._running) if r.seq_id not in draft.planned)
+            victim = next(r for r in reversed(self._running) if r.seq_id not in step.planned)
             if victim is request:
                 return
-            self._preempt(victim, request, draft, now)
+            self._preempt(victim, request, step, now)
 
-    def _chunk_tokens(self, num_uncomputed: int, draft: Draft) -> int:
+    def _chunk_tokens(self, num_uncomputed: int, step: PendingStep) -> int:
         """How many tokens one request may get of what is left of the step."""
         if not self.config.chunked_prefill:
-            return num_uncomputed if num_uncomputed <= draft.budget_tokens else 0
-        limit = self.config.prefill_chunk_tokens or draft.budget_tokens
-        return min(num_uncomputed, limit, draft.budget_tokens)
+            return num_uncomputed if num_uncomputed <= step.budget_tokens else 0
+        limit = self.config.prefill_chunk_tokens or step.budget_tokens
+        return min(num_uncomputed, limit, step.budget_tokens)
 
     def _reserve(self, request: Request, num_tokens: int) -> int:
         """Lengthen the block table for up to `num_tokens` more; returns for how many it is long enough."""
@@ -223,25 +223,25 @@ class Scheduler:
             return 0
         return min(num_tokens, room)
 
-    def _preempt(self, victim: Request, needed_by: Request, draft: Draft, now: float) -> None:
+    def _preempt(self, victim: Request, needed_by: Request, step: PendingStep, now: float) -> None:
         num_blocks = self.config.num_blocks_for(victim.num_computed_tokens)
         lost_tokens = victim.num_computed_tokens
         host_block_ids: list[int] | None = None
-        if self.config.num_host_blocks and self.cost.prefers_swap(num_blocks, lost_tokens):
+        if self.config.num_host_blocks and self.preemption_cost.prefers_swap(num_blocks, lost_tokens):
             host_block_ids = self.host_blocks.allocate(num_blocks)
         how = PreemptedBy.RECOMPUTE
         if host_block_ids and num_blocks:
             how, lost_tokens = PreemptedBy.SWAP, 0
-            draft.swap_out += zip(victim.block_ids[:num_blocks], host_block_ids, strict=True)
-        draft.preempted.append(victim)
+            step.swap_out += zip(victim.block_ids[:num_blocks], host_block_ids, strict=True)
+        step.preempted.append(victim)
         num_blocks = len(victim.block_ids)
         self._leave_device(victim, RequestState.SWAPPED if how is PreemptedBy.SWAP else RequestState.WAITING)
         victim.host_block_ids = host_block_ids or []
         self._record(
-            Preemption(victim.request_id, now, how, lost_tokens, num_blocks, needed_by.request_id), victim, draft
+            Preemption(victim.request_id, now, how, lost_tokens, num_blocks, needed_by.request_id), victim, step
         )
 
-    def _start_over(self, request: Request, draft: Draft, now: float) -> None:
+    def _start_over(self, request: Request, step: PendingStep, now: float) -> None:
         """Drop all KV of a request that a failed step was to read, write or move."""
         lost_tokens, num_blocks = request.num_computed_tokens, len(request.block_ids)
         if request.state is RequestState.SWAPPED:
@@ -254,12 +254,12 @@ class Scheduler:
         self._record(
             Preemption(request.request_id, now, PreemptedBy.FAILED_STEP, lost_tokens, num_blocks, None),
             request,
-            draft,
+            step,
         )
 
-    def _record(self, preemption: Preemption, request: Request, draft: Draft) -> None:
+    def _record(self, preemption: Preemption, request: Request, step: PendingStep) -> None:
         request.mark_preempted()
-        draft.preemptions.append(preemption)
+        step.preemptions.append(preemption)
         self.preemptions.append(preemption)
 
     def _leave_device(self, request: Request, state: RequestState) -> None:
@@ -273,45 +273,45 @@ class Scheduler:
         self._running.remove(request)
         self._waiting.add(request)
 
-    def _admit(self, draft: Draft, now: float) -> None:
+    def _admit(self, step: PendingStep, now: float) -> None:
         """Start waiting requests in order, up to the first that does not fit.
 
         One whose next tokens this step computes for another finds them in the next step: of many that come at once
         with one system prompt, it is computed once.
         """
         promised = sum(self._growth_blocks(request) for request in self._running)
-        in_step = PrefixesInStep(draft.rows, self.config.block_size)
+        in_step = PrefixesInStep(step.rows, self.config.block_size)
         for request in list(islice(self._waiting, self.config.max_num_seqs - len(self._running) + _MOST_PASSED_OVER)):
-            if len(self._running) == self.config.max_num_seqs or not draft.budget_tokens:
+            if len(self._running) == self.config.max_num_seqs or not step.budget_tokens:
                 return
-            prefix = Prefix([], None, request.num_computed_tokens)
+            prefix = CachedPrefix([], None, request.num_computed_tokens)
             if self.config.prefix_caching and self.finds_prefixes and request.may_share_prefix:
-                prefix = find_prefix(request, self.pool)
-                chunk = self._chunk_tokens(request.num_tokens - prefix.num_tokens, draft)
+                prefix = find_cached_prefix(request, self.pool)
+                chunk = self._chunk_tokens(request.num_tokens - prefix.num_tokens, step)
                 if in_step.computes_most_of(chunk, prefix, request):
                     continue
-            if not self._try_start(request, prefix, promised, draft, now):
+            if not self._try_start(request, prefix, promised, step, now):
                 return
             promised += self._growth_blocks(request)
 
     def _growth_blocks(self, request: Request) -> int:
         """Blocks that a request is expected to need beyond those it has."""
-        more = self.forecast.remaining_tokens(
+        more = self.output_length.remaining_tokens(
             request.num_output_tokens, request.sampling.max_tokens, at_least=self.config.block_size
         )
         num_tokens = min(request.num_tokens + more, self.config.max_tokens)
         return max(0, self.config.num_blocks_for(num_tokens) - len(request.block_ids))
 
-    def _try_start(self, request: Request, prefix: Prefix, promised: int, draft: Draft, now: float) -> bool:
-        if prefix.copied is not None and not self._fits(request, prefix, promised, draft):
+    def _try_start(self, request: Request, prefix: CachedPrefix, promised: int, step: PendingStep, now: float) -> bool:
+        if prefix.copied is not None and not self._fits(request, prefix, promised, step):
             prefix = prefix.without_copy(self.config.block_size)
-        if not self._fits(request, prefix, promised, draft):
+        if not self._fits(request, prefix, promised, step):
             return False
-        self._start(request, prefix, draft, now)
+        self._start(request, prefix, step, now)
         return True
 
-    def _fits(self, request: Request, prefix: Prefix, promised: int, draft: Draft) -> bool:
-        chunk = self._chunk_tokens(request.num_tokens - prefix.num_tokens, draft)
+    def _fits(self, request: Request, prefix: CachedPrefix, promised: int, step: PendingStep) -> bool:
+        chunk = self._chunk_tokens(request.num_tokens - prefix.num_tokens, step)
         if not chunk:
             return False
         available = self.pool.num_free - self.pool.num_free_among(prefix.block_ids)
@@ -320,7 +320,7 @@ class Scheduler:
             needed = max(needed, self._growth_blocks(request) - len(prefix.shared)) + promised
         return needed <= available
 
-    def _start(self, request: Request, prefix: Prefix, draft: Draft, now: float) -> None:
+    def _start(self, request: Request, prefix: CachedPrefix, step: PendingStep, now: float) -> None:
         """Move a request from the queue into the step."""
         was_swapped = request.state is RequestState.SWAPPED
         self._waiting.remove(request)
@@ -335,30 +335,30 @@ class Scheduler:
             target = self.pool.copy_on_write(prefix.copied)
             assert target is not None, "no block for a copy that was counted in"
             request.block_ids.append(target)
-            draft.copies.append((prefix.copied, target))
-            draft.pinned_blocks.append(prefix.copied)
-        num_tokens = self._reserve(request, self._chunk_tokens(request.num_uncomputed_tokens, draft))
+            step.copies.append((prefix.copied, target))
+            step.pinned_blocks.append(prefix.copied)
+        num_tokens = self._reserve(request, self._chunk_tokens(request.num_uncomputed_tokens, step))
         assert num_tokens, "no block for a chunk that was counted in"
         if was_swapped:
             first, last = len(prefix.shared), len(request.host_block_ids)
-            draft.swap_in += zip(request.host_block_ids[first:], request.block_ids[first:last], strict=True)
-            draft.pinned_host_blocks += request.host_block_ids
+            step.swap_in += zip(request.host_block_ids[first:], request.block_ids[first:last], strict=True)
+            step.pinned_host_blocks += request.host_block_ids
             request.host_block_ids = []
         if request.scheduled_at is None and self.config.prefix_caching and request.may_share_prefix:
             self.pool.record_lookup(request.num_tokens, prefix.num_tokens)
-            draft.prefix_queries_tokens += request.num_tokens
-            draft.prefix_hits_tokens += prefix.num_tokens
+            step.prefix_queries_tokens += request.num_tokens
+            step.prefix_hits_tokens += prefix.num_tokens
         request.mark_scheduled(now, prefix.num_tokens)
-        draft.new.append(request.as_new_sequence())
-        draft.add_row(request, num_tokens)
+        step.new.append(request.as_new_sequence())
+        step.add_row(request, num_tokens)
 
-    def _close_draft(self) -> Draft:
-        draft = self._draft
-        assert draft is not None, "no step is being computed"
-        self._draft = None
-        self.pool.release(draft.pinned_blocks)
-        self.host_blocks.release(draft.pinned_host_blocks)
-        return draft
+    def _close_step(self) -> PendingStep:
+        step = self._pending
+        assert step is not None, "no step is being computed"
+        self._pending = None
+        self.pool.release(step.pinned_blocks)
+        self.host_blocks.release(step.pinned_host_blocks)
+        return step
 
     def _register_blocks(self, request: Request) -> None:
         """Offer the blocks that became full in this step to the prefix cache."""
@@ -370,7 +370,7 @@ class Scheduler:
             self.pool.register(request.block_ids[index], contents[index])
         request.num_registered_blocks = num_full
 
-    def _take_token(self, request: Request, result: StepResult) -> None:
+    def _append_token(self, request: Request, result: StepResult) -> None:
         token_id = result.token_ids.get(request.seq_id)
         if token_id is None:
             self._finish(request, FinishReason.ERROR, "the runner drew no token")
@@ -379,7 +379,7 @@ class Scheduler:
         reason = request.end_of_output(self._eos_token_ids, self.config.max_tokens)
         if reason is not None:
             if not request.is_probe:
-                self.forecast.observe(request.num_output_tokens)
+                self.output_length.observe(request.num_output_tokens)
             self._finish(request, reason)
 
     def _finish(self, request: Request, reason: FinishReason, error: str | None = None) -> None:

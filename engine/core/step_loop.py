@@ -13,19 +13,19 @@ from dataclasses import replace
 
 import structlog
 
-from engine.core.admission import Refused
 from engine.core.faults import CoreFaults
-from engine.core.grammar_queue import Compiled, GrammarQueue
+from engine.core.grammar_queue import GrammarCompiled, GrammarQueue
 from engine.core.host_memory import return_freed_memory
+from engine.core.pending_step import StepOutcome
 from engine.core.request import FinishReason
 from engine.core.runner import Runner
 from engine.core.scheduler import Scheduler
-from engine.core.step_builder import StepOutcome
-from engine.core.step_forecast import StepForecast, StepNorm, StepSize
-from engine.protocol.clock import Clock
-from engine.protocol.frames import Closed
-from engine.protocol.golden_answer import golden_request
-from engine.protocol.heartbeat import Beat, BeatPage, CoreState
+from engine.core.scheduler_config import Refused
+from engine.core.step_time import StepSize, StepSlowness, StepTimeForecast
+from engine.protocol.clock import MonotonicClock
+from engine.protocol.frames import ConnectionClosed
+from engine.protocol.golden_prompt import golden_request
+from engine.protocol.heartbeat import CoreState, Heartbeat, HeartbeatPage
 from engine.protocol.messages import (
     AbortRequest,
     AddRequest,
@@ -35,7 +35,7 @@ from engine.protocol.messages import (
     CoreFailed,
     CoreIdle,
     FromCore,
-    GoldenRun,
+    GoldenAnswer,
     ListBlocks,
     RequestUpdate,
     ResetPrefixCache,
@@ -48,7 +48,7 @@ from engine.protocol.messages import (
     WakeUp,
 )
 from engine.protocol.step import StepPlan, StepResult, TokenLogprobs
-from engine.text.grammar_book import GrammarBook
+from engine.text.grammar_compiler import GrammarCompiler
 
 log = structlog.get_logger()
 
@@ -70,26 +70,26 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class StepLoop:
-    """Runs until told to stop. Threading: all in the thread that calls `run`; only `inbox` is shared."""
+    """Runs until told to stop. Threading: all in the thread that calls `run_until_shutdown`; only `inbox` is shared."""
 
     def __init__(
         self,
         scheduler: Scheduler,
         runner: Runner,
-        inbox: queue.SimpleQueue[ToCore | Closed | Compiled],
+        inbox: queue.SimpleQueue[ToCore | ConnectionClosed | GrammarCompiled],
         publish: Callable[[FromCore], None],
-        clock: Clock,
+        clock: MonotonicClock,
         *,
         enable_faults: bool = False,
         idle_report_s: float = IDLE_REPORT_S,
-        beats: BeatPage | None = None,
-        grammars: GrammarBook | None = None,
+        heartbeats: HeartbeatPage | None = None,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._grammar_queue = GrammarQueue(grammars, inbox)
-        self._beats = beats or BeatPage.private()
-        self._forecast = StepForecast()
-        self._norm = StepNorm()
+        self._heartbeats = heartbeats or HeartbeatPage.private()
+        self._forecast = StepTimeForecast()
+        self._norm = StepSlowness()
         self._slowness_ratio: float | None = None  # of the last step
         self._faults = CoreFaults(scheduler, runner, clock, is_enabled=enable_faults)
         self._runner = runner
@@ -105,10 +105,10 @@ class StepLoop:
         self._integrity_error: str | None = None  # stays once found: the node should be replaced
         self._exit_code: int | None = None
 
-    def run(self) -> int:
+    def run_until_shutdown(self) -> int:
         """Serve until the end; returns the process's exit code."""
         while True:
-            self._take_messages()
+            self._handle_messages()
             if self._faults.is_hung:
                 self._hang()
             if self._exit_code is not None:
@@ -118,7 +118,7 @@ class StepLoop:
             elif self._news:
                 self._publish(self._report("none", 0.0, 0, 0, StepOutcome.nothing()))
 
-    def warm_up(self, message: AddRequest) -> GoldenRun:
+    def warm_up(self, message: AddRequest) -> GoldenAnswer:
         """Serve one request to its end before any other, and say nothing of it. Raises GoldenError."""
         refused = self._scheduler.add(message, self._clock.now())
         if refused is not None:
@@ -133,35 +133,35 @@ class StepLoop:
                     raise GoldenError(f"the golden prompt failed: {update.error}")
                 token_ids += update.token_ids
                 logprobs += update.logprobs
-        return GoldenRun(tuple(token_ids), tuple(logprobs))
+        return GoldenAnswer(tuple(token_ids), tuple(logprobs))
 
-    def _take_messages(self) -> None:
+    def _handle_messages(self) -> None:
         """Take in all that has arrived; without work, wait for something to arrive."""
         state = CoreState.BETWEEN_STEPS if self._scheduler.has_work else CoreState.IDLE
-        self._beats.write(Beat(self._clock.now(), state, self._last_step_id))
+        self._heartbeats.write(Heartbeat(self._clock.now(), state, self._last_step_id))
         try:
             if not self._scheduler.has_work:
-                self._take(self._inbox.get(timeout=self._idle_report_s))
+                self._handle(self._inbox.get(timeout=self._idle_report_s))
             while self._exit_code is None:
-                self._take(self._inbox.get_nowait())
+                self._handle(self._inbox.get_nowait())
         except queue.Empty:
             if not self._scheduler.has_work and not self._news and not len(self._grammar_queue):
                 self._report_idle()
 
-    def _take(self, message: ToCore | Closed | Compiled) -> None:
+    def _handle(self, message: ToCore | ConnectionClosed | GrammarCompiled) -> None:
         match message:
             case AddRequest():
                 if not self._grammar_queue.holds_back(message):
                     self._add(message)
-            case Compiled():
-                self._take_compiled(message)
+            case GrammarCompiled():
+                self._handle_compiled(message)
             case AbortRequest():
                 update = self._abort(message.request_id)
                 if update is not None:
                     log.info("request.aborted", request_id=message.request_id, reason=message.reason)
                     self._news.append(update)
             case SetFaults():
-                self._faults.set(message)
+                self._faults.set_faults(message)
             case SetLimits():
                 self._set_limits(message)
             case ResetPrefixCache():
@@ -177,12 +177,12 @@ class StepLoop:
             case Shutdown():
                 self._end_all()
                 self._exit_code = 0
-            case Closed():
+            case ConnectionClosed():
                 log.warning("core.orphaned", reason=message.reason)
                 self._exit_code = 0
 
-    def _take_compiled(self, message: Compiled) -> None:
-        request = self._grammar_queue.take(message.request_id)
+    def _handle_compiled(self, message: GrammarCompiled) -> None:
+        request = self._grammar_queue.pop_request(message.request_id)
         if request is not None and message.problem is None:
             self._add(request)
         elif request is not None:
@@ -192,7 +192,7 @@ class StepLoop:
             )
 
     def _abort(self, request_id: str) -> RequestUpdate | None:
-        if self._grammar_queue.take(request_id) is not None:
+        if self._grammar_queue.pop_request(request_id) is not None:
             return RequestUpdate(request_id, finish_reason=FinishReason.ABORT.value)
         return self._scheduler.abort(request_id)
 
@@ -252,16 +252,16 @@ class StepLoop:
             self._publish(CoreAwake(golden))
 
     def _hang(self) -> None:
-        """As a hung core does: no step, no report, no beat. Only the fault's end or the node's gets it out."""
-        waiting: list[ToCore | Compiled] = []
+        """As a hung core does: no step, no report, no heartbeat. Only the fault's end or the node's gets it out."""
+        waiting: list[ToCore | GrammarCompiled] = []
         while self._faults.is_hung and self._exit_code is None:
             message = self._inbox.get()
-            if isinstance(message, SetFaults | Shutdown | Closed):
-                self._take(message)
+            if isinstance(message, SetFaults | Shutdown | ConnectionClosed):
+                self._handle(message)
             else:
                 waiting.append(message)
         for message in waiting:
-            self._take(message)
+            self._handle(message)
 
     def _end_all(self) -> None:
         """Every request that was taken in gets its end, also at shutdown."""
@@ -286,12 +286,12 @@ class StepLoop:
         self._publish_step(plan, seconds, outcome, out_of_memory=int(lacked_memory))
 
     def _compute(self, plan: StepPlan) -> tuple[StepResult, float]:
-        """Run a step, with a beat before it that says how long it should take. Raises what the step raises."""
+        """Run a step, with a heartbeat before it that says how long it should take. Raises what the step raises."""
         size = StepSize.of(plan)
         started_at = self._clock.now()
         self._last_step_id = plan.step_id
-        self._beats.write(
-            Beat(
+        self._heartbeats.write(
+            Heartbeat(
                 started_at,
                 CoreState.STEP,
                 plan.step_id,
@@ -301,7 +301,7 @@ class StepLoop:
                 context_tokens=int(size.context_tokens),
             )
         )
-        result = self._faults.run(plan)
+        result = self._faults.run_step(plan)
         seconds = self._clock.now() - started_at
         self._forecast.observe(size, seconds)
         self._slowness_ratio = self._norm.ratio(size, seconds)

@@ -26,7 +26,7 @@ from engine.model.sequence import Sequence, logprobs_of
 from engine.model.weights import load_weights
 from engine.protocol.grammar import BadGrammarError
 from engine.protocol.step import NewSequence, SamplingParams, Scheduled, StepPlan, StepResult, TokenLogprobs
-from engine.text.grammar_book import GrammarBook, Matcher
+from engine.text.grammar_compiler import GrammarCompiler, GrammarMatcher
 from kernels.block_copy import copy_blocks, swap_blocks
 from kernels.sampling import sample
 
@@ -63,7 +63,7 @@ class RunnerInfo:
 
 
 class ModelRunner:
-    """`warm_up()` once, then `run(plan)` for every step."""
+    """`warm_up()` once, then `run_step(plan)` for every step."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class ModelRunner:
         dtype: str = "auto",
         num_threads: int | None = None,
         progress: Progress | None = None,
-        grammars: GrammarBook | None = None,
+        grammars: GrammarCompiler | None = None,
         eos_token_ids: tuple[int, ...] | None = None,
     ) -> None:
         """Loads the model and takes the memory of the KV cache.
@@ -154,10 +154,10 @@ class ModelRunner:
         new = NewSequence(WARM_UP_SEQ_ID, tokens, length, SamplingParams(max_tokens=2, top_p=0.9, num_logprobs=1))
         plan = StepPlan(0, (Scheduled(WARM_UP_SEQ_ID, 0, length, blocks, samples=True),), new=(new,))
         for position in range(length, min(length + 2, self._max_len)):
-            self._expect_answer(self.run(plan))
+            self._expect_answer(self.run_step(plan))
             plan = StepPlan(0, (Scheduled(WARM_UP_SEQ_ID, position, 1, blocks, samples=True),))
-        self._expect_answer(self.run(plan))
-        self.run(StepPlan(0, (), forgotten=(WARM_UP_SEQ_ID,)))
+        self._expect_answer(self.run_step(plan))
+        self.run_step(StepPlan(0, (), forgotten=(WARM_UP_SEQ_ID,)))
         self._kv[:, :, : len(blocks)] = 0
         self._warmup_seconds = time.perf_counter() - started
         self._progress("warming_up", 1.0)
@@ -190,7 +190,7 @@ class ModelRunner:
                 raise
             raise DeviceError(f"not enough memory on {self._device} to wake up: {exc}") from exc
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def run_step(self, plan: StepPlan) -> StepResult:
         """One forward pass. A sequence in `failed` has no token and its state is as before the step."""
         started = time.perf_counter()
         for seq_id in plan.forgotten:
@@ -239,7 +239,7 @@ class ModelRunner:
         except BadGrammarError as error:
             return Sequence(new, problem=f"its grammar: {error}")
 
-    def _matchers_of(self, scheduled: list[Scheduled]) -> list[tuple[int, Matcher]]:
+    def _matchers_of(self, scheduled: list[Scheduled]) -> list[tuple[int, GrammarMatcher]]:
         found = ((s.seq_id, self._sequences[s.seq_id].matcher) for s in scheduled if s.samples)
         return [(seq_id, matcher) for seq_id, matcher in found if matcher is not None]
 

@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from engine.protocol.grammar import BadGrammarError
-from engine.text.grammar_book import Mask, Matcher
+from engine.text.grammar_compiler import GrammarMatcher, TokenMask
 
 
 @dataclass(slots=True)
 class Masks:
     """By sequence id: what may be drawn, or why that can't be told."""
 
-    masks: dict[int, Mask] = field(default_factory=dict)
+    masks: dict[int, TokenMask] = field(default_factory=dict)
     problems: dict[int, str] = field(default_factory=dict)
 
 
@@ -30,7 +30,7 @@ class MaskWorker:
         self._thread: ThreadPoolExecutor | None = None
 
     @contextmanager
-    def working_on(self, matchers: Sequence[tuple[int, Matcher]]) -> Iterator[Callable[[], Masks]]:
+    def working_on(self, matchers: Sequence[tuple[int, GrammarMatcher]]) -> Iterator[Callable[[], Masks]]:
         """While the block runs the masks are computed; the function given waits for them.
 
         No matcher is in use any more when the block ends, however it ends.
@@ -47,7 +47,7 @@ class MaskWorker:
             computing.result()
 
 
-def _masks_of(matchers: Sequence[tuple[int, Matcher]]) -> Masks:
+def _masks_of(matchers: Sequence[tuple[int, GrammarMatcher]]) -> Masks:
     found = Masks()
     for seq_id, matcher in matchers:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.protocol.step import NewSequence, TokenLogprobs
-from engine.text.grammar_book import Mask, Matcher, without
+from engine.text.grammar_compiler import GrammarMatcher, TokenMask, without
 from kernels.sampling import Drawn, SampleRow
 
 
@@ -22,7 +22,7 @@ class Sequence:
         "token_ids",
     )
 
-    def __init__(self, new: NewSequence, matcher: Matcher | None = None, problem: str | None = None) -> None:
+    def __init__(self, new: NewSequence, matcher: GrammarMatcher | None = None, problem: str | None = None) -> None:
         """`matcher` has taken the output so far; `problem` is why a sequence with a grammar has none."""
         self.matcher = matcher
         self.problem = problem
@@ -39,13 +39,13 @@ class Sequence:
     def append(self, token_id: int) -> None:
         self.token_ids.append(token_id)
         if self.matcher is not None:
-            self.matcher.take(token_id)
+            self.matcher.accept_token(token_id)
         if self._has_seen:
             self._seen.add(token_id)
         if self._has_counts:
             self._counts[token_id] = self._counts.get(token_id, 0) + 1
 
-    def sample_row(self, eos_token_ids: tuple[int, ...], allowed: Mask | None = None) -> SampleRow:
+    def sample_row(self, eos_token_ids: tuple[int, ...], allowed: TokenMask | None = None) -> SampleRow:
         """How the next token is drawn. Its place in the output keys the randomness, so it survives recomputation.
 
         `allowed` is what the grammar says; whatever else forbids tokens gives way where nothing would be left.

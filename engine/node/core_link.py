@@ -17,7 +17,7 @@ from engine.node.core_process import CoreClient
 from engine.node.health import CorePhase, Reason, Wakefulness, is_stuck, judge
 from engine.node.metrics import NodeMetrics
 from engine.protocol.core_config import CoreConfig
-from engine.protocol.heartbeat import Beat
+from engine.protocol.heartbeat import Heartbeat
 from engine.protocol.messages import (
     BlocksHeld,
     CoreAsleep,
@@ -96,7 +96,7 @@ class CoreLink:
 
     def judge(self, *, takes_work: bool, output_is_wrong: bool, now: float, rests: bool = False) -> Reason:
         """Readiness at monotonic time `now`. To be asked every second or so, also when nobody wants to know."""
-        stuck = is_stuck(self.beat(), awake_since=self._awake.note(now), now=now) and self.phase is CorePhase.UP
+        stuck = is_stuck(self.heartbeat(), awake_since=self._awake.note(now), now=now) and self.phase is CorePhase.UP
         self._stuck_since = (self._stuck_since or now) if stuck else None
         return judge(phase=self.phase, stuck=stuck, takes_work=takes_work, output_is_wrong=output_is_wrong, rests=rests)
 
@@ -174,9 +174,9 @@ class CoreLink:
         finally:
             del self._questions[number]
 
-    def beat(self) -> Beat | None:
+    def heartbeat(self) -> Heartbeat | None:
         """What the core does right now; None without a core."""
-        return None if self._client is None else self._client.beat()
+        return None if self._client is None else self._client.heartbeat()
 
     def send(self, message: ToCore) -> bool:
         """Messages to a core that is gone are dropped, and False: its requests were failed when it went."""

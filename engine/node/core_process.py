@@ -13,7 +13,7 @@ import structlog
 
 from engine.protocol.core_config import CoreConfig
 from engine.protocol.frames import FrameError, FrameStream
-from engine.protocol.heartbeat import Beat, BeatPage
+from engine.protocol.heartbeat import Heartbeat, HeartbeatPage
 from engine.protocol.messages import FromCore, Shutdown, ToCore
 
 log = structlog.get_logger()
@@ -30,7 +30,7 @@ class CoreClient:
         self._on_exit = on_exit  # called once with the return code, within a second of the core's death
         self._process: asyncio.subprocess.Process | None = None
         self._stream: FrameStream[FromCore] | None = None
-        self._beats: BeatPage | None = None
+        self._heartbeats: HeartbeatPage | None = None
         self._watch: asyncio.Task[int] | None = None
         self._ended = asyncio.Event()  # the core's last message was read
 
@@ -43,9 +43,9 @@ class CoreClient:
         """None while the core lives or before it was started; negative: killed by that signal."""
         return None if self._process is None else self._process.returncode
 
-    def beat(self) -> Beat | None:
+    def heartbeat(self) -> Heartbeat | None:
         """What the core does now, and since when; None before its first sign of life."""
-        return None if self._beats is None else self._beats.read()
+        return None if self._heartbeats is None else self._heartbeats.read()
 
     async def start(self, config: CoreConfig, command: Sequence[str] = _COMMAND) -> None:
         """Start the process. That it is ready is its own first `CoreReady` message.
@@ -57,7 +57,7 @@ class CoreClient:
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
-        self._beats, beat_fd = BeatPage.shared()
+        self._heartbeats, heartbeat_fd = HeartbeatPage.shared()
         try:
             with theirs:  # the core's end must be open in the core alone: its death is then an end of stream here
                 self._process = await asyncio.create_subprocess_exec(
@@ -66,10 +66,10 @@ class CoreClient:
                     str(theirs.fileno()),
                     "--config",
                     config.to_json(),
-                    "--beat-fd",
-                    str(beat_fd),
+                    "--heartbeat-fd",
+                    str(heartbeat_fd),
                     stdin=asyncio.subprocess.DEVNULL,
-                    pass_fds=(theirs.fileno(), beat_fd),
+                    pass_fds=(theirs.fileno(), heartbeat_fd),
                 )
             self._stream = await FrameStream[FromCore].open(ours, FromCore)
         except BaseException:
@@ -77,7 +77,7 @@ class CoreClient:
             self.kill()
             raise
         finally:
-            os.close(beat_fd)
+            os.close(heartbeat_fd)
         log.info("core.started", core_pid=self._process.pid)
         self._watch = asyncio.create_task(self._watch_exit(self._process), name="core-exit")
 

@@ -12,8 +12,8 @@ from enum import StrEnum
 
 import structlog
 
-from engine.protocol.golden_answer import BadGoldenFileError, GoldenFile, find_difference, golden_request, key_of
-from engine.protocol.messages import AbortRequest, CoreReady, GoldenRun, RequestUpdate, ToCore
+from engine.protocol.golden_prompt import BadGoldenFileError, GoldenAnswerFile, find_difference, golden_request, key_of
+from engine.protocol.messages import AbortRequest, CoreReady, GoldenAnswer, RequestUpdate, ToCore
 from engine.protocol.step import TokenLogprobs
 
 log = structlog.get_logger()
@@ -38,7 +38,7 @@ class GoldenProbe:
         vocab_size: int,
         revision: str | None,
         send: Callable[[ToCore], object],
-        file: GoldenFile | None = None,
+        file: GoldenAnswerFile | None = None,
         interval_s: float = INTERVAL_S,
         on_result: Callable[[str], None] = lambda result: None,
     ) -> None:
@@ -49,7 +49,7 @@ class GoldenProbe:
         self._file = file
         self._interval_s = interval_s
         self._on_result = on_result
-        self._expected: dict[str, GoldenRun] = {}
+        self._expected: dict[str, GoldenAnswer] = {}
         self._key: str | None = None  # None while no core is ready
         self._max_tokens = 0
         self._num_runs = 0
@@ -77,7 +77,7 @@ class GoldenProbe:
             self._expected[self._key] = self._known(self._key, ready.golden)
         self._judge(ready.golden)
 
-    def _known(self, key: str, first: GoldenRun) -> GoldenRun:
+    def _known(self, key: str, first: GoldenAnswer) -> GoldenAnswer:
         if self._file is None:
             return first
         try:
@@ -110,7 +110,7 @@ class GoldenProbe:
             self._send(AbortRequest(self.pending_id, "sleep"))
             self.pending_id = None
 
-    def on_awake(self, answer: GoldenRun) -> None:
+    def on_awake(self, answer: GoldenAnswer) -> None:
         """The same core woke up and answered."""
         self._started_at = time.monotonic()
         if self._key is not None:
@@ -134,12 +134,12 @@ class GoldenProbe:
             return
         self.pending_id = None
         if update.finish_reason == "length":
-            self._judge(GoldenRun(tuple(self._token_ids), tuple(self._logprobs)))
+            self._judge(GoldenAnswer(tuple(self._token_ids), tuple(self._logprobs)))
         else:
             self.detail = f"the last run ended with {update.finish_reason}: {update.error or 'no reason given'}"
             self._on_result("error")
 
-    def _judge(self, answer: GoldenRun) -> None:
+    def _judge(self, answer: GoldenAnswer) -> None:
         assert self._key is not None, "no core, no answer"
         self.detail = find_difference(self._expected[self._key], answer)
         verdict = Verdict.PASSED if self.detail is None else Verdict.FAILED

@@ -1,7 +1,7 @@
 """May this node be sent requests, and if not, why, and since when?
 
 The judgement is a pure function of what is known of the core. A busy core is told from a hung one by what it set out
-to do: before each step it writes down how long the step should take (`beat`), and only a multiple of that is too long.
+to do: before each step its heartbeat says how long the step should take, and only a multiple of that is too long.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from engine.protocol.heartbeat import Beat, CoreState
+from engine.protocol.heartbeat import CoreState, Heartbeat
 
 STUCK_FLOOR_S = 4.0  # whatever was predicted: machines pause, kernels for a new shape are built
 STUCK_STEPS = 5.0  # a step that takes this many times its prediction hangs
@@ -37,22 +37,22 @@ class Reason(StrEnum):
     WRONG_OUTPUT = "wrong_output"
 
 
-def allowed_silence_s(beat: Beat) -> float:
+def allowed_silence_s(heartbeat: Heartbeat) -> float:
     """How long the core may stay with what it is doing before it counts as stuck."""
-    if beat.state is not CoreState.STEP:
+    if heartbeat.state is not CoreState.STEP:
         return STUCK_FLOOR_S  # an idle core writes each second, and between steps there is little to do
-    if beat.predicted_s is None:
+    if heartbeat.predicted_s is None:
         return UNMEASURED_S
-    return max(STUCK_FLOOR_S, STUCK_STEPS * beat.predicted_s)
+    return max(STUCK_FLOOR_S, STUCK_STEPS * heartbeat.predicted_s)
 
 
-def is_stuck(beat: Beat | None, *, awake_since: float, now: float) -> bool:
+def is_stuck(heartbeat: Heartbeat | None, *, awake_since: float, now: float) -> bool:
     """Whether the core makes no progress. Times are monotonic.
 
     `awake_since`: the judge was there all the time from then on. What a core did not do while its judge was stopped
     as well, by a suspended machine or a debugger, is not held against it.
     """
-    return beat is not None and now - max(beat.at, awake_since) > allowed_silence_s(beat)
+    return heartbeat is not None and now - max(heartbeat.at, awake_since) > allowed_silence_s(heartbeat)
 
 
 def judge(

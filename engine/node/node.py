@@ -33,7 +33,7 @@ from engine.node.request_log import RequestLog, SpanWriter
 from engine.node.request_record import Arrival, RequestRecord, record_of
 from engine.node.sleep import Sleeper
 from engine.protocol.core_config import CoreConfig
-from engine.protocol.golden_answer import GoldenFile
+from engine.protocol.golden_prompt import GoldenAnswerFile
 from engine.protocol.messages import (
     AbortRequest,
     AddRequest,
@@ -43,7 +43,7 @@ from engine.protocol.messages import (
     ResetPrefixCache,
     StepReport,
 )
-from engine.text.grammar_book import GrammarBook
+from engine.text.grammar_compiler import GrammarCompiler
 from engine.text.tokenizer import Tokenizer
 
 log = structlog.get_logger()
@@ -67,7 +67,9 @@ class Node:
         self.facts = facts
         self.tokenizer = tokenizer
         self.metrics = metrics
-        self.grammars = GrammarBook(lambda: tokenizer, vocab_size=facts.vocab_size, eos_token_ids=facts.eos_token_ids)
+        self.grammars = GrammarCompiler(
+            lambda: tokenizer, vocab_size=facts.vocab_size, eos_token_ids=facts.eos_token_ids
+        )
         self.tool_format = config.tool_call_parser or tokenizer.tool_format
         self.core = CoreLink(core_config, metrics, self)
         self.started_at = time.time()
@@ -81,7 +83,7 @@ class Node:
             vocab_size=facts.vocab_size,
             revision=facts.revision,
             send=self.core.send,
-            file=None if config.golden_file is None else GoldenFile(config.golden_file),
+            file=None if config.golden_file is None else GoldenAnswerFile(config.golden_file),
             interval_s=config.golden_interval_s,
             on_result=metrics.note_golden,
         )

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from engine.node.inflight import Ask, Flight
 from engine.node.limits import LiveLimits
 from engine.node.refusal import RefusedError, retry_after_s
-from engine.protocol.forecasts import OutputForecast
+from engine.protocol.output_length import OutputLengthForecast
 
 QUEUE_TIMEOUT = "queue_timeout"  # why a request ended that waited too long
 DEFAULT_QUEUE_CAPACITIES = 4  # tokens that may wait, in multiples of the KV cache
@@ -21,7 +21,7 @@ class QueueGuard:
     """Judges by what is held and by the lengths of answers before. Threading: event loop only."""
 
     def __init__(self) -> None:
-        self._outputs = OutputForecast()
+        self._outputs = OutputLengthForecast()
 
     def note_finished(self, num_output_tokens: int) -> None:
         """One answer ended by itself with so many tokens."""

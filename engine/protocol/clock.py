@@ -6,7 +6,7 @@ import time
 from typing import Protocol
 
 
-class Clock(Protocol):
+class MonotonicClock(Protocol):
     """Monotonic seconds."""
 
     def now(self) -> float: ...
@@ -14,7 +14,7 @@ class Clock(Protocol):
     def sleep(self, seconds: float) -> None: ...
 
 
-class SystemClock:
+class SystemMonotonicClock:
     """`time.monotonic`, which on Linux is one clock for all processes of a machine."""
 
     def now(self) -> float:

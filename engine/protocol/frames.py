@@ -117,7 +117,7 @@ class FrameSocket(Generic[Received]):
         return bytes(data)
 
 
-class Closed:
+class ConnectionClosed:
     """Put into an inbox as its last entry: nothing more will come, and why."""
 
     __slots__ = ("reason",)
@@ -128,10 +128,10 @@ class Closed:
 
 def start_reader(
     frames: FrameSocket[Received],
-    inbox: queue.SimpleQueue[Received | Closed],
+    inbox: queue.SimpleQueue[Received | ConnectionClosed],
     on_closed: Callable[[], None] | None = None,
 ) -> threading.Thread:
-    """A daemon thread that puts every message into `inbox`, and `Closed` at the end; then it calls `on_closed`."""
+    """A daemon thread that puts every message into `inbox` and `ConnectionClosed` last; then it calls `on_closed`."""
 
     def read() -> None:
         reason = "the other side closed the connection"
@@ -140,7 +140,7 @@ def start_reader(
                 inbox.put(message)
         except (FrameError, OSError) as error:
             reason = str(error)
-        inbox.put(Closed(reason))
+        inbox.put(ConnectionClosed(reason))
         if on_closed is not None:
             on_closed()
 

@@ -1,7 +1,7 @@
 """Grammars as plain text: what an answer must look like, in the one form that API process, core and other nodes read.
 
 The text is llguidance's own serialised form, so it travels through messages and hand-offs unchanged. Building it checks
-size and shape; whether it can be compiled, and at what cost, is `grammar_book.py`'s question. Importing this module
+size and shape; whether it can be compiled, and at what cost, is `grammar_compiler.py`'s question. Importing this module
 does not import llguidance: a node that is never asked for a grammar does not pay for it.
 """
 

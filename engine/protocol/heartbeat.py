@@ -29,7 +29,7 @@ class CoreState(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class Heartbeat:
     """What the core does since `at` (monotonic seconds). The rest describes the step it computes, or did last."""
 
     at: float
@@ -41,24 +41,24 @@ class Beat:
     context_tokens: int = 0  # positions whose KV is read
 
 
-class BeatPage:
-    """One writer in one process, any readers. A reader sees a whole beat or the one before, never a mixture."""
+class HeartbeatPage:
+    """One writer in one process, any readers. A reader sees a whole heartbeat or the one before, never a mixture."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
         self._count = 0
-        self._last: Beat | None = None
+        self._last: Heartbeat | None = None
 
     @classmethod
-    def private(cls) -> BeatPage:
+    def private(cls) -> HeartbeatPage:
         """A page of this process alone."""
         return cls(mmap.mmap(-1, _SIZE_BYTES))
 
     @classmethod
-    def shared(cls) -> tuple[BeatPage, int]:
+    def shared(cls) -> tuple[HeartbeatPage, int]:
         """A page and the descriptor by which a child process opens it; the caller closes the descriptor."""
         if hasattr(os, "memfd_create"):
-            fd = os.memfd_create("engine-beat")
+            fd = os.memfd_create("engine-heartbeat")
         else:
             with tempfile.TemporaryFile() as file:
                 fd = os.dup(file.fileno())
@@ -66,46 +66,46 @@ class BeatPage:
         return cls(mmap.mmap(fd, _SIZE_BYTES)), fd
 
     @classmethod
-    def open(cls, fd: int) -> BeatPage:
+    def open(cls, fd: int) -> HeartbeatPage:
         """The page behind a descriptor, which is closed. Raises ValueError when there is none."""
         try:
             memory = mmap.mmap(fd, _SIZE_BYTES)
             os.close(fd)
         except (OSError, ValueError) as error:
-            raise ValueError(f"--beat-fd {fd}: not a page of memory ({error})") from error
+            raise ValueError(f"--heartbeat-fd {fd}: not a page of memory ({error})") from error
         return cls(memory)
 
-    def write(self, beat: Beat) -> None:
+    def write(self, heartbeat: Heartbeat) -> None:
         self._count += 1
         _COUNT.pack_into(self._memory, _BEGUN_AT, self._count)
         _FIELDS.pack_into(
             self._memory,
             _FIELDS_AT,
-            beat.at,
-            beat.state,
-            beat.step_id,
-            math.nan if beat.predicted_s is None else beat.predicted_s,
-            beat.num_seqs,
-            beat.num_tokens,
-            beat.context_tokens,
+            heartbeat.at,
+            heartbeat.state,
+            heartbeat.step_id,
+            math.nan if heartbeat.predicted_s is None else heartbeat.predicted_s,
+            heartbeat.num_seqs,
+            heartbeat.num_tokens,
+            heartbeat.context_tokens,
         )
         _COUNT.pack_into(self._memory, _ENDED_AT, self._count)
 
-    def read(self) -> Beat | None:
-        """The last whole beat; None before the first. A core that stopped while it wrote leaves the one before."""
+    def read(self) -> Heartbeat | None:
+        """The last whole heartbeat; None before the first. A core that stopped while it wrote leaves the one before."""
         for _ in range(_TRIES):
             # In the other order than it is written: if no write began since this one ended, the fields are its own.
             (ended,) = _COUNT.unpack_from(self._memory, _ENDED_AT)
             fields = _FIELDS.unpack_from(self._memory, _FIELDS_AT)
             (begun,) = _COUNT.unpack_from(self._memory, _BEGUN_AT)
             if ended == begun and begun > 0:
-                self._last = _beat(*fields)
+                self._last = _heartbeat(*fields)
                 break
         return self._last
 
 
-def _beat(
+def _heartbeat(
     at: float, state: int, step_id: int, predicted_s: float, num_seqs: int, num_tokens: int, context_tokens: int
-) -> Beat:
+) -> Heartbeat:
     predicted = None if math.isnan(predicted_s) else predicted_s
-    return Beat(at, CoreState(state), step_id, predicted, num_seqs, num_tokens, context_tokens)
+    return Heartbeat(at, CoreState(state), step_id, predicted, num_seqs, num_tokens, context_tokens)

@@ -71,7 +71,7 @@ class ListBlocks(msgspec.Struct, frozen=True, tag="list_blocks"):
 ToCore = AddRequest | AbortRequest | SetFaults | SetLimits | ResetPrefixCache | Sleep | WakeUp | ListBlocks | Shutdown
 
 
-class GoldenRun(msgspec.Struct, frozen=True):
+class GoldenAnswer(msgspec.Struct, frozen=True):
     """What the model answered to the golden prompt: greedy tokens, each with its two most likely candidates."""
 
     token_ids: tuple[int, ...]
@@ -88,7 +88,7 @@ class CoreReady(msgspec.Struct, frozen=True, tag="ready"):
     dtype: str
     load_seconds: float
     warmup_seconds: float
-    golden: GoldenRun | None = None  # run to its last token before the core counts as ready
+    golden: GoldenAnswer | None = None  # run to its last token before the core counts as ready
 
 
 class CoreProgress(msgspec.Struct, frozen=True, tag="progress"):
@@ -115,7 +115,7 @@ class CoreAsleep(msgspec.Struct, frozen=True, tag="asleep"):
 class CoreAwake(msgspec.Struct, frozen=True, tag="awake"):
     """Answers `WakeUp`: requests can be served again. A core that can't take its memory again ends instead."""
 
-    golden: GoldenRun
+    golden: GoldenAnswer
 
 
 class BlocksHeld(msgspec.Struct, frozen=True, tag="blocks_held"):

@@ -16,14 +16,14 @@ from engine.core.step_loop import StepLoop
 from engine.protocol.clock import ManualClock
 from engine.protocol.grammar import choice_grammar, regex_grammar
 from engine.protocol.messages import AbortRequest, CoreIdle, FromCore, RequestUpdate, Shutdown, StepReport
-from engine.text.grammar_book import GrammarBook
+from engine.text.grammar_compiler import GrammarCompiler
 from tests.fixtures.core import make_config, make_request
 from tests.fixtures.grammar import make_book, tiny_tokenizer
 
 EOS = tiny_tokenizer().eos_token_ids
 
 
-class SlowBook(GrammarBook):
+class SlowBook(GrammarCompiler):
     """Compiles when it is told to: the loop must do without until then."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class SlowBook(GrammarBook):
 class Desk:
     """Runs a loop until it is idle; `on_publish` hears each message."""
 
-    def __init__(self, book: GrammarBook, on_publish: Callable[[FromCore], None] = lambda message: None) -> None:
+    def __init__(self, book: GrammarCompiler, on_publish: Callable[[FromCore], None] = lambda message: None) -> None:
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.published: list[FromCore] = []
         self.on_publish = on_publish
@@ -59,7 +59,7 @@ class Desk:
     def run(self, *messages: object) -> dict[str, RequestUpdate]:
         for message in messages:
             self.inbox.put(message)
-        assert self.loop.run() == 0
+        assert self.loop.run_until_shutdown() == 0
         ends = [u for u in self.updates if u.finish_reason is not None]
         assert len({u.request_id for u in ends}) == len(ends), "a request ended twice"
         return {u.request_id: u for u in ends}

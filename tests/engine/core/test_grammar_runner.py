@@ -62,7 +62,7 @@ def _run_to_end(runner: ModelRunner, drive: Drive) -> str:
         assert not result.failed
         assert not drive.is_done, "no end"
         result = step(runner, [drive])
-    runner.run(StepPlan(0, (), forgotten=(drive.seq_id,)))
+    runner.run_step(StepPlan(0, (), forgotten=(drive.seq_id,)))
     return tiny_tokenizer().decode(drive.output, skip_special_tokens=True)
 
 
@@ -90,7 +90,7 @@ def test_same_tokens_after_preemption_with_recompute(runner: ModelRunner, at: in
     for _ in range(at - 1):
         step(runner, drives)
     victims = [drives[0], drives[2], drives[4]]
-    runner.run(StepPlan(0, (), forgotten=tuple(d.seq_id for d in victims)))
+    runner.run_step(StepPlan(0, (), forgotten=tuple(d.seq_id for d in victims)))
     step(runner, [drives[1], drives[3]])
     for victim in victims:
         victim.computed, victim.chunk = 0, 7
@@ -131,11 +131,11 @@ def test_a_grammar_that_can_not_be_followed_fails_its_sequence_alone(runner: Mod
     strangers = NewSequence(1, (10, *other), 1, params)
     broken = NewSequence(2, (10,), 1, replace(params, grammar="{"))
     rows = (healthy.next(), Scheduled(1, 0, 1 + len(other), (200,), samples=True), Scheduled(2, 0, 1, (201,), True))
-    result = runner.run(StepPlan(0, rows, new=(healthy.new(), strangers, broken)))
+    result = runner.run_step(StepPlan(0, rows, new=(healthy.new(), strangers, broken)))
     assert list(result.token_ids) == [0]
     assert "does not fit the grammar" in result.failed[1]
     assert "its grammar" in result.failed[2]
-    runner.run(StepPlan(0, (), forgotten=(0, 1, 2)))
+    runner.run_step(StepPlan(0, (), forgotten=(0, 1, 2)))
 
 
 def test_a_runner_without_grammars_fails_only_who_asks_for_one() -> None:

@@ -155,7 +155,7 @@ def test_same_tokens_after_preemption_with_recompute(runner: ModelRunner) -> Non
     for _ in range(6):
         step(runner, drives)
     victim = drives[1]
-    runner.run(StepPlan(0, (), forgotten=(victim.seq_id,)))
+    runner.run_step(StepPlan(0, (), forgotten=(victim.seq_id,)))
     step(runner, [drives[0], drives[2]])
     victim.computed, victim.block_ids, victim.chunk = 0, victim.block_ids[::-1], 30
     step(runner, drives, [victim])
@@ -184,10 +184,10 @@ def test_same_tokens_after_swapping_out_and_in(runner: ModelRunner) -> None:
     out = tuple((block, 15 - i) for i, block in enumerate(drive.block_ids))
     moved = tuple(NUM_BLOCKS - 1 - i for i in range(len(drive.block_ids)))
     back = tuple((host, new) for (_, host), new in zip(out, moved, strict=True))
-    runner.run(StepPlan(0, (), swap_out=out))
+    runner.run_step(StepPlan(0, (), swap_out=out))
     other = Drive(9, tuple(range(3, 60)), SamplingParams(max_tokens=3), block_ids=(*drive.block_ids, 90, 91, 92, 93))
     run_all(runner, [other])
-    runner.run(StepPlan(0, (), swap_in=back))
+    runner.run_step(StepPlan(0, (), swap_in=back))
     drive.block_ids = moved
     while not drive.is_done:
         step(runner, [drive])
@@ -202,7 +202,7 @@ def test_copy_on_write_leaves_the_source_as_it_was(runner: ModelRunner) -> None:
     expected = _alone(runner, [one, replace(two, computed=0)])
     step(runner, [one], [one])
     copy = StepPlan(0, (two.next(),), new=(two.new(),), copies=((2, 4),))
-    two.output.append(runner.run(copy).token_ids[1])
+    two.output.append(runner.run_step(copy).token_ids[1])
     two.computed = 24
     while not (one.is_done and two.is_done):
         step(runner, [d for d in (one, two) if not d.is_done])
@@ -246,7 +246,7 @@ def test_a_poisoned_sequence_fails_alone(model_dir: Path) -> None:
 def test_a_wrong_entry_fails_alone_with_its_reason(runner: ModelRunner, scheduled: Scheduled, words: str) -> None:
     params = SamplingParams(max_tokens=3, temperature=0.0)
     new = tuple(NewSequence(i, tokens, 3, params) for i, tokens in ((4, (7, 8, 9)), (5, (7, 8, 9)), (6, (999_999,))))
-    result = runner.run(StepPlan(3, (Scheduled(4, 0, 3, (8,), samples=True), scheduled), new=new))
+    result = runner.run_step(StepPlan(3, (Scheduled(4, 0, 3, (8,), samples=True), scheduled), new=new))
     assert list(result.token_ids) == [4]
     assert words in result.failed[scheduled.seq_id]
 
@@ -297,7 +297,7 @@ def test_forgotten_sequences_are_unknown_afterwards(runner: ModelRunner) -> None
     drive = Drive(0, (10, 11, 12), SamplingParams(max_tokens=5))
     give_blocks([drive], NUM_BLOCKS)
     step(runner, [drive], [drive])
-    result = runner.run(StepPlan(0, (drive.next(),), forgotten=(0,)))
+    result = runner.run_step(StepPlan(0, (drive.next(),), forgotten=(0,)))
     assert "does not know" in result.failed[0]
 
 

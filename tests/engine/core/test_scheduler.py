@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from engine.core.admission import Refused
 from engine.core.block_pool import BlockPool
+from engine.core.cached_prefix import find_cached_prefix
 from engine.core.fake_runner import generate
-from engine.core.prefix import find_prefix
+from engine.core.pending_step import PreemptedBy, Preemption, StepKind
 from engine.core.request import TRANSITIONS, Request, RequestState
-from engine.core.step_builder import PreemptedBy, Preemption, StepKind
+from engine.core.scheduler_config import Refused
 from engine.protocol.step import StepResult, TokenLogprobs
 from tests.fixtures.core import VOCAB_SIZE, Bench, make_config, make_request
 
@@ -134,7 +134,7 @@ def test_failed_row_ends_alone() -> None:
     bench = Bench()
     bench.add(make_request("a"), make_request("b"))
     plan = bench.plan()
-    result = bench.runner.run(plan)
+    result = bench.runner.run_step(plan)
     failed = {0: "non-finite logits"}
     bench.take_outcome(
         bench.scheduler.apply(StepResult(result.step_id, result.token_ids, 0.1, failed=failed), bench.now)
@@ -456,8 +456,8 @@ def test_recomputes_when_the_host_has_no_room() -> None:
 def test_swaps_only_where_measured_to_be_cheaper(swap_s: float, how: PreemptedBy) -> None:
     bench = crowded(num_host_blocks=20)
     for num_tokens in (1, 10, 100):
-        bench.scheduler.cost.observe(num_tokens, 0.001 + num_tokens * 0.001)
-    bench.scheduler.cost.observe(10, 0.011 + 5 * swap_s, num_swapped_blocks=5)
+        bench.scheduler.preemption_cost.observe(num_tokens, 0.001 + num_tokens * 0.001)
+    bench.scheduler.preemption_cost.observe(10, 0.011 + 5 * swap_s, num_swapped_blocks=5)
     while not bench.scheduler.preemptions:
         bench.step()
     assert bench.scheduler.preemptions[0].how is how
@@ -609,7 +609,7 @@ def test_wholly_cached_prompt_computes_its_last_block_where_a_copy_has_no_room()
     assert plan is not None
     assert [(row.start, row.num_tokens) for row in plan.scheduled] == [(4, 4)]
     assert plan.copies == ()
-    bench.take(bench.scheduler.apply(bench.runner.run(plan), bench.now).updates)
+    bench.take(bench.scheduler.apply(bench.runner.run_step(plan), bench.now).updates)
     assert bench.tokens["b"] == expected_tokens(make_request("b", range(8), max_tokens=1, seed=2))
 
 
@@ -664,7 +664,7 @@ def test_swapped_request_takes_the_longer_of_host_and_cache(
     request.move_to(RequestState.RUNNING)
     request.move_to(RequestState.SWAPPED)
     request.num_computed_tokens = num_computed
-    assert find_prefix(request, pool) == (block_ids[:shared], None, num_tokens)
+    assert find_cached_prefix(request, pool) == (block_ids[:shared], None, num_tokens)
 
 
 # --- abort and failed steps ---

@@ -118,7 +118,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             bench.finish_step(plan)
             return
         if data.draw(st.booleans(), label="the runner got through"):
-            bench.runner.run(plan)
+            bench.runner.run_step(plan)
         bench.take_outcome(bench.scheduler.fail(fate, bench.now, only_largest=fate == "out_of_memory"))
 
     @precondition(lambda self: self.bench.scheduler.has_work)

@@ -55,7 +55,7 @@ def replay(num_blocks: int) -> Scheduler:
             assert scheduler.add(request, clock.now()) is None
         plan = scheduler.plan(clock.now())
         if plan is not None:
-            outcome = scheduler.apply(runner.run(plan), clock.now())
+            outcome = scheduler.apply(runner.run_step(plan), clock.now())
             num_ended += sum(update.finish_reason is not None for update in outcome.updates)
     assert num_ended == count
     assert scheduler.check_integrity() is None

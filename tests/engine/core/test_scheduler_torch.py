@@ -52,7 +52,7 @@ def serve(runner: ModelRunner, config: SchedulerConfig, requests: list[AddReques
     for request in requests:
         assert scheduler.add(request, 100.0) is None
     while (plan := scheduler.plan(100.0)) is not None:
-        for update in scheduler.apply(runner.run(plan), 100.0).updates:
+        for update in scheduler.apply(runner.run_step(plan), 100.0).updates:
             assert update.error is None
             tokens[update.request_id] += update.token_ids
     return tokens, scheduler

@@ -16,7 +16,7 @@ from engine.node.health import (
     is_stuck,
     judge,
 )
-from engine.protocol.heartbeat import Beat, BeatPage, CoreState
+from engine.protocol.heartbeat import CoreState, Heartbeat, HeartbeatPage
 
 
 @pytest.mark.parametrize(
@@ -39,23 +39,23 @@ def test_the_gravest_reason_is_shown(
     assert judge(phase=phase, stuck=stuck, output_is_wrong=wrong, takes_work=takes_work) is expected
 
 
-def step(predicted_s: float | None, at: float = 100.0) -> Beat:
-    return Beat(at, CoreState.STEP, 7, predicted_s)
+def step(predicted_s: float | None, at: float = 100.0) -> Heartbeat:
+    return Heartbeat(at, CoreState.STEP, 7, predicted_s)
 
 
 @pytest.mark.parametrize(
-    ("beat", "allowed_s"),
+    ("heartbeat", "allowed_s"),
     [
-        (Beat(100.0, CoreState.IDLE), STUCK_FLOOR_S),
-        (Beat(100.0, CoreState.BETWEEN_STEPS, 6, 9.0), STUCK_FLOOR_S),
+        (Heartbeat(100.0, CoreState.IDLE), STUCK_FLOOR_S),
+        (Heartbeat(100.0, CoreState.BETWEEN_STEPS, 6, 9.0), STUCK_FLOOR_S),
         (step(0.01), STUCK_FLOOR_S),
         (step(20.0), STUCK_STEPS * 20.0),
         (step(None), UNMEASURED_S),
     ],
 )
-def test_a_core_is_stuck_when_it_takes_longer_than_it_foresaw(beat: Beat, allowed_s: float) -> None:
-    assert not is_stuck(beat, awake_since=0.0, now=beat.at + allowed_s)
-    assert is_stuck(beat, awake_since=0.0, now=beat.at + allowed_s + 0.01)
+def test_a_core_is_stuck_when_it_takes_longer_than_it_foresaw(heartbeat: Heartbeat, allowed_s: float) -> None:
+    assert not is_stuck(heartbeat, awake_since=0.0, now=heartbeat.at + allowed_s)
+    assert is_stuck(heartbeat, awake_since=0.0, now=heartbeat.at + allowed_s + 0.01)
 
 
 def test_before_its_first_sign_of_life_nothing_is_held_against_a_core() -> None:
@@ -67,9 +67,9 @@ def test_what_passed_while_the_judge_was_stopped_does_not_count() -> None:
     for now in (1.0, 2.0, 3.0):
         assert awake.note(now) == 0.0
     assert awake.note(500.0) == 500.0, "nobody asked for minutes: this process did not run"
-    beat = Beat(2.5, CoreState.IDLE)
-    assert not is_stuck(beat, awake_since=awake.note(501.0), now=501.0)
-    assert is_stuck(beat, awake_since=awake.note(502.0), now=500.0 + STUCK_FLOOR_S + 0.1)
+    heartbeat = Heartbeat(2.5, CoreState.IDLE)
+    assert not is_stuck(heartbeat, awake_since=awake.note(501.0), now=501.0)
+    assert is_stuck(heartbeat, awake_since=awake.note(502.0), now=500.0 + STUCK_FLOOR_S + 0.1)
 
 
 def test_the_age_counts_from_the_last_change_of_reason() -> None:
@@ -80,16 +80,16 @@ def test_the_age_counts_from_the_last_change_of_reason() -> None:
 
 
 def test_a_beat_is_read_as_it_was_written() -> None:
-    page = BeatPage.private()
+    page = HeartbeatPage.private()
     assert page.read() is None
-    for beat in (Beat(1.5, CoreState.IDLE), Beat(2.5, CoreState.STEP, 3, 0.25, 4, 5, 6), step(None)):
-        page.write(beat)
-        assert page.read() == beat
+    for heartbeat in (Heartbeat(1.5, CoreState.IDLE), Heartbeat(2.5, CoreState.STEP, 3, 0.25, 4, 5, 6), step(None)):
+        page.write(heartbeat)
+        assert page.read() == heartbeat
 
 
 def test_a_writer_that_stopped_in_the_middle_leaves_the_beat_before() -> None:
     memory = mmap.mmap(-1, mmap.PAGESIZE)
-    page = BeatPage(memory)
+    page = HeartbeatPage(memory)
     page.write(step(0.5))
     assert page.read() == step(0.5)
     struct.pack_into("<Qd", memory, 0, 2, 999.0)  # the next write was begun and not ended

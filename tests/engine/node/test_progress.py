@@ -12,12 +12,12 @@ import pytest
 
 from engine.core.fake_runner import FakeRunner
 from engine.core.scheduler import Scheduler
-from engine.core.step_forecast import UNSEEN_FACTOR, StepForecast, StepNorm, StepSize
 from engine.core.step_loop import StepLoop
+from engine.core.step_time import UNSEEN_FACTOR, StepSize, StepSlowness, StepTimeForecast
 from engine.node.health import STUCK_FLOOR_S, STUCK_STEPS, allowed_silence_s, is_stuck
 from engine.protocol.clock import ManualClock
-from engine.protocol.heartbeat import Beat, BeatPage, CoreState
-from engine.protocol.messages import AddRequest, FromCore, GoldenRun, StepReport, ToCore
+from engine.protocol.heartbeat import CoreState, Heartbeat, HeartbeatPage
+from engine.protocol.messages import AddRequest, FromCore, GoldenAnswer, StepReport, ToCore
 from engine.protocol.step import Scheduled, StepPlan
 from tests.fixtures.core import make_config, make_request
 
@@ -31,20 +31,20 @@ class StuckError(Exception):
 class WatchedClock(ManualClock):
     """Time passes in slices, and after each slice the judge is asked."""
 
-    def __init__(self, beats: BeatPage) -> None:
+    def __init__(self, heartbeats: HeartbeatPage) -> None:
         super().__init__()
-        self.beats = beats
+        self.heartbeats = heartbeats
         self.most_used = 0.0  # of what the judge allows
 
     def sleep(self, seconds: float) -> None:
-        beat = self.beats.read()
-        assert beat is not None
-        slice_s = allowed_silence_s(beat) / 20
+        heartbeat = self.heartbeats.read()
+        assert heartbeat is not None
+        slice_s = allowed_silence_s(heartbeat) / 20
         while seconds > 0.0:
             super().sleep(min(slice_s, seconds))
             seconds -= slice_s
-            self.most_used = max(self.most_used, (self.now() - beat.at) / allowed_silence_s(beat))
-            if is_stuck(beat, awake_since=0.0, now=self.now()):
+            self.most_used = max(self.most_used, (self.now() - heartbeat.at) / allowed_silence_s(heartbeat))
+            if is_stuck(heartbeat, awake_since=0.0, now=self.now()):
                 raise StuckError
 
 
@@ -70,15 +70,15 @@ class Site:
     """A step loop under a watched clock. `feed` is asked for more work whenever the core is about to idle."""
 
     def __init__(self, machine: Machine, **config: object) -> None:
-        beats = BeatPage.private()
-        self.clock = WatchedClock(beats)
+        heartbeats = HeartbeatPage.private()
+        self.clock = WatchedClock(heartbeats)
         self.inbox: queue.SimpleQueue[ToCore] = queue.SimpleQueue()
         self.scheduler = Scheduler(make_config(**config))
         self.reports: list[StepReport] = []
         runner = FakeRunner(vocab_size=1000, clock=self.clock, cost=machine)  # type: ignore[arg-type]
-        self.loop = StepLoop(self.scheduler, runner, self.inbox, self._publish, self.clock, beats=beats)
-        self.beats = beats
-        golden: GoldenRun = self.loop.warm_up(make_request("golden", 24, max_tokens=8))
+        self.loop = StepLoop(self.scheduler, runner, self.inbox, self._publish, self.clock, heartbeats=heartbeats)
+        self.heartbeats = heartbeats
+        golden: GoldenAnswer = self.loop.warm_up(make_request("golden", 24, max_tokens=8))
         assert len(golden.token_ids) == 8
 
     def _publish(self, message: FromCore) -> None:
@@ -169,18 +169,18 @@ def test_a_step_that_hangs_after_long_ones_is_found_after_a_multiple_of_its_fore
                 prefill_chunk_tokens=2048, prefix_caching=False)  # fmt: skip
     site.serve([make_request("a", 40_000, max_tokens=3)])
     hung_for_s = site.hang_in_next_step(make_request("hung", 2048))
-    beat = site.beats.read()
-    assert beat is not None
-    assert beat.predicted_s is not None
-    assert 1.0 < beat.predicted_s < 60.0
-    assert hung_for_s < 1.1 * STUCK_STEPS * beat.predicted_s
+    heartbeat = site.heartbeats.read()
+    assert heartbeat is not None
+    assert heartbeat.predicted_s is not None
+    assert 1.0 < heartbeat.predicted_s < 60.0
+    assert hung_for_s < 1.1 * STUCK_STEPS * heartbeat.predicted_s
 
 
 def test_the_beat_says_what_is_being_computed() -> None:
-    seen: list[Beat | None] = []
+    seen: list[Heartbeat | None] = []
     site = Site(gpu(0))
-    run = site.loop._faults.run
-    site.loop._faults.run = lambda plan: (seen.append(site.beats.read()), run(plan))[1]  # type: ignore[method-assign]
+    run = site.loop._faults.run_step
+    site.loop._faults.run_step = lambda plan: (seen.append(site.heartbeats.read()), run(plan))[1]  # type: ignore[method-assign]
     site.serve([make_request("a", 10, max_tokens=2)])
     assert [(b.state, b.num_seqs, b.num_tokens, b.context_tokens) for b in seen if b is not None] == [
         (CoreState.STEP, 1, 10, 10),
@@ -197,7 +197,7 @@ def test_the_forecast_learns_the_price_of_each_part() -> None:
     machine = Machine(0.02, 0.001, 0.00001, 1e-7, random.Random(0))
     machine.dice.choice = lambda options: 1.0  # type: ignore[method-assign,assignment]
     machine.dice.random = lambda: 1.0  # type: ignore[method-assign]
-    forecast, dice = StepForecast(), random.Random(1)
+    forecast, dice = StepTimeForecast(), random.Random(1)
     assert forecast.seconds(StepSize.of(plan_of((0, 10)))) is None, "nothing was measured"
     for _ in range(400):
         decodes = [(dice.randint(10, 4000), 1) for _ in range(dice.randint(0, 32))]
@@ -210,7 +210,7 @@ def test_the_forecast_learns_the_price_of_each_part() -> None:
 
 
 def test_a_size_that_was_never_seen_gets_more_time() -> None:
-    forecast = StepForecast()
+    forecast = StepTimeForecast()
     for count in (10, 20, 30, 40):
         forecast.observe(StepSize.of(plan_of((0, count))), 0.01 * count)
     seen, unseen = (forecast.seconds(StepSize.of(plan_of((0, count)))) for count in (40, 4000))
@@ -220,7 +220,7 @@ def test_a_size_that_was_never_seen_gets_more_time() -> None:
 
 
 def test_a_step_is_slow_beside_others_of_its_batch_and_context() -> None:
-    norm, dice = StepNorm(), random.Random(2)
+    norm, dice = StepSlowness(), random.Random(2)
 
     def ratio(slow: float) -> float | None:
         rows = [(dice.randint(10, 4000), 1) for _ in range(dice.randint(1, 32))]

@@ -64,7 +64,7 @@ def test_only_a_core_that_was_stuck_long_enough_is_killed(
     link.phase = CorePhase.UP
     killed: list[bool] = []
     monkeypatch.setattr(link, "kill", lambda: killed.append(True))
-    monkeypatch.setattr("engine.node.core_link.is_stuck", lambda beat, **_: True)
+    monkeypatch.setattr("engine.node.core_link.is_stuck", lambda heartbeat, **_: True)
     now = time.monotonic()
     assert link.judge(takes_work=True, output_is_wrong=False, now=now) is Reason.CORE_STUCK
     link.judge(takes_work=True, output_is_wrong=False, now=now + stuck_for_s)
@@ -78,7 +78,7 @@ def test_a_core_that_recovered_starts_a_new_count(monkeypatch: pytest.MonkeyPatc
     killed: list[bool] = []
     monkeypatch.setattr(link, "kill", lambda: killed.append(True))
     for at, stuck in ((0.0, True), (50.0, False), (51.0, True), (100.0, True)):
-        monkeypatch.setattr("engine.node.core_link.is_stuck", lambda beat, stuck=stuck, **_: stuck)
+        monkeypatch.setattr("engine.node.core_link.is_stuck", lambda heartbeat, stuck=stuck, **_: stuck)
         link.judge(takes_work=True, output_is_wrong=False, now=1000.0 + at)
         link.kill_if_stuck(60.0, 1000.0 + at)
     assert killed == []

@@ -13,7 +13,7 @@ import pytest
 
 from engine.protocol.frames import (
     MAX_FRAME_BYTES,
-    Closed,
+    ConnectionClosed,
     FrameError,
     FrameSocket,
     FrameStream,
@@ -130,7 +130,7 @@ def test_reader_thread_ends_with_why(pair, last: bytes, reason: str) -> None:
     pair[0].close()
     assert inbox.get(timeout=30) == Shutdown()
     end = inbox.get(timeout=30)
-    assert isinstance(end, Closed)
+    assert isinstance(end, ConnectionClosed)
     assert reason in end.reason
     thread.join(30)
     assert closed.is_set()

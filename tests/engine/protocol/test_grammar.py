@@ -19,7 +19,7 @@ from engine.protocol.grammar import (
     parse_schema,
     regex_grammar,
 )
-from engine.text.grammar_book import GrammarBook, allowed_ids, without
+from engine.text.grammar_compiler import GrammarCompiler, allowed_ids, without
 from tests.fixtures.grammar import PERSON, drawn_text, make_book, tiny_tokenizer
 
 BOOK = make_book()
@@ -152,12 +152,12 @@ def test_the_end_is_allowed_only_where_the_grammar_may_end() -> None:
     seen = []
     for token_id in tiny_tokenizer().encode("a"):
         seen.append(set(allowed_ids(matcher.mask(), vocab)) & set(EOS))
-        matcher.take(token_id)
+        matcher.accept_token(token_id)
     assert not any(seen)
     assert set(allowed_ids(matcher.mask(), vocab)) > set(EOS)
     over = BOOK.matcher(grammar, tiny_tokenizer().encode("ab"))
     assert set(allowed_ids(over.mask(), vocab)) == set(EOS)
-    over.take(EOS[0])
+    over.accept_token(EOS[0])
     assert set(allowed_ids(over.mask(), vocab)) == set(EOS)
 
 
@@ -167,7 +167,7 @@ def test_a_matcher_made_from_tokens_goes_on_as_the_one_that_took_them() -> None:
     matcher = BOOK.matcher(grammar)
     for count, token_id in enumerate(tokens):
         assert (BOOK.matcher(grammar, tokens[:count]).mask() == matcher.mask()).all()
-        matcher.take(token_id)
+        matcher.accept_token(token_id)
 
 
 def test_tokens_that_do_not_fit_are_refused_by_position() -> None:
@@ -209,7 +209,7 @@ def test_without_takes_tokens_out_unless_nothing_would_be_left() -> None:
 def test_a_vocabulary_of_another_size_than_the_tokenizers(padding: int) -> None:
     tokenizer = tiny_tokenizer()
     size = tokenizer.vocab_size + padding
-    book = GrammarBook(lambda: tokenizer, vocab_size=size, eos_token_ids=EOS)
+    book = GrammarCompiler(lambda: tokenizer, vocab_size=size, eos_token_ids=EOS)
     mask = book.matcher(regex_grammar("(?s:.)*")).mask()
     assert len(mask) == -(-size // 32)
     assert max(allowed_ids(mask, 10**9)) < min(size, tokenizer.vocab_size)
@@ -298,6 +298,6 @@ def test_other_bad_grammars_are_refused(build: Any) -> None:
 
 def test_a_model_without_an_end_of_sequence_has_no_grammars() -> None:
     tokenizer = tiny_tokenizer()
-    book = GrammarBook(lambda: tokenizer, vocab_size=None, eos_token_ids=())
+    book = GrammarCompiler(lambda: tokenizer, vocab_size=None, eos_token_ids=())
     with pytest.raises(BadGrammarError, match="end-of-sequence"):
         book.compile(regex_grammar("a"))

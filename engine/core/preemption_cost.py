@@ -1,4 +1,4 @@
-"""What the past steps say about the price of the next: recompute or swap, and how long outputs become.
+"""Whether a preempted request's KV is cheaper to swap or to recompute, learned from the steps before.
 
 Every answer is None until it has been measured: a guess must not look like a measurement.
 """
@@ -9,7 +9,7 @@ _DECAY = 0.98  # weight of the past at each new observation: about the last 50 c
 _MIN_SPREAD = 1e-6  # of token counts, relative; below it a slope means nothing
 
 
-class StepCost:
+class PreemptionCost:
     """Fits step seconds to `fixed + per_token * tokens`, and what swapped blocks add to that."""
 
     def __init__(self) -> None:
@@ -67,29 +67,3 @@ class StepCost:
         if token_seconds is None or swap_seconds is None:
             return True
         return swap_seconds < token_seconds * num_tokens
-
-
-class OutputForecast:
-    """How many tokens a request will still generate, judged by those that finished."""
-
-    def __init__(self) -> None:
-        self._weight = 0.0
-        self._tokens = 0.0
-
-    def observe(self, num_output_tokens: int) -> None:
-        """Learn from one finished request."""
-        self._weight = self._weight * _DECAY + 1.0
-        self._tokens = self._tokens * _DECAY + num_output_tokens
-
-    @property
-    def mean_tokens(self) -> float | None:
-        return self._tokens / self._weight if self._weight else None
-
-    def remaining_tokens(self, num_output_tokens: int, max_tokens: int, at_least: int) -> int:
-        """Expected further tokens, between `at_least` and what `max_tokens` still allows.
-
-        A request that outlived the mean is expected to go on for `at_least`, as is any before the first one finished.
-        """
-        mean = self.mean_tokens
-        expected = at_least if mean is None else max(at_least, round(mean) - num_output_tokens)
-        return max(0, min(expected, max_tokens - num_output_tokens))

@@ -12,7 +12,7 @@ from engine.core.scheduler import Scheduler
 from engine.core.step_loop import MAX_FAILED_STEPS, StepLoop, is_out_of_memory
 from engine.protocol.clock import ManualClock
 from engine.protocol.core_config import CoreConfig, read_config
-from engine.protocol.frames import Closed
+from engine.protocol.frames import ConnectionClosed
 from engine.protocol.messages import (
     AbortRequest,
     CoreFailed,
@@ -41,11 +41,11 @@ class FailingRunner(FakeRunner):
         super().__init__(clock=clock, vocab_size=1000, cost=FakeCost(STEP_S, 0.0, 0.0, 0.0))
         self.errors = errors
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def run_step(self, plan: StepPlan) -> StepResult:
         error = self.errors.pop(0) if self.errors else None
         if error is not None:
             raise error
-        return super().run(plan)
+        return super().run_step(plan)
 
 
 class Desk:
@@ -53,7 +53,7 @@ class Desk:
 
     def __init__(self, *errors: Exception | None, enable_faults: bool = False, **changes: object) -> None:
         self.clock = ManualClock()
-        self.inbox: queue.SimpleQueue[ToCore | Closed] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[ToCore | ConnectionClosed] = queue.SimpleQueue()
         self.published: list[FromCore] = []
         self.scheduler = Scheduler(make_config(**changes))
         self.replies: dict[int, ToCore] = {}  # sent after so many published messages
@@ -75,11 +75,11 @@ class Desk:
         if isinstance(message, CoreIdle):
             self.inbox.put(Shutdown())
 
-    def run(self, *messages: ToCore | Closed) -> int:
+    def run(self, *messages: ToCore | ConnectionClosed) -> int:
         """Feeds these and runs until the loop has nothing left to do."""
         for message in messages:
             self.inbox.put(message)
-        return self.loop.run()
+        return self.loop.run_until_shutdown()
 
     @property
     def reports(self) -> list[StepReport]:
@@ -163,7 +163,7 @@ def test_shutdown_ends_what_is_running() -> None:
 
 
 def test_lost_connection_ends_the_loop() -> None:
-    assert Desk().run(make_request("a"), Closed("gone")) == 0
+    assert Desk().run(make_request("a"), ConnectionClosed("gone")) == 0
 
 
 # --- faults ---
@@ -215,8 +215,8 @@ def test_lack_of_memory_costs_one_request() -> None:
 
 def test_lack_of_memory_that_the_runner_contained_is_counted() -> None:
     class Tight(FakeRunner):
-        def run(self, plan: StepPlan) -> StepResult:
-            result = super().run(plan)
+        def run_step(self, plan: StepPlan) -> StepResult:
+            result = super().run_step(plan)
             return StepResult(result.step_id, {}, result.seconds, failed={0: "out of memory"})
 
     desk = Desk()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from engine.protocol.forecasts import OutputForecast, StepCost
+from engine.core.preemption_cost import PreemptionCost
+from engine.protocol.output_length import OutputLengthForecast
 
 
-def measured(swap_block_s: float) -> StepCost:
-    cost = StepCost()
+def measured(swap_block_s: float) -> PreemptionCost:
+    cost = PreemptionCost()
     for num_tokens in (1, 50, 200, 1):
         cost.observe(num_tokens, 0.01 + 0.001 * num_tokens)
     cost.observe(10, 0.02 + 4 * swap_block_s, num_swapped_blocks=4)
@@ -23,7 +24,7 @@ def test_price_of_a_token_is_the_slope_of_step_times() -> None:
 
 
 def test_nothing_is_known_before_it_was_measured() -> None:
-    cost = StepCost()
+    cost = PreemptionCost()
     assert (cost.token_seconds, cost.step_seconds(1), cost.swap_seconds(1)) == (None, None, None)
     for _ in range(50):
         cost.observe(8, 0.02)
@@ -45,7 +46,7 @@ def test_recent_steps_count_more() -> None:
 
 
 def test_output_length_is_forecast_from_those_that_finished() -> None:
-    forecast = OutputForecast()
+    forecast = OutputLengthForecast()
     assert forecast.remaining_tokens(0, 500, at_least=16) == 16
     for _ in range(10):
         forecast.observe(100)

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from engine.protocol.messages import AddRequest, GoldenRun
+from engine.protocol.messages import AddRequest, GoldenAnswer
 from engine.protocol.step import SamplingParams
 
 log = structlog.get_logger()
@@ -41,7 +41,7 @@ def golden_request(vocab_size: int, max_tokens: int, now: float, request_id: str
     return AddRequest(request_id, prompt, sampling, arrived_at=now, priority=PRIORITY, is_probe=True)
 
 
-def find_difference(expected: GoldenRun, got: GoldenRun) -> str | None:
+def find_difference(expected: GoldenAnswer, got: GoldenAnswer) -> str | None:
     """How the second answer differs from the first; None when they agree."""
     if len(got.token_ids) != len(expected.token_ids):
         return f"{len(got.token_ids)} tokens, expected {len(expected.token_ids)}"
@@ -57,7 +57,7 @@ def find_difference(expected: GoldenRun, got: GoldenRun) -> str | None:
     return None
 
 
-def _is_runner_up(expected: GoldenRun, position: int, token_id: int) -> bool:
+def _is_runner_up(expected: GoldenAnswer, position: int, token_id: int) -> bool:
     """Whether this token was as good as chosen."""
     if position >= len(expected.logprobs):
         return False
@@ -67,16 +67,16 @@ def _is_runner_up(expected: GoldenRun, position: int, token_id: int) -> bool:
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     version: int
-    answers: dict[str, GoldenRun]
+    answers: dict[str, GoldenAnswer]
 
 
 @dataclass(frozen=True, slots=True)
-class GoldenFile:
+class GoldenAnswerFile:
     """Known answers by model revision, type and device, kept over restarts and shared by nodes."""
 
     path: Path
 
-    def read(self) -> dict[str, GoldenRun]:
+    def read(self) -> dict[str, GoldenAnswer]:
         """Empty when there is no file yet. Raises BadGoldenFileError."""
         try:
             if self.path.stat().st_size > MAX_FILE_BYTES:
@@ -90,7 +90,7 @@ class GoldenFile:
             raise BadGoldenFileError(f"{self.path}: version {content.version} is not known; remove it to record anew")
         return content.answers
 
-    def add(self, key: str, answer: GoldenRun) -> None:
+    def add(self, key: str, answer: GoldenAnswer) -> None:
         """Records one more answer. Raises BadGoldenFileError, OSError."""
         content = _File(VERSION, {**self.read(), key: answer})
         draft = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")

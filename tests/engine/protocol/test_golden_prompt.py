@@ -9,14 +9,14 @@ import pytest
 
 from engine.core.fake_runner import generate
 from engine.node.golden_probe import INTERVAL_S, INTERVAL_WHEN_WRONG_S, PATIENCE_S, GoldenProbe, Verdict
-from engine.protocol.golden_answer import BadGoldenFileError, GoldenFile, find_difference, golden_request
-from engine.protocol.messages import AbortRequest, AddRequest, CoreReady, GoldenRun, RequestUpdate, ToCore
+from engine.protocol.golden_prompt import BadGoldenFileError, GoldenAnswerFile, find_difference, golden_request
+from engine.protocol.messages import AbortRequest, AddRequest, CoreReady, GoldenAnswer, RequestUpdate, ToCore
 from engine.protocol.step import TokenLogprobs
 
 
-def answer(*tokens: int, runner_up: int = 99, margin: float = 2.0, chosen: float = -0.5) -> GoldenRun:
+def answer(*tokens: int, runner_up: int = 99, margin: float = 2.0, chosen: float = -0.5) -> GoldenAnswer:
     logprobs = tuple(TokenLogprobs(chosen, ((token, chosen), (runner_up, chosen - margin))) for token in tokens)
-    return GoldenRun(tokens, logprobs)
+    return GoldenAnswer(tokens, logprobs)
 
 
 EXPECTED = answer(1, 2, 3)
@@ -38,7 +38,7 @@ READY = CoreReady(10, 16, 160, "cpu", "float32", 0.0, 0.0, EXPECTED)
     ],
     ids=["same", "short", "other", "runner-up", "near", "far", "nan", "tie", "no-tie"],
 )
-def test_two_answers_agree_but_for_near_ties(expected: GoldenRun, got: GoldenRun, says: str | None) -> None:
+def test_two_answers_agree_but_for_near_ties(expected: GoldenAnswer, got: GoldenAnswer, says: str | None) -> None:
     assert find_difference(expected, got) == says
 
 
@@ -63,7 +63,7 @@ def replace_seed(request: AddRequest) -> AddRequest:
 class Probe(GoldenProbe):
     """With what it sent and what came of its runs."""
 
-    def __init__(self, file: GoldenFile | None = None, revision: str = "r1") -> None:
+    def __init__(self, file: GoldenAnswerFile | None = None, revision: str = "r1") -> None:
         self.sent: list[ToCore] = []
         self.results: list[str] = []
         super().__init__(
@@ -76,7 +76,7 @@ class Probe(GoldenProbe):
         self.on_ready(ready, 160)
         return self._started_at + INTERVAL_S
 
-    def answer(self, run: GoldenRun, finish_reason: str = "length", error: str | None = None) -> None:
+    def answer(self, run: GoldenAnswer, finish_reason: str = "length", error: str | None = None) -> None:
         assert self.pending_id is not None
         self.take(RequestUpdate(self.pending_id, run.token_ids[:1], run.logprobs[:1]))
         self.take(
@@ -169,7 +169,7 @@ def test_another_type_or_device_has_its_own_answer() -> None:
 
 
 def test_a_file_keeps_the_answer_over_restarts(tmp_path: Path) -> None:
-    file = GoldenFile(tmp_path / "golden.json")
+    file = GoldenAnswerFile(tmp_path / "golden.json")
     Probe(file).start()
     later = Probe(file)
     later.start(CoreReady(10, 16, 160, "cpu", "float32", 0.0, 0.0, answer(1, 2, 4)))
@@ -185,7 +185,7 @@ def test_a_file_that_is_none_is_named(tmp_path: Path, content: str) -> None:
     path = tmp_path / "golden.json"
     path.write_text(content)
     with pytest.raises(BadGoldenFileError, match=r"golden\.json: .*remove it to record anew"):
-        GoldenFile(path).read()
-    probe = Probe(GoldenFile(path))
+        GoldenAnswerFile(path).read()
+    probe = Probe(GoldenAnswerFile(path))
     probe.start()
     assert probe.verdict is Verdict.PASSED, "a node that is up goes on without the file"

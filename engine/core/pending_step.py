@@ -53,18 +53,18 @@ class StepOutcome(NamedTuple):
         return cls(StepKind.NONE, [], (), 0, 0)
 
 
-class Row(NamedTuple):
+class StepRow(NamedTuple):
     request: Request
     scheduled: Scheduled
 
 
 @dataclass(slots=True)
-class Draft:
+class PendingStep:
     """Grows while a step is planned; frozen into a `StepPlan` by `as_plan`."""
 
     step_id: int
     budget_tokens: int
-    rows: list[Row] = field(default_factory=list)
+    rows: list[StepRow] = field(default_factory=list)
     planned: set[int] = field(default_factory=set)  # seq_ids in `rows`
     forgotten: list[int] = field(default_factory=list)
     new: list[NewSequence] = field(default_factory=list)
@@ -84,7 +84,7 @@ class Draft:
         start = request.num_computed_tokens
         samples = start + num_tokens == request.num_tokens and request.sampling.max_tokens > 0
         row = Scheduled(request.seq_id, start, num_tokens, tuple(request.block_ids), samples)
-        self.rows.append(Row(request, row))
+        self.rows.append(StepRow(request, row))
         self.planned.add(request.seq_id)
         self.budget_tokens -= num_tokens
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from engine.core.block_pool import BlockPool
+from engine.core.pending_step import StepRow
 from engine.core.request import Request, RequestState
-from engine.core.step_builder import Row
 
 
-class Prefix(NamedTuple):
+class CachedPrefix(NamedTuple):
     """A cached beginning: blocks to share, and perhaps one more of which a copy is taken."""
 
     shared: list[int]
@@ -21,12 +21,12 @@ class Prefix(NamedTuple):
     def block_ids(self) -> list[int]:
         return self.shared if self.copied is None else [*self.shared, self.copied]
 
-    def without_copy(self, block_size: int) -> Prefix:
+    def without_copy(self, block_size: int) -> CachedPrefix:
         """The same, with the last block computed again: it needs one free block where a copy needs two."""
-        return Prefix(self.shared, None, len(self.shared) * block_size)
+        return CachedPrefix(self.shared, None, len(self.shared) * block_size)
 
 
-def find_prefix(request: Request, pool: BlockPool) -> Prefix:
+def find_cached_prefix(request: Request, pool: BlockPool) -> CachedPrefix:
     """The longest cached beginning of a request without device blocks; always leaves a token to compute."""
     size = pool.block_size
     contents = request.contents_for(size)
@@ -34,25 +34,25 @@ def find_prefix(request: Request, pool: BlockPool) -> Prefix:
     if request.state is RequestState.SWAPPED:
         usable = found[: (request.num_tokens - 1) // size]
         if len(usable) * size > request.num_computed_tokens:
-            return Prefix(usable, None, len(usable) * size)  # somebody else came further meanwhile
+            return CachedPrefix(usable, None, len(usable) * size)  # somebody else came further meanwhile
         # What is still on the device need not come back from the host.
-        return Prefix(found[: request.num_computed_tokens // size], None, request.num_computed_tokens)
+        return CachedPrefix(found[: request.num_computed_tokens // size], None, request.num_computed_tokens)
     if len(found) * size < request.num_tokens:
-        return Prefix(found, None, len(found) * size)
+        return CachedPrefix(found, None, len(found) * size)
     # All tokens are cached, but the last must be computed to get its logits: into a copy of its block.
-    return Prefix(found[:-1], found[-1], request.num_tokens - 1)
+    return CachedPrefix(found[:-1], found[-1], request.num_tokens - 1)
 
 
 class PrefixesInStep:
     """The full blocks that the step being planned computes, by hash: the next step will find them in the cache."""
 
-    def __init__(self, rows: Sequence[Row], block_size: int) -> None:
+    def __init__(self, rows: Sequence[StepRow], block_size: int) -> None:
         """`rows` may grow: those that came since are looked at when somebody asks."""
         self._rows, self._size = rows, block_size
         self._num_seen = 0
         self._hashes: set[bytes] = set()
 
-    def computes_most_of(self, num_tokens: int, prefix: Prefix, request: Request) -> bool:
+    def computes_most_of(self, num_tokens: int, prefix: CachedPrefix, request: Request) -> bool:
         """Whether at least half of a request's next tokens, from `prefix` on, are computed for somebody else."""
         if request.state is RequestState.SWAPPED:  # its own are on the host
             return False

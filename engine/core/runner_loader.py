@@ -12,9 +12,9 @@ from engine.core.host_memory import keep_freed_memory
 from engine.core.runner import Runner
 from engine.core.scheduler_config import SchedulerConfig
 from engine.model.directory import ModelDir, kv_bytes_per_token, open_model, size_kv, weight_bytes
-from engine.protocol.clock import SystemClock
+from engine.protocol.clock import SystemMonotonicClock
 from engine.protocol.core_config import CoreConfig
-from engine.text.grammar_book import GrammarBook
+from engine.text.grammar_compiler import GrammarCompiler
 from engine.text.tokenizer import load_tokenizer
 
 Progress = Callable[[str, float], None]
@@ -27,22 +27,22 @@ _DEVICE_MEMORY_SHARE = 0.9  # a GPU has none; the rest is for activations
 _MEMINFO = Path("/proc/meminfo")
 
 
-class NoRoomError(ValueError):
+class NoKvMemoryError(ValueError):
     """The memory that may be used for KV holds not one block."""
 
 
 @dataclass(frozen=True, slots=True)
-class CoreModel:
+class LoadedRunner:
     """A runner, loaded but cold, and what the scheduler must keep to."""
 
     runner: Runner
     limits: SchedulerConfig
     device: str
     dtype: str
-    grammars: GrammarBook
+    grammars: GrammarCompiler
 
 
-def load_model(config: CoreConfig, progress: Progress) -> CoreModel:
+def load_runner(config: CoreConfig, progress: Progress) -> LoadedRunner:
     """Load what the configuration asks for; `progress` hears of phase and share done.
 
     Raises:
@@ -83,7 +83,7 @@ def limits_of(
     )
 
 
-def _fake_model(config: CoreConfig) -> CoreModel:
+def _fake_model(config: CoreConfig) -> LoadedRunner:
     vocab_size = config.vocab_size or _FAKE_VOCAB_SIZE
     limits = limits_of(
         config,
@@ -93,18 +93,20 @@ def _fake_model(config: CoreConfig) -> CoreModel:
         eos_token_ids=(),
     )
     grammars = _grammars(config, limits)
-    runner = FakeRunner(vocab_size=vocab_size, clock=SystemClock(), block_size=config.block_size, grammars=grammars)
-    return CoreModel(runner, limits, device="fake", dtype="none", grammars=grammars)
+    runner = FakeRunner(
+        vocab_size=vocab_size, clock=SystemMonotonicClock(), block_size=config.block_size, grammars=grammars
+    )
+    return LoadedRunner(runner, limits, device="fake", dtype="none", grammars=grammars)
 
 
-def _grammars(config: CoreConfig, limits: SchedulerConfig) -> GrammarBook:
+def _grammars(config: CoreConfig, limits: SchedulerConfig) -> GrammarCompiler:
     directory = Path(config.model_dir)
-    return GrammarBook(
+    return GrammarCompiler(
         lambda: load_tokenizer(directory), vocab_size=limits.vocab_size, eos_token_ids=limits.eos_token_ids
     )
 
 
-def _torch_model(config: CoreConfig, progress: Progress) -> CoreModel:
+def _torch_model(config: CoreConfig, progress: Progress) -> LoadedRunner:
     spin_little()
     keep_freed_memory()
     from engine.core.torch_runner import ModelRunner, auto_dtype  # torch: seconds to import
@@ -136,7 +138,7 @@ def _torch_model(config: CoreConfig, progress: Progress) -> CoreModel:
         grammars=grammars,
         eos_token_ids=limits.eos_token_ids,
     )
-    return CoreModel(runner, limits, device=runner.info.device, dtype=runner.info.dtype, grammars=grammars)
+    return LoadedRunner(runner, limits, device=runner.info.device, dtype=runner.info.dtype, grammars=grammars)
 
 
 def _num_blocks(config: CoreConfig, model: ModelDir, device: str, dtype: str, max_model_len: int) -> int:
@@ -149,7 +151,7 @@ def _num_blocks(config: CoreConfig, model: ModelDir, device: str, dtype: str, ma
     fits = size_kv(model.config, dtype, block_size=config.block_size, budget_bytes=budget_bytes)
     if fits < 1:
         needed = kv_bytes_per_token(model.config, dtype) * config.block_size
-        raise NoRoomError(
+        raise NoKvMemoryError(
             f"kv_cache_bytes: {budget_bytes} bytes hold not one KV block of {needed} bytes; give more or free memory"
         )
     useful = config.max_num_seqs * -(-max_model_len // config.block_size)
@@ -180,4 +182,4 @@ def _free_memory_bytes() -> int:
         name, _, value = line.partition(":")
         if name == "MemAvailable":
             return int(value.split()[0]) * 1024
-    raise NoRoomError(f"{_MEMINFO}: no MemAvailable line; give kv_cache_bytes or num_kv_blocks")
+    raise NoKvMemoryError(f"{_MEMINFO}: no MemAvailable line; give kv_cache_bytes or num_kv_blocks")

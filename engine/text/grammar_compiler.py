@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-Mask = npt.NDArray[np.int32]  # 32 tokens a word, lowest bit first; a set bit is a token that may be drawn
+TokenMask = npt.NDArray[np.int32]  # 32 tokens a word, lowest bit first; a set bit is a token that may be drawn
 
 MAX_COMPILED = 32  # compiled grammars that are kept
 MAX_REASON_CHARS = 300
@@ -35,7 +35,7 @@ MAX_REPLAYED_TOKEN_S = 0.0005
 NUM_TRIED_TOKENS = 2  # an object's properties, which may be many, begin with its second token
 
 
-class Matcher:
+class GrammarMatcher:
     """Where one sequence stands in its grammar. Threading: one thread at a time."""
 
     __slots__ = ("_matcher", "_num_taken", "_own_words", "_untaken", "vocab_size")
@@ -47,11 +47,11 @@ class Matcher:
         self._untaken = list(token_ids)  # drawn, but not looked at yet
         self._num_taken = 0
 
-    def take(self, token_id: int) -> None:
+    def accept_token(self, token_id: int) -> None:
         """Go on by one token. Costs nothing here: `mask` looks at it."""
         self._untaken.append(token_id)
 
-    def mask(self) -> Mask:
+    def mask(self) -> TokenMask:
         """The tokens that may come next; where the grammar may end, the end of the sequence is one of them.
 
         Mostly without the GIL. Raises BadGrammarError when a token taken does not fit, or when the grammar allows
@@ -82,12 +82,12 @@ class Matcher:
         return mask
 
 
-def _try(matcher: Matcher) -> None:
+def _try(matcher: GrammarMatcher) -> None:
     """The first steps: a grammar that no text fits shows here, and mostly one that is too costly to follow. Raises
     BadGrammarError."""
     for _ in range(NUM_TRIED_TOKENS):
         allowed = allowed_ids(matcher.mask(), matcher.vocab_size)
-        matcher.take(int(allowed[0]))
+        matcher.accept_token(int(allowed[0]))
     matcher.mask()
 
 
@@ -99,7 +99,7 @@ def _check_cost(started_s: float, limit_s: float) -> None:
         )
 
 
-def without(mask: Mask, banned: Iterable[int]) -> Mask:
+def without(mask: TokenMask, banned: Iterable[int]) -> TokenMask:
     """The mask less these tokens, or the mask itself when nothing would be left: the grammar wins."""
     less = mask.copy()
     octets = less.view(np.uint8)
@@ -109,12 +109,12 @@ def without(mask: Mask, banned: Iterable[int]) -> Mask:
     return less if less.any() else mask
 
 
-def allowed_ids(mask: Mask, vocab_size: int) -> npt.NDArray[np.int64]:
+def allowed_ids(mask: TokenMask, vocab_size: int) -> npt.NDArray[np.int64]:
     """Ids of the tokens in the mask, ascending."""
     return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")[:vocab_size])
 
 
-class GrammarBook:
+class GrammarCompiler:
     """Compiles grammars for one model's tokens and keeps the last of them. Threading: any thread."""
 
     def __init__(
@@ -157,7 +157,7 @@ class GrammarBook:
         with self._lock:
             self.num_compiling -= 1
 
-    def matcher(self, grammar: str, token_ids: Sequence[int] = ()) -> Matcher:
+    def matcher(self, grammar: str, token_ids: Sequence[int] = ()) -> GrammarMatcher:
         """A matcher that has taken these tokens. Raises BadGrammarError."""
         from llguidance import LLMatcher
 
@@ -172,12 +172,12 @@ class GrammarBook:
             found = LLMatcher(tokens, grammar, log_level=0, limits=_limits())
             if found.is_error():
                 raise BadGrammarError(_shorten(found.get_error()))
-            _try(Matcher(found.deep_copy(), own_words, vocab_size))
+            _try(GrammarMatcher(found.deep_copy(), own_words, vocab_size))
             with self._lock:
                 self._compiled[grammar] = found
                 if len(self._compiled) > MAX_COMPILED:
                     self._compiled.popitem(last=False)
-        return Matcher(found.deep_copy(), own_words, vocab_size, token_ids)
+        return GrammarMatcher(found.deep_copy(), own_words, vocab_size, token_ids)
 
     def _tokenizer(self) -> LLTokenizer:
         with self._tokens_lock:

@@ -47,7 +47,7 @@ class StepSize(NamedTuple):
         return cls(1.0, decodes, prompt, context, pairs, moved)
 
 
-class StepForecast:
+class StepTimeForecast:
     """Decayed least squares with prices kept at zero or above, improved by a few sweeps at each step."""
 
     def __init__(self, decay: float = DECAY) -> None:
@@ -91,14 +91,14 @@ class StepForecast:
         return all(part <= _SEEN_SHARE * most for part, most in zip(size, self._largest, strict=True))
 
 
-class StepNorm:
+class StepSlowness:
     """How slow steps are, whatever they hold: beside the seconds that such a batch and context took before.
 
     Slow steps are not learned from, so that a machine which stays slow stays slow in here.
     """
 
     def __init__(self) -> None:
-        self._forecast = StepForecast(NORM_DECAY)
+        self._forecast = StepTimeForecast(NORM_DECAY)
         self._num_steps = 0
 
     def ratio(self, size: StepSize, seconds: float) -> float | None:
