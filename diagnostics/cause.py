@@ -1,18 +1,128 @@
-"""The closed set of causes: the words that trees end in and that runbooks say they treat."""
+"""Causes: the words that trees end in and that pages say they treat. They are data, so that users can bring their own.
+
+causes:
+  - name: slow_node
+    title: One node computes slowly
+    means: what it is, for the reader of a verdict
+    signals: [llm:step_seconds:mean]      where it shows
+    confused_with: [overload]             causes that look alike, and that a tree must tell it from
+    page: replace-node                    or `no_page: why there is none`
+"""
 
 from __future__ import annotations
 
-from enum import StrEnum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from diagnostics.content_file import BadContentFileError, Problem, read_content_file, validate
+
+CAUSE_NAME = r"^[a-z][a-z0-9_]{0,63}$"
+_Word = Annotated[str, Field(min_length=1, max_length=200)]
 
 
-class Cause(StrEnum):
-    SLOW_NODE = "slow_node"  # one node computes more slowly than its peers: clocks, neighbours, faulty hardware
-    PREFIX_CACHE_BROKEN = "prefix_cache_broken"  # prompts stopped sharing their beginning
-    OVERLOAD = "overload"  # more work arrives than the pool can do
-    LONG_PROMPTS = "long_prompts"  # prompts in general became longer
-    LONG_CONTEXT_OUTLIER = "long_context_outlier"  # a few very long prompts hold up the others
-    KV_PRESSURE = "kv_pressure"  # the KV cache is full: requests wait for blocks or lose them
-    GPU_FAULT = "gpu_fault"  # the GPU itself says so: throttled, ECC, XID
-    BAD_DEPLOY = "bad_deploy"  # it began with a new revision or a restart
-    NODE_DOWN = "node_down"  # the node does not answer, or answers and does nothing
-    DOWNSTREAM = "downstream"  # the nodes are well: the time is lost around them
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why something is wrong. `page` "": no page treats it, and `no_page` says why."""
+
+    name: str
+    title: str
+    means: str
+    signals: tuple[str, ...]  # metric names in which it shows
+    confused_with: tuple[str, ...]  # names of causes
+    page: str
+    no_page: str
+    file: str  # where it is defined, for errors
+    line: int
+
+
+class _CauseForm(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, str_strip_whitespace=True)
+
+    name: str = Field(pattern=CAUSE_NAME)
+    title: str = Field(min_length=1, max_length=200)
+    means: str = Field(min_length=1, max_length=2000)
+    signals: list[_Word] = Field(min_length=1, max_length=50)
+    confused_with: list[_Word] = Field(default_factory=list, max_length=50)
+    page: str = Field(default="", max_length=100)
+    no_page: str = Field(default="", max_length=500)
+
+    @model_validator(mode="after")
+    def _says_what_to_do(self) -> Self:
+        if bool(self.page) == bool(self.no_page):
+            raise ValueError("give `page`, the page that treats it, or `no_page`, a sentence why there is none")
+        return self
+
+
+class _CausesForm(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    causes: list[_CauseForm] = Field(min_length=1, max_length=500)
+
+
+def builtin_cause_files() -> list[Path]:
+    """The causes that ship with the package."""
+    return sorted((Path(__file__).parent / "causes").glob("*.yaml"))
+
+
+@lru_cache(maxsize=1)
+def builtin_causes() -> Mapping[str, Cause]:
+    """Those causes by name. Raises BadContentFileError."""
+    return MappingProxyType(load_causes(builtin_cause_files()))
+
+
+def load_causes(paths: Iterable[Path]) -> dict[str, Cause]:
+    """All causes of the files by name. Which causes and pages exist elsewhere is not judged here.
+
+    Raises BadContentFileError with the problems of all files.
+    """
+    causes: dict[str, Cause] = {}
+    problems: list[Problem] = []
+    for path in paths:
+        try:
+            found = read_cause_file(path)
+        except BadContentFileError as error:
+            problems += error.problems
+            continue
+        for cause in found:
+            if cause.name in causes:
+                first = causes[cause.name]
+                reason = f"defined already in {first.file}:{first.line}"
+                problems.append(Problem(cause.file, reason, "rename one", f"cause {cause.name}", cause.line))
+            causes[cause.name] = cause
+    if problems:
+        raise BadContentFileError(problems)
+    return causes
+
+
+def read_cause_file(path: Path) -> list[Cause]:
+    """The file's causes, in order. Raises BadContentFileError."""
+    file = read_content_file(path)
+    form = validate(file, _CausesForm, lambda where: _place(file.document, where))
+    return [
+        Cause(
+            name=entry.name,
+            title=entry.title,
+            means=" ".join(entry.means.split()),
+            signals=tuple(entry.signals),
+            confused_with=tuple(entry.confused_with),
+            page=entry.page,
+            no_page=" ".join(entry.no_page.split()),
+            file=file.name,
+            line=file.line_of("causes", index),
+        )
+        for index, entry in enumerate(form.causes)
+    ]
+
+
+def _place(document: Any, where: Sequence[Any]) -> tuple[str, int]:
+    if len(where) < 2 or where[0] != "causes" or not isinstance(where[1], int):
+        return "", 0
+    entry = document["causes"][where[1]]
+    name = entry.get("name") if isinstance(entry, dict) else None
+    return f"cause {name or where[1] + 1}", 2

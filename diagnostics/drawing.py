@@ -22,7 +22,7 @@ def mermaid(tree: Tree) -> str:
             words.setdefault(following if target == CONTINUE else target, []).append(word)
         for target, labels in words.items():
             lines.append(f"  {question.id} -->|{', '.join(labels)}| {_node(tree, target)}")
-    lines += [f'  v_{verdict.id}["{_text(verdict.cause.value)}"]' for verdict in tree.verdicts.values()]
+    lines += [f'  v_{verdict.id}["{_text(verdict.cause)}"]' for verdict in tree.verdicts.values()]
     if any(line.endswith(" no_cause") for line in lines):
         lines.append('  no_cause(["no cause named"])')
     return "\n".join(lines) + "\n"

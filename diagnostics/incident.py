@@ -1,6 +1,6 @@
 """What an incident is, how it changes, and when it is over. Pure: `now` and alerts come in.
 
-Which incident an alert belongs to is judged in `diagnostics.placing`.
+Which incident an alert belongs to is judged in `diagnostics.grouping`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Protocol
 
-from diagnostics.scope import is_wide, scope_of, where
-from diagnostics.walker import Diagnosis
+from diagnostics.diagnosis import Diagnosis
+from diagnostics.scope import is_wide, scope_of, scope_text
 
 REOPEN_WITHIN_S = 600.0
 SEVERITY_ORDER = ("ticket", "warning", "page", "critical")  # rising; a word not listed counts as a ticket
@@ -265,6 +265,6 @@ def _title(alerts: Sequence[FiredAlert], scope: Mapping[str, str]) -> str:
     """The gravest alert's summary while it is about one place; else its name, the place, and the rest."""
     worst = gravest(alerts)
     same_place = scope_of(worst.labels) == dict(scope)
-    text = worst.summary if same_place and worst.summary else f"{worst.name} on {where(scope)}"
+    text = worst.summary if same_place and worst.summary else f"{worst.name} on {scope_text(scope)}"
     names = {one.name for one in alerts} - {worst.name}
     return f"{text} (+{len(names)} more)" if names else text

@@ -17,8 +17,8 @@ from jinja2 import Environment, StrictUndefined
 
 from diagnostics.postmortem_template import TEMPLATE
 from diagnostics.record import EvidenceRecord, IncidentRecord, RunRecord
-from diagnostics.scope import where
-from diagnostics.unit import format_seconds, format_value
+from diagnostics.scope import scope_text
+from diagnostics.value_format import format_seconds, format_value
 
 MAX_TIMELINE_ROWS = 500  # a page, not a log; the black box holds the rest
 NOT_RECORDED = "not recorded"
@@ -196,5 +196,5 @@ def _by(run: RunRecord) -> str:
 _ENVIRONMENT = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False)  # noqa: S701 - Markdown; the filters below escape
 _ENVIRONMENT.filters |= {
     "utc": _utc, "clock": _clock, "known": _known, "span": _span, "text": _text,
-    "where": where, "code": _code, "pairs": _pairs, "measured": _measured, "by": _by,
+    "where": scope_text, "code": _code, "pairs": _pairs, "measured": _measured, "by": _by,
 }  # fmt: skip

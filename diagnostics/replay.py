@@ -14,14 +14,15 @@ from alerts.evaluation.engine import RuleEngine
 from alerts.evaluation.rules import RecordingRule, RuleGroup
 from alerts.sample import NAME, STALE
 from alerts.series.store import SeriesStore
-from diagnostics.asking import ask_store
 from diagnostics.blackbox import BlackBox, RecordedSeries
+from diagnostics.diagnosis import Diagnosis
+from diagnostics.grouping import group_alerts
 from diagnostics.incident import Incident, fired_alert, has_alert, is_over, observe, resolve, with_diagnosis
-from diagnostics.placing import place_all
+from diagnostics.query import store_query
 from diagnostics.record import IncidentRecord
 from diagnostics.scope import Nodes
 from diagnostics.tree import Tree, tree_for_alert
-from diagnostics.walker import Diagnosis, walk
+from diagnostics.walker import walk
 
 _ENGINE_SERIES = frozenset({"ALERTS", "ALERTS_FOR_STATE"})  # the rules write them anew
 _SPARE_S = 3600.0  # retention beyond the window: rules look back
@@ -41,7 +42,7 @@ class ReplayResult:
     firings: tuple[Firing, ...]
     incidents: tuple[Incident, ...]  # in the order of opening, each with its diagnosis
 
-    def verdict_for(self, record: IncidentRecord) -> Diagnosis | None:
+    def diagnosis_for(self, record: IncidentRecord) -> Diagnosis | None:
         """The diagnosis of the replayed incident with the recorded scope; else of the first one; None: none."""
         diagnosed = [one for one in self.incidents if one.diagnosis is not None]
         for incident in diagnosed:
@@ -97,7 +98,7 @@ class _Story:
                 for key, incident in self.incidents.items():
                     self.incidents[key] = observe(incident, alert, now)
         before = {one.id: dict(one.scope) for one in self.incidents.values()}
-        for key, incident in place_all(firing, self.incidents.values(), now, self._nodes).items():
+        for key, incident in group_alerts(firing, self.incidents.values(), now, self._nodes).items():
             if incident.diagnosis is None or before.get(key) != dict(incident.scope):
                 new = [alert.name for alert in firing if has_alert(incident, alert)]
                 incident = self._diagnosed(incident, new, now)
@@ -110,7 +111,7 @@ class _Story:
         tree = next((tree for name in names if (tree := tree_for_alert(self._trees, name)) is not None), None)
         if tree is None:
             return incident
-        return with_diagnosis(incident, walk(tree, incident.scope, ask_store(self._store, now), now))
+        return with_diagnosis(incident, walk(tree, incident.scope, store_query(self._store, now), now))
 
 
 def _without(group: RuleGroup, names: Set[str]) -> RuleGroup:

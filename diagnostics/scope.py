@@ -28,7 +28,7 @@ class Shared:
     @property
     def why(self) -> str:
         shown = ", ".join(sorted(self.nodes)[:5]) + (", ..." if len(self.nodes) > 5 else "")
-        return f"{self.name} on {len(self.nodes)} of {len(self.members)} nodes of {where(self.scope)}: {shown}"
+        return f"{self.name} on {len(self.nodes)} of {len(self.members)} nodes of {scope_text(self.scope)}: {shown}"
 
 
 def scope_of(labels: Mapping[str, str]) -> dict[str, str]:
@@ -47,23 +47,23 @@ def is_wide(scope: Mapping[str, str]) -> bool:
     return not scope.get("node")
 
 
-def contains(scope: Mapping[str, str], place: Mapping[str, str]) -> bool:
+def scope_contains(scope: Mapping[str, str], place: Mapping[str, str]) -> bool:
     """Whether `place` (an alert's labels, or a scope) lies in `scope`. What the place does not say is not in it."""
     if scope.get("node"):
         return scope["node"] == place.get("node")
     return all(place.get(name) == value for name, value in scope.items())
 
 
-def where(scope: Mapping[str, str]) -> str:
+def scope_text(scope: Mapping[str, str]) -> str:
     """A scope in words: the node's name, "pool chat", "pool chat, zone a", or "the fleet"."""
     if scope.get("node"):
         return scope["node"]
     return ", ".join(f"{name} {scope[name]}" for name in PLACES if scope.get(name)) or "the fleet"
 
 
-def members(scope: Mapping[str, str], known: Nodes) -> frozenset[str]:
+def nodes_in_scope(scope: Mapping[str, str], known: Nodes) -> frozenset[str]:
     """The known nodes in a scope that is wider than a node."""
-    return frozenset(node for node, places in known.items() if contains(scope, places))
+    return frozenset(node for node, places in known.items() if scope_contains(scope, places))
 
 
 def shared_places(name: str, affected: Iterable[str], known: Nodes) -> list[Shared]:

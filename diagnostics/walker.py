@@ -7,63 +7,17 @@ own branch, it rules nothing out, and it keeps the verdict from being more than 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
 
-from diagnostics.cause import Cause
-from diagnostics.scope import where
-from diagnostics.tree import CONTINUE, PLACEHOLDER, Question, Tree, Verdict, bind
-from diagnostics.unit import format_seconds, format_value
-
-AnswerWord = Literal["yes", "no", "unknown"]
-Confidence = Literal["confirmed", "likely", "unknown"]
+from diagnostics.diagnosis import AnswerWord, Confidence, Diagnosis, Evidence
+from diagnostics.query import PLACEHOLDER, QueryResult, RunQuery, bind_query
+from diagnostics.scope import scope_text
+from diagnostics.tree import CONTINUE, Question, Tree, Verdict
+from diagnostics.value_format import format_seconds, format_value
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a query gave. `at` is the Unix time of the oldest fact in it; None when that is not known."""
-
-    value: float | None
-    at: float | None
-    why_unknown: str = ""
-
-
-Ask = Callable[[str], Answer]
-"""A PromQL expression to its single value, bound by the caller to a store and a time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """One answered question; the fields of the wire's `Evidence`."""
-
-    question: str
-    title: str
-    answer: AnswerWord
-    query: str = ""
-    value: float | None = None
-    threshold: str = ""
-    unit: str = ""
-    age_s: float | None = None
-    why_unknown: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """Where a walk ended; the fields of the wire's `Diagnosis`. `cause` None: the tree named none."""
-
-    tree: str
-    cause: str | None
-    title: str = ""
-    confidence: Confidence = "unknown"
-    evidence: tuple[Evidence, ...] = ()
-    ruled_out: tuple[str, ...] = ()
-    not_known: tuple[str, ...] = ()
-    at: float = 0.0
-
-
-def walk(tree: Tree, scope: Mapping[str, str], ask: Ask, now: float) -> Diagnosis:
-    """The diagnosis for `scope` (labels such as node and pool) at Unix time `now`.
+def walk(tree: Tree, scope: Mapping[str, str], run_query: RunQuery, now: float) -> Diagnosis:
+    """The diagnosis for `scope` (labels such as node and pool) at Unix time `now`; `run_query` gives its values.
 
     `confirmed` when every question on the way had a fresh answer; `likely` when one had not, or when the
     verdict itself rests on coincidence; `unknown` when the tree ends without naming a cause.
@@ -73,7 +27,7 @@ def walk(tree: Tree, scope: Mapping[str, str], ask: Ask, now: float) -> Diagnosi
     verdict: Verdict | None = None
     while index < len(tree.questions):
         question = tree.questions[index]
-        found = _answer(question, scope, ask, now, tree.max_age_s)
+        found = _answer(question, scope, run_query, now, tree.max_age_s)
         evidence.append(found)
         target = {"yes": question.if_yes, "no": question.if_no, "unknown": question.if_unknown}[found.answer]
         if target == CONTINUE:
@@ -90,39 +44,41 @@ def walk(tree: Tree, scope: Mapping[str, str], ask: Ask, now: float) -> Diagnosi
     return _conclude(tree, scope, verdict, tuple(evidence), now)
 
 
-def _answer(question: Question, scope: Mapping[str, str], ask: Ask, now: float, max_age_s: float) -> Evidence:
-    query, why = bind(question.query, scope)
+def _answer(
+    question: Question, scope: Mapping[str, str], run_query: RunQuery, now: float, max_age_s: float
+) -> Evidence:
+    query, why = bind_query(question.query, scope)
     if why and question.pool_query is not None:
-        query, why = bind(question.pool_query, scope)
+        query, why = bind_query(question.pool_query, scope)
     if why:
-        return _evidence(question, "unknown", query, Answer(None, None, why), None)
-    answer = ask(query)
-    age_s = None if answer.at is None else max(0.0, now - answer.at)
-    if answer.value is None:
-        why = answer.why_unknown or "no data"
-    elif not math.isfinite(answer.value):
+        return _evidence(question, "unknown", query, QueryResult(None, None, why), None)
+    result = run_query(query)
+    age_s = None if result.at is None else max(0.0, now - result.at)
+    if result.value is None:
+        why = result.why_unknown or "no data"
+    elif not math.isfinite(result.value):
         why = "the value is not a number"
     elif age_s is None:
         why = "the age of the value is not known"
     elif age_s > max_age_s:
         why = f"stale: {format_seconds(age_s)} old, the limit is {format_seconds(max_age_s)}"
     else:
-        return _evidence(question, "yes" if question.limit.holds(answer.value) else "no", query, answer, age_s)
-    value = answer.value if answer.value is not None and math.isfinite(answer.value) else None
-    return _evidence(question, "unknown", query, Answer(value, answer.at, why), age_s)
+        return _evidence(question, "yes" if question.limit.holds(result.value) else "no", query, result, age_s)
+    value = result.value if result.value is not None and math.isfinite(result.value) else None
+    return _evidence(question, "unknown", query, QueryResult(value, result.at, why), age_s)
 
 
-def _evidence(question: Question, word: AnswerWord, query: str, answer: Answer, age_s: float | None) -> Evidence:
+def _evidence(question: Question, word: AnswerWord, query: str, result: QueryResult, age_s: float | None) -> Evidence:
     return Evidence(
         question=question.id,
         title=question.ask,
         answer=word,
         query=query,
-        value=answer.value,
+        value=result.value,
         threshold=question.threshold,
         unit=question.unit,
         age_s=age_s,
-        why_unknown=answer.why_unknown if word == "unknown" else "",
+        why_unknown=result.why_unknown if word == "unknown" else "",
     )
 
 
@@ -137,7 +93,7 @@ def _conclude(
         confidence = "likely" if unknown else verdict.at_most
     return Diagnosis(
         tree=tree.name,
-        cause=cause.value if cause is not None else None,
+        cause=cause,
         title=title,
         confidence=confidence,
         evidence=evidence,
@@ -147,22 +103,22 @@ def _conclude(
     )
 
 
-def _ruled_out(tree: Tree, evidence: tuple[Evidence, ...], cause: Cause | None) -> tuple[str, ...]:
+def _ruled_out(tree: Tree, evidence: tuple[Evidence, ...], cause: str | None) -> tuple[str, ...]:
     """Causes in the order of asking, for which every question asked on the way said no."""
     excludes = {question.id: question.rules_out for question in tree.questions}
-    ruled: dict[Cause, bool] = {}
+    ruled: dict[str, bool] = {}
     for found in evidence:
         excluded = excludes[found.question]
         if excluded is not None and excluded != cause:
             ruled[excluded] = ruled.get(excluded, True) and found.answer == "no"
-    return tuple(name.value for name, holds in ruled.items() if holds)
+    return tuple(name for name, holds in ruled.items() if holds)
 
 
 def _title(verdict: Verdict, tree: Tree, scope: Mapping[str, str], evidence: tuple[Evidence, ...]) -> str:
     units = {question.id: question.unit for question in tree.questions}
     values = {found.question: format_value(found.value, units[found.question]) for found in evidence}
     values["value"] = values[evidence[-1].question]
-    values["where"] = where(scope)
+    values["where"] = scope_text(scope)
     values |= {name: scope.get(name, "unknown") for name in ("node", "pool", "model")}
     return PLACEHOLDER.sub(lambda match: values.get(match.group(1), "not asked"), verdict.title)
 

@@ -15,7 +15,7 @@ from alerts.evaluation.engine import RuleEngine
 from alerts.evaluation.rules import RuleGroup, load_rule_files, reaches_of
 from alerts.evaluation.target_liveness import CLEAR_AFTER_S
 from alerts.series.store import SeriesStore
-from diagnostics.tree import builtin_tree_files, load_trees
+from diagnostics.tree_file import builtin_no_tree_file, builtin_tree_files, load_no_tree, load_trees
 from fleetctl.controller.alertmanager_link import AlertmanagerLink
 from fleetctl.controller.config import ControllerConfig
 from fleetctl.controller.database import Database
@@ -102,6 +102,7 @@ async def open_controller(
     clear_after_s = CLEAR_AFTER_S if prometheus is None else max(CLEAR_AFTER_S, window_s(prometheus))
     engine = RuleEngine(groups, store, clear_after_s=clear_after_s)
     trees = load_trees(builtin_tree_files())
+    no_tree = load_no_tree(builtin_no_tree_file())
     library = load_library()
     async with AsyncExitStack() as stack:
         stack.enter_context(hold_state_lock(settings.state_dir))
@@ -175,6 +176,7 @@ async def open_controller(
         )
         diagnosing = Diagnosing(
             trees,
+            no_tree,
             store,
             book,
             timeline,

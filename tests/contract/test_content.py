@@ -10,8 +10,8 @@ import typer.main
 
 from alerts.evaluation.builtin import builtin_rule_files, builtin_signal_files
 from alerts.evaluation.rules import load_rule_files
-from diagnostics.no_tree import reasons_without_tree
-from diagnostics.tree import builtin_tree_files, load_trees
+from diagnostics.cause import builtin_causes
+from diagnostics.tree_file import builtin_no_tree_file, builtin_tree_files, load_no_tree, load_trees
 from fleetctl.cli.app import build
 from runbooks.page import load_library
 
@@ -30,14 +30,12 @@ def test_every_tree_starts_from_alerts_that_exist() -> None:
 def test_every_alert_has_a_tree_or_a_word_in_its_place() -> None:
     trees = load_trees(builtin_tree_files())
     covered = {symptom for tree in trees.values() for symptom in tree.symptoms}
-    assert alert_names() - covered == set(reasons_without_tree())
+    assert alert_names() - covered == set(load_no_tree(builtin_no_tree_file()))
 
 
 def test_every_cause_of_a_runbook_is_named_by_a_tree() -> None:
-    from diagnostics.cause import Cause
-
     causes = {cause for page in load_library().values() for cause in page.causes}
-    assert causes <= {cause.value for cause in Cause}
+    assert causes <= builtin_causes().keys()
 
 
 def test_every_command_on_a_page_can_be_typed() -> None:

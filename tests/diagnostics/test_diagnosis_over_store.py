@@ -10,11 +10,13 @@ import pytest
 from alerts.evaluation.rules import RuleGroup, load_rule_files
 from alerts.sample import STALE
 from alerts.series.store import SeriesStore
-from diagnostics.asking import ask_store
 from diagnostics.blackbox import BlackBox, read, record_series, write
+from diagnostics.diagnosis import Diagnosis
+from diagnostics.query import store_query
 from diagnostics.replay import replay
-from diagnostics.tree import Tree, builtin_tree_files, load_trees
-from diagnostics.walker import Diagnosis, walk
+from diagnostics.tree import Tree
+from diagnostics.tree_file import builtin_tree_files, load_trees
+from diagnostics.walker import walk
 from tests.fixtures.incident import make_record
 
 BEGIN = 1_700_000_000.0
@@ -51,7 +53,7 @@ def diagnose(tree: Tree, changes: Mapping[str, Mapping[str, float]], scope: Mapp
     store = SeriesStore()
     fill(store, BEGIN, BEGIN + 2100, {})
     fill(store, BEGIN + 2105, BEGIN + 2135, changes)
-    return walk(tree, scope, ask_store(store, BEGIN + 2136), BEGIN + 2136)
+    return walk(tree, scope, store_query(store, BEGIN + 2136), BEGIN + 2136)
 
 
 CASES: list[tuple[str, str, dict[str, dict[str, float]]]] = [
@@ -106,11 +108,11 @@ def test_a_series_that_ended_is_unknown_and_one_that_stopped_is_stale(trees: dic
     fill(store, BEGIN, BEGIN + 100, {"node-2": {"llm:step_seconds:mean": 0.07}})
     store.append({"__name__": "llm:queue_seconds:mean", "node": "node-2", "pool": "default"}, BEGIN + 101, STALE)
 
-    ended = walk(trees["latency"], SCOPE, ask_store(store, BEGIN + 102), BEGIN + 102)
+    ended = walk(trees["latency"], SCOPE, store_query(store, BEGIN + 102), BEGIN + 102)
     assert (ended.cause, ended.confidence) == ("slow_node", "likely")
     assert ended.not_known == ("Do requests wait before they are scheduled? (no series has data)",)
 
-    old = walk(trees["latency"], SCOPE, ask_store(store, BEGIN + 200), BEGIN + 200)
+    old = walk(trees["latency"], SCOPE, store_query(store, BEGIN + 200), BEGIN + 200)
     assert (old.cause, old.confidence) == (None, "unknown")
     assert all(one.answer == "unknown" for one in old.evidence)
 
@@ -118,7 +120,7 @@ def test_a_series_that_ended_is_unknown_and_one_that_stopped_is_stale(trees: dic
 def test_several_answers_and_a_failing_query_are_unknown() -> None:
     store = SeriesStore()
     fill(store, BEGIN, BEGIN + 10, {})
-    ask = ask_store(store, BEGIN + 10)
+    ask = store_query(store, BEGIN + 10)
 
     assert ask("llm:up").why_unknown == "3 series answer where one was expected"
     assert ask("nothing").why_unknown == "no series has data"
@@ -170,7 +172,7 @@ def test_a_recorded_incident_gives_the_same_verdict_again(
 
     assert [(firing.name, firing.labels["node"]) for firing in result.firings] == [("LLMNodeSlow", "node-2")]
     assert 135 <= result.firings[0].at - BEGIN <= 140
-    verdict = result.verdict_for(box.incident)
+    verdict = result.diagnosis_for(box.incident)
     assert verdict is not None
     assert box.incident.diagnosis is not None
     assert verdict.cause == box.incident.diagnosis.cause == "slow_node"
@@ -200,4 +202,4 @@ def test_nothing_fires_in_a_calm_recording(rules: list[RuleGroup], trees: dict[s
     result = replay(box, rules, trees)
 
     assert (result.firings, result.incidents) == ((), ())
-    assert result.verdict_for(box.incident) is None
+    assert result.diagnosis_for(box.incident) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from diagnostics.grouping import group_alert
 from diagnostics.incident import (
     FiredAlert,
     Incident,
@@ -18,7 +19,6 @@ from diagnostics.incident import (
     resolve,
     unmitigate,
 )
-from diagnostics.placing import place
 
 NOW = 1_700_000_000.0
 
@@ -49,8 +49,8 @@ def test_opening_the_same_alert_twice_gives_the_same_id() -> None:
 
 
 def test_alerts_of_one_node_are_one_incident() -> None:
-    first = place(make_alert(severity="ticket"), [], NOW)
-    second = place(make_alert("LLMQueueDepth"), [first], NOW + 5)
+    first = group_alert(make_alert(severity="ticket"), [], NOW)
+    second = group_alert(make_alert("LLMQueueDepth"), [first], NOW + 5)
 
     assert second.id == first.id
     assert [alert.name for alert in second.alerts] == ["LLMNodeSlow", "LLMQueueDepth"]
@@ -60,15 +60,15 @@ def test_alerts_of_one_node_are_one_incident() -> None:
 
 
 def test_the_scope_keeps_the_pool_when_a_later_alert_of_the_node_lacks_it() -> None:
-    first = place(make_alert(), [], NOW)
-    second = place(make_alert("LLMSignalLost", pool=None), [first], NOW)
+    first = group_alert(make_alert(), [], NOW)
+    second = group_alert(make_alert("LLMSignalLost", pool=None), [first], NOW)
 
     assert dict(second.scope) == {"node": "node-2", "pool": "chat"}
 
 
 def test_the_same_alert_on_several_nodes_widens_to_the_pool() -> None:
-    first = place(make_alert("LLMQueueDepth"), [], NOW)
-    second = place(make_alert("LLMQueueDepth", node="node-3"), [first], NOW)
+    first = group_alert(make_alert("LLMQueueDepth"), [], NOW)
+    second = group_alert(make_alert("LLMQueueDepth", node="node-3"), [first], NOW)
 
     assert second.id == first.id
     assert dict(second.scope) == {"pool": "chat"}
@@ -77,32 +77,32 @@ def test_the_same_alert_on_several_nodes_widens_to_the_pool() -> None:
 
 
 def test_another_alert_of_a_node_inside_a_pool_incident_joins_it() -> None:
-    first = place(make_alert("LLMQueueDepth"), [], NOW)
-    pool = place(make_alert("LLMQueueDepth", node="node-3"), [first], NOW)
-    third = place(make_alert("LLMNodeDown", node="node-3"), [pool], NOW)
+    first = group_alert(make_alert("LLMQueueDepth"), [], NOW)
+    pool = group_alert(make_alert("LLMQueueDepth", node="node-3"), [first], NOW)
+    third = group_alert(make_alert("LLMNodeDown", node="node-3"), [pool], NOW)
 
     assert third.id == pool.id
     assert dict(third.scope) == {"pool": "chat"}
 
 
 def test_prefers_the_incident_of_the_node_over_that_of_the_pool() -> None:
-    pool = place(make_alert("LLMQueueDepth", node="node-1"), [], NOW)
-    node = place(make_alert("LLMNodeSlow"), [], NOW)
+    pool = group_alert(make_alert("LLMQueueDepth", node="node-1"), [], NOW)
+    node = group_alert(make_alert("LLMNodeSlow"), [], NOW)
 
-    assert place(make_alert("LLMQueueDepth"), [pool, node], NOW).id == node.id
+    assert group_alert(make_alert("LLMQueueDepth"), [pool, node], NOW).id == node.id
 
 
 def test_different_alerts_on_different_nodes_stay_apart() -> None:
-    first = place(make_alert("LLMNodeSlow", node="node-1"), [], NOW)
-    second = place(make_alert("LLMNodeDown", node="node-2"), [first], NOW)
-    other_pool = place(make_alert("LLMNodeSlow", node="node-9", pool="batch"), [first], NOW)
+    first = group_alert(make_alert("LLMNodeSlow", node="node-1"), [], NOW)
+    second = group_alert(make_alert("LLMNodeDown", node="node-2"), [first], NOW)
+    other_pool = group_alert(make_alert("LLMNodeSlow", node="node-9", pool="batch"), [first], NOW)
 
     assert len({first.id, second.id, other_pool.id}) == 3
 
 
 def test_an_alert_that_fires_again_is_kept_once() -> None:
-    incident = place(make_alert(value=3.0), [], NOW)
-    again = place(make_alert(value=4.0), [incident], NOW + 5)
+    incident = group_alert(make_alert(value=3.0), [], NOW)
+    again = group_alert(make_alert(value=4.0), [incident], NOW + 5)
 
     assert [alert.value for alert in again.alerts] == [4.0]
 
@@ -143,7 +143,7 @@ def test_observes_only_its_own_alerts() -> None:
 
 def test_firing_again_before_the_end_starts_the_quiet_time_anew() -> None:
     done = settled(open_incident(make_alert(), NOW), NOW + 10)
-    again = place(make_alert(), [done], NOW + 15)
+    again = group_alert(make_alert(), [done], NOW + 15)
 
     assert again.cleared_at is None
     assert settled(again, NOW + 40).cleared_at == NOW + 40
@@ -151,7 +151,7 @@ def test_firing_again_before_the_end_starts_the_quiet_time_anew() -> None:
 
 def test_flapping_reopens_the_same_incident() -> None:
     closed = resolve(settled(open_incident(make_alert(), NOW), NOW + 50), NOW + 60)
-    again = place(make_alert(fired_at=NOW + 300), [closed], NOW + 300)
+    again = group_alert(make_alert(fired_at=NOW + 300), [closed], NOW + 300)
 
     assert (again.id, again.status, again.reopened) == (closed.id, IncidentStatus.OPEN, 1)
     assert again.resolved_at is None
@@ -159,18 +159,18 @@ def test_flapping_reopens_the_same_incident() -> None:
 
 
 def test_a_pool_incident_reopens_for_the_node_that_it_began_with() -> None:
-    first = place(make_alert("LLMQueueDepth"), [], NOW)
-    pool = place(make_alert("LLMQueueDepth", node="node-3"), [first], NOW)
+    first = group_alert(make_alert("LLMQueueDepth"), [], NOW)
+    pool = group_alert(make_alert("LLMQueueDepth", node="node-3"), [first], NOW)
     closed = resolve(settled(pool, NOW + 50), NOW + 60)
 
-    assert place(make_alert("LLMNodeSlow"), [closed], NOW + 100).id == closed.id
+    assert group_alert(make_alert("LLMNodeSlow"), [closed], NOW + 100).id == closed.id
 
 
 def test_after_ten_minutes_or_elsewhere_it_is_a_new_incident() -> None:
     closed = resolve(settled(open_incident(make_alert(), NOW), NOW + 50), NOW + 60)
 
-    late = place(make_alert(fired_at=NOW + 661), [closed], NOW + 661)
-    elsewhere = place(make_alert(node="node-3", fired_at=NOW + 100), [closed], NOW + 100)
+    late = group_alert(make_alert(fired_at=NOW + 661), [closed], NOW + 661)
+    elsewhere = group_alert(make_alert(node="node-3", fired_at=NOW + 100), [closed], NOW + 100)
 
     assert closed.id not in (late.id, elsewhere.id)
     assert late.reopened == 0

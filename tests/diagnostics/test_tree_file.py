@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from diagnostics.tree import BadTreeError, bind, load_trees
+from diagnostics.content_file import BadContentFileError
+from diagnostics.query import bind_query
+from diagnostics.tree_file import load_trees
 
 GOOD = """
 tree: sample
@@ -52,7 +54,7 @@ BROKEN = [
     ("branch upwards", "if_yes: slow\nverdicts", "if_yes: first\nverdicts", "second: if_yes leads up to first"),
     ("branch to itself", "if_yes: slow\nverdicts", "if_yes: second\nverdicts", "leads up to second"),
     ("branch nowhere", "if_yes: slow\nverdicts", "if_yes: nowhere\nverdicts", "question second: if_yes names nowhere"),
-    ("unknown cause", "cause: slow_node", "cause: gremlins", "verdict slow: unknown cause gremlins"),
+    ("unknown cause", "cause: slow_node", "cause: gremlins", 'verdict slow: unknown cause "gremlins"'),
     ("same id twice", "id: second", "id: first", "question first: the id is taken"),
     ("id of a verdict", "id: second", "id: slow", "question slow: the id is taken"),
     ("bad limit", '"> 1"', '"about 1"', "question first: when: "),
@@ -71,7 +73,7 @@ def test_refuses_and_names_the_place(tmp_path: Path, old: str, new: str, message
     assert old in GOOD
     path = write(tmp_path, GOOD.replace(old, new, 1))
 
-    with pytest.raises(BadTreeError) as caught:
+    with pytest.raises(BadContentFileError) as caught:
         load_trees([path])
 
     assert str(caught.value).startswith(str(path))
@@ -80,40 +82,40 @@ def test_refuses_and_names_the_place(tmp_path: Path, old: str, new: str, message
 
 def test_refuses_a_verdict_and_a_question_that_nothing_leads_to(tmp_path: Path) -> None:
     extra = GOOD + '  - id: lost\n    cause: overload\n    title: "never"\n'
-    with pytest.raises(BadTreeError, match="verdict lost: no branch leads here"):
+    with pytest.raises(BadContentFileError, match="verdict lost: no branch leads here"):
         load_trees([write(tmp_path, extra)])
 
     skipping = GOOD.replace(
         "if_yes: slow\n  - id: second", "if_yes: slow\n    if_no: end\n    if_unknown: end\n  - id: second"
     )
-    with pytest.raises(BadTreeError, match="question second: no branch leads here"):
+    with pytest.raises(BadContentFileError, match="question second: no branch leads here"):
         load_trees([write(tmp_path, skipping)])
 
 
 def test_refuses_two_trees_for_one_alert_and_one_name_twice(tmp_path: Path) -> None:
     one = write(tmp_path, GOOD)
-    with pytest.raises(BadTreeError, match="tree sample is defined twice"):
+    with pytest.raises(BadContentFileError, match="tree sample is defined twice"):
         load_trees([one, write(tmp_path, GOOD, "again.yaml")])
-    with pytest.raises(BadTreeError, match="SomethingWrong is already explained by tree sample"):
+    with pytest.raises(BadContentFileError, match="SomethingWrong is already explained by tree sample"):
         load_trees([one, write(tmp_path, GOOD.replace("tree: sample", "tree: other"), "other.yaml")])
 
 
 def test_refuses_what_it_cannot_read(tmp_path: Path) -> None:
-    with pytest.raises(BadTreeError, match=r"missing\.yaml: can't be read"):
+    with pytest.raises(BadContentFileError, match=r"missing\.yaml: can't be read"):
         load_trees([tmp_path / "missing.yaml"])
-    with pytest.raises(BadTreeError, match="larger than"):
+    with pytest.raises(BadContentFileError, match="larger than"):
         load_trees([write(tmp_path, GOOD + "#" * 300_000)])
 
 
 def test_a_label_value_cannot_break_out_of_its_query() -> None:
-    query, why = bind('up{node="{{node}}"} or x{{{scope}}}', {"node": 'a"} or vector(1) #\\'})
+    query, why = bind_query('up{node="{{node}}"} or x{{{scope}}}', {"node": 'a"} or vector(1) #\\'})
 
     assert why == ""
     assert query == 'up{node="a\\"} or vector(1) #\\\\"} or x{node="a\\"} or vector(1) #\\\\"}'
 
 
 def test_the_scope_selects_by_the_narrowest_label_it_has() -> None:
-    assert bind("x{{{scope}}}", {"pool": "chat", "node": "n1"})[0] == 'x{node="n1"}'
-    assert bind("x{{{scope}}}", {"pool": "chat"})[0] == 'x{pool="chat"}'
-    assert bind("x{{{scope}}}", {})[0] == "x{}"
-    assert bind('x{node="{{node}}"}', {"pool": "chat"}) == ("", "the scope names no node")
+    assert bind_query("x{{{scope}}}", {"pool": "chat", "node": "n1"})[0] == 'x{node="n1"}'
+    assert bind_query("x{{{scope}}}", {"pool": "chat"})[0] == 'x{pool="chat"}'
+    assert bind_query("x{{{scope}}}", {})[0] == "x{}"
+    assert bind_query('x{node="{{node}}"}', {"pool": "chat"}) == ("", "the scope names no node")

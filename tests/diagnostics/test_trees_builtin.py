@@ -6,11 +6,12 @@ import pytest
 
 from alerts.evaluation.builtin import builtin_rule_files
 from alerts.evaluation.rules import load_rule_files
+from diagnostics.diagnosis import Diagnosis, undiagnosed
 from diagnostics.drawing import mermaid
-from diagnostics.incident import FiredAlert, Incident, open_incident
-from diagnostics.no_tree import reasons_without_tree, undiagnosed
-from diagnostics.tree import Tree, bind, builtin_tree_files, load_trees, tree_for_alert
-from diagnostics.walker import Answer, Diagnosis, walk
+from diagnostics.query import QueryResult, bind_query
+from diagnostics.tree import Tree, tree_for_alert
+from diagnostics.tree_file import builtin_no_tree_file, builtin_tree_files, load_no_tree, load_trees
+from diagnostics.walker import walk
 
 NOW = 1_000_000.0
 NODE = {"node": "node-2", "pool": "chat"}
@@ -43,10 +44,10 @@ def diagnose(tree: Tree, scope: dict[str, str], **answers: float | None) -> Diag
     by_query: dict[str, float | None] = {}
     for question in tree.questions:
         for template in (question.query, question.pool_query or ""):
-            by_query[bind(template, scope)[0]] = heard[SAME.get(question.id, question.id)]
+            by_query[bind_query(template, scope)[0]] = heard[SAME.get(question.id, question.id)]
 
-    def ask(query: str) -> Answer:
-        return Answer(by_query[query], NOW - 2)
+    def ask(query: str) -> QueryResult:
+        return QueryResult(by_query[query], NOW - 2)
 
     return walk(tree, scope, ask, NOW)
 
@@ -107,7 +108,7 @@ def test_names_the_cause(
 def test_every_verdict_of_every_tree_is_reached_by_a_case(trees: dict[str, Tree]) -> None:
     for name, tree in trees.items():
         causes = {diagnose(tree, NODE, **answers).cause for case, _, answers in LEAVES if case == name}
-        assert {verdict.cause.value for verdict in tree.verdicts.values()} <= causes
+        assert {verdict.cause for verdict in tree.verdicts.values()} <= causes
 
 
 def test_slow_node_is_confirmed_with_its_evidence(trees: dict[str, Tree]) -> None:
@@ -172,18 +173,17 @@ def test_every_alert_of_ours_has_a_tree_or_a_reason_why_not(trees: dict[str, Tre
     alerts = {rule.name for group in groups for rule in group.rules if rule.kind == "alert"}
     explained = {symptom for tree in trees.values() for symptom in tree.symptoms}
     assert explained <= alerts
-    assert explained.isdisjoint(reasons_without_tree())
-    assert explained | reasons_without_tree().keys() == alerts
+    no_tree = load_no_tree(builtin_no_tree_file())
+    assert explained.isdisjoint(no_tree)
+    assert explained | no_tree.keys() == alerts
 
 
 def test_an_incident_without_a_tree_says_what_to_do_instead() -> None:
-    def incident(name: str, severity: str = "page") -> Incident:
-        return open_incident(FiredAlert("f", name, severity, "firing", NODE), NOW)
-
-    known = undiagnosed(incident("LLMOutOfMemory"))
+    no_tree = load_no_tree(builtin_no_tree_file())
+    known = undiagnosed("LLMOutOfMemory", no_tree.get("LLMOutOfMemory"))
     assert (known.tree, known.cause, known.confidence) == ("", None, "unknown")
     assert known.title.startswith("No tree explains LLMOutOfMemory: the alert is the cause; lower max_num_batched")
-    assert undiagnosed(incident("HostOOM")).title == "No tree explains HostOOM: see its own description"
+    assert undiagnosed("HostOOM", no_tree.get("HostOOM")).title == "No tree explains HostOOM: see its own description"
 
 
 def test_an_unknown_alert_has_no_tree(trees: dict[str, Tree]) -> None:

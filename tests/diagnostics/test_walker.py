@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from diagnostics.tree import Tree, load_trees
-from diagnostics.walker import Answer, walk
+from diagnostics.query import QueryResult
+from diagnostics.tree import Tree
+from diagnostics.tree_file import load_trees
+from diagnostics.walker import walk
 
 NOW = 5_000.0
 FILE = """
@@ -54,29 +56,29 @@ def tree(tmp_path: Path) -> Tree:
     return load_trees([path])["sample"]
 
 
-def answers(**by_name: Answer):  # type: ignore[no-untyped-def]
-    def ask(query: str) -> Answer:
+def answers(**by_name: QueryResult):  # type: ignore[no-untyped-def]
+    def ask(query: str) -> QueryResult:
         return next(answer for name, answer in by_name.items() if f"llm:{name}" in query)
 
     return ask
 
 
-FRESH_NO = Answer(0.0, NOW - 1)
+FRESH_NO = QueryResult(0.0, NOW - 1)
 
 
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (Answer(None, None, "no series matches"), "no series matches"),
-        (Answer(None, None), "no data"),
-        (Answer(9.0, NOW - 31), "stale: 31 s old, the limit is 30 s"),
-        (Answer(math.nan, NOW), "the value is not a number"),
-        (Answer(math.inf, NOW), "the value is not a number"),
-        (Answer(9.0, None), "the age of the value is not known"),
+        (QueryResult(None, None, "no series matches"), "no series matches"),
+        (QueryResult(None, None), "no data"),
+        (QueryResult(9.0, NOW - 31), "stale: 31 s old, the limit is 30 s"),
+        (QueryResult(math.nan, NOW), "the value is not a number"),
+        (QueryResult(math.inf, NOW), "the value is not a number"),
+        (QueryResult(9.0, None), "the age of the value is not known"),
     ],
 )
-def test_answers_unknown_and_says_why(tree: Tree, answer: Answer, why: str) -> None:
-    found = walk(tree, {"node": "n1"}, answers(one=answer, three=Answer(5.0, NOW)), NOW)
+def test_answers_unknown_and_says_why(tree: Tree, answer: QueryResult, why: str) -> None:
+    found = walk(tree, {"node": "n1"}, answers(one=answer, three=QueryResult(5.0, NOW)), NOW)
 
     assert (found.evidence[0].answer, found.evidence[0].why_unknown) == ("unknown", why)
     assert [one.question for one in found.evidence] == ["first", "third"]  # its own branch, not that of "no"
@@ -86,7 +88,7 @@ def test_answers_unknown_and_says_why(tree: Tree, answer: Answer, why: str) -> N
 
 
 def test_a_value_exactly_at_the_age_limit_still_counts(tree: Tree) -> None:
-    found = walk(tree, {"node": "n1"}, answers(one=Answer(9.0, NOW - 30)), NOW)
+    found = walk(tree, {"node": "n1"}, answers(one=QueryResult(9.0, NOW - 30)), NOW)
 
     assert (found.cause, found.confidence) == ("slow_node", "confirmed")
     assert found.title == "n1 9.0×"
@@ -94,13 +96,13 @@ def test_a_value_exactly_at_the_age_limit_still_counts(tree: Tree) -> None:
 
 
 def test_a_clock_that_runs_ahead_gives_age_zero(tree: Tree) -> None:
-    found = walk(tree, {"node": "n1"}, answers(one=Answer(9.0, NOW + 5)), NOW)
+    found = walk(tree, {"node": "n1"}, answers(one=QueryResult(9.0, NOW + 5)), NOW)
 
     assert found.evidence[0].age_s == 0.0
 
 
 def test_keeps_the_stale_value_as_something_that_was_seen(tree: Tree) -> None:
-    found = walk(tree, {"node": "n1"}, answers(one=Answer(9.0, NOW - 60), three=FRESH_NO), NOW)
+    found = walk(tree, {"node": "n1"}, answers(one=QueryResult(9.0, NOW - 60), three=FRESH_NO), NOW)
 
     assert (found.evidence[0].value, found.evidence[0].age_s) == (9.0, 60.0)
 
@@ -114,13 +116,13 @@ def test_rules_out_what_was_asked_and_denied(tree: Tree) -> None:
 
 
 def test_a_title_quotes_earlier_values_and_admits_what_was_not_asked(tree: Tree) -> None:
-    found = walk(tree, {"node": "n1"}, answers(one=Answer(1.5, NOW), two=Answer(0.97, NOW)), NOW)
+    found = walk(tree, {"node": "n1"}, answers(one=QueryResult(1.5, NOW), two=QueryResult(0.97, NOW)), NOW)
 
     assert found.title == "n1 97 % full, 1.5× steps, not asked"
 
 
 def test_a_question_about_a_node_is_unknown_without_one(tree: Tree) -> None:
-    found = walk(tree, {"pool": "chat"}, answers(three=Answer(3.0, NOW)), NOW)
+    found = walk(tree, {"pool": "chat"}, answers(three=QueryResult(3.0, NOW)), NOW)
 
     assert found.evidence[0].why_unknown == "the scope names no node"
     assert found.title == "3 on pool chat"

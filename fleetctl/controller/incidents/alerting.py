@@ -12,9 +12,9 @@ import structlog
 
 from alerts.evaluation.alert import ActiveAlert
 from alerts.evaluation.engine import RuleEngine
+from diagnostics.grouping import group_alerts
 from diagnostics.incident import FiredAlert, Incident, IncidentStatus, clear, fired_alert, join
-from diagnostics.placing import place_all
-from diagnostics.scope import Nodes, where
+from diagnostics.scope import Nodes, scope_text
 from fleetctl.controller.alertmanager.external_alerts import ExternalAlerts
 from fleetctl.controller.alertmanager.external_scope import FleetMap
 from fleetctl.controller.database import Database, get_meta, put_meta
@@ -154,7 +154,7 @@ class Alerting:
         if incident.widened_at is not None and (before is None or incident.widened_at != before.widened_at):
             was = incident.first_scope if before is None else before.scope
             self._timeline.append_soon(
-                "incident.widened", f"from {where(was)} to {where(incident.scope)}: {incident.widened_why}",
+                "incident.widened", f"from {scope_text(was)} to {scope_text(incident.scope)}: {incident.widened_why}",
                 incident_id=incident.id, data={"scope": dict(incident.scope), "was": dict(was)},
             )  # fmt: skip
         if incident.part_of is not None and (before is None or incident.part_of != before.part_of):
@@ -162,14 +162,14 @@ class Alerting:
 
     def _tell_linked(self, incident: Incident, wider_id: str) -> None:
         wider = self._book.get(wider_id)
-        around = where(wider.scope) if wider is not None else "a wider place"
+        around = scope_text(wider.scope) if wider is not None else "a wider place"
         node, data = incident.scope.get("node"), {"incident": incident.id, "part_of": wider_id}
         self._timeline.append_soon(
             "incident.linked", f"part of {wider_id} about {around}; what runs here goes on",
             incident_id=incident.id, node=node, data=data,
         )  # fmt: skip
         self._timeline.append_soon(
-            "incident.linked", f"{incident.id} about {where(incident.scope)} is part of this",
+            "incident.linked", f"{incident.id} about {scope_text(incident.scope)} is part of this",
             incident_id=wider_id, node=node, data=data,
         )  # fmt: skip
 
@@ -206,7 +206,7 @@ class Alerting:
             f"alert.{word}", alert=alert.name, node=alert.labels.get("node"), value=alert.value, source=alert.source
         )
         self._timeline.append_soon(
-            f"alert.{word}", f"{alert.name} {word} on {where(alert.labels)}{told_by}{summary}",
+            f"alert.{word}", f"{alert.name} {word} on {scope_text(alert.labels)}{told_by}{summary}",
             incident_id=incident.id if incident else None, node=alert.labels.get("node"),
             data={
                 "alert": alert.name, "severity": alert.severity, "value": alert.value, "was": previous,
@@ -226,7 +226,7 @@ def reconcile(
 ) -> dict[str, Incident]:
     """The incidents that differ from `incidents`, by id, given the alerts as they are.
 
-    `forget_missing`: an alert of an incident that is not among `alerts` has cleared. `known`: see `place_all`.
+    `forget_missing`: an alert of an incident that is not among `alerts` has cleared. `known`: see `group_alerts`.
     """
     working = {incident.id: incident for incident in incidents}
     states = {alert.fingerprint: str(alert.state) for alert in alerts}
@@ -254,7 +254,7 @@ def reconcile(
             if held.state != "resolved" and gone:
                 working[incident.id] = clear(working[incident.id], held.fingerprint, now)
     if arrivals:
-        working |= place_all(arrivals, working.values(), now, known)
+        working |= group_alerts(arrivals, working.values(), now, known)
     before = {incident.id: incident for incident in incidents}
     return {key: incident for key, incident in working.items() if before.get(key) != incident}
 

@@ -8,11 +8,11 @@ from dataclasses import asdict
 import structlog
 
 from alerts.series.store import SeriesStore
-from diagnostics.asking import ask_store
-from diagnostics.incident import SEVERITY_ORDER, Incident, with_diagnosis
-from diagnostics.no_tree import undiagnosed
+from diagnostics.diagnosis import Diagnosis, undiagnosed
+from diagnostics.incident import SEVERITY_ORDER, Incident, gravest, with_diagnosis
+from diagnostics.query import store_query
 from diagnostics.tree import Tree, tree_for_alert
-from diagnostics.walker import Diagnosis, walk
+from diagnostics.walker import walk
 from fleetctl.controller.incidents.incident_book import IncidentBook
 from fleetctl.controller.timeline import Timeline
 from fleetctl.kit.clock import Clock
@@ -28,6 +28,7 @@ class Diagnosing:
     def __init__(
         self,
         trees: Mapping[str, Tree],
+        no_tree: Mapping[str, str],
         store: SeriesStore,
         book: IncidentBook,
         timeline: Timeline,
@@ -38,6 +39,7 @@ class Diagnosing:
         may_diagnose: Callable[[Incident], bool] = lambda _: True,
     ) -> None:
         self._trees = trees
+        self._no_tree = no_tree
         self._store = store
         self._book = book
         self._timeline = timeline
@@ -58,9 +60,10 @@ class Diagnosing:
             self._walked_at[incident.id] = now
             tree = tree_for_incident(self._trees, incident)
             if tree is None:
-                await self._keep_better(incident.id, undiagnosed(incident))
+                alert = gravest(incident.alerts).name
+                await self._keep_better(incident.id, undiagnosed(alert, self._no_tree.get(alert)))
                 continue
-            await self._keep_better(incident.id, walk(tree, incident.scope, ask_store(self._store, now), now))
+            await self._keep_better(incident.id, walk(tree, incident.scope, store_query(self._store, now), now))
 
     def diagnose(self, tree_name: str | None, scope: Mapping[str, str]) -> Diagnosis:
         """A walk now, stored nowhere; without a name, the tree that most pages lead to.
@@ -72,7 +75,7 @@ class Diagnosing:
         if tree is None:
             known = ", ".join(sorted(self._trees))
             raise BadInputError(f"there is no tree named {tree_name!r}", remedy=f"trees: {known}")
-        return walk(tree, scope, ask_store(self._store, now), now)
+        return walk(tree, scope, store_query(self._store, now), now)
 
     def _is_due(self, incident: Incident, now: float) -> bool:
         if incident.diagnosis is not None and is_outgrown(incident, incident.diagnosis):

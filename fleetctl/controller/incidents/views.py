@@ -8,8 +8,8 @@ from dataclasses import asdict
 from alerts.evaluation.alert import ActiveAlert
 from alerts.promql import evaluate
 from alerts.series.store import SeriesStore
+from diagnostics.diagnosis import Diagnosis
 from diagnostics.incident import FiredAlert, Incident, fired_alert
-from diagnostics.walker import Diagnosis
 from fleetctl import wire
 from fleetctl.controller.alertmanager.silence import Silenced, Verdict
 from fleetctl.controller.incidents.incident_store import StoredIncident

@@ -7,7 +7,7 @@ import math
 import structlog
 
 from alerts.series.store import SeriesStore
-from diagnostics.asking import ask_store
+from diagnostics.query import store_query
 from fleetctl.controller.database import Database
 from fleetctl.controller.nodes.fleet import Fleet
 from fleetctl.controller.nodes.node_row import NodeRow, RouteIntent, list_nodes
@@ -47,7 +47,7 @@ class FleetLookup:
 
     async def evaluate(self, expression: str) -> float | None:
         now = self._clock.now()
-        answer = ask_store(self._store, now)(expression)
+        answer = store_query(self._store, now)(expression)
         if answer.value is None or not math.isfinite(answer.value) or answer.at is None:
             log.info("lookup.unknown", expression=expression, why=answer.why_unknown or "not a finite value")
             return None

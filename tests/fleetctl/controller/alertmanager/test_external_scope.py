@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from diagnostics.placing import place
+from diagnostics.grouping import group_alert
 from fleetctl.controller.alertmanager.external_alert import ExternalAlert
 from fleetctl.controller.alertmanager.external_scope import FleetMap, as_fired, is_known_scope, scope_labels
 from fleetctl.settings.alertmanager import WebhookSettings
@@ -81,7 +81,7 @@ def test_one_not_heard_of_for_long_is_unknown_and_not_over() -> None:
 )  # fmt: skip
 def test_what_is_not_in_the_fleet_is_no_known_scope(labels: dict[str, str], known: bool) -> None:
     alert = as_fired(external(labels=labels), FLEET, WebhookSettings(), NOW)
-    assert is_known_scope(place(alert, [], NOW), FLEET) is known
+    assert is_known_scope(group_alert(alert, [], NOW), FLEET) is known
 
 
 def test_an_alert_without_a_name_has_one() -> None:

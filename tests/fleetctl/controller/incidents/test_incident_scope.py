@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from diagnostics.diagnosis import Diagnosis
 from diagnostics.incident import FiredAlert, IncidentStatus, mitigate, open_incident, widen
 from diagnostics.postmortem import PostmortemInput, render
-from diagnostics.walker import Diagnosis
 from fleetctl.controller.alertmanager.webhook_payload import decode_notification
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.controller.incidents.diagnosing import is_outgrown

@@ -29,19 +29,28 @@ from diagnostics.incident import (
     reopen,
     widen,
 )
-from diagnostics.scope import Nodes, Shared, contains, is_wide, members, scope_of, shared_places, where
+from diagnostics.scope import (
+    Nodes,
+    Shared,
+    is_wide,
+    nodes_in_scope,
+    scope_contains,
+    scope_of,
+    scope_text,
+    shared_places,
+)
 
 
-def place(alert: FiredAlert, incidents: Sequence[Incident], now: float, known: Nodes | None = None) -> Incident:
-    """The incident that one `alert` belongs to, already changed: joined, reopened or new. See `place_all`."""
-    changed = place_all([alert], incidents, now, known)
+def group_alert(alert: FiredAlert, incidents: Sequence[Incident], now: float, known: Nodes | None = None) -> Incident:
+    """The incident that one `alert` belongs to, already changed: joined, reopened or new. See `group_alerts`."""
+    changed = group_alerts([alert], incidents, now, known)
     everything = {one.id: one for one in incidents} | changed
     found = _home(alert, _open(everything))
     assert found is not None
     return found
 
 
-def place_all(
+def group_alerts(
     alerts: Iterable[FiredAlert], incidents: Iterable[Incident], now: float, known: Nodes | None = None
 ) -> dict[str, Incident]:
     """The incidents that change, by id, when `alerts` begin to fire that no open incident has.
@@ -59,7 +68,7 @@ def place_all(
         placed = _placed(alert, working, reasons.get((alert.name, alert.labels.get("node", ""))), nodes, now)
         working[placed.id] = placed
         if is_wide(scope_of(alert.labels)) and is_wide(placed.scope):
-            _link(working, placed.id, alert.name, members(placed.scope, nodes))
+            _link(working, placed.id, alert.name, nodes_in_scope(placed.scope, nodes))
     for shared in evidence:
         target = next((one for one in _open(working) if _is_around(one, shared)), None)
         if target is None:
@@ -80,8 +89,8 @@ def _placed(
         return join(widen(lead, shared.scope, shared.why, now), alert, now)
     scope = scope_of(alert.labels)
     for one in opened if is_wide(scope) else ():
-        if _may_widen(one) and _has_name(one, alert.name) and contains(scope, _whereabouts(one, nodes)):
-            return join(widen(one, scope, f"{alert.name} fires for {where(scope)}", now), alert, now)
+        if _may_widen(one) and _has_name(one, alert.name) and scope_contains(scope, _whereabouts(one, nodes)):
+            return join(widen(one, scope, f"{alert.name} fires for {scope_text(scope)}", now), alert, now)
     for incident in sorted(working.values(), key=lambda one: (-(one.resolved_at or 0.0), one.id)):
         if may_reopen(incident, alert, now):
             found = join(reopen(incident), alert, now)
@@ -102,7 +111,7 @@ def _home(alert: FiredAlert, opened: Sequence[Incident]) -> Incident | None:
         lambda one: has_alert(one, alert),
         lambda one: _covers_node(one, alert),
         lambda one: is_wide(scope) and bool(scope) and dict(one.scope) == scope,
-        lambda one: is_wide(one.scope) and contains(one.scope, alert.labels) and _has_name(one, alert.name),
+        lambda one: is_wide(one.scope) and scope_contains(one.scope, alert.labels) and _has_name(one, alert.name),
     )
     for related in rules:
         if (found := next((one for one in opened if related(one)), None)) is not None:
@@ -130,7 +139,7 @@ def _lead(opened: Sequence[Incident], shared: Shared, nodes: Nodes) -> Incident 
     for one in opened:
         if not _may_widen(one) or not _fires(one, shared.name, shared.nodes):
             continue
-        held = set(nodes_of(one)) | (members(one.scope, nodes) if is_wide(one.scope) else set())
+        held = set(nodes_of(one)) | (nodes_in_scope(one.scope, nodes) if is_wide(one.scope) else set())
         if shared.members >= held:
             return one
     return None
@@ -165,7 +174,7 @@ def _whereabouts(incident: Incident, nodes: Nodes) -> Mapping[str, str]:
 
 
 def _is_around(incident: Incident, shared: Shared) -> bool:
-    return is_wide(incident.scope) and contains(incident.scope, shared.scope) and _has_name(incident, shared.name)
+    return is_wide(incident.scope) and scope_contains(incident.scope, shared.scope) and _has_name(incident, shared.name)
 
 
 def _fires(incident: Incident, name: str, on: frozenset[str]) -> bool:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from diagnostics.grouping import group_alerts
 from diagnostics.incident import FiredAlert, Incident, IncidentStatus, clear, has_alert, mitigate, resolve
-from diagnostics.placing import place_all
-from diagnostics.scope import members, scope_of, where
+from diagnostics.scope import nodes_in_scope, scope_of, scope_text
 
 NOW = 1_700_000_000.0
 # Twelve nodes: two pools, three zones; r2 is rolled out to three nodes of pool chat in different zones.
@@ -41,7 +41,7 @@ def slow(*numbers: int) -> list[FiredAlert]:
 def after(ticks: Sequence[Sequence[FiredAlert]], known: Mapping[str, Mapping[str, str]] = KNOWN) -> list[Incident]:
     book: dict[str, Incident] = {}
     for i, alerts in enumerate(ticks):
-        book |= place_all(alerts, book.values(), NOW + i, known)
+        book |= group_alerts(alerts, book.values(), NOW + i, known)
     return list(book.values())
 
 
@@ -64,7 +64,7 @@ def test_nodes_that_share_a_place_are_one_incident_of_the_narrowest(
     assert len(incident.alerts) == len(numbers)
     assert incident.widened_why.startswith(f"LLMNodeSlow on {len(numbers)} of ")
     assert incident.first_scope.get("node") in KNOWN
-    assert incident.title == f"LLMNodeSlow on {where(scope)}"
+    assert incident.title == f"LLMNodeSlow on {scope_text(scope)}"
 
 
 @pytest.mark.parametrize("numbers", [(4, 8), (4, 12)])
@@ -110,7 +110,7 @@ def test_the_first_incident_widens_and_those_open_since_are_part_of_it() -> None
 
 def test_an_incident_that_a_run_acts_on_keeps_its_scope() -> None:
     (acting,) = (mitigate(one) for one in after([slow(1)]))
-    changed = place_all(slow(2, 3), [acting], NOW + 1, KNOWN)
+    changed = group_alerts(slow(2, 3), [acting], NOW + 1, KNOWN)
     assert changed[acting.id].scope == acting.scope
     assert changed[acting.id].status is IncidentStatus.MITIGATING
     (wide,) = (one for one in changed.values() if one.id != acting.id)
@@ -135,7 +135,7 @@ def test_a_wide_incident_that_comes_back_is_reopened_once() -> None:
     for alert in wide.alerts:
         wide = clear(wide, alert.fingerprint, NOW + 10)
     closed = resolve(wide, NOW + 20)
-    (again,) = place_all(slow(3, 1, 2), [closed], NOW + 60, KNOWN).values()
+    (again,) = group_alerts(slow(3, 1, 2), [closed], NOW + 60, KNOWN).values()
     assert (again.id, again.reopened, dict(again.scope)) == (closed.id, 1, {"revision": "r2"})
 
 
@@ -156,7 +156,7 @@ def test_an_alert_is_about_what_its_labels_say(labels: dict[str, str], scope: di
 
 def place_of(incident: Incident) -> frozenset[str]:
     node = incident.scope.get("node")
-    return frozenset({node}) if node else members(incident.scope, KNOWN)
+    return frozenset({node}) if node else nodes_in_scope(incident.scope, KNOWN)
 
 
 alerts_any = st.builds(
@@ -184,8 +184,8 @@ def test_order_within_a_tick_changes_nothing_and_an_alert_is_in_one_open_inciden
         shuffled, held = list(new), list(book.values())
         random.shuffle(shuffled)  # type: ignore[attr-defined]
         random.shuffle(held)  # type: ignore[attr-defined]
-        changed = place_all(new, book.values(), NOW + i, KNOWN)
-        assert place_all(shuffled, held, NOW + i, KNOWN) == changed
+        changed = group_alerts(new, book.values(), NOW + i, KNOWN)
+        assert group_alerts(shuffled, held, NOW + i, KNOWN) == changed
         for key, one in changed.items():
             assert key not in book or place_of(one) >= place_of(book[key])
         book |= changed

@@ -1,0 +1,142 @@
+"""A content file (a tree, causes, reasons without a tree) read with its lines, and what is wrong with one.
+
+A reader collects every problem of its file before it raises: a person mends them all at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+MAX_FILE_BYTES = 256 * 1024  # content is read by people; a larger file is none
+MAX_DEPTH = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One fault. `line` counts from 1, 0 where the whole file is meant; `place` names the thing in the file."""
+
+    file: str
+    reason: str
+    remedy: str = ""
+    place: str = ""
+    line: int = 0
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}" if self.line else self.file
+        parts = [part for part in (where, self.place, self.reason) if part]
+        return ": ".join(parts) + (f"; {self.remedy}" if self.remedy else "")
+
+
+class BadContentFileError(Exception):
+    """Content that can't be used; `problems` has everything that is wrong with it, and is never empty."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        assert problems
+        super().__init__("\n".join(str(problem) for problem in problems))
+        self.problems = tuple(problems)
+
+
+@dataclass(frozen=True, slots=True)
+class ContentFile:
+    """`document` as YAML gives it. `lines`: the line of each key and list entry by its path."""
+
+    name: str
+    document: Any
+    lines: dict[tuple[Hashable, ...], int] = field(repr=False)
+
+    def line_of(self, *path: Hashable) -> int:
+        """The line of the longest part of `path` that is in the file; 0 for an empty one."""
+        while path and path not in self.lines:
+            path = path[:-1]
+        return self.lines.get(path, 0)
+
+
+_M = TypeVar("_M", bound=BaseModel)
+
+
+def read_content_file(path: Path) -> ContentFile:
+    """The YAML file with its lines. Raises BadContentFileError: unreadable, too large, not YAML, a key given twice."""
+    name = str(path)
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise _bad(name, f"larger than {MAX_FILE_BYTES // 1024} KiB", "split it")
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _bad(name, f"can't be read: {error}", "check its permissions and its encoding (UTF-8)") from error
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        lines: dict[tuple[Hashable, ...], int] = {}
+        repeated = list(_find_lines(root, (), lines))
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        reason = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise _bad(name, f"not YAML: {reason}", line=mark.line + 1 if mark else 0) from error
+    except RecursionError:
+        raise _bad(name, "nested too deeply") from None
+    if repeated:
+        raise BadContentFileError([Problem(name, f"{key!r} is given twice", "keep one", line=n) for key, n in repeated])
+    return ContentFile(name, document, lines)
+
+
+def validate(file: ContentFile, model: type[_M], place_of: Callable[[Sequence[Any]], tuple[str, int]]) -> _M:
+    """The document as `model`. `place_of`: from an error's path to the place's name and how much of the path it is.
+
+    Raises BadContentFileError with every fault that pydantic finds.
+    """
+    try:
+        return model.model_validate(file.document)
+    except ValidationError as error:
+        problems = []
+        for fault in error.errors():
+            path = fault["loc"]
+            place, used = place_of(path)
+            key = ".".join(str(part) for part in path[used:])
+            reason = f"{key}: {fault['msg']}" if key else fault["msg"]
+            remedy = "correct its spelling or remove it" if fault["type"] == "extra_forbidden" else ""
+            problems.append(Problem(file.name, reason, remedy, place, file.line_of(*path)))
+        raise BadContentFileError(problems) from error
+
+
+def unknown(kind: str, word: str, known: Iterable[str]) -> tuple[str, str]:
+    """`(reason, remedy)` for a name that is not known: the nearest one, else all of them."""
+    names = sorted(known)
+    if near := nearest(word, names):
+        return f'unknown {kind} "{word}", did you mean "{near}"?', ""
+    return f'unknown {kind} "{word}"', f"known: {', '.join(names)}" if names else "there are none"
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known name that was probably meant."""
+    return next(iter(difflib.get_close_matches(word, list(known), n=1)), None)
+
+
+def _bad(name: str, reason: str, remedy: str = "", line: int = 0) -> BadContentFileError:
+    return BadContentFileError([Problem(name, reason, remedy, line=line)])
+
+
+def _find_lines(
+    node: yaml.Node | None, path: tuple[Hashable, ...], lines: dict[tuple[Hashable, ...], int]
+) -> Iterable[tuple[str, int]]:
+    """Fills `lines`; yields keys that are given twice, which YAML would let pass, with their lines."""
+    if node is None or len(path) > MAX_DEPTH:
+        return
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            here = (*path, getattr(key, "value", ""))
+            line = key.start_mark.line + 1
+            if here in lines:
+                yield str(here[-1]), line
+            lines[here] = line
+            yield from _find_lines(value, here, lines)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, entry in enumerate(node.value):
+            lines[(*path, index)] = entry.start_mark.line + 1
+            yield from _find_lines(entry, (*path, index), lines)
