@@ -6,6 +6,7 @@ AlertsError
 ├── QueryError           a valid expression failed on the data it met (as Prometheus fails it)
 ├── BadRuleError         a rule file; names file, group and rule
 ├── BadCaseError         a promtool test file; names file and test
+├── BadCatalogError      a metrics catalog; names file and place
 └── BadRecordingError    recorded series that cannot be read or fetched; names file and line, or the server
 """
 
@@ -36,6 +37,10 @@ class BadRuleError(AlertsError):
 
 
 class BadCaseError(AlertsError):
+    pass
+
+
+class BadCatalogError(AlertsError):
     pass
 
 

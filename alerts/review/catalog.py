@@ -1,18 +1,21 @@
-"""What the engines emit: a metric's name to its type and unit, or why there is no such metric."""
+"""The metrics catalog: what each engine emits, by name, type and unit, or why there is no such metric."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Annotated, Literal
 
-import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from alerts.errors import BadCatalogError, BadRuleError
 from alerts.evaluation.builtin import builtin_rule_files, builtin_signal_files
 from alerts.evaluation.rules import load_rule_files
+from alerts.evaluation.yaml_file import read_yaml, reason_of, shown_path
 
 CATALOG_FILE = Path(__file__).parents[1] / "metrics_catalog.yaml"
 
@@ -22,11 +25,12 @@ Part = Literal["value", "bucket", "rated_bucket", "sum", "count"]
 _ESCAPED = {"vllm_": "vllm:", "sglang_": "sglang:"}
 _UNIT_OF_SIGNAL = (("_ratio", "ratio"), ("_seconds", "seconds"), ("_bytes", "bytes"), ("_celsius", "celsius"))
 _RATED_BUCKET = ":bucket_rate"  # recorded rates of a histogram's buckets: `le` is there, and no rate() is needed
+_SIMILAR = 0.85  # difflib's ratio from which on a name is taken for a misspelling
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One sample name. `part` says which series of a histogram it is; `unit` "" when it has none."""
+    """One sample name. `part`: which series of a histogram it is; `unit` "" when it has none."""
 
     family: str
     type: Type
@@ -39,103 +43,179 @@ class Metric:
 
     @property
     def is_counter(self) -> bool:
-        """Does it count up since the process started."""
+        """True when it counts up since the process started."""
         return self.type in ("counter", "plain_counter") or self.part in ("bucket", "sum", "count")
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """No version of this engine emits the name; `closest` is what may have been meant."""
+    """No version of this program emits the name; `closest` is what may have been meant."""
 
-    engine: str
+    program: str
     versions: str
     closest: str | None
 
 
+class _Edge(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+def _described(value: object) -> object:
+    """`histogram seconds` as its two words."""
+    if not isinstance(value, str):
+        return value
+    word, _, unit = value.partition(" ")
+    return {"type": word, "unit": unit}
+
+
+class _FamilyEdge(_Edge):
+    type: Type
+    unit: str = ""
+
+
+_Family = Annotated[_FamilyEdge, BeforeValidator(_described)]
+
+
+class _NamespaceEdge(_Edge):
+    engine: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
+    program: str | None = None
+    versions: str
+    source: str = Field(min_length=1)
+    complete: bool = False
+    unprefixed: bool = False
+    families: dict[str, _Family]
+
+
+class _RemovedEdge(_Edge):
+    type: _Family
+    removed: str
+    use: str | None = None
+
+
+class _CatalogEdge(_Edge):
+    namespaces: dict[str, _NamespaceEdge]
+    also_emits: dict[str, list[str]] = Field(default_factory=dict)
+    removed: dict[str, _RemovedEdge] = Field(default_factory=dict)
+    labels: dict[str, dict[str, str]] = Field(default_factory=dict)
+    off_by_default: list[str] = Field(default_factory=list)
+
+
 class Catalog:
-    def __init__(self, raw: dict[str, Any], signals: frozenset[str]) -> None:
+    """Metrics by sample name (`x_total`, `x_bucket`), and who emits them."""
+
+    def __init__(self, files: Iterable[_CatalogEdge], signals: frozenset[str]) -> None:
+        """`signals`: names of the `llm:` series that our own rules record."""
         self._metrics: dict[str, Metric] = {}
+        self._emitters: dict[str, set[str]] = {}
         self._complete: dict[str, tuple[str, str]] = {}
         self._signals = signals
-        self.labels: dict[str, dict[str, str]] = raw["labels"]
-        self.read_by_node = frozenset(raw["read_by_node"])
-        off = set(raw["off_by_default"])
-        for prefix, namespace in raw["namespaces"].items():
-            if namespace["complete"]:
-                self._complete[prefix] = (namespace["engine"], str(namespace["versions"]))
-            for name, described in namespace["families"].items():
-                self._add(prefix + name, described, off=off)
-        for family, gone in raw["removed"].items():
-            self._add(family, gone["type"], removed_in=gone["removed"], instead=gone.get("use"))
+        self.engines: dict[str, str] = {}
+        """Engines in the order of the file, and the name of each one's program."""
+        self.labels: dict[str, dict[str, str]] = {}
+        """Of a metric: labels that people expect and what they are called."""
+        for file in files:
+            self._add_file(file)
 
     def find(self, name: str) -> Metric | Missing | None:
         """What the name is; Missing when it should be here and is not; None when we do not judge it."""
         found = self._metrics.get(name)
         if found is not None:
             return found
-        for escaped, plain in _ESCAPED.items():
-            if name.startswith(escaped):
-                inner = self.find(plain + name.removeprefix(escaped))
-                if isinstance(inner, Metric):
-                    return Metric(
-                        inner.family,
-                        inner.type,
-                        inner.unit,
-                        inner.part,
-                        inner.removed_in,
-                        inner.instead,
-                        is_escaped=True,
-                    )
-                return inner
+        if unescaped(name) != name:
+            inner = self.find(unescaped(name))
+            return replace(inner, is_escaped=True) if isinstance(inner, Metric) else inner
         if name.startswith("llm:"):
             if name not in self._signals:
                 return Missing("our signals", "this version", self._closest(name, self._signals))
             part: Part = "rated_bucket" if name.endswith(_RATED_BUCKET) else "value"
             return Metric(name, "gauge", _signal_unit(name), part)
-        for prefix, (engine, versions) in self._complete.items():
+        for prefix, (program, versions) in self._complete.items():
             if name.startswith(prefix):
                 names = [n for n, m in self._metrics.items() if m.removed_in is None and n.startswith(prefix)]
-                return Missing(engine, versions, self._closest(name, names))
+                return Missing(program, versions, self._closest(name, names))
         return None
 
     def matching(self, pattern: re.Pattern[str]) -> list[str]:
         """Known names that a regular expression for the name matches."""
         return [name for name in (*self._metrics, *self._signals) if pattern.fullmatch(name)]
 
-    def _closest(self, name: str, names: Any) -> str | None:
+    def emitters(self, name: str) -> frozenset[str]:
+        """Engines of which some version emits the name, escaped by OpenMetrics or not."""
+        return frozenset(self._emitters.get(unescaped(name), ()))
+
+    def emitted_by(self, engines: Collection[str]) -> list[str]:
+        """All names that one of these engines emits."""
+        return [name for name, emitters in self._emitters.items() if not emitters.isdisjoint(engines)]
+
+    def closest_of(self, name: str, engines: Collection[str]) -> str | None:
+        """The name of one of these engines that may have been meant."""
+        return self._closest(name, self.emitted_by(engines))
+
+    def _closest(self, name: str, names: Collection[str]) -> str | None:
         total = f"{name}_total"
         if total in names:
             return total
         bare = name.removesuffix("_total")
         if bare != name and bare in names:
             return bare
-        return next(iter(get_close_matches(name, names, n=1, cutoff=0.85)), None)
+        return next(iter(get_close_matches(name, names, n=1, cutoff=_SIMILAR)), None)
 
-    def _add(
-        self, family: str, described: str, *, off: set[str] | None = None, removed_in: str | None = None,
+    def _add_file(self, file: _CatalogEdge) -> None:
+        for prefix, namespace in file.namespaces.items():
+            program = namespace.program or namespace.engine
+            self.engines.setdefault(namespace.engine, program)
+            if namespace.complete:
+                self._complete[prefix] = (program, namespace.versions)
+            for name, family in namespace.families.items():
+                for sample in self._add_family(prefix + name, family, namespace.engine):
+                    if namespace.unprefixed:
+                        self._emitters.setdefault(sample.removeprefix(prefix), set()).add(namespace.engine)
+        for name, gone in file.removed.items():
+            engine = next((each.engine for prefix, each in file.namespaces.items() if name.startswith(prefix)), None)
+            self._add_family(name, gone.type, engine, removed_in=gone.removed, instead=gone.use)
+        for engine, names in file.also_emits.items():
+            self.engines.setdefault(engine, engine)
+            for name in names:
+                samples = [sample for sample, metric in self._metrics.items() if name in (sample, metric.family)]
+                for sample in samples or [name]:
+                    self._emitters.setdefault(sample, set()).add(engine)
+        for name in file.off_by_default:
+            if name in self._metrics:
+                self._metrics[name] = replace(self._metrics[name], is_off_by_default=True)
+        self.labels.update(file.labels)
+
+    def _add_family(
+        self,
+        name: str,
+        family: _FamilyEdge,
+        engine: str | None,
+        *,
+        removed_in: str | None = None,
         instead: str | None = None,
-    ) -> None:  # fmt: skip
-        word, _, unit = described.partition(" ")
-        kind = cast(Type, word)
-        names: dict[str, Part]
-        if kind == "counter":
-            names = {f"{family}_total": "value"}
-        elif kind == "histogram":
-            names = {f"{family}_bucket": "bucket", f"{family}_sum": "sum", f"{family}_count": "count"}
-        elif kind == "summary":
-            names = {family: "value", f"{family}_sum": "sum", f"{family}_count": "count"}
+    ) -> list[str]:
+        """The names of the family's samples."""
+        samples: dict[str, Part]
+        if family.type == "counter":
+            samples = {name + ("_TOTAL" if name.isupper() else "_total"): "value"}
+        elif family.type == "histogram":
+            samples = {f"{name}_bucket": "bucket", f"{name}_sum": "sum", f"{name}_count": "count"}
+        elif family.type == "summary":
+            samples = {name: "value", f"{name}_sum": "sum", f"{name}_count": "count"}
         else:
-            names = {family: "value"}
-        for name, part in names.items():
-            self._metrics[name] = Metric(
-                family,
-                kind,
-                unit,
-                part,
-                removed_in,
-                instead,
-                is_off_by_default=name in (off or ()),
-            )
+            samples = {name: "value"}
+        for sample, part in samples.items():
+            self._metrics[sample] = Metric(name, family.type, family.unit, part, removed_in, instead)
+            if engine is not None:
+                self._emitters.setdefault(sample, set()).add(engine)
+        return list(samples)
+
+
+def unescaped(name: str) -> str:
+    """vllm_x as vllm:x: scrapers that ask for OpenMetrics get the colon as an underscore."""
+    for escaped, plain in _ESCAPED.items():
+        if name.startswith(escaped):
+            return plain + name.removeprefix(escaped)
+    return name
 
 
 def _signal_unit(name: str) -> str:
@@ -147,9 +227,28 @@ def _signal_unit(name: str) -> str:
     return next((unit for suffix, unit in _UNIT_OF_SIGNAL if bare.endswith(suffix)), "")
 
 
-@lru_cache(maxsize=1)
+def load_catalog(added: Sequence[Path] = ()) -> Catalog:
+    """The catalog of the package, and what these files add. Raises BadCatalogError naming file and place."""
+    return _load_catalog(tuple((path, path.stat().st_mtime_ns) for path in added))
+
+
 def builtin_catalog() -> Catalog:
-    """The catalogue that comes with the package. Raises BadRuleError when a file of ours is broken."""
+    """The catalog that comes with the package. Raises BadRuleError when a file of ours is broken."""
+    return load_catalog()
+
+
+@lru_cache(maxsize=8)
+def _load_catalog(added: tuple[tuple[Path, int], ...]) -> Catalog:
+    """`added` with the time of each one's last change: an edited file is read again."""
     groups = load_rule_files([*builtin_signal_files(), *builtin_rule_files()])
     recorded = frozenset(rule.name for group in groups for rule in group.rules if rule.kind == "record")
-    return Catalog(yaml.safe_load(CATALOG_FILE.read_text(encoding="utf-8")), recorded)
+    return Catalog([_read_catalog(path) for path in (CATALOG_FILE, *(path for path, _ in added))], recorded)
+
+
+def _read_catalog(path: Path) -> _CatalogEdge:
+    try:
+        return _CatalogEdge.model_validate(read_yaml(path).content)
+    except BadRuleError as error:
+        raise BadCatalogError(str(error)) from None
+    except ValidationError as error:
+        raise BadCatalogError(f"{shown_path(path)}: {reason_of(error)}") from None

@@ -14,46 +14,48 @@ from typing import Any
 
 import yaml
 
-from alerts.errors import AlertsError, BadRuleError
+from alerts.errors import AlertsError, BadCatalogError, BadRuleError
 from alerts.evaluation.rules import Rule, load_group, load_rule, raw_groups
 from alerts.evaluation.yaml_file import read_yaml, shown_path
-from alerts.review.catalog import builtin_catalog
-from alerts.review.finding import Remark
-from alerts.review.lint_metrics import metric_remarks
-from alerts.review.lint_rule import rule_remarks
-from alerts.review.lint_shapes import shape_remarks
+from alerts.review.catalog import CATALOG_FILE, Catalog, builtin_catalog, load_catalog
+from alerts.review.finding import Finding, Problem
+from alerts.review.lint_metrics import dead_metrics, metric_problems
+from alerts.review.lint_rule import rule_problems
+from alerts.review.lint_shapes import shape_problems
+from alerts.review.lint_signals import (
+    declaration_problems,
+    declared_engines,
+    reads_engine_metrics,
+    signal_problems,
+)
 
 UNREADABLE = "unreadable"
 _LINE = re.compile(r", line (\d+): ")
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One defect; `group` and `rule` are "" when the whole file or group is meant. `line` counts from 1."""
-
-    file: str
-    line: int
-    group: str
-    rule: str
-    severity: str
-    check: str
-    message: str
-    remedy: str
-
-    def __str__(self) -> str:
-        place = ", ".join(part for part in (self.group, self.rule) if part)
-        remedy = f"; {self.remedy}" if self.remedy else ""
-        return f"{self.file}:{self.line}: {place + ': ' if place else ''}{self.severity}: {self.message}{remedy}"
-
-
 def lint_files(paths: Sequence[Path]) -> list[Finding]:
     """All findings of all files, in order of place. A name recorded in one file is known in the others.
 
-    A file that is no YAML or no rule file at all has one finding, whose check is UNREADABLE.
+    A file that is no YAML or no rule file at all has one finding, whose check is UNREADABLE. Metrics of engines that
+    the package does not know come from a `metrics_catalog.yaml` beside a file, or one folder above it.
     """
+    catalog, findings = _catalog_of(paths)
     files = [_read(path) for path in paths]
     recorded = {rule.name for file in files for place in file.places if (rule := place.rule) and rule.kind == "record"}
-    return [finding for file in files for finding in _lint(file, recorded)]
+    return [*findings, *(finding for file in files for finding in _lint(file, catalog, recorded))]
+
+
+def _catalog_of(paths: Sequence[Path]) -> tuple[Catalog, list[Finding]]:
+    folders = dict.fromkeys(folder for path in paths for folder in (path.resolve().parent, path.resolve().parents[1]))
+    added = [file for folder in folders if (file := folder / CATALOG_FILE.name).is_file() and file != CATALOG_FILE]
+    findings = []
+    for file in added:
+        try:
+            load_catalog([file])
+        except BadCatalogError as error:
+            reason = str(error).removeprefix(shown_path(file)).removeprefix(": ")
+            findings.append(Finding(shown_path(file), 1, "", "", "error", UNREADABLE, reason, ""))
+    return (builtin_catalog() if findings else load_catalog(added)), findings
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,31 +73,60 @@ class _File:
     name: str
     places: tuple[_Place, ...]
     findings: tuple[Finding, ...]
+    declared: tuple[int, tuple[str, ...]] | None = None  # line and engines of `# engines:`
 
 
-def _lint(file: _File, recorded: set[str]) -> list[Finding]:
-    catalog = builtin_catalog()
-    found = list(file.findings)
+def _lint(file: _File, catalog: Catalog, recorded: set[str]) -> list[Finding]:
+    found = [*file.findings, *_declaration_findings(file, catalog, recorded)]
+    engines = file.declared[1] if file.declared else ()
+    is_signals = bool(engines) and all(engine in catalog.engines for engine in engines)
     for place in file.places:
         if place.rule is None:
             found.append(Finding(file.name, place.line, place.group, place.name, "error", "syntax", place.error, ""))
             continue
-        remarks = [
-            *metric_remarks(place.rule.query.root, catalog, recorded, is_alert=place.rule.kind == "alert"),
-            *shape_remarks(place.rule, catalog),
-            *rule_remarks(place.rule),
+        root, is_alert = place.rule.query.root, place.rule.kind == "alert"
+        problems = [
+            *(
+                signal_problems(root, catalog, recorded, engines)
+                if is_signals
+                else dead_metrics(root, catalog, recorded)
+            ),
+            *metric_problems(root, catalog, recorded, is_alert=is_alert),
+            *shape_problems(place.rule, catalog),
+            *rule_problems(place.rule),
         ]
-        seen: set[tuple[str, str]] = set()
-        for remark in remarks:
-            if (remark.check, remark.message) not in seen:
-                seen.add((remark.check, remark.message))
-                found.append(_finding(file.name, place, remark))
+        found += [_finding(file.name, place, problem) for problem in dict.fromkeys(problems)]
     return sorted(found, key=lambda finding: finding.line)
 
 
-def _finding(file: str, place: _Place, remark: Remark) -> Finding:
-    line = place.expr_line if remark.is_about_expression else place.line
-    return Finding(file, line, place.group, place.name, remark.severity, remark.check, remark.message, remark.remedy)
+def _declaration_findings(file: _File, catalog: Catalog, recorded: set[str]) -> list[Finding]:
+    if file.declared is not None:
+        line, engines = file.declared
+        return [
+            Finding(file.name, line, "", "", problem.severity, problem.check, problem.message, problem.remedy)
+            for problem in declaration_problems(engines, catalog)
+        ]
+    signals = [
+        place
+        for place in file.places
+        if place.rule is not None
+        and place.rule.kind == "record"
+        and place.rule.name.startswith("llm:")
+        and reads_engine_metrics(place.rule.query.root, recorded)
+    ]
+    if not signals:
+        return []
+    first = signals[0]
+    message = f"records {first.name} from an engine's own metrics, and the file does not say which engine's"
+    remedy = f"write `# engines: NAME` above `groups:`; the catalog knows {', '.join(catalog.engines)}"
+    return [Finding(file.name, first.line, first.group, first.name, "error", "no-engine", message, remedy)]
+
+
+def _finding(file: str, place: _Place, problem: Problem) -> Finding:
+    line = place.expr_line if problem.is_about_expression else place.line
+    return Finding(
+        file, line, place.group, place.name, problem.severity, problem.check, problem.message, problem.remedy
+    )
 
 
 def _read(path: Path) -> _File:
@@ -130,7 +161,7 @@ def _read(path: Path) -> _File:
         labels = group.get("labels") if isinstance(group, dict) and isinstance(group.get("labels"), dict) else {}
         for raw, rule_node in zip(listed, _items(_child(node, "rules")), strict=False):
             places.append(_place(called, raw, labels or {}, rule_node))
-    return _File(name, tuple(places), tuple(findings))
+    return _File(name, tuple(places), tuple(findings), declared_engines(path))
 
 
 def _place(group: str, raw: Any, labels: dict[str, str], node: yaml.Node | None) -> _Place:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from alerts.matcher import Matcher, compile_go
 from alerts.promql.nodes import Binary, Call, Node, Number, RangeSelector, Selector, children
 from alerts.review.catalog import Catalog, Metric, Missing
-from alerts.review.finding import Remark
+from alerts.review.finding import Problem
 from alerts.sample import NAME
 
 _OF_COUNTERS = frozenset({"rate", "increase", "irate"})
@@ -35,14 +35,31 @@ def metric_of(selector: Selector, catalog: Catalog) -> Metric | None:
     return None
 
 
-def metric_remarks(root: Node, catalog: Catalog, recorded: set[str], *, is_alert: bool) -> Iterator[Remark]:
+def metric_problems(root: Node, catalog: Catalog, recorded: set[str], *, is_alert: bool) -> Iterator[Problem]:
     """`recorded`: names that rules under review write themselves."""
     yield from _names(root, catalog, recorded, in_or=False, is_alert=is_alert)
     yield from _raw_counters(root, catalog, is_safe=False)
     yield from _calls(root, catalog)
 
 
-def _names(node: Node, catalog: Catalog, recorded: set[str], *, in_or: bool, is_alert: bool) -> Iterator[Remark]:
+def dead_metrics(node: Node, catalog: Catalog, recorded: set[str]) -> Iterator[Problem]:
+    """Names with an engine's prefix that no version of it emits."""
+    if isinstance(node, Selector):
+        matcher = name_matcher(node)
+        if matcher is not None and matcher.op == "=" and matcher.value not in recorded:
+            found = catalog.find(matcher.value)
+            if isinstance(found, Missing):
+                yield Problem(
+                    "error",
+                    "dead-metric",
+                    f"{matcher.value}: no {found.program} ({found.versions}) emits this, so the rule can never be true",
+                    f"did you mean {found.closest}?" if found.closest else "look the name up: fleetctl alerts coverage",
+                )
+    for child in children(node):
+        yield from dead_metrics(child, catalog, recorded)
+
+
+def _names(node: Node, catalog: Catalog, recorded: set[str], *, in_or: bool, is_alert: bool) -> Iterator[Problem]:
     """A name that is gone is fine as one alternative of several (`new or old`): then it serves older versions."""
     if isinstance(node, Selector):
         yield from _selected(node, catalog, recorded, in_or=in_or, is_alert=is_alert)
@@ -53,34 +70,27 @@ def _names(node: Node, catalog: Catalog, recorded: set[str], *, in_or: bool, is_
 
 def _selected(
     selector: Selector, catalog: Catalog, recorded: set[str], *, in_or: bool, is_alert: bool
-) -> Iterator[Remark]:
+) -> Iterator[Problem]:
     matcher = name_matcher(selector)
     if matcher is None or matcher.op not in ("=", "=~") or matcher.value in recorded:
         return
     if matcher.op == "=~":
         return
     found = catalog.find(matcher.value)
-    if isinstance(found, Missing):
-        remedy = f"did you mean {found.closest}?" if found.closest else "look the name up: fleetctl alerts coverage"
-        yield Remark(
-            "error", "dead-metric",
-            f"{matcher.value}: no {found.engine} ({found.versions}) emits this, so the rule can never be true", remedy,
-        )  # fmt: skip
-        return
-    if found is None:
+    if not isinstance(found, Metric):
         return
     if found.removed_in and not in_or:
         remedy = f"use {found.instead}" if found.instead else "there is no successor"
-        yield Remark("error", "removed-metric", f"{matcher.value}: gone since {found.removed_in}", remedy)
+        yield Problem("error", "removed-metric", f"{matcher.value}: gone since {found.removed_in}", remedy)
     if found.is_escaped:
         plain = matcher.value.replace("_", ":", 1)
-        yield Remark(
+        yield Problem(
             "warning", "escaped-name",
             f"{matcher.value}: the engine says {plain}; only scrapers that ask for OpenMetrics get the underscore",
             f'use {plain}, or {{__name__=~"{plain.replace(":", "[:_]", 1)}"}} for both',
         )  # fmt: skip
     if found.is_off_by_default and is_alert:
-        yield Remark(
+        yield Problem(
             "warning", "off-by-default",
             f"{matcher.value}: not in the exporter's default counter file, so the rule is silent until it is added",
             "add the field to the counter file",
@@ -88,25 +98,25 @@ def _selected(
     yield from _labels(selector, found, catalog)
 
 
-def _labels(selector: Selector, metric: Metric, catalog: Catalog) -> Iterator[Remark]:
+def _labels(selector: Selector, metric: Metric, catalog: Catalog) -> Iterator[Problem]:
     matchers = [matcher for group in selector.groups for matcher in group]
     matcher = name_matcher(selector)
     assert matcher is not None
     wrong = catalog.labels.get(matcher.value, {})
     for each in matchers:
         if each.name in wrong:
-            yield Remark(
+            yield Problem(
                 "error", "wrong-label", f"{matcher.value} has no label {each.name}", f"the label is {wrong[each.name]}"
             )
         if metric.family.startswith("DCGM_") and each.name in ("Hostname", "hostname"):
-            yield Remark(
+            yield Problem(
                 "warning", "renamed-label",
                 f"label {each.name}: dcgm-exporter renamed Hostname to hostname, each version has only one",
                 "use instance or a label of the target",
             )  # fmt: skip
 
 
-def _raw_counters(node: Node, catalog: Catalog, *, is_safe: bool) -> Iterator[Remark]:
+def _raw_counters(node: Node, catalog: Catalog, *, is_safe: bool) -> Iterator[Problem]:
     """Counters whose value since the start of the process is used as if it were a level."""
     if isinstance(node, RangeSelector):
         return  # what is done with a window is judged by the function around it
@@ -131,17 +141,17 @@ def _asks_ever(node: Binary) -> bool:
     return node.op in (">", "!=") and isinstance(node.rhs, Number) and node.rhs.value == 0
 
 
-def _raw(selector: Selector, catalog: Catalog) -> Iterator[Remark]:
+def _raw(selector: Selector, catalog: Catalog) -> Iterator[Problem]:
     matcher = name_matcher(selector)
     metric = metric_of(selector, catalog)
     name = matcher.value if matcher is not None else ""
     if metric is None:
         if matcher is not None and matcher.op == "=" and name.endswith("_total"):
-            yield Remark("warning", "raw-counter", _RAW.format(name=name), f"use rate({name}[5m]) or increase()")
+            yield Problem("warning", "raw-counter", _RAW.format(name=name), f"use rate({name}[5m]) or increase()")
         return
     if metric.is_counter and metric.type != "summary":
         part = {"sum": " and its _count", "count": "", "bucket": ""}.get(metric.part, "")
-        yield Remark(
+        yield Problem(
             "error",
             "raw-counter",
             _RAW.format(name=name),
@@ -152,7 +162,7 @@ def _raw(selector: Selector, catalog: Catalog) -> Iterator[Remark]:
 _RAW = "{name} is a counter: its value since the process started says nothing about now"
 
 
-def _calls(node: Node, catalog: Catalog) -> Iterator[Remark]:
+def _calls(node: Node, catalog: Catalog) -> Iterator[Problem]:
     if isinstance(node, Call) and node.function in _OF_CHANGE and node.args:
         window = node.args[0]
         if isinstance(window, RangeSelector):
@@ -160,7 +170,7 @@ def _calls(node: Node, catalog: Catalog) -> Iterator[Remark]:
     if isinstance(node, Binary) and isinstance(node.lhs, Selector) and isinstance(node.rhs, Number):
         metric = metric_of(node.lhs, catalog)
         if metric is not None and metric.type == "last_code":
-            yield Remark(
+            yield Problem(
                 "error", "xid-level",
                 f"{metric.family} keeps the code of the last XID for ever, so this fires until the exporter restarts",
                 "use DCGM_EXP_XID_ERRORS_COUNT, or the codes that ask for action after a change (signals/dcgm.yaml)",
@@ -169,26 +179,26 @@ def _calls(node: Node, catalog: Catalog) -> Iterator[Remark]:
         yield from _calls(child, catalog)
 
 
-def _windowed(function: str, selector: Selector, catalog: Catalog) -> Iterator[Remark]:
+def _windowed(function: str, selector: Selector, catalog: Catalog) -> Iterator[Problem]:
     metric = metric_of(selector, catalog)
     if metric is None:
         return
     matcher = name_matcher(selector)
     name = matcher.value if matcher is not None else metric.family
     if metric.type == "last_code" and function != "changes":
-        yield Remark(
+        yield Problem(
             "error", "xid-change",
             f"{function}({name}) takes the last XID's code for a count: 13 to 31 counts 18, 79 twice nothing",
             "use DCGM_EXP_XID_ERRORS_COUNT, or changes() with the code",
         )  # fmt: skip
     elif metric.type == "gauge" and function in _OF_COUNTERS:
-        yield Remark(
+        yield Problem(
             "error", "rate-of-gauge",
             f"{function}({name}): this is a gauge, and every fall is taken for a restart",
             "use delta(), deriv() or avg_over_time()",
         )  # fmt: skip
     elif metric.is_counter and function in ("delta", "idelta", "deriv"):
-        yield Remark(
+        yield Problem(
             "warning", "delta-of-counter", f"{function}({name}): this is a counter, and a restart makes it fall",
             "use increase() or rate()",
         )  # fmt: skip

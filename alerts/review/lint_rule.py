@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from alerts.evaluation.rules import AlertingRule, Rule
 from alerts.promql.nodes import Aggregate, Binary, Call, Node, Number, RangeSelector, Selector, Subquery, children
-from alerts.review.finding import Remark
+from alerts.review.finding import Problem
 from alerts.sample import NAME
 
 _LONG_WINDOW_MS = 5 * 60 * 1000
@@ -16,17 +16,17 @@ _LABEL_IN_TEXT = re.compile(r"(?:\$labels|\.Labels)\.(\w+)")
 _COMPARISONS = (">", "<", ">=", "<=", "==", "!=")
 
 
-def rule_remarks(rule: Rule) -> Iterator[Remark]:
+def rule_problems(rule: Rule) -> Iterator[Problem]:
     if not isinstance(rule, AlertingRule):
         return
     root = rule.query.root
     if rule.for_s == 0 and rule.keep_firing_for_s == 0 and not _holds_by_itself(root):
-        yield Remark(
+        yield Problem(
             "warning", "no-for", "fires on a single evaluation: one bad scrape is a page",
             "add `for:`, as long as the condition must hold before someone acts", is_about_expression=False,
         )  # fmt: skip
     if isinstance(root, Binary) and root.returns_bool:
-        yield Remark(
+        yield Problem(
             "error", "always-true", "`bool` gives 0 or 1 for every series, and an alert fires on any value",
             "leave `bool` out",
         )  # fmt: skip
@@ -76,17 +76,17 @@ _KV = (
 _UTIL = ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_GPU_UTIL_RATIO", "nv_gpu_utilization", "llm:gpu_utilization_ratio")
 
 
-def _not_worth_a_page(root: Node) -> Iterator[Remark]:
+def _not_worth_a_page(root: Node) -> Iterator[Problem]:
     if not isinstance(root, Binary) or root.op not in (">", ">="):
         return
     selectors = list(_selectors(root.lhs))
     if selectors and all(_reads(selector, *_UTIL) for selector in selectors):
-        yield Remark(
+        yield Problem(
             "warning", "busy-is-healthy", "pages for a busy GPU: a healthy serving GPU is near full utilization",
             "page for what users feel, such as time to first token",
         )  # fmt: skip
     if selectors and all(_reads(selector, *_KV) for selector in selectors):
-        yield Remark(
+        yield Problem(
             "warning", "full-is-normal", "pages for a full KV cache alone, which is normal under load",
             "add `and` requests that wait for capacity, or preemptions",
         )  # fmt: skip
@@ -132,14 +132,14 @@ def output_labels(node: Node) -> tuple[str, ...] | None:
             return None
 
 
-def _texts(rule: AlertingRule) -> Iterator[Remark]:
+def _texts(rule: AlertingRule) -> Iterator[Problem]:
     labels = output_labels(rule.query.root)
     if labels is None:
         return
     known = {*labels, *(name for name, _ in rule.labels), "alertname"}
     used = {name for _, template in (*rule.annotations, *rule.labels) for name in _LABEL_IN_TEXT.findall(template.text)}
     for name in sorted(used - known):
-        yield Remark(
+        yield Problem(
             "warning", "lost-label", f"the texts name $labels.{name}, which is aggregated away: it is empty",
             f"add {name} to `by (...)`", is_about_expression=False,
         )  # fmt: skip

@@ -18,7 +18,7 @@ from alerts.promql.nodes import (
     children,
 )
 from alerts.review.catalog import Catalog
-from alerts.review.finding import Remark
+from alerts.review.finding import Problem
 from alerts.review.lint_metrics import metric_of
 from alerts.review.lint_rule import output_labels
 
@@ -30,11 +30,11 @@ _TAIL = 0.9
 _SENTINEL = 1e15
 
 
-def shape_remarks(rule: Rule, catalog: Catalog) -> Iterator[Remark]:
+def shape_problems(rule: Rule, catalog: Catalog) -> Iterator[Problem]:
     yield from _walk(rule.query.root, catalog)
 
 
-def _walk(node: Node, catalog: Catalog) -> Iterator[Remark]:
+def _walk(node: Node, catalog: Catalog) -> Iterator[Problem]:
     match node:
         case Binary():
             yield from _binary(node, catalog)
@@ -113,7 +113,7 @@ def _mean_unit(node: Binary, catalog: Catalog) -> str:
     return top.unit if has_count else ""
 
 
-def _binary(node: Binary, catalog: Catalog) -> Iterator[Remark]:
+def _binary(node: Binary, catalog: Catalog) -> Iterator[Problem]:
     if node.op in _COMPARISONS and isinstance(node.rhs, Number):
         yield from _threshold(node.lhs, node.op, node.rhs.value, catalog)
     if node.matching is not None and node.matching.on:
@@ -121,7 +121,7 @@ def _binary(node: Binary, catalog: Catalog) -> Iterator[Remark]:
             labels = output_labels(other)
             missing = [] if labels is None else [name for name in node.matching.labels if name not in labels]
             if missing:
-                yield Remark(
+                yield Problem(
                     "error", "aggregated-away",
                     f"matches on {', '.join(missing)}, which the {side} side has aggregated away",
                     f"add {', '.join(missing)} to its `by (...)`",
@@ -130,7 +130,7 @@ def _binary(node: Binary, catalog: Catalog) -> Iterator[Remark]:
         yield from _lifetime_mean(node, catalog)
 
 
-def _lifetime_mean(node: Binary, catalog: Catalog) -> Iterator[Remark]:
+def _lifetime_mean(node: Binary, catalog: Catalog) -> Iterator[Problem]:
     def bare(side: Node) -> Selector | None:
         while isinstance(side, Aggregate):
             side = side.expr
@@ -141,91 +141,93 @@ def _lifetime_mean(node: Binary, catalog: Catalog) -> Iterator[Remark]:
         return
     above, below = metric_of(top, catalog), metric_of(bottom, catalog)
     if above is not None and below is not None and above.is_counter and below.is_counter:
-        yield Remark(
+        yield Problem(
             "error", "lifetime-mean",
             f"{above.family}: a ratio of counters is the mean since the process started, in which a bad hour drowns",
             "divide rate() by rate()",
         )  # fmt: skip
 
 
-def _threshold(lhs: Node, op: str, limit: float, catalog: Catalog) -> Iterator[Remark]:
+def _threshold(lhs: Node, op: str, limit: float, catalog: Catalog) -> Iterator[Problem]:
     unit = unit_of(lhs, catalog)
     if limit >= _SENTINEL:
         return  # `< 1e18` sorts out an exporter's "no value"
     never = "can never be true" if op in (">", ">=", "==") else "is always true"
     if unit == "ratio" and limit > _MORE_THAN_FULL:
-        yield Remark(
+        yield Problem(
             "error",
             "ratio-as-percent",
             f"a ratio (0 to 1) compared with {limit:g} {never}",
             f"compare with {limit / 100:g}",
         )
     elif unit == "percent" and 0 < limit <= 1:
-        yield Remark(
+        yield Problem(
             "error", "percent-as-ratio", f"percent (0 to 100) compared with {limit:g}: true at almost any load",
             f"compare with {limit * 100:g}",
         )  # fmt: skip
     elif unit == "seconds" and limit >= _LONG_S and op in (">", ">="):
-        yield Remark(
+        yield Problem(
             "error", "seconds-as-milliseconds", f"seconds compared with {limit:g}: that is {limit / 60:.0f} minutes",
             f"compare with {limit / 1000:g}",
         )  # fmt: skip
     elif unit in ("milliseconds", "microseconds") and 0 < limit < 30:
-        yield Remark(
+        yield Problem(
             "warning", "milliseconds-as-seconds", f"{unit} compared with {limit:g}: true for every request",
             f"compare with {limit * (1e3 if unit == 'milliseconds' else 1e6):g} if seconds were meant",
         )  # fmt: skip
     elif unit == "bits":
-        yield Remark(
+        yield Problem(
             "error", "bits-as-level", f"a mask of bits compared with {limit:g}: idle and power cap are bits too",
             "test one bit: `x % 128 >= 64` is hardware thermal slowdown",
         )  # fmt: skip
     elif unit == "mebibytes" and limit >= 1e8:
-        yield Remark("error", "mebibytes-as-bytes", f"MiB compared with {limit:g}", f"compare with {limit / 1048576:g}")
+        yield Problem(
+            "error", "mebibytes-as-bytes", f"MiB compared with {limit:g}", f"compare with {limit / 1048576:g}"
+        )
 
 
-def _quantile(node: Call, catalog: Catalog) -> Iterator[Remark]:
+def _quantile(node: Call, catalog: Catalog) -> Iterator[Problem]:
     q, inner = node.args[0], node.args[1]
     if isinstance(q, Number) and not 0 <= q.value <= 1:
-        yield Remark("error", "quantile-range", f"quantile {q.value:g} is outside 0 to 1", f"use {q.value / 100:g}")
+        yield Problem("error", "quantile-range", f"quantile {q.value:g} is outside 0 to 1", f"use {q.value / 100:g}")
     labels = output_labels(inner)
     if labels is not None and "le" not in labels:
-        yield Remark(
+        yield Problem(
             "error",
             "no-le",
             "histogram_quantile() of a sum without `le`: there is no histogram left",
             "add le to `by (...)`",
         )
     elif not _aggregates(inner):
-        yield Remark(
+        yield Problem(
             "warning", "quantile-per-series", "one quantile for each series: every replica and rank fires by itself",
             "use histogram_quantile(q, sum by (le, ...) (rate(x_bucket[5m])))",
         )  # fmt: skip
     if isinstance(inner, Aggregate) and inner.without and "le" in inner.labels:
-        yield Remark("error", "no-le", "histogram_quantile() of a sum `without (le)`", "keep le")
+        yield Problem("error", "no-le", "histogram_quantile() of a sum `without (le)`", "keep le")
     if isinstance(inner, Aggregate) and inner.op != "sum":
-        yield Remark(
+        yield Problem(
             "warning", "quantile-of-averages", f"the {inner.op} of buckets is no histogram", "use sum by (le, ...)"
         )
     for selector in _selectors(inner):
         metric = metric_of(selector, catalog)
         if metric is not None and metric.part not in ("bucket", "rated_bucket"):
-            yield Remark(
+            yield Problem(
                 "error", "no-le", f"histogram_quantile() of {metric.family}, which is no series of buckets",
                 "read the series that ends in _bucket",
             )  # fmt: skip
 
 
-def _aggregate(node: Aggregate, catalog: Catalog) -> Iterator[Remark]:
+def _aggregate(node: Aggregate, catalog: Catalog) -> Iterator[Problem]:
     inner = node.expr
     if node.op == "avg" and isinstance(inner, Call) and inner.function == "histogram_quantile":
-        yield Remark(
+        yield Problem(
             "warning", "quantile-of-averages", "an average of quantiles is no quantile of anything",
             "sum the buckets first: histogram_quantile(q, sum by (le) (rate(x_bucket[5m])))",
         )  # fmt: skip
     is_tail = node.op == "quantile" and isinstance(node.param, Number) and node.param.value >= _TAIL
     if is_tail and isinstance(inner, Binary) and _mean_unit(inner, catalog):
-        yield Remark(
+        yield Problem(
             "warning", "quantile-of-averages", "a high quantile of means hides the slow requests in each mean",
             "use histogram_quantile() of the buckets",
         )  # fmt: skip

@@ -127,16 +127,16 @@ def register(app: typer.Typer) -> None:
     @alerts.command()
     def coverage(output: OutputOption = Output.table) -> None:
         """Which signal each engine can tell. What it cannot tell is absent, never zero."""
-        from alerts.review.coverage import ENGINES
         from alerts.review.coverage import coverage as covered
+        from alerts.review.coverage import covered_engines
 
-        rows = reading(covered)
+        rows, engines = reading(covered), reading(covered_engines)
         if output in (Output.json, Output.yaml):
-            print_data([{"signal": row.signal, **{e: e in row.engines for e in ENGINES}} for row in rows], output)
+            print_data([{"signal": row.signal, **{e: e in row.engines for e in engines}} for row in rows], output)
             return
         print_table(
-            ["signal", *ENGINES],
-            [[row.signal, *("yes" if engine in row.engines else "-" for engine in ENGINES)] for row in rows],
+            ["signal", *engines],
+            [[row.signal, *("yes" if engine in row.engines else "-" for engine in engines)] for row in rows],
             empty="no signals",
         )
 

@@ -11,12 +11,13 @@ from alerts.evaluation.engine import RuleEngine
 from alerts.evaluation.rules import load_rule_files
 from alerts.promql import evaluate
 from alerts.promql.nodes import metric_names
-from alerts.review.catalog import builtin_catalog
+from alerts.review.catalog import Metric, builtin_catalog
 from alerts.sample import NAME
 from alerts.series.store import SeriesStore
 from engine.gpu.reading import GpuReading, GpuSnapshot, GpuState
 from engine.gpu.series import COUNTERS, GAUGES, GpuCollector
 from engine.node.metrics import NodeMetrics
+from fleetctl.gateway.metrics import GatewayMetrics
 from tests.fixtures import DATA
 
 VLLM = DATA / "metrics" / "vllm_v1_full_qwen25_0.5b_2026-03.prom"
@@ -102,9 +103,23 @@ def test_golden_prompt_and_block_check_of_our_engine_are_both_its_output() -> No
         assert [sample.value for sample in evaluate("llm:output_ok", store, 1.0)] == wanted, (golden, integrity)
 
 
-def test_catalogue_knows_which_of_dcgms_names_our_node_uses() -> None:
-    names = {name for name, _ in (*GAUGES.values(), *COUNTERS.values()) if name.startswith("DCGM_")}
-    assert builtin_catalog().read_by_node == names | {"DCGM_FI_DEV_XID_ERRORS"}
+def test_catalog_names_what_our_node_and_gateway_emit() -> None:
+    registry = NodeMetrics(model_name="m", max_model_len=4096).registry
+    readings = {name for name, _ in (*GAUGES.values(), *COUNTERS.values())} | {"DCGM_FI_DEV_XID_ERRORS"}
+    node = {f"{family.name}_total" if family.type == "counter" else family.name for family in registry.collect()}
+    silent = {"vllm:num_requests_waiting_by_reason"}  # declared, but no reason is ever counted
+    catalog = builtin_catalog()
+    known = set(catalog.emitted_by(["fleetctl"]))
+    families = known | {metric.family for name in known if isinstance(metric := catalog.find(name), Metric)}
+    assert (node | readings) - silent <= families
+    assert {name for name in known if name.startswith(("vllm:", "DCGM_"))} <= {
+        *readings, *(f"{name}{part}" for name in node - silent for part in ("", "_bucket", "_sum", "_count")),
+    }  # fmt: skip
+    gateway = {
+        f"{one.name}_total" if one.type == "counter" else one.name for one in GatewayMetrics().registry.collect()
+    }
+    known = set(catalog.emitted_by(["gateway"]))
+    assert gateway <= known | {name.removesuffix("_bucket") for name in known}
 
 
 def test_no_two_rules_write_the_same_series() -> None:
