@@ -36,13 +36,13 @@ test-gpu: setup-dev ## Run the tests that need a CUDA GPU
 bench-kernels: setup ## Kernels against this GPU's measured roofline
 	$(BIN)/python -m kernels.bench $(BENCH_ARGS)
 
-bench-engine: setup-dev ## Measure our node and installed peers beside this machine's floor (BENCH_ARGS=--quick)
+bench-engine: setup-dev ## Measure our node and installed peers beside this machine's roofline (BENCH_ARGS=--quick)
 	$(BIN)/python -m engine.bench $(BENCH_ARGS)
 
 bench-signals: setup-dev debs ## CPU, memory and rule time of our signals beside a real Prometheus (BENCH_ARGS="--nodes 100")
 	$(BIN)/python -m fleetctl.bench $(BENCH_ARGS)
 
-soak-node: setup ## Mixed traffic and troubles against a real node for 30 minutes (SOAK_ARGS="--minutes 1")
+soak-node: setup ## Mixed traffic and disturbances against a real node for 30 minutes (SOAK_ARGS="--minutes 1")
 	@$(BIN)/python -m engine.soak $(SOAK_ARGS)
 
 check: setup-dev ## Format, lint, types, imports

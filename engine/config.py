@@ -71,10 +71,12 @@ class NodeConfig:
 
     @property
     def model_name(self) -> str:
+        """The first served name: in answers and metrics."""
         return self.served_model_names[0]
 
 
 def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `serve`, in groups; `config_from_args` reads them."""
     model = parser.add_argument_group("model")
     model.add_argument("--model", metavar="DIR", required=True, help="directory in Hugging Face's layout")
     model.add_argument("--served-model-name", metavar="NAME", nargs="+", help="names in the API; default: DIR's name")

@@ -15,9 +15,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.bench.contest import PEERS, Contest, ContestPlan
-from engine.bench.drive import AnswerError
-from engine.bench.model import bench_model
+from engine.bench.bench_model import bench_model
+from engine.bench.comparison import PEERS, Comparison, ComparisonPlan
+from engine.bench.http_load import IncompleteAnswerError
 from engine.bench.report import describe_machine, render
 from engine.bench.servers import ServerError
 from engine.bench.workload import make_workload
@@ -27,29 +27,30 @@ DTYPES = ("bfloat16", "float32")
 CONCURRENCIES = (1, 8, 32)
 QUICK_REQUESTS = 8
 QUICK_OUTPUT_TOKENS = 48
-# Five engines, two number types and three concurrencies then take less than 40 minutes, also on slow machines.
+# Five engines, two dtypes and three concurrencies then take less than 40 minutes, also on slow machines.
 LIMIT_S = 50.0
 STARTED_AT = time.monotonic()
 
 
 def main(argv: Sequence[str]) -> int:
+    """Compare the engines that the arguments name; returns the exit code."""
     args = _parser().parse_args(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are stopped on the way out
     state = Path(os.environ.get("FLEETCTL_STATE_DIR") or ".fleetctl")
     target = Path(args.output or state / "bench" / "engine.md")
     spin_little()
-    contest = Contest(_plan(args, bench_model(Path(args.cache or state / "cache" / "bench"))), _say)
+    comparison = Comparison(_plan(args, bench_model(Path(args.cache or state / "cache" / "bench"))), _say)
     code, note = 0, ""
     try:
-        for _row in contest.run():
-            _write(target, _table(contest, "This run is not finished."))
-    except (AnswerError, ServerError) as error:
+        for _row in comparison.measure_rows():
+            _write(target, _table(comparison, "This run is not finished."))
+    except (IncompleteAnswerError, ServerError) as error:
         code, note = 1, f"Our own node failed: {str(error).splitlines()[0]}"
         _say(f"error: {error}")
     except (KeyboardInterrupt, SystemExit) as stop:
         code = stop.code if isinstance(stop, SystemExit) and isinstance(stop.code, int) else 130
         note = "This run was interrupted."
-    table = _table(contest, note)
+    table = _table(comparison, note)
     _write(target, table)
     sys.stdout.write(table)
     _say(f"written to {target}")
@@ -79,13 +80,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _plan(args: argparse.Namespace, model: Path) -> ContestPlan:
+def _plan(args: argparse.Namespace, model: Path) -> ComparisonPlan:
     num_requests, output_tokens = args.requests, args.max_output_tokens
     if args.quick:
         num_requests = max(QUICK_REQUESTS, min(max(args.concurrency), num_requests))
         output_tokens = min(QUICK_OUTPUT_TOKENS, output_tokens)
     peers = (() if args.quick else PEERS) if args.peers is None else tuple(args.peers)
-    return ContestPlan(
+    return ComparisonPlan(
         model=model,
         requests=make_workload(num_requests, max_output_tokens=output_tokens),
         concurrencies=tuple(args.concurrency),
@@ -96,14 +97,16 @@ def _plan(args: argparse.Namespace, model: Path) -> ContestPlan:
     )
 
 
-def _table(contest: Contest, note: str) -> str:
-    plan = contest.plan
-    floors = {(d, c): contest.floor_tokens_per_s(d, c) for d in contest.machines for c in plan.concurrencies}
+def _table(comparison: Comparison, note: str) -> str:
+    plan = comparison.plan
+    rooflines = {
+        (d, c): comparison.roofline_tokens_per_s(d, c) for d in comparison.machines for c in plan.concurrencies
+    }
     return render(
-        contest.rows,
-        floors,
-        contest.left_out,
-        describe_machine(contest.machines),
+        comparison.rows,
+        rooflines,
+        comparison.left_out,
+        describe_machine(comparison.machines),
         num_requests=len(plan.requests),
         limit_s=plan.limit_s,
         note=note,

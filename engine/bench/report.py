@@ -1,4 +1,4 @@
-"""The table: one row for each engine, number type and concurrency, with date, hardware and versions."""
+"""The table: one row for each engine, dtype and concurrency, with date, hardware and versions."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from engine.bench.floor import Machine
-from engine.bench.measure import SLO_ITL_S, SLO_TTFT_S, Figures
+from engine.bench.figures import SLO_ITL_S, SLO_TTFT_S, Figures
+from engine.bench.roofline import MachineRates
 
 HEADER = (
-    "| engine | dtype | at once | requests | output tokens/s | of floor | TTFT p50 / p95 ms | ITL p50 / p95 / p99 ms "
-    "| goodput req/s | within SLO |\n|---|---|---|---|---|---|---|---|---|---|\n"
+    "| engine | dtype | at once | requests | output tokens/s | of roofline | TTFT p50 / p95 ms "
+    "| ITL p50 / p95 / p99 ms | goodput req/s | within SLO |\n|---|---|---|---|---|---|---|---|---|---|\n"
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ReportRow:
     """One engine at one concurrency: its figures, or why there are none."""
 
     engine: str
@@ -28,12 +28,12 @@ class Row:
     dtype: str
     concurrency: int
     figures: Figures | str
-    floor_tokens_per_s: float | None = None  # for the requests that were answered
+    roofline_tokens_per_s: float | None = None  # for the requests that were answered
 
 
 def render(
-    rows: Sequence[Row],
-    floors: Mapping[tuple[str, int], float],
+    rows: Sequence[ReportRow],
+    rooflines: Mapping[tuple[str, int], float],
     left_out: Sequence[str],
     machine: str,
     *,
@@ -41,7 +41,7 @@ def render(
     limit_s: float,
     note: str = "",
 ) -> str:
-    """Markdown. Unknown figures are a dash. `floors`: for all requests, by number type and concurrency."""
+    """Markdown. Unknown figures are a dash. `rooflines`: for all requests, by dtype and concurrency."""
     lines = [machine, ""]
     versions = sorted({f"{row.engine} {row.version}" for row in rows if row.version})
     lines.append(f"Versions: {', '.join(versions) or 'none'}; torch {version('torch')}.")
@@ -51,15 +51,16 @@ def render(
     )
     lines += ["", HEADER.rstrip()]
     lines += [_line(row, num_requests) for row in rows]
-    floor_text = "; ".join(f"{dtype} x{c}: {value:.0f}" for (dtype, c), value in floors.items())
-    lines += ["", f"Floor of all {num_requests} requests, output tokens/s: {floor_text or 'not measured'}."]
+    roofline_text = "; ".join(f"{dtype} x{c}: {value:.0f}" for (dtype, c), value in rooflines.items())
+    lines += ["", f"Roofline of all {num_requests} requests, output tokens/s: {roofline_text or 'not measured'}."]
     lines += [f"Left out: {why}." for why in left_out]
     if note:
         lines += ["", f"**{note}**"]
     return "\n".join(lines) + "\n"
 
 
-def describe_machine(machines: Mapping[str, Machine]) -> str:
+def describe_machine(machines: Mapping[str, MachineRates]) -> str:
+    """Date, CPU, threads, load and measured rates, in one line."""
     measured = "; ".join(
         f"{dtype} GEMM {m.gemm_flops_per_s / 1e9:.0f} GFLOP/s, memory read {m.read_bytes_per_s / 1e9:.1f} GB/s"
         for dtype, m in machines.items()
@@ -73,13 +74,13 @@ def describe_machine(machines: Mapping[str, Machine]) -> str:
     )
 
 
-def _line(row: Row, num_requests: int) -> str:
+def _line(row: ReportRow, num_requests: int) -> str:
     start = f"| {row.engine} | {row.dtype} | {row.concurrency} "
     f = row.figures
     if isinstance(f, str):
         return f"{start}| not measured: {f.replace('|', '/')} | - | - | - | - | - | - |"
-    floor = row.floor_tokens_per_s
-    share = "-" if not floor else f"{f.output_tokens_per_s / floor:.0%}"
+    roofline = row.roofline_tokens_per_s
+    share = "-" if not roofline else f"{f.output_tokens_per_s / roofline:.0%}"
     count = str(num_requests) if f.num_requests == num_requests else f"{f.num_requests} of {num_requests}"
     return (
         f"{start}| {count} | {f.output_tokens_per_s:.1f} | {share} "

@@ -30,6 +30,8 @@ class ServerError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Server:
+    """How an engine's server is started, and where it says that it is ready."""
+
     name: str
     version: str
     command: tuple[str, ...]  # {port} is filled in
@@ -38,6 +40,7 @@ class Server:
 
 
 def our_node(model: Path, dtype: str, num_threads: int | None, version: str) -> Server:
+    """Our own node, started as its users start it."""
     command = [sys.executable, "-m", "engine", "serve", "--model", str(model), "--served-model-name", MODEL_NAME]
     command += ["--dtype", dtype, "--port", "{port}", "--max-num-seqs", "32", "--log-level", "WARNING"]
     if num_threads is not None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.bench.measure import Answer
+from engine.bench.figures import RequestTiming
 from engine.bench.workload import BenchRequest
 
 # By itself continuous batching takes 60 % of the memory for its cache and a mask that grows with it: more than this
@@ -22,7 +22,9 @@ STOP_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class PeerResult:
-    answers: list[Answer]  # of requests that got all their tokens
+    """What one method generated within the time limit."""
+
+    answers: list[RequestTiming]  # of requests that got all their tokens
     cut_tokens: int  # of those that the limit cut off
     seconds: float
 
@@ -57,7 +59,7 @@ def answer_static(model: Any, requests: Sequence[BenchRequest], concurrency: int
     """A batch runs until its longest answer ends; of the others only what was asked for counts."""
     import torch
 
-    answers: list[Answer] = []
+    answers: list[RequestTiming] = []
     cut_tokens = 0
     started = time.perf_counter()
     for first in range(0, len(requests), concurrency):
@@ -88,7 +90,7 @@ def answer_static(model: Any, requests: Sequence[BenchRequest], concurrency: int
             raise RuntimeError(f"generate ended after {len(times)} tokens, {wanted} were asked for")
         for request in batch:
             if len(times) >= request.output_tokens:
-                answers.append(Answer(sent_at, tuple(times[: request.output_tokens]), request.output_tokens))
+                answers.append(RequestTiming(sent_at, tuple(times[: request.output_tokens]), request.output_tokens))
             else:
                 cut_tokens += len(times)
         if is_cut:
@@ -116,7 +118,7 @@ def answer_continuous(manager: Any, requests: Sequence[BenchRequest], concurrenc
     """Sends the next request when one ends, as the clients of the servers do."""
     waiting = iter(requests)
     in_flight: dict[str, tuple[float, BenchRequest]] = {}
-    answers: list[Answer] = []
+    answers: list[RequestTiming] = []
     started = time.perf_counter()
 
     def send() -> None:
@@ -143,7 +145,7 @@ def answer_continuous(manager: Any, requests: Sequence[BenchRequest], concurrenc
         num_tokens = len(output.generated_tokens)
         if output.error is not None or num_tokens != request.output_tokens:
             raise RuntimeError(f"continuous batching gave {num_tokens}/{request.output_tokens} tokens: {output.error}")
-        answers.append(Answer(sent_at, tuple(output.timestamps), request.output_tokens))
+        answers.append(RequestTiming(sent_at, tuple(output.timestamps), request.output_tokens))
         send()
     seconds = time.perf_counter() - started
     return PeerResult(answers, _cut(manager, len(in_flight)), seconds)

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 
-from engine.bench.measure import Answer, Figures, figures_of
+from engine.bench.figures import Figures, RequestTiming, figures_of
 from engine.bench.workload import BenchRequest
 
 METHODS = ("generate", "continuous")
@@ -66,11 +66,12 @@ def run_transformers(
         said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         raise PeerError(f"{said[-1] if said else 'it said nothing'} (code {done.returncode})"[-300:])
     result = json.loads(done.stdout.splitlines()[-1])
-    answers = [Answer(a["sent_at"], tuple(a["chunk_times"]), a["output_tokens"]) for a in result["answers"]]
+    answers = [RequestTiming(a["sent_at"], tuple(a["chunk_times"]), a["output_tokens"]) for a in result["answers"]]
     return figures_of(answers, result["seconds"], cut_tokens=result["cut_tokens"])
 
 
 def main() -> int:
+    """The peer's process: reads a job from stdin, writes its result to stdout as JSON."""
     from engine.bench.transformers_methods import answer_requests
 
     task = json.loads(sys.stdin.read())

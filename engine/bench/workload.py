@@ -5,13 +5,15 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from engine.bench.model import FIRST_WORD_ID, VOCAB_SIZE
+from engine.bench.bench_model import FIRST_WORD_ID, VOCAB_SIZE
 
 PREFIX_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
+    """One prompt in token ids, and how long its answer is."""
+
     prompt: tuple[int, ...]
     output_tokens: int  # exactly as many are generated
     has_prefix: bool

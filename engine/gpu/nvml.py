@@ -197,6 +197,7 @@ class NvmlReader:
 
     @property
     def is_open(self) -> bool:
+        """Whether the driver library is initialised."""
         return self._problem is None
 
     def open(self) -> None:
@@ -262,6 +263,7 @@ class NvmlReader:
         return True
 
     def close(self) -> None:
+        """Shut the driver library down."""
         if self._problem is None:
             self._problem, self._cards, self._events = (GpuState.STARTING, "closed"), [], None
             pynvml.nvmlShutdown()

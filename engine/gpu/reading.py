@@ -62,6 +62,7 @@ _XIDS = {
 
 
 def class_of_xid(xid: int) -> XidClass:
+    """What an XID asks for; OTHER for those that are not listed."""
     return next((kind for kind, xids in _XIDS.items() if xid in xids), XidClass.OTHER)
 
 

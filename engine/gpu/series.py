@@ -67,6 +67,7 @@ class GpuCollector(Collector):
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
+        """The series of the last snapshot. Called at each scrape; never waits for the driver."""
         now = time.monotonic()
         snapshot = self._snapshot(now)
         state = GaugeMetricFamily("engine_gpu_state", "1 for the state of the GPU telemetry.", labels=("state",))

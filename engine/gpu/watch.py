@@ -28,6 +28,7 @@ class GpuWatch:
         self._thread = threading.Thread(target=self._run, name="gpu-watch", daemon=True)
 
     def start(self) -> None:
+        """Start the thread that reads."""
         self._thread.start()
 
     def stop(self, within_s: float = 2.0) -> None:

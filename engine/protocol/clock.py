@@ -9,18 +9,22 @@ from typing import Protocol
 class MonotonicClock(Protocol):
     """Monotonic seconds."""
 
-    def now(self) -> float: ...
+    def now(self) -> float:
+        """Seconds since an arbitrary start."""
 
-    def sleep(self, seconds: float) -> None: ...
+    def sleep(self, seconds: float) -> None:
+        """Return `seconds` later."""
 
 
 class SystemMonotonicClock:
     """`time.monotonic`, which on Linux is one clock for all processes of a machine."""
 
     def now(self) -> float:
+        """Seconds of CLOCK_MONOTONIC."""
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
+        """Block the calling thread."""
         time.sleep(seconds)
 
 
@@ -31,7 +35,9 @@ class ManualClock:
         self._now = start
 
     def now(self) -> float:
+        """Where the hand stands."""
         return self._now
 
     def sleep(self, seconds: float) -> None:
+        """Move the hand on by `seconds`."""
         self._now += seconds

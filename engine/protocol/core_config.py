@@ -34,6 +34,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     log_level: str = "INFO"
 
     def to_json(self) -> str:
+        """For the core's command line; `read_config` reads it back."""
         return msgspec.json.encode(self).decode()
 
 

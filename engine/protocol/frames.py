@@ -99,6 +99,7 @@ class FrameSocket(Generic[Received]):
         return self._decoder.decode(body)
 
     def close(self) -> None:
+        """Close the socket; a receiver in another thread then sees the end of the stream."""
         self._socket.close()
 
     def _read_exactly(self, count: int) -> bytes | None:
@@ -165,6 +166,7 @@ class FrameStream(Generic[Received]):
 
     @property
     def is_closing(self) -> bool:
+        """Whether the connection was closed here or by the other side."""
         return self._writer.is_closing()
 
     def send(self, message: object) -> None:

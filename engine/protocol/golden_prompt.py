@@ -99,4 +99,5 @@ class GoldenAnswerFile:
 
 
 def key_of(revision: str | None, dtype: str, device: str) -> str:
+    """The key of an answer in the file: what the answer depends on."""
     return f"{revision or 'none'}/{dtype}/{device}"

@@ -22,6 +22,8 @@ _TRIES = 8
 
 
 class CoreState(IntEnum):
+    """What the core process is doing."""
+
     STARTING = 0  # nothing was written yet
     IDLE = 1  # no requests; looks at its inbox about once a second
     BETWEEN_STEPS = 2
@@ -76,6 +78,7 @@ class HeartbeatPage:
         return cls(memory)
 
     def write(self, heartbeat: Heartbeat) -> None:
+        """Replace the page's heartbeat. One process may write."""
         self._count += 1
         _COUNT.pack_into(self._memory, _BEGUN_AT, self._count)
         _FIELDS.pack_into(

@@ -22,6 +22,7 @@ class OutputLengthForecast:
 
     @property
     def mean_tokens(self) -> float | None:
+        """EWMA of output lengths; None before the first request finished."""
         return self._tokens / self._weight if self._weight else None
 
     def remaining_tokens(self, num_output_tokens: int, max_tokens: int, at_least: int) -> int:

@@ -1,4 +1,4 @@
-"""`python -m engine.soak`: mixed traffic and troubles against a real node, which must be left as it was.
+"""`python -m engine.soak`: mixed traffic and disturbances against a real node, which must be left as it was.
 
 Exit codes: 0 nothing leaked and every request has one end, 1 something did or has not (the report says what),
 2 bad arguments, 130 and 143 interrupted.
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from engine.model.make import make_model
 from engine.soak.node_process import NodeError, NodeProcess
-from engine.soak.show import make_teller, render, report_of
+from engine.soak.report import progress_reporter, render, report_of
 from engine.soak.soak import Soak, SoakPlan, SoakResult
 
 SHORTEST_ROUND_S = 4.0
@@ -26,6 +26,7 @@ LONGEST_ROUND_S = 30.0
 
 
 def main(argv: Sequence[str]) -> int:
+    """Soak one node as the arguments say; returns the exit code."""
     args = _parser().parse_args(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the node is stopped on the way out
     seconds = args.minutes * 60
@@ -34,17 +35,17 @@ def main(argv: Sequence[str]) -> int:
         directory = Path(scratch)
         model = Path(args.model) if args.model else make_model(directory / "model")
         try:
-            with NodeProcess(model, directory, args.runner) as node, make_teller() as tell:
+            with NodeProcess(model, directory, args.runner) as node, progress_reporter() as report_progress:
                 node.wait_ready()
-                soak = Soak(node, plan, tell)
-                result = asyncio.run(soak.run())
+                soak = Soak(node, plan, report_progress)
+                result = asyncio.run(soak.run_soak())
         except NodeError as error:
             result, soak = SoakResult(problems=[str(error)]), None
         except KeyboardInterrupt:
             return 130
         if args.keep_log:
             Path(args.keep_log).write_bytes((directory / "node.log").read_bytes())
-    report = report_of(result, None if soak is None else soak.books, plan)
+    report = report_of(result, None if soak is None else soak.accounting, plan)
     sys.stdout.write(json.dumps(report, indent=2) + "\n" if args.output == "json" else render(report))
     return 1 if result.problems else 0
 
@@ -52,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m engine.soak", description=__doc__)
     parser.add_argument("--minutes", type=_minutes, default=30.0, metavar="N", help="%(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="of requests and troubles (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of requests and disturbances (%(default)s)")
     parser.add_argument("--runner", default="fake", choices=("fake", "torch"), help="%(default)s")
     parser.add_argument("--model", metavar="DIR", help="default: a small one is made")
     parser.add_argument("-o", "--output", default="text", choices=("text", "json"), help="of the report (%(default)s)")

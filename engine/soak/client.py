@@ -41,6 +41,7 @@ class Client:
         self._session = aiohttp.ClientSession(url, timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
 
     async def close(self) -> None:
+        """Close all connections."""
         await self._session.close()
 
     async def send(self, request: SoakRequest, request_id: str) -> Outcome:
@@ -65,7 +66,7 @@ class Client:
                 return await self._read_stream(request, request_id, answer)
             return _whole(request.kind, request_id, answer.status, await answer.read(), answer.headers)
 
-    async def carry_on(self, outcome: Outcome) -> Outcome:
+    async def continue_handoff(self, outcome: Outcome) -> Outcome:
         """Continues a request that the node handed off, on the same node. Raises aiohttp.ClientError."""
         assert outcome.handoff is not None
         kind = f"{outcome.kind}, continued"
@@ -77,13 +78,13 @@ class Client:
                 )
             ending = _Ending()
             async for name, data in _events(answer):
-                ending.take(name, data)
+                ending.read_event(name, data)
             return ending.outcome(outcome.request_id, kind, answer.status, is_continuation=True)
 
     async def _read_stream(self, request: SoakRequest, request_id: str, answer: aiohttp.ClientResponse) -> Outcome:
         ending, count = _Ending(), 0
         async for name, data in _events(answer):
-            ending.take(name, data)
+            ending.read_event(name, data)
             count += 1
             if request.hang_up_events is not None and count >= request.hang_up_events:
                 answer.close()
@@ -106,7 +107,7 @@ class _Ending:
         self._tokens: int | None = None
         self._handoff: dict[str, Any] | None = None
 
-    def take(self, name: str, data: str) -> None:
+    def read_event(self, name: str, data: str) -> None:
         if self._ending != "cut":
             self._ending, self._detail = "cut", f"an event after the end: {data[:100]}"
         elif data == "[DONE]":

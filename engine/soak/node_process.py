@@ -30,7 +30,7 @@ class NodeError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class ProcessUsage:
     """What one process holds."""
 
     pid: int
@@ -39,7 +39,7 @@ class Held:
     threads: int
 
 
-def read_held(pid: int) -> Held:
+def read_usage(pid: int) -> ProcessUsage:
     """Raises NodeError when there is no such process."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
@@ -47,7 +47,7 @@ def read_held(pid: int) -> Held:
     except OSError as error:
         raise NodeError(f"process {pid} is gone") from error
     facts = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-    return Held(pid, int(facts["VmRSS"].split()[0]) * 1024, files, int(facts["Threads"]))
+    return ProcessUsage(pid, int(facts["VmRSS"].split()[0]) * 1024, files, int(facts["Threads"]))
 
 
 class NodeProcess:
@@ -84,6 +84,7 @@ class NodeProcess:
 
     @property
     def pid(self) -> int:
+        """Of the API process."""
         assert self._process is not None
         return self._process.pid
 
@@ -100,23 +101,28 @@ class NodeProcess:
         raise NodeError(f"the node was not ready within {START_S:g} s:\n{self.log_end()}")
 
     def is_ready(self) -> bool:
+        """Whether `/health/ready` answers 200."""
         with contextlib.suppress(httpx.TransportError):
             return httpx.get(f"{self.url}/health/ready", timeout=5.0).status_code == 200
         return False
 
     def check_alive(self) -> None:
+        """Raises NodeError when the process has ended."""
         assert self._process is not None
         if self._process.poll() is not None:
             raise NodeError(f"the node ended with {self._process.returncode}:\n{self.log_end()}")
 
     def core_pid(self) -> int:
+        """Of the engine core; it changes with every restart of the core."""
         return int([e for e in self._events() if e.get("event") == "core.started"][-1]["core_pid"])
 
-    def held(self) -> Held:
+    def usage(self) -> ProcessUsage:
+        """What the API process holds now."""
         self.check_alive()
-        return read_held(self.pid)
+        return read_usage(self.pid)
 
     def log_end(self) -> str:
+        """The last 2,000 characters of the node's log, for an error message."""
         return self.log_path.read_text(errors="replace")[-2000:]
 
     def new_events(self) -> list[dict[str, Any]]:

@@ -29,10 +29,12 @@ class SoakRequest:
 
     @property
     def hangs_up(self) -> bool:
+        """Whether its client leaves before the end."""
         return self.hang_up_events is not None or self.hang_up_s is not None
 
 
-def draw(rng: random.Random) -> SoakRequest:
+def draw_request(rng: random.Random) -> SoakRequest:
+    """One request of the mix; the same state of `rng` gives the same request."""
     makers, weights = zip(*_MAKERS, strict=True)
     maker: Callable[[random.Random], SoakRequest] = rng.choices(makers, weights)[0]
     return maker(rng)

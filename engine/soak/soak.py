@@ -1,4 +1,4 @@
-"""A run: rounds of traffic with troubles in it, each followed by a rest in which everything must be given back."""
+"""A run: rounds of traffic with disturbances in it, each followed by a rest in which everything must be given back."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 import aiohttp
 
-from engine.soak.books import MAX_PROBLEMS, Books, compare_metrics, values_of
+from engine.soak.accounting import MAX_PROBLEMS, RequestAccounting, compare_metrics, values_of
 from engine.soak.client import Client, Outcome
-from engine.soak.node_process import NodeError, NodeProcess, read_held
-from engine.soak.quiet import Quiet, grown
-from engine.soak.request import SoakRequest, draw
-from engine.soak.trouble import StillBrokenError, Troubles
+from engine.soak.disturbances import Disturbances, NotRecoveredError
+from engine.soak.leak_check import IdleReading, find_growth
+from engine.soak.node_process import NodeError, NodeProcess, read_usage
+from engine.soak.request import SoakRequest, draw_request
 
 CLIENTS = 24
 REST_S = 30.0
@@ -26,6 +26,8 @@ WARM_ROUNDS = 2  # not compared: caches fill, pools grow, malloc finds its size
 
 @dataclass(frozen=True, slots=True)
 class SoakPlan:
+    """How long a run takes, in rounds of `round_s`; the seed draws requests and disturbances."""
+
     seconds: float
     round_s: float
     seed: int
@@ -33,11 +35,13 @@ class SoakPlan:
 
 @dataclass(slots=True)
 class SoakResult:
+    """What a run found; without `problems` it passed."""
+
     problems: list[str] = field(default_factory=list)
-    readings: list[Quiet] = field(default_factory=list)  # after warm-up
+    readings: list[IdleReading] = field(default_factory=list)  # after warm-up
     seconds: float = 0.0
     requests: int = 0
-    troubles: int = 0
+    disturbances: int = 0
     leak_detected: bool | None = None  # None: it did not come to that
 
 
@@ -52,19 +56,20 @@ class Progress:
 
 
 class Soak:
-    """Drives one node. `tell` hears of progress, a few times a second."""
+    """Drives one node. `report_progress` is called a few times a second."""
 
-    def __init__(self, node: NodeProcess, plan: SoakPlan, tell: Callable[[Progress], None]) -> None:
+    def __init__(self, node: NodeProcess, plan: SoakPlan, report_progress: Callable[[Progress], None]) -> None:
         self._node = node
         self._plan = plan
-        self._tell = tell
+        self._report_progress = report_progress
         self._rng = random.Random(plan.seed)
-        self._troubles = Troubles(node, self._rng)
+        self._disturbances = Disturbances(node, self._rng)
         self._ids = itertools.count()
-        self.books = Books()
+        self.accounting = RequestAccounting()
         self.result = SoakResult()
 
-    async def run(self) -> SoakResult:
+    async def run_soak(self) -> SoakResult:
+        """Rounds of traffic until the time is over or something is wrong. Never raises for what the node did."""
         """Ends early at the first round with a problem: what follows would only repeat it."""
         started = time.monotonic()
         try:
@@ -76,8 +81,8 @@ class Soak:
                 if self.result.problems:
                     break
             if not self.result.problems:
-                await self._prove_leaks_are_told()
-        except (NodeError, StillBrokenError, aiohttp.ClientError) as error:
+                await self._prove_leak_detection()
+        except (NodeError, NotRecoveredError, aiohttp.ClientError) as error:
             self.result.problems.append(f"{type(error).__name__}: {error}")
         self.result.seconds = time.monotonic() - started
         return self.result
@@ -89,24 +94,24 @@ class Soak:
             async with asyncio.TaskGroup() as group:
                 for _ in range(CLIENTS):
                     group.create_task(self._one_client(client, stop_at))
-                group.create_task(self._trouble(client, stop_at))
+                group.create_task(self._disturb(client, stop_at))
                 group.create_task(self._report(started, stop_at))
-        except* (StillBrokenError, aiohttp.ClientError, NodeError) as failed:
-            raise StillBrokenError("; ".join(str(e) for e in failed.exceptions)) from failed
+        except* (NotRecoveredError, aiohttp.ClientError, NodeError) as failed:
+            raise NotRecoveredError("; ".join(str(e) for e in failed.exceptions)) from failed
         finally:
-            self.result.troubles = self._troubles.count
+            self.result.disturbances = self._disturbances.count
             await client.close()
         reading = await self._rest(started)
         if reading is not None and is_warm:
             self.result.readings.append(reading)
-            self.result.problems += grown(self.result.readings)
+            self.result.problems += find_growth(self.result.readings)
 
     async def _one_client(self, client: Client, stop_at: float) -> None:
         while time.monotonic() < stop_at:
-            outcome = await self._send(client, draw(self._rng))
+            outcome = await self._send(client, draw_request(self._rng))
             if outcome.ending == "moved":
                 await self._until_taking_work(client)
-                self._note(await client.carry_on(outcome))
+                self._note(await client.continue_handoff(outcome))
             elif outcome.ending == "refused":
                 await self._until_taking_work(client)
 
@@ -125,23 +130,23 @@ class Soak:
         return outcome
 
     def _note(self, outcome: Outcome) -> None:
-        self.books.note_outcome(outcome)
+        self.accounting.record_outcome(outcome)
 
-    async def _trouble(self, client: Client, stop_at: float) -> None:
+    async def _disturb(self, client: Client, stop_at: float) -> None:
         while time.monotonic() < stop_at - 1.0:
-            await self._troubles.strike(client)
+            await self._disturbances.disturb_next(client)
             await asyncio.sleep(self._rng.uniform(0.1, 0.5))
 
     async def _report(self, started: float, stop_at: float) -> None:
         while time.monotonic() < stop_at:
-            self._say(started, self._troubles.last or "traffic")
+            self._say(started, self._disturbances.last or "traffic")
             await asyncio.sleep(0.2)
 
     def _say(self, started: float, doing: str) -> None:
         done = min(1.0, (time.monotonic() - started) / self._plan.seconds)
-        self._tell(Progress(done, doing, self.result.requests, len(self.result.problems)))
+        self._report_progress(Progress(done, doing, self.result.requests, len(self.result.problems)))
 
-    async def _rest(self, started: float) -> Quiet | None:
+    async def _rest(self, started: float) -> IdleReading | None:
         """A reading once everything was given back; None, with problems, when it is not."""
         self._say(started, "rest")
         deadline = time.monotonic() + REST_S
@@ -154,20 +159,20 @@ class Soak:
             finally:
                 await client.close()
             self._read_log()
-            problems = compare_metrics(self.books, str(exposition)) if status == 200 else [f"/metrics: {status}"]
+            problems = compare_metrics(self.accounting, str(exposition)) if status == 200 else [f"/metrics: {status}"]
             tasks = values_of(str(exposition), ("engine_asyncio_tasks",)).get("engine_asyncio_tasks", 0)
             if not problems and not self._grew_in_tasks(int(tasks)):
                 break
             await asyncio.sleep(0.2)
-        checked = self.books.close()
+        checked = self.accounting.reconcile()
         integrity = values_of(str(exposition), ("engine_integrity_ok",)).get("engine_integrity_ok")
         if integrity == 0:
             problems.append("the core's check of its KV blocks failed")
         self.result.problems += (problems + checked)[:MAX_PROBLEMS]
         if self.result.problems:
             return None
-        core = read_held(self._node.core_pid())
-        return Quiet(time.monotonic() - started, self.result.requests, self._node.held(), core, int(tasks))
+        core = read_usage(self._node.core_pid())
+        return IdleReading(time.monotonic() - started, self.result.requests, self._node.usage(), core, int(tasks))
 
     def _grew_in_tasks(self, tasks: int) -> bool:
         """A connection that was just closed may still have its task."""
@@ -176,15 +181,15 @@ class Soak:
     def _read_log(self) -> None:
         for event in self._node.new_events():
             if event.get("event") == "request.finished":
-                self.books.note_line(event)
+                self.accounting.record_log_line(event)
             elif event.get("level") in ("error", "critical") and not _was_done_to_it(event):
                 self.result.problems.append(f"the node's log has an error: {str(event)[:500]}")
 
-    async def _prove_leaks_are_told(self) -> None:
+    async def _prove_leak_detection(self) -> None:
         """The check that found no leak all along must find one that is there."""
         client = Client(self._node.url, self._node.token)
         try:
-            await self._troubles.leak(client)
+            await self._disturbances.leak(client)
             deadline = time.monotonic() + REST_S
             while time.monotonic() < deadline:
                 _, exposition = await client.admin("GET", "/metrics")

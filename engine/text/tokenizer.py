@@ -52,9 +52,11 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
+        """Tokens of the tokenizer, added ones among them; the model's may be larger."""
         return len(self.token_bytes)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """Token ids of a text."""
         return tuple(self._encoding(text, add_special_tokens=add_special_tokens).ids)
 
     def count(self, text: str) -> int:
@@ -79,6 +81,7 @@ class Tokenizer:
 
     @property
     def special_ids(self) -> dict[str, int]:
+        """Ids of the special tokens by their text."""
         return {text: token_id for token_id, text in self.special_texts.items()}
 
     def bytes_showing(self, texts: Sequence[str]) -> Callable[[int], bytes]:

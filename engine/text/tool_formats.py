@@ -60,6 +60,8 @@ def detect_format(template: str) -> ToolFormatName | None:
 
 
 class Function(NamedTuple):
+    """A function that may be called, with the JSON schema of its arguments; None: it takes none."""
+
     name: str
     parameters: Mapping[str, Any] | None
 

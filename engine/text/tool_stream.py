@@ -67,6 +67,7 @@ class ToolStream:
         return bool(self.calls) and not self._is_open
 
     def push(self, text: str) -> tuple[str, tuple[ToolPiece, ...]]:
+        """Take more text in; returns new content and new pieces of calls."""
         self._text += text
         while self._state():
             pass

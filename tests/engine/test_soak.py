@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from engine.soak.books import Books, compare_metrics
+from engine.soak.accounting import RequestAccounting, compare_metrics
 from engine.soak.client import Outcome
-from engine.soak.node_process import Held
-from engine.soak.quiet import MIB, Quiet, grown
-from engine.soak.request import draw
+from engine.soak.leak_check import MIB, IdleReading, find_growth
+from engine.soak.node_process import ProcessUsage
+from engine.soak.request import draw_request
 
 
 def line(request_id: str, state: str = "finished", **facts: Any) -> dict[str, Any]:
@@ -24,13 +24,13 @@ def line(request_id: str, state: str = "finished", **facts: Any) -> dict[str, An
     return {"request_id": request_id, "state": state, **common, **facts}
 
 
-def books_of(outcomes: list[Outcome], lines: list[dict[str, Any]]) -> Books:
-    books = Books()
+def accounting_of(outcomes: list[Outcome], lines: list[dict[str, Any]]) -> RequestAccounting:
+    accounting = RequestAccounting()
     for outcome in outcomes:
-        books.note_outcome(outcome)
+        accounting.record_outcome(outcome)
     for each in lines:
-        books.note_line(each)
-    return books
+        accounting.record_log_line(each)
+    return accounting
 
 
 FINISHED = Outcome("soak-1", "chat", "finished", 200, 5)
@@ -58,7 +58,7 @@ FINISHED = Outcome("soak-1", "chat", "finished", 200, 5)
 def test_each_request_has_one_end_that_all_tell_alike(
     outcome: Outcome, lines: list[dict[str, Any]], told: str | None
 ) -> None:
-    problems = books_of([outcome], lines).close()
+    problems = accounting_of([outcome], lines).reconcile()
     assert len(problems) == (0 if told is None else 1)
     assert told is None or told in problems[0]
 
@@ -66,8 +66,8 @@ def test_each_request_has_one_end_that_all_tell_alike(
 def test_a_request_that_moved_and_came_back_is_counted_once() -> None:
     moved = line("soak-1", "moved", tokens_out=3, choices=2, finish_reasons=["stop", None])
     rest = line("soak-1", continued=True, tokens_out=9, choices=2, finish_reasons=["stop", "length"])
-    books = books_of([], [moved, rest])
-    assert (books.tokens, books.choices) == (9, 2)
+    accounting = accounting_of([], [moved, rest])
+    assert (accounting.tokens, accounting.choices) == (9, 2)
 
 
 def exposition(**changes: float) -> str:
@@ -85,40 +85,40 @@ def exposition(**changes: float) -> str:
 
 
 def test_metrics_that_agree_with_the_log_are_no_problem() -> None:
-    assert compare_metrics(books_of([], [line("soak-1")]), exposition()) == []
+    assert compare_metrics(accounting_of([], [line("soak-1")]), exposition()) == []
 
 
 @pytest.mark.parametrize("name", ["vllm:generation_tokens_total", "vllm:kv_cache_usage_perc"])
 def test_metrics_that_disagree_with_the_log_are_told(name: str) -> None:
-    (problem,) = compare_metrics(books_of([], [line("soak-1")]), exposition(**{name: 0.5}))
+    (problem,) = compare_metrics(accounting_of([], [line("soak-1")]), exposition(**{name: 0.5}))
     assert problem.startswith(f"{name} is 0.5, the log has ")
 
 
-QUIET = Quiet(10.0, 100, Held(1, 80 * MIB, 16, 8), Held(2, 50 * MIB, 8, 2), 7)
+IDLE = IdleReading(10.0, 100, ProcessUsage(1, 80 * MIB, 16, 8), ProcessUsage(2, 50 * MIB, 8, 2), 7)
 
 
 @pytest.mark.parametrize(
     ("last", "told"),
     [
-        (QUIET, None),
-        (replace(QUIET, tasks=8), "asyncio tasks: 7 at 10 s, 8 at 20 s"),
-        (replace(QUIET, node=Held(1, 80 * MIB, 17, 8)), "open files"),
-        (replace(QUIET, node=Held(1, 80 * MIB, 16, 40)), "threads"),
-        (replace(QUIET, node=Held(1, 85 * MIB, 16, 8)), None),
-        (replace(QUIET, node=Held(1, 90 * MIB, 16, 8)), "the node grew from 80.0 MiB"),
-        (replace(QUIET, core=Held(2, 70 * MIB, 8, 2)), "the core grew from 50.0 MiB"),
-        (replace(QUIET, core=Held(2, 50 * MIB, 9, 2)), "the core holds open files: 8 at first, 9 now"),
-        (replace(QUIET, core=Held(3, 70 * MIB, 8, 2)), None),  # another core
+        (IDLE, None),
+        (replace(IDLE, tasks=8), "asyncio tasks: 7 at 10 s, 8 at 20 s"),
+        (replace(IDLE, node=ProcessUsage(1, 80 * MIB, 17, 8)), "open files"),
+        (replace(IDLE, node=ProcessUsage(1, 80 * MIB, 16, 40)), "threads"),
+        (replace(IDLE, node=ProcessUsage(1, 85 * MIB, 16, 8)), None),
+        (replace(IDLE, node=ProcessUsage(1, 90 * MIB, 16, 8)), "the node grew from 80.0 MiB"),
+        (replace(IDLE, core=ProcessUsage(2, 70 * MIB, 8, 2)), "the core grew from 50.0 MiB"),
+        (replace(IDLE, core=ProcessUsage(2, 50 * MIB, 9, 2)), "the core holds open files: 8 at first, 9 now"),
+        (replace(IDLE, core=ProcessUsage(3, 70 * MIB, 8, 2)), None),  # another core
     ],
 )
-def test_what_a_node_keeps_at_rest_is_told(last: Quiet, told: str | None) -> None:
-    problems = grown([QUIET, QUIET, replace(last, at_s=20.0)])
+def test_what_a_node_keeps_at_rest_is_told(last: IdleReading, told: str | None) -> None:
+    problems = find_growth([IDLE, IDLE, replace(last, at_s=20.0)])
     assert len(problems) == (0 if told is None else 1)
     assert told is None or told in problems[0]
 
 
 def test_the_same_seed_draws_the_same_requests_of_all_kinds() -> None:
-    first, second = ([draw(rng) for _ in range(400)] for rng in (random.Random(3), random.Random(3)))
+    first, second = ([draw_request(rng) for _ in range(400)] for rng in (random.Random(3), random.Random(3)))
     assert first == second
     assert {"given-up", "bad", "oversize", "deadline", "several-choices"} <= {request.kind for request in first}
 
@@ -131,7 +131,7 @@ def test_bad_arguments_exit_with_2(args: tuple[str, str]) -> None:
 
 @pytest.mark.e2e
 @pytest.mark.serial
-def test_half_a_minute_of_traffic_and_troubles_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_half_a_minute_of_traffic_and_disturbances_leaves_nothing_behind(tmp_path: Path) -> None:
     log = tmp_path / "node.log"
     command = [sys.executable, "-m", "engine.soak", "--minutes", "1", "-o", "json", "--keep-log", str(log)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=220)

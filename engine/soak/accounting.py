@@ -1,4 +1,4 @@
-"""Whether three tellers agree on every request: its client, the node's log, the node's metrics. Pure."""
+"""Whether client, log and metrics of the node agree on how every request ended. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_PROBLEMS = 20
 Line = Mapping[str, Any]
 
 
-class Books:
+class RequestAccounting:
     """All requests of a run. A closed request is checked once and dropped; only counts are kept."""
 
     def __init__(self) -> None:
@@ -30,11 +30,12 @@ class Books:
         self.choices = 0  # sequences that ended on this node
         self.tokens = 0  # generated on this node
 
-    def note_outcome(self, outcome: Outcome) -> None:
+    def record_outcome(self, outcome: Outcome) -> None:
+        """How one request ended for its client."""
         self.endings[outcome.kind, outcome.ending] += 1
         self._open[outcome.request_id, outcome.is_continuation] = outcome
 
-    def note_line(self, line: Line) -> None:
+    def record_log_line(self, line: Line) -> None:
         """One `request.finished` event of the node's log."""
         request_id, state, is_continued = str(line["request_id"]), str(line["state"]), bool(line["continued"])
         self._lines[request_id, is_continued].append(line)
@@ -51,8 +52,8 @@ class Books:
         self.tokens += tokens
         self.choices += choices
 
-    def close(self) -> list[str]:
-        """Problems of all requests so far. To be asked when nothing is in flight."""
+    def reconcile(self) -> list[str]:
+        """Problems of all requests so far. Call when nothing is in flight."""
         problems = []
         for key, outcome in self._open.items():
             problems += _compare(outcome, self._lines.pop(key, []))
@@ -80,8 +81,8 @@ def _compare(outcome: Outcome, lines: list[Line]) -> list[str]:
     return []
 
 
-def compare_metrics(books: Books, exposition: str) -> list[str]:
-    """Problems between the log and the metrics. To be asked when nothing is in flight."""
+def compare_metrics(accounting: RequestAccounting, exposition: str) -> list[str]:
+    """Problems between the log and the metrics. Call when nothing is in flight."""
     found: dict[str, float] = defaultdict(float)
     states: dict[str, float] = {}
     for family in text_string_to_metric_families(exposition):
@@ -90,21 +91,21 @@ def compare_metrics(books: Books, exposition: str) -> list[str]:
                 states[sample.labels["state"]] = sample.value
             found[sample.name] += sample.value
     expected: list[tuple[str, float]] = [
-        *((f"engine_requests_total of {state}", books.states[state]) for state in states),
-        ("vllm:request_success_total", books.choices),
-        ("vllm:e2e_request_latency_seconds_count", books.choices),
-        ("vllm:request_generation_tokens_count", books.choices),
-        ("vllm:generation_tokens_total", books.tokens),
+        *((f"engine_requests_total of {state}", accounting.states[state]) for state in states),
+        ("vllm:request_success_total", accounting.choices),
+        ("vllm:e2e_request_latency_seconds_count", accounting.choices),
+        ("vllm:request_generation_tokens_count", accounting.choices),
+        ("vllm:generation_tokens_total", accounting.tokens),
         ("vllm:num_requests_running", 0),
         ("vllm:num_requests_waiting", 0),
         ("vllm:kv_cache_usage_perc", 0),
         ("engine_oldest_waiting_seconds", 0),
         ("engine_oldest_running_seconds", 0),
-        ("engine_admission_rejected_total", books.states["refused"]),
+        ("engine_admission_rejected_total", accounting.states["refused"]),
     ]
     found.update({f"engine_requests_total of {state}": value for state, value in states.items()})
     return [f"{name} is {found[name]:g}, the log has {value:g}" for name, value in expected if found[name] != value] + [
-        f"no state {state} in engine_requests_total" for state in books.states if state not in states
+        f"no state {state} in engine_requests_total" for state in accounting.states if state not in states
     ]
 
 

@@ -1,4 +1,4 @@
-"""The bench's arithmetic and its drive against a real node; no figure is held to a time."""
+"""The bench's arithmetic and its load against a real node; no figure is held to a time."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from engine.bench.__main__ import main
-from engine.bench.drive import AnswerError, drive
-from engine.bench.floor import Machine, floor_tokens_per_s
-from engine.bench.measure import Answer, Figures, figures_of, percentile
-from engine.bench.report import Row, render
+from engine.bench.figures import Figures, RequestTiming, figures_of, percentile
+from engine.bench.http_load import IncompleteAnswerError, run_http_load
+from engine.bench.report import ReportRow, render
+from engine.bench.roofline import MachineRates, roofline_tokens_per_s
 from engine.bench.servers import Server, ServerError, running, vllm_server
 from engine.bench.transformers_methods import answer_continuous, answer_static
 from engine.bench.transformers_peer import METHODS, PeerError, run_transformers
@@ -35,9 +35,9 @@ def test_half_of_the_workload_shares_one_prefix() -> None:
 
 
 def test_figures_are_those_of_the_answers() -> None:
-    steady = Answer(0.0, tuple(0.5 + 0.01 * i for i in range(11)), 11)
-    late = Answer(0.0, (1.5, 1.51), 2)
-    slow = Answer(0.0, (0.1, 0.9), 2)
+    steady = RequestTiming(0.0, tuple(0.5 + 0.01 * i for i in range(11)), 11)
+    late = RequestTiming(0.0, (1.5, 1.51), 2)
+    slow = RequestTiming(0.0, (0.1, 0.9), 2)
     found = figures_of([steady, late, slow], 3.0)
     assert found.output_tokens_per_s == pytest.approx(5.0)
     assert (found.ttft_p50_s, found.ttft_p95_s) == (0.5, 1.5)
@@ -57,32 +57,35 @@ def test_figures_of_nothing_are_refused() -> None:
         figures_of([], 1.0)
 
 
-def test_floor_is_bytes_over_bandwidth_for_one_request(tmp_path: Path) -> None:
+def test_roofline_is_bytes_over_bandwidth_for_one_request(tmp_path: Path) -> None:
     config = open_model(make_model(tmp_path / "small")).config
     requests = [BenchRequest((5,), 100, has_prefix=False)]
-    slow_memory = Machine(read_bytes_per_s=1e6, gemm_flops_per_s=1e18, num_threads=1)
-    slow_gemm = Machine(read_bytes_per_s=1e18, gemm_flops_per_s=1e6, num_threads=1)
-    by_bytes = floor_tokens_per_s(config, "float32", requests, 1, slow_memory)
-    assert floor_tokens_per_s(config, "bfloat16", requests, 1, slow_memory) == pytest.approx(2 * by_bytes)
-    by_flops = floor_tokens_per_s(config, "float32", requests, 1, slow_gemm)
-    assert floor_tokens_per_s(config, "bfloat16", requests, 1, slow_gemm) == pytest.approx(by_flops)
-    many = floor_tokens_per_s(config, "float32", requests * 8, 8, slow_memory)
+    slow_memory = MachineRates(read_bytes_per_s=1e6, gemm_flops_per_s=1e18, num_threads=1)
+    slow_gemm = MachineRates(read_bytes_per_s=1e18, gemm_flops_per_s=1e6, num_threads=1)
+    by_bytes = roofline_tokens_per_s(config, "float32", requests, 1, slow_memory)
+    assert roofline_tokens_per_s(config, "bfloat16", requests, 1, slow_memory) == pytest.approx(2 * by_bytes)
+    by_flops = roofline_tokens_per_s(config, "float32", requests, 1, slow_gemm)
+    assert roofline_tokens_per_s(config, "bfloat16", requests, 1, slow_gemm) == pytest.approx(by_flops)
+    many = roofline_tokens_per_s(config, "float32", requests * 8, 8, slow_memory)
     assert many > 4 * by_bytes, "weights are read once for all, keys and values for each"
 
 
-def make_table(rows: list[Row], left_out: list[str], num_requests: int = 4) -> str:
-    floors = {("float32", 8): 100.0}
-    return render(rows, floors, left_out, "a machine", num_requests=num_requests, limit_s=50.0)
+def make_table(rows: list[ReportRow], left_out: list[str], num_requests: int = 4) -> str:
+    rooflines = {("float32", 8): 100.0}
+    return render(rows, rooflines, left_out, "a machine", num_requests=num_requests, limit_s=50.0)
 
 
 def test_report_shows_unknown_figures_as_a_dash() -> None:
-    table = make_table([Row("fast", "1.0", "float32", 8, Figures(50.0, 4), 100.0)], ["other: not installed"])
+    table = make_table([ReportRow("fast", "1.0", "float32", 8, Figures(50.0, 4), 100.0)], ["other: not installed"])
     assert "| fast | float32 | 8 | 4 | 50.0 | 50% | - / - | - / - / - | - | - |" in table
     assert "Left out: other: not installed." in table
 
 
 def test_report_says_how_many_requests_were_answered_and_what_was_not_measured() -> None:
-    rows = [Row("slow", "1", "float32", 8, Figures(5.0, 3), 80.0), Row("odd", "", "float32", 8, "ended | code 1")]
+    rows = [
+        ReportRow("slow", "1", "float32", 8, Figures(5.0, 3), 80.0),
+        ReportRow("odd", "", "float32", 8, "ended | code 1"),
+    ]
     table = make_table(rows, [], num_requests=64)
     assert "| slow | float32 | 8 | 3 of 64 | 5.0 | 6% |" in table
     assert "| odd | float32 | 8 | not measured: ended / code 1 | - | - | - | - | - | - |" in table
@@ -90,7 +93,7 @@ def test_report_says_how_many_requests_were_answered_and_what_was_not_measured()
 
 
 def test_tokens_of_answers_that_were_cut_off_count_as_output_only() -> None:
-    whole = Answer(0.0, (0.5, 0.6), 2)
+    whole = RequestTiming(0.0, (0.5, 0.6), 2)
     found = figures_of([whole], 4.0, cut_tokens=6)
     assert (found.output_tokens_per_s, found.num_requests, found.good_ratio) == (2.0, 1, 1.0)
     assert figures_of([], 4.0, cut_tokens=6) == Figures(1.5)
@@ -104,10 +107,10 @@ async def test_drives_a_real_node_and_counts_every_token(tmp_path: Path) -> None
     node = Server("node", "0", (*command, "--port", "{port}", "--num-kv-blocks", "200"), "/health/ready")
     requests = [BenchRequest(tuple(range(300, 340)), 12, has_prefix=False)] * 3
     with running(node) as url:
-        found = await drive(url, "bench", requests, 2)
-        with pytest.raises(AnswerError, match="HTTP 400"):
-            await drive(url, "bench", [BenchRequest((9_999_999,), 4, has_prefix=False)], 1)
-        few = await drive(url, "bench", requests, 1, limit_s=1e-9)
+        found = await run_http_load(url, "bench", requests, 2)
+        with pytest.raises(IncompleteAnswerError, match="HTTP 400"):
+            await run_http_load(url, "bench", [BenchRequest((9_999_999,), 4, has_prefix=False)], 1)
+        few = await run_http_load(url, "bench", requests, 1, limit_s=1e-9)
     assert found.num_requests == 3
     assert found.output_tokens_per_s > 0
     assert found.ttft_p50_s is not None
@@ -231,7 +234,7 @@ def test_a_peer_that_fails_is_a_row_and_an_interrupted_run_keeps_its_rows(
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("engine.bench.contest.run_transformers", interrupt)
+    monkeypatch.setattr("engine.bench.comparison.run_transformers", interrupt)
     output = tmp_path / "table.md"
     arguments = ["--requests", "1", "--max-output-tokens", "4", "--concurrency", "1", "--dtypes", "float32"]
     code = main([*arguments, "--num-threads", "1", "--peers", "vllm", "transformers", "--output", str(output)])

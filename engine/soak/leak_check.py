@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.soak.node_process import Held
+from engine.soak.node_process import ProcessUsage
 
 MIB = 2**20
 # Python and malloc give memory back late and in pieces; what leaks at each request passes any fixed bound.
@@ -15,16 +15,17 @@ THREAD_SLACK = 8  # the pool that long texts are tokenised in grows to its size 
 
 
 @dataclass(frozen=True, slots=True)
-class Quiet:
+class IdleReading:
     """One reading at rest: no request held, no client connected but the one that reads."""
 
     at_s: float  # since the start of the run
     requests: int  # sent so far
-    node: Held
-    core: Held
+    node: ProcessUsage
+    core: ProcessUsage
     tasks: int
 
-    def shown(self) -> dict[str, object]:
+    def as_dict(self) -> dict[str, object]:
+        """For the report: MiB, counts and seconds, rounded."""
         return {
             "at_s": round(self.at_s, 1),
             "requests": self.requests,
@@ -37,7 +38,7 @@ class Quiet:
         }
 
 
-def grown(readings: Sequence[Quiet]) -> list[str]:
+def find_growth(readings: Sequence[IdleReading]) -> list[str]:
     """What the last reading holds more of than the first, past what is allowed. The first comes after warm-up."""
     if len(readings) < 2:
         return []
@@ -61,7 +62,7 @@ def grown(readings: Sequence[Quiet]) -> list[str]:
     return problems
 
 
-def _rss(who: str, at_s: float, before: Held, now_s: float, after: Held) -> list[str]:
+def _rss(who: str, at_s: float, before: ProcessUsage, now_s: float, after: ProcessUsage) -> list[str]:
     allowed = before.rss_bytes + max(RSS_SLACK_BYTES, before.rss_bytes * RSS_SLACK_RATIO)
     if after.rss_bytes <= allowed:
         return []

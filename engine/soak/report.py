@@ -10,17 +10,18 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from engine.soak.books import Books
+from engine.soak.accounting import RequestAccounting
 from engine.soak.soak import Progress, SoakPlan, SoakResult
 
 PLAIN_STEP = 0.1  # a line for each tenth of the way
 
 
 @contextmanager
-def make_teller() -> Iterator[Callable[[Progress], None]]:
+def progress_reporter() -> Iterator[Callable[[Progress], None]]:
+    """While the block runs: a function that shows progress on stderr."""
     console = Console(file=sys.stderr)
     if not console.is_terminal:
-        yield _plain_teller()
+        yield _plain_reporter()
         return
     columns = (
         TextColumn("{task.description:<20}"),
@@ -36,22 +37,22 @@ def make_teller() -> Iterator[Callable[[Progress], None]]:
         )
 
 
-def _plain_teller() -> Callable[[Progress], None]:
+def _plain_reporter() -> Callable[[Progress], None]:
     told = [-1]
 
-    def tell(progress: Progress) -> None:
+    def report_progress(progress: Progress) -> None:
         step = int(progress.done / PLAIN_STEP)
         if step > told[0]:
             told[0] = step
             sys.stderr.write(f"{progress.done:.0%} {progress.requests} requests, {progress.problems} problems\n")
 
-    return tell
+    return report_progress
 
 
-def report_of(result: SoakResult, books: Books | None, plan: SoakPlan) -> dict[str, object]:
+def report_of(result: SoakResult, accounting: RequestAccounting | None, plan: SoakPlan) -> dict[str, object]:
     """The report as plain data; `ok` is the verdict."""
     endings: dict[str, dict[str, int]] = {}
-    for (kind, ending), count in sorted(books.endings.items() if books is not None else ()):
+    for (kind, ending), count in sorted(accounting.endings.items() if accounting is not None else ()):
         endings.setdefault(kind, {})[ending] = count
     return {
         "ok": not result.problems,
@@ -59,12 +60,12 @@ def report_of(result: SoakResult, books: Books | None, plan: SoakPlan) -> dict[s
         "seconds": round(result.seconds, 1),
         "seed": plan.seed,
         "requests": result.requests,
-        "troubles": result.troubles,
+        "disturbances": result.disturbances,
         "endings": endings,
-        "states": {} if books is None else dict(books.states),
-        "tokens": 0 if books is None else books.tokens,
+        "states": {} if accounting is None else dict(accounting.states),
+        "tokens": 0 if accounting is None else accounting.tokens,
         "leak_on_purpose_detected": result.leak_detected,
-        "readings": [reading.shown() for reading in result.readings],
+        "readings": [reading.as_dict() for reading in result.readings],
     }
 
 
@@ -73,7 +74,7 @@ def render(report: dict[str, object]) -> str:
     readings = report["readings"]
     assert isinstance(readings, list)
     lines = [
-        f"{report['requests']} requests and {report['troubles']} troubles in {report['seconds']} s",
+        f"{report['requests']} requests and {report['disturbances']} disturbances in {report['seconds']} s",
         f"ended as {report['states']}, {report['tokens']} tokens",
     ]
     if readings:

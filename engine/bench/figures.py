@@ -11,7 +11,7 @@ SLO_ITL_S = 0.1  # mean over a request
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RequestTiming:
     """One request's timing, in seconds of one clock."""
 
     sent_at: float
@@ -34,7 +34,7 @@ class Figures:
     good_ratio: float | None = None
 
 
-def figures_of(answers: Sequence[Answer], seconds: float, *, cut_tokens: int = 0) -> Figures:
+def figures_of(answers: Sequence[RequestTiming], seconds: float, *, cut_tokens: int = 0) -> Figures:
     """`seconds`: from the first request sent to the last answer's end. `cut_tokens`: of answers that a limit of time
     cut off; they count as output and for nothing else. Raises ValueError when there was no output at all."""
     if not (answers or cut_tokens) or seconds <= 0:
@@ -64,7 +64,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[max(math.ceil(share * len(ordered)) - 1, 0)]
 
 
-def _is_good(answer: Answer) -> bool:
+def _is_good(answer: RequestTiming) -> bool:
     if answer.chunk_times[0] - answer.sent_at > SLO_TTFT_S:
         return False
     rest = answer.output_tokens - 1

@@ -1,4 +1,4 @@
-"""Troubles that a node must come out of: each breaks something for a moment and puts it back."""
+"""Disturbances that a node must come out of: each breaks something for a moment and puts it back."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ BETWEEN_KILLS_S = 75.0
 KILL = "core killed"
 
 
-class StillBrokenError(RuntimeError):
-    """The node did not come back from a trouble."""
+class NotRecoveredError(RuntimeError):
+    """The node did not come back from a disturbance."""
 
 
-class Troubles:
+class Disturbances:
     """Dealt like cards: each comes once before any comes twice."""
 
     def __init__(self, node: NodeProcess, rng: random.Random) -> None:
@@ -33,15 +33,15 @@ class Troubles:
         self.last = ""
         self.count = 0
 
-    async def strike(self, client: Client) -> None:
-        """The next trouble, from its begin to its end. Raises StillBrokenError."""
+    async def disturb_next(self, client: Client) -> None:
+        """The next disturbance, from its begin to its end. Raises NotRecoveredError."""
         self._client = client
         if not self._deck:
-            self._deck = [name for name in _TROUBLES if name != KILL or self._may_kill()]
+            self._deck = [name for name in _DISTURBANCES if name != KILL or self._may_kill()]
             self._rng.shuffle(self._deck)
         self.last = self._deck.pop()
         self.count += 1
-        await _TROUBLES[self.last](self)
+        await _DISTURBANCES[self.last](self)
         await self._until_ready()
 
     def _may_kill(self) -> bool:
@@ -49,7 +49,7 @@ class Troubles:
         return self._killed_at is None or time.monotonic() - self._killed_at > BETWEEN_KILLS_S
 
     async def leak(self, client: Client) -> None:
-        """Makes the node lose KV blocks, which it can't come back from: its block check must tell."""
+        """Makes the node lose KV blocks, which it can't come back from: its block check must say so."""
         self._client = client
         await self._fault({"kv_leak": 2})
         body = {"prompt": "hello", "max_tokens": 4, "ignore_eos": True}
@@ -58,7 +58,7 @@ class Troubles:
     async def _fault(self, faults: dict[str, object]) -> None:
         status, answer = await self._client.admin("POST", "/admin/faults", faults)
         if status != 200:
-            raise StillBrokenError(f"/admin/faults {faults}: {status} {answer}")
+            raise NotRecoveredError(f"/admin/faults {faults}: {status} {answer}")
 
     async def _for(self, seconds: float, faults: dict[str, object]) -> None:
         await self._fault(faults)
@@ -74,7 +74,7 @@ class Troubles:
             if status == 200:
                 return
             await asyncio.sleep(0.1)
-        raise StillBrokenError(f"not ready {READY_S:g} s after {self.last}: {answer}")
+        raise NotRecoveredError(f"not ready {READY_S:g} s after {self.last}: {answer}")
 
     async def _slow_steps(self) -> None:
         await self._for(1.5, {"slow_steps": 8})
@@ -129,16 +129,16 @@ class Troubles:
         await self._client.admin("POST", "/admin/abort", {"request_ids": None})
 
 
-_TROUBLES: dict[str, Callable[[Troubles], Awaitable[None]]] = {
-    KILL: Troubles._core_killed,
-    "drain and resume": Troubles._drained,
-    "out of memory": Troubles._out_of_memory,
-    "slow steps": Troubles._slow_steps,
-    "all aborted": Troubles._aborted,
-    "wrong numbers": Troubles._wrong_numbers,
-    "core stopped": Troubles._core_stopped,
-    "narrow limits": Troubles._narrow,
-    "prefix cache reset": Troubles._cache_reset,
-    "prefix cache off": Troubles._no_prefix_cache,
-    "slow tokenizer": Troubles._slow_tokenizer,
+_DISTURBANCES: dict[str, Callable[[Disturbances], Awaitable[None]]] = {
+    KILL: Disturbances._core_killed,
+    "drain and resume": Disturbances._drained,
+    "out of memory": Disturbances._out_of_memory,
+    "slow steps": Disturbances._slow_steps,
+    "all aborted": Disturbances._aborted,
+    "wrong numbers": Disturbances._wrong_numbers,
+    "core stopped": Disturbances._core_stopped,
+    "narrow limits": Disturbances._narrow,
+    "prefix cache reset": Disturbances._cache_reset,
+    "prefix cache off": Disturbances._no_prefix_cache,
+    "slow tokenizer": Disturbances._slow_tokenizer,
 }

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
-from engine.bench.drive import AnswerError, drive
-from engine.bench.floor import Machine, floor_tokens_per_s, measure_machine
+from engine.bench.figures import Figures
 from engine.bench.gguf_file import write_gguf
-from engine.bench.measure import Figures
-from engine.bench.report import Row
+from engine.bench.http_load import IncompleteAnswerError, run_http_load
+from engine.bench.report import ReportRow
+from engine.bench.roofline import MachineRates, measure_machine, roofline_tokens_per_s
 from engine.bench.servers import MODEL_NAME, Server, ServerError, llama_server, our_node, running, vllm_server
 from engine.bench.transformers_peer import METHODS, PeerError, missing, run_transformers
 from engine.bench.workload import BenchRequest, make_workload
@@ -25,7 +25,9 @@ LABELS = {"vllm": "vLLM"}
 
 
 @dataclass(frozen=True, slots=True)
-class ContestPlan:
+class ComparisonPlan:
+    """What is measured: every dtype at every concurrency for us and each peer."""
+
     model: Path
     requests: tuple[BenchRequest, ...]
     concurrencies: tuple[int, ...]
@@ -36,22 +38,22 @@ class ContestPlan:
 
 
 @dataclass(slots=True)
-class Contest:
+class Comparison:
     """Owns what has been found so far, which stays readable when the run is broken off."""
 
-    plan: ContestPlan
-    say: Callable[[str], None]
-    rows: list[Row] = field(default_factory=list)
+    plan: ComparisonPlan
+    report_progress: Callable[[str], None]
+    rows: list[ReportRow] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
-    machines: dict[str, Machine] = field(default_factory=dict)
-    unusable: dict[tuple[str, str], str] = field(default_factory=dict)  # by engine and number type: did not start
+    machines: dict[str, MachineRates] = field(default_factory=dict)
+    unusable: dict[tuple[str, str], str] = field(default_factory=dict)  # by engine and dtype: did not start
 
-    def run(self) -> Iterator[Row]:
+    def measure_rows(self) -> Iterator[ReportRow]:
         """Measures; gives each row when it is there. A peer that fails is a row that says why."""
         entrants = (OURS, *self._entrants())
         total = len(self.plan.dtypes) * len(self.plan.concurrencies) * len(entrants)
         for dtype in self.plan.dtypes:
-            self.say(f"{dtype}: measuring what memory and matrix products of this machine give")
+            self.report_progress(f"{dtype}: measuring what memory and matrix products of this machine give")
             self.machines[dtype] = measure_machine(dtype, self.plan.num_threads)
             # One concurrency after the other, so that engines are measured side by side on a machine with neighbours.
             for concurrency in self.plan.concurrencies:
@@ -59,14 +61,16 @@ class Contest:
                     where = f"{len(self.rows) + 1}/{total} {dtype} x{concurrency} {name}"
                     row = self._measure(name, dtype, concurrency, where)
                     self.rows.append(row)
-                    self.say(f"{where}: {_outcome(row.figures)}")
+                    self.report_progress(f"{where}: {_outcome(row.figures)}")
                     yield row
 
-    def floor_tokens_per_s(self, dtype: str, concurrency: int, requests: Sequence[BenchRequest] | None = None) -> float:
-        """For `requests`, or all. The number type must have been begun."""
+    def roofline_tokens_per_s(
+        self, dtype: str, concurrency: int, requests: Sequence[BenchRequest] | None = None
+    ) -> float:
+        """Of `requests`, or of all, at this machine's roofline. `dtype` must have been measured before."""
         config = open_model(self.plan.model).config
         asked = self.plan.requests if requests is None else requests
-        return floor_tokens_per_s(config, dtype, asked, concurrency, self.machines[dtype])
+        return roofline_tokens_per_s(config, dtype, asked, concurrency, self.machines[dtype])
 
     def _entrants(self) -> Iterator[str]:
         """Peers that are installed; notes why others are left out."""
@@ -82,7 +86,7 @@ class Contest:
                     continue
                 why = server
             self.left_out.append(why)
-            self.say(f"left out: {why}")
+            self.report_progress(f"left out: {why}")
 
     def _server(self, name: str, dtype: str) -> Server | str:
         model, threads = self.plan.model, self.plan.num_threads
@@ -94,11 +98,11 @@ class Contest:
         server = llama_server(gguf, threads)
         return server if isinstance(server, str) else write_gguf(model, gguf, dtype) or server
 
-    def _measure(self, name: str, dtype: str, concurrency: int, where: str) -> Row:
+    def _measure(self, name: str, dtype: str, concurrency: int, where: str) -> ReportRow:
         figures: Figures | str
         if name.startswith("transformers "):
             release = version("transformers")
-            self.say(f"{where}: at most {self.plan.limit_s:g} s in a process of its own")
+            self.report_progress(f"{where}: at most {self.plan.limit_s:g} s in a process of its own")
             try:
                 figures = self._transformers(name.removeprefix("transformers "), dtype, concurrency)
             except (PeerError, ValueError) as error:
@@ -108,30 +112,30 @@ class Contest:
             release = "" if isinstance(server, str) else server.version
             try:
                 figures = server if isinstance(server, str) else self._over_http(server, dtype, concurrency, where)
-            except (AnswerError, ServerError) as error:
+            except (IncompleteAnswerError, ServerError) as error:
                 if name == OURS:
                     raise
                 figures = str(error).splitlines()[0][:300]
-        floor = None
+        roofline = None
         if not isinstance(figures, str):
             answered = self.plan.requests[: figures.num_requests] or self.plan.requests
-            floor = self.floor_tokens_per_s(dtype, concurrency, answered)
-        return Row(LABELS.get(name, name), release, dtype, concurrency, figures, floor)
+            roofline = self.roofline_tokens_per_s(dtype, concurrency, answered)
+        return ReportRow(LABELS.get(name, name), release, dtype, concurrency, figures, roofline)
 
     def _over_http(self, server: Server, dtype: str, concurrency: int, where: str) -> Figures | str:
         if (why := self.unusable.get((server.name, dtype))) is not None:
             return why
-        self.say(f"{where}: starting")
+        self.report_progress(f"{where}: starting")
         asked_at = time.monotonic()
         # A fresh process each: what one run leaves in a prefix cache must not help the next.
         try:
             with running(server) as url:
-                self.say(f"{where}: ready after {time.monotonic() - asked_at:.0f} s, first requests")
+                self.report_progress(f"{where}: ready after {time.monotonic() - asked_at:.0f} s, first requests")
                 # First-request costs; other words than the measured prompts', so that no cache knows those.
-                asyncio.run(drive(url, MODEL_NAME, make_workload(2, max_output_tokens=8, seed=1), 2))
+                asyncio.run(run_http_load(url, MODEL_NAME, make_workload(2, max_output_tokens=8, seed=1), 2))
                 count = len(self.plan.requests)
-                self.say(f"{where}: measuring {count} requests, none sent after {self.plan.limit_s:g} s")
-                return asyncio.run(drive(url, MODEL_NAME, self.plan.requests, concurrency, self.plan.limit_s))
+                self.report_progress(f"{where}: measuring {count} requests, none sent after {self.plan.limit_s:g} s")
+                return asyncio.run(run_http_load(url, MODEL_NAME, self.plan.requests, concurrency, self.plan.limit_s))
         except ServerError as error:
             self.unusable[server.name, dtype] = str(error).splitlines()[0][:300]
             raise

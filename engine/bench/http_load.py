@@ -10,25 +10,25 @@ from collections.abc import Sequence
 
 import aiohttp
 
-from engine.bench.measure import Answer, Figures, figures_of
+from engine.bench.figures import Figures, RequestTiming, figures_of
 from engine.bench.workload import BenchRequest
 
 REQUEST_TIMEOUT_S = 900.0
 
 
-class AnswerError(RuntimeError):
+class IncompleteAnswerError(RuntimeError):
     """A server did not give what was asked for."""
 
 
-async def drive(
+async def run_http_load(
     url: str, model: str, requests: Sequence[BenchRequest], concurrency: int, limit_s: float = math.inf
 ) -> Figures:
     """Figures of one run; no request is sent after `limit_s`, those sent are answered to the end.
 
-    Raises AnswerError when any answer is not whole: a fast wrong server is no server.
+    Raises IncompleteAnswerError when any answer is not whole: a fast wrong server is no server.
     """
     waiting = iter(requests)
-    answers: list[Answer] = []
+    answers: list[RequestTiming] = []
     timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
     # A connection each: servers differ in how long they keep one that is idle.
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
@@ -39,7 +39,7 @@ async def drive(
                 try:
                     answers.append(await _ask(session, url, model, request))
                 except (aiohttp.ClientError, TimeoutError) as error:
-                    raise AnswerError(f"{url}: {type(error).__name__}: {error}") from error
+                    raise IncompleteAnswerError(f"{url}: {type(error).__name__}: {error}") from error
                 if time.perf_counter() - started > limit_s:
                     return
 
@@ -48,12 +48,12 @@ async def drive(
             async with asyncio.TaskGroup() as clients:  # one that fails ends the others
                 for _ in range(concurrency):
                     clients.create_task(client())
-        except* AnswerError as failed:
-            raise AnswerError(str(failed.exceptions[0])) from failed
+        except* IncompleteAnswerError as failed:
+            raise IncompleteAnswerError(str(failed.exceptions[0])) from failed
         return figures_of(answers, time.perf_counter() - started)
 
 
-async def _ask(session: aiohttp.ClientSession, url: str, model: str, request: BenchRequest) -> Answer:
+async def _ask(session: aiohttp.ClientSession, url: str, model: str, request: BenchRequest) -> RequestTiming:
     body = {
         "model": model,
         "prompt": list(request.prompt),
@@ -66,7 +66,7 @@ async def _ask(session: aiohttp.ClientSession, url: str, model: str, request: Be
     sent_at, times, tokens = time.perf_counter(), [], None
     async with session.post(f"{url}/v1/completions", json=body) as response:
         if response.status != 200:
-            raise AnswerError(f"{url}: HTTP {response.status}: {(await response.text())[:300]}")
+            raise IncompleteAnswerError(f"{url}: HTTP {response.status}: {(await response.text())[:300]}")
         async for line in response.content:
             if not line.startswith(b"data: {"):
                 continue
@@ -76,5 +76,7 @@ async def _ask(session: aiohttp.ClientSession, url: str, model: str, request: Be
                 times.append(arrived)
             tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
     if tokens != request.output_tokens or not times:
-        raise AnswerError(f"{url}: {tokens} tokens in {len(times)} pieces came, {request.output_tokens} were asked for")
-    return Answer(sent_at, tuple(times), request.output_tokens)
+        raise IncompleteAnswerError(
+            f"{url}: {tokens} tokens in {len(times)} pieces came, {request.output_tokens} were asked for"
+        )
+    return RequestTiming(sent_at, tuple(times), request.output_tokens)

@@ -18,7 +18,7 @@ BYTES_OF = {"float32": 4, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MachineRates:
     """Rates of all threads together, the best of some rounds."""
 
     read_bytes_per_s: float
@@ -26,7 +26,8 @@ class Machine:
     num_threads: int
 
 
-def measure_machine(dtype: str, num_threads: int) -> Machine:
+def measure_machine(dtype: str, num_threads: int) -> MachineRates:
+    """Memory bandwidth and GEMM rate of `num_threads` threads, the best of `ROUNDS` each."""
     import torch
 
     torch.set_num_threads(num_threads)
@@ -34,11 +35,11 @@ def measure_machine(dtype: str, num_threads: int) -> Machine:
     read_s = _best(lambda: values.sum())
     matrix = torch.randn((GEMM_SIDE, GEMM_SIDE)).to(getattr(torch, dtype))
     gemm_s = _best(lambda: matrix @ matrix)
-    return Machine(values.nbytes / read_s, 2 * GEMM_SIDE**3 / gemm_s, num_threads)
+    return MachineRates(values.nbytes / read_s, 2 * GEMM_SIDE**3 / gemm_s, num_threads)
 
 
-def floor_tokens_per_s(
-    config: ModelConfig, dtype: str, requests: Sequence[BenchRequest], concurrency: int, machine: Machine
+def roofline_tokens_per_s(
+    config: ModelConfig, dtype: str, requests: Sequence[BenchRequest], concurrency: int, machine: MachineRates
 ) -> float:
     """Output tokens per second that no engine can pass on this machine with this many requests at once.
 
