@@ -82,10 +82,12 @@ class RuleEngine:
         """`clear_after_s`: how long a target must have been scraped before silence counts as clear."""
         self._store = store
         self._default_interval_s = default_interval_s
+        self._clear_after_s = clear_after_s
         self._groups = list(groups)
         reaches = reaches_of(groups)
         self._states: list[list[_RuleState]] = [_states_of(group, store, reaches, clear_after_s) for group in groups]
         self._last_slot: list[int | None] = [None] * len(self._groups)
+        self._taken_out: list[AlertChange] = []  # alerts whose rule is gone, until a tick has told of them
         self._shared = SharedAnswers(rule.query.root for group in groups for rule in group.rules)
         self._rolls: dict[float, Roll] = {}  # of this tick, by how long a target must have been scraped
 
@@ -94,7 +96,7 @@ class RuleEngine:
 
         A rule that fails leaves its alerts and series as they are: see `failures`.
         """
-        changes: list[AlertChange] = []
+        changes, self._taken_out = self._taken_out, []
         self._rolls = {}
         self._shared.clear()
         for index, group in enumerate(self._groups):
@@ -108,6 +110,33 @@ class RuleEngine:
                 changes.extend(self._evaluate(group, state, now))
         self._shared.clear()
         return changes
+
+    def replace_groups(self, groups: Sequence[RuleGroup], now: float) -> None:
+        """Evaluates these groups from the next tick on, with the state of what is still there.
+
+        As Prometheus does on a reload, an alerting rule keeps its pending and firing alerts as long as a rule of its
+        name is there, whatever else changed; the next tick judges them anew. What a recording rule of the same group
+        and name wrote goes on. Series of rules that are gone end, and their alerts are told as resolved by that tick.
+        """
+        reaches = reaches_of(groups)
+        states = [_states_of(group, self._store, reaches, self._clear_after_s) for group in groups]
+        left = {id(state): state for old in self._states for state in old}
+        known = {_identity(state): state for state in reversed(left.values())}
+        for state in (state for new in states for state in new):
+            before = known.pop(_identity(state), None)
+            if before is not None:
+                del left[id(before)]
+                before.writer.keep_at_least(reaches.get(state.rule.name, 0.0) + LOOKBACK_MS / 1000)
+                state.writer, state.active, state.error = before.writer, before.active, before.error
+        slots = {group.name: slot for group, slot in zip(self._groups, self._last_slot, strict=True)}
+        for state in left.values():
+            state.writer.end()
+            for alert in state.active.values():
+                if alert.state != "resolved":
+                    self._taken_out.append(AlertChange(replace(alert, state="resolved", resolved_at=now), alert.state))
+        self._groups, self._states = list(groups), states
+        self._last_slot = [slots.get(group.name) for group in groups]
+        self._shared = SharedAnswers(rule.query.root for group in groups for rule in group.rules)
 
     def lose_sight(self, now: float) -> list[AlertChange]:
         """No signals have come for too long to judge by them: every pending and firing alert is unknown."""
@@ -243,6 +272,11 @@ class RuleEngine:
             values = np.array([[1.0, alert.active_at] for _, alert in shown], dtype=np.float64)
             self._write(state, column, values.ravel(), at_ms)
         return changes
+
+
+def _identity(state: _RuleState) -> tuple[str, str]:
+    """What makes a rule the same one after a reload: an alert's name wherever it stands, a record's group and name."""
+    return (state.rule.kind, state.rule.name if state.rule.kind == "alert" else state.key)
 
 
 def _states_of(

@@ -265,6 +265,12 @@ class SeriesStore:
             assert (np.diff(times) > 0).all()
             assert list(ids) == sorted(ids)
 
+    def keep_at_least(self, retention_s: float) -> None:
+        """Points are kept for this long, from now on: a new rule may look further back."""
+        self.retention_ms = max(self.retention_ms, to_ms(retention_s))
+        for track in self._tracks.values():
+            track.keep_ms = max(track.keep_ms, self.retention_ms)
+
     # -- for writers --------------------------------------------------------------------------------------------
 
     def new_track(self, *, is_scrape: bool = False, keep_ms: int = 0) -> Track:

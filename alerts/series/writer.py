@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from alerts.arrays import Floats, Index, Times
-from alerts.sample import STALE, LabelSet
+from alerts.sample import STALE, LabelSet, to_ms
 from alerts.series.chunk import is_hole
 from alerts.series.series_group import Series, Track
 
@@ -59,6 +59,12 @@ class Writer:
     @property
     def track(self) -> Track | None:
         return self._track
+
+    def keep_at_least(self, keep_s: float) -> None:
+        """Its series' points are kept for this long, from now on."""
+        self._keep_ms = max(self._keep_ms, to_ms(keep_s))
+        if self._track is not None:
+            self._track.keep_ms = max(self._track.keep_ms, self._keep_ms)
 
     def take(self, key: object, labels: Callable[[], Iterable[LabelSet]]) -> int:
         """Makes these the series that are written from now on; how many were not among the last ones.
