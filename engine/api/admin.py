@@ -107,7 +107,7 @@ async def requests(request: Request) -> Response:
 
 
 def _describe(flight: Flight, blocks: Mapping[str, int] | None, now: float) -> dict[str, object]:
-    """No prompt and no text: this is for the person on call. `blocks` by the core's ids; None: not known."""
+    """No prompt and no text: this is for the person on call. `blocks` by sequence id; None: not known."""
     if flight.outcome is not None:
         state = "ending"
     elif any(c.abort_reason == "moved" for c in flight.open_choices):
@@ -123,7 +123,7 @@ def _describe(flight: Flight, blocks: Mapping[str, int] | None, now: float) -> d
         "choices": len(flight.choices),
         "tokens_in": flight.num_prompt_tokens,
         "tokens_out": flight.num_output_tokens,
-        "kv_blocks": None if blocks is None else sum(blocks.get(c.core_id, 0) for c in flight.open_choices),
+        "kv_blocks": None if blocks is None else sum(blocks.get(c.seq_id, 0) for c in flight.open_choices),
         "age_s": round(now - flight.arrived_at, 3),
         "continued": flight.is_continued,
         "can_move": flight.accepts_handoff,
@@ -205,7 +205,7 @@ async def continue_request(request: Request) -> Response:
     arrival = arrival_of(request, None, is_continued=True)
     with admitting(node, arrival):
         state = read_handoff(await read_body(request), node)
-        arrival = replace(arrival, kind=state.ask.kind)
+        arrival = replace(arrival, kind=state.ask.kind, request_id=state.ask.request_id)
         try:
             await check_continued(node, state.ask.sampling.grammar)
             flight = node.admit(

@@ -14,8 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from engine.api import admin, openai, openapi, status
 from engine.api.errors import ApiError, error_response
 from engine.api.http_metrics import HttpMetrics, HttpMetricsMiddleware
-from engine.api.prepare import request_id_of
 from engine.node.node import Node
+from engine.protocol.request_id import usable_request_id
 
 log = structlog.get_logger()
 
@@ -44,7 +44,7 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        request_id = request_id_of(Headers(scope=scope).get("X-Request-Id"))
+        request_id = usable_request_id(Headers(scope=scope).get("X-Request-Id"))
         scope.setdefault("state", {})["request_id"] = request_id
 
         async def send_with_id(message: Message) -> None:
@@ -67,5 +67,5 @@ async def _on_http_error(request: Request, exc: Exception) -> Response:
 
 
 async def _on_bug(request: Request, exc: Exception) -> Response:
-    log.error("request.crashed", path=request.url.path, exc_info=exc)
+    log.error("request.crashed", request_id=request.state.request_id, path=request.url.path, exc_info=exc)
     return error_response(ApiError(500, "internal error; the node's log has the cause", code="internal"))

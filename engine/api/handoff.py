@@ -14,6 +14,7 @@ from engine.api.errors import ApiError
 from engine.api.schema import MAX_CHOICES, MAX_PROMPTS, MAX_STOPS, MAX_TOKENS
 from engine.node.inflight import MAX_SEED, Ask, Flight, Kind, Progress
 from engine.node.node import Node
+from engine.protocol.request_id import REQUEST_ID
 
 VERSION: Literal[1] = 1
 
@@ -69,7 +70,12 @@ def _problem(state: HandoffState, vocab_size: int) -> str | None:
     ask = state.ask
     if not 1 <= ask.n <= MAX_CHOICES or not 1 <= len(ask.prompts) <= MAX_PROMPTS or len(ask.stop) > MAX_STOPS:
         return "state.ask: more choices, prompts or stop strings than are allowed"
-    if len(ask.request_id) > 128 or len(ask.id) > 160 or len(ask.cache_salt) > 256 or any(not s for s in ask.stop):
+    if (
+        not REQUEST_ID.fullmatch(ask.request_id)
+        or len(ask.id) > 160
+        or len(ask.cache_salt) > 256
+        or any(not s for s in ask.stop)
+    ):
         return "state.ask: bad id, salt or stop string"
     if [c.index for c in state.choices] != list(range(ask.n * len(ask.prompts))):
         return "state.choices: must be one for each choice, in order"

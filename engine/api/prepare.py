@@ -6,10 +6,8 @@ Everything that a request needs later is settled here, the seed included, so tha
 from __future__ import annotations
 
 import asyncio
-import re
 import secrets
 import time
-import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -26,7 +24,6 @@ from engine.node.refusal import TooLongError, check_fits
 from engine.protocol.step import SamplingParams
 from engine.text.tokenizer import BadChatError
 
-REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 INLINE_CHARS = 4096  # tokenising more than this takes longer than a step: it goes to a thread
 LARGE_CHARS = 256 * 2**10  # more than this takes tenths of a second: few at a time, so that others find a thread
 LEFT_OUT_FACTOR = 4  # a template may leave out some of a history, but hardly three quarters
@@ -34,11 +31,6 @@ PLAIN_CHARS_PER_TOKEN = 16  # a text with so many is no prose: what is longer is
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 
 T = TypeVar("T")
-
-
-def request_id_of(given: str | None) -> str:
-    """The client's X-Request-Id when it is usable, else a new one."""
-    return given if given is not None and REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
 
 def check_model(node: Node, name: str | None) -> str:

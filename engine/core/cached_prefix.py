@@ -1,4 +1,4 @@
-"""Which cached blocks a request may start from."""
+"""Which cached blocks a sequence may start from."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from engine.core.block_pool import BlockPool
 from engine.core.pending_step import StepRow
-from engine.core.request import Request, RequestState
+from engine.core.sequence import CoreSequence, SequenceState
 
 
 class CachedPrefix(NamedTuple):
@@ -26,21 +26,21 @@ class CachedPrefix(NamedTuple):
         return CachedPrefix(self.shared, None, len(self.shared) * block_size)
 
 
-def find_cached_prefix(request: Request, pool: BlockPool) -> CachedPrefix:
-    """The longest cached beginning of a request without device blocks; always leaves a token to compute."""
+def find_cached_prefix(sequence: CoreSequence, pool: BlockPool) -> CachedPrefix:
+    """The longest cached beginning of a sequence without device blocks; always leaves a token to compute."""
     size = pool.block_size
-    contents = request.contents_for(size)
+    contents = sequence.contents_for(size)
     found = pool.match(contents)
-    if request.state is RequestState.SWAPPED:
-        usable = found[: (request.num_tokens - 1) // size]
-        if len(usable) * size > request.num_computed_tokens:
+    if sequence.state is SequenceState.SWAPPED:
+        usable = found[: (sequence.num_tokens - 1) // size]
+        if len(usable) * size > sequence.num_computed_tokens:
             return CachedPrefix(usable, None, len(usable) * size)  # somebody else came further meanwhile
         # What is still on the device need not come back from the host.
-        return CachedPrefix(found[: request.num_computed_tokens // size], None, request.num_computed_tokens)
-    if len(found) * size < request.num_tokens:
+        return CachedPrefix(found[: sequence.num_computed_tokens // size], None, sequence.num_computed_tokens)
+    if len(found) * size < sequence.num_tokens:
         return CachedPrefix(found, None, len(found) * size)
     # All tokens are cached, but the last must be computed to get its logits: into a copy of its block.
-    return CachedPrefix(found[:-1], found[-1], request.num_tokens - 1)
+    return CachedPrefix(found[:-1], found[-1], sequence.num_tokens - 1)
 
 
 class PrefixesInStep:
@@ -52,22 +52,22 @@ class PrefixesInStep:
         self._num_seen = 0
         self._hashes: set[bytes] = set()
 
-    def computes_most_of(self, num_tokens: int, prefix: CachedPrefix, request: Request) -> bool:
-        """Whether at least half of a request's next tokens, from `prefix` on, are computed for somebody else."""
-        if request.state is RequestState.SWAPPED:  # its own are on the host
+    def computes_most_of(self, num_tokens: int, prefix: CachedPrefix, sequence: CoreSequence) -> bool:
+        """Whether at least half of a sequence's next tokens, from `prefix` on, are computed for somebody else."""
+        if sequence.state is SequenceState.SWAPPED:  # its own are on the host
             return False
         self._look_at_new_rows()
-        contents = request.contents_for(self._size)
+        contents = sequence.contents_for(self._size)
         first = last = len(prefix.block_ids)
         while last < len(contents) and contents[last].hash in self._hashes:
             last += 1
         return 0 < num_tokens <= 2 * (last - first) * self._size
 
     def _look_at_new_rows(self) -> None:
-        for request, scheduled in self._rows[self._num_seen :]:
-            if request.is_probe:  # what it computes is never offered to others
+        for sequence, scheduled in self._rows[self._num_seen :]:
+            if sequence.is_probe:  # what it computes is never offered to others
                 continue
             first, last = scheduled.start // self._size, (scheduled.start + scheduled.num_tokens) // self._size
             if first < last:
-                self._hashes.update(content.hash for content in request.contents_for(self._size)[first:last])
+                self._hashes.update(content.hash for content in sequence.contents_for(self._size)[first:last])
         self._num_seen = len(self._rows)

@@ -126,7 +126,7 @@ class FakeRunner:
         self.clock = clock or ManualClock()
         self._checks_kv = checks_kv
         self._block_size = block_size
-        self._sequences: dict[int, _Sequence] = {}
+        self._sequences: dict[str, _Sequence] = {}
         self._device: dict[int, list[int | None]] = {}  # block to what each slot holds: the hash of its prefix
         self._host: dict[int, list[int | None]] = {}
 
@@ -153,7 +153,7 @@ class FakeRunner:
         Raises:
             FakeKvError: with `checks_kv`, a row read KV that is not its own.
         """
-        failed: dict[int, str] = {}
+        failed: dict[str, str] = {}
         for seq_id in plan.forgotten:
             self._sequences.pop(seq_id, None)
         for new in plan.new:
@@ -164,8 +164,8 @@ class FakeRunner:
                 self._store(row.seq_id, row.start, row.num_tokens, row.block_ids)
             for row in plan.scheduled:
                 self._check(row.seq_id, row.start + row.num_tokens, row.block_ids)
-        token_ids: dict[int, int] = {}
-        logprobs: dict[int, TokenLogprobs] = {}
+        token_ids: dict[str, int] = {}
+        logprobs: dict[str, TokenLogprobs] = {}
         for row in plan.scheduled:
             if row.samples and row.seq_id not in failed:
                 try:
@@ -187,7 +187,7 @@ class FakeRunner:
         entry = TokenLogprobs(each, tuple((token_id, each) for token_id in range(wanted)))
         return (entry,) * len(scored_positions(row, sequence.num_prompt_tokens))
 
-    def _matcher_of(self, new: NewSequence, failed: dict[int, str]) -> GrammarMatcher | None:
+    def _matcher_of(self, new: NewSequence, failed: dict[str, str]) -> GrammarMatcher | None:
         grammar = new.sampling.grammar
         if grammar is None:
             return None
@@ -199,7 +199,7 @@ class FakeRunner:
             failed[new.seq_id] = f"its grammar: {error}"
             return None
 
-    def _sample(self, seq_id: int, logprobs: dict[int, TokenLogprobs]) -> int:
+    def _sample(self, seq_id: str, logprobs: dict[str, TokenLogprobs]) -> int:
         sequence = self._sequences[seq_id]
         sampling = sequence.sampling
         if sequence.matcher is None:
@@ -229,7 +229,7 @@ class FakeRunner:
     def _slots(self, blocks: dict[int, list[int | None]], block_id: int) -> list[int | None]:
         return blocks.setdefault(block_id, [None] * self._block_size)
 
-    def _store(self, seq_id: int, start: int, num_tokens: int, block_ids: tuple[int, ...]) -> None:
+    def _store(self, seq_id: str, start: int, num_tokens: int, block_ids: tuple[int, ...]) -> None:
         token_ids = self._sequences[seq_id].token_ids
         before = self._read(block_ids, start - 1) if start else 0
         if before is None:
@@ -239,7 +239,7 @@ class FakeRunner:
             block_id = block_ids[position // self._block_size]
             self._slots(self._device, block_id)[position % self._block_size] = before
 
-    def _check(self, seq_id: int, num_tokens: int, block_ids: tuple[int, ...]) -> None:
+    def _check(self, seq_id: str, num_tokens: int, block_ids: tuple[int, ...]) -> None:
         """Read back all positions as attention would, after all rows of the step stored theirs."""
         expected = 0
         for position, token_id in enumerate(self._sequences[seq_id].token_ids[:num_tokens]):

@@ -1,4 +1,4 @@
-"""Requests whose grammar is being compiled: kept out of the scheduler until a matcher costs nothing to make.
+"""Sequences whose grammar is being compiled: kept out of the scheduler until a matcher costs nothing to make.
 
 Compiling takes up to tenths of a second; done in the step loop's own thread it would hold up every other sequence.
 """
@@ -13,7 +13,8 @@ from typing import Any
 import structlog
 
 from engine.protocol.grammar import BadGrammarError
-from engine.protocol.messages import AddRequest
+from engine.protocol.messages import AddSequence
+from engine.protocol.request_id import log_ids
 from engine.text.grammar_compiler import GrammarCompiler
 
 log = structlog.get_logger()
@@ -21,9 +22,9 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class GrammarCompiled:
-    """What the thread says: this request may start, or must end with `problem`."""
+    """What the thread says: this sequence may start, or must end with `problem`."""
 
-    request_id: str
+    seq_id: str
     problem: str | None = None
 
 
@@ -33,34 +34,34 @@ class GrammarQueue:
     def __init__(self, grammars: GrammarCompiler | None, inbox: queue.SimpleQueue[Any]) -> None:
         self._grammars = grammars
         self._inbox = inbox
-        self._waiting: dict[str, AddRequest] = {}
+        self._waiting: dict[str, AddSequence] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     @property
-    def request_ids(self) -> list[str]:
+    def seq_ids(self) -> list[str]:
         return list(self._waiting)
 
-    def holds_back(self, message: AddRequest) -> bool:
-        """Whether the request waits here now, until its `GrammarCompiled` comes."""
+    def holds_back(self, message: AddSequence) -> bool:
+        """Whether the sequence waits here now, until its `GrammarCompiled` comes."""
         grammar, book = message.sampling.grammar, self._grammars
         # A repeated id goes on to the scheduler, which knows how to refuse it.
-        if grammar is None or book is None or book.has(grammar) or message.request_id in self._waiting:
+        if grammar is None or book is None or book.has(grammar) or message.seq_id in self._waiting:
             return False
-        request_id = message.request_id
-        self._waiting[request_id] = message
-        book.submit(grammar).add_done_callback(lambda compiling: self._on_compiled(request_id, compiling))
+        seq_id = message.seq_id
+        self._waiting[seq_id] = message
+        book.submit(grammar).add_done_callback(lambda compiling: self._on_compiled(seq_id, compiling))
         return True
 
-    def pop_request(self, request_id: str) -> AddRequest | None:
-        """The request, which no longer waits; None when it did not (it was aborted meanwhile)."""
-        return self._waiting.pop(request_id, None)
+    def pop_sequence(self, seq_id: str) -> AddSequence | None:
+        """The sequence, which no longer waits; None when it did not (it was aborted meanwhile)."""
+        return self._waiting.pop(seq_id, None)
 
-    def _on_compiled(self, request_id: str, compiling: Future[None]) -> None:
-        """In the book's thread. A request that waits gets its end whatever went wrong."""
+    def _on_compiled(self, seq_id: str, compiling: Future[None]) -> None:
+        """In the book's thread. A sequence that waits gets its end whatever went wrong."""
         error = compiling.exception()
         if error is not None and not isinstance(error, BadGrammarError):
-            log.error("grammar.failed", request_id=request_id, exc_info=error)
+            log.error("grammar.failed", **log_ids(seq_id), exc_info=error)
         problem = None if error is None else f"the grammar can't be compiled: {error}"
-        self._inbox.put(GrammarCompiled(request_id, problem))
+        self._inbox.put(GrammarCompiled(seq_id, problem))

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from engine.core.request import FinishReason, Request
-from engine.protocol.messages import RequestUpdate
+from engine.core.sequence import CoreSequence, FinishReason
+from engine.protocol.messages import SequenceUpdate
 from engine.protocol.step import NewSequence, Scheduled, StepPlan
 
 
 class PreemptedBy(StrEnum):
-    """What became of a preempted request's KV."""
+    """What became of a preempted sequence's KV."""
 
     RECOMPUTE = "recompute"  # dropped: its tokens are computed again
     SWAP = "swap"  # copied to host blocks
@@ -23,12 +23,12 @@ class PreemptedBy(StrEnum):
 class Preemption:
     """Who had to make room, for whom, and what it costs."""
 
-    request_id: str
+    seq_id: str
     at: float
     how: PreemptedBy
     lost_tokens: int  # computed tokens that must be computed again; a swap loses none
     num_blocks: int  # given up on the device
-    for_request_id: str | None  # who needed the blocks; None after a failed step
+    for_seq_id: str | None  # who needed the blocks; None after a failed step
 
 
 class StepKind(StrEnum):
@@ -42,7 +42,7 @@ class StepOutcome(NamedTuple):
     """What one step changed."""
 
     kind: StepKind
-    updates: list[RequestUpdate]
+    updates: list[SequenceUpdate]
     preemptions: tuple[Preemption, ...]
     prefix_queries_tokens: int
     prefix_hits_tokens: int
@@ -54,7 +54,7 @@ class StepOutcome(NamedTuple):
 
 
 class StepRow(NamedTuple):
-    request: Request
+    sequence: CoreSequence
     scheduled: Scheduled
 
 
@@ -65,13 +65,13 @@ class PendingStep:
     step_id: int
     budget_tokens: int
     rows: list[StepRow] = field(default_factory=list)
-    planned: set[int] = field(default_factory=set)  # seq_ids in `rows`
-    forgotten: list[int] = field(default_factory=list)
+    planned: set[str] = field(default_factory=set)  # seq_ids in `rows`
+    forgotten: list[str] = field(default_factory=list)
     new: list[NewSequence] = field(default_factory=list)
     swap_out: list[tuple[int, int]] = field(default_factory=list)
     swap_in: list[tuple[int, int]] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
-    preempted: list[Request] = field(default_factory=list)
+    preempted: list[CoreSequence] = field(default_factory=list)
     preemptions: list[Preemption] = field(default_factory=list)
     # Copy sources and host blocks that are read in this step: nobody may have them before it is done.
     pinned_blocks: list[int] = field(default_factory=list)
@@ -79,23 +79,23 @@ class PendingStep:
     prefix_queries_tokens: int = 0
     prefix_hits_tokens: int = 0
 
-    def add_row(self, request: Request, num_tokens: int) -> None:
-        """Plan the next `num_tokens` of a request; its block table is long enough."""
-        start = request.num_computed_tokens
-        samples = start + num_tokens == request.num_tokens and request.sampling.max_tokens > 0
-        row = Scheduled(request.seq_id, start, num_tokens, tuple(request.block_ids), samples)
-        self.rows.append(StepRow(request, row))
-        self.planned.add(request.seq_id)
+    def add_row(self, sequence: CoreSequence, num_tokens: int) -> None:
+        """Plan the next `num_tokens` of a sequence; its block table is long enough."""
+        start = sequence.num_computed_tokens
+        samples = start + num_tokens == sequence.num_tokens and sequence.sampling.max_tokens > 0
+        row = Scheduled(sequence.seq_id, start, num_tokens, tuple(sequence.block_ids), samples)
+        self.rows.append(StepRow(sequence, row))
+        self.planned.add(sequence.seq_id)
         self.budget_tokens -= num_tokens
 
     @property
     def kind(self) -> StepKind:
-        rows = [row for row in self.rows if not row.request.is_probe]
+        rows = [row for row in self.rows if not row.sequence.is_probe]
         if not rows:
             return StepKind.NONE
         num_decodes = sum(
-            scheduled.num_tokens == 1 and scheduled.samples and scheduled.start >= request.num_prompt_tokens
-            for request, scheduled in rows
+            scheduled.num_tokens == 1 and scheduled.samples and scheduled.start >= sequence.num_prompt_tokens
+            for sequence, scheduled in rows
         )
         if num_decodes == len(rows):
             return StepKind.DECODE
@@ -114,14 +114,14 @@ class PendingStep:
         )
 
     def as_outcome(self) -> StepOutcome:
-        """With the news of the step's requests and its victims; nothing of those whose end was told by an abort."""
-        touched = {r.seq_id: r for r in (*(row.request for row in self.rows), *self.preempted)}
+        """With the news of the step's sequences and its victims; nothing of those whose end was told by an abort."""
+        touched = {r.seq_id: r for r in (*(row.sequence for row in self.rows), *self.preempted)}
         told = [r for r in touched.values() if r.has_news and r.finish_reason is not FinishReason.ABORT]
         return StepOutcome(
             self.kind,
-            [request.take_update() for request in told],
+            [sequence.take_update() for sequence in told],
             tuple(self.preemptions),
             self.prefix_queries_tokens,
             self.prefix_hits_tokens,
-            sum(row.scheduled.num_tokens for row in self.rows if row.request.is_probe),
+            sum(row.scheduled.num_tokens for row in self.rows if row.sequence.is_probe),
         )

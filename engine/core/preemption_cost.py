@@ -1,4 +1,4 @@
-"""Whether a preempted request's KV is cheaper to swap or to recompute, learned from the steps before.
+"""Whether a preempted sequence's KV is cheaper to swap or to recompute, learned from the steps before.
 
 Every answer is None until it has been measured: a guess must not look like a measurement.
 """

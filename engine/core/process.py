@@ -28,7 +28,7 @@ from engine.log import configure_logging
 from engine.protocol.clock import SystemMonotonicClock
 from engine.protocol.core_config import CoreConfig, read_config
 from engine.protocol.frames import ConnectionClosed, FrameSocket, start_reader
-from engine.protocol.golden_prompt import golden_request
+from engine.protocol.golden_prompt import golden_sequence
 from engine.protocol.heartbeat import HeartbeatPage
 from engine.protocol.messages import CoreFailed, CoreProgress, CoreReady, FromCore, ToCore
 
@@ -114,7 +114,7 @@ def _start(
         heartbeats=heartbeats,
         grammars=model.grammars,
     )
-    golden = loop.warm_up(golden_request(model.limits.vocab_size or 1, model.limits.max_tokens, clock.now()))
+    golden = loop.warm_up(golden_sequence(model.limits.vocab_size or 1, model.limits.max_tokens, clock.now()))
     progress("warming_up", 1.0)
     return loop, CoreReady(
         num_kv_blocks=model.limits.num_blocks,

@@ -1,13 +1,13 @@
-"""Which tokens of which requests are computed next, and what the result means for each request.
+"""Which tokens of which sequences are computed next, and what the result means for each sequence.
 
 One step:
-1. Requests that lack one token only (decodes) get it, best order first.
-2. Requests in the middle of their prompt get a chunk, so that a long prompt costs the others little.
-3. Where blocks run out, the request that is last in order gives its blocks up: lowest priority, newest first.
-4. If nobody had to, waiting requests start in order, while seats, token budget and predicted KV allow.
+1. Sequences that lack one token only (decodes) get it, best order first.
+2. Sequences in the middle of their prompt get a chunk, so that a long prompt costs the others little.
+3. Where blocks run out, the sequence that is last in order gives its blocks up: lowest priority, newest first.
+4. If nobody had to, waiting sequences start in order, while seats, token budget and predicted KV allow.
 
-The order (`request_queue.serving_order`) is total and never changes, and the first in the queue is passed over only for
-a step that computes its own next tokens for somebody else: so nothing starves. The best request of all can always go
+The order (`sequence_queue.serving_order`) is total and never changes, and the first in the queue is passed over only
+for a step that computes its own next tokens for somebody else: so nothing starves. The best sequence can always go
 on, because `max_tokens` bounds it by the whole pool: so every plan makes progress. No torch, no clock, no I/O: `now` is
 an argument.
 """
@@ -21,19 +21,19 @@ from engine.core.block_pool import BlockPool, HostBlocks
 from engine.core.cached_prefix import CachedPrefix, PrefixesInStep, find_cached_prefix
 from engine.core.pending_step import PendingStep, PreemptedBy, Preemption, StepOutcome
 from engine.core.preemption_cost import PreemptionCost
-from engine.core.request import FinishReason, Request, RequestState
-from engine.core.request_queue import RequestQueue, serving_order
 from engine.core.scheduler_config import Refused, SchedulerConfig, why_refused
-from engine.protocol.messages import AddRequest, RequestUpdate
+from engine.core.sequence import CoreSequence, FinishReason, SequenceState
+from engine.core.sequence_queue import SequenceQueue, serving_order
+from engine.protocol.messages import AddSequence, SequenceUpdate
 from engine.protocol.output_length import OutputLengthForecast
 from engine.protocol.step import StepPlan, StepResult
 
 _KEPT_PREEMPTIONS = 1000
-_MOST_PASSED_OVER = 32  # waiting requests looked at beyond the free seats, in one step
+_MOST_PASSED_OVER = 32  # waiting sequences looked at beyond the free seats, in one step
 
 
 class Scheduler:
-    """Owns the requests and the block pool. `plan` and `apply` (or `fail`) alternate; the rest may come any time."""
+    """Owns the sequences and the block pool. `plan` and `apply` (or `fail`) alternate; the rest may come any time."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
@@ -44,10 +44,10 @@ class Scheduler:
         self.finds_prefixes = True  # False is a fault: look-ups are counted and find nothing
         self.preemptions: deque[Preemption] = deque(maxlen=_KEPT_PREEMPTIONS)
         self._eos_token_ids = frozenset(config.eos_token_ids)
-        self._requests: dict[str, Request] = {}
-        self._waiting = RequestQueue()
-        self._running = RequestQueue()
-        self._forgotten: list[int] = []
+        self._sequences: dict[str, CoreSequence] = {}
+        self._waiting = SequenceQueue()
+        self._running = SequenceQueue()
+        self._forgotten: list[str] = []
         self._pending: PendingStep | None = None  # of the step whose result is awaited
         self._num_added = 0
         self._num_steps = 0
@@ -58,45 +58,44 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Requests without device blocks, swapped ones among them."""
+        """Sequences without device blocks, swapped ones among them."""
         return len(self._waiting)
 
     @property
     def has_work(self) -> bool:
         """While this is true, `plan` returns a plan."""
-        return bool(self._requests)
+        return bool(self._sequences)
 
     @property
-    def requests(self) -> dict[str, Request]:
-        """All requests that have not ended, by id; to be read only."""
-        return self._requests
+    def sequences(self) -> dict[str, CoreSequence]:
+        """All sequences that have not ended, by id; to be read only."""
+        return self._sequences
 
-    def add(self, message: AddRequest, now: float) -> Refused | RequestUpdate | None:
-        """Take a request in. Returns why not, or its only update if its output was complete already, or None."""
+    def add(self, message: AddSequence, now: float) -> Refused | SequenceUpdate | None:
+        """Take a sequence in. Returns why not, or its only update if its output was complete already, or None."""
         problem = why_refused(message, self.config)
         if problem is not None:
-            return Refused(message.request_id, problem)
-        if message.request_id in self._requests:
-            return Refused(message.request_id, "a request of this id is being served", is_duplicate=True)
-        seq_id = self._num_added
+            return Refused(message.seq_id, problem)
+        if message.seq_id in self._sequences:
+            return Refused(message.seq_id, "a sequence of this id is being served", is_duplicate=True)
+        order = serving_order(message.priority, min(message.arrived_at, now), self.config.ageing_s, self._num_added)
         self._num_added += 1
-        order = serving_order(message.priority, min(message.arrived_at, now), self.config.ageing_s, seq_id)
-        request = Request(message, seq_id, order)
-        reason = request.end_of_output(self._eos_token_ids, self.config.max_tokens)
+        sequence = CoreSequence(message, order)
+        reason = sequence.end_of_output(self._eos_token_ids, self.config.max_tokens)
         if reason is not None:
-            request.finish_reason = reason
-            return request.take_update()
-        self._requests[request.request_id] = request
-        self._waiting.add(request)
+            sequence.finish_reason = reason
+            return sequence.take_update()
+        self._sequences[sequence.seq_id] = sequence
+        self._waiting.add(sequence)
         return None
 
-    def abort(self, request_id: str) -> RequestUpdate | None:
-        """End a request; None if it is not here (any more). Allowed while a step of it is being computed."""
-        request = self._requests.get(request_id)
-        if request is None:
+    def abort(self, seq_id: str) -> SequenceUpdate | None:
+        """End a sequence; None if it is not here (any more). Allowed while a step of it is being computed."""
+        sequence = self._sequences.get(seq_id)
+        if sequence is None:
             return None
-        self._finish(request, FinishReason.ABORT)
-        return request.take_update()
+        self._finish(sequence, FinishReason.ABORT)
+        return sequence.take_update()
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step; None when there is nothing to do."""
@@ -106,12 +105,12 @@ class Scheduler:
         self._num_steps += 1
         step = PendingStep(self._num_steps, self.config.max_num_batched_tokens)
         rows = list(self._running)
-        for request in rows:
-            if request.num_uncomputed_tokens == 1:
-                self._plan_running(request, step, now)
-        for request in rows:
-            if request.num_uncomputed_tokens > 1:
-                self._plan_running(request, step, now)
+        for sequence in rows:
+            if sequence.num_uncomputed_tokens == 1:
+                self._plan_running(sequence, step, now)
+        for sequence in rows:
+            if sequence.num_uncomputed_tokens > 1:
+                self._plan_running(sequence, step, now)
         if self._waiting and not step.preempted:
             self._admit(step, now)
         assert step.rows, "work but no step: the pool's arithmetic is broken"
@@ -125,105 +124,105 @@ class Scheduler:
         assert result.step_id == step.step_id, f"result of step {result.step_id}, awaited {step.step_id}"
         num_tokens = sum(row.scheduled.num_tokens for row in step.rows)
         self.preemption_cost.observe(num_tokens, result.seconds, len(step.swap_out) + len(step.swap_in))
-        for request, scheduled in step.rows:
-            if request.state is not RequestState.RUNNING:
+        for sequence, scheduled in step.rows:
+            if sequence.state is not SequenceState.RUNNING:
                 continue  # aborted while the step was computed
-            failure = result.failed.get(request.seq_id)
+            failure = result.failed.get(sequence.seq_id)
             if failure is not None:
-                self._finish(request, FinishReason.ERROR, failure)
+                self._finish(sequence, FinishReason.ERROR, failure)
                 continue
-            request.num_computed_tokens = scheduled.start + scheduled.num_tokens
-            self._register_blocks(request)
-            request.score_prompt(scheduled.start, result.prompt_logprobs.get(request.seq_id, ()))
+            sequence.num_computed_tokens = scheduled.start + scheduled.num_tokens
+            self._register_blocks(sequence)
+            sequence.score_prompt(scheduled.start, result.prompt_logprobs.get(sequence.seq_id, ()))
             if scheduled.samples:
-                self._append_token(request, result)
-            elif not request.num_uncomputed_tokens:
-                self._finish(request, FinishReason.LENGTH)  # max_tokens 0: only its prompt was asked about
+                self._append_token(sequence, result)
+            elif not sequence.num_uncomputed_tokens:
+                self._finish(sequence, FinishReason.LENGTH)  # max_tokens 0: only its prompt was asked about
         return step.as_outcome()
 
     def fail(self, reason: str, now: float, *, only_largest: bool = False) -> StepOutcome:
-        """Take in that the step could not be computed: its requests end with an error.
+        """Take in that the step could not be computed: its sequences end with an error.
 
         With `only_largest` (out of memory) that is the one with most tokens in the step, the newest among equals; the
         others start over. KV that the step was to move is given up, as nobody can say how far it came.
         """
         step = self._close_step()
         self._forgotten += step.forgotten  # perhaps the runner never got to it
-        alive = [row for row in step.rows if row.request.state is RequestState.RUNNING]
+        alive = [row for row in step.rows if row.sequence.state is SequenceState.RUNNING]
         culprits = alive
         if only_largest and alive:
-            culprits = [max(alive, key=lambda row: (row.scheduled.num_tokens, row.request.order))]
-        for request, _ in culprits:
-            self._finish(request, FinishReason.ERROR, reason)
-        for request, _ in alive:
-            if request.state is RequestState.RUNNING:
-                self._start_over(request, step, now)
-        for request in step.preempted:
-            if request.state is RequestState.SWAPPED:
-                self._start_over(request, step, now)
+            culprits = [max(alive, key=lambda row: (row.scheduled.num_tokens, row.sequence.order))]
+        for sequence, _ in culprits:
+            self._finish(sequence, FinishReason.ERROR, reason)
+        for sequence, _ in alive:
+            if sequence.state is SequenceState.RUNNING:
+                self._start_over(sequence, step, now)
+        for sequence in step.preempted:
+            if sequence.state is SequenceState.SWAPPED:
+                self._start_over(sequence, step, now)
         return step.as_outcome()
 
     def check_integrity(self) -> str | None:
-        """The first thing that is wrong with requests or blocks, or None."""
-        held = [request.block_ids for request in self._running]
-        held_on_host = [request.host_block_ids for request in self._waiting]
+        """The first thing that is wrong with sequences or blocks, or None."""
+        held = [sequence.block_ids for sequence in self._running]
+        held_on_host = [sequence.host_block_ids for sequence in self._waiting]
         if self._pending is not None:
             held.append(self._pending.pinned_blocks)
             held_on_host.append(self._pending.pinned_host_blocks)
         problem = self.pool.check_integrity(held) or self.host_blocks.check_integrity(held_on_host)
         if problem is not None:
             return problem
-        if len(self._requests) != len(self._running) + len(self._waiting):
-            return f"{len(self._requests)} requests, {len(self._running)} run and {len(self._waiting)} wait"
-        for request in self._requests.values():
-            problem = request.find_problem(self.config.num_blocks_for(request.num_computed_tokens))
+        if len(self._sequences) != len(self._running) + len(self._waiting):
+            return f"{len(self._sequences)} sequences, {len(self._running)} run and {len(self._waiting)} wait"
+        for sequence in self._sequences.values():
+            problem = sequence.find_problem(self.config.num_blocks_for(sequence.num_computed_tokens))
             if problem is not None:
-                return f"request {request.request_id}: {problem}"
+                return f"sequence {sequence.seq_id}: {problem}"
         return None
 
     def rebuild_pools(self) -> None:
         """Start over with empty pools after their books were found wrong. Allowed only while nothing is served."""
-        assert not self._requests, "blocks are in use"
+        assert not self._sequences, "blocks are in use"
         assert self._pending is None, "a step is being computed"
         self.pool = BlockPool(self.config.num_blocks, self.config.block_size)
         self.host_blocks = HostBlocks(self.config.num_host_blocks)
 
-    def _plan_running(self, request: Request, step: PendingStep, now: float) -> None:
-        """Give a running request its next tokens; those last in order pay with their blocks if need be.
+    def _plan_running(self, sequence: CoreSequence, step: PendingStep, now: float) -> None:
+        """Give a running sequence its next tokens; those last in order pay with their blocks if need be.
 
-        A request that comes after all that could pay keeps what it has and waits: they will take it if they need it.
+        A sequence that comes after all that could pay keeps what it has and waits: they will take it if they need it.
         """
-        while request.state is RequestState.RUNNING:
-            chunk = self._chunk_tokens(request.num_uncomputed_tokens, step)
-            num_tokens = self._reserve(request, chunk) if chunk else 0
+        while sequence.state is SequenceState.RUNNING:
+            chunk = self._chunk_tokens(sequence.num_uncomputed_tokens, step)
+            num_tokens = self._reserve(sequence, chunk) if chunk else 0
             if num_tokens:
-                step.add_row(request, num_tokens)
+                step.add_row(sequence, num_tokens)
             if num_tokens or not chunk:
                 return
             victim = next(r for r in reversed(self._running) if r.seq_id not in step.planned)
-            if victim is request:
+            if victim is sequence:
                 return
-            self._preempt(victim, request, step, now)
+            self._preempt(victim, sequence, step, now)
 
     def _chunk_tokens(self, num_uncomputed: int, step: PendingStep) -> int:
-        """How many tokens one request may get of what is left of the step."""
+        """How many tokens one sequence may get of what is left of the step."""
         if not self.config.chunked_prefill:
             return num_uncomputed if num_uncomputed <= step.budget_tokens else 0
         limit = self.config.prefill_chunk_tokens or step.budget_tokens
         return min(num_uncomputed, limit, step.budget_tokens)
 
-    def _reserve(self, request: Request, num_tokens: int) -> int:
+    def _reserve(self, sequence: CoreSequence, num_tokens: int) -> int:
         """Lengthen the block table for up to `num_tokens` more; returns for how many it is long enough."""
-        computed = request.num_computed_tokens
-        missing = self.config.num_blocks_for(computed + num_tokens) - len(request.block_ids)
+        computed = sequence.num_computed_tokens
+        missing = self.config.num_blocks_for(computed + num_tokens) - len(sequence.block_ids)
         if missing > 0:
-            request.block_ids += self.pool.allocate(min(missing, self.pool.num_free)) or []
-        room = len(request.block_ids) * self.config.block_size - computed
+            sequence.block_ids += self.pool.allocate(min(missing, self.pool.num_free)) or []
+        room = len(sequence.block_ids) * self.config.block_size - computed
         if room < num_tokens and not self.config.chunked_prefill:
             return 0
         return min(num_tokens, room)
 
-    def _preempt(self, victim: Request, needed_by: Request, step: PendingStep, now: float) -> None:
+    def _preempt(self, victim: CoreSequence, needed_by: CoreSequence, step: PendingStep, now: float) -> None:
         num_blocks = self.config.num_blocks_for(victim.num_computed_tokens)
         lost_tokens = victim.num_computed_tokens
         host_block_ids: list[int] | None = None
@@ -235,122 +234,122 @@ class Scheduler:
             step.swap_out += zip(victim.block_ids[:num_blocks], host_block_ids, strict=True)
         step.preempted.append(victim)
         num_blocks = len(victim.block_ids)
-        self._leave_device(victim, RequestState.SWAPPED if how is PreemptedBy.SWAP else RequestState.WAITING)
+        self._leave_device(victim, SequenceState.SWAPPED if how is PreemptedBy.SWAP else SequenceState.WAITING)
         victim.host_block_ids = host_block_ids or []
-        self._record(
-            Preemption(victim.request_id, now, how, lost_tokens, num_blocks, needed_by.request_id), victim, step
-        )
+        self._record(Preemption(victim.seq_id, now, how, lost_tokens, num_blocks, needed_by.seq_id), victim, step)
 
-    def _start_over(self, request: Request, step: PendingStep, now: float) -> None:
-        """Drop all KV of a request that a failed step was to read, write or move."""
-        lost_tokens, num_blocks = request.num_computed_tokens, len(request.block_ids)
-        if request.state is RequestState.SWAPPED:
-            self.host_blocks.release(request.host_block_ids)
-            request.host_block_ids = []
-            request.num_computed_tokens = 0
-            request.move_to(RequestState.WAITING)
+    def _start_over(self, sequence: CoreSequence, step: PendingStep, now: float) -> None:
+        """Drop all KV of a sequence that a failed step was to read, write or move."""
+        lost_tokens, num_blocks = sequence.num_computed_tokens, len(sequence.block_ids)
+        if sequence.state is SequenceState.SWAPPED:
+            self.host_blocks.release(sequence.host_block_ids)
+            sequence.host_block_ids = []
+            sequence.num_computed_tokens = 0
+            sequence.move_to(SequenceState.WAITING)
         else:
-            self._leave_device(request, RequestState.WAITING)
+            self._leave_device(sequence, SequenceState.WAITING)
         self._record(
-            Preemption(request.request_id, now, PreemptedBy.FAILED_STEP, lost_tokens, num_blocks, None),
-            request,
+            Preemption(sequence.seq_id, now, PreemptedBy.FAILED_STEP, lost_tokens, num_blocks, None),
+            sequence,
             step,
         )
 
-    def _record(self, preemption: Preemption, request: Request, step: PendingStep) -> None:
-        request.mark_preempted()
+    def _record(self, preemption: Preemption, sequence: CoreSequence, step: PendingStep) -> None:
+        sequence.mark_preempted()
         step.preemptions.append(preemption)
         self.preemptions.append(preemption)
 
-    def _leave_device(self, request: Request, state: RequestState) -> None:
-        self.pool.release(request.block_ids)
-        request.block_ids = []
-        request.num_registered_blocks = 0
-        if state is RequestState.WAITING:
-            request.num_computed_tokens = 0
-        request.move_to(state)
-        self._forgotten.append(request.seq_id)
-        self._running.remove(request)
-        self._waiting.add(request)
+    def _leave_device(self, sequence: CoreSequence, state: SequenceState) -> None:
+        self.pool.release(sequence.block_ids)
+        sequence.block_ids = []
+        sequence.num_registered_blocks = 0
+        if state is SequenceState.WAITING:
+            sequence.num_computed_tokens = 0
+        sequence.move_to(state)
+        self._forgotten.append(sequence.seq_id)
+        self._running.remove(sequence)
+        self._waiting.add(sequence)
 
     def _admit(self, step: PendingStep, now: float) -> None:
-        """Start waiting requests in order, up to the first that does not fit.
+        """Start waiting sequences in order, up to the first that does not fit.
 
         One whose next tokens this step computes for another finds them in the next step: of many that come at once
         with one system prompt, it is computed once.
         """
-        promised = sum(self._growth_blocks(request) for request in self._running)
+        promised = sum(self._growth_blocks(sequence) for sequence in self._running)
         in_step = PrefixesInStep(step.rows, self.config.block_size)
-        for request in list(islice(self._waiting, self.config.max_num_seqs - len(self._running) + _MOST_PASSED_OVER)):
+        for sequence in list(islice(self._waiting, self.config.max_num_seqs - len(self._running) + _MOST_PASSED_OVER)):
             if len(self._running) == self.config.max_num_seqs or not step.budget_tokens:
                 return
-            prefix = CachedPrefix([], None, request.num_computed_tokens)
-            if self.config.prefix_caching and self.finds_prefixes and request.may_share_prefix:
-                prefix = find_cached_prefix(request, self.pool)
-                chunk = self._chunk_tokens(request.num_tokens - prefix.num_tokens, step)
-                if in_step.computes_most_of(chunk, prefix, request):
+            prefix = CachedPrefix([], None, sequence.num_computed_tokens)
+            if self.config.prefix_caching and self.finds_prefixes and sequence.may_share_prefix:
+                prefix = find_cached_prefix(sequence, self.pool)
+                chunk = self._chunk_tokens(sequence.num_tokens - prefix.num_tokens, step)
+                if in_step.computes_most_of(chunk, prefix, sequence):
                     continue
-            if not self._try_start(request, prefix, promised, step, now):
+            if not self._try_start(sequence, prefix, promised, step, now):
                 return
-            promised += self._growth_blocks(request)
+            promised += self._growth_blocks(sequence)
 
-    def _growth_blocks(self, request: Request) -> int:
-        """Blocks that a request is expected to need beyond those it has."""
+    def _growth_blocks(self, sequence: CoreSequence) -> int:
+        """Blocks that a sequence is expected to need beyond those it has."""
         more = self.output_length.remaining_tokens(
-            request.num_output_tokens, request.sampling.max_tokens, at_least=self.config.block_size
+            sequence.num_output_tokens, sequence.sampling.max_tokens, at_least=self.config.block_size
         )
-        num_tokens = min(request.num_tokens + more, self.config.max_tokens)
-        return max(0, self.config.num_blocks_for(num_tokens) - len(request.block_ids))
+        num_tokens = min(sequence.num_tokens + more, self.config.max_tokens)
+        return max(0, self.config.num_blocks_for(num_tokens) - len(sequence.block_ids))
 
-    def _try_start(self, request: Request, prefix: CachedPrefix, promised: int, step: PendingStep, now: float) -> bool:
-        if prefix.copied is not None and not self._fits(request, prefix, promised, step):
+    def _try_start(
+        self, sequence: CoreSequence, prefix: CachedPrefix, promised: int, step: PendingStep, now: float
+    ) -> bool:
+        if prefix.copied is not None and not self._fits(sequence, prefix, promised, step):
             prefix = prefix.without_copy(self.config.block_size)
-        if not self._fits(request, prefix, promised, step):
+        if not self._fits(sequence, prefix, promised, step):
             return False
-        self._start(request, prefix, step, now)
+        self._start(sequence, prefix, step, now)
         return True
 
-    def _fits(self, request: Request, prefix: CachedPrefix, promised: int, step: PendingStep) -> bool:
-        chunk = self._chunk_tokens(request.num_tokens - prefix.num_tokens, step)
+    def _fits(self, sequence: CoreSequence, prefix: CachedPrefix, promised: int, step: PendingStep) -> bool:
+        chunk = self._chunk_tokens(sequence.num_tokens - prefix.num_tokens, step)
         if not chunk:
             return False
         available = self.pool.num_free - self.pool.num_free_among(prefix.block_ids)
         needed = self.config.num_blocks_for(prefix.num_tokens + chunk) - len(prefix.shared)
         if self._running:
-            needed = max(needed, self._growth_blocks(request) - len(prefix.shared)) + promised
+            needed = max(needed, self._growth_blocks(sequence) - len(prefix.shared)) + promised
         return needed <= available
 
-    def _start(self, request: Request, prefix: CachedPrefix, step: PendingStep, now: float) -> None:
-        """Move a request from the queue into the step."""
-        was_swapped = request.state is RequestState.SWAPPED
-        self._waiting.remove(request)
-        request.move_to(RequestState.RUNNING)
-        self._running.add(request)
+    def _start(self, sequence: CoreSequence, prefix: CachedPrefix, step: PendingStep, now: float) -> None:
+        """Move a sequence from the queue into the step."""
+        was_swapped = sequence.state is SequenceState.SWAPPED
+        self._waiting.remove(sequence)
+        sequence.move_to(SequenceState.RUNNING)
+        self._running.add(sequence)
         self.pool.share(prefix.shared)
-        request.block_ids = list(prefix.shared)
-        request.num_registered_blocks = len(prefix.shared)
-        request.num_computed_tokens = prefix.num_tokens
+        sequence.block_ids = list(prefix.shared)
+        sequence.num_registered_blocks = len(prefix.shared)
+        sequence.num_computed_tokens = prefix.num_tokens
         if prefix.copied is not None:
             self.pool.share([prefix.copied])
             target = self.pool.copy_on_write(prefix.copied)
             assert target is not None, "no block for a copy that was counted in"
-            request.block_ids.append(target)
+            sequence.block_ids.append(target)
             step.copies.append((prefix.copied, target))
             step.pinned_blocks.append(prefix.copied)
-        num_tokens = self._reserve(request, self._chunk_tokens(request.num_uncomputed_tokens, step))
+        num_tokens = self._reserve(sequence, self._chunk_tokens(sequence.num_uncomputed_tokens, step))
         assert num_tokens, "no block for a chunk that was counted in"
         if was_swapped:
-            first, last = len(prefix.shared), len(request.host_block_ids)
-            step.swap_in += zip(request.host_block_ids[first:], request.block_ids[first:last], strict=True)
-            step.pinned_host_blocks += request.host_block_ids
-            request.host_block_ids = []
-        if request.scheduled_at is None and self.config.prefix_caching and request.may_share_prefix:
-            self.pool.record_lookup(request.num_tokens, prefix.num_tokens)
-            step.prefix_queries_tokens += request.num_tokens
+            first, last = len(prefix.shared), len(sequence.host_block_ids)
+            step.swap_in += zip(sequence.host_block_ids[first:], sequence.block_ids[first:last], strict=True)
+            step.pinned_host_blocks += sequence.host_block_ids
+            sequence.host_block_ids = []
+        if sequence.scheduled_at is None and self.config.prefix_caching and sequence.may_share_prefix:
+            self.pool.record_lookup(sequence.num_tokens, prefix.num_tokens)
+            step.prefix_queries_tokens += sequence.num_tokens
             step.prefix_hits_tokens += prefix.num_tokens
-        request.mark_scheduled(now, prefix.num_tokens)
-        step.new.append(request.as_new_sequence())
-        step.add_row(request, num_tokens)
+        sequence.mark_scheduled(now, prefix.num_tokens)
+        step.new.append(sequence.as_new_sequence())
+        step.add_row(sequence, num_tokens)
 
     def _close_step(self) -> PendingStep:
         step = self._pending
@@ -360,40 +359,40 @@ class Scheduler:
         self.host_blocks.release(step.pinned_host_blocks)
         return step
 
-    def _register_blocks(self, request: Request) -> None:
+    def _register_blocks(self, sequence: CoreSequence) -> None:
         """Offer the blocks that became full in this step to the prefix cache."""
-        num_full = request.num_computed_tokens // self.config.block_size
-        if not self.config.prefix_caching or request.is_probe or num_full <= request.num_registered_blocks:
+        num_full = sequence.num_computed_tokens // self.config.block_size
+        if not self.config.prefix_caching or sequence.is_probe or num_full <= sequence.num_registered_blocks:
             return
-        contents = request.contents_for(self.config.block_size)
-        for index in range(request.num_registered_blocks, num_full):
-            self.pool.register(request.block_ids[index], contents[index])
-        request.num_registered_blocks = num_full
+        contents = sequence.contents_for(self.config.block_size)
+        for index in range(sequence.num_registered_blocks, num_full):
+            self.pool.register(sequence.block_ids[index], contents[index])
+        sequence.num_registered_blocks = num_full
 
-    def _append_token(self, request: Request, result: StepResult) -> None:
-        token_id = result.token_ids.get(request.seq_id)
+    def _append_token(self, sequence: CoreSequence, result: StepResult) -> None:
+        token_id = result.token_ids.get(sequence.seq_id)
         if token_id is None:
-            self._finish(request, FinishReason.ERROR, "the runner drew no token")
+            self._finish(sequence, FinishReason.ERROR, "the runner drew no token")
             return
-        request.append(token_id, result.logprobs.get(request.seq_id))
-        reason = request.end_of_output(self._eos_token_ids, self.config.max_tokens)
+        sequence.append(token_id, result.logprobs.get(sequence.seq_id))
+        reason = sequence.end_of_output(self._eos_token_ids, self.config.max_tokens)
         if reason is not None:
-            if not request.is_probe:
-                self.output_length.observe(request.num_output_tokens)
-            self._finish(request, reason)
+            if not sequence.is_probe:
+                self.output_length.observe(sequence.num_output_tokens)
+            self._finish(sequence, reason)
 
-    def _finish(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
-        if request.state is RequestState.RUNNING:
-            self._running.remove(request)
-            self._forgotten.append(request.seq_id)
+    def _finish(self, sequence: CoreSequence, reason: FinishReason, error: str | None = None) -> None:
+        if sequence.state is SequenceState.RUNNING:
+            self._running.remove(sequence)
+            self._forgotten.append(sequence.seq_id)
         else:
-            self._waiting.remove(request)
+            self._waiting.remove(sequence)
         if reason is FinishReason.ERROR:
             # An earlier chunk may have stored what only now shows, as non-finite logits: nobody else must find it.
-            self.pool.forget(request.block_ids)
-        self.pool.release(request.block_ids)
-        self.host_blocks.release(request.host_block_ids)
-        request.block_ids, request.host_block_ids = [], []
-        request.finish_reason, request.error = reason, error
-        request.move_to(RequestState.FINISHED)
-        del self._requests[request.request_id]
+            self.pool.forget(sequence.block_ids)
+        self.pool.release(sequence.block_ids)
+        self.host_blocks.release(sequence.host_block_ids)
+        sequence.block_ids, sequence.host_block_ids = [], []
+        sequence.finish_reason, sequence.error = reason, error
+        sequence.move_to(SequenceState.FINISHED)
+        del self._sequences[sequence.seq_id]

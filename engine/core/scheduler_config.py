@@ -1,11 +1,11 @@
-"""The limits a scheduler works under, and which requests can never be served within them."""
+"""The limits a scheduler works under, and which sequences can never be served within them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from engine.protocol.messages import AddRequest
+from engine.protocol.messages import AddSequence
 
 _MAX_TOKEN_ID = 2**32 - 1  # blocks keep token ids in 32 bits
 
@@ -20,11 +20,11 @@ class SchedulerConfig:
 
     block_size: int  # tokens in a KV block
     num_blocks: int  # KV blocks on the device
-    max_model_len: int  # prompt and output tokens of one request
-    max_num_seqs: int = 64  # requests in one step
+    max_model_len: int  # prompt and output tokens of one sequence
+    max_num_seqs: int = 64  # sequences in one step
     max_num_batched_tokens: int = 2048  # tokens in one step
     chunked_prefill: bool = True  # False: a prompt is computed in one step
-    prefill_chunk_tokens: int | None = 512  # of one request in one step; None leaves it to the step's budget
+    prefill_chunk_tokens: int | None = 512  # of one sequence in one step; None leaves it to the step's budget
     prefix_caching: bool = True
     ageing_s: float = 30.0  # waiting this long is worth one priority level
     num_host_blocks: int = 0  # 0: preemption always recomputes
@@ -44,16 +44,16 @@ class SchedulerConfig:
         if not self.ageing_s > 0.0:
             raise ValueError(f"ageing_s: must be above 0, got {self.ageing_s}")
         if self.num_blocks * self.block_size < 2:
-            raise ValueError("num_blocks: one block of one token holds no request; raise either")
+            raise ValueError("num_blocks: one block of one token holds no sequence; raise either")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens: {self.max_num_batched_tokens} leaves no token for some of "
-                f"{self.max_num_seqs} requests; raise it or lower max_num_seqs"
+                f"{self.max_num_seqs} sequences; raise it or lower max_num_seqs"
             )
         if not self.chunked_prefill and self.max_num_batched_tokens < self.max_tokens + self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens: without chunked prefill it must be at least {self.max_tokens} "
-                f"(longest request) + {self.max_num_seqs} (max_num_seqs), got {self.max_num_batched_tokens}"
+                f"(longest sequence) + {self.max_num_seqs} (max_num_seqs), got {self.max_num_batched_tokens}"
             )
 
     @property
@@ -66,15 +66,15 @@ class SchedulerConfig:
 
 
 class Refused(NamedTuple):
-    """A request that was never taken in."""
+    """A sequence that was never taken in."""
 
-    request_id: str
+    seq_id: str
     reason: str
-    is_duplicate: bool = False  # another request of this id lives: it must not be told that it ended
+    is_duplicate: bool = False  # another sequence of this id lives: it must not be told that it ended
 
 
-def why_refused(message: AddRequest, config: SchedulerConfig) -> str | None:
-    """Why this request can't be served by an otherwise empty scheduler; None if it can."""
+def why_refused(message: AddSequence, config: SchedulerConfig) -> str | None:
+    """Why this sequence can't be served by an otherwise empty scheduler; None if it can."""
     prompt, output = message.prompt_token_ids, message.output_token_ids
     num_tokens = len(prompt) + len(output)
     if not prompt:

@@ -1,7 +1,7 @@
 """The core's one thread: take messages in, plan, run, apply, publish; and say now and then that it is alive.
 
 Nothing here may end the process but the API process (a message, or its end of the connection) and steps that fail
-again and again: one bad request or one lack of memory costs requests, never the core.
+again and again: one bad sequence or one lack of memory costs sequences, never the core.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from engine.core.faults import CoreFaults
 from engine.core.grammar_queue import GrammarCompiled, GrammarQueue
 from engine.core.host_memory import return_freed_memory
 from engine.core.pending_step import StepOutcome
-from engine.core.request import FinishReason
 from engine.core.runner import Runner
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler_config import Refused
+from engine.core.sequence import FinishReason
 from engine.core.step_time import StepSize, StepSlowness, StepTimeForecast
 from engine.protocol.clock import MonotonicClock
 from engine.protocol.frames import ConnectionClosed
-from engine.protocol.golden_prompt import golden_request
+from engine.protocol.golden_prompt import golden_sequence
 from engine.protocol.heartbeat import CoreState, Heartbeat, HeartbeatPage
 from engine.protocol.messages import (
-    AbortRequest,
-    AddRequest,
+    AbortSequence,
+    AddSequence,
     BlocksHeld,
     CoreAsleep,
     CoreAwake,
@@ -37,8 +37,8 @@ from engine.protocol.messages import (
     FromCore,
     GoldenAnswer,
     ListBlocks,
-    RequestUpdate,
     ResetPrefixCache,
+    SequenceUpdate,
     SetFaults,
     SetLimits,
     Shutdown,
@@ -47,6 +47,7 @@ from engine.protocol.messages import (
     ToCore,
     WakeUp,
 )
+from engine.protocol.request_id import log_ids
 from engine.protocol.step import StepPlan, StepResult, TokenLogprobs
 from engine.text.grammar_compiler import GrammarCompiler
 
@@ -98,7 +99,7 @@ class StepLoop:
         self._publish = publish
         self._clock = clock
         self._idle_report_s = idle_report_s
-        self._news: list[RequestUpdate] = []  # ends that no step brought about
+        self._news: list[SequenceUpdate] = []  # ends that no step brought about
         self._num_failed_steps = 0  # in a row
         self._last_step_id = 0
         self._checked_at_change = -1
@@ -118,8 +119,8 @@ class StepLoop:
             elif self._news:
                 self._publish(self._report("none", 0.0, 0, 0, StepOutcome.nothing()))
 
-    def warm_up(self, message: AddRequest) -> GoldenAnswer:
-        """Serve one request to its end before any other, and say nothing of it. Raises GoldenError."""
+    def warm_up(self, message: AddSequence) -> GoldenAnswer:
+        """Serve one sequence to its end before any other, and say nothing of it. Raises GoldenError."""
         refused = self._scheduler.add(message, self._clock.now())
         if refused is not None:
             raise GoldenError(f"the golden prompt was refused: {refused}")
@@ -150,15 +151,15 @@ class StepLoop:
 
     def _handle(self, message: ToCore | ConnectionClosed | GrammarCompiled) -> None:
         match message:
-            case AddRequest():
+            case AddSequence():
                 if not self._grammar_queue.holds_back(message):
                     self._add(message)
             case GrammarCompiled():
                 self._handle_compiled(message)
-            case AbortRequest():
-                update = self._abort(message.request_id)
+            case AbortSequence():
+                update = self._abort(message.seq_id)
                 if update is not None:
-                    log.info("request.aborted", request_id=message.request_id, reason=message.reason)
+                    log.info("sequence.aborted", **log_ids(message.seq_id), reason=message.reason)
                     self._news.append(update)
             case SetFaults():
                 self._faults.set_faults(message)
@@ -168,7 +169,7 @@ class StepLoop:
                 self._scheduler.pool.forget_cached()
                 log.info("prefix_cache.reset")
             case ListBlocks():
-                held = {key: len(request.block_ids) for key, request in self._scheduler.requests.items()}
+                held = {key: len(sequence.block_ids) for key, sequence in self._scheduler.sequences.items()}
                 self._publish(BlocksHeld(message.number, held))
             case Sleep():
                 self._sleep()
@@ -182,34 +183,34 @@ class StepLoop:
                 self._exit_code = 0
 
     def _handle_compiled(self, message: GrammarCompiled) -> None:
-        request = self._grammar_queue.pop_request(message.request_id)
-        if request is not None and message.problem is None:
-            self._add(request)
-        elif request is not None:
-            log.warning("request.refused", request_id=message.request_id, reason=message.problem)
+        sequence = self._grammar_queue.pop_sequence(message.seq_id)
+        if sequence is not None and message.problem is None:
+            self._add(sequence)
+        elif sequence is not None:
+            log.warning("sequence.refused", **log_ids(message.seq_id), reason=message.problem)
             self._news.append(
-                RequestUpdate(message.request_id, finish_reason=FinishReason.ERROR.value, error=message.problem)
+                SequenceUpdate(message.seq_id, finish_reason=FinishReason.ERROR.value, error=message.problem)
             )
 
-    def _abort(self, request_id: str) -> RequestUpdate | None:
-        if self._grammar_queue.pop_request(request_id) is not None:
-            return RequestUpdate(request_id, finish_reason=FinishReason.ABORT.value)
-        return self._scheduler.abort(request_id)
+    def _abort(self, seq_id: str) -> SequenceUpdate | None:
+        if self._grammar_queue.pop_sequence(seq_id) is not None:
+            return SequenceUpdate(seq_id, finish_reason=FinishReason.ABORT.value)
+        return self._scheduler.abort(seq_id)
 
-    def _add(self, message: AddRequest) -> None:
+    def _add(self, message: AddSequence) -> None:
         if self._is_asleep:
             self._news.append(
-                RequestUpdate(message.request_id, finish_reason=FinishReason.ERROR.value, error="the core is asleep")
+                SequenceUpdate(message.seq_id, finish_reason=FinishReason.ERROR.value, error="the core is asleep")
             )
             return
         match self._scheduler.add(message, self._clock.now()):
             case Refused(_, reason, is_duplicate):
-                log.warning("request.refused", request_id=message.request_id, reason=reason)
+                log.warning("sequence.refused", **log_ids(message.seq_id), reason=reason)
                 if not is_duplicate:
                     self._news.append(
-                        RequestUpdate(message.request_id, finish_reason=FinishReason.ERROR.value, error=reason)
+                        SequenceUpdate(message.seq_id, finish_reason=FinishReason.ERROR.value, error=reason)
                     )
-            case RequestUpdate() as update:
+            case SequenceUpdate() as update:
                 self._news.append(update)
 
     def _set_limits(self, message: SetLimits) -> None:
@@ -241,7 +242,7 @@ class StepLoop:
                 self._runner.wake()
             self._is_asleep = False
             golden = self.warm_up(
-                golden_request(scheduler.config.vocab_size or 1, scheduler.config.max_tokens, self._clock.now())
+                golden_sequence(scheduler.config.vocab_size or 1, scheduler.config.max_tokens, self._clock.now())
             )
         except Exception as error:
             log.error("core.waking_failed", exc_info=error)
@@ -264,9 +265,9 @@ class StepLoop:
             self._handle(message)
 
     def _end_all(self) -> None:
-        """Every request that was taken in gets its end, also at shutdown."""
-        held = [*self._grammar_queue.request_ids, *self._scheduler.requests]
-        updates = [self._abort(request_id) for request_id in held]
+        """Every sequence that was taken in gets its end, also at shutdown."""
+        held = [*self._grammar_queue.seq_ids, *self._scheduler.sequences]
+        updates = [self._abort(seq_id) for seq_id in held]
         self._news += [update for update in updates if update is not None]
         if self._news:
             self._publish(self._report("none", 0.0, 0, 0, StepOutcome.nothing()))
@@ -277,7 +278,7 @@ class StepLoop:
         started_at = self._clock.now()
         try:
             result, seconds = self._compute(plan)
-        except Exception as error:  # noqa: BLE001 - whatever a step raises must cost its requests, not the core
+        except Exception as error:  # noqa: BLE001 - whatever a step raises must cost its sequences, not the core
             self._contain(error, plan, self._clock.now() - started_at)
             return
         outcome = self._scheduler.apply(replace(result, seconds=seconds), self._clock.now())
@@ -310,7 +311,8 @@ class StepLoop:
     def _contain(self, error: Exception, plan: StepPlan, seconds: float) -> None:
         lacks_memory = is_out_of_memory(error)
         reason = f"{'out of memory' if lacks_memory else 'the step failed'}: {type(error).__name__}: {error}"
-        log.error("step.failed", step_id=plan.step_id, num_seqs=len(plan.scheduled), exc_info=error)
+        seq_ids = [scheduled.seq_id for scheduled in plan.scheduled]
+        log.error("step.failed", step_id=plan.step_id, seq_ids=seq_ids, exc_info=error)
         outcome = self._scheduler.fail(reason, self._clock.now(), only_largest=lacks_memory)
         if lacks_memory:
             gc.collect()
@@ -331,12 +333,12 @@ class StepLoop:
     ) -> None:
         for preemption in outcome.preemptions:
             log.info(
-                "request.preempted",
-                request_id=preemption.request_id,
+                "sequence.preempted",
+                **log_ids(preemption.seq_id),
                 how=preemption.how.value,
                 lost_tokens=preemption.lost_tokens,
                 num_blocks=preemption.num_blocks,
-                for_request_id=preemption.for_request_id,
+                for_seq_id=preemption.for_seq_id,
             )
         report = self._report(
             outcome.kind.value,
@@ -361,8 +363,17 @@ class StepLoop:
         failed_steps: int = 0,
         out_of_memory: int = 0,
     ) -> StepReport:
-        # News first: an abort ended its request before this step's tokens were drawn.
+        # News first: an abort ended its sequence before this step's tokens were drawn.
         updates, self._news = (*self._news, *outcome.updates), []
+        for update in updates:
+            if update.finish_reason is not None:
+                log.info(
+                    "sequence.finished",
+                    **log_ids(update.seq_id),
+                    finish_reason=update.finish_reason,
+                    error=update.error,
+                    step_id=self._last_step_id,
+                )
         scheduler = self._scheduler
         return StepReport(
             step_id=self._last_step_id,

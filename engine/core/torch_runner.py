@@ -25,6 +25,7 @@ from engine.model.prompt_logprobs import score_prompts
 from engine.model.sequence import Sequence, logprobs_of
 from engine.model.weights import load_weights
 from engine.protocol.grammar import BadGrammarError
+from engine.protocol.request_id import log_ids
 from engine.protocol.step import NewSequence, SamplingParams, Scheduled, StepPlan, StepResult, TokenLogprobs
 from engine.text.grammar_compiler import GrammarCompiler, GrammarMatcher
 from kernels.block_copy import copy_blocks, swap_blocks
@@ -96,7 +97,7 @@ class ModelRunner:
         self._dtype = _dtype(dtype, model, self._device)
         self._model, self._config = model, model.config
         self._block_size = block_size
-        self._sequences: dict[int, Sequence] = {}
+        self._sequences: dict[str, Sequence] = {}
         self._grammars = grammars
         self._eos_token_ids = self._config.eos_token_ids if eos_token_ids is None else eos_token_ids
         self._mask_worker = MaskWorker()
@@ -203,9 +204,9 @@ class ModelRunner:
             copy_blocks(self._kv, plan.copies)
         failed = {s.seq_id: why for s in plan.scheduled if (why := self._why_not(s)) is not None}
         scheduled = [s for s in plan.scheduled if s.seq_id not in failed]
-        token_ids: dict[int, int] = {}
-        logprobs: dict[int, TokenLogprobs] = {}
-        prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+        token_ids: dict[str, int] = {}
+        logprobs: dict[str, TokenLogprobs] = {}
+        prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
         with self._mask_worker.working_on(self._matchers_of(scheduled)) as masks:
             logits = self._forward(scheduled, failed, prompt_logprobs)
             allowed = masks()
@@ -259,8 +260,8 @@ class ModelRunner:
     def _forward(
         self,
         scheduled: list[Scheduled],
-        failed: dict[int, str],
-        prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]],
+        failed: dict[str, str],
+        prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]],
     ) -> Tensor | None:
         """Logits of the sampling sequences; what is asked of prompts goes into `prompt_logprobs`.
 
@@ -278,7 +279,12 @@ class ModelRunner:
                 if not _is_out_of_memory(exc):
                     raise
                 largest = max(scheduled, key=lambda s: (s.num_tokens, s.start))
-                log.error("step.out_of_memory", seq_id=largest.seq_id, num_tokens=largest.num_tokens, reason=str(exc))
+                log.error(
+                    "step.out_of_memory",
+                    **log_ids(largest.seq_id),
+                    num_tokens=largest.num_tokens,
+                    reason=str(exc),
+                )
             # Outside of the handler: the exception would keep the failed attempt's tensors alive.
             scheduled.remove(largest)
             failed[largest.seq_id] = "out of memory"
@@ -291,8 +297,8 @@ class ModelRunner:
         self,
         scheduled: list[Scheduled],
         batch: Batch,
-        prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]],
-        failed: dict[int, str],
+        prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]],
+        failed: dict[str, str],
     ) -> Tensor:
         hidden = self._decoder.hidden(batch, self._kv)
         found, wrong = score_prompts(scheduled, self._sequences, batch, lambda rows: self._decoder.logits(hidden, rows))

@@ -19,8 +19,8 @@ from engine.text.grammar_compiler import GrammarMatcher, TokenMask
 class Masks:
     """By sequence id: what may be drawn, or why that can't be told."""
 
-    masks: dict[int, TokenMask] = field(default_factory=dict)
-    problems: dict[int, str] = field(default_factory=dict)
+    masks: dict[str, TokenMask] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
 
 
 class MaskWorker:

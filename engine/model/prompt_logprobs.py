@@ -22,13 +22,13 @@ def score_prompts(
     states: Mapping[int, SequenceState],
     batch: Batch,
     logits_of: Callable[[Tensor], Tensor],
-) -> tuple[dict[int, tuple[TokenLogprobs, ...]], dict[int, str]]:
+) -> tuple[dict[str, tuple[TokenLogprobs, ...]], dict[str, str]]:
     """By sequence what was asked of its prompt in this step, and why there is none.
 
     `logits_of` gives [rows, vocab] for rows of the batch; they are the model's own, as those of drawn tokens are.
     """
-    found: dict[int, tuple[TokenLogprobs, ...]] = {}
-    failed: dict[int, str] = {}
+    found: dict[str, tuple[TokenLogprobs, ...]] = {}
+    failed: dict[str, str] = {}
     for s, first_row in zip(scheduled, batch.query_starts.tolist(), strict=False):
         state = states[s.seq_id]
         wanted = state.sampling.num_prompt_logprobs

@@ -12,8 +12,8 @@ from enum import StrEnum
 
 import structlog
 
-from engine.protocol.golden_prompt import BadGoldenFileError, GoldenAnswerFile, find_difference, golden_request, key_of
-from engine.protocol.messages import AbortRequest, CoreReady, GoldenAnswer, RequestUpdate, ToCore
+from engine.protocol.golden_prompt import BadGoldenFileError, GoldenAnswerFile, find_difference, golden_sequence, key_of
+from engine.protocol.messages import AbortSequence, CoreReady, GoldenAnswer, SequenceUpdate, ToCore
 from engine.protocol.step import TokenLogprobs
 
 log = structlog.get_logger()
@@ -102,12 +102,12 @@ class GoldenProbe:
         self._started_at = now
         self._token_ids, self._logprobs = [], []
         self.pending_id = f"golden-{self._num_runs}"
-        self._send(golden_request(self._vocab_size, self._max_tokens, now, self.pending_id))
+        self._send(golden_sequence(self._vocab_size, self._max_tokens, now, self.pending_id))
 
     def cancel(self) -> None:
         """Gives up the run under way: the core is wanted for something else."""
         if self.pending_id is not None:
-            self._send(AbortRequest(self.pending_id, "sleep"))
+            self._send(AbortSequence(self.pending_id, "sleep"))
             self.pending_id = None
 
     def on_awake(self, answer: GoldenAnswer) -> None:
@@ -119,14 +119,14 @@ class GoldenProbe:
     def tick(self, now: float) -> None:
         """Gives up a run that gets no turn, and asks again while the answers are wrong."""
         if self.pending_id is not None and now - self._started_at > PATIENCE_S:
-            self._send(AbortRequest(self.pending_id, "deadline"))
+            self._send(AbortSequence(self.pending_id, "deadline"))
             self.pending_id = None
             self.detail = f"no turn within {PATIENCE_S:.0f} s: the node is busy"
             self._on_result("error")
         if self.is_wrong:
             self.ask(now)
 
-    def take(self, update: RequestUpdate) -> None:
+    def take(self, update: SequenceUpdate) -> None:
         """News of the run under way."""
         self._token_ids += update.token_ids
         self._logprobs += update.logprobs

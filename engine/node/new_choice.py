@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from engine.node.inflight import Ask, Choice
+from engine.protocol.request_id import make_seq_id
 from engine.text.detokenizer import TextStream
 from engine.text.tokenizer import Tokenizer
 from engine.text.tool_formats import FORMATS
 from engine.text.tool_stream import ToolStream
 
 
-def make_choice(ask: Ask, index: int, key: str, tokenizer: Tokenizer) -> Choice:
-    """Choice `index` of an ask; `key` makes its id in the core unique."""
+def make_choice(ask: Ask, index: int, admission: str, tokenizer: Tokenizer) -> Choice:
+    """Choice `index` of an ask; `admission` as in `make_seq_id`."""
     sampling = ask.sampling_of(index)
     fmt = ask.tool_format
     bytes_of = tokenizer.bytes_showing(() if fmt is None else FORMATS[fmt].specials)
     text = TextStream(bytes_of, stop=ask.stop, include_stop=ask.include_stop, min_tokens=sampling.min_tokens)
     return Choice(
         index=index,
-        core_id=f"{key}-{index}",
+        seq_id=make_seq_id(ask.request_id, admission, index),
         prompt=ask.prompts[index // ask.n],
         sampling=sampling,
         text=text,

@@ -7,7 +7,6 @@ end; updates of the core are applied in `on_step` only. Knows no HTTP.
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -35,14 +34,15 @@ from engine.node.sleep import Sleeper
 from engine.protocol.core_config import CoreConfig
 from engine.protocol.golden_prompt import GoldenAnswerFile
 from engine.protocol.messages import (
-    AbortRequest,
-    AddRequest,
+    AbortSequence,
+    AddSequence,
     CoreAwake,
     CoreIdle,
     CoreReady,
     ResetPrefixCache,
     StepReport,
 )
+from engine.protocol.request_id import new_admission
 from engine.text.grammar_compiler import GrammarCompiler
 from engine.text.tokenizer import Tokenizer
 
@@ -91,7 +91,7 @@ class Node:
         self._metrics_faults = MetricsFaults()
         self.large_texts = asyncio.Semaphore(LARGE_TEXTS_AT_ONCE)  # held while one is tokenised
         self.flights: set[Flight] = set()
-        self._choices: dict[str, tuple[Flight, Choice]] = {}  # by core id, until the core's terminal update
+        self._choices: dict[str, tuple[Flight, Choice]] = {}  # by sequence id, until the core's terminal update
         self._changed = asyncio.Event()  # a flight ended, or the drain's deadline or state changed
         self._emptied = asyncio.Event()
         self._drain_task: asyncio.Task[None] | None = None
@@ -138,11 +138,10 @@ class Node:
         for prompt in ask.prompts:
             check_fits(len(prompt), ask.sampling.max_tokens, self.max_sequence_tokens)
         self.check_admission(ask)
-        # Clients choose request ids and repeat them; the core's must be unique.
-        key = f"{ask.request_id[:40]}-{secrets.token_hex(6)}"
+        admission = new_admission()
         flight = Flight(
             ask=ask,
-            choices=[make_choice(ask, index, key, self.tokenizer) for index in range(ask.n * len(ask.prompts))],
+            choices=[make_choice(ask, index, admission, self.tokenizer) for index in range(ask.n * len(ask.prompts))],
             arrived_at=arrival.at,
             accepts_handoff=accepts_handoff,
             elapsed_before_s=elapsed_before_s,
@@ -160,10 +159,10 @@ class Node:
         if (wait_s := self.limits.max_queue_wait_s) is not None and not progress:
             flight.timers.append(loop.call_later(wait_s, self._expire_waiting, flight, wait_s))
         for choice in flight.open_choices:
-            self._choices[choice.core_id] = (flight, choice)
+            self._choices[choice.seq_id] = (flight, choice)
             self.core.send(
-                AddRequest(
-                    request_id=choice.core_id,
+                AddSequence(
+                    seq_id=choice.seq_id,
                     prompt_token_ids=choice.prompt,
                     sampling=choice.sampling,
                     arrived_at=arrival.at,
@@ -188,14 +187,14 @@ class Node:
             self.faults = self.faults.after_out_of_memory(report.out_of_memory)
         now = time.monotonic()
         for update in report.updates:
-            entry = self._choices.get(update.request_id)
+            entry = self._choices.get(update.seq_id)
             if entry is None:
-                if update.request_id == self.golden.pending_id:
+                if update.seq_id == self.golden.pending_id:
                     self.golden.take(update)
                 continue
             flight, choice = entry
             if update.finish_reason is not None:
-                del self._choices[update.request_id]
+                del self._choices[update.seq_id]
             if not flight.waits_for(choice):
                 continue  # drawn after the client left or a stop string was found
             num_before, is_new = len(choice.output_token_ids), choice.scheduled_at is None
@@ -210,7 +209,7 @@ class Node:
 
     def _on_closed(self, flight: Flight, choice: Choice, *, is_core_done: bool, now: float) -> None:
         if not is_core_done:
-            self.core.send(AbortRequest(choice.core_id, "stop_string"))
+            self.core.send(AbortSequence(choice.seq_id, "stop_string"))
         if not choice.is_moved:  # it counts where it finishes
             self.metrics.note_closed(flight, choice, now)
         if choice.error is not None:
@@ -300,7 +299,7 @@ class Node:
         for choice in flight.open_choices:
             if choice.abort_reason is None:
                 choice.abort_reason = reason
-                self.core.send(AbortRequest(choice.core_id, reason))
+                self.core.send(AbortSequence(choice.seq_id, reason))
 
     # Drain and hand-off
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from engine.protocol.messages import AddRequest, GoldenAnswer
+from engine.protocol.messages import AddSequence, GoldenAnswer
 from engine.protocol.step import SamplingParams
 
 log = structlog.get_logger()
@@ -32,13 +32,13 @@ class BadGoldenFileError(ValueError):
     """The file of golden answers can't be used; the message names it."""
 
 
-def golden_request(vocab_size: int, max_tokens: int, now: float, request_id: str = "golden") -> AddRequest:
+def golden_sequence(vocab_size: int, max_tokens: int, now: float, seq_id: str = "golden") -> AddSequence:
     """The prompt for a model with this vocabulary and room for `max_tokens` in all."""
     num_answer = max(1, min(ANSWER_TOKENS, max_tokens - 1))
     num_prompt = max(1, min(PROMPT_TOKENS, max_tokens - num_answer))
     prompt = tuple((7919 * i + 13) % vocab_size for i in range(1, num_prompt + 1))
     sampling = SamplingParams(max_tokens=num_answer, temperature=0.0, ignore_eos=True, num_logprobs=2)
-    return AddRequest(request_id, prompt, sampling, arrived_at=now, priority=PRIORITY, is_probe=True)
+    return AddSequence(seq_id, prompt, sampling, arrived_at=now, priority=PRIORITY, is_probe=True)
 
 
 def find_difference(expected: GoldenAnswer, got: GoldenAnswer) -> str | None:

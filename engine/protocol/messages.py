@@ -11,8 +11,10 @@ import msgspec
 from engine.protocol.step import SamplingParams, TokenLogprobs
 
 
-class AddRequest(msgspec.Struct, frozen=True, tag="add"):
-    request_id: str
+class AddSequence(msgspec.Struct, frozen=True, tag="add"):
+    """One choice of a request begins, or goes on after `output_token_ids`."""
+
+    seq_id: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     arrived_at: float
@@ -22,8 +24,10 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     is_probe: bool = False  # the node's own: neither reads nor fills the prefix cache, and is in no count
 
 
-class AbortRequest(msgspec.Struct, frozen=True, tag="abort"):
-    request_id: str
+class AbortSequence(msgspec.Struct, frozen=True, tag="abort"):
+    """Ends a sequence; one that is not there any more is no error."""
+
+    seq_id: str
     reason: str  # client_gone, moved, stop_string, deadline, admin
 
 
@@ -63,12 +67,12 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
 
 
 class ListBlocks(msgspec.Struct, frozen=True, tag="list_blocks"):
-    """Asks what KV each request holds; the answer carries the same number."""
+    """Asks what KV each sequence holds; the answer carries the same number."""
 
     number: int
 
 
-ToCore = AddRequest | AbortRequest | SetFaults | SetLimits | ResetPrefixCache | Sleep | WakeUp | ListBlocks | Shutdown
+ToCore = AddSequence | AbortSequence | SetFaults | SetLimits | ResetPrefixCache | Sleep | WakeUp | ListBlocks | Shutdown
 
 
 class GoldenAnswer(msgspec.Struct, frozen=True):
@@ -119,16 +123,16 @@ class CoreAwake(msgspec.Struct, frozen=True, tag="awake"):
 
 
 class BlocksHeld(msgspec.Struct, frozen=True, tag="blocks_held"):
-    """Answers `ListBlocks`: device blocks by request id, shared ones counted for each request that holds them."""
+    """Answers `ListBlocks`: device blocks by sequence id, shared ones counted for each sequence that holds them."""
 
     number: int
     blocks: dict[str, int]
 
 
-class RequestUpdate(msgspec.Struct, frozen=True):
-    """News of one request from one step. `finish_reason` set means terminal: no update follows."""
+class SequenceUpdate(msgspec.Struct, frozen=True):
+    """News of one sequence from one step. `finish_reason` set means terminal: no update follows."""
 
-    request_id: str
+    seq_id: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: str | None = None  # stop, length, abort, error
@@ -148,7 +152,7 @@ class StepReport(msgspec.Struct, frozen=True, tag="step"):
     seconds: float
     num_tokens: int  # of requests, not of probes: 0 for a step that computed nothing else
     num_seqs: int
-    updates: tuple[RequestUpdate, ...]
+    updates: tuple[SequenceUpdate, ...]
     running: int
     waiting: int
     kv_blocks_used: int  # held by running sequences; blocks kept only for reuse count as free

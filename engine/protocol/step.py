@@ -40,7 +40,7 @@ class SamplingParams:
 class NewSequence:
     """All that a runner must know of a sequence; sent when it is first scheduled, and again after preemption."""
 
-    seq_id: int
+    seq_id: str
     token_ids: tuple[int, ...]  # prompt, then what was generated before (recompute, hand-over)
     num_prompt_tokens: int
     sampling: SamplingParams
@@ -50,7 +50,7 @@ class NewSequence:
 class Scheduled:
     """Compute KV for positions [start, start + num_tokens) of one sequence in this step."""
 
-    seq_id: int
+    seq_id: str
     start: int  # tokens whose KV is computed already (a prefix hit counts)
     num_tokens: int  # >= 1
     block_ids: tuple[int, ...]  # the sequence's whole block table, long enough for start + num_tokens
@@ -64,7 +64,7 @@ class StepPlan:
     step_id: int
     scheduled: tuple[Scheduled, ...]
     new: tuple[NewSequence, ...] = ()
-    forgotten: tuple[int, ...] = ()  # seq_ids whose state the runner may drop
+    forgotten: tuple[str, ...] = ()  # seq_ids whose state the runner may drop
     swap_out: tuple[tuple[int, int], ...] = ()  # (device block, host block)
     swap_in: tuple[tuple[int, int], ...] = ()  # (host block, device block)
     copies: tuple[tuple[int, int], ...] = ()  # (source block, target block), copy on write
@@ -92,8 +92,8 @@ class StepResult:
     """Sampled tokens by sequence; only sequences with `samples` are in it."""
 
     step_id: int
-    token_ids: dict[int, int]
+    token_ids: dict[str, int]
     seconds: float
-    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
-    failed: dict[int, str] = field(default_factory=dict)  # seq_id to reason: out of memory, non-finite logits
-    prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)  # see `scored_positions`
+    logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)  # seq_id to reason: out of memory, non-finite logits
+    prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = field(default_factory=dict)  # see `scored_positions`

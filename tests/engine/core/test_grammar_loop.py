@@ -15,7 +15,7 @@ from engine.core.scheduler import Scheduler
 from engine.core.step_loop import StepLoop
 from engine.protocol.clock import ManualClock
 from engine.protocol.grammar import choice_grammar, regex_grammar
-from engine.protocol.messages import AbortRequest, CoreIdle, FromCore, RequestUpdate, Shutdown, StepReport
+from engine.protocol.messages import AbortSequence, CoreIdle, FromCore, SequenceUpdate, Shutdown, StepReport
 from engine.text.grammar_compiler import GrammarCompiler
 from tests.fixtures.core import make_config, make_request
 from tests.fixtures.grammar import make_book, tiny_tokenizer
@@ -56,20 +56,20 @@ class Desk:
         if isinstance(message, CoreIdle):
             self.inbox.put(Shutdown())
 
-    def run(self, *messages: object) -> dict[str, RequestUpdate]:
+    def run(self, *messages: object) -> dict[str, SequenceUpdate]:
         for message in messages:
             self.inbox.put(message)
         assert self.loop.run_until_shutdown() == 0
         ends = [u for u in self.updates if u.finish_reason is not None]
-        assert len({u.request_id for u in ends}) == len(ends), "a request ended twice"
-        return {u.request_id: u for u in ends}
+        assert len({u.seq_id for u in ends}) == len(ends), "a request ended twice"
+        return {u.seq_id: u for u in ends}
 
     @property
-    def updates(self) -> list[RequestUpdate]:
+    def updates(self) -> list[SequenceUpdate]:
         return [u for m in self.published if isinstance(m, StepReport) for u in m.updates]
 
-    def text_of(self, request_id: str) -> str:
-        tokens = [t for u in self.updates if u.request_id == request_id for t in u.token_ids]
+    def text_of(self, seq_id: str) -> str:
+        tokens = [t for u in self.updates if u.seq_id == seq_id for t in u.token_ids]
         return tiny_tokenizer().decode(tokens, skip_special_tokens=True)
 
 
@@ -125,7 +125,7 @@ def test_a_defect_while_compiling_ends_the_request_too() -> None:
     assert "boom" in (ends["a"].error or "")
 
 
-@pytest.mark.parametrize("message", [AbortRequest("a", "client_gone"), Shutdown()], ids=["abort", "shutdown"])
+@pytest.mark.parametrize("message", [AbortSequence("a", "client_gone"), Shutdown()], ids=["abort", "shutdown"])
 def test_a_request_that_waits_for_its_grammar_can_be_ended(message: object) -> None:
     book = SlowBook()
     desk = Desk(book)

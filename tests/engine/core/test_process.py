@@ -17,12 +17,12 @@ from engine.core.fake_runner import generate
 from engine.node.core_process import CoreClient
 from engine.protocol.core_config import CoreConfig
 from engine.protocol.messages import (
-    AbortRequest,
+    AbortSequence,
     CoreFailed,
     CoreIdle,
     CoreReady,
     FromCore,
-    RequestUpdate,
+    SequenceUpdate,
     SetFaults,
     StepReport,
 )
@@ -77,14 +77,14 @@ class Talk:
     def reports(self) -> list[StepReport]:
         return [m for m in self.heard if isinstance(m, StepReport)]
 
-    def updates_of(self, request_id: str) -> list[RequestUpdate]:
-        return [u for r in self.reports for u in r.updates if u.request_id == request_id]
+    def updates_of(self, seq_id: str) -> list[SequenceUpdate]:
+        return [u for r in self.reports for u in r.updates if u.seq_id == seq_id]
 
-    def has_ended(self, request_id: str) -> bool:
-        return any(u.finish_reason for u in self.updates_of(request_id))
+    def has_ended(self, seq_id: str) -> bool:
+        return any(u.finish_reason for u in self.updates_of(seq_id))
 
-    def tokens_of(self, request_id: str) -> list[int]:
-        return [t for u in self.updates_of(request_id) for t in u.token_ids]
+    def tokens_of(self, seq_id: str) -> list[int]:
+        return [t for u in self.updates_of(seq_id) for t in u.token_ids]
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ async def test_abort_stops_a_request_after_a_whole_token(talk: Talk) -> None:
     request = make_request("a", 20, max_tokens=350)
     talk.client.send(request)
     await talk.until(lambda: len(talk.tokens_of("a")) >= 3)
-    talk.client.send(AbortRequest("a", "moved"))
+    talk.client.send(AbortSequence("a", "moved"))
     await talk.until(lambda: talk.has_ended("a"))
     assert talk.updates_of("a")[-1].finish_reason == "abort"
     done = talk.tokens_of("a")

@@ -9,8 +9,8 @@ from engine.core.block_pool import BlockPool
 from engine.core.cached_prefix import find_cached_prefix
 from engine.core.fake_runner import generate
 from engine.core.pending_step import PreemptedBy, Preemption, StepKind
-from engine.core.request import TRANSITIONS, Request, RequestState
 from engine.core.scheduler_config import Refused
+from engine.core.sequence import TRANSITIONS, CoreSequence, SequenceState
 from engine.protocol.step import StepResult, TokenLogprobs
 from tests.fixtures.core import VOCAB_SIZE, Bench, make_config, make_request
 
@@ -37,7 +37,7 @@ def test_runner_is_told_of_a_sequence_once() -> None:
     plans = [bench.step() for _ in range(3)]
     assert [len(plan.new) for plan in plans] == [1, 0, 0]
     bench.add(make_request("b", max_tokens=1))
-    assert bench.step().forgotten == (0,)
+    assert bench.step().forgotten == ("a",)
     assert bench.runner.num_sequences == 1
 
 
@@ -135,7 +135,7 @@ def test_failed_row_ends_alone() -> None:
     bench.add(make_request("a"), make_request("b"))
     plan = bench.plan()
     result = bench.runner.run_step(plan)
-    failed = {0: "non-finite logits"}
+    failed = {"a": "non-finite logits"}
     bench.take_outcome(
         bench.scheduler.apply(StepResult(result.step_id, result.token_ids, 0.1, failed=failed), bench.now)
     )
@@ -154,8 +154,8 @@ def test_row_without_a_drawn_token_ends_with_an_error() -> None:
 
 
 def test_every_state_can_end_and_the_end_is_final() -> None:
-    assert TRANSITIONS[RequestState.FINISHED] == frozenset()
-    assert all(RequestState.FINISHED in after for state, after in TRANSITIONS.items() if after)
+    assert TRANSITIONS[SequenceState.FINISHED] == frozenset()
+    assert all(SequenceState.FINISHED in after for state, after in TRANSITIONS.items() if after)
 
 
 # --- refusal ---
@@ -254,29 +254,29 @@ def test_long_prompt_does_not_stop_the_tokens_of_others() -> None:
     bench.add(make_request("long", 1500, max_tokens=1))
     while "short" not in bench.ends:
         plan = bench.step()
-        assert bench.ids_in(plan)[0] == 1, "a step without the short request's token"
+        assert bench.ids_in(plan)["short"] == 1, "a step without the short request's token"
         assert plan.num_tokens <= 64
-        assert plan.scheduled[0].seq_id == 0, "decodes are planned first"
+        assert plan.scheduled[0].seq_id == "short", "decodes are planned first"
 
 
 def test_prompt_is_computed_in_chunks_of_the_configured_size() -> None:
     bench = Bench(make_config(prefill_chunk_tokens=16, max_num_batched_tokens=64))
     bench.add(make_request("a", 40, max_tokens=1))
-    assert [bench.ids_in(bench.step())[0] for _ in range(3)] == [16, 16, 8]
+    assert [bench.ids_in(bench.step())["a"] for _ in range(3)] == [16, 16, 8]
     assert bench.tokens["a"]
 
 
 def test_several_prompts_share_one_step() -> None:
     bench = Bench(make_config(prefill_chunk_tokens=16, max_num_batched_tokens=40))
     bench.add(*(make_request(name, 40) for name in "abc"))
-    assert bench.ids_in(bench.step()) == {0: 16, 1: 16, 2: 8}
+    assert bench.ids_in(bench.step()) == {"a": 16, "b": 16, "c": 8}
 
 
 def test_unchunked_prompt_waits_for_a_step_with_room() -> None:
     bench = Bench(make_config(chunked_prefill=False, max_model_len=40, max_num_batched_tokens=48))
     bench.add(make_request("a", 30), make_request("b", 30))
-    assert bench.ids_in(bench.step()) == {0: 30}
-    assert bench.ids_in(bench.step()) == {0: 1, 1: 30}
+    assert bench.ids_in(bench.step()) == {"a": 30}
+    assert bench.ids_in(bench.step()) == {"a": 1, "b": 30}
     bench.run()
 
 
@@ -354,8 +354,8 @@ def crowded(**changes: object) -> Bench:
 def test_newest_is_preempted_when_blocks_run_out() -> None:
     bench = crowded()
     bench.run()
-    assert bench.scheduler.preemptions[0].request_id == "third"
-    assert {p.request_id for p in bench.scheduler.preemptions} <= {"second", "third"}
+    assert bench.scheduler.preemptions[0].seq_id == "third"
+    assert {p.seq_id for p in bench.scheduler.preemptions} <= {"second", "third"}
     for name in ("first", "second", "third"):
         assert bench.tokens[name] == expected_tokens(make_request(name, 10, max_tokens=20))
 
@@ -368,19 +368,19 @@ def test_lowest_priority_is_preempted_before_newer_ones() -> None:
     bench.add(make_request("y", 10, arrived_at=2.0, max_tokens=20))
     while not bench.scheduler.preemptions:
         bench.step()
-    assert bench.scheduler.preemptions[0].request_id == "batch"
+    assert bench.scheduler.preemptions[0].seq_id == "batch"
 
 
 def test_preemption_is_recorded_with_who_for_whom_and_what_was_lost() -> None:
     bench = crowded()
     while not bench.scheduler.preemptions:
         bench.step()
-    record = Preemption("third", 3.0, PreemptedBy.RECOMPUTE, lost_tokens=16, num_blocks=4, for_request_id="first")
+    record = Preemption("third", 3.0, PreemptedBy.RECOMPUTE, lost_tokens=16, num_blocks=4, for_seq_id="first")
     assert list(bench.scheduler.preemptions) == [record]
     assert bench.outcomes[-1].preemptions == (record,)
     bench.run()
-    told = sum(u.preempted for u in bench.updates if u.request_id == "third")
-    assert told == sum(p.request_id == "third" for p in bench.scheduler.preemptions) >= 1
+    told = sum(u.preempted for u in bench.updates if u.seq_id == "third")
+    assert told == sum(p.seq_id == "third" for p in bench.scheduler.preemptions) >= 1
 
 
 def test_preempted_request_is_sent_to_the_runner_again_with_its_output() -> None:
@@ -441,7 +441,7 @@ def test_nobody_starts_in_the_step_in_which_somebody_gave_way() -> None:
     while not bench.scheduler.preemptions:
         plan = bench.step()
     assert plan.new == ()
-    assert [new.seq_id for new in bench.step().new] == [3]
+    assert [new.seq_id for new in bench.step().new] == ["tiny"]
 
 
 def test_recomputes_when_the_host_has_no_room() -> None:
@@ -523,14 +523,14 @@ def test_a_beginning_that_many_bring_at_once_is_computed_once(prefill_chunk_toke
     assert num_computed == 20 + 4 * 3 + 4  # and each one's second token
     assert len(plans) <= 5
     for request in requests:
-        assert bench.tokens[request.request_id] == expected_tokens(request)
+        assert bench.tokens[request.seq_id] == expected_tokens(request)
 
 
 def test_who_waits_for_anothers_blocks_lets_those_behind_pass() -> None:
     bench = Bench()
     bench.add(make_request("a", range(12)), make_request("b", range(12)), make_request("c", range(60, 70)))
-    assert [row.seq_id for row in bench.step().scheduled] == [0, 2]
-    assert [row.seq_id for row in bench.step().scheduled] == [0, 2, 1]
+    assert [row.seq_id for row in bench.step().scheduled] == ["a", "c"]
+    assert [row.seq_id for row in bench.step().scheduled] == ["a", "c", "b"]
     bench.run()
     assert bench.tokens["b"] == expected_tokens(make_request("b", range(12)))
 
@@ -538,9 +538,9 @@ def test_who_waits_for_anothers_blocks_lets_those_behind_pass() -> None:
 def test_who_waits_for_blocks_of_a_request_that_ends_computes_them_itself() -> None:
     bench = Bench(make_config(prefill_chunk_tokens=8))
     bench.add(make_request("a", range(40)), make_request("b", range(40)))
-    assert [row.seq_id for row in bench.step().scheduled] == [0]
+    assert [row.seq_id for row in bench.step().scheduled] == ["a"]
     bench.scheduler.abort("a")
-    assert [(row.seq_id, row.start) for row in bench.step().scheduled] == [(1, 8)]
+    assert [(row.seq_id, row.start) for row in bench.step().scheduled] == [("b", 8)]
     bench.run()
     assert bench.tokens["b"] == expected_tokens(make_request("b", range(40)))
 
@@ -548,7 +548,7 @@ def test_who_waits_for_blocks_of_a_request_that_ends_computes_them_itself() -> N
 def test_what_a_probe_computes_is_waited_for_by_nobody() -> None:
     bench = Bench()
     bench.add(msgspec.structs.replace(make_request("a", range(12)), is_probe=True), make_request("b", range(12)))
-    assert [row.seq_id for row in bench.step().scheduled] == [0, 1]
+    assert [row.seq_id for row in bench.step().scheduled] == ["a", "b"]
 
 
 def test_blocks_of_a_failed_step_can_not_be_found() -> None:
@@ -565,7 +565,7 @@ def test_blocks_of_a_request_whose_answer_is_no_number_can_not_be_found() -> Non
     bench.step()
     assert bench.scheduler.pool.num_cached == 2
     plan = bench.plan()
-    result = StepResult(plan.step_id, {}, 0.1, failed={0: "non-finite logits"})
+    result = StepResult(plan.step_id, {}, 0.1, failed={"a": "non-finite logits"})
     bench.take_outcome(bench.scheduler.apply(result, bench.now))
     assert bench.scheduler.pool.num_cached == 0
     bench.add(make_request("b", range(12)))
@@ -589,7 +589,7 @@ def test_wholly_cached_prompt_computes_its_last_token_in_a_copy() -> None:
     bench.step()
     bench.add(make_request("b", range(12), seed=9))
     plan = bench.step()
-    row = next(row for row in plan.scheduled if row.seq_id == 1)
+    row = next(row for row in plan.scheduled if row.seq_id == "b")
     assert (row.start, row.num_tokens, row.samples) == (11, 1, True)
     ((source, target),) = plan.copies
     assert row.block_ids[-1] == target != source
@@ -656,13 +656,13 @@ def test_swapped_request_takes_the_longer_of_host_and_cache(
     num_computed: int, num_cached_blocks: int, shared: int, num_tokens: int
 ) -> None:
     pool = BlockPool(8, 4)
-    request = Request(make_request("a", 16), 0, (0.0, 0))
+    request = CoreSequence(make_request("a", 16), (0.0, 0))
     block_ids = pool.allocate(num_cached_blocks)
     assert block_ids is not None
     for block_id, content in zip(block_ids, request.contents_for(4), strict=False):
         pool.register(block_id, content)
-    request.move_to(RequestState.RUNNING)
-    request.move_to(RequestState.SWAPPED)
+    request.move_to(SequenceState.RUNNING)
+    request.move_to(SequenceState.SWAPPED)
     request.num_computed_tokens = num_computed
     assert find_cached_prefix(request, pool) == (block_ids[:shared], None, num_tokens)
 
@@ -708,10 +708,10 @@ def test_what_a_failed_step_was_to_forget_is_forgotten_by_the_next() -> None:
     bench.add(make_request("a", max_tokens=1))
     bench.step()
     bench.add(make_request("b"))
-    assert bench.plan().forgotten == (0,)
+    assert bench.plan().forgotten == ("a",)
     bench.take_outcome(bench.scheduler.fail("boom", bench.now))
     bench.add(make_request("c"))
-    assert bench.step().forgotten == (0, 1)
+    assert bench.step().forgotten == ("a", "b")
 
 
 def test_lack_of_memory_costs_the_largest_row_and_the_others_start_over() -> None:
@@ -723,13 +723,13 @@ def test_lack_of_memory_costs_the_largest_row_and_the_others_start_over() -> Non
     outcome = bench.scheduler.fail("out of memory", bench.now, only_largest=True)
     bench.take_outcome(outcome)
     assert list(bench.ends) == ["big"]
-    assert {p.request_id: p.how for p in outcome.preemptions} == {
+    assert {p.seq_id: p.how for p in outcome.preemptions} == {
         "small": PreemptedBy.FAILED_STEP,
         "other": PreemptedBy.FAILED_STEP,
     }
     plan = bench.step()
-    assert {new.seq_id for new in plan.new} == {0, 2}
-    assert plan.forgotten == (1,), "a sequence that is new in a step must not be forgotten in it"
+    assert {new.seq_id for new in plan.new} == {"small", "other"}
+    assert plan.forgotten == ("big",), "a sequence that is new in a step must not be forgotten in it"
     bench.run()
     assert bench.tokens["small"] == expected_tokens(make_request("small", 4, max_tokens=6))
     assert bench.tokens["other"] == expected_tokens(make_request("other", 8))

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from engine.core.fake_runner import generate
 from engine.core.scheduler_config import SchedulerConfig
-from engine.protocol.messages import AddRequest
+from engine.protocol.messages import AddSequence
 from engine.protocol.step import SamplingParams
 from tests.fixtures.core import Bench, make_config
 
@@ -63,7 +63,7 @@ prompts = st.builds(
 )
 
 
-def expected_tokens(message: AddRequest, config: SchedulerConfig) -> list[int]:
+def expected_tokens(message: AddSequence, config: SchedulerConfig) -> list[int]:
     """What the request must get, worked out without scheduler, blocks or batches."""
     sampling = message.sampling
     future = generate(message.prompt_token_ids, sampling, VOCAB_SIZE, message.output_token_ids, count=config.max_tokens)
@@ -81,7 +81,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(config=configs())
     def start(self, config: SchedulerConfig) -> None:
         self.bench = Bench(config, vocab_size=VOCAB_SIZE)
-        self.messages: dict[str, AddRequest] = {}
+        self.messages: dict[str, AddSequence] = {}
         self.num_added = 0
 
     @rule(
@@ -95,13 +95,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self, prompt: tuple[int, ...], sampling: SamplingParams, priority: int, output: list[int], salt: str
     ) -> None:
         self.num_added += 1
-        message = AddRequest(f"r{self.num_added}", prompt, sampling, self.bench.now, priority, tuple(output), salt)
+        message = AddSequence(f"r{self.num_added}", prompt, sampling, self.bench.now, priority, tuple(output), salt)
         refused = self.bench.add(message)
         limit = self.bench.config.max_tokens
         fits = 0 < len(prompt) < limit and len(prompt) + len(output) <= limit
         assert (refused is None) == fits
         if fits:
-            self.messages[message.request_id] = message
+            self.messages[message.seq_id] = message
 
     @precondition(lambda self: self.bench.scheduler.has_work)
     @rule(seconds=st.floats(0.0, 3.0), fate=st.sampled_from(["done"] * 8 + ["failed", "out_of_memory"]), data=st.data())
@@ -112,7 +112,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert 0 < plan.num_tokens <= bench.config.max_num_batched_tokens
         assert len(plan.scheduled) <= bench.config.max_num_seqs
         if data.draw(st.sampled_from([False] * 5 + [True]), label="abort during the step"):
-            bench.abort(data.draw(st.sampled_from(list(bench.scheduler.requests))))
+            bench.abort(data.draw(st.sampled_from(list(bench.scheduler.sequences))))
             bench.check()
         if fate == "done":
             bench.finish_step(plan)
@@ -124,14 +124,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.bench.scheduler.has_work)
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
-        self.bench.abort(data.draw(st.sampled_from(list(self.bench.scheduler.requests))))
+        self.bench.abort(data.draw(st.sampled_from(list(self.bench.scheduler.sequences))))
 
     @invariant()
     def is_sound(self) -> None:
         if not hasattr(self, "bench"):
             return
         self.bench.check()
-        alive = set(self.bench.scheduler.requests)
+        alive = set(self.bench.scheduler.sequences)
         assert alive == self.messages.keys() - self.bench.ends.keys()
 
     def teardown(self) -> None:
@@ -142,12 +142,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert bench.ends.keys() == self.messages.keys()
         assert bench.scheduler.pool.num_used == 0
         assert bench.scheduler.host_blocks.num_free == bench.config.num_host_blocks
-        for request_id, message in self.messages.items():
-            expected, got = expected_tokens(message, bench.config), bench.tokens[request_id]
-            if bench.ends[request_id].finish_reason in ("stop", "length"):
-                assert got == expected, request_id
+        for seq_id, message in self.messages.items():
+            expected, got = expected_tokens(message, bench.config), bench.tokens[seq_id]
+            if bench.ends[seq_id].finish_reason in ("stop", "length"):
+                assert got == expected, seq_id
             else:
-                assert got == expected[: len(got)], request_id
+                assert got == expected[: len(got)], seq_id
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
@@ -164,11 +164,11 @@ def test_tokens_do_not_depend_on_what_else_runs(num_host_blocks: int) -> None:
     """The same requests alone and in a crowd that is preempted, chunked, swapped and cached all the time."""
     bench = Bench(make_config(num_blocks=14, max_model_len=48, num_host_blocks=num_host_blocks), vocab_size=VOCAB_SIZE)
     messages = [
-        AddRequest(f"r{i}", (0,) * (i % 7) + (1, 2, i % 3), SamplingParams(max_tokens=25, seed=i % 4), 0.0)
+        AddSequence(f"r{i}", (0,) * (i % 7) + (1, 2, i % 3), SamplingParams(max_tokens=25, seed=i % 4), 0.0)
         for i in range(40)
     ]
     bench.add(*messages)
     bench.run()
     assert bench.scheduler.preemptions, "the crowd was not crowded"
     for message in messages:
-        assert bench.tokens[message.request_id] == expected_tokens(message, bench.config)
+        assert bench.tokens[message.seq_id] == expected_tokens(message, bench.config)

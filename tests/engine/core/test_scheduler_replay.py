@@ -14,7 +14,7 @@ from engine.core.fake_runner import FakeCost, FakeRunner
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler_config import SchedulerConfig
 from engine.protocol.clock import ManualClock
-from engine.protocol.messages import AddRequest
+from engine.protocol.messages import AddSequence
 from engine.protocol.step import SamplingParams
 from tests.fixtures import DATA
 
@@ -49,7 +49,7 @@ def replay(num_blocks: int) -> Scheduler:
             tokens: list[int] = []
             for block in entry["hash_ids"]:
                 tokens += [block] * BLOCK_SIZE
-            request = AddRequest(
+            request = AddSequence(
                 f"r{len(arrivals)}", tuple(tokens[: entry["input_length"]]), SamplingParams(max_tokens=1), clock.now()
             )
             assert scheduler.add(request, clock.now()) is None

@@ -10,7 +10,7 @@ from engine.core.scheduler import Scheduler
 from engine.core.scheduler_config import SchedulerConfig
 from engine.core.torch_runner import ModelRunner
 from engine.model.make import make_model
-from engine.protocol.messages import AddRequest
+from engine.protocol.messages import AddSequence
 from engine.protocol.step import SamplingParams
 from tests.fixtures.core import make_config
 
@@ -35,7 +35,7 @@ def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 REQUESTS = [
-    AddRequest(
+    AddSequence(
         f"r{i}",
         # the first 24 tokens are shared by all with the same i % 2, the rest differ
         tuple((11 * (i % 2) + 7 * j) % 900 + 5 for j in range(24)) + tuple(300 + 13 * i + j for j in range(i * 3)),
@@ -46,15 +46,15 @@ REQUESTS = [
 ]
 
 
-def serve(runner: ModelRunner, config: SchedulerConfig, requests: list[AddRequest]) -> tuple[dict, Scheduler]:
+def serve(runner: ModelRunner, config: SchedulerConfig, requests: list[AddSequence]) -> tuple[dict, Scheduler]:
     scheduler = Scheduler(config)
-    tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
+    tokens: dict[str, list[int]] = {request.seq_id: [] for request in requests}
     for request in requests:
         assert scheduler.add(request, 100.0) is None
     while (plan := scheduler.plan(100.0)) is not None:
         for update in scheduler.apply(runner.run_step(plan), 100.0).updates:
             assert update.error is None
-            tokens[update.request_id] += update.token_ids
+            tokens[update.seq_id] += update.token_ids
     return tokens, scheduler
 
 
@@ -62,7 +62,7 @@ def serve(runner: ModelRunner, config: SchedulerConfig, requests: list[AddReques
 def alone(runner: ModelRunner) -> dict[str, list[int]]:
     """Each request by itself, its prompt in one piece, nothing cached."""
     config = make_config(**ROOMY, prefill_chunk_tokens=None, prefix_caching=False)
-    return {r.request_id: serve(runner, config, [r])[0][r.request_id] for r in REQUESTS}
+    return {r.seq_id: serve(runner, config, [r])[0][r.seq_id] for r in REQUESTS}
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,8 @@ def test_tokens_are_those_of_the_request_alone(runner, alone, changes: dict[str,
 def test_request_goes_on_with_its_tokens_after_a_move(runner, alone) -> None:
     config = make_config(**ROOMY)
     moved = [
-        AddRequest(r.request_id, r.prompt_token_ids, r.sampling, 0.0, 0, tuple(alone[r.request_id][: 2 + i * 3]))
+        AddSequence(r.seq_id, r.prompt_token_ids, r.sampling, 0.0, 0, tuple(alone[r.seq_id][: 2 + i * 3]))
         for i, r in enumerate(REQUESTS)
     ]
     tokens, _ = serve(runner, config, moved)
-    assert {r.request_id: [*r.output_token_ids, *tokens[r.request_id]] for r in moved} == alone
+    assert {r.seq_id: [*r.output_token_ids, *tokens[r.seq_id]] for r in moved} == alone

@@ -14,11 +14,11 @@ from engine.protocol.clock import ManualClock
 from engine.protocol.core_config import CoreConfig, read_config
 from engine.protocol.frames import ConnectionClosed
 from engine.protocol.messages import (
-    AbortRequest,
+    AbortSequence,
     CoreFailed,
     CoreIdle,
     FromCore,
-    RequestUpdate,
+    SequenceUpdate,
     SetFaults,
     Shutdown,
     StepReport,
@@ -86,14 +86,14 @@ class Desk:
         return [m for m in self.published if isinstance(m, StepReport)]
 
     @property
-    def updates(self) -> list[RequestUpdate]:
+    def updates(self) -> list[SequenceUpdate]:
         return [update for report in self.reports for update in report.updates]
 
     @property
-    def ends(self) -> dict[str, RequestUpdate]:
+    def ends(self) -> dict[str, SequenceUpdate]:
         ends = [u for u in self.updates if u.finish_reason is not None]
-        assert len({u.request_id for u in ends}) == len(ends), "a request ended twice"
-        return {u.request_id: u for u in ends}
+        assert len({u.seq_id for u in ends}) == len(ends), "a request ended twice"
+        return {u.seq_id: u for u in ends}
 
 
 def test_publishes_a_report_for_each_step() -> None:
@@ -148,8 +148,8 @@ def test_duplicate_does_not_end_the_request_of_that_id() -> None:
 
 def test_abort_is_confirmed_once() -> None:
     desk = Desk()
-    desk.replies = {1: AbortRequest("a", "moved")}
-    desk.run(make_request("a", max_tokens=50), AbortRequest("unknown", "client_gone"))
+    desk.replies = {1: AbortSequence("a", "moved")}
+    desk.run(make_request("a", max_tokens=50), AbortSequence("unknown", "client_gone"))
     assert desk.ends["a"].finish_reason == "abort"
     assert sum(len(u.token_ids) for u in desk.updates) == 1
 
@@ -217,7 +217,7 @@ def test_lack_of_memory_that_the_runner_contained_is_counted() -> None:
     class Tight(FakeRunner):
         def run_step(self, plan: StepPlan) -> StepResult:
             result = super().run_step(plan)
-            return StepResult(result.step_id, {}, result.seconds, failed={0: "out of memory"})
+            return StepResult(result.step_id, {}, result.seconds, failed={"a": "out of memory"})
 
     desk = Desk()
     desk.loop._faults._runner = Tight(clock=desk.clock)

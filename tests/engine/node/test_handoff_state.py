@@ -3,16 +3,16 @@
 import pytest
 
 from engine.node.inflight import Ask, Choice, Fate, Flight, ReplayError
-from engine.protocol.messages import RequestUpdate
+from engine.protocol.messages import SequenceUpdate
 from engine.protocol.step import SamplingParams
 from engine.text.detokenizer import TextStream
 
-CORE_ID = "r-0"
+SEQ_ID = "r-0"
 
 
 def make_choice(stop: tuple[str, ...] = (), max_tokens: int = 10) -> Choice:
     text = TextStream(lambda token: bytes([token]), stop=stop)
-    return Choice(index=0, core_id=CORE_ID, prompt=(1,), sampling=SamplingParams(max_tokens=max_tokens), text=text)
+    return Choice(index=0, seq_id=SEQ_ID, prompt=(1,), sampling=SamplingParams(max_tokens=max_tokens), text=text)
 
 
 def make_flight(choice: Choice) -> Flight:
@@ -30,8 +30,8 @@ def make_flight(choice: Choice) -> Flight:
     return Flight(ask=ask, choices=[choice], arrived_at=0.0, accepts_handoff=True)
 
 
-def update(tokens: bytes, finish_reason: str | None = None) -> RequestUpdate:
-    return RequestUpdate(CORE_ID, token_ids=tuple(tokens), finish_reason=finish_reason)
+def update(tokens: bytes, finish_reason: str | None = None) -> SequenceUpdate:
+    return SequenceUpdate(SEQ_ID, token_ids=tuple(tokens), finish_reason=finish_reason)
 
 
 def test_the_state_is_taken_only_when_the_core_has_confirmed() -> None:

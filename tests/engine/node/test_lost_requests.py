@@ -15,7 +15,7 @@ from engine.node.model_facts import ModelFacts
 from engine.node.node import Node
 from engine.node.request_record import Arrival
 from engine.protocol.core_config import CoreConfig
-from engine.protocol.messages import CoreIdle, CoreReady, RequestUpdate, StepReport
+from engine.protocol.messages import CoreIdle, CoreReady, SequenceUpdate, StepReport
 from engine.protocol.step import SamplingParams
 from engine.text.tokenizer import load_tokenizer
 from tests.fixtures.engine import sample, tiny_model_dir
@@ -59,7 +59,7 @@ async def test_a_request_that_an_idle_core_should_have_is_ended_with_an_error(no
 async def test_a_request_that_ended_is_not_called_lost(node: Node) -> None:
     flight = admit(node, "done")
     (choice,) = flight.choices
-    update = RequestUpdate(choice.core_id, token_ids=(4,), finish_reason="length")
+    update = SequenceUpdate(choice.seq_id, token_ids=(4,), finish_reason="length")
     node.core._hear(StepReport(1, "prefill", 0.0, 0.01, 3, 1, (update,), 0, 0, 0, 100))
     node.core._hear(idle(flight.admitted_at + 100.0))
     assert flight.outcome is Fate.FINISHED
@@ -83,7 +83,7 @@ async def test_a_sequence_counts_where_it_ends_also_when_its_move_came_to_nothin
     (choice,) = flight.choices
     choice.abort_reason = "moved"
     node.core._hear(
-        StepReport(1, "decode", 0.0, 0.01, 1, 1, (RequestUpdate(choice.core_id, finish_reason="abort"),), 0, 0, 0, 100)
+        StepReport(1, "decode", 0.0, 0.01, 1, 1, (SequenceUpdate(choice.seq_id, finish_reason="abort"),), 0, 0, 0, 100)
     )
     assert flight.outcome is Fate.MOVED
     node.close(flight, fate)

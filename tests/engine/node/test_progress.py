@@ -17,7 +17,7 @@ from engine.core.step_time import UNSEEN_FACTOR, StepSize, StepSlowness, StepTim
 from engine.node.health import STUCK_FLOOR_S, STUCK_STEPS, allowed_silence_s, is_stuck
 from engine.protocol.clock import ManualClock
 from engine.protocol.heartbeat import CoreState, Heartbeat, HeartbeatPage
-from engine.protocol.messages import AddRequest, FromCore, GoldenAnswer, StepReport, ToCore
+from engine.protocol.messages import AddSequence, FromCore, GoldenAnswer, StepReport, ToCore
 from engine.protocol.step import Scheduled, StepPlan
 from tests.fixtures.core import make_config, make_request
 
@@ -85,7 +85,7 @@ class Site:
         if isinstance(message, StepReport):
             self.reports.append(message)
 
-    def serve(self, requests: list[AddRequest]) -> None:
+    def serve(self, requests: list[AddSequence]) -> None:
         """Serves these to their ends."""
         for request in requests:
             self.inbox.put(request)
@@ -94,7 +94,7 @@ class Site:
             self.loop._step()
             self.loop._take_messages() if self.scheduler.has_work else None
 
-    def hang_in_next_step(self, request: AddRequest) -> float:
+    def hang_in_next_step(self, request: AddSequence) -> float:
         """Serves until the judge cries; returns how long the hung step had been running."""
         hang: Callable[[StepPlan], float] = lambda plan: 1e9  # noqa: E731
         self.loop._faults._runner.cost.seconds = hang  # type: ignore[attr-defined]

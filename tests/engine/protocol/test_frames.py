@@ -22,10 +22,10 @@ from engine.protocol.frames import (
     start_reader,
 )
 from engine.protocol.messages import (
-    AbortRequest,
+    AbortSequence,
     CoreFailed,
     FromCore,
-    RequestUpdate,
+    SequenceUpdate,
     SetFaults,
     Shutdown,
     StepReport,
@@ -41,8 +41,8 @@ REPORT = StepReport(
     num_tokens=70,
     num_seqs=2,
     updates=(
-        RequestUpdate("a", token_ids=(1, 2), scheduled_at=1.0, num_cached_tokens=0),
-        RequestUpdate("b", finish_reason="error", error="no memory", preempted=2),
+        SequenceUpdate("a", token_ids=(1, 2), scheduled_at=1.0, num_cached_tokens=0),
+        SequenceUpdate("b", finish_reason="error", error="no memory", preempted=2),
     ),
     running=1,
     waiting=0,
@@ -64,7 +64,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
     "message",
     [
         make_request("a", 5, output=[1, 2], salt="tenant", seed=2**63 - 1, logit_bias=((3, -1.5),)),
-        AbortRequest("a", "moved"),
+        AbortSequence("a", "moved"),
         SetFaults(None),
         SetFaults(6.0),
         Shutdown(),

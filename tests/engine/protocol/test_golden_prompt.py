@@ -9,8 +9,8 @@ import pytest
 
 from engine.core.fake_runner import generate
 from engine.node.golden_probe import INTERVAL_S, INTERVAL_WHEN_WRONG_S, PATIENCE_S, GoldenProbe, Verdict
-from engine.protocol.golden_prompt import BadGoldenFileError, GoldenAnswerFile, find_difference, golden_request
-from engine.protocol.messages import AbortRequest, AddRequest, CoreReady, GoldenAnswer, RequestUpdate, ToCore
+from engine.protocol.golden_prompt import BadGoldenFileError, GoldenAnswerFile, find_difference, golden_sequence
+from engine.protocol.messages import AbortSequence, AddSequence, CoreReady, GoldenAnswer, SequenceUpdate, ToCore
 from engine.protocol.step import TokenLogprobs
 
 
@@ -44,20 +44,20 @@ def test_two_answers_agree_but_for_near_ties(expected: GoldenAnswer, got: Golden
 
 @pytest.mark.parametrize(("max_tokens", "prompt", "output"), [(4096, 24, 8), (20, 12, 8), (5, 1, 4), (2, 1, 1)])
 def test_the_prompt_fits_into_any_model(max_tokens: int, prompt: int, output: int) -> None:
-    request = golden_request(7, max_tokens, 1.0)
+    request = golden_sequence(7, max_tokens, 1.0)
     assert (len(request.prompt_token_ids), request.sampling.max_tokens) == (prompt, output)
     assert all(0 <= token < 7 for token in request.prompt_token_ids)
     assert request.is_probe
 
 
 def test_the_prompt_is_greedy_and_repeatable() -> None:
-    first, second = golden_request(1000, 100, 1.0), golden_request(1000, 100, 2.0)
+    first, second = golden_sequence(1000, 100, 1.0), golden_sequence(1000, 100, 2.0)
     runs = [generate(r.prompt_token_ids, r.sampling, 1000) for r in (first, replace_seed(second))]
     assert runs[0] == runs[1]
 
 
-def replace_seed(request: AddRequest) -> AddRequest:
-    return AddRequest(request.request_id, request.prompt_token_ids, replace(request.sampling, seed=5), 0.0)
+def replace_seed(request: AddSequence) -> AddSequence:
+    return AddSequence(request.request_id, request.prompt_token_ids, replace(request.sampling, seed=5), 0.0)
 
 
 class Probe(GoldenProbe):
@@ -78,9 +78,9 @@ class Probe(GoldenProbe):
 
     def answer(self, run: GoldenAnswer, finish_reason: str = "length", error: str | None = None) -> None:
         assert self.pending_id is not None
-        self.take(RequestUpdate(self.pending_id, run.token_ids[:1], run.logprobs[:1]))
+        self.take(SequenceUpdate(self.pending_id, run.token_ids[:1], run.logprobs[:1]))
         self.take(
-            RequestUpdate(
+            SequenceUpdate(
                 self.pending_id, run.token_ids[1:], run.logprobs[1:], finish_reason=finish_reason, error=error
             )
         )
@@ -137,7 +137,7 @@ def test_a_run_without_a_turn_is_given_up_and_says_nothing() -> None:
     probe.tick(at + PATIENCE_S)
     assert probe.pending_id == asked_id
     probe.tick(at + PATIENCE_S + 1.0)
-    assert probe.sent[-1] == AbortRequest(str(asked_id), "deadline")
+    assert probe.sent[-1] == AbortSequence(str(asked_id), "deadline")
     assert (probe.verdict, probe.pending_id) == (Verdict.PASSED, None)
     assert probe.results[-1] == "error"
 

@@ -1,4 +1,4 @@
-"""One request inside the core: its tokens, its blocks, its state, and what the API process has not been told yet."""
+"""One sequence inside the core: its tokens, its blocks, its state, and what the API process has not been told yet."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from engine.core.block import BlockContent, extend_contents
-from engine.protocol.messages import AddRequest, RequestUpdate
+from engine.protocol.messages import AddSequence, SequenceUpdate
 from engine.protocol.step import NewSequence, TokenLogprobs
 
 
-class RequestState(StrEnum):
+class SequenceState(StrEnum):
     WAITING = "waiting"  # holds no blocks; everything is to be computed (again)
     RUNNING = "running"  # holds device blocks and gets tokens in steps
     SWAPPED = "swapped"  # preempted; its KV waits in host blocks
     FINISHED = "finished"  # ended; holds nothing
 
 
-TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
-    RequestState.WAITING: frozenset({RequestState.RUNNING, RequestState.FINISHED}),
-    RequestState.RUNNING: frozenset({RequestState.WAITING, RequestState.SWAPPED, RequestState.FINISHED}),
+TRANSITIONS: dict[SequenceState, frozenset[SequenceState]] = {
+    SequenceState.WAITING: frozenset({SequenceState.RUNNING, SequenceState.FINISHED}),
+    SequenceState.RUNNING: frozenset({SequenceState.WAITING, SequenceState.SWAPPED, SequenceState.FINISHED}),
     # to waiting when the host copy can't be trusted, after a step that failed
-    RequestState.SWAPPED: frozenset({RequestState.RUNNING, RequestState.WAITING, RequestState.FINISHED}),
-    RequestState.FINISHED: frozenset(),
+    SequenceState.SWAPPED: frozenset({SequenceState.RUNNING, SequenceState.WAITING, SequenceState.FINISHED}),
+    SequenceState.FINISHED: frozenset(),
 }
 
 
@@ -30,10 +30,10 @@ class FinishReason(StrEnum):
     STOP = "stop"  # end of sequence or a stop token; the token is part of the output
     LENGTH = "length"  # max_tokens or the model's length
     ABORT = "abort"  # asked for
-    ERROR = "error"  # the step failed, or the request was refused
+    ERROR = "error"  # the step failed, or the sequence was refused
 
 
-class Request:
+class CoreSequence:
     """Mutable; owned by the scheduler. `token_ids` is the prompt, then all output, also that of other nodes."""
 
     __slots__ = (
@@ -57,7 +57,6 @@ class Request:
         "num_registered_blocks",
         "order",
         "priority",
-        "request_id",
         "salt",
         "sampling",
         "scheduled_at",
@@ -67,9 +66,8 @@ class Request:
         "token_ids",
     )
 
-    def __init__(self, message: AddRequest, seq_id: int, order: tuple[float, int]) -> None:
-        self.request_id = message.request_id
-        self.seq_id = seq_id
+    def __init__(self, message: AddSequence, order: tuple[float, int]) -> None:
+        self.seq_id = message.seq_id
         self.order = order  # smaller is served first and preempted last
         self.priority = message.priority
         self.arrived_at = message.arrived_at
@@ -79,7 +77,7 @@ class Request:
         self.is_probe = message.is_probe
         self.token_ids = [*message.prompt_token_ids, *message.output_token_ids]
         self.num_prompt_tokens = len(message.prompt_token_ids)
-        self.state = RequestState.WAITING
+        self.state = SequenceState.WAITING
         self.finish_reason: FinishReason | None = None
         self.error: str | None = None
         self.num_computed_tokens = 0  # tokens whose KV is in `block_ids` (or, swapped, in `host_block_ids`)
@@ -107,7 +105,7 @@ class Request:
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Tokens to compute before the next one can be drawn; at least 1 while the request lives."""
+        """Tokens to compute before the next one can be drawn; at least 1 while the sequence lives."""
         return len(self.token_ids) - self.num_computed_tokens
 
     @property
@@ -132,9 +130,9 @@ class Request:
             or self.finish_reason is not None
         )
 
-    def move_to(self, state: RequestState) -> None:
+    def move_to(self, state: SequenceState) -> None:
         """Change the state; only along `TRANSITIONS`."""
-        assert state in TRANSITIONS[self.state], f"{self.request_id}: {self.state} can't become {state}"
+        assert state in TRANSITIONS[self.state], f"{self.seq_id}: {self.state} can't become {state}"
         self.state = state
 
     def find_problem(self, num_needed_blocks: int) -> str | None:
@@ -142,18 +140,18 @@ class Request:
         on_device, on_host = len(self.block_ids), len(self.host_block_ids)
         blocks = f"{on_device} device and {on_host} host blocks, {num_needed_blocks} needed"
         match self.state:
-            case RequestState.WAITING if on_device or on_host or self.num_computed_tokens:
+            case SequenceState.WAITING if on_device or on_host or self.num_computed_tokens:
                 return f"waits with {blocks}"
-            case RequestState.SWAPPED if on_device or on_host != num_needed_blocks:
+            case SequenceState.SWAPPED if on_device or on_host != num_needed_blocks:
                 return f"is swapped with {blocks}"
-            case RequestState.RUNNING if on_device < num_needed_blocks or on_host:
+            case SequenceState.RUNNING if on_device < num_needed_blocks or on_host:
                 return f"runs with {blocks}"
-            case RequestState.FINISHED:
+            case SequenceState.FINISHED:
                 return "has ended but is kept"
         return None if self.num_uncomputed_tokens else "has no token to compute"
 
     def contents_for(self, block_size: int) -> Sequence[BlockContent]:
-        """What each full block of this request holds; hashed once and kept."""
+        """What each full block of this sequence holds; hashed once and kept."""
         extend_contents(self.contents, self.token_ids, block_size, self.salt)
         return self.contents
 
@@ -190,7 +188,7 @@ class Request:
         return None
 
     def mark_scheduled(self, now: float, num_cached_tokens: int) -> None:
-        """Note the first time the request got into a step."""
+        """Note the first time the sequence got into a step."""
         if self.scheduled_at is None:
             self.scheduled_at = now
             self.num_cached_tokens = min(num_cached_tokens, self.num_prompt_tokens)
@@ -200,10 +198,10 @@ class Request:
         self.num_preemptions += 1
         self._preempted += 1
 
-    def take_update(self) -> RequestUpdate:
+    def take_update(self) -> SequenceUpdate:
         """What happened since the last call; calling it again has no news."""
-        update = RequestUpdate(
-            request_id=self.request_id,
+        update = SequenceUpdate(
+            seq_id=self.seq_id,
             token_ids=tuple(self._new_token_ids),
             logprobs=tuple(self._new_logprobs),
             finish_reason=None if self.finish_reason is None else self.finish_reason.value,
