@@ -57,7 +57,7 @@ def test_the_prompt_is_greedy_and_repeatable() -> None:
 
 
 def replace_seed(request: AddSequence) -> AddSequence:
-    return AddSequence(request.request_id, request.prompt_token_ids, replace(request.sampling, seed=5), 0.0)
+    return AddSequence(request.seq_id, request.prompt_token_ids, replace(request.sampling, seed=5), 0.0)
 
 
 class Probe(GoldenProbe):
