@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -94,7 +93,7 @@ async def fleet(tmp_path: Path, nodes: tuple[EngineNode, EngineNode]) -> AsyncIt
         log_path = tmp_path / "gateway.log"
         command = [sys.executable, "-c", PROGRAM, controller.url, str(tmp_path / "gateway")]
         with log_path.open("wb") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log)
+            process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
         try:
 
             def port() -> int | None:
@@ -105,7 +104,7 @@ async def fleet(tmp_path: Path, nodes: tuple[EngineNode, EngineNode]) -> AsyncIt
             yield Fleet(log_path, url, nodes, session, controller)
         finally:
             process.kill()
-            process.wait()
+            await process.wait()
 
 
 async def test_gateway_node_and_core_tell_of_a_request_under_its_one_id(fleet: Fleet) -> None:
