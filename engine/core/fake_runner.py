@@ -12,8 +12,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.core.runner import Slept
+from engine.core.runner import NO_GRAMMARS, Slept, grammar_failure
 from engine.protocol.clock import ManualClock, MonotonicClock
+from engine.protocol.failure import SequenceFailure
 from engine.protocol.grammar import BadGrammarError
 from engine.protocol.step import (
     NewSequence,
@@ -153,7 +154,7 @@ class FakeRunner:
         Raises:
             FakeKvError: with `checks_kv`, a row read KV that is not its own.
         """
-        failed: dict[str, str] = {}
+        failed: dict[str, SequenceFailure] = {}
         for seq_id in plan.forgotten:
             self._sequences.pop(seq_id, None)
         for new in plan.new:
@@ -171,7 +172,7 @@ class FakeRunner:
                 try:
                     token_ids[row.seq_id] = self._sample(row.seq_id, logprobs)
                 except BadGrammarError as error:
-                    failed[row.seq_id] = f"its grammar: {error}"
+                    failed[row.seq_id] = grammar_failure(error)
         seconds = self.cost.seconds(plan)
         self.clock.sleep(seconds)
         scored = {row.seq_id: self._score(row) for row in plan.scheduled if row.seq_id not in failed}
@@ -187,16 +188,17 @@ class FakeRunner:
         entry = TokenLogprobs(each, tuple((token_id, each) for token_id in range(wanted)))
         return (entry,) * len(scored_positions(row, sequence.num_prompt_tokens))
 
-    def _matcher_of(self, new: NewSequence, failed: dict[str, str]) -> GrammarMatcher | None:
+    def _matcher_of(self, new: NewSequence, failed: dict[str, SequenceFailure]) -> GrammarMatcher | None:
         grammar = new.sampling.grammar
         if grammar is None:
             return None
+        if self._grammars is None:
+            failed[new.seq_id] = NO_GRAMMARS
+            return None
         try:
-            if self._grammars is None:
-                raise BadGrammarError("this runner was made without grammars")
             return self._grammars.matcher(grammar, new.token_ids[new.num_prompt_tokens :])
         except BadGrammarError as error:
-            failed[new.seq_id] = f"its grammar: {error}"
+            failed[new.seq_id] = grammar_failure(error)
             return None
 
     def _sample(self, seq_id: str, logprobs: dict[str, TokenLogprobs]) -> int:

@@ -22,6 +22,10 @@ MAX_SLEEP_S = 3.0
 _WRONG_LOGPROB = 2.0  # what a wrong token's log probability is off by
 
 
+class InjectedOutOfMemoryError(MemoryError):
+    """A step that lacks memory because a drill said so."""
+
+
 class CoreFaults:
     """Stands between the step loop and the runner. Off, it only passes plans on."""
 
@@ -54,7 +58,7 @@ class CoreFaults:
         """The runner's step, as the faults would have it. Raises what the runner raises, and MemoryError."""
         if self._num_oom_left > 0:
             self._num_oom_left -= 1
-            raise MemoryError("out of memory: a fault was set")
+            raise InjectedOutOfMemoryError("a fault was set")
         started_at = self._clock.now()
         result = self._runner.run_step(plan)
         self._slow_down(self._clock.now() - started_at)

@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from engine.protocol.failure import FailureKind, SequenceFailure
 from engine.protocol.grammar import BadGrammarError
 from engine.protocol.messages import AddSequence
 from engine.protocol.request_id import log_ids
@@ -22,14 +23,14 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class GrammarCompiled:
-    """What the thread says: this sequence may start, or must end with `problem`."""
+    """What the compiler's thread says: this sequence may start, or must end with `failure`."""
 
     seq_id: str
-    problem: str | None = None
+    failure: SequenceFailure | None = None
 
 
 class GrammarQueue:
-    """Owned by the step loop; the book's thread compiles and puts `GrammarCompiled` into the inbox."""
+    """Owned by the step loop; the compiler's thread compiles and puts `GrammarCompiled` into the inbox."""
 
     def __init__(self, grammars: GrammarCompiler | None, inbox: queue.SimpleQueue[Any]) -> None:
         self._grammars = grammars
@@ -41,17 +42,18 @@ class GrammarQueue:
 
     @property
     def seq_ids(self) -> list[str]:
+        """Of the sequences that wait, oldest first."""
         return list(self._waiting)
 
     def holds_back(self, message: AddSequence) -> bool:
         """Whether the sequence waits here now, until its `GrammarCompiled` comes."""
-        grammar, book = message.sampling.grammar, self._grammars
+        grammar, compiler = message.sampling.grammar, self._grammars
         # A repeated id goes on to the scheduler, which knows how to refuse it.
-        if grammar is None or book is None or book.has(grammar) or message.seq_id in self._waiting:
+        if grammar is None or compiler is None or compiler.has(grammar) or message.seq_id in self._waiting:
             return False
         seq_id = message.seq_id
         self._waiting[seq_id] = message
-        book.submit(grammar).add_done_callback(lambda compiling: self._on_compiled(seq_id, compiling))
+        compiler.submit(grammar).add_done_callback(lambda compiling: self._on_compiled(seq_id, compiling))
         return True
 
     def pop_sequence(self, seq_id: str) -> AddSequence | None:
@@ -59,9 +61,12 @@ class GrammarQueue:
         return self._waiting.pop(seq_id, None)
 
     def _on_compiled(self, seq_id: str, compiling: Future[None]) -> None:
-        """In the book's thread. A sequence that waits gets its end whatever went wrong."""
-        error = compiling.exception()
-        if error is not None and not isinstance(error, BadGrammarError):
-            log.error("grammar.failed", **log_ids(seq_id), exc_info=error)
-        problem = None if error is None else f"the grammar can't be compiled: {error}"
-        self._inbox.put(GrammarCompiled(seq_id, problem))
+        """In the compiler's thread. A sequence that waits gets its end whatever went wrong."""
+        error, failure = compiling.exception(), None
+        if error is not None:
+            kind = FailureKind.GRAMMAR
+            if not isinstance(error, BadGrammarError):
+                kind = FailureKind.DEFECT
+                log.error("grammar.failed", **log_ids(seq_id), exc_info=error)
+            failure = SequenceFailure(kind, f"the grammar can't be compiled: {error}")
+        self._inbox.put(GrammarCompiled(seq_id, failure))

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from engine.core.sequence import CoreSequence, FinishReason
-from engine.protocol.messages import SequenceUpdate
+from engine.core.sequence import CoreSequence
+from engine.protocol.messages import FinishReason, SequenceUpdate, StepKind
 from engine.protocol.step import NewSequence, Scheduled, StepPlan
 
 
@@ -29,13 +29,6 @@ class Preemption:
     lost_tokens: int  # computed tokens that must be computed again; a swap loses none
     num_blocks: int  # given up on the device
     for_seq_id: str | None  # who needed the blocks; None after a failed step
-
-
-class StepKind(StrEnum):
-    PREFILL = "prefill"  # prompts, and tokens that a preemption lost
-    DECODE = "decode"  # one new position of each
-    MIXED = "mixed"
-    NONE = "none"  # no step, or one of probes only
 
 
 class StepOutcome(NamedTuple):

@@ -30,7 +30,7 @@ from engine.protocol.core_config import CoreConfig, read_config
 from engine.protocol.frames import ConnectionClosed, FrameSocket, start_reader
 from engine.protocol.golden_prompt import golden_sequence
 from engine.protocol.heartbeat import HeartbeatPage
-from engine.protocol.messages import CoreFailed, CoreProgress, CoreReady, FromCore, ToCore
+from engine.protocol.messages import CoreFailed, CoreProgress, CoreReady, FromCore, LoadPhase, ToCore
 
 __all__ = ["CoreConfig", "main"]
 
@@ -139,15 +139,15 @@ class _Progress:
 
     def __init__(self, publish: Callable[[FromCore], None]) -> None:
         self._publish = publish
-        self._phase = ""
+        self._phase: LoadPhase | None = None
         self._done = 0.0
 
     def __call__(self, phase: str, done: float) -> None:
         # "verifying" checksums is part of loading to everyone outside
-        phase = phase if phase == "warming_up" else "loading"
-        if phase != self._phase or abs(done - self._done) >= _MIN_PROGRESS:
-            self._phase, self._done = phase, done
-            self._publish(CoreProgress(phase, min(1.0, max(0.0, done))))
+        known = LoadPhase.WARMING_UP if phase == LoadPhase.WARMING_UP else LoadPhase.LOADING
+        if known is not self._phase or abs(done - self._done) >= _MIN_PROGRESS:
+            self._phase, self._done = known, done
+            self._publish(CoreProgress(known, min(1.0, max(0.0, done))))
 
 
 def _open_frames(fd: int) -> FrameSocket[ToCore]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from engine.protocol.failure import FailureKind, SequenceFailure
+from engine.protocol.grammar import BadGrammarError
 from engine.protocol.step import StepPlan, StepResult
 
 
@@ -14,6 +16,14 @@ class Slept:
 
     freed_kv_bytes: int
     weights: Literal["kept", "offloaded"]
+
+
+NO_GRAMMARS = SequenceFailure(FailureKind.DEFECT, "this runner was made without grammars")
+
+
+def grammar_failure(error: BadGrammarError) -> SequenceFailure:
+    """What a runner says of a sequence whose grammar can't be followed."""
+    return SequenceFailure(FailureKind.GRAMMAR, f"its grammar: {error}")
 
 
 class Runner(Protocol):
@@ -42,6 +52,7 @@ class Runner(Protocol):
         """Compute one step.
 
         Raises:
-            Exception: the step as a whole could not be computed; what one sequence alone spoilt is in `failed`.
+            MemoryError: device or host memory ran out; a library's own error for that is translated.
+            Exception: the step as a whole could not be computed. What one sequence alone spoilt is in `failed`.
         """
         ...

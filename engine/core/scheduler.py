@@ -22,9 +22,10 @@ from engine.core.cached_prefix import CachedPrefix, PrefixesInStep, find_cached_
 from engine.core.pending_step import PendingStep, PreemptedBy, Preemption, StepOutcome
 from engine.core.preemption_cost import PreemptionCost
 from engine.core.scheduler_config import Refused, SchedulerConfig, why_refused
-from engine.core.sequence import CoreSequence, FinishReason, SequenceState
+from engine.core.sequence import CoreSequence, SequenceState
 from engine.core.sequence_queue import SequenceQueue, serving_order
-from engine.protocol.messages import AddSequence, SequenceUpdate
+from engine.protocol.failure import FailureKind, SequenceFailure
+from engine.protocol.messages import AddSequence, FinishReason, SequenceUpdate
 from engine.protocol.output_length import OutputLengthForecast
 from engine.protocol.step import StepPlan, StepResult
 
@@ -140,20 +141,20 @@ class Scheduler:
                 self._finish(sequence, FinishReason.LENGTH)  # max_tokens 0: only its prompt was asked about
         return step.as_outcome()
 
-    def fail(self, reason: str, now: float, *, only_largest: bool = False) -> StepOutcome:
-        """Take in that the step could not be computed: its sequences end with an error.
+    def fail(self, failure: SequenceFailure, now: float) -> StepOutcome:
+        """Take in that the step could not be computed: its sequences end with this failure.
 
-        With `only_largest` (out of memory) that is the one with most tokens in the step, the newest among equals; the
-        others start over. KV that the step was to move is given up, as nobody can say how far it came.
+        Out of memory ends only the one with most tokens in the step, the newest among equals; the others start over.
+        KV that the step was to move is given up, as nobody can say how far it came.
         """
         step = self._close_step()
         self._forgotten += step.forgotten  # perhaps the runner never got to it
         alive = [row for row in step.rows if row.sequence.state is SequenceState.RUNNING]
         culprits = alive
-        if only_largest and alive:
+        if failure.kind is FailureKind.OUT_OF_MEMORY and alive:
             culprits = [max(alive, key=lambda row: (row.scheduled.num_tokens, row.sequence.order))]
         for sequence, _ in culprits:
-            self._finish(sequence, FinishReason.ERROR, reason)
+            self._finish(sequence, FinishReason.ERROR, failure)
         for sequence, _ in alive:
             if sequence.state is SequenceState.RUNNING:
                 self._start_over(sequence, step, now)
@@ -372,7 +373,8 @@ class Scheduler:
     def _append_token(self, sequence: CoreSequence, result: StepResult) -> None:
         token_id = result.token_ids.get(sequence.seq_id)
         if token_id is None:
-            self._finish(sequence, FinishReason.ERROR, "the runner drew no token")
+            failure = SequenceFailure(FailureKind.DEFECT, "the runner drew no token")
+            self._finish(sequence, FinishReason.ERROR, failure)
             return
         sequence.append(token_id, result.logprobs.get(sequence.seq_id))
         reason = sequence.end_of_output(self._eos_token_ids, self.config.max_tokens)
@@ -381,7 +383,7 @@ class Scheduler:
                 self.output_length.observe(sequence.num_output_tokens)
             self._finish(sequence, reason)
 
-    def _finish(self, sequence: CoreSequence, reason: FinishReason, error: str | None = None) -> None:
+    def _finish(self, sequence: CoreSequence, reason: FinishReason, failure: SequenceFailure | None = None) -> None:
         if sequence.state is SequenceState.RUNNING:
             self._running.remove(sequence)
             self._forgotten.append(sequence.seq_id)
@@ -393,6 +395,6 @@ class Scheduler:
         self.pool.release(sequence.block_ids)
         self.host_blocks.release(sequence.host_block_ids)
         sequence.block_ids, sequence.host_block_ids = [], []
-        sequence.finish_reason, sequence.error = reason, error
+        sequence.finish_reason, sequence.failure = reason, failure
         sequence.move_to(SequenceState.FINISHED)
         del self._sequences[sequence.seq_id]

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from engine.core.block import BlockContent, extend_contents
-from engine.protocol.messages import AddSequence, SequenceUpdate
+from engine.protocol.failure import SequenceFailure
+from engine.protocol.messages import AddSequence, FinishReason, SequenceUpdate
 from engine.protocol.step import NewSequence, TokenLogprobs
 
 
@@ -26,13 +27,6 @@ TRANSITIONS: dict[SequenceState, frozenset[SequenceState]] = {
 }
 
 
-class FinishReason(StrEnum):
-    STOP = "stop"  # end of sequence or a stop token; the token is part of the output
-    LENGTH = "length"  # max_tokens or the model's length
-    ABORT = "abort"  # asked for
-    ERROR = "error"  # the step failed, or the sequence was refused
-
-
 class CoreSequence:
     """Mutable; owned by the scheduler. `token_ids` is the prompt, then all output, also that of other nodes."""
 
@@ -45,7 +39,7 @@ class CoreSequence:
         "arrived_at",
         "block_ids",
         "contents",
-        "error",
+        "failure",
         "finish_reason",
         "host_block_ids",
         "is_probe",
@@ -79,7 +73,7 @@ class CoreSequence:
         self.num_prompt_tokens = len(message.prompt_token_ids)
         self.state = SequenceState.WAITING
         self.finish_reason: FinishReason | None = None
-        self.error: str | None = None
+        self.failure: SequenceFailure | None = None
         self.num_computed_tokens = 0  # tokens whose KV is in `block_ids` (or, swapped, in `host_block_ids`)
         self.block_ids: list[int] = []
         self.host_block_ids: list[int] = []
@@ -204,8 +198,8 @@ class CoreSequence:
             seq_id=self.seq_id,
             token_ids=tuple(self._new_token_ids),
             logprobs=tuple(self._new_logprobs),
-            finish_reason=None if self.finish_reason is None else self.finish_reason.value,
-            error=self.error,
+            finish_reason=self.finish_reason,
+            failure=self.failure,
             scheduled_at=self.scheduled_at if self._announces_schedule else None,
             num_cached_tokens=self.num_cached_tokens if self._announces_schedule else None,
             preempted=self._preempted,

@@ -13,16 +13,16 @@ from dataclasses import replace
 
 import structlog
 
-from engine.core.faults import CoreFaults
+from engine.core.faults import CoreFaults, InjectedOutOfMemoryError
 from engine.core.grammar_queue import GrammarCompiled, GrammarQueue
 from engine.core.host_memory import return_freed_memory
 from engine.core.pending_step import StepOutcome
 from engine.core.runner import Runner
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler_config import Refused
-from engine.core.sequence import FinishReason
 from engine.core.step_time import StepSize, StepSlowness, StepTimeForecast
 from engine.protocol.clock import MonotonicClock
+from engine.protocol.failure import FailureKind, SequenceFailure
 from engine.protocol.frames import ConnectionClosed
 from engine.protocol.golden_prompt import golden_sequence
 from engine.protocol.heartbeat import CoreState, Heartbeat, HeartbeatPage
@@ -34,6 +34,7 @@ from engine.protocol.messages import (
     CoreAwake,
     CoreFailed,
     CoreIdle,
+    FinishReason,
     FromCore,
     GoldenAnswer,
     ListBlocks,
@@ -43,6 +44,7 @@ from engine.protocol.messages import (
     SetLimits,
     Shutdown,
     Sleep,
+    StepKind,
     StepReport,
     ToCore,
     WakeUp,
@@ -55,19 +57,10 @@ log = structlog.get_logger()
 
 IDLE_REPORT_S = 1.0
 MAX_FAILED_STEPS = 5  # in a row; then something is broken that waiting won't repair
-_MEMORY_SIGNS = ("out of memory", "can't allocate memory", "not enough memory")
 
 
 class GoldenError(RuntimeError):
     """The model can't answer the golden prompt."""
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a step failed for lack of memory, on the device or on the host. Recognised without importing torch."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    text = str(error).lower()
-    return isinstance(error, RuntimeError) and any(sign in text for sign in _MEMORY_SIGNS)
 
 
 class StepLoop:
@@ -117,7 +110,7 @@ class StepLoop:
             if self._scheduler.has_work:
                 self._step()
             elif self._news:
-                self._publish(self._report("none", 0.0, 0, 0, StepOutcome.nothing()))
+                self._publish(self._report(StepKind.NONE, 0.0, 0, 0, StepOutcome.nothing()))
 
     def warm_up(self, message: AddSequence) -> GoldenAnswer:
         """Serve one sequence to its end before any other, and say nothing of it. Raises GoldenError."""
@@ -130,8 +123,8 @@ class StepLoop:
             result, seconds = self._compute(plan)
             outcome = self._scheduler.apply(replace(result, seconds=seconds), self._clock.now())
             for update in outcome.updates:
-                if update.error is not None:
-                    raise GoldenError(f"the golden prompt failed: {update.error}")
+                if update.failure is not None:
+                    raise GoldenError(f"the golden prompt failed: {update.failure.message}")
                 token_ids += update.token_ids
                 logprobs += update.logprobs
         return GoldenAnswer(tuple(token_ids), tuple(logprobs))
@@ -184,34 +177,32 @@ class StepLoop:
 
     def _handle_compiled(self, message: GrammarCompiled) -> None:
         sequence = self._grammar_queue.pop_sequence(message.seq_id)
-        if sequence is not None and message.problem is None:
+        if sequence is not None and message.failure is None:
             self._add(sequence)
-        elif sequence is not None:
-            log.warning("sequence.refused", **log_ids(message.seq_id), reason=message.problem)
-            self._news.append(
-                SequenceUpdate(message.seq_id, finish_reason=FinishReason.ERROR.value, error=message.problem)
-            )
+        elif sequence is not None and message.failure is not None:
+            self._refuse(message.seq_id, message.failure)
 
     def _abort(self, seq_id: str) -> SequenceUpdate | None:
         if self._grammar_queue.pop_sequence(seq_id) is not None:
-            return SequenceUpdate(seq_id, finish_reason=FinishReason.ABORT.value)
+            return SequenceUpdate(seq_id, finish_reason=FinishReason.ABORT)
         return self._scheduler.abort(seq_id)
 
     def _add(self, message: AddSequence) -> None:
         if self._is_asleep:
-            self._news.append(
-                SequenceUpdate(message.seq_id, finish_reason=FinishReason.ERROR.value, error="the core is asleep")
-            )
+            self._refuse(message.seq_id, SequenceFailure(FailureKind.ASLEEP, "the core is asleep"))
             return
         match self._scheduler.add(message, self._clock.now()):
-            case Refused(_, reason, is_duplicate):
+            case Refused(_, reason, is_duplicate=True):
                 log.warning("sequence.refused", **log_ids(message.seq_id), reason=reason)
-                if not is_duplicate:
-                    self._news.append(
-                        SequenceUpdate(message.seq_id, finish_reason=FinishReason.ERROR.value, error=reason)
-                    )
+            case Refused(_, reason):
+                self._refuse(message.seq_id, SequenceFailure(FailureKind.REFUSED, reason))
             case SequenceUpdate() as update:
                 self._news.append(update)
+
+    def _refuse(self, seq_id: str, failure: SequenceFailure) -> None:
+        """End a sequence that was never taken in."""
+        log.warning("sequence.refused", **log_ids(seq_id), kind=failure.kind.value, reason=failure.message)
+        self._news.append(SequenceUpdate(seq_id, finish_reason=FinishReason.ERROR, failure=failure))
 
     def _set_limits(self, message: SetLimits) -> None:
         limits = {name: getattr(message, name) for name in message.__struct_fields__}
@@ -270,7 +261,7 @@ class StepLoop:
         updates = [self._abort(seq_id) for seq_id in held]
         self._news += [update for update in updates if update is not None]
         if self._news:
-            self._publish(self._report("none", 0.0, 0, 0, StepOutcome.nothing()))
+            self._publish(self._report(StepKind.NONE, 0.0, 0, 0, StepOutcome.nothing()))
 
     def _step(self) -> None:
         plan = self._scheduler.plan(self._clock.now())
@@ -283,8 +274,8 @@ class StepLoop:
             return
         outcome = self._scheduler.apply(replace(result, seconds=seconds), self._clock.now())
         self._num_failed_steps = 0
-        lacked_memory = any(_MEMORY_SIGNS[0] in reason for reason in result.failed.values())
-        self._publish_step(plan, seconds, outcome, out_of_memory=int(lacked_memory))
+        ran_out_of_memory = any(f.kind is FailureKind.OUT_OF_MEMORY for f in result.failed.values())
+        self._publish_step(plan, seconds, outcome, out_of_memory=int(ran_out_of_memory))
 
     def _compute(self, plan: StepPlan) -> tuple[StepResult, float]:
         """Run a step, with a heartbeat before it that says how long it should take. Raises what the step raises."""
@@ -309,17 +300,24 @@ class StepLoop:
         return result, seconds
 
     def _contain(self, error: Exception, plan: StepPlan, seconds: float) -> None:
-        lacks_memory = is_out_of_memory(error)
-        reason = f"{'out of memory' if lacks_memory else 'the step failed'}: {type(error).__name__}: {error}"
-        seq_ids = [scheduled.seq_id for scheduled in plan.scheduled]
-        log.error("step.failed", step_id=plan.step_id, seq_ids=seq_ids, exc_info=error)
-        outcome = self._scheduler.fail(reason, self._clock.now(), only_largest=lacks_memory)
-        if lacks_memory:
+        is_oom = isinstance(error, MemoryError)
+        text = f"{'out of memory' if is_oom else 'the step failed'}: {type(error).__name__}: {error}"
+        failure = SequenceFailure(FailureKind.OUT_OF_MEMORY if is_oom else FailureKind.STEP_FAILED, text)
+        log.error(
+            "step.failed",
+            step_id=plan.step_id,
+            seq_ids=[scheduled.seq_id for scheduled in plan.scheduled],
+            kind=failure.kind.value,
+            is_injected=isinstance(error, InjectedOutOfMemoryError),
+            exc_info=error,
+        )
+        outcome = self._scheduler.fail(failure, self._clock.now())
+        if is_oom:
             gc.collect()
         self._num_failed_steps += 1
-        self._publish_step(plan, seconds, outcome, failed_steps=1, out_of_memory=int(lacks_memory))
+        self._publish_step(plan, seconds, outcome, failed_steps=1, out_of_memory=int(is_oom))
         if self._num_failed_steps >= MAX_FAILED_STEPS:
-            self._publish(CoreFailed(f"{self._num_failed_steps} steps in a row failed, the last one: {reason}"))
+            self._publish(CoreFailed(f"{self._num_failed_steps} steps in a row failed, the last one: {text}"))
             self._exit_code = 1
 
     def _publish_step(
@@ -341,7 +339,7 @@ class StepLoop:
                 for_seq_id=preemption.for_seq_id,
             )
         report = self._report(
-            outcome.kind.value,
+            outcome.kind,
             seconds,
             plan.num_tokens - outcome.probe_tokens,
             len(plan.scheduled),
@@ -354,7 +352,7 @@ class StepLoop:
 
     def _report(
         self,
-        kind: str,
+        kind: StepKind,
         seconds: float,
         num_tokens: int,
         num_seqs: int,
@@ -371,7 +369,7 @@ class StepLoop:
                     "sequence.finished",
                     **log_ids(update.seq_id),
                     finish_reason=update.finish_reason,
-                    error=update.error,
+                    error=update.failure.message if update.failure is not None else None,
                     step_id=self._last_step_id,
                 )
         scheduler = self._scheduler
@@ -393,7 +391,7 @@ class StepLoop:
             prefix_hits_tokens=outcome.prefix_hits_tokens,
             failed_steps=failed_steps,
             out_of_memory=out_of_memory,
-            slowness_ratio=self._slowness_ratio if kind != "none" and not failed_steps else None,
+            slowness_ratio=self._slowness_ratio if kind is not StepKind.NONE and not failed_steps else None,
         )
 
     def _report_idle(self) -> None:

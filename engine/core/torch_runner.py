@@ -15,7 +15,7 @@ import structlog
 import torch
 from torch import Tensor
 
-from engine.core.runner import Slept
+from engine.core.runner import NO_GRAMMARS, Slept, grammar_failure
 from engine.model.batch import Batch, make_batch, why_not
 from engine.model.decoder import Decoder
 from engine.model.directory import BadModelError, ModelDir, open_model
@@ -24,6 +24,7 @@ from engine.model.offload import OffloadedWeights
 from engine.model.prompt_logprobs import score_prompts
 from engine.model.sequence import Sequence, logprobs_of
 from engine.model.weights import load_weights
+from engine.protocol.failure import FailureKind, SequenceFailure
 from engine.protocol.grammar import BadGrammarError
 from engine.protocol.request_id import log_ids
 from engine.protocol.step import NewSequence, SamplingParams, Scheduled, StepPlan, StepResult, TokenLogprobs
@@ -36,6 +37,8 @@ log = structlog.get_logger()
 Progress = Callable[[str, float], None]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+NON_FINITE_LOGITS = SequenceFailure(FailureKind.NON_FINITE_LOGITS, "non-finite logits")
+_OUT_OF_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "not enough memory")
 WARM_UP_TOKENS = 80
 WARM_UP_SEQ_ID = -1  # the scheduler's ids are never negative
 
@@ -192,7 +195,18 @@ class ModelRunner:
             raise DeviceError(f"not enough memory on {self._device} to wake up: {exc}") from exc
 
     def run_step(self, plan: StepPlan) -> StepResult:
-        """One forward pass. A sequence in `failed` has no token and its state is as before the step."""
+        """One forward pass. A sequence in `failed` has no token and its state is as before the step.
+
+        Raises MemoryError where memory ran out for something else than the forward pass, which drops sequences.
+        """
+        try:
+            return self._run_step(plan)
+        except RuntimeError as exc:
+            if not _is_out_of_memory(exc):
+                raise
+            raise MemoryError(str(exc)) from exc
+
+    def _run_step(self, plan: StepPlan) -> StepResult:
         started = time.perf_counter()
         for seq_id in plan.forgotten:
             self._sequences.pop(seq_id, None)
@@ -214,18 +228,19 @@ class ModelRunner:
         if sampling:
             rows = [self._sequences[i].sample_row(self._eos_token_ids, allowed.masks.get(i)) for i in sampling]
             for seq_id, drawn in zip(sampling, sample(logits, rows), strict=True):
-                if seq_id in allowed.problems:
-                    failed[seq_id] = allowed.problems[seq_id]
+                if seq_id in allowed.failures:
+                    failed[seq_id] = grammar_failure(allowed.failures[seq_id])
                     continue
                 if drawn.token_id is None:
-                    failed[seq_id] = "non-finite logits"
+                    failed[seq_id] = NON_FINITE_LOGITS
                     continue
                 self._sequences[seq_id].append(drawn.token_id)
                 token_ids[seq_id] = drawn.token_id
                 if (found := logprobs_of(drawn)) is not None:
                     logprobs[seq_id] = found
         if failed:
-            log.warning("step.sequences_failed", step_id=plan.step_id, failed=failed)
+            reasons = {seq_id: failure.message for seq_id, failure in failed.items()}
+            log.warning("step.sequences_failed", step_id=plan.step_id, failed=reasons)
         seconds = time.perf_counter() - started
         return StepResult(plan.step_id, token_ids, seconds, logprobs, failed, prompt_logprobs)
 
@@ -234,21 +249,21 @@ class ModelRunner:
         if grammar is None:
             return Sequence(new)
         if self._grammars is None:
-            return Sequence(new, problem="this runner was made without grammars")
+            return Sequence(new, problem=NO_GRAMMARS)
         try:
             return Sequence(new, self._grammars.matcher(grammar, new.token_ids[new.num_prompt_tokens :]))
         except BadGrammarError as error:
-            return Sequence(new, problem=f"its grammar: {error}")
+            return Sequence(new, problem=grammar_failure(error))
 
     def _matchers_of(self, scheduled: list[Scheduled]) -> list[tuple[int, GrammarMatcher]]:
         found = ((s.seq_id, self._sequences[s.seq_id].matcher) for s in scheduled if s.samples)
         return [(seq_id, matcher) for seq_id, matcher in found if matcher is not None]
 
-    def _why_not(self, s: Scheduled) -> str | None:
+    def _why_not(self, s: Scheduled) -> SequenceFailure | None:
         sequence = self._sequences.get(s.seq_id)
         if sequence is not None and sequence.problem is not None:
             return sequence.problem
-        return why_not(
+        problem = why_not(
             s,
             self._sequences.get(s.seq_id),
             num_blocks=self._num_blocks,
@@ -256,11 +271,12 @@ class ModelRunner:
             vocab_size=self._config.vocab_size,
             max_len=self._max_len,
         )
+        return None if problem is None else SequenceFailure(FailureKind.DEFECT, problem)
 
     def _forward(
         self,
         scheduled: list[Scheduled],
-        failed: dict[str, str],
+        failed: dict[str, SequenceFailure],
         prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]],
     ) -> Tensor | None:
         """Logits of the sampling sequences; what is asked of prompts goes into `prompt_logprobs`.
@@ -287,7 +303,7 @@ class ModelRunner:
                 )
             # Outside of the handler: the exception would keep the failed attempt's tensors alive.
             scheduled.remove(largest)
-            failed[largest.seq_id] = "out of memory"
+            failed[largest.seq_id] = SequenceFailure(FailureKind.OUT_OF_MEMORY, "out of memory")
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
         return None
@@ -298,17 +314,19 @@ class ModelRunner:
         scheduled: list[Scheduled],
         batch: Batch,
         prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]],
-        failed: dict[str, str],
+        failed: dict[str, SequenceFailure],
     ) -> Tensor:
         hidden = self._decoder.hidden(batch, self._kv)
-        found, wrong = score_prompts(scheduled, self._sequences, batch, lambda rows: self._decoder.logits(hidden, rows))
+        found, non_finite = score_prompts(
+            scheduled, self._sequences, batch, lambda rows: self._decoder.logits(hidden, rows)
+        )
         prompt_logprobs |= found
-        failed |= wrong
+        failed |= dict.fromkeys(non_finite, NON_FINITE_LOGITS)
         return self._decoder.logits(hidden, batch.sample_rows)
 
     def _expect_answer(self, result: StepResult) -> None:
         if WARM_UP_SEQ_ID in result.failed:
-            problem = f"the model can't compute its first tokens: {result.failed[WARM_UP_SEQ_ID]}"
+            problem = f"the model can't compute its first tokens: {result.failed[WARM_UP_SEQ_ID].message}"
             raise BadModelError(self._model.path, problem, "the weights are damaged, or too large for this dtype")
 
 
@@ -338,6 +356,8 @@ def _dtype(name: str, model: ModelDir, device: torch.device) -> torch.dtype:
 
 
 def _is_out_of_memory(exc: BaseException) -> bool:
+    """The one place that reads a text: torch's CPU allocator and some CUDA calls raise a plain RuntimeError."""
     if isinstance(exc, torch.OutOfMemoryError | MemoryError):
         return True
-    return "can't allocate memory" in str(exc) or "not enough memory" in str(exc)
+    text = str(exc).lower()
+    return isinstance(exc, RuntimeError) and any(sign in text for sign in _OUT_OF_MEMORY_TEXTS)

@@ -20,7 +20,7 @@ class Masks:
     """By sequence id: what may be drawn, or why that can't be told."""
 
     masks: dict[str, TokenMask] = field(default_factory=dict)
-    problems: dict[str, str] = field(default_factory=dict)
+    failures: dict[str, BadGrammarError] = field(default_factory=dict)
 
 
 class MaskWorker:
@@ -53,5 +53,5 @@ def _masks_of(matchers: Sequence[tuple[int, GrammarMatcher]]) -> Masks:
         try:
             found.masks[seq_id] = matcher.mask()
         except BadGrammarError as error:
-            found.problems[seq_id] = f"its grammar: {error}"
+            found.failures[seq_id] = error
     return found

@@ -22,13 +22,13 @@ def score_prompts(
     states: Mapping[int, SequenceState],
     batch: Batch,
     logits_of: Callable[[Tensor], Tensor],
-) -> tuple[dict[str, tuple[TokenLogprobs, ...]], dict[str, str]]:
-    """By sequence what was asked of its prompt in this step, and why there is none.
+) -> tuple[dict[str, tuple[TokenLogprobs, ...]], list[str]]:
+    """By sequence id what was asked of its prompt in this step, and the ids whose logits are NaN.
 
     `logits_of` gives [rows, vocab] for rows of the batch; they are the model's own, as those of drawn tokens are.
     """
     found: dict[str, tuple[TokenLogprobs, ...]] = {}
-    failed: dict[str, str] = {}
+    non_finite: list[str] = []
     for s, first_row in zip(scheduled, batch.query_starts.tolist(), strict=False):
         state = states[s.seq_id]
         wanted = state.sampling.num_prompt_logprobs
@@ -42,8 +42,8 @@ def score_prompts(
             entries += _score(logits_of(rows), state.token_ids[piece.start + 1 : piece.stop + 1], wanted)
         found[s.seq_id] = tuple(entries)
         if any(entry.chosen != entry.chosen for entry in entries):
-            failed[s.seq_id] = "non-finite logits"
-    return found, failed
+            non_finite.append(s.seq_id)
+    return found, non_finite
 
 
 def _score(logits: Tensor, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.protocol.failure import SequenceFailure
 from engine.protocol.step import NewSequence, TokenLogprobs
 from engine.text.grammar_compiler import GrammarMatcher, TokenMask, without
 from kernels.sampling import Drawn, SampleRow
@@ -22,7 +23,9 @@ class Sequence:
         "token_ids",
     )
 
-    def __init__(self, new: NewSequence, matcher: GrammarMatcher | None = None, problem: str | None = None) -> None:
+    def __init__(
+        self, new: NewSequence, matcher: GrammarMatcher | None = None, problem: SequenceFailure | None = None
+    ) -> None:
         """`matcher` has taken the output so far; `problem` is why a sequence with a grammar has none."""
         self.matcher = matcher
         self.problem = problem

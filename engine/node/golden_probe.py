@@ -136,7 +136,8 @@ class GoldenProbe:
         if update.finish_reason == "length":
             self._judge(GoldenAnswer(tuple(self._token_ids), tuple(self._logprobs)))
         else:
-            self.detail = f"the last run ended with {update.finish_reason}: {update.error or 'no reason given'}"
+            reason = "no reason given" if update.failure is None else update.failure.message
+            self.detail = f"the last run ended with {update.finish_reason}: {reason}"
             self._on_result("error")
 
     def _judge(self, answer: GoldenAnswer) -> None:

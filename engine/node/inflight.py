@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from engine.protocol.failure import FailureKind
 from engine.protocol.messages import SequenceUpdate
 from engine.protocol.step import SamplingParams, TokenLogprobs
 from engine.text.detokenizer import TextStream
@@ -22,7 +23,6 @@ from engine.text.tool_stream import ToolPiece, ToolStream
 
 MAX_SEED = 2**63 - 1
 BAD_GRAMMAR = "grammar_failed"  # the client's grammar turned out too costly while it was followed
-_GRAMMAR_PROBLEM = "its grammar: "  # how a runner's reason begins then
 
 Kind = Literal["chat", "completion"]
 
@@ -114,6 +114,7 @@ class Choice:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     error: str | None = None
+    failure: FailureKind | None = None  # with `error`, where it is the core's
     is_moved: bool = False
     is_opened: bool = False
     abort_reason: str | None = None  # sent to the core, not yet confirmed
@@ -131,7 +132,7 @@ class Choice:
     @property
     def error_code(self) -> str:
         """For programs, with `error`."""
-        return BAD_GRAMMAR if (self.error or "").startswith(_GRAMMAR_PROBLEM) else "engine_error"
+        return BAD_GRAMMAR if self.failure is FailureKind.GRAMMAR else "engine_error"
 
     @property
     def num_own_tokens(self) -> int:
@@ -194,7 +195,9 @@ class Choice:
             case "abort":
                 self.error = f"aborted by the engine core ({self.abort_reason or 'not asked for'})"
             case "error":
-                self.error = update.error or "the engine core gave no reason"
+                failure = update.failure
+                self.error = "the engine core gave no reason" if failure is None else failure.message
+                self.failure = None if failure is None else failure.kind
             case reason:
                 self.finish_reason = reason
                 ended_by = self.output_token_ids[-1] if self.output_token_ids else None

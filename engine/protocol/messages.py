@@ -6,9 +6,37 @@ Linux is one clock for all processes of a machine.
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 import msgspec
 
+from engine.protocol.failure import SequenceFailure
 from engine.protocol.step import SamplingParams, TokenLogprobs
+
+
+class FinishReason(StrEnum):
+    """How a sequence ended."""
+
+    STOP = "stop"  # end of sequence or a stop token; the token is part of the output
+    LENGTH = "length"  # max_tokens or the model's length
+    ABORT = "abort"  # asked for
+    ERROR = "error"  # `SequenceUpdate.failure` says why
+
+
+class StepKind(StrEnum):
+    """What a step computed; a label of the step metrics."""
+
+    PREFILL = "prefill"  # prompts, and tokens that a preemption lost
+    DECODE = "decode"  # one new position of each
+    MIXED = "mixed"
+    NONE = "none"  # no step, or one of probes only
+
+
+class LoadPhase(StrEnum):
+    """What a core does before it is ready."""
+
+    LOADING = "loading"  # checksums, weights, KV cache
+    WARMING_UP = "warming_up"  # kernels, the golden prompt
 
 
 class AddSequence(msgspec.Struct, frozen=True, tag="add"):
@@ -98,7 +126,7 @@ class CoreReady(msgspec.Struct, frozen=True, tag="ready"):
 class CoreProgress(msgspec.Struct, frozen=True, tag="progress"):
     """Loading and warm-up, so that "not ready" can say why and how far."""
 
-    phase: str  # loading, warming_up
+    phase: LoadPhase
     done: float  # 0 to 1
 
 
@@ -135,8 +163,8 @@ class SequenceUpdate(msgspec.Struct, frozen=True):
     seq_id: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
-    finish_reason: str | None = None  # stop, length, abort, error
-    error: str | None = None  # with finish_reason "error"
+    finish_reason: FinishReason | None = None
+    failure: SequenceFailure | None = None  # exactly with ERROR
     scheduled_at: float | None = None  # set once, with the first update after it was first scheduled
     num_cached_tokens: int | None = None  # set once: prompt tokens found in the prefix cache
     preempted: int = 0  # times preempted since the last update
@@ -147,7 +175,7 @@ class StepReport(msgspec.Struct, frozen=True, tag="step"):
     """One step of the core, and the state of its queues after it."""
 
     step_id: int
-    kind: str  # prefill, decode, mixed; none: no step, only news of requests (refused, aborted)
+    kind: StepKind  # NONE: no step, only news of sequences (refused, aborted)
     finished_at: float
     seconds: float
     num_tokens: int  # of requests, not of probes: 0 for a step that computed nothing else

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine.protocol.failure import SequenceFailure
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -95,5 +97,5 @@ class StepResult:
     token_ids: dict[str, int]
     seconds: float
     logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)  # seq_id to reason: out of memory, non-finite logits
+    failed: dict[str, SequenceFailure] = field(default_factory=dict)  # has no token
     prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = field(default_factory=dict)  # see `scored_positions`

@@ -14,6 +14,7 @@ from engine.core.fake_runner import FakeRunner
 from engine.core.scheduler import Scheduler
 from engine.core.step_loop import StepLoop
 from engine.protocol.clock import ManualClock
+from engine.protocol.failure import FailureKind, SequenceFailure
 from engine.protocol.grammar import choice_grammar, regex_grammar
 from engine.protocol.messages import AbortSequence, CoreIdle, FromCore, SequenceUpdate, Shutdown, StepReport
 from engine.text.grammar_compiler import GrammarCompiler
@@ -111,7 +112,10 @@ def test_is_not_idle_while_a_request_waits_for_its_grammar() -> None:
 def test_a_bad_grammar_ends_its_request_with_the_reason() -> None:
     ends = Desk(make_book()).run(make_request("a", 6, max_tokens=9, grammar="{"))
     assert ends["a"].finish_reason == "error"
-    assert "can't be compiled" in (ends["a"].error or "")
+    failure = ends["a"].failure
+    assert failure is not None
+    assert failure.kind is FailureKind.GRAMMAR
+    assert "can't be compiled" in failure.message
 
 
 def test_a_defect_while_compiling_ends_the_request_too() -> None:
@@ -122,7 +126,7 @@ def test_a_defect_while_compiling_ends_the_request_too() -> None:
             return failed
 
     ends = Desk(BrokenBook()).run(make_request("a", 6, max_tokens=9, grammar=choice_grammar(["x"])))
-    assert "boom" in (ends["a"].error or "")
+    assert ends["a"].failure == SequenceFailure(FailureKind.DEFECT, "the grammar can't be compiled: boom")
 
 
 @pytest.mark.parametrize("message", [AbortSequence("a", "client_gone"), Shutdown()], ids=["abort", "shutdown"])

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from engine.core.torch_runner import ModelRunner
+from engine.protocol.failure import FailureKind
 from engine.protocol.grammar import choice_grammar, json_grammar, regex_grammar
 from engine.protocol.step import NewSequence, SamplingParams, Scheduled, StepPlan
 from tests.fixtures.engine import tiny_model_dir
@@ -133,8 +134,9 @@ def test_a_grammar_that_can_not_be_followed_fails_its_sequence_alone(runner: Mod
     rows = (healthy.next(), Scheduled(1, 0, 1 + len(other), (200,), samples=True), Scheduled(2, 0, 1, (201,), True))
     result = runner.run_step(StepPlan(0, rows, new=(healthy.new(), strangers, broken)))
     assert list(result.token_ids) == [0]
-    assert "does not fit the grammar" in result.failed[1]
-    assert "its grammar" in result.failed[2]
+    assert [result.failed[i].kind for i in (1, 2)] == [FailureKind.GRAMMAR] * 2
+    assert "does not fit the grammar" in result.failed[1].message
+    assert "its grammar" in result.failed[2].message
     runner.run_step(StepPlan(0, (), forgotten=(0, 1, 2)))
 
 
@@ -145,4 +147,5 @@ def test_a_runner_without_grammars_fails_only_who_asks_for_one() -> None:
     give_blocks([plain, asking], 16)
     result = step(bare, [plain, asking], [plain, asking])
     assert list(result.token_ids) == [0]
-    assert "without grammars" in result.failed[1]
+    assert result.failed[1].kind is FailureKind.DEFECT
+    assert "without grammars" in result.failed[1].message

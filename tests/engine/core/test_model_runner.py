@@ -11,6 +11,7 @@ import torch
 from engine.core.torch_runner import DeviceError, ModelRunner, auto_dtype
 from engine.model.directory import BadModelError, kv_bytes_per_token, open_model, size_kv
 from engine.model.make import make_model
+from engine.protocol.failure import FailureKind, SequenceFailure
 from engine.protocol.step import NewSequence, SamplingParams, Scheduled, StepPlan
 from kernels.cpu import amx
 from tests.fixtures.runner import BLOCK_SIZE, Drive, give_blocks, run_all, step
@@ -220,7 +221,7 @@ def test_a_poisoned_sequence_fails_alone(model_dir: Path) -> None:
     step(runner, [healthy, sick], [healthy, sick])
     runner._kv[:, :, sick.block_ids[0]] = torch.nan
     result = step(runner, [healthy, sick])
-    assert result.failed == {1: "non-finite logits"}
+    assert result.failed == {1: SequenceFailure(FailureKind.NON_FINITE_LOGITS, "non-finite logits")}
     assert 1 not in result.token_ids
     while not healthy.is_done:
         step(runner, [healthy])
@@ -248,7 +249,8 @@ def test_a_wrong_entry_fails_alone_with_its_reason(runner: ModelRunner, schedule
     new = tuple(NewSequence(i, tokens, 3, params) for i, tokens in ((4, (7, 8, 9)), (5, (7, 8, 9)), (6, (999_999,))))
     result = runner.run_step(StepPlan(3, (Scheduled(4, 0, 3, (8,), samples=True), scheduled), new=new))
     assert list(result.token_ids) == [4]
-    assert words in result.failed[scheduled.seq_id]
+    assert result.failed[scheduled.seq_id].kind is FailureKind.DEFECT
+    assert words in result.failed[scheduled.seq_id].message
 
 
 def test_out_of_memory_fails_the_largest_and_serves_the_rest(
@@ -268,8 +270,33 @@ def test_out_of_memory_fails_the_largest_and_serves_the_rest(
     )
     give_blocks([big, small], NUM_BLOCKS)
     result = step(runner, [big, small], [big, small])
-    assert result.failed == {0: "out of memory"}
+    assert result.failed == {0: SequenceFailure(FailureKind.OUT_OF_MEMORY, "out of memory")}
     assert list(result.token_ids) == [1]
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (MemoryError("host"), MemoryError),
+        (torch.OutOfMemoryError("CUDA"), MemoryError),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), MemoryError),
+        (RuntimeError("CUDA error: out of memory"), MemoryError),
+        (RuntimeError("not enough memory: you tried to allocate"), MemoryError),
+        (RuntimeError("shape mismatch"), RuntimeError),
+        (ValueError("out of memory"), ValueError),
+    ],
+    ids=["host", "torch", "cpu allocator", "cuda call", "windows allocator", "other", "other type"],
+)
+def test_out_of_memory_outside_the_forward_pass_is_a_memory_error(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, error: Exception, raised: type[Exception]
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("engine.core.torch_runner.copy_blocks", fail)
+    with pytest.raises(raised) as caught:
+        runner.run_step(StepPlan(0, (), copies=((0, 1),)))
+    assert type(caught.value) is raised
 
 
 def test_min_tokens_keeps_the_end_away_and_logit_bias_brings_it(runner: ModelRunner) -> None:
@@ -298,7 +325,7 @@ def test_forgotten_sequences_are_unknown_afterwards(runner: ModelRunner) -> None
     give_blocks([drive], NUM_BLOCKS)
     step(runner, [drive], [drive])
     result = runner.run_step(StepPlan(0, (drive.next(),), forgotten=(0,)))
-    assert "does not know" in result.failed[0]
+    assert "does not know" in result.failed[0].message
 
 
 def test_info_tells_sizes_that_match_the_byte_budget(model_dir: Path) -> None:

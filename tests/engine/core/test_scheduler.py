@@ -8,11 +8,17 @@ import pytest
 from engine.core.block_pool import BlockPool
 from engine.core.cached_prefix import find_cached_prefix
 from engine.core.fake_runner import generate
-from engine.core.pending_step import PreemptedBy, Preemption, StepKind
+from engine.core.pending_step import PreemptedBy, Preemption
 from engine.core.scheduler_config import Refused
 from engine.core.sequence import TRANSITIONS, CoreSequence, SequenceState
+from engine.protocol.failure import FailureKind, SequenceFailure
+from engine.protocol.messages import StepKind
 from engine.protocol.step import StepResult, TokenLogprobs
 from tests.fixtures.core import VOCAB_SIZE, Bench, make_config, make_request
+
+NON_FINITE = SequenceFailure(FailureKind.NON_FINITE_LOGITS, "non-finite logits")
+STEP_FAILED = SequenceFailure(FailureKind.STEP_FAILED, "the step failed: boom")
+OUT_OF_MEMORY = SequenceFailure(FailureKind.OUT_OF_MEMORY, "out of memory")
 
 
 def expected_tokens(request, count: int | None = None) -> list[int]:
@@ -135,12 +141,12 @@ def test_failed_row_ends_alone() -> None:
     bench.add(make_request("a"), make_request("b"))
     plan = bench.plan()
     result = bench.runner.run_step(plan)
-    failed = {"a": "non-finite logits"}
+    failed = {"a": NON_FINITE}
     bench.take_outcome(
         bench.scheduler.apply(StepResult(result.step_id, result.token_ids, 0.1, failed=failed), bench.now)
     )
     assert bench.ends["a"].finish_reason == "error"
-    assert bench.ends["a"].error == "non-finite logits"
+    assert bench.ends["a"].failure == NON_FINITE
     bench.run()
     assert bench.ends["b"].finish_reason == "length"
 
@@ -150,7 +156,7 @@ def test_row_without_a_drawn_token_ends_with_an_error() -> None:
     bench.add(make_request("a"))
     plan = bench.plan()
     bench.take_outcome(bench.scheduler.apply(StepResult(plan.step_id, {}, 0.1), bench.now))
-    assert bench.ends["a"].error == "the runner drew no token"
+    assert bench.ends["a"].failure == SequenceFailure(FailureKind.DEFECT, "the runner drew no token")
 
 
 def test_every_state_can_end_and_the_end_is_final() -> None:
@@ -555,7 +561,7 @@ def test_blocks_of_a_failed_step_can_not_be_found() -> None:
     bench = Bench()
     bench.add(make_request("a", range(12)))
     bench.plan()
-    bench.take_outcome(bench.scheduler.fail("boom", bench.now))
+    bench.take_outcome(bench.scheduler.fail(STEP_FAILED, bench.now))
     assert bench.scheduler.pool.num_cached == 0
 
 
@@ -565,7 +571,7 @@ def test_blocks_of_a_request_whose_answer_is_no_number_can_not_be_found() -> Non
     bench.step()
     assert bench.scheduler.pool.num_cached == 2
     plan = bench.plan()
-    result = StepResult(plan.step_id, {}, 0.1, failed={"a": "non-finite logits"})
+    result = StepResult(plan.step_id, {}, 0.1, failed={"a": NON_FINITE})
     bench.take_outcome(bench.scheduler.apply(result, bench.now))
     assert bench.scheduler.pool.num_cached == 0
     bench.add(make_request("b", range(12)))
@@ -697,8 +703,8 @@ def test_failed_step_ends_its_requests_and_no_others() -> None:
     bench = Bench(make_config(max_num_seqs=1))
     bench.add(make_request("a"), make_request("b"))
     bench.plan()
-    bench.take_outcome(bench.scheduler.fail("the step failed: boom", bench.now))
-    assert bench.ends["a"].error == "the step failed: boom"
+    bench.take_outcome(bench.scheduler.fail(STEP_FAILED, bench.now))
+    assert bench.ends["a"].failure == STEP_FAILED
     bench.run()
     assert bench.tokens["b"] == expected_tokens(make_request("b"))
 
@@ -709,7 +715,7 @@ def test_what_a_failed_step_was_to_forget_is_forgotten_by_the_next() -> None:
     bench.step()
     bench.add(make_request("b"))
     assert bench.plan().forgotten == ("a",)
-    bench.take_outcome(bench.scheduler.fail("boom", bench.now))
+    bench.take_outcome(bench.scheduler.fail(STEP_FAILED, bench.now))
     bench.add(make_request("c"))
     assert bench.step().forgotten == ("a", "b")
 
@@ -720,7 +726,7 @@ def test_lack_of_memory_costs_the_largest_row_and_the_others_start_over() -> Non
     bench.step()
     bench.add(make_request("big", 16), make_request("other", 8))
     bench.plan()
-    outcome = bench.scheduler.fail("out of memory", bench.now, only_largest=True)
+    outcome = bench.scheduler.fail(OUT_OF_MEMORY, bench.now)
     bench.take_outcome(outcome)
     assert list(bench.ends) == ["big"]
     assert {p.seq_id: p.how for p in outcome.preemptions} == {
@@ -742,7 +748,7 @@ def test_kv_that_a_failed_step_was_to_swap_out_is_not_trusted() -> None:
         if not bench.scheduler.preemptions:
             bench.finish_step(plan)
     assert plan.swap_out
-    bench.take_outcome(bench.scheduler.fail("boom", bench.now))
+    bench.take_outcome(bench.scheduler.fail(STEP_FAILED, bench.now))
     assert bench.scheduler.host_blocks.num_free == 20
     bench.run()
     assert bench.tokens["third"] == expected_tokens(make_request("third", 10, max_tokens=20))

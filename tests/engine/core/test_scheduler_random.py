@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from engine.core.fake_runner import generate
 from engine.core.scheduler_config import SchedulerConfig
+from engine.protocol.failure import FailureKind, SequenceFailure
 from engine.protocol.messages import AddSequence
 from engine.protocol.step import SamplingParams
 from tests.fixtures.core import Bench, make_config
@@ -21,6 +22,7 @@ from tests.fixtures.core import Bench, make_config
 VOCAB_SIZE = 3  # so few that prefixes, stops and wholly cached prompts are common
 EOS = 2
 MAX_STEPS_TO_END = 3000
+FATES = [*[None] * 8, FailureKind.STEP_FAILED, FailureKind.OUT_OF_MEMORY]  # of a step
 
 
 @st.composite
@@ -104,8 +106,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.messages[message.seq_id] = message
 
     @precondition(lambda self: self.bench.scheduler.has_work)
-    @rule(seconds=st.floats(0.0, 3.0), fate=st.sampled_from(["done"] * 8 + ["failed", "out_of_memory"]), data=st.data())
-    def step(self, seconds: float, fate: str, data: st.DataObject) -> None:
+    @rule(seconds=st.floats(0.0, 3.0), fate=st.sampled_from(FATES), data=st.data())
+    def step(self, seconds: float, fate: FailureKind | None, data: st.DataObject) -> None:
         bench = self.bench
         bench.now += seconds
         plan = bench.plan()
@@ -114,12 +116,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         if data.draw(st.sampled_from([False] * 5 + [True]), label="abort during the step"):
             bench.abort(data.draw(st.sampled_from(list(bench.scheduler.sequences))))
             bench.check()
-        if fate == "done":
+        if fate is None:
             bench.finish_step(plan)
             return
         if data.draw(st.booleans(), label="the runner got through"):
             bench.runner.run_step(plan)
-        bench.take_outcome(bench.scheduler.fail(fate, bench.now, only_largest=fate == "out_of_memory"))
+        bench.take_outcome(bench.scheduler.fail(SequenceFailure(fate, "drawn"), bench.now))
 
     @precondition(lambda self: self.bench.scheduler.has_work)
     @rule(data=st.data())

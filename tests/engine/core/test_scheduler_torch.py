@@ -53,7 +53,7 @@ def serve(runner: ModelRunner, config: SchedulerConfig, requests: list[AddSequen
         assert scheduler.add(request, 100.0) is None
     while (plan := scheduler.plan(100.0)) is not None:
         for update in scheduler.apply(runner.run_step(plan), 100.0).updates:
-            assert update.error is None
+            assert update.failure is None
             tokens[update.seq_id] += update.token_ids
     return tokens, scheduler
 

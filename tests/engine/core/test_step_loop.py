@@ -9,9 +9,10 @@ import pytest
 
 from engine.core.fake_runner import FakeCost, FakeRunner
 from engine.core.scheduler import Scheduler
-from engine.core.step_loop import MAX_FAILED_STEPS, StepLoop, is_out_of_memory
+from engine.core.step_loop import MAX_FAILED_STEPS, StepLoop
 from engine.protocol.clock import ManualClock
 from engine.protocol.core_config import CoreConfig, read_config
+from engine.protocol.failure import FailureKind, SequenceFailure
 from engine.protocol.frames import ConnectionClosed
 from engine.protocol.messages import (
     AbortSequence,
@@ -30,8 +31,9 @@ from tests.fixtures.core import make_config, make_request
 STEP_S = 0.01
 
 
-class OutOfMemoryError(RuntimeError):
-    """Named as torch names its own."""
+def failure_of(update: SequenceUpdate) -> SequenceFailure:
+    assert update.failure is not None
+    return update.failure
 
 
 class FailingRunner(FakeRunner):
@@ -136,7 +138,8 @@ def test_refusal_is_told_without_a_step() -> None:
     (report,) = desk.reports
     assert (report.kind, report.num_tokens) == ("none", 0)
     assert report.updates[0].finish_reason == "error"
-    assert "can never fit" in (report.updates[0].error or "")
+    assert failure_of(report.updates[0]).kind is FailureKind.REFUSED
+    assert "can never fit" in failure_of(report.updates[0]).message
 
 
 def test_duplicate_does_not_end_the_request_of_that_id() -> None:
@@ -198,32 +201,37 @@ def test_failed_step_costs_its_requests_and_the_core_goes_on() -> None:
     desk.replies = {1: make_request("b", max_tokens=1)}
     assert desk.run(make_request("a")) == 0
     assert desk.ends["a"].finish_reason == "error"
-    assert desk.ends["a"].error == "the step failed: RuntimeError: boom"
+    assert desk.ends["a"].failure == SequenceFailure(FailureKind.STEP_FAILED, "the step failed: RuntimeError: boom")
     assert desk.reports[0].failed_steps == 1
     assert desk.reports[0].out_of_memory == 0
     assert desk.ends["b"].finish_reason == "length"
 
 
-def test_lack_of_memory_costs_one_request() -> None:
-    desk = Desk(OutOfMemoryError("tried to allocate"))
+def test_out_of_memory_costs_one_request() -> None:
+    desk = Desk(MemoryError("tried to allocate"))
     desk.run(make_request("small", 4), make_request("big", 16))
-    assert desk.ends["big"].error == "out of memory: OutOfMemoryError: tried to allocate"
+    assert desk.ends["big"].failure == SequenceFailure(
+        FailureKind.OUT_OF_MEMORY, "out of memory: MemoryError: tried to allocate"
+    )
     assert desk.ends["small"].finish_reason == "length"
     assert desk.reports[0].out_of_memory == 1
     assert desk.reports[0].preemptions == 1
 
 
-def test_lack_of_memory_that_the_runner_contained_is_counted() -> None:
+@pytest.mark.parametrize("kind", FailureKind)
+def test_out_of_memory_that_the_runner_contained_is_counted(kind: FailureKind) -> None:
+    failure = SequenceFailure(kind, "this text says nothing of it")
+
     class Tight(FakeRunner):
         def run_step(self, plan: StepPlan) -> StepResult:
             result = super().run_step(plan)
-            return StepResult(result.step_id, {}, result.seconds, failed={"a": "out of memory"})
+            return StepResult(result.step_id, {}, result.seconds, failed={"a": failure})
 
     desk = Desk()
     desk.loop._faults._runner = Tight(clock=desk.clock)
     desk.run(make_request("a"))
-    assert desk.ends["a"].error == "out of memory"
-    assert (desk.reports[0].failed_steps, desk.reports[0].out_of_memory) == (0, 1)
+    assert desk.ends["a"].failure == failure
+    assert (desk.reports[0].failed_steps, desk.reports[0].out_of_memory) == (0, kind is FailureKind.OUT_OF_MEMORY)
 
 
 def test_steps_that_fail_again_and_again_end_the_core() -> None:
@@ -240,21 +248,6 @@ def test_a_step_that_works_forgives_the_failures_before() -> None:
     desk = Desk(*nearly, None, *nearly, max_num_seqs=1)
     assert desk.run(*(make_request(f"r{i}", max_tokens=1) for i in range(2 * MAX_FAILED_STEPS))) == 0
     assert sum(end.finish_reason == "error" for end in desk.ends.values()) == 2 * len(nearly)
-
-
-@pytest.mark.parametrize(
-    ("error", "is_memory"),
-    [
-        (MemoryError(), True),
-        (OutOfMemoryError("CUDA"), True),
-        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), True),
-        (RuntimeError("CUDA error: out of memory"), True),
-        (RuntimeError("shape mismatch"), False),
-        (ValueError("out of memory"), False),
-    ],
-)
-def test_lack_of_memory_is_recognised(error: Exception, is_memory: bool) -> None:
-    assert is_out_of_memory(error) is is_memory
 
 
 # --- configuration ---

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
+from engine.protocol.failure import FailureKind, SequenceFailure
 from engine.protocol.frames import (
     MAX_FRAME_BYTES,
     ConnectionClosed,
@@ -24,6 +25,7 @@ from engine.protocol.frames import (
 from engine.protocol.messages import (
     AbortSequence,
     CoreFailed,
+    FinishReason,
     FromCore,
     SequenceUpdate,
     SetFaults,
@@ -42,7 +44,12 @@ REPORT = StepReport(
     num_seqs=2,
     updates=(
         SequenceUpdate("a", token_ids=(1, 2), scheduled_at=1.0, num_cached_tokens=0),
-        SequenceUpdate("b", finish_reason="error", error="no memory", preempted=2),
+        SequenceUpdate(
+            "b",
+            finish_reason=FinishReason.ERROR,
+            failure=SequenceFailure(FailureKind.OUT_OF_MEMORY, "no memory"),
+            preempted=2,
+        ),
     ),
     running=1,
     waiting=0,

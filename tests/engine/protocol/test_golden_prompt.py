@@ -9,8 +9,17 @@ import pytest
 
 from engine.core.fake_runner import generate
 from engine.node.golden_probe import INTERVAL_S, INTERVAL_WHEN_WRONG_S, PATIENCE_S, GoldenProbe, Verdict
+from engine.protocol.failure import FailureKind, SequenceFailure
 from engine.protocol.golden_prompt import BadGoldenFileError, GoldenAnswerFile, find_difference, golden_sequence
-from engine.protocol.messages import AbortSequence, AddSequence, CoreReady, GoldenAnswer, SequenceUpdate, ToCore
+from engine.protocol.messages import (
+    AbortSequence,
+    AddSequence,
+    CoreReady,
+    FinishReason,
+    GoldenAnswer,
+    SequenceUpdate,
+    ToCore,
+)
 from engine.protocol.step import TokenLogprobs
 
 
@@ -76,12 +85,17 @@ class Probe(GoldenProbe):
         self.on_ready(ready, 160)
         return self._started_at + INTERVAL_S
 
-    def answer(self, run: GoldenAnswer, finish_reason: str = "length", error: str | None = None) -> None:
+    def answer(
+        self,
+        run: GoldenAnswer,
+        finish_reason: FinishReason = FinishReason.LENGTH,
+        failure: SequenceFailure | None = None,
+    ) -> None:
         assert self.pending_id is not None
         self.take(SequenceUpdate(self.pending_id, run.token_ids[:1], run.logprobs[:1]))
         self.take(
             SequenceUpdate(
-                self.pending_id, run.token_ids[1:], run.logprobs[1:], finish_reason=finish_reason, error=error
+                self.pending_id, run.token_ids[1:], run.logprobs[1:], finish_reason=finish_reason, failure=failure
             )
         )
 
@@ -145,7 +159,11 @@ def test_a_run_without_a_turn_is_given_up_and_says_nothing() -> None:
 def test_a_run_that_failed_is_no_wrong_answer() -> None:
     probe = Probe()
     probe.ask(probe.start())
-    probe.answer(answer(1, 2), finish_reason="error", error="out of memory")
+    probe.answer(
+        answer(1, 2),
+        finish_reason=FinishReason.ERROR,
+        failure=SequenceFailure(FailureKind.OUT_OF_MEMORY, "out of memory"),
+    )
     assert probe.verdict is Verdict.PASSED
     assert "out of memory" in str(probe.detail)
 
