@@ -144,6 +144,7 @@ class StepRecord(Wire):
     phase: Literal["do", "undo"]
     title: str
     command: str
+    target: str = ""  # in its written form: node-2, pool/decode; empty for prose
     status: Literal["pending", "running", "done", "failed", "skipped"]
     attempts: int = 0
     started_at: float | None = None
@@ -168,6 +169,7 @@ class Run(Wire):
     decided_at: float | None = None
     expires_at: float | None = None
     steps: list[StepRecord] = Field(default_factory=list)
+    targets: list[str] = Field(default_factory=list)  # what it changes: node-2, pool/decode, fleet
     verification: str = ""
     error: str = ""
 

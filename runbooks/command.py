@@ -1,119 +1,28 @@
 """The grammar of fenced commands: what a person types after `fleetctl`, and nothing more.
 
-One declared table, `VERBS`, is the whole grammar; a contract test holds the command line to it. Commands are words,
-never shell: there are no pipes, variables or globs, and quotes only group words.
+The table `runbooks.verbs.VERBS` is the whole grammar. Commands are words, never shell: there are no pipes, variables
+or globs, and quotes only group words.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Sequence
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 from runbooks.errors import BadCommandError, BadInputError
+from runbooks.target import Target, parse_target, written_forms
 from runbooks.value import ValueType, check_value, did_you_mean, parse_duration
+from runbooks.verb import Action, Option, Verb
+from runbooks.verbs import VERBS
 
 MAX_COMMAND_CHARS = 2000
+MAX_NODES = 100  # in one list
 
-
-class Capacity(StrEnum):
-    """What an action does to the number of nodes that take requests."""
-
-    ADDS = "adds"
-    REMOVES = "removes"
-    PAUSES = "pauses"  # removes the node for a while and brings it back
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """`--name VALUE`, or `--name` alone for a flag. Durations are kept in seconds under the key of the effect."""
-
-    key: str
-    kind: Literal["duration", "node", "flag"]
-    default: float | bool | None
-    help: str
-
-
-@dataclass(frozen=True, slots=True)
-class Verb:
-    """One command. `predicts` is the sentence a dry run shows."""
-
-    name: str
-    capacity: Capacity
-    predicts: str
-    options: Mapping[str, Option] = field(default_factory=dict)
-    target_exists: bool = True
-    mutates: bool = True
-
-
-_WAIT = Option("wait_s", "duration", 120.0, "how long to wait until the node is ready and routed")
-
-VERBS: Mapping[str, Verb] = MappingProxyType(
-    {
-        verb.name: verb
-        for verb in (
-            Verb(
-                "node start",
-                Capacity.ADDS,
-                "starts {node} and waits until it is ready and routed",
-                {"--like": Option("like", "node", None, "copy this node's settings"), "--wait": _WAIT},
-                target_exists=False,
-            ),
-            Verb(
-                "node stop",
-                Capacity.REMOVES,
-                "stops {node}, if it holds no requests",
-                {
-                    "--grace": Option("grace_s", "duration", 10.0, "time between SIGTERM and SIGKILL"),
-                    "--force": Option("force", "flag", False, "stop it even while it holds requests"),
-                },
-            ),
-            Verb("cordon", Capacity.REMOVES, "sends no new requests to {node}"),
-            Verb("uncordon", Capacity.ADDS, "lets {node} take requests again"),
-            Verb(
-                "drain",
-                Capacity.REMOVES,
-                "sends no new requests to {node}, lets its requests finish and moves the rest",
-                {"--deadline": Option("deadline_s", "duration", 30.0, "when to move what has not finished")},
-            ),
-            Verb(
-                "restart",
-                Capacity.PAUSES,
-                "stops and starts {node} under its own name and waits until it is ready",
-                {"--wait": _WAIT},
-            ),
-        )
-    }
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Action:
-    """A parsed command. `args` holds every option, defaults included; durations in seconds."""
-
-    verb: str
-    target: str
-    args: Mapping[str, Any]
-
-    @property
-    def mutates(self) -> bool:
-        return VERBS[self.verb].mutates
-
-    @property
-    def capacity(self) -> Capacity:
-        return VERBS[self.verb].capacity
-
-    @property
-    def predicted(self) -> str:
-        return VERBS[self.verb].predicts.format(node=self.target)
-
-    @property
-    def own_time_s(self) -> float:
-        """The longest the command says it takes, in seconds."""
-        return sum(float(self.args[o.key]) for o in VERBS[self.verb].options.values() if o.kind == "duration")
+_SIZE = re.compile(r"[+-]?\d{1,4}|before")
+_COUNT = re.compile(r"\d{1,4}")
 
 
 def parse_command(text: str) -> Action:
@@ -132,14 +41,14 @@ def parse_command(text: str) -> Action:
     return parse_words(words)
 
 
-def parse_words(words: list[str]) -> Action:
+def parse_words(words: Sequence[str]) -> Action:
     """As `parse_command`, of words that are already apart."""
-    rest = words[1:] if words[:1] == ["fleetctl"] else list(words)
+    rest = list(words[1:] if words[:1] == ["fleetctl"] else words)
     if not rest:
         raise BadCommandError("the command is empty", remedy=f"known: {', '.join(VERBS)}")
     verb, rest = _split_verb(rest)
     targets: list[str] = []
-    args: dict[str, Any] = {option.key: option.default for option in verb.options.values()}
+    args: dict[str, Any] = {option.key: option.default for option in verb.options}
     seen: set[str] = set()
     while rest:
         word = rest.pop(0)
@@ -149,11 +58,10 @@ def parse_words(words: list[str]) -> Action:
         name, equals, value = word.partition("=")
         if name in ("--yes", "-y") and not equals:
             continue
-        option = verb.options.get(name)
+        option = verb.option(name)
         if option is None:
-            raise BadCommandError(
-                f"{verb.name}: unknown option {name}", remedy=did_you_mean(name, [*verb.options, "--yes"])
-            )
+            known = [*(option.name for option in verb.options), "--yes"]
+            raise BadCommandError(f"{verb.name}: unknown option {name}", remedy=did_you_mean(name, known))
         if name in seen:
             raise BadCommandError(f"{verb.name}: {name} is given twice", remedy="give it once")
         seen.add(name)
@@ -166,8 +74,11 @@ def parse_words(words: list[str]) -> Action:
             if not rest:
                 raise BadCommandError(f"{verb.name}: {name} has no value", remedy=f"{name}: {option.help}")
             value = rest.pop(0)
-        args[option.key] = _option_value(verb, name, option, value)
-    return Action(verb.name, _target(verb, targets), MappingProxyType(args))
+        args[option.key] = _option_value(verb, option, value)
+    for option in verb.options:
+        if option.required and option.name not in seen:
+            raise BadCommandError(f"{verb.name}: {option.name} is missing", remedy=f"{option.name}: {option.help}")
+    return Action(verb, _target(verb, targets), MappingProxyType(args))
 
 
 def _split_verb(words: list[str]) -> tuple[Verb, list[str]]:
@@ -180,18 +91,39 @@ def _split_verb(words: list[str]) -> tuple[Verb, list[str]]:
     raise BadCommandError(f"unknown command {wrong!r}", remedy=did_you_mean(wrong, VERBS))
 
 
-def _target(verb: Verb, targets: list[str]) -> str:
+def _target(verb: Verb, targets: list[str]) -> Target:
+    written = written_forms(verb.kinds)
     if len(targets) != 1:
         got = "none" if not targets else ", ".join(targets)
-        raise BadCommandError(f"{verb.name}: takes one node, got {got}", remedy=f"write `fleetctl {verb.name} NODE`")
+        kinds = " or ".join(kind.value for kind in verb.kinds)
+        raise BadCommandError(
+            f"{verb.name}: takes one {kinds}, got {got}", remedy=f"write `fleetctl {verb.name} {written}`"
+        )
     try:
-        return check_value(ValueType.NODE, targets[0])
+        return parse_target(targets[0], verb.kinds)
     except BadInputError as error:
         raise BadCommandError(f"{verb.name}: {error.message}", remedy=error.remedy) from None
 
 
-def _option_value(verb: Verb, name: str, option: Option, value: str) -> str | float:
+def _option_value(verb: Verb, option: Option, text: str) -> str | int | float | tuple[str, ...]:
     try:
-        return parse_duration(value) if option.kind == "duration" else check_value(ValueType.NODE, value)
+        match option.kind:
+            case "duration":
+                return parse_duration(text)
+            case "nodes":
+                names = text.split(",")
+                if len(names) > MAX_NODES:
+                    raise BadInputError(f"{len(names)} nodes", remedy=f"name at most {MAX_NODES}")
+                return tuple(check_value(ValueType.NODE, name) for name in names)
+            case "size":
+                if not _SIZE.fullmatch(text):
+                    raise BadInputError(f"{text[:80]!r} is not a size", remedy="write it like 5, +2, -1 or before")
+                return text
+            case "count":
+                if not _COUNT.fullmatch(text):
+                    raise BadInputError(f"{text[:80]!r} is not a count", remedy="write a whole number")
+                return int(text)
+            case _:
+                return check_value(ValueType.NODE, text)
     except BadInputError as error:
-        raise BadCommandError(f"{verb.name} {name}: {error.message}", remedy=error.remedy) from None
+        raise BadCommandError(f"{verb.name} {option.name}: {error.message}", remedy=error.remedy) from None

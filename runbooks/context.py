@@ -12,10 +12,10 @@ from typing import Any, ParamSpec, TypeVar
 
 import structlog
 
-from runbooks.clock import Clock
-from runbooks.guard import DEFAULT_FLOOR_RATIO, Fleet
+from runbooks.fleet_view import FleetView
+from runbooks.guard import DEFAULT_FLOOR_RATIO
 from runbooks.journal import Journal
-from runbooks.ports import Effects, Lookup
+from runbooks.ports import Clock, Effects, Lookup
 from runbooks.run import Run
 
 log = structlog.get_logger()
@@ -29,6 +29,8 @@ OnEvent = Callable[[str, str, Run, dict[str, Any]], None]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
+    """How long and how often things are tried. Times in seconds."""
+
     max_attempts: int = 5  # temporary errors of one step
     max_begins: int = 50  # of one step, crashes included: a step that kills its controller must end too
     approval_ttl_s: float = 3600.0
@@ -43,6 +45,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Context:
+    """One for each executor: what its runs are carried with."""
+
     journal: Journal
     effects: Effects
     lookup: Lookup
@@ -61,11 +65,11 @@ class Context:
         work = functools.partial(contextvars.copy_context().run, call, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    async def fleet(self) -> Fleet:
+    async def fleet(self) -> FleetView:
         """What is known of the fleet now; a lookup that fails or hangs is "could not look"."""
-        names = await self._look("node_names", self.lookup.node_names())
+        nodes = await self._look("nodes", self.lookup.nodes())
         serving = await self._look("serving_nodes", self.lookup.serving_nodes())
-        return Fleet(None if names is None else frozenset(names), None if serving is None else frozenset(serving))
+        return FleetView.of(nodes, serving)
 
     async def evaluate(self, expression: str) -> float | None:
         """The expression's value now; None is unknown."""
@@ -80,6 +84,7 @@ class Context:
             log.error("run.listener_failed", run_id=run.id, kind=kind, error=str(error), exc_info=True)
 
     def close(self) -> None:
+        """End the journal's thread."""
         self._thread.shutdown(wait=True)
 
     async def _look(self, what: str, answer: Awaitable[T]) -> T | None:

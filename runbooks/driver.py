@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from runbooks.context import Context
-from runbooks.guard import Verdict, judge_names
+from runbooks.guard import GuardAnswer, Ruling, judge_names, judge_start
 from runbooks.run import Run, RunStatus, StepRecord, StepStatus
 from runbooks.step import carry_step
 from runbooks.verification import look_until_held
@@ -33,22 +33,25 @@ async def carry_run(context: Context, run_id: str) -> Run:
 
 
 async def _start(context: Context, run: Run) -> Run:
-    verdict = await _judge_names(context, run)
-    if not verdict.allows:
-        return await _end(context, run, RunStatus.REFUSED, f"before the start: {verdict}")
+    ruling = await _judge_start(context, run)
+    if not ruling.allows:
+        return await _end(context, run, RunStatus.REFUSED, f"before the start: {ruling}")
     run = await context.stored(context.journal.move, run.id, RunStatus.RUNNING, context.clock.now())
-    context.emit("run.started", f"{run.title}: started", run, targets=list(run.targets))
+    context.emit("run.started", f"{run.title}: started", run, targets=[str(target) for target in run.targets])
     return run
 
 
-async def _judge_names(context: Context, run: Run) -> Verdict:
+async def _judge_start(context: Context, run: Run) -> Ruling:
+    """Whether names and sizes are still as planned. A look that says nothing is repeated for a while."""
     limits = context.limits
-    for _ in range(math.ceil(limits.guard_wait_s / limits.poll_s)):
-        verdict = judge_names(run.existing_nodes, run.fresh_nodes, await context.fleet())
-        if verdict.answer != "unknown":
-            return verdict
+    num_looks = math.ceil(limits.guard_wait_s / limits.poll_s) + 1
+    for look in range(num_looks):
+        fleet = await context.fleet()
+        ruling = judge_names(run.existing, run.fresh_nodes, fleet)
+        if ruling.answer is not GuardAnswer.UNKNOWN or look == num_looks - 1:
+            break
         await context.clock.sleep(limits.poll_s)
-    return judge_names(run.existing_nodes, run.fresh_nodes, await context.fleet())
+    return judge_start([step.action for step in run.do_steps], fleet) if ruling.allows else ruling
 
 
 async def _do_next(context: Context, run: Run) -> Run:
@@ -103,12 +106,16 @@ async def _give_up(context: Context, run: Run, reason: str, verification: str = 
         return await _end(context, run, RunStatus.FAILED, f"{reason}; nothing was undone", verification)
     steps = [
         StepRecord(
-            i, "undo", item.title, item.command, item.number,
+            i,
+            "undo",
+            item.title,
+            item.command,
+            item.number,
             StepStatus.PENDING if item.command else StepStatus.SKIPPED,
             error="" if item.command else "there is no command for this",
         )
         for i, item in enumerate(items)
-    ]  # fmt: skip
+    ]
     now = context.clock.now()
     run = await context.stored(context.journal.start_undo, run.id, steps, reason, verification, now)
     context.emit("run.undoing", f"{run.title}: {reason}; undoing", run, reason=reason)

@@ -5,7 +5,7 @@
     ├── BadCommandError         a fleetctl command is wrong
     ├── BadInputError           an input of a runbook is missing, unknown or of the wrong type
     ├── NotFoundError           no such runbook or run
-    ├── ConflictError           the run is not in a state that allows this; holds the run as it stands
+    ├── ConflictError           the run is not in a state that allows this; holds the run as it stands (in `run`)
     │   ├── AlreadyDecidedError     somebody answered first
     │   └── IdempotencyConflictError  the key was used for a different request
     ├── IllegalTransitionError  a bug: the transitions table forbids this move
@@ -15,11 +15,6 @@
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from runbooks.run import Run
 
 
 class RunbookError(Exception):
@@ -36,36 +31,20 @@ class BadPageError(RunbookError):
 
 
 class BadCommandError(RunbookError):
-    pass
+    """The message names the wrong word, the remedy what was probably meant."""
 
 
 class BadInputError(RunbookError):
-    pass
+    """The message names the input, where it is known, and what is wrong with its value."""
 
 
 class NotFoundError(RunbookError):
-    pass
-
-
-class ConflictError(RunbookError):
-    """`run` is the run as it stands, so that a caller can show what holds instead."""
-
-    def __init__(self, message: str, run: Run, *, remedy: str | None = None) -> None:
-        super().__init__(message, remedy=remedy)
-        self.run = run
-
-
-class AlreadyDecidedError(ConflictError):
-    pass
-
-
-class IdempotencyConflictError(ConflictError):
-    pass
+    """There is no runbook or run of this name."""
 
 
 class IllegalTransitionError(RunbookError):
-    pass
+    """A bug: a run or step was moved to where the transitions table does not lead."""
 
 
 class StaleEpochError(RunbookError):
-    pass
+    """Another controller claimed the journal: the process must end."""

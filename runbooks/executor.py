@@ -14,17 +14,18 @@ from typing import Literal
 
 import structlog
 
-from runbooks.clock import Clock
 from runbooks.context import Context, Limits, OnEvent
 from runbooks.driver import carry_run
-from runbooks.errors import AlreadyDecidedError, BadInputError, ConflictError, NotFoundError, StaleEpochError
-from runbooks.guard import Answer, Verdict, judge_names, judge_plan, judge_repeat
+from runbooks.errors import BadInputError, NotFoundError, StaleEpochError
+from runbooks.fleet_view import FleetView
+from runbooks.guard import GuardAnswer, Ruling, judge_names, judge_plan, judge_repeat, judge_start
 from runbooks.journal import Journal
 from runbooks.page import Page
-from runbooks.plan import Plan, plan_command, plan_page
-from runbooks.ports import Effects, Lookup
-from runbooks.run import ACTIVE, Run, RunStatus
+from runbooks.plan import Plan, VerbOnTarget, plan_command, plan_page, resolve_plan
+from runbooks.ports import Clock, Effects, Lookup
+from runbooks.run import ACTIVE, AlreadyDecidedError, ConflictError, Run, RunStatus
 from runbooks.value import did_you_mean
+from runbooks.verb import Action
 
 log = structlog.get_logger()
 
@@ -114,7 +115,11 @@ class Executor:
         if decision not in ("approve", "deny"):
             raise BadInputError(f"decision {decision!r}", remedy="answer approve or deny")
         now = self._clock.now()
-        run, accepted = await self._context.stored(self._journal.decide, run_id, decision, by, comment, now)
+        standing = await self._context.stored(self._journal.get, run_id)
+        fleet = (await self._context.fleet()).after_all(step.action.change for step in standing.do_steps)
+        run, accepted = await self._context.stored(
+            self._journal.decide, run_id, decision, by, comment, now, fleet.overlap
+        )
         if not accepted:
             if run.status is RunStatus.EXPIRED and run.updated_at == now:
                 self._context.emit("run.expired", f"{run.title}: {run.error}", run)
@@ -163,7 +168,7 @@ class Executor:
             async with asyncio.TaskGroup() as group:
                 while not self._is_stopping:
                     self._wake.clear()
-                    await self._turn(group)
+                    await self._start_due_runs(group)
                     await self._wait()
                 for task in self._carried.values():
                     task.cancel()  # a cut-off step is begun in the journal and goes on after the next start
@@ -190,36 +195,62 @@ class Executor:
         dry_run: bool,
     ) -> Run:
         now = self._clock.now()
-        run = Run(
-            f"run-{secrets.token_hex(5)}", plan.runbook, plan.title,
-            RunStatus.APPROVED if approve else RunStatus.PROPOSED,
-            plan.inputs, now, now, incident_id, reason, dry_run, requested_by,
-            steps=plan.steps, risk=plan.risk, verify=plan.verify, undo=plan.undo, targets=plan.targets,
-            fresh_nodes=plan.fresh, existing_nodes=plan.existing, idempotency_key=idempotency_key,
-        )  # fmt: skip
         known = await self._context.stored(self._journal.find, idempotency_key) if idempotency_key else None
+        fleet = await self._context.fleet()
         if known is None:
-            run = await self._judged(plan, run)
-        stored = await self._context.stored(self._journal.create, run)
+            plan = await self._checked(plan, fleet)
+        run = Run(
+            f"run-{secrets.token_hex(5)}",
+            plan.runbook,
+            plan.title,
+            RunStatus.APPROVED if approve else RunStatus.PROPOSED,
+            plan.inputs,
+            now,
+            now,
+            incident_id,
+            reason,
+            dry_run,
+            requested_by,
+            steps=plan.steps,
+            risk=plan.risk,
+            verify=plan.verify,
+            undo=plan.undo,
+            targets=plan.targets,
+            fresh_nodes=plan.fresh,
+            existing=plan.existing,
+            idempotency_key=idempotency_key,
+        )
+        if known is None:
+            run = await self._judged(plan, run, fleet)
+        stored = await self._context.stored(self._journal.create, run, fleet.after_all(plan.changes).overlap)
         if stored.id == run.id and not dry_run:
-            self._tell_created(stored)
+            self._emit_created(stored)
         self._wake.set()
         return stored
 
-    async def _judged(self, plan: Plan, run: Run) -> Run:
-        """The run with the guards' answers written to its steps, and the status they leave it in."""
-        fleet = await self._context.fleet()
+    async def _checked(self, plan: Plan, fleet: FleetView) -> Plan:
+        """The plan in full, once its names fit. Raises BadInputError when they do not."""
         names = judge_names(plan.existing, plan.fresh, fleet)
-        if names.answer is Answer.NO:
+        if names.answer is GuardAnswer.NO:
             raise BadInputError(names.reason, remedy="`fleetctl get nodes` lists them")
+        earlier: dict[VerbOnTarget, Action | None] = {}
+        for action in plan.actions:
+            if action.verb.resolve is not None:
+                key = (action.verb.name, action.target)
+                earlier[key] = await self._context.stored(self._journal.last_action, *key)
+        return resolve_plan(plan, fleet, earlier)
+
+    async def _judged(self, plan: Plan, run: Run, fleet: FleetView) -> Run:
+        """The run with the guards' rulings written to its steps, and the status they leave it in."""
         actions = plan.actions
-        verdicts = judge_plan(actions, fleet, fresh=plan.fresh, floor_ratio=self._limits.capacity_floor_ratio)
+        begin = (judge_names(plan.existing, plan.fresh, fleet), judge_start(actions, fleet))
+        rulings = judge_plan(actions, fleet, fresh=plan.fresh, floor_ratio=self._limits.capacity_floor_ratio)
         steps = tuple(
-            replace(step, receipt={"predicted": action.predicted, "guard": str(verdict)})
-            for step, action, verdict in zip(run.steps, actions, verdicts, strict=True)
+            replace(step, receipt={"predicted": action.predicted, "guard": str(ruling)})
+            for step, action, ruling in zip(run.steps, actions, rulings, strict=True)
         )
         run = replace(run, steps=steps)
-        refusal = await self._refusal(plan, run, (names, *verdicts))
+        refusal = await self._refusal(plan, run, (*begin, *rulings), fleet.after_all(plan.changes))
         if run.dry_run:
             run = replace(
                 run,
@@ -236,15 +267,15 @@ class Executor:
             run = replace(run, expires_at=run.created_at + self._limits.approval_ttl_s)
         return run
 
-    async def _refusal(self, plan: Plan, run: Run, verdicts: tuple[Verdict, ...]) -> str | None:
+    async def _refusal(self, plan: Plan, run: Run, rulings: tuple[Ruling, ...], fleet: FleetView) -> str | None:
         if run.incident_id is not None:
             earlier = await self._context.stored(self._journal.list, None, run.incident_id)
-            verdicts = (*verdicts, judge_repeat(plan.runbook, plan.targets, earlier))
-        if held := await self._context.stored(self._journal.why_held, run):
-            verdicts = (*verdicts, Verdict(Answer.NO, held))
-        return next((verdict.reason for verdict in verdicts if not verdict.allows), None)
+            rulings = (*rulings, judge_repeat(plan.runbook, plan.targets, earlier))
+        if held := await self._context.stored(self._journal.why_held, run, fleet.overlap):
+            rulings = (*rulings, Ruling(GuardAnswer.NO, held))
+        return next((ruling.reason for ruling in rulings if not ruling.allows), None)
 
-    def _tell_created(self, run: Run) -> None:
+    def _emit_created(self, run: Run) -> None:
         match run.status:
             case RunStatus.REFUSED:
                 kind, text = "run.refused", f"refused: {run.error}"
@@ -255,7 +286,7 @@ class Executor:
         guards = [step.receipt.get("guard") for step in run.steps]
         self._context.emit(kind, f"{run.title}: {text}", run, inputs=dict(run.inputs), guards=guards)
 
-    async def _turn(self, group: asyncio.TaskGroup) -> None:
+    async def _start_due_runs(self, group: asyncio.TaskGroup) -> None:
         await self._expire()
         now = self._clock.now()
         for run in await self._context.stored(self._journal.list, ACTIVE):

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from runbooks.errors import BadInputError, BadPageError
 from runbooks.value import EXAMPLES, ValueType, check_value, parse_duration
+from runbooks.verb import Verify
 
 Risk = Literal["low", "medium", "high"]
 
@@ -28,23 +29,6 @@ class InputSpec:
     @property
     def example(self) -> str:
         return EXAMPLES[self.type]
-
-
-@dataclass(frozen=True, slots=True)
-class Verify:
-    """`expect`, a PromQL template, must hold for `settle_s` without a break, and that inside `within_s`.
-
-    `says` is the same in words, for people; without it they read the expression.
-    """
-
-    expect: str
-    within_s: float
-    settle_s: float
-    says: str = ""
-
-    @property
-    def words(self) -> str:
-        return self.says or self.expect
 
 
 class FrontMatter(NamedTuple):
@@ -75,7 +59,7 @@ _NAME = r"^[a-z][a-z0-9-]{0,62}$"
 
 
 class _Input(_Strict):
-    type: Literal["node", "new_node", "duration", "string", "number"]
+    type: Literal["node", "new_node", "duration", "string", "number", "pool", "size"]
     required: bool = False
     default: str | int | float | None = None
     description: str = Field(min_length=1, max_length=500)

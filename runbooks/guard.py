@@ -1,57 +1,50 @@
 """May this be done now? Pure judgements over what is known of the fleet; what is not known is never a yes.
 
-They are asked when a run is proposed, to show the answer, and again right before each step, to hold it.
+They are asked when a run is proposed, to show the ruling, and again right before each step, to hold it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
-from runbooks.command import Action, Capacity
+from runbooks.fleet_view import Change, FleetView
 from runbooks.run import Run, RunStatus
+from runbooks.target import NODE_SETS, Target, TargetKind
+from runbooks.verb import Action
 
 DEFAULT_FLOOR_RATIO = 0.6
 
+Overlap = Callable[[Target, Target], bool | None]
+"""Whether two targets have something in common; None is unknown, which keeps off. `FleetView.overlap` is one."""
 
-class Answer(StrEnum):
+
+def overlap_by_name(one: Target, other: Target) -> bool | None:
+    """What can be told without a look at the fleet: nodes by their names, a pool and a node not at all."""
+    return FleetView(None, None).overlap(one, other)
+
+
+class GuardAnswer(StrEnum):
     YES = "yes"
     NO = "no"
     UNKNOWN = "unknown"  # could not look
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    answer: Answer
+class Ruling:
+    """What a guard says. Only a yes allows."""
+
+    answer: GuardAnswer
     reason: str
 
     @property
     def allows(self) -> bool:
-        return self.answer is Answer.YES
+        return self.answer is GuardAnswer.YES
 
     def __str__(self) -> str:
         return f"{self.answer.value}: {self.reason}"
-
-
-@dataclass(frozen=True, slots=True)
-class Fleet:
-    """What a look at the fleet said. None: could not look."""
-
-    wanted: frozenset[str] | None
-    serving: frozenset[str] | None
-
-    def after(self, action: Action) -> Fleet:
-        """The fleet as it would be when `action` has succeeded."""
-        if self.serving is None or self.wanted is None:
-            return self
-        target = {action.target}
-        if action.verb == "node start":
-            return Fleet(self.wanted | target, self.serving | target)
-        if action.capacity is Capacity.REMOVES:
-            return replace(self, serving=self.serving - target)
-        return replace(self, serving=self.serving | target)
 
 
 def capacity_floor(num_wanted: int, floor_ratio: float = DEFAULT_FLOOR_RATIO) -> int:
@@ -61,65 +54,104 @@ def capacity_floor(num_wanted: int, floor_ratio: float = DEFAULT_FLOOR_RATIO) ->
 
 def judge_capacity(
     action: Action,
-    fleet: Fleet,
+    fleet: FleetView,
     *,
+    change: Change | None = None,
     fresh: Iterable[str] = (),
+    gone: Iterable[str] = (),
     leaving: Iterable[str] = (),
     floor_ratio: float = DEFAULT_FLOOR_RATIO,
-) -> Verdict:
-    """Whether enough nodes still take requests once `action` has begun.
+) -> Ruling:
+    """Whether enough nodes still take requests once `action` has begun, in the fleet and in the pool it acts on.
 
-    `fresh` are nodes that the same run started: they serve, but don't raise the floor, so that a replacement counts
-    for the node it replaces. `leaving` are nodes that steps of other runs are taking out right now.
+    `change` is the part of it that comes next; without one, all of it. The floor is a share of what was wanted when the
+    run began: `fresh` nodes, which the same run started, serve but don't raise it, so that a replacement counts for the
+    node it replaces; `gone` nodes, which it took out, don't lower it. `leaving` are nodes that steps of other runs are
+    taking out right now.
     """
-    if action.capacity is Capacity.ADDS:
-        return Verdict(Answer.YES, "adds capacity")
-    if fleet.serving is None or fleet.wanted is None:
-        return Verdict(Answer.UNKNOWN, f"could not look which nodes serve: {action.target} is not taken out blindly")
-    floor = capacity_floor(len(fleet.wanted - set(fresh)), floor_ratio)
-    serving = fleet.serving - set(leaving)
-    left = len(serving - {action.target})
-    if action.target not in serving:
-        return Verdict(Answer.YES, f"{action.target} takes no requests now; {left} serve, the floor is {floor}")
+    change = action.change if change is None else change
+    if change is None:
+        return Ruling(GuardAnswer.UNKNOWN, f"could not look which nodes {action.target.words} has")
+    if not change.taken_out:
+        return Ruling(GuardAnswer.YES, "adds capacity" if change.creates or change.adds else "changes nothing")
+    wanted = fleet.wanted
+    names = ", ".join(sorted(change.taken_out))
+    if fleet.serving is None or wanted is None:
+        return Ruling(GuardAnswer.UNKNOWN, f"could not look which nodes serve: {names} is not taken out blindly")
+    serving = fleet.serving - frozenset(leaving)
+    planned = (wanted - frozenset(fresh)) | frozenset(gone)
+    ruling = _judge_floor(names, change, serving, planned, floor_ratio, "")
+    if not ruling.allows or action.target.kind not in NODE_SETS:
+        return ruling
+    members = fleet.members(action.target, also=frozenset(gone)) or frozenset()
+    return _judge_floor(names, change, serving & members, planned & members, floor_ratio, f" of {action.target.words}")
+
+
+def _judge_floor(
+    names: str, change: Change, serving: frozenset[str], planned: frozenset[str], floor_ratio: float, where: str
+) -> Ruling:
+    floor = capacity_floor(len(planned), floor_ratio)
+    left = len(serving - change.taken_out)
+    if not change.taken_out & serving:
+        takes = "takes" if len(change.taken_out) == 1 else "take"
+        return Ruling(GuardAnswer.YES, f"{names} {takes} no requests now; {left} serve{where}, the floor is {floor}")
     if left < floor:
-        return Verdict(
-            Answer.NO, f"without {action.target} only {left} of {len(serving)} nodes would serve, the floor is {floor}"
+        return Ruling(
+            GuardAnswer.NO,
+            f"without {names} only {left} of {len(serving)} nodes{where} would serve, the floor is {floor}",
         )
-    return Verdict(Answer.YES, f"{left} nodes serve without {action.target}, the floor is {floor}")
+    return Ruling(GuardAnswer.YES, f"{left} nodes{where} serve without {names}, the floor is {floor}")
 
 
-def judge_names(existing: Iterable[str], fresh: Iterable[str], fleet: Fleet) -> Verdict:
-    """Whether the nodes to act on exist, and the names of new nodes are free."""
-    if fleet.wanted is None:
-        return Verdict(Answer.UNKNOWN, "could not look which nodes exist")
-    for name in existing:
-        if name not in fleet.wanted:
-            known = ", ".join(sorted(fleet.wanted)) or "none"
-            return Verdict(Answer.NO, f"there is no node {name}; nodes: {known}")
+def judge_names(existing: Iterable[Target], fresh: Iterable[str], fleet: FleetView) -> Ruling:
+    """Whether the things to act on exist, and the names of new nodes are free."""
+    wanted = fleet.wanted
+    if wanted is None or fleet.nodes is None:
+        return Ruling(GuardAnswer.UNKNOWN, "could not look which nodes exist")
+    for target in existing:
+        if target.kind is TargetKind.NODE:
+            is_there, known = target.name in wanted, sorted(wanted)
+        elif target.kind in NODE_SETS:
+            values = {getattr(node, target.kind.value) for node in fleet.nodes.values() if node.wanted}
+            is_there, known = target.name in values, sorted(values)
+        else:
+            continue
+        if not is_there:
+            kind = target.kind.value
+            return Ruling(GuardAnswer.NO, f"there is no {kind} {target.name}; {kind}s: {', '.join(known) or 'none'}")
     for name in fresh:
-        if name in fleet.wanted:
-            return Verdict(Answer.NO, f"the new node's name {name} is taken: give a free one")
-    return Verdict(Answer.YES, "all names fit")
+        if name in wanted:
+            return Ruling(GuardAnswer.NO, f"the new node's name {name} is taken: give a free one")
+    return Ruling(GuardAnswer.YES, "all names fit")
 
 
 def judge_plan(
     actions: Sequence[Action],
-    fleet: Fleet,
+    fleet: FleetView,
     *,
     fresh: Iterable[str] = (),
     floor_ratio: float = DEFAULT_FLOOR_RATIO,
-) -> tuple[Verdict, ...]:
-    """One answer for each action, each on the fleet as the actions before it leave it."""
+) -> tuple[Ruling, ...]:
+    """One ruling for each action, each on the fleet as the actions before it leave it."""
     fresh = frozenset(fresh)
-    verdicts = []
+    rulings = []
     for action in actions:
-        verdicts.append(judge_capacity(action, fleet, fresh=fresh, floor_ratio=floor_ratio))
-        fleet = fleet.after(action)
-    return tuple(verdicts)
+        rulings.append(judge_capacity(action, fleet, fresh=fresh, floor_ratio=floor_ratio))
+        fleet = fleet.after(action.change)
+    return tuple(rulings)
 
 
-def judge_repeat(runbook: str, targets: Sequence[str], earlier: Iterable[Run]) -> Verdict:
-    """No to what was already tried on the same node for the same incident and undone: it does not help."""
+def judge_start(actions: Sequence[Action], fleet: FleetView) -> Ruling:
+    """Whether what was planned still fits the fleet, right before the first step."""
+    for action in actions:
+        if action.verb.check_start is not None and (why := action.verb.check_start(action, fleet)):
+            return Ruling(GuardAnswer.NO, why)
+        fleet = fleet.after(action.change)
+    return Ruling(GuardAnswer.YES, "as planned")
+
+
+def judge_repeat(runbook: str, targets: Sequence[Target], earlier: Iterable[Run]) -> Ruling:
+    """No to what was already tried on the same target for the same incident and undone: it does not help."""
     for run in earlier:
         if (
             run.runbook == runbook
@@ -127,17 +159,20 @@ def judge_repeat(runbook: str, targets: Sequence[str], earlier: Iterable[Run]) -
             and not run.dry_run
             and set(run.targets) & set(targets)
         ):
-            return Verdict(
-                Answer.NO,
+            return Ruling(
+                GuardAnswer.NO,
                 f"{run.id} tried {runbook} for this incident and ended {run.status.value}: it is not repeated;"
                 " to insist, start it without naming the incident",
             )
-    return Verdict(Answer.YES, "not tried for this incident")
+    return Ruling(GuardAnswer.YES, "not tried for this incident")
 
 
-def held_text(node: str, holder: Run) -> str:
-    """Why a run can't have `node`: one mutating run at a time."""
-    return f"{node} is held by run {holder.id} ({holder.title}, {holder.status.value})"
+def held_text(target: Target, claimed: Target, holder: Run, *, is_known: bool = True) -> str:
+    """Why a run can't have `target`: one mutating run at a time on `claimed`, which is or may be part of the same."""
+    held = f"{claimed} is held by run {holder.id} ({holder.title}, {holder.status.value})"
+    if target == claimed:
+        return held
+    return f"{target} is not free: {held}" + ("" if is_known else f", and whether {target} belongs to it is not known")
 
 
 class Policy(StrEnum):

@@ -10,6 +10,7 @@ Methods are synchronous; the executor calls them on one worker thread.
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -17,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 import sqlalchemy as sa
 
 from runbooks.errors import IllegalTransitionError, RunbookError, StaleEpochError
+from runbooks.guard import Overlap, overlap_by_name
 from runbooks.ports import Receipt
 from runbooks.rows import claim_targets, get_run, move_run, same_or_conflict, select_runs, set_step, why_held
 from runbooks.run import FIRST, Phase, Run, RunStatus, StepRecord, StepStatus
@@ -33,6 +35,8 @@ from runbooks.schema import (
     runs,
     step_row,
 )
+from runbooks.target import Target
+from runbooks.verb import Action
 
 FaultPoint = Callable[[str], None]
 """Called with `<write>.before_commit` and `<write>.after_commit`; tests raise or kill the process in it."""
@@ -40,7 +44,7 @@ FaultPoint = Callable[[str], None]
 EXECUTOR = "executor"
 
 
-class Answered(NamedTuple):
+class Decision(NamedTuple):
     """`accepted` is False when another answer, or the end of the run, stood first."""
 
     run: Run
@@ -94,6 +98,7 @@ class Journal:
             return get_run(connection, run_id)
 
     def find(self, idempotency_key: str) -> Run | None:
+        """The run that was asked for with this key."""
         with self._engine.begin() as connection:
             found = select_runs(connection, runs.c.idempotency_key == idempotency_key)
         return found[0] if found else None
@@ -113,6 +118,19 @@ class Journal:
         with self._engine.begin() as connection:
             return tuple(select_runs(connection, *wanted, limit=limit))
 
+    def last_action(self, verb_name: str, target: Target) -> Action | None:
+        """What was last begun with this verb on this target by a run that was not undone; None: nothing was."""
+        command = shlex.join([*verb_name.split(), str(target)])
+        query = sa.select(run_steps.c.run_id).where(
+            run_steps.c.phase == "do",
+            run_steps.c.attempts > 0,
+            (run_steps.c.command == command) | run_steps.c.command.startswith(f"{command} ", autoescape=True),
+        )
+        with self._engine.begin() as connection:
+            found = select_runs(connection, runs.c.id.in_(query), runs.c.status != RunStatus.UNDONE.value, limit=1)
+        steps = [step for run in found for step in run.do_steps if step.has_begun and step.target == target]
+        return next((step.action for step in reversed(steps) if step.action.verb.name == verb_name), None)
+
     def audit(self, run_id: str) -> tuple[AuditEntry, ...]:
         """Who asked for what and when, oldest first."""
         query = sa.select(run_audit).where(run_audit.c.run_id == run_id).order_by(run_audit.c.seq)
@@ -129,16 +147,16 @@ class Journal:
             found = select_runs(connection, runs.c.id.in_(query))
         return tuple(step for run in found for step in run.steps if step.status is StepStatus.RUNNING)
 
-    def why_held(self, run: Run) -> str | None:
+    def why_held(self, run: Run, overlap: Overlap) -> str | None:
         """Why another active run keeps this one from a target, or None."""
         with self._engine.begin() as connection:
-            return why_held(connection, run, with_proposals=False)
+            return why_held(connection, run, overlap, with_proposals=False)
 
-    def create(self, run: Run) -> Run:
+    def create(self, run: Run, overlap: Overlap = overlap_by_name) -> Run:
         """The run as stored: with a known idempotency key the one that has it, else this one.
 
-        It becomes REFUSED instead when another run has one of its targets. Raises IdempotencyConflictError when the
-        key stands for a different request.
+        It becomes REFUSED instead when another run holds what overlaps with one of its targets. Raises
+        IdempotencyConflictError when the key stands for a different request.
         """
         assert run.status in FIRST
         assert run.status is not RunStatus.SUCCEEDED or run.dry_run
@@ -148,7 +166,7 @@ class Journal:
                 if found:
                     return same_or_conflict(found[0], run)
             if not run.dry_run and not run.status.is_terminal:
-                holder = why_held(connection, run, with_proposals=run.status is RunStatus.PROPOSED)
+                holder = why_held(connection, run, overlap, with_proposals=run.status is RunStatus.PROPOSED)
                 if holder:
                     run = replace(run, status=RunStatus.REFUSED, error=holder, expires_at=None)
             if run.status.is_terminal and not run.dry_run:
@@ -164,17 +182,27 @@ class Journal:
                 self._audit(connection, run.id, run.created_at, EXECUTOR, "refused", run.error)
             return get_run(connection, run.id)
 
-    def decide(self, run_id: str, decision: Literal["approve", "deny"], by: str, comment: str, now: float) -> Answered:
+    def decide(
+        self,
+        run_id: str,
+        decision: Literal["approve", "deny"],
+        by: str,
+        comment: str,
+        now: float,
+        overlap: Overlap = overlap_by_name,
+    ) -> Decision:
         """Answer a proposal; the first answer wins. An approval that finds a target held ends the run as REFUSED."""
         with self._write("run_decided") as connection:
             run = get_run(connection, run_id)
             if run.status is not RunStatus.PROPOSED:
-                return Answered(run, False)
+                return Decision(run, False)
             if run.expires_at is not None and now >= run.expires_at:
-                return Answered(self._expire(connection, run, now), False)
+                return Decision(self._expire(connection, run, now), False)
             to = RunStatus.APPROVED if decision == "approve" else RunStatus.DENIED
             self._audit(connection, run_id, now, by, to.value, comment)
-            holder = why_held(connection, run, with_proposals=False) if to is RunStatus.APPROVED else None
+            holder = None
+            if to is RunStatus.APPROVED:
+                holder = why_held(connection, run, overlap, with_proposals=False)
             fields: dict[str, Any] = {"decided_by": plain_text(by), "decided_at": now}
             if holder:
                 to, fields["error"] = RunStatus.REFUSED, holder
@@ -183,7 +211,7 @@ class Journal:
                 claim_targets(connection, run)
             elif comment:
                 fields["error"] = f"denied by {by}: {comment}"
-            return Answered(move_run(connection, run, to, now, **fields), True)
+            return Decision(move_run(connection, run, to, now, **fields), True)
 
     def expire(self, run_id: str, now: float) -> Run:
         """End a proposal that nobody answered; a run that was answered meanwhile stays as it is."""
@@ -210,20 +238,20 @@ class Journal:
             fields = {"error": error, **({"verification": verification} if verification else {})}
             return move_run(connection, run, RunStatus.UNDOING, now, **fields)
 
-    def request_cancel(self, run_id: str, by: str, now: float) -> Answered:
+    def request_cancel(self, run_id: str, by: str, now: float) -> Decision:
         """End a run that has not started, or ask a running one to stop before its next step."""
         with self._write("cancel_requested") as connection:
             run = get_run(connection, run_id)
             if run.status.is_terminal or run.status is RunStatus.UNDOING:
-                return Answered(run, False)
+                return Decision(run, False)
             self._audit(connection, run_id, now, by, "cancel_requested", "")
             fields: dict[str, Any] = {"cancelled_by": plain_text(by)}
             if run.status in (RunStatus.PROPOSED, RunStatus.APPROVED):
-                return Answered(
+                return Decision(
                     move_run(connection, run, RunStatus.CANCELLED, now, error=f"cancelled by {by}", **fields), True
                 )
             connection.execute(sa.update(runs).where(runs.c.id == run_id).values(updated_at=now, **fields))
-            return Answered(get_run(connection, run_id), True)
+            return Decision(get_run(connection, run_id), True)
 
     def begin_step(self, run_id: str, phase: Phase, index: int, now: float) -> Run:
         """Before the effect: the step is running, once more."""
@@ -234,10 +262,16 @@ class Journal:
                 raise IllegalTransitionError(f"run {run_id} is {run.status.value}: no {phase} step may begin")
             step = run.step(phase, index)
             return set_step(
-                connection, run, step, StepStatus.RUNNING, now,
-                attempts=step.attempts + 1, started_at=now if step.started_at is None else step.started_at,
-                receipt={}, error="",
-            )  # fmt: skip
+                connection,
+                run,
+                step,
+                StepStatus.RUNNING,
+                now,
+                attempts=step.attempts + 1,
+                started_at=now if step.started_at is None else step.started_at,
+                receipt={},
+                error="",
+            )
 
     def note_failure(self, run_id: str, phase: Phase, index: int, error: str, now: float) -> Run:
         """A temporary error: the step stays running and will be tried again."""

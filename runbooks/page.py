@@ -22,11 +22,12 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from runbooks.command import Action, parse_command
+from runbooks.command import parse_command
 from runbooks.errors import BadCommandError, BadInputError, BadPageError
-from runbooks.front_matter import FrontMatter, InputSpec, Place, Verify, read_front_matter
+from runbooks.front_matter import FrontMatter, InputSpec, Place, read_front_matter
 from runbooks.template import fill_command, places, unquoted_places
 from runbooks.value import ValueType, did_you_mean
+from runbooks.verb import Verify
 
 MAX_PAGE_BYTES = 256 * 1024
 LANGUAGE = "fleetctl"
@@ -234,7 +235,7 @@ def _check_undo(file: str, steps: tuple[PageStep, ...], undo: tuple[PageStep, ..
         last = item.number
     undone = {item.number for item in undo}
     for step in steps:
-        if step.number not in undone and _mutates(step):
+        if step.number not in undone and parse_command(_example(step)).verb.mutates:
             raise Place(file, undo_line or step.line).error(
                 f"step {step.number} changes the fleet and has no undo",
                 f"add `### {step.number}. Title` under ## Undo, with commands or why there are none",
@@ -272,11 +273,6 @@ def _check_places(place: Place, template: str, head: FrontMatter) -> list[str]:
     return names
 
 
-def _mutates(step: PageStep) -> bool:
-    # the verb does not depend on inputs: pages with an input as verb do not parse
-    return _example_action(step).mutates
-
-
-def _example_action(step: PageStep) -> Action:
-    words = dict.fromkeys(places(step.command), "1")
-    return parse_command(fill_command(step.command, words))
+def _example(step: PageStep) -> str:
+    """The command with a value that every type of input takes; its verb does not depend on inputs."""
+    return fill_command(step.command, dict.fromkeys(places(step.command), "1"))

@@ -6,6 +6,8 @@ the same kind of receipt. Effects raise `TemporaryError` (try again) or `Permane
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 Receipt = dict[str, Any]
@@ -22,6 +24,27 @@ class TemporaryError(Exception):
 
 class PermanentError(Exception):
     """The step can't succeed; the run undoes what it did and fails."""
+
+
+class Clock(Protocol):
+    """Wall time in Unix seconds, and a sleep that tests can drive; `fleetctl.kit.clock.SystemClock` fits."""
+
+    def now(self) -> float: ...
+
+    async def sleep(self, seconds: float) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What plans and guards need of one node. `held`, its requests, is None when that is not known now."""
+
+    name: str
+    pool: str = ""
+    model: str = ""
+    revision: str = ""
+    created_at: float = 0.0
+    wanted: bool = True  # False: it was stopped; its name stays taken
+    held: int | None = None
 
 
 class Effects(Protocol):
@@ -54,12 +77,29 @@ class Effects(Protocol):
         """Stop and start a drained node under its own name, and wait until it is ready and routed."""
         ...
 
+    async def scale_pool(
+        self,
+        pool: str,
+        *,
+        start: Sequence[str],
+        stop: Sequence[str],
+        like: str | None,
+        wait_s: float,
+        deadline_s: float,
+        before_removal: Callable[[str], Awaitable[None]],
+    ) -> Receipt:
+        """Start the nodes of `start` together (as `start_node`), then drain and stop those of `stop` one by one.
+
+        `before_removal` is awaited with each name right before its drain; what it raises ends the call.
+        """
+        ...
+
 
 class Lookup(Protocol):
     """What guards and verification may ask. None means "could not look", which no guard takes for a yes."""
 
-    async def node_names(self) -> list[str]:
-        """Names of all nodes that are wanted, whatever their state."""
+    async def nodes(self) -> Sequence[NodeFacts]:
+        """Every node that was ever wanted, whatever its state."""
         ...
 
     async def serving_nodes(self) -> list[str] | None:

@@ -6,13 +6,23 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from runbooks.errors import IdempotencyConflictError, IllegalTransitionError, NotFoundError
-from runbooks.guard import held_text
-from runbooks.run import STEP_TRANSITIONS, TRANSITIONS, Run, RunStatus, StepRecord, StepStatus
+from runbooks.errors import IllegalTransitionError, NotFoundError
+from runbooks.guard import Overlap, held_text
+from runbooks.run import (
+    STEP_TRANSITIONS,
+    TRANSITIONS,
+    IdempotencyConflictError,
+    Run,
+    RunStatus,
+    StepRecord,
+    StepStatus,
+)
 from runbooks.schema import plain_text, run_claims, run_of, run_steps, runs
+from runbooks.target import parse_target
 
 
 def get_run(connection: sa.Connection, run_id: str) -> Run:
+    """Raises NotFoundError."""
     found = select_runs(connection, runs.c.id == run_id)
     if not found:
         raise NotFoundError(f"there is no run {run_id}", remedy="`fleetctl get runs` lists them")
@@ -20,6 +30,7 @@ def get_run(connection: sa.Connection, run_id: str) -> Run:
 
 
 def select_runs(connection: sa.Connection, *wanted: sa.ColumnElement[bool], limit: int = 1000) -> list[Run]:
+    """Runs with their steps, newest first."""
     query = sa.select(runs).where(*wanted).order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(limit)
     rows = connection.execute(query).mappings().all()
     if not rows:
@@ -36,6 +47,7 @@ def select_runs(connection: sa.Connection, *wanted: sa.ColumnElement[bool], limi
 
 
 def same_or_conflict(stored: Run, asked: Run) -> Run:
+    """The stored run, if both ask for the same thing. Raises IdempotencyConflictError."""
     if not stored.same_request(asked):
         raise IdempotencyConflictError(
             f"idempotency key {asked.idempotency_key!r} was used for a different request, run {stored.id}",
@@ -45,26 +57,36 @@ def same_or_conflict(stored: Run, asked: Run) -> Run:
     return stored
 
 
-def why_held(connection: sa.Connection, run: Run, *, with_proposals: bool) -> str | None:
-    """Why another run keeps this one from its targets, or None. A proposal keeps off other proposals only."""
-    query = sa.select(run_claims).where(run_claims.c.node.in_(run.targets)).order_by(run_claims.c.node)
-    claim = connection.execute(query).first()
-    if claim is not None:
-        return held_text(claim.node, get_run(connection, claim.run_id))
+def why_held(connection: sa.Connection, run: Run, overlap: Overlap, *, with_proposals: bool) -> str | None:
+    """Why another run keeps this one from its targets, or None. A proposal keeps off other proposals only.
+
+    What two targets have in common is `overlap`'s to say; None, which is unknown, keeps off.
+    """
+    for claim in connection.execute(sa.select(run_claims).order_by(run_claims.c.target)):
+        claimed = parse_target(claim.target)
+        for target in run.targets:
+            if (shared := overlap(target, claimed)) is not False:
+                return held_text(target, claimed, get_run(connection, claim.run_id), is_known=shared is True)
     if with_proposals:
         for other in select_runs(connection, runs.c.status == RunStatus.PROPOSED.value):
-            shared = [node for node in run.targets if node in other.targets]
-            if shared:
-                return held_text(shared[0], other)
+            for target in run.targets:
+                for proposed in other.targets:
+                    if (shared := overlap(target, proposed)) is not False:
+                        return held_text(target, proposed, other, is_known=shared is True)
     return None
 
 
 def claim_targets(connection: sa.Connection, run: Run) -> None:
-    for node in run.targets:
-        connection.execute(sa.insert(run_claims).values(node=node, run_id=run.id))
+    """Hold the run's targets until it ends."""
+    for target in run.targets:
+        connection.execute(sa.insert(run_claims).values(target=str(target), run_id=run.id))
 
 
 def move_run(connection: sa.Connection, run: Run, to: RunStatus, now: float, **fields: Any) -> Run:
+    """The run in its next status. An end frees its targets and skips what was not begun.
+
+    Raises IllegalTransitionError.
+    """
     if to not in TRANSITIONS[run.status]:
         raise IllegalTransitionError(f"run {run.id}: {run.status.value} can't become {to.value}")
     for key in fields.keys() & {"error", "verification"}:
@@ -81,6 +103,7 @@ def move_run(connection: sa.Connection, run: Run, to: RunStatus, now: float, **f
 
 
 def set_step(connection: sa.Connection, run: Run, step: StepRecord, to: StepStatus, now: float, **fields: Any) -> Run:
+    """The run with one step in its next status. Raises IllegalTransitionError."""
     if to not in STEP_TRANSITIONS[step.status]:
         raise IllegalTransitionError(
             f"run {run.id}: step {step.phase}.{step.index} is {step.status.value} and can't become {to.value}"

@@ -11,9 +11,11 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Literal
 
-from runbooks.command import Action, parse_command
-from runbooks.front_matter import Verify
+from runbooks.command import parse_command
+from runbooks.errors import BadCommandError, RunbookError
 from runbooks.ports import Receipt
+from runbooks.target import Target, TargetKind
+from runbooks.verb import Action, Verify
 
 ACTION = "action"
 """The `runbook` of a run that is one command and no page."""
@@ -108,7 +110,16 @@ class StepRecord:
 
     @property
     def action(self) -> Action:
+        """Raises BadCommandError for a command that this fleetctl does not know (any more)."""
         return parse_command(self.command)
+
+    @property
+    def target(self) -> Target | None:
+        """What the command acts on; None for prose and for a command that this fleetctl does not know."""
+        try:
+            return self.action.target if self.command else None
+        except BadCommandError:
+            return None
 
     @property
     def has_begun(self) -> bool:
@@ -150,9 +161,9 @@ class Run:
     risk: str = "low"
     verify: Verify | None = None
     undo: tuple[UndoItem, ...] = ()
-    targets: tuple[str, ...] = ()  # nodes it changes; one active run at a time holds each
+    targets: tuple[Target, ...] = ()  # what it changes; one active run at a time holds each
     fresh_nodes: tuple[str, ...] = ()  # nodes it starts, which must not exist before
-    existing_nodes: tuple[str, ...] = ()  # nodes that must exist before
+    existing: tuple[Target, ...] = ()  # what must exist before
     idempotency_key: str | None = None
     cancelled_by: str | None = None  # a person asked to stop it before the next step
 
@@ -171,6 +182,11 @@ class Run:
     def step(self, phase: Phase, index: int) -> StepRecord:
         return next(step for step in self.steps if step.phase == phase and step.index == index)
 
+    @property
+    def node(self) -> str | None:
+        """The first node that it changes; None for a run that acts on pools and the like."""
+        return next((target.name for target in self.targets if target.kind is TargetKind.NODE), None)
+
     def same_request(self, other: Run) -> bool:
         """Whether both ask for the same thing. Ids, times, who asked and the names of new nodes don't count."""
         return self._request() == other._request()
@@ -182,17 +198,53 @@ class Run:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON; holds every field of `fleetctl.wire.Run`."""
         return {
-            "id": self.id, "runbook": self.runbook, "title": self.title, "status": self.status.value,
-            "inputs": dict(self.inputs), "incident_id": self.incident_id, "reason": self.reason,
-            "created_at": self.created_at, "updated_at": self.updated_at, "dry_run": self.dry_run,
-            "requested_by": self.requested_by, "decided_by": self.decided_by, "decided_at": self.decided_at,
-            "expires_at": self.expires_at, "verification": self.verification, "error": self.error,
+            "id": self.id,
+            "runbook": self.runbook,
+            "title": self.title,
+            "status": self.status.value,
+            "inputs": dict(self.inputs),
+            "incident_id": self.incident_id,
+            "reason": self.reason,
+            "created_at": self.created_at,
+            "updated_at": self.updated_at,
+            "dry_run": self.dry_run,
+            "requested_by": self.requested_by,
+            "decided_by": self.decided_by,
+            "decided_at": self.decided_at,
+            "expires_at": self.expires_at,
+            "verification": self.verification,
+            "error": self.error,
+            "targets": [str(target) for target in self.targets],
             "steps": [
                 {
-                    "index": step.index, "phase": step.phase, "title": step.title, "command": step.command,
-                    "status": step.status.value, "attempts": step.attempts, "started_at": step.started_at,
-                    "ended_at": step.ended_at, "receipt": dict(step.receipt), "error": step.error,
+                    "index": step.index,
+                    "phase": step.phase,
+                    "title": step.title,
+                    "command": step.command,
+                    "target": "" if step.target is None else str(step.target),
+                    "status": step.status.value,
+                    "attempts": step.attempts,
+                    "started_at": step.started_at,
+                    "ended_at": step.ended_at,
+                    "receipt": dict(step.receipt),
+                    "error": step.error,
                 }
                 for step in self.steps
             ],
-        }  # fmt: skip
+        }
+
+
+class ConflictError(RunbookError):
+    """`run` is the run as it stands, so that a caller can show what holds instead."""
+
+    def __init__(self, message: str, run: Run, *, remedy: str | None = None) -> None:
+        super().__init__(message, remedy=remedy)
+        self.run = run
+
+
+class AlreadyDecidedError(ConflictError):
+    """Somebody answered the proposal first, or it ended."""
+
+
+class IdempotencyConflictError(ConflictError):
+    """The key was used for a different request."""

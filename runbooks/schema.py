@@ -12,9 +12,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from runbooks.front_matter import Verify
 from runbooks.ports import Receipt
 from runbooks.run import Run, RunStatus, StepRecord, StepStatus, UndoItem
+from runbooks.target import parse_target
+from runbooks.verb import Verify
 
 SCHEMA_VERSION = 1
 BUSY_TIMEOUT_MS = 10_000
@@ -77,7 +78,8 @@ run_steps = sa.Table(
 run_claims = sa.Table(
     "run_claims",
     metadata,
-    sa.Column("node", sa.Text, primary_key=True),  # the key is the rule: one active run a node
+    # The key is the rule: one active run a target, in its written form. A bare name is a node, hence the column's name.
+    sa.Column("node", sa.Text, key="target", primary_key=True),
     sa.Column("run_id", sa.Text, sa.ForeignKey("runs.id"), nullable=False),
 )
 
@@ -120,30 +122,51 @@ def _set_pragmas(connection: Any, _: Any) -> None:
 
 def run_row(run: Run) -> dict[str, Any]:
     return {
-        "id": run.id, "runbook": run.runbook, "title": run.title, "status": run.status.value,
-        "inputs": dict(run.inputs), "incident_id": run.incident_id, "reason": plain_text(run.reason),
-        "created_at": run.created_at, "updated_at": run.updated_at, "dry_run": run.dry_run,
-        "requested_by": plain_text(run.requested_by), "decided_by": run.decided_by, "decided_at": run.decided_at,
-        "expires_at": run.expires_at, "cancelled_by": run.cancelled_by, "verification": run.verification,
-        "error": plain_text(run.error), "idempotency_key": run.idempotency_key,
+        "id": run.id,
+        "runbook": run.runbook,
+        "title": run.title,
+        "status": run.status.value,
+        "inputs": dict(run.inputs),
+        "incident_id": run.incident_id,
+        "reason": plain_text(run.reason),
+        "created_at": run.created_at,
+        "updated_at": run.updated_at,
+        "dry_run": run.dry_run,
+        "requested_by": plain_text(run.requested_by),
+        "decided_by": run.decided_by,
+        "decided_at": run.decided_at,
+        "expires_at": run.expires_at,
+        "cancelled_by": run.cancelled_by,
+        "verification": run.verification,
+        "error": plain_text(run.error),
+        "idempotency_key": run.idempotency_key,
         "plan": {
             "risk": run.risk,
             "verify": asdict(run.verify) if run.verify else None,
             "undo": [asdict(item) for item in run.undo],
-            "targets": list(run.targets),
+            "targets": [str(target) for target in run.targets],
             "fresh_nodes": list(run.fresh_nodes),
-            "existing_nodes": list(run.existing_nodes),
+            "existing_nodes": [str(target) for target in run.existing],
         },
-    }  # fmt: skip
+    }
 
 
 def step_row(run_id: str, step: StepRecord) -> dict[str, Any]:
     return {
-        "run_id": run_id, "phase": step.phase, "index": step.index, "number": step.number, "title": step.title,
-        "command": step.command, "status": step.status.value, "attempts": step.attempts,
-        "failures": step.failures, "started_at": step.started_at, "ended_at": step.ended_at,
-        "receipt": plain_receipt(step.receipt), "error": plain_text(step.error),
-    }  # fmt: skip
+        "run_id": run_id,
+        "phase": step.phase,
+        "index": step.index,
+        "number": step.number,
+        "title": step.title,
+        "command": step.command,
+        "status": step.status.value,
+        "attempts": step.attempts,
+        "failures": step.failures,
+        "started_at": step.started_at,
+        "ended_at": step.ended_at,
+        "receipt": plain_receipt(step.receipt),
+        "error": plain_text(step.error),
+    }
 
 
 def run_of(row: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> Run:
@@ -155,9 +178,9 @@ def run_of(row: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> Run:
         risk=plan["risk"],
         verify=Verify(**plan["verify"]) if plan["verify"] else None,
         undo=tuple(UndoItem(**item) for item in plan["undo"]),
-        targets=tuple(plan["targets"]),
+        targets=tuple(parse_target(text) for text in plan["targets"]),
         fresh_nodes=tuple(plan["fresh_nodes"]),
-        existing_nodes=tuple(plan["existing_nodes"]),
+        existing=tuple(parse_target(text) for text in plan["existing_nodes"]),
     )
 
 

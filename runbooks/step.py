@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Iterable
 
 import structlog
 
-from runbooks.command import Capacity
 from runbooks.context import Context
-from runbooks.guard import Verdict, judge_capacity
-from runbooks.perform import perform
+from runbooks.fleet_view import Change
+from runbooks.guard import Ruling, judge_capacity
 from runbooks.ports import PermanentError, Receipt, TemporaryError
 from runbooks.run import Phase, Run, StepRecord, StepStatus
+from runbooks.verb import EffectCall
 
 log = structlog.get_logger()
 
@@ -24,7 +25,7 @@ async def carry_step(context: Context, run: Run, phase: Phase, index: int) -> Ru
         if step.attempts >= context.limits.max_begins:
             return await _stop(context, run, step, f"begun {step.attempts} times without an end")
         begun = await _begin(context, run, step)
-        if isinstance(begun, Verdict):
+        if isinstance(begun, Ruling):
             run = await context.stored(context.journal.get, run.id)
             return await _stop(context, run, step, _cancel_text(run, phase) or str(begun))
         run = begun
@@ -55,43 +56,55 @@ async def carry_step(context: Context, run: Run, phase: Phase, index: int) -> Ru
             return await _stop(context, run, step, cancelled)
 
 
-async def _begin(context: Context, run: Run, step: StepRecord) -> Run | Verdict:
+async def _begin(context: Context, run: Run, step: StepRecord) -> Run | Ruling:
     """The run with its step begun, or the guard's last word. A guard is asked again for a while: signals lag."""
     limits = context.limits
-    verdict: Verdict | None = None
-    for turn in range(max(1, math.ceil(limits.guard_wait_s / limits.poll_s)) + 1):
-        if turn:
+    ruling: Ruling | None = None
+    for look in range(max(1, math.ceil(limits.guard_wait_s / limits.poll_s)) + 1):
+        if look:
             await context.clock.sleep(limits.poll_s)
             if _cancel_text(await context.stored(context.journal.get, run.id), step.phase):
                 break
         async with context.gate:
-            verdict = await _judge(context, run, step)
-            if verdict.allows:
+            ruling = await _judge(context, run, step)
+            if ruling.allows:
                 now = context.clock.now()
                 return await context.stored(context.journal.begin_step, run.id, step.phase, step.index, now)
-        log.info("step.waiting", run_id=run.id, step=step.index, phase=step.phase, verdict=str(verdict))
-    assert verdict is not None
-    return verdict
+        log.info("step.waiting", run_id=run.id, step=step.index, phase=step.phase, ruling=str(ruling))
+    assert ruling is not None
+    return ruling
 
 
-async def _judge(context: Context, run: Run, step: StepRecord) -> Verdict:
+async def _judge(context: Context, run: Run, step: StepRecord, change: Change | None = None) -> Ruling:
     others = await context.stored(context.journal.running_steps, run.id)
-    leaving = {action.target for action in (other.action for other in others) if action.capacity is not Capacity.ADDS}
     return judge_capacity(
         step.action,
         await context.fleet(),
+        change=change,
         fresh=run.fresh_nodes,
-        leaving=leaving,
+        gone=_taken_out([*(one for one in run.steps if one.has_begun), step]),
+        leaving=_taken_out(others),
         floor_ratio=context.limits.capacity_floor_ratio,
     )
 
 
+def _taken_out(steps: Iterable[StepRecord]) -> frozenset[str]:
+    changes = [step.action.change for step in steps if step.command]
+    return frozenset().union(*(change.taken_out for change in changes if change is not None))
+
+
 async def _act(context: Context, run: Run, step: StepRecord) -> Receipt | TemporaryError | PermanentError:
     action = step.action
-    limit_s = action.own_time_s + context.limits.step_margin_s
+    limit_s = action.own_time_s + context.limits.step_margin_s * action.num_rounds
+
+    async def before_removal(node: str) -> None:
+        ruling = await _judge(context, run, step, Change(removes=frozenset({node})))
+        if not ruling.allows:
+            raise TemporaryError(str(ruling))
+
     try:
         async with asyncio.timeout(limit_s):
-            return await perform(context.effects, action)
+            return await action.verb.effect(EffectCall(context.effects, action, before_removal))
     except (TemporaryError, PermanentError) as error:
         return error
     except TimeoutError:
@@ -134,6 +147,12 @@ def _took(step: StepRecord) -> str:
 
 def _facts(step: StepRecord) -> dict[str, object]:
     return {
-        "phase": step.phase, "index": step.index, "title": step.title, "command": step.command,
-        "node": step.action.target, "attempts": step.attempts, "receipt": step.receipt, "error": step.error,
-    }  # fmt: skip
+        "phase": step.phase,
+        "index": step.index,
+        "title": step.title,
+        "command": step.command,
+        "target": str(step.target),
+        "attempts": step.attempts,
+        "receipt": step.receipt,
+        "error": step.error,
+    }

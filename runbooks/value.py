@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 from enum import StrEnum
 
+from alerts.duration import BadDurationError, parse_duration_s
 from runbooks.errors import BadInputError
 
 MAX_DURATION_S = 24 * 3600.0
@@ -22,14 +23,15 @@ class ValueType(StrEnum):
     DURATION = "duration"  # "30s", "2m", "1h" or plain seconds
     STRING = "string"  # a label value: letters, digits and . _ : / @ + -
     NUMBER = "number"  # not negative
+    POOL = "pool"  # a pool that has nodes
+    SIZE = "size"  # of a pool: "5", or "+2" for more than it has
 
 
 # fullmatch throughout: `$` would let a trailing newline pass
 _NODE = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _STRING = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}")
 _NUMBER = re.compile(r"\d{1,15}(\.\d{1,9})?")
-_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)(s|m|h)?")
-_UNIT_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+_SIZE = re.compile(r"\+?\d{1,4}")
 
 EXAMPLES = {
     ValueType.NODE: "node-1",
@@ -37,15 +39,17 @@ EXAMPLES = {
     ValueType.DURATION: "30s",
     ValueType.STRING: "default",
     ValueType.NUMBER: "1",
+    ValueType.POOL: "default",
+    ValueType.SIZE: "+1",
 }
 
 
 def parse_duration(text: str) -> float:
-    """Seconds in "30s", "2m", "1.5h" or "45". Raises BadInputError."""
-    match = _DURATION.fullmatch(text)
-    if not match:
-        raise BadInputError(f"{text!r} is not a duration", remedy="write it like 30s, 2m or 1h")
-    seconds = float(match[1]) * _UNIT_S[match[2] or ""]
+    """Seconds in "30s", "1h30m", "1.5h" or "45": the house's notation, at most 24 hours. Raises BadInputError."""
+    try:
+        seconds = parse_duration_s(text, typed=True)
+    except BadDurationError:
+        raise BadInputError(f"{_shown(text)} is not a duration", remedy="write it like 30s, 2m or 1h30m") from None
     if seconds > MAX_DURATION_S:
         raise BadInputError(f"{text!r} is more than 24h", remedy="give at most 24h")
     return seconds
@@ -62,7 +66,7 @@ def check_value(value_type: ValueType, text: str) -> str:
                 )
         case ValueType.DURATION:
             parse_duration(text)
-        case ValueType.STRING:
+        case ValueType.STRING | ValueType.POOL:
             if not _STRING.fullmatch(text):
                 raise BadInputError(
                     f"{_shown(text)} is not a plain string",
@@ -71,6 +75,9 @@ def check_value(value_type: ValueType, text: str) -> str:
         case ValueType.NUMBER:
             if not _NUMBER.fullmatch(text):
                 raise BadInputError(f"{_shown(text)} is not a number", remedy="write it like 3 or 0.5")
+        case ValueType.SIZE:
+            if not _SIZE.fullmatch(text):
+                raise BadInputError(f"{_shown(text)} is not a size", remedy="write it like 5 or +2")
     return text
 
 

@@ -185,7 +185,7 @@ def _duration(text: str, option: str) -> float:
     from alerts.errors import AlertsError
 
     try:
-        seconds = parse_duration_s(text, or_number=True)
+        seconds = parse_duration_s(text, typed=True)
     except AlertsError as error:
         raise BadInputError(f"{option}: {error}") from error
     if seconds <= 0:

@@ -297,7 +297,7 @@ COLUMNS: dict[Kind, list[Column]] = {
         Column("id", lambda r: r.id),
         Column("status", lambda r: r.status.value),
         Column("runbook", lambda r: r.runbook),
-        Column("target", lambda r: r.inputs.get("node", "")),
+        Column("target", lambda r: ",".join(r.targets)),
         Column("started", lambda r: ago(r.created_at), right=True),
         Column("by", lambda r: r.decided_by or r.requested_by),
         Column("error", lambda r: r.error, wide=True),

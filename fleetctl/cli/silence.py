@@ -94,7 +94,8 @@ def silence_duration_s(text: str) -> float:
     from alerts.duration import BadDurationError, parse_duration_s
 
     try:
-        total = parse_duration_s(text)
+        # Without a unit nothing is typed: a silence of so many seconds is hardly ever meant.
+        total = parse_duration_s(text, typed=not text.isdecimal())
     except BadDurationError as error:
         raise BadInputError(f"--duration: {error}") from error
     if not 1 <= total <= MAX_DURATION_S:

@@ -280,6 +280,6 @@ class _RunEvents:
             text,
             incident_id=run.incident_id,
             run_id=run.id,
-            node=run.targets[0] if run.targets else None,
+            node=run.node,
             data=data,
         )

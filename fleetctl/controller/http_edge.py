@@ -20,7 +20,8 @@ from alerts.errors import AlertsError
 from fleetctl.controller.database import FencedError
 from fleetctl.kit.errors import BadInputError, FleetctlError, RefusedError, UnreachableError
 from fleetctl.wire import Problem
-from runbooks.errors import ConflictError, NotFoundError, RunbookError, StaleEpochError
+from runbooks.errors import NotFoundError, RunbookError, StaleEpochError
+from runbooks.run import ConflictError
 
 log = structlog.get_logger()
 

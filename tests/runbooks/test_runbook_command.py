@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runbooks.command import VERBS, parse_command
+from runbooks.command import parse_command
 from runbooks.errors import BadCommandError, BadInputError
 from runbooks.template import fill, fill_command, places, unquoted_places
 from runbooks.value import ValueType, check_value, parse_duration
+from runbooks.verbs import VERBS
 
 GOOD = {
     "fleetctl drain node-2 --deadline 20s": ("drain", "node-2", {"deadline_s": 20}),
@@ -28,13 +29,13 @@ GOOD = {
 @pytest.mark.parametrize(("text", "expected"), GOOD.items())
 def test_reads_what_a_person_types(text: str, expected: tuple[str, str, dict[str, object]]) -> None:
     action = parse_command(text)
-    assert (action.verb, action.target, dict(action.args)) == expected
-    assert action.mutates
-    assert action.target in action.predicted
+    assert (action.verb.name, str(action.target), dict(action.args)) == expected
+    assert action.verb.mutates
+    assert action.target.name in action.predicted
 
 
 BAD = {
-    "": "the command is empty; known: node start",
+    "": "the command is empty; known: cordon, uncordon, drain, node start",
     "fleetctl": "the command is empty",
     "drian node-2": "unknown command 'drian'; did you mean 'drain'?",
     "node sotp x": "unknown command 'node sotp'; did you mean 'node stop'?",
@@ -74,7 +75,7 @@ def test_any_text_is_an_action_or_a_clear_error(text: str) -> None:
         action = parse_command(text)
     except BadCommandError:
         return
-    assert action.verb in VERBS
+    assert action.verb.name in VERBS
 
 
 def test_own_time_counts_all_durations() -> None:

@@ -8,16 +8,14 @@ from dataclasses import replace
 import pytest
 
 from runbooks.errors import (
-    AlreadyDecidedError,
     BadCommandError,
     BadInputError,
-    ConflictError,
     NotFoundError,
     StaleEpochError,
 )
 from runbooks.page import parse_page
 from runbooks.ports import PermanentError
-from runbooks.run import Run, RunStatus
+from runbooks.run import AlreadyDecidedError, ConflictError, Run, RunStatus
 from tests.fixtures.runbooks import FAST, LIBRARY, REPLACE, Controller, FakeFleet, World, propose, temporary
 
 pytestmark = pytest.mark.anyio

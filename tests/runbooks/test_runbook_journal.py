@@ -9,7 +9,6 @@ import pytest
 import sqlalchemy as sa
 
 from runbooks.errors import (
-    IdempotencyConflictError,
     IllegalTransitionError,
     NotFoundError,
     RunbookError,
@@ -17,7 +16,7 @@ from runbooks.errors import (
 )
 from runbooks.journal import Journal
 from runbooks.plan import plan_page
-from runbooks.run import ACTIVE, TRANSITIONS, Run, RunStatus, StepStatus
+from runbooks.run import ACTIVE, TRANSITIONS, IdempotencyConflictError, Run, RunStatus, StepStatus
 from runbooks.schema import meta, open_engine
 from tests.fixtures.runbooks import LIBRARY, REPLACE, World
 
@@ -28,10 +27,21 @@ _ids = itertools.count()
 def make_run(status: RunStatus = RunStatus.PROPOSED, node: str = "node-2", **fields: object) -> Run:
     plan = plan_page(LIBRARY["replace-node"], {**REPLACE, "node": node, "replacement": f"{node}b"})
     run = Run(
-        f"run-{next(_ids)}", plan.runbook, plan.title, status, plan.inputs, NOW, NOW, steps=plan.steps,
-        risk=plan.risk, verify=plan.verify, undo=plan.undo, targets=plan.targets, fresh_nodes=plan.fresh,
-        existing_nodes=plan.existing,
-    )  # fmt: skip
+        f"run-{next(_ids)}",
+        plan.runbook,
+        plan.title,
+        status,
+        plan.inputs,
+        NOW,
+        NOW,
+        steps=plan.steps,
+        risk=plan.risk,
+        verify=plan.verify,
+        undo=plan.undo,
+        targets=plan.targets,
+        fresh_nodes=plan.fresh,
+        existing=plan.existing,
+    )
     return replace(run, **fields)  # type: ignore[arg-type]
 
 

@@ -7,7 +7,7 @@ a state from which the same call goes on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 POLL_S = 0.2
 RESTART_GRACE_S = 10.0
+SCALE_IN_GRACE_S = 10.0
 RESTART_REPEAT_S = 600.0  # a restart that an earlier controller finished this recently is the one asked for again
 
 
@@ -62,10 +63,14 @@ class FleetEffects:
         version = await self.routing.change(name, only_if=new, route=RouteIntent.ACTIVE, role=Role.MEMBER)
         state = await self.fleet.look(name)
         return {
-            "node": name, "like": like, "ready_after_s": round(waited_s, 2), "table_version": version,
-            "pid": state.pid if state else None, "url": state.url if state else None,
+            "node": name,
+            "like": like,
+            "ready_after_s": round(waited_s, 2),
+            "table_version": version,
+            "pid": state.pid if state else None,
+            "url": state.url if state else None,
             "gateway": await self.gateway.follow(version),
-        }  # fmt: skip
+        }
 
     async def stop_node(self, name: str, *, grace_s: float, force: bool = False) -> Receipt:
         row = await self._known(name)
@@ -93,9 +98,9 @@ class FleetEffects:
         view = await asyncio.to_thread(self.provider.observe, name)
         if not view.running or not view.url:
             raise PermanentError(f"{name} does not run: it can't take requests")
-        drain = await self._ask(self.client.drain_state(view.url))
+        drain = await self._answer(self.client.drain_state(view.url))
         if drain.state != "serving":
-            await self._ask(self.client.resume(view.url))
+            await self._answer(self.client.resume(view.url))
         version = await self.routing.change(name, route=RouteIntent.ACTIVE, role=Role.MEMBER)
         await self.fleet.look(name)
         said = await self.gateway.follow(version)
@@ -118,10 +123,10 @@ class FleetEffects:
             if not view.running or not view.url:
                 # What it held is lost with it, or the gateway moved it: nothing here can know, so no counts.
                 return {**receipt, "state": "gone", "note": "its process ended before it was drained"}
-            drain = await self._ask(self.client.drain_state(view.url))
+            drain = await self._answer(self.client.drain_state(view.url))
             if drain.state == "serving" and not asked:
                 # Asked once only: a second request would begin a second drain with its own counts.
-                drain = await self._ask(self.client.start_drain(view.url, deadline_s))
+                drain = await self._answer(self.client.start_drain(view.url, deadline_s))
                 asked = True
                 await self.fleet.look(name)
             if drain.state == "drained":
@@ -162,6 +167,34 @@ class FleetEffects:
         version = await self.routing.change(name, route=RouteIntent.ACTIVE, restart=done_mark)
         await self.fleet.look(name)
         return {**receipt, "table_version": version, "gateway": await self.gateway.follow(version)}
+
+    async def scale_pool(
+        self,
+        pool: str,
+        *,
+        start: Sequence[str],
+        stop: Sequence[str],
+        like: str | None,
+        wait_s: float,
+        deadline_s: float,
+        before_removal: Callable[[str], Awaitable[None]],
+    ) -> Receipt:
+        # All are waited for, also when one fails: a start that is cut off would go on unseen.
+        starts = [self.start_node(name, like=like, wait_s=wait_s) for name in start]
+        results = await asyncio.gather(*starts, return_exceptions=True)
+        errors = [result for result in results if isinstance(result, BaseException)]
+        if errors:
+            raise next((error for error in errors if not isinstance(error, TemporaryError)), errors[0])
+        stopped = {}
+        for name in stop:
+            if await self._row(name) is None:
+                stopped[name] = "never started"
+                continue
+            await before_removal(name)
+            drained = await self.drain(name, deadline_s=deadline_s)
+            await self.stop_node(name, grace_s=SCALE_IN_GRACE_S)
+            stopped[name] = str(drained["state"])
+        return {"pool": pool, "started": list(start), "stopped": stopped}
 
     async def _row(self, name: str) -> NodeRow | None:
         return await self.database.read(lambda c: get_node(c, name))
@@ -229,18 +262,18 @@ class FleetEffects:
 
     async def _refuse_while_holding(self, row: NodeRow, url: str) -> None:
         """Cordon the node and make sure that it holds nothing; put the route back when it does."""
-        drain = await self._ask(self.client.drain_state(url))
+        drain = await self._answer(self.client.drain_state(url))
         if not drain.held and row.route is RouteIntent.ACTIVE:
             # A request may be on its way: only when none can be sent any more, "idle" stays true.
             version = await self.routing.change(row.name, route=RouteIntent.CORDONED)
             await self.gateway.follow(version)
-            drain = await self._ask(self.client.drain_state(url))
+            drain = await self._answer(self.client.drain_state(url))
             if drain.held:
                 await self.routing.change(row.name, only_if={"wanted": True}, route=row.route)
         if drain.held:
             raise PermanentError(f"{row.name} holds {_held(drain)}: drain it first, or use --force")
 
-    async def _ask(self, question: Awaitable[T]) -> T:
+    async def _answer(self, question: Awaitable[T]) -> T:
         try:
             return await question
         except NotAllowedError as error:

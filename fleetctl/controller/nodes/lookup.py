@@ -6,6 +6,7 @@ import math
 
 import structlog
 
+from alerts.promql import evaluate
 from alerts.series.store import SeriesStore
 from diagnostics.query import store_query
 from fleetctl.controller.database import Database
@@ -13,8 +14,11 @@ from fleetctl.controller.nodes.fleet import Fleet
 from fleetctl.controller.nodes.node_row import NodeRow, RouteIntent, list_nodes
 from fleetctl.kit.clock import Clock
 from fleetctl.wire import NodePhase
+from runbooks.ports import NodeFacts
 
 log = structlog.get_logger()
+
+HELD_REQUESTS = "sum by (node) (llm:running) + sum by (node) (llm:waiting)"
 
 
 class FleetLookup:
@@ -29,10 +33,24 @@ class FleetLookup:
         self._clock = clock
         self._stale_after_s = stale_after_s
 
-    async def node_names(self) -> list[str]:
-        return [row.name for row in await self._wanted()]
+    async def nodes(self) -> list[NodeFacts]:
+        """Every node ever wanted, with what it holds as far as that is known now."""
+        held = self._held_requests()
+        return [
+            NodeFacts(
+                name=row.name,
+                pool=row.spec.pool,
+                model=row.spec.model,
+                revision=row.spec.revision,
+                created_at=row.created_at,
+                wanted=row.wanted,
+                held=held.get(row.name),
+            )
+            for row in await self._database.read(list_nodes)
+        ]
 
     async def serving_nodes(self) -> list[str] | None:
+        """Nodes that are ready and routed; None when the last look at the fleet is too old."""
         seen_at = self._fleet.looked_at
         if seen_at is None or self._clock.now() - seen_at > self._stale_after_s:
             return None
@@ -45,7 +63,17 @@ class FleetLookup:
             and state.phase is NodePhase.READY
         ]
 
+    def _held_requests(self) -> dict[str, int]:
+        """Node name to requests that run or wait there. A node whose value is missing or stale is left out."""
+        now = self._clock.now()
+        return {
+            sample.labels["node"]: round(sample.value)
+            for sample in evaluate(HELD_REQUESTS, self._store, now)
+            if "node" in sample.labels and math.isfinite(sample.value) and now - sample.at <= self._stale_after_s
+        }
+
     async def evaluate(self, expression: str) -> float | None:
+        """The expression's one value now; None when it has none, is stale or not finite."""
         now = self._clock.now()
         answer = store_query(self._store, now)(expression)
         if answer.value is None or not math.isfinite(answer.value) or answer.at is None:
