@@ -5,7 +5,7 @@ Every failure is one of `fleetctl.kit.errors`, with the next thing to do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -91,6 +91,26 @@ class ControllerClient:
     async def node(self, name: str) -> Node:
         return await self._get(Node, f"/v1/nodes/{_part(name)}")
 
+    async def node_logs(self, name: str, lines: int) -> list[str]:
+        """The last lines that a node wrote, oldest first."""
+        answer = await self._send("GET", f"/v1/nodes/{_part(name)}/logs", params={"lines": lines})
+        return answer.text.splitlines()
+
+    async def follow_node_logs(self, name: str, lines: int) -> AsyncIterator[str]:
+        """The last lines that a node wrote, then each new one; ends when the controller does."""
+        url = f"{self.url}/v1/nodes/{_part(name)}/logs"
+        timeout = httpx.Timeout(self._timeout_s, read=None)  # a node may have nothing to say for hours
+        params: dict[str, str | int] = {"lines": lines, "follow": "true"}
+        try:
+            async with self._http.stream("GET", url, params=params, timeout=timeout) as response:
+                if not response.is_success:
+                    await response.aread()
+                    raise _error_of(response)
+                async for line in response.aiter_lines():
+                    yield line
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+
     async def alerts(self) -> list[Alert]:
         return await self._list(Alert, "/v1/alerts")
 
@@ -173,14 +193,16 @@ class ControllerClient:
         try:
             response = await self._http.request(method, f"{self.url}{path}", timeout=timeout, **options)
         except httpx.HTTPError as error:
-            reason = str(error) or type(error).__name__
-            raise UnreachableError(
-                f"no answer from the controller at {self.url}: {reason}",
-                remedy="fleetctl up, or name another with --controller",
-            ) from error
+            raise self._unreachable(error) from error
         if not response.is_success:
             raise _error_of(response)
         return response
+
+    def _unreachable(self, error: httpx.HTTPError) -> UnreachableError:
+        return UnreachableError(
+            f"no answer from the controller at {self.url}: {str(error) or type(error).__name__}",
+            remedy="fleetctl up, or name another with --controller",
+        )
 
 
 def _error_of(response: httpx.Response) -> FleetctlError:

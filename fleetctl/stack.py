@@ -134,7 +134,7 @@ class Stack:
         waiting = ", ".join(f"{n.name} is {n.phase.value}" for n in nodes if n.phase is not NodePhase.READY)
         raise UnreachableError(
             f"the fleet was not ready within {self.settings.fleet.ready_timeout_s:g}s: {waiting or 'no answer'}",
-            remedy="fleetctl node logs NAME",
+            remedy="fleetctl logs NAME",
         )
 
     async def _wait_for_gateway(self, url: str, client: ControllerClient, deadline: float, tell: Tell) -> None:
@@ -151,19 +151,19 @@ class Stack:
                     tell(f"gateway: ready, routes to {len(routed)} nodes")
                     return
                 await asyncio.sleep(POLL_S)
-        raise UnreachableError(f"gateway at {url} was not ready in time", remedy="fleetctl node logs gateway")
+        raise UnreachableError(f"gateway at {url} was not ready in time", remedy="fleetctl logs gateway")
 
     def _raise_if_dead(self, name: str) -> None:
         if not self.table.observe(name).running:
             raise FleetctlError(
-                f"{name} ended while starting: {self._last_words(name)}", remedy=f"fleetctl node logs {name}"
+                f"{name} ended while starting: {self._last_words(name)}", remedy=f"fleetctl logs {name}"
             )
 
     def _raise_if_failed(self, name: str) -> None:
         """A node that wrote something and is gone has failed; one without a record was not started yet."""
         if self.table.spec(name) and self.table.log_tail(name, 1):
             raise FleetctlError(
-                f"{name} ended while starting: {self._last_words(name)}", remedy=f"fleetctl node logs {name}"
+                f"{name} ended while starting: {self._last_words(name)}", remedy=f"fleetctl logs {name}"
             )
 
     def _last_words(self, name: str) -> str:

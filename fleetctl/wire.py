@@ -50,7 +50,7 @@ class Node(Wire):
     zone: str = ""
     revision: str = ""
     since: float | None = None
-    pid: int | None = None
+    instance: str | None = None  # opaque: another one after each restart
     running: Signal = Field(default_factory=Signal)
     waiting: Signal = Field(default_factory=Signal)
     kv_ratio: Signal = Field(default_factory=Signal)

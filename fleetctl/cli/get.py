@@ -127,7 +127,7 @@ def _describe_node(node: Node) -> None:
             ("pool, model", f"{node.pool}, {node.model}"),
             ("engine", node.engine),
             ("zone, revision", f"{node.zone}, {node.revision}"),
-            ("pid", str(node.pid or "")),
+            ("instance", node.instance or ""),
             ("since", ago(node.since)),
             ("signal age", seconds(node.signal_age_s)),
             ("running", value(node.running, number)),

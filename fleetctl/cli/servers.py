@@ -10,8 +10,8 @@ import typer
 
 from fleetctl.cli import context
 from fleetctl.cli.act import Wait, Yes, perform
+from fleetctl.cli.logs import print_logs
 from fleetctl.cli.output import Output, OutputOption
-from fleetctl.kit.errors import BadInputError
 
 
 def register(app: typer.Typer) -> None:
@@ -75,20 +75,4 @@ def register(app: typer.Typer) -> None:
         forced = " --force" if force else ""
         perform(f"node stop {name} --grace {grace}{forced}", dry_run=dry_run, yes=yes, output=output)
 
-    @node.command("logs")
-    def node_logs(
-        name: Annotated[str, typer.Argument(help="Node, or controller or gateway.")],
-        lines: Annotated[int, typer.Option("-n", "--lines", min=1, max=10_000, help="How many lines.")] = 50,
-    ) -> None:
-        """Print the last lines that a process of this machine wrote."""
-        from fleetctl.providers.process import ProcessTable
-
-        settings = context.current().settings()
-        table = ProcessTable(settings.run_dir)
-        if name not in table.names():
-            raise BadInputError(
-                f"no process {name!r} was started here",
-                remedy=f"one of: {', '.join(table.names()) or 'none yet'}",
-            )
-        for line in table.log_tail(name, lines):
-            typer.echo(line)
+    node.command("logs")(print_logs)

@@ -16,10 +16,10 @@ from fleetctl.controller.config import ControllerConfig
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.controller.database import FencedError
 from fleetctl.controller.http_api import create_app
-from fleetctl.controller.nodes.fleet import Provider
 from fleetctl.kit.clock import Clock
 from fleetctl.kit.errors import BadInputError
 from fleetctl.providers.local import LocalProvider
+from fleetctl.providers.provider import NodeProvider
 from runbooks.errors import StaleEpochError
 
 log = structlog.get_logger()
@@ -32,7 +32,7 @@ async def serve(
     config: ControllerConfig,
     ready: Ready | None = None,
     *,
-    provider: Provider | None = None,
+    provider: NodeProvider | None = None,
     clock: Clock | None = None,
     stopping: asyncio.Event | None = None,
 ) -> None:

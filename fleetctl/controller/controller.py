@@ -27,7 +27,7 @@ from fleetctl.controller.incidents.remediation import Remediation
 from fleetctl.controller.loops import Loops
 from fleetctl.controller.metrics import ControllerMetrics
 from fleetctl.controller.nodes.effects import FleetEffects
-from fleetctl.controller.nodes.fleet import Fleet, Provider
+from fleetctl.controller.nodes.fleet import Fleet
 from fleetctl.controller.nodes.gateway_watch import GatewayWatch
 from fleetctl.controller.nodes.lookup import FleetLookup
 from fleetctl.controller.nodes.node_client import NodeClient
@@ -38,6 +38,7 @@ from fleetctl.controller.state_lock import hold_state_lock
 from fleetctl.controller.timeline import Timeline
 from fleetctl.kit.clock import Clock, SystemClock
 from fleetctl.kit.errors import BadInputError
+from fleetctl.providers.provider import NodeProvider
 from fleetctl.settings.signals import PrometheusSettings
 from fleetctl.wire import NodePhase
 from runbooks.errors import RunbookError
@@ -56,6 +57,7 @@ class Controller:
     database: Database
     timeline: Timeline
     routing: Routing
+    provider: NodeProvider
     fleet: Fleet
     store: SeriesStore
     scraper: Scraper
@@ -88,7 +90,7 @@ class Controller:
 
 @asynccontextmanager
 async def open_controller(
-    config: ControllerConfig, provider: Provider, clock: Clock | None = None
+    config: ControllerConfig, provider: NodeProvider, clock: Clock | None = None
 ) -> AsyncIterator[Controller]:
     """A controller with its state open and its past taken up; nothing runs yet.
 
@@ -233,6 +235,7 @@ async def open_controller(
             database=database,
             timeline=timeline,
             routing=routing,
+            provider=provider,
             fleet=fleet,
             store=store,
             scraper=scraper,

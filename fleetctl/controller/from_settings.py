@@ -30,14 +30,14 @@ def controller_config(settings: Settings) -> ControllerConfig:
 def initial_fleet(settings: Settings) -> list[NodeSpec]:
     """The nodes of a fleet that has none yet."""
     fleet = settings.fleet
-    extra = [*fleet.node_args, *(["--enable-faults"] if fleet.enable_faults else [])]
+    model_dir = fleet.model_dir or settings.state_dir / "models" / "demo"
+    faults = {"enable_faults": True} if fleet.enable_faults else {}
     return [
         NodeSpec(
             name=f"node-{number}",
-            model_dir=str(fleet.model_dir or settings.state_dir / "models" / "demo"),
             pool=fleet.pool,
             model=fleet.model,
-            extra_args=tuple(extra),
+            options={"model": str(model_dir), **fleet.node_options, **faults},
         )
         for number in range(1, fleet.nodes + 1)
     ]

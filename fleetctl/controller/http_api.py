@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -12,13 +12,21 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from alerts.promql import evaluate
 from fleetctl.controller.alertmanager.webhook import WEBHOOK_PATH
 from fleetctl.controller.controller import Controller
-from fleetctl.controller.http_edge import TokenGate, guarded, int_param, on_http_exception, read_body, wait_param
+from fleetctl.controller.http_edge import (
+    TokenGate,
+    bool_param,
+    guarded,
+    int_param,
+    on_http_exception,
+    read_body,
+    wait_param,
+)
 from fleetctl.controller.incidents.incident_store import get_incident, list_incidents
 from fleetctl.controller.incidents.remediation import new_nodes, with_new_nodes
 from fleetctl.controller.incidents.views import (
@@ -31,7 +39,8 @@ from fleetctl.controller.incidents.views import (
     runbook_view,
     signals_by_node,
 )
-from fleetctl.controller.nodes.node_row import list_nodes
+from fleetctl.controller.nodes.node_logs import NodeLogs
+from fleetctl.controller.nodes.node_row import get_node, list_nodes
 from fleetctl.controller.version import software_version
 from fleetctl.kit.errors import BadInputError, RefusedError
 from fleetctl.wire import (
@@ -50,6 +59,9 @@ from runbooks.run import Run, RunStatus
 
 MAX_EXPRESSION_CHARS = 4000
 MAX_SAMPLES = 10_000
+DEFAULT_LOG_LINES = 50
+MAX_LOG_LINES = 10_000
+LOG_POLL_S = 0.5
 WEBHOOK_PATHS = (WEBHOOK_PATH, f"{WEBHOOK_PATH}/")  # a redirect would not be followed with its body
 T = TypeVar("T")
 
@@ -67,6 +79,7 @@ def create_app(controller: Controller, token: str, stopping: asyncio.Event) -> S
         Route("/v1/status", guarded(api.status)),
         Route("/v1/nodes", guarded(api.nodes)),
         Route("/v1/nodes/{name}", guarded(api.node)),
+        Route("/v1/nodes/{name}/logs", guarded(api.node_logs)),
         Route("/v1/alerts", guarded(api.alerts)),
         Route("/v1/incidents", guarded(api.incidents)),
         Route("/v1/incidents/{id}", guarded(api.incident)),
@@ -141,6 +154,27 @@ class _Api:
             known = ", ".join(sorted(self._c.fleet.nodes)) or "none"
             raise HTTPException(404, f"there is no node named {name}; nodes: {known}")
         return _json(found)
+
+    async def node_logs(self, request: Request) -> Response:
+        """Lines as plain text; with `follow`, those to come too, until the client or the controller ends it."""
+        name = request.path_params["name"]
+        if await self._c.database.read(lambda c: get_node(c, name)) is None:
+            raise HTTPException(404, f"there is no node named {name[:100]}")
+        lines = min(int_param(request, "lines", DEFAULT_LOG_LINES), MAX_LOG_LINES)
+        logs = NodeLogs(self._c.provider, name)
+        found = await logs.last_lines(lines)
+        if not bool_param(request, "follow"):
+            return PlainTextResponse(found)
+        return StreamingResponse(self._followed(logs, found), media_type="text/plain")
+
+    async def _followed(self, logs: NodeLogs, found: str) -> AsyncIterator[str]:
+        yield found
+        while not self._stopping.is_set():
+            more = await logs.next_lines()
+            if more:
+                yield more
+            else:
+                await self._until_stopping(self._c.clock.sleep(LOG_POLL_S))
 
     async def alerts(self, _: Request) -> Response:
         verdict = self._c.alertmanager.automation.verdict

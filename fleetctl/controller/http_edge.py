@@ -110,6 +110,14 @@ def int_param(request: Request, name: str, default: int = 0) -> int:
     return int(text)
 
 
+def bool_param(request: Request, name: str) -> bool:
+    """A query parameter that is true or false (also 1 or 0); false when it is not given. Raises BadInputError."""
+    text = request.query_params.get(name, "false")
+    if text not in ("true", "1", "false", "0"):
+        raise BadInputError(f"{name}: expected true or false, not {text[:40]!r}")
+    return text in ("true", "1")
+
+
 def wait_param(request: Request) -> float:
     """How long a long poll may wait, in seconds: at most MAX_WAIT_S. Raises BadInputError."""
     text = request.query_params.get("wait_s", "0")

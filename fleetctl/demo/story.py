@@ -32,7 +32,7 @@ BASELINE_S = 25.0
 # Time for the pool to serve normally again before the story ends, so that "after" has requests in it.
 AFTERGLOW_S = 8.0
 REPAIR_TIMEOUT_S = 240.0
-NODE_ARGS = ["--max-num-seqs", "16", "--max-model-len", "4096", "--num-kv-blocks", "1024", "--num-threads", "1"]
+NODE_OPTIONS = {"max_num_seqs": 16, "max_model_len": 4096, "num_kv_blocks": 1024, "num_threads": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def settings_for_demo(base: Settings, *, nodes: int) -> Settings:
         state_dir=base.state_dir / "demo",
         controller={"host": "127.0.0.1", "port": port, "url": f"http://127.0.0.1:{port}", "policy": "run"},
         gateway={"host": "127.0.0.1", "port": free_port()},
-        fleet={"nodes": nodes, "enable_faults": True, "node_args": NODE_ARGS},
+        fleet={"nodes": nodes, "enable_faults": True, "node_options": NODE_OPTIONS},
     )
 
 

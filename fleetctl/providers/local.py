@@ -1,4 +1,7 @@
-"""Engine nodes as processes of this machine: the embedded default behind `fleetctl up`."""
+"""Engine nodes as processes of this machine: the embedded default behind `fleetctl up`.
+
+The one place that knows the engine's command line.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fleetctl.providers.process import ProcessTable, ProcessView
-from fleetctl.providers.spec import NodeSpec
+from fleetctl.providers.process import ProcessTable
+from fleetctl.providers.provider import LogChunk, ObservedInstance
+from fleetctl.providers.spec import NodeSpec, OptionValue, words_from_options
+
+NODE_KIND = "node"  # in the record of a process: controller and gateway are in the same table
 
 
 class LocalProvider:
-    """Starts, finds and stops nodes. Every method is idempotent, quick and safe to call again after a crash."""
+    """Implements `NodeProvider` over a table of processes. An instance's identity is that of its process record."""
 
     def __init__(self, root: Path, *, node_token_file: Path, engine_command: Sequence[str] | None = None) -> None:
         """`root` is the run folder of all processes; `engine_command` replaces `fleetctl-node` in tests."""
@@ -21,39 +27,54 @@ class LocalProvider:
         self._token_file = node_token_file
         self._command = tuple(engine_command or (sys.executable, "-m", "fleetctl.node"))
 
+    def list_instances(self) -> Sequence[ObservedInstance]:
+        """Every node process that runs under the root."""
+        names = [name for name in self._table.running() if self._table.spec(name).get("kind") == NODE_KIND]
+        return [found for name in names if (found := self.observe(name)).running]
+
+    def attach(self, spec: NodeSpec) -> ObservedInstance | None:
+        """The node's process as it is: its lock and record are all that is needed to look after it."""
+        found = self.observe(spec.name)
+        return found if found.running else None
+
     def ensure_started(self, spec: NodeSpec) -> None:
-        """Start the node unless it runs."""
+        """Start the node's process unless it runs."""
         if self._table.observe(spec.name).running:
             return
         port = free_port()
-        argv = [
-            *self._command, "serve",
-            "--model", spec.model_dir,
-            "--host", "127.0.0.1", "--port", str(port),
-            "--served-model-name", spec.model,
-            "--node-name", spec.name, "--pool", spec.pool, "--zone", spec.zone, "--revision", spec.revision,
-            "--admin-token-file", str(self._token_file),
-            *spec.extra_args,
-        ]  # fmt: skip
+        ours: dict[str, OptionValue] = {
+            "host": "127.0.0.1",
+            "port": port,
+            "served_model_name": spec.model,
+            "node_name": spec.name,
+            "pool": spec.pool,
+            "zone": spec.zone,
+            "revision": spec.revision,
+            "admin_token_file": str(self._token_file),
+        }
         # One thread a node unless told otherwise: several nodes share this machine's cores, and OpenMP threads that
         # spin against each other make every step slower.
         env = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
         self._table.start(
             spec.name,
-            argv,
+            [*self._command, "serve", *words_from_options({**ours, **spec.options})],
             url=f"http://127.0.0.1:{port}",
             env=env,
-            facts={"kind": "node", "node": spec.to_json()},
+            facts={"kind": NODE_KIND, "node": spec.to_json()},
         )
 
     def stop(self, name: str, grace_s: float) -> None:
+        """SIGTERM to the process group, SIGKILL after `grace_s`."""
         self._table.stop(name, grace_s)
 
-    def observe(self, name: str) -> ProcessView:
-        return self._table.observe(name)
+    def observe(self, name: str) -> ObservedInstance:
+        """Whether the process runs is the kernel's answer, not a file's."""
+        view = self._table.observe(name)
+        return ObservedInstance(name, view.running, view.instance, view.url)
 
-    def log_tail(self, name: str, lines: int = 20) -> list[str]:
-        return self._table.log_tail(name, lines)
+    def read_logs(self, name: str, *, lines: int, after: str | None = None) -> LogChunk:
+        """From the file that the process's stdout and stderr go to."""
+        return LogChunk(*self._table.read_log(name, lines, after))
 
 
 def free_port(host: str = "127.0.0.1") -> int:

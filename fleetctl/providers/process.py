@@ -16,15 +16,17 @@ import shutil
 import signal
 import subprocess
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from fleetctl.kit.errors import BadInputError, FleetctlError
 
-LOG_TAIL_BYTES = 64 * 1024
+LOG_LINE_BYTES = 2048  # read for each line asked for, and no less than
+LOG_READ_BYTES = 64 * 1024
 LOG_ROTATE_BYTES = 50 * 1024 * 1024
 STDERR_NOISE = re.compile(r"^\s*$")
 
@@ -34,11 +36,12 @@ _RECORD_PID_THEN_EXEC = 'echo $$ > "$0.tmp" && mv "$0.tmp" "$0" && exec "$@"'
 
 @dataclass(frozen=True, slots=True)
 class ProcessView:
-    """What is known of one name, now. `pid` and `url` are None when there is no record."""
+    """What is known of one name, now. None: nothing runs, or there is no record."""
 
     name: str
     running: bool
     pid: int | None
+    instance: str | None  # made anew for each start: unlike a pid it is never used twice
     url: str | None
     started_at: float | None
     log_path: Path
@@ -66,10 +69,13 @@ class ProcessTable:
         folder = self._root / name
         spec = _read_json(folder / "spec.json")
         running = self._is_locked(name)
+        pid = _read_pid(folder / "pid") if running else None
         return ProcessView(
             name=name,
             running=running,
-            pid=_read_pid(folder / "pid") if running else None,
+            pid=pid,
+            # A process that was started before 0.2 has no identity but its pid.
+            instance=None if pid is None else str(spec.get("instance", f"pid-{pid}")),
             url=spec.get("url"),
             started_at=spec.get("started_at"),
             log_path=folder / "log",
@@ -97,9 +103,17 @@ class ProcessTable:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return False
-            spec = {"argv": list(argv), "url": url, "started_at": time.time(), **(facts or {})}
-            _write_json(folder / "spec.json", spec)
+            # The pid goes first: without one, nobody takes the new record for the identity of what ran before.
             (folder / "pid").unlink(missing_ok=True)
+            instance = uuid.uuid4().hex[:12]
+            spec = {
+                "argv": list(argv),
+                "url": url,
+                "started_at": time.time(),
+                "instance": instance,
+                **(facts or {}),
+            }
+            _write_json(folder / "spec.json", spec)
             _rotate(folder / "log")
             with (folder / "log").open("ab") as log:
                 try:
@@ -142,14 +156,19 @@ class ProcessTable:
 
     def log_tail(self, name: str, lines: int = 20) -> list[str]:
         """The last lines a process wrote; empty when there is no log."""
-        path = self._root / name / "log"
+        return list(self.read_log(name, lines)[0])
+
+    def read_log(self, name: str, lines: int, after: str | None = None) -> tuple[tuple[str, ...], str]:
+        """Up to `lines` of the log, and a cursor for the next call: the last ones, or those after that cursor."""
         try:
-            with path.open("rb") as file:
-                file.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
-                text = file.read().decode("utf-8", "replace")
+            with (self._root / name / "log").open("rb") as file:
+                status = os.fstat(file.fileno())
+                begin = _offset_of(after, status)
+                if begin is None:
+                    return _last_lines(file, status, lines)
+                return _next_lines(file, status, begin, lines)
         except OSError:
-            return []
-        return [line for line in text.splitlines() if not STDERR_NOISE.match(line)][-lines:]
+            return (), after or ""
 
     def _is_locked(self, name: str) -> bool:
         try:
@@ -234,6 +253,46 @@ def _make_folder(folder: Path) -> None:
         raise BadInputError(
             f"{folder}: {error.strerror or error}", remedy="choose another folder with --state-dir"
         ) from error
+
+
+def _last_lines(file: BinaryIO, status: os.stat_result, lines: int) -> tuple[tuple[str, ...], str]:
+    """The end of the file; a line that is still being written is told as far as it goes."""
+    begin = max(0, status.st_size - max(LOG_READ_BYTES, lines * LOG_LINE_BYTES))
+    file.seek(begin)
+    content = file.read(status.st_size - begin)
+    if begin and b"\n" in content:
+        content = content.partition(b"\n")[2]  # the first line is most likely cut
+    return tuple(_lines_in(content)[-lines:]), _cursor(status, status.st_size)
+
+
+def _next_lines(file: BinaryIO, status: os.stat_result, begin: int, lines: int) -> tuple[tuple[str, ...], str]:
+    """Whole lines from `begin` on; one that is still being written is left for the next read, unless it is too long."""
+    file.seek(begin)
+    limit = max(LOG_READ_BYTES, lines * LOG_LINE_BYTES)
+    content = file.read(limit)
+    whole = content.rfind(b"\n") + 1
+    if not whole and len(content) == limit:
+        whole = len(content)
+    parts = content[:whole].splitlines(keepends=True)[:lines]
+    return tuple(_lines_in(b"".join(parts))), _cursor(status, begin + sum(map(len, parts)))
+
+
+def _lines_in(content: bytes) -> list[str]:
+    text = content.decode("utf-8", "replace")
+    return [line for line in text.splitlines() if not STDERR_NOISE.match(line)]
+
+
+def _cursor(status: os.stat_result, offset: int) -> str:
+    return f"{status.st_ino}-{offset}"
+
+
+def _offset_of(cursor: str | None, status: os.stat_result) -> int | None:
+    """Where to go on; the beginning of a log that was rotated since, None without a cursor."""
+    if cursor is None:
+        return None
+    inode, _, offset = cursor.partition("-")
+    is_same = inode == str(status.st_ino) and offset.isdecimal() and int(offset) <= status.st_size
+    return int(offset) if is_same else 0
 
 
 def _rotate(log: Path) -> None:

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 NODE_NAME = re.compile(r"^[a-z0-9][a-z0-9-]{0,62}$")
 
+OptionValue = str | int | float | bool | list[str] | None
+
 
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
-    """A node wanted by the fleet. `extra_args` go to `fleetctl-node serve` as they are."""
+    """A node wanted by the fleet: what everybody knows of it, and the options of what the provider starts."""
 
     name: str
-    model_dir: str
     pool: str = "default"
     model: str = "model"  # the name clients ask for
     engine: str = "fleetctl"
     zone: str = "local"
     revision: str = "r1"
-    extra_args: tuple[str, ...] = ()
+    options: Mapping[str, OptionValue] = field(default_factory=dict)
+    """For the provider, which passes them on: the engine checks them, nobody else looks inside."""
 
     def __post_init__(self) -> None:
         if not NODE_NAME.match(self.name):
@@ -31,10 +34,53 @@ class NodeSpec:
         return replace(self, name=name)
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "extra_args": list(self.extra_args)}
+        """The spec as it is stored."""
+        return {**asdict(self), "options": dict(self.options)}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> NodeSpec:
-        known = {f.name for f in fields(cls)}
-        values = {key: value for key, value in data.items() if key in known}
-        return cls(**{**values, "extra_args": tuple(values.get("extra_args", ()))})
+    def from_json(cls, data: Mapping[str, Any]) -> NodeSpec:
+        """A stored spec; keys that this version does not know are left out.
+
+        Specs stored before 0.2 say `model_dir` and `extra_args` instead of `options`.
+        """
+        values = {key: value for key, value in data.items() if key in {one.name for one in fields(cls)}}
+        if "options" not in values:
+            model = {"model": data["model_dir"]} if "model_dir" in data else {}
+            values["options"] = {**model, **options_from_words(data.get("extra_args", ()))}
+        return cls(**values)
+
+
+def options_from_words(words: Sequence[str]) -> dict[str, OptionValue]:
+    """The options in words of a command line: `--max-num-seqs 8 --enable-faults` is {max_num_seqs: "8", ...: True}.
+
+    Raises ValueError for a word that belongs to no option.
+    """
+    options: dict[str, OptionValue] = {}
+    key = ""
+    for word in words:
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            key = name.replace("-", "_")
+            options[key] = value if equals else True
+        elif not key:
+            raise ValueError(f"{word!r}: expected an option like --max-num-seqs before it")
+        else:
+            standing = options[key]
+            options[key] = (
+                word if standing is True else [*(standing if isinstance(standing, list) else [str(standing)]), word]
+            )
+    return options
+
+
+def words_from_options(options: Mapping[str, OptionValue]) -> list[str]:
+    """The options as words of a command line. True is the bare option, False its `--no-` form, None is left out."""
+    words: list[str] = []
+    for key, value in options.items():
+        name = key.replace("_", "-")
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            words += [f"--{name}", *(value if isinstance(value, list) else [str(value)])]
+    return words

@@ -102,7 +102,7 @@ def node_lines(node: Node, now: float) -> tuple[Cell, ...]:
     return (
         Cell(f"{node.name}  {state}{since}{': ' + node.reason if node.reason else ''}", tone),
         Cell("  ".join(f"{name} {value or UNKNOWN}" for name, value in facts)),
-        Cell(f"{node.url}  pid {UNKNOWN if node.pid is None else node.pid}", Tone.DIM),
+        Cell(f"{node.url}  instance {node.instance or UNKNOWN}", Tone.DIM),
         Cell(f"▲ {', '.join(node.alerts)}", Tone.BAD) if node.alerts else Cell("no alerts", Tone.DIM),
     )
 

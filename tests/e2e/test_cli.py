@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.serial]
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[Fleet]:
     state = tmp_path_factory.mktemp("cli") / "state"
-    with fleet(state, model_dir, fleet__nodes="3", fleet__node_args='["--runner", "fake"]') as made:
+    with fleet(state, model_dir, fleet__nodes="3", fleet__node_options='{"runner": "fake"}') as made:
         up = made.fleetctl("up")
         assert up.returncode == 0, up.stderr
         yield made

@@ -54,7 +54,7 @@ def node_view(
         zone=spec.zone,
         revision=spec.revision,
         since=state.since,
-        pid=state.pid,
+        instance=state.instance,
         signal_age_s=None if scraped_at is None else max(0.0, now - scraped_at),
         alerts=sorted(alerts),
         **signals,

@@ -14,13 +14,14 @@ from typing import TypeVar
 import structlog
 
 from fleetctl.controller.database import Database
-from fleetctl.controller.nodes.fleet import Fleet, NodeState, Provider
+from fleetctl.controller.nodes.fleet import Fleet, NodeState
 from fleetctl.controller.nodes.gateway_watch import GatewayWatch
 from fleetctl.controller.nodes.node_client import DrainState, NoAnswerError, NodeClient, NotAllowedError
 from fleetctl.controller.nodes.node_row import NodeRow, Role, RouteIntent, get_node, want_node
 from fleetctl.controller.nodes.routing import Routing
 from fleetctl.kit.clock import Clock
 from fleetctl.kit.errors import FleetctlError
+from fleetctl.providers.provider import NodeProvider
 from fleetctl.providers.spec import NodeSpec
 from fleetctl.wire import NodePhase
 from runbooks.ports import PermanentError, Receipt, TemporaryError
@@ -41,7 +42,7 @@ class FleetEffects:
 
     database: Database
     fleet: Fleet
-    provider: Provider
+    provider: NodeProvider
     client: NodeClient
     routing: Routing
     gateway: GatewayWatch
@@ -67,7 +68,7 @@ class FleetEffects:
             "like": like,
             "ready_after_s": round(waited_s, 2),
             "table_version": version,
-            "pid": state.pid if state else None,
+            "instance": state.instance if state else None,
             "url": state.url if state else None,
             "gateway": await self.gateway.follow(version),
         }
@@ -146,13 +147,13 @@ class FleetEffects:
                 return done
             if view.running and view.url:
                 await self._refuse_while_holding(row, view.url)
-            mark = {"state": "begun", "pid": view.pid, "epoch": self.database.epoch, "at": now}
+            mark = {"state": "begun", "instance": view.instance, "epoch": self.database.epoch, "at": now}
             await self.routing.change(name, route=RouteIntent.CORDONED, restart=mark)
             row = await self._wanted(name)
         else:
             assert row.restart is not None
             mark = row.restart
-        if view.running and view.pid == mark.get("pid"):
+        if view.running and view.instance == mark.get("instance"):
             await self.fleet.look(name)
             self.forget_signals(name)
             await self._stop_process(name, RESTART_GRACE_S)
@@ -160,7 +161,7 @@ class FleetEffects:
         waited_s = await self._wait_ready(name, wait_s)
         receipt: Receipt = {
             "node": name,
-            "replaced_pid": mark.get("pid"),
+            "replaced_instance": mark.get("instance"),
             "ready_after_s": round(waited_s, 2),
         }
         done_mark = {**mark, "state": "done", "at": self.clock.now(), "receipt": receipt}
@@ -257,7 +258,7 @@ class FleetEffects:
             await self.clock.sleep(POLL_S)
 
     async def _ended(self, name: str) -> str:
-        tail = await asyncio.to_thread(self.provider.log_tail, name, 3)
+        tail = (await asyncio.to_thread(self.provider.read_logs, name, lines=3)).lines
         return f"{name}: its process ended before it was ready" + (f": {' | '.join(tail)}" if tail else "")
 
     async def _refuse_while_holding(self, row: NodeRow, url: str) -> None:

@@ -1,4 +1,4 @@
-"""What each node is doing, as seen now: the provider's word on its process and the node's own word on itself."""
+"""What each node is doing, as seen now: the provider's word on its instance and the node's own word on itself."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import structlog
 
@@ -17,7 +16,7 @@ from fleetctl.controller.nodes.routing import Routing
 from fleetctl.controller.timeline import Timeline
 from fleetctl.kit.clock import Clock
 from fleetctl.kit.errors import FleetctlError
-from fleetctl.providers.process import ProcessView
+from fleetctl.providers.provider import NodeProvider
 from fleetctl.providers.spec import NodeSpec
 from fleetctl.wire import NodePhase
 
@@ -25,18 +24,6 @@ log = structlog.get_logger()
 
 SHOW_STOPPED_S = 3600.0  # a stopped node stays in lists this long
 LOADING_REASONS = frozenset({"loading", "warming_up"})
-
-
-class Provider(Protocol):
-    """Who starts and stops nodes. Methods are synchronous, idempotent and called from a worker thread."""
-
-    def ensure_started(self, spec: NodeSpec) -> None: ...
-
-    def stop(self, name: str, grace_s: float) -> None: ...
-
-    def observe(self, name: str) -> ProcessView: ...
-
-    def log_tail(self, name: str, lines: int = 20) -> list[str]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +35,8 @@ class NodeState:
     reason: str
     since: float | None
     url: str | None = None
-    pid: int | None = None
-    was_ready: bool = False  # since its process started; a node that was never ready is starting, not lost
+    instance: str | None = None  # the provider's identity of what runs; another one after a restart
+    was_ready: bool = False  # since this instance started; a node that was never ready is starting, not lost
 
     @property
     def name(self) -> str:
@@ -69,7 +56,7 @@ class Fleet:
     def __init__(
         self,
         database: Database,
-        provider: Provider,
+        provider: NodeProvider,
         client: NodeClient,
         routing: Routing,
         timeline: Timeline,
@@ -89,7 +76,10 @@ class Fleet:
         self._taken: dict[str, int] = {}  # the look that each node's state comes from
 
     async def seed(self, specs: Sequence[NodeSpec]) -> None:
-        """Want the initial fleet when no node was ever wanted; start again what is wanted and does not run."""
+        """Want the initial fleet when no node was ever wanted; else take charge of what runs already.
+
+        What is wanted and does not run is started again by the next turn.
+        """
         now = self._clock.now()
         rows = await self._database.read(list_nodes)
         if not rows:
@@ -97,11 +87,14 @@ class Fleet:
             return
         for row in rows:
             if row.wanted and row.started and not row.is_restarting:
-                view = await asyncio.to_thread(self._provider.observe, row.name)
-                if view.running:
-                    log.info("node.adopted", node=row.name, pid=view.pid)
-                else:
+                attached = await asyncio.to_thread(self._provider.attach, row.spec)
+                if attached is None:
                     await self._routing.change(row.name, started=False)
+                else:
+                    log.info("node.attached", node=row.name, instance=attached.instance)
+        for one in await asyncio.to_thread(self._provider.list_instances):
+            if one.name not in {row.name for row in rows}:
+                log.warning("node.unclaimed", node=one.name, url=one.url, reason="it runs, and no fleet wants it")
 
     async def turn(self) -> None:
         """Look at every node once, at the same time."""
@@ -146,7 +139,7 @@ class Fleet:
     async def _look(self, row: NodeRow) -> NodeState:
         view = await asyncio.to_thread(self._provider.observe, row.name)
         before = self.nodes.get(row.name)
-        was_ready = before is not None and before.was_ready and before.pid == view.pid
+        was_ready = before is not None and before.was_ready and before.instance == view.instance
         health: Health | None = None
         drain: DrainState | None = None
         if view.running and view.url:
@@ -159,7 +152,7 @@ class Fleet:
         # A controller that was just started has not seen the node ready; a routed node was.
         was_ready = was_ready or bool(health and health.ready) or (before is None and row.route is not RouteIntent.NONE)
         phase, reason = judge_phase(row, view.running, health, drain, was_ready)
-        return NodeState(row, phase, reason, None, view.url, view.pid, was_ready)
+        return NodeState(row, phase, reason, None, view.url, view.instance, was_ready)
 
     async def _take(self, state: NodeState, look: int) -> NodeState:
         row = state.row

@@ -68,9 +68,15 @@ def want_node(connection: sa.Connection, spec: NodeSpec, role: Role, now: float)
     if standing is not None and standing.wanted:
         return standing
     values: dict[str, Any] = {
-        "spec": spec.to_json(), "wanted": True, "started": False, "route": RouteIntent.NONE.value, "role": role.value,
-        "url": None, "restart": sa.null(), "updated_at": now,
-    }  # fmt: skip
+        "spec": spec.to_json(),
+        "wanted": True,
+        "started": False,
+        "route": RouteIntent.NONE.value,
+        "role": role.value,
+        "url": None,
+        "restart": sa.null(),
+        "updated_at": now,
+    }
     if standing is None:
         connection.execute(sa.insert(nodes).values(name=spec.name, created_at=now, **values))
     else:
@@ -128,7 +134,15 @@ def _decode(row: sa.RowMapping) -> NodeRow:
         route=RouteIntent(row["route"]),
         role=Role(row["role"]),
         url=row["url"],
-        restart=row["restart"],
+        restart=_restart_of(row["restart"]),
         created_at=row["created_at"],
         updated_at=row["updated_at"],
     )
+
+
+def _restart_of(mark: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The stored mark of a restart. One that was begun before 0.2 names its instance by the process of that time."""
+    if mark is None or "pid" not in mark:
+        return mark
+    rest = {key: value for key, value in mark.items() if key != "pid"}
+    return {"instance": None if mark["pid"] is None else f"pid-{mark['pid']}", **rest}

@@ -25,7 +25,7 @@ from fleetctl.wire import (
     RunRequest,
     RunStatus,
 )
-from tests.fixtures.controller import TOKEN, make_config, make_provider, serving, stop_all, until
+from tests.fixtures.controller import TOKEN, make_config, make_provider, make_spec, serving, stop_all, until
 
 pytestmark = pytest.mark.anyio
 
@@ -69,7 +69,7 @@ async def test_status_tells_nodes_and_the_age_of_every_loop(client: ControllerCl
 async def test_nodes_show_what_was_seen_and_unknown_signals_as_unknown(client: ControllerClient) -> None:
     nodes = await client.nodes()
     assert [node.name for node in nodes] == ["node-1", "node-2", "node-3"]
-    assert all(node.phase is NodePhase.READY and node.pid and node.url for node in nodes)
+    assert all(node.phase is NodePhase.READY and node.instance and node.url for node in nodes)
     assert all(node.ttft_s.value is None for node in nodes)
     assert (await client.node("node-2")).name == "node-2"
 
@@ -325,3 +325,49 @@ async def _ended(client: ControllerClient, run_id: str):  # type: ignore[no-unty
 async def _some_samples(client: ControllerClient, expression: str, count: int) -> dict[str, object] | None:
     answer = await client.query(expression)
     return answer if len(json.loads(json.dumps(answer))["samples"]) == count else None
+
+
+async def test_logs_of_a_node_are_told_and_followed(tmp_path: Path) -> None:
+    config = make_config(tmp_path, nodes=0, node_specs=[make_spec("node-1", "--fail-at-start")])
+    try:
+        async with serving(config) as url, ControllerClient(url, TOKEN) as client:
+
+            async def written() -> bool:
+                return bool(await client.node_logs("node-1", 5))
+
+            await until(written, "the node wrote why it can't start", pause_s=0.1)
+            assert "no such model directory" in (await client.node_logs("node-1", 1))[0]
+            followed = client.follow_node_logs("node-1", 1)
+            assert "no such model directory" in await anext(followed)
+            log_file = tmp_path / "run" / "node-1" / "log"
+            with log_file.open("a") as file:
+                file.write("one more\n")
+            assert await anext(followed) == "one more"
+            await followed.aclose()
+            with pytest.raises(BadInputError, match="node-7"):
+                await client.node_logs("node-7", 5)
+            with pytest.raises(BadInputError, match="node-7"):
+                await anext(client.follow_node_logs("node-7", 5))
+    finally:
+        stop_all(tmp_path)
+
+
+async def test_a_reader_that_follows_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    config = make_config(tmp_path, nodes=0, node_specs=[make_spec("node-1", "--fail-at-start")])
+    stopping = asyncio.Event()
+    url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    served = asyncio.create_task(serve(config, url.set_result, provider=make_provider(tmp_path), stopping=stopping))
+    try:
+        async with ControllerClient(await url, TOKEN) as client:
+
+            async def written() -> bool:
+                return bool(await client.node_logs("node-1", 5))
+
+            await until(written, "the node wrote why it can't start", pause_s=0.1)
+            followed = client.follow_node_logs("node-1", 1)
+            await anext(followed)
+            stopping.set()
+            assert [line async for line in followed] == []
+        await served
+    finally:
+        stop_all(tmp_path)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -16,7 +16,8 @@ import sqlalchemy as sa
 
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.providers.local import LocalProvider
-from fleetctl.providers.process import ProcessTable, ProcessView
+from fleetctl.providers.process import ProcessTable
+from fleetctl.providers.provider import LogChunk, ObservedInstance
 from fleetctl.providers.spec import NodeSpec
 from fleetctl.wire import RouteState
 from runbooks.run import Run, RunStatus
@@ -64,11 +65,17 @@ class MortalProvider:
     def stop(self, name: str, grace_s: float) -> None:
         self._around(lambda: self._inner.stop(name, grace_s))
 
-    def observe(self, name: str) -> ProcessView:
+    def list_instances(self) -> Sequence[ObservedInstance]:
+        return self._inner.list_instances()
+
+    def attach(self, spec: NodeSpec) -> ObservedInstance | None:
+        return self._inner.attach(spec)
+
+    def observe(self, name: str) -> ObservedInstance:
         return self._inner.observe(name)
 
-    def log_tail(self, name: str, lines: int = 20) -> list[str]:
-        return self._inner.log_tail(name, lines)
+    def read_logs(self, name: str, *, lines: int, after: str | None = None) -> LogChunk:
+        return self._inner.read_logs(name, lines=lines, after=after)
 
     def _around(self, act: Callable[[], object]) -> None:
         self._killer.point()
@@ -79,7 +86,7 @@ class MortalProvider:
 @asynccontextmanager
 async def mortal(state_dir: Path, killer: Killer) -> AsyncIterator[Controller]:
     config = make_config(state_dir, nodes=2, capacity_floor_ratio=0.5, gateway_wait_s=0.05)
-    async with open_controller(config, MortalProvider(make_provider(state_dir), killer)) as controller:  # type: ignore[arg-type]
+    async with open_controller(config, MortalProvider(make_provider(state_dir), killer)) as controller:
         yield controller
 
 

@@ -104,10 +104,10 @@ def test_writes_evidence_in_its_unit(value: float | None, unit: str, text: str) 
 
 
 def test_a_node_without_details_says_so_instead_of_guessing() -> None:
-    lines = node_lines(make_node(model="", zone="", revision="", pid=None, since=None), NOW)
+    lines = node_lines(make_node(model="", zone="", revision="", instance=None, since=None), NOW)
 
     assert lines[1].text == "pool default  model —  engine fleetctl  zone —  revision —"
-    assert lines[2].text.endswith("pid —")
+    assert lines[2].text.endswith("instance —")
 
 
 def test_the_run_that_waits_comes_first_then_the_one_that_acts_then_the_newest() -> None:

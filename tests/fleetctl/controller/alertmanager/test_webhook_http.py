@@ -26,24 +26,12 @@ from fleetctl.controller.database import Database, get_meta, put_meta
 from fleetctl.kit.errors import BadInputError
 from fleetctl.settings.alertmanager import WebhookSettings
 from tests.fixtures import DATA
-from tests.fixtures.controller import TOKEN, make_config, serving, stop_all, until
+from tests.fixtures.controller import TOKEN, NoProvider, make_config, serving, stop_all, until
 
 pytestmark = pytest.mark.anyio
 PATH = "/webhooks/alertmanager"
 WEBHOOKS = DATA / "webhooks"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
-
-
-class Nobody:
-    """No node runs, and none can be started: these tests need none."""
-
-    def ensure_started(self, spec: object) -> None: ...
-    def stop(self, name: str, grace_s: float) -> None: ...
-    def observe(self, name: str) -> Any:
-        raise AssertionError(name)
-
-    def log_tail(self, name: str, lines: int = 20) -> list[str]:
-        return []
 
 
 def body(*alerts: dict[str, Any], **top: Any) -> bytes:
@@ -252,13 +240,13 @@ def stored(state_dir: Path) -> list[tuple[str, int]]:
 async def test_what_was_answered_is_stored_though_nothing_else_happened(tmp_path: Path) -> None:
     """The controller is gone before its loops had a turn: the next one has the alert, and one incident."""
     config = make_config(tmp_path, nodes=1)
-    async with open_controller(config, Nobody()) as controller:
+    async with open_controller(config, NoProvider()) as controller:
         taken = await take(controller, WEBHOOKS / "17_am025_01_all.json")
         assert (taken["new"], taken["repeated"]) == (3, 0)
     assert stored(tmp_path) == [("firing", 1)] * 3
     ids = set()
     for _ in range(2):
-        async with open_controller(config, Nobody()) as controller:
+        async with open_controller(config, NoProvider()) as controller:
             again = await take(controller, WEBHOOKS / "17_am025_01_all.json")
             assert (again["new"], again["repeated"]) == (0, 3)
             await controller.loops.turn("alerts")
@@ -266,7 +254,7 @@ async def test_what_was_answered_is_stored_though_nothing_else_happened(tmp_path
             ids.add(incident.id)
             assert {one.labels["node"] for one in incident.alerts} == {"n1", "n2", "n3"}
     assert len(ids) == 1
-    async with open_controller(config, Nobody()) as controller:
+    async with open_controller(config, NoProvider()) as controller:
         await take(controller, WEBHOOKS / "22_am025_06_all.json")
         await controller.loops.turn("alerts")
         (incident,) = controller.book.open()
@@ -288,7 +276,7 @@ async def asked(controller: Controller, content: bytes) -> dict[str, Any]:
 
 
 async def test_a_database_that_does_not_take_it_is_asked_for_a_retry(tmp_path: Path) -> None:
-    async with open_controller(make_config(tmp_path, nodes=1), Nobody()) as controller:
+    async with open_controller(make_config(tmp_path, nodes=1), NoProvider()) as controller:
         with controller.database.engine.begin() as connection:
             connection.exec_driver_sql("DROP TABLE webhook_notices")
         answer = await asked(controller, body(alert()))
@@ -299,14 +287,14 @@ async def test_a_database_that_does_not_take_it_is_asked_for_a_retry(tmp_path: P
 
 async def test_too_many_notifications_are_asked_to_come_again(tmp_path: Path) -> None:
     settings = WebhookSettings(max_per_minute=2)
-    async with open_controller(make_config(tmp_path, nodes=1, webhook=settings), Nobody()) as controller:
+    async with open_controller(make_config(tmp_path, nodes=1, webhook=settings), NoProvider()) as controller:
         statuses = [(await asked(controller, body(alert())))["status"] for _ in range(3)]
         assert statuses == [200, 200, 503], "not 429, which Alertmanager does not send again"
         assert controller.alertmanager.webhook.state.deferred == 1
 
 
 async def test_our_own_alert_that_comes_back_is_no_second_one(tmp_path: Path) -> None:
-    async with open_controller(make_config(tmp_path, nodes=1), Nobody()) as controller:
+    async with open_controller(make_config(tmp_path, nodes=1), NoProvider()) as controller:
         own = {"alertname": "LLMNodeDown", "node": "node-1"}
         external = ExternalAlerts(
             controller.database, controller.fleet, controller.clock, WebhookSettings(),
@@ -332,7 +320,7 @@ async def test_credentials_of_its_own(tmp_path: Path, kind: str) -> None:
     basic = "Basic " + base64.b64encode(b"am:word").decode()
     good = basic if kind.startswith("basic") else "Bearer word"
     async with open_controller(
-        make_config(tmp_path / "state", nodes=1, webhook=WebhookSettings(**given)), Nobody()
+        make_config(tmp_path / "state", nodes=1, webhook=WebhookSettings(**given)), NoProvider()
     ) as controller:
 
         def status(header: str) -> int:

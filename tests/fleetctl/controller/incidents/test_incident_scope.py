@@ -17,22 +17,10 @@ from fleetctl.controller.incidents.diagnosing import is_outgrown
 from fleetctl.controller.incidents.incident_record import record_of
 from fleetctl.controller.incidents.incident_store import get_incident, save_incident
 from fleetctl.controller.tables import incidents
-from tests.fixtures.controller import make_config
+from tests.fixtures.controller import NoProvider, make_config
 
 pytestmark = pytest.mark.anyio
 NEW_FIELDS = ("widened_at", "widened_why", "part_of")
-
-
-class Nobody:
-    """No node runs, and none can be started: these tests need none."""
-
-    def ensure_started(self, spec: object) -> None: ...
-    def stop(self, name: str, grace_s: float) -> None: ...
-    def observe(self, name: str) -> Any:
-        raise AssertionError(name)
-
-    def log_tail(self, name: str, lines: int = 20) -> list[str]:
-        return []
 
 
 def make_alert(node: str) -> FiredAlert:
@@ -58,7 +46,7 @@ async def told(controller: Controller, kind: str) -> list[tuple[str | None, str]
 
 
 async def test_the_timeline_says_why_an_incident_widened(tmp_path: Path) -> None:
-    async with open_controller(make_config(tmp_path, nodes=1), Nobody()) as controller:
+    async with open_controller(make_config(tmp_path, nodes=1), NoProvider()) as controller:
         await fires(controller, "h1")
         await fires(controller, "h2", "h3")
         (wide,) = controller.book.open()
@@ -68,13 +56,13 @@ async def test_the_timeline_says_why_an_incident_widened(tmp_path: Path) -> None
         await controller.loops.turn("alerts")
         await controller.timeline.flush()
         assert len(await told(controller, "incident.widened")) == 1
-    async with open_controller(make_config(tmp_path, nodes=1), Nobody()) as controller:
+    async with open_controller(make_config(tmp_path, nodes=1), NoProvider()) as controller:
         (again,) = controller.book.open()
         assert (again.id, again.widened_why, dict(again.first_scope)) == (wide.id, wide.widened_why, {"node": "h1"})
 
 
 async def test_an_incident_that_is_acted_on_is_left_alone_and_linked(tmp_path: Path) -> None:
-    async with open_controller(make_config(tmp_path, nodes=1), Nobody()) as controller:
+    async with open_controller(make_config(tmp_path, nodes=1), NoProvider()) as controller:
         await fires(controller, "h1")
         (first,) = controller.book.open()
         await controller.book.change(first.id, mitigate)
@@ -88,7 +76,7 @@ async def test_an_incident_that_is_acted_on_is_left_alone_and_linked(tmp_path: P
 
 
 async def test_incidents_of_an_older_version_still_load(tmp_path: Path) -> None:
-    async with open_controller(make_config(tmp_path, nodes=1), Nobody()) as controller:
+    async with open_controller(make_config(tmp_path, nodes=1), NoProvider()) as controller:
         incident = open_incident(make_alert("h1"), 100.0)
         await controller.database.write(lambda c: save_incident(c, incident))
 

@@ -156,7 +156,7 @@ async def test_start_copies_another_node_and_routes_it_when_ready(controller: Co
     assert routes(controller)["node-9"] is RouteState.ACTIVE
     assert controller.fleet.nodes["node-9"].row.spec == controller.fleet.nodes["node-1"].row.spec.named("node-9")
     again = await controller.effects.start_node("node-9", like="node-1", wait_s=20)
-    assert again["pid"] == receipt["pid"]
+    assert again["instance"] == receipt["instance"]
 
 
 async def test_start_goes_on_after_a_crash_between_the_row_and_the_process(controller: Controller) -> None:
@@ -211,10 +211,10 @@ async def test_uncordon_undoes_cordon_and_drain(controller: Controller) -> None:
 
 
 async def test_restart_gives_a_drained_node_a_new_process_and_its_route_back(controller: Controller) -> None:
-    before = controller.fleet.nodes["node-1"].pid
+    before = controller.fleet.nodes["node-1"].instance
     await controller.effects.drain("node-1", deadline_s=0.1)
     receipt = await controller.effects.restart_node("node-1", wait_s=20)
-    assert receipt["replaced_pid"] == before != controller.fleet.nodes["node-1"].pid
+    assert receipt["replaced_instance"] == before != controller.fleet.nodes["node-1"].instance
     assert routes(controller)["node-1"] is RouteState.ACTIVE
 
 
@@ -228,8 +228,8 @@ async def test_restart_refuses_while_the_node_holds_requests(controller: Control
 async def test_restart_that_a_crash_cut_off_goes_on(tmp_path: Path, stopped: bool) -> None:
     try:
         async with running_fleet(make_config(tmp_path)) as first:
-            old = first.fleet.nodes["node-1"].pid
-            mark = {"state": "begun", "pid": old, "epoch": first.database.epoch, "at": first.clock.now()}
+            old = first.fleet.nodes["node-1"].instance
+            mark = {"state": "begun", "instance": old, "epoch": first.database.epoch, "at": first.clock.now()}
             await first.routing.change("node-1", route=RouteIntent.CORDONED, restart=mark)
             if stopped:
                 first.effects.provider.stop("node-1", 1.0)
@@ -237,7 +237,7 @@ async def test_restart_that_a_crash_cut_off_goes_on(tmp_path: Path, stopped: boo
             await second.loops.turn("fleet")
             assert second.effects.provider.observe("node-1").running is not stopped, "not the fleet's business"
             await second.effects.restart_node("node-1", wait_s=20)
-            assert second.fleet.nodes["node-1"].pid not in (None, old)
+            assert second.fleet.nodes["node-1"].instance not in (None, old)
     finally:
         stop_all(tmp_path)
 
@@ -247,12 +247,12 @@ async def test_restart_that_ended_before_the_crash_is_not_done_twice(tmp_path: P
         async with running_fleet(make_config(tmp_path)) as first:
             await first.effects.drain("node-1", deadline_s=0.1)
             await first.effects.restart_node("node-1", wait_s=20)
-            pid = first.fleet.nodes["node-1"].pid
+            instance = first.fleet.nodes["node-1"].instance
         async with open_controller(make_config(tmp_path), make_provider(tmp_path)) as second:
             receipt = await second.effects.restart_node("node-1", wait_s=20)
             assert "before the controller restarted" in receipt["note"]
             await second.loops.turn("fleet")
-            assert second.fleet.nodes["node-1"].pid == pid
+            assert second.fleet.nodes["node-1"].instance == instance
     finally:
         stop_all(tmp_path)
 

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +12,11 @@ from fleetctl.controller.nodes.fleet import judge_phase
 from fleetctl.controller.nodes.node_client import DrainState, Health
 from fleetctl.controller.nodes.node_row import NodeRow, Role, RouteIntent
 from fleetctl.providers.local import LocalProvider
-from fleetctl.providers.process import ProcessView
+from fleetctl.providers.provider import ObservedInstance
 from fleetctl.wire import NodePhase
 from tests.fixtures.controller import (
     fleet_ready,
+    kill,
     make_config,
     make_provider,
     make_spec,
@@ -30,7 +29,7 @@ from tests.fixtures.controller import (
 ROW = NodeRow(make_spec("node-1"), True, True, RouteIntent.ACTIVE, Role.MEMBER, "http://x", None, 0.0, 0.0)
 CORDONED = replace(ROW, route=RouteIntent.CORDONED)
 STOPPED = replace(ROW, wanted=False)
-RESTARTING = replace(ROW, restart={"state": "begun", "pid": 1})
+RESTARTING = replace(ROW, restart={"state": "begun", "instance": "a"})
 READY = Health(True, True, "ready")
 SILENT = Health(False, False, "no answer")
 
@@ -71,11 +70,11 @@ async def test_a_second_controller_adopts_running_nodes_and_keeps_their_routes(t
     try:
         async with running_fleet(make_config(tmp_path)) as first:
             await first.effects.cordon("node-2")
-            pids = {name: state.pid for name, state in first.fleet.nodes.items()}
+            instances = {name: state.instance for name, state in first.fleet.nodes.items()}
             table = first.routing.table
         async with open_controller(make_config(tmp_path), make_provider(tmp_path)) as second:
             await second.loops.turn("fleet")
-            assert {name: state.pid for name, state in second.fleet.nodes.items()} == pids
+            assert {name: state.instance for name, state in second.fleet.nodes.items()} == instances
             assert second.routing.table == table
             assert second.database.epoch == 2
     finally:
@@ -86,9 +85,7 @@ async def test_a_second_controller_adopts_running_nodes_and_keeps_their_routes(t
 async def test_a_node_that_died_is_not_started_behind_the_operators_back(tmp_path: Path) -> None:
     try:
         async with running_fleet(make_config(tmp_path)) as controller:
-            pid = controller.fleet.nodes["node-1"].pid
-            assert pid is not None
-            os.killpg(pid, signal.SIGKILL)
+            kill(tmp_path, "node-1")
             controller.effects.provider.stop("node-1", 1.0)  # waits until it is gone
             for _ in range(2):
                 await controller.loops.turn("fleet")
@@ -175,7 +172,7 @@ class SlowProvider:
         self._is_first = True
         self.asked, self.go_on = threading.Event(), threading.Event()
 
-    def observe(self, name: str) -> ProcessView:
+    def observe(self, name: str) -> ObservedInstance:
         if self._is_first and name == "node-1":
             self._is_first = False
             self.asked.set()

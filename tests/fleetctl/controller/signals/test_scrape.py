@@ -145,7 +145,7 @@ async def test_an_answer_that_comes_after_a_node_was_removed_does_not_bring_it_b
 async def test_a_node_on_its_way_up_is_not_down(tmp_path: Path) -> None:
     try:
         async with running_fleet(make_config(tmp_path)) as controller:
-            mark = {"state": "begun", "pid": 1, "epoch": 1, "at": 0.0}
+            mark = {"state": "begun", "instance": "a", "epoch": 1, "at": 0.0}
             await controller.routing.change("node-1", route=RouteIntent.CORDONED, restart=mark)
             controller.effects.provider.stop("node-1", 0.5)
             await controller.loops.turn("fleet")

@@ -1,0 +1,67 @@
+"""What the controller asks of whoever runs nodes: local processes, Kubernetes, a cloud.
+
+A provider is told what a node should be (`NodeSpec`) and says what it sees (`ObservedInstance`). How it runs a node,
+and what it needs to find it again, are its own affair: nothing of that crosses here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from fleetctl.providers.spec import NodeSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedInstance:
+    """What a provider sees under one node's name, now."""
+
+    name: str
+    running: bool
+    instance: str | None = None
+    """Opaque identity, the same as long as it runs and never used again; None when nothing runs, or it is not known
+    yet. A node that was restarted has another one."""
+    url: str | None = None  # where it answers; None: not known yet
+
+
+@dataclass(frozen=True, slots=True)
+class LogChunk:
+    """Lines that a node wrote, oldest first, and where the next read goes on."""
+
+    lines: tuple[str, ...]
+    cursor: str  # opaque, of this provider
+
+
+class NodeProvider(Protocol):
+    """Starts, finds and stops nodes.
+
+    Every method is idempotent and safe to call again after a crash of the caller. It raises FleetctlError when it can't
+    do its work: "could not look" is never told as "not running".
+
+    Threading: synchronous, called from worker threads, several at a time.
+    """
+
+    def list_instances(self) -> Sequence[ObservedInstance]:
+        """Every node that runs here, whoever started it."""
+
+    def attach(self, spec: NodeSpec) -> ObservedInstance | None:
+        """Take charge of the node if it runs already, e.g. since before a restart of the controller. Never starts one.
+
+        None: there is nothing to take charge of.
+        """
+
+    def ensure_started(self, spec: NodeSpec) -> None:
+        """Start the node unless it runs. Returns before it is ready."""
+
+    def stop(self, name: str, grace_s: float) -> None:
+        """Ask the node to end, end it by force after `grace_s`, return once it is gone. Nothing, if it does not run."""
+
+    def observe(self, name: str) -> ObservedInstance:
+        """The node as it is now; `running` is False for one that is not known here."""
+
+    def read_logs(self, name: str, *, lines: int, after: str | None = None) -> LogChunk:
+        """Up to `lines` lines: the last ones, or with the `cursor` of an earlier chunk, those that came after it.
+
+        Empty when there is no log. A cursor that is no longer valid begins with what there is.
+        """
