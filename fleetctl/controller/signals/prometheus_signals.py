@@ -13,14 +13,14 @@ from typing import NamedTuple
 import structlog
 
 from alerts.errors import AlertsError, BadExpressionError
-from alerts.evaluation.builtin import builtin_rule_files, builtin_signal_files
-from alerts.evaluation.rules import RuleGroup, load_rule_files
+from alerts.evaluation.rules import RuleGroup
 from alerts.history.backtest import widened
 from alerts.history.mirror import Mirror, relabelling
 from alerts.history.prometheus_source import Row, Server, metric_selectors, read, selector_of
 from alerts.promql import parse
 from alerts.sample import to_ms
 from alerts.series.store import SeriesStore
+from fleetctl.controller.content.content import Content
 from fleetctl.controller.metrics import ControllerMetrics
 from fleetctl.controller.signals.scrape import Signals
 from fleetctl.kit.clock import Clock
@@ -67,6 +67,10 @@ class PrometheusSignals:
         self._until: float | None = None
         self._problem = ""
         self.last_success_at: dict[str, float] = {}
+
+    def read_for(self, groups: Sequence[RuleGroup]) -> None:
+        """From the next read on, reads what these rules need."""
+        self._selectors = _selectors(groups, self._settings.match)
 
     async def turn(self) -> None:
         """Scrapes the gateway, begins a read when one is due, and takes up one that has ended."""
@@ -146,14 +150,9 @@ class PrometheusSignals:
         self._until = reading.until
 
 
-def rules_for(settings: PrometheusSettings) -> list[RuleGroup]:
-    """The built-in rules as they fit this Prometheus: windows long enough for its scrapes; no signals when it has them.
-
-    Raises BadRuleError.
-    """
-    if settings.recorded:
-        return load_rule_files(builtin_rule_files())
-    return widened(load_rule_files([*builtin_signal_files(), *builtin_rule_files()]), window_s(settings))
+def rules_for(settings: PrometheusSettings, content: Content) -> list[RuleGroup]:
+    """The rules as they fit this Prometheus: windows long enough for its scrapes; no signals when it records them."""
+    return list(content.rules) if settings.recorded else widened(content.groups, window_s(settings))
 
 
 def window_s(settings: PrometheusSettings) -> float:
