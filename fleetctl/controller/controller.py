@@ -11,7 +11,7 @@ import httpx
 import structlog
 
 from alerts.evaluation.engine import RuleEngine
-from alerts.evaluation.rules import RuleGroup, reaches_of
+from alerts.evaluation.rules import RuleGroup, lookback_s_by_metric
 from alerts.evaluation.target_liveness import CLEAR_AFTER_S
 from alerts.series.store import SeriesStore
 from fleetctl.controller.alertmanager_link import AlertmanagerLink
@@ -270,7 +270,7 @@ def _rules(content: Content, prometheus: PrometheusSettings | None) -> list[Rule
 def _retention_s(groups: Sequence[RuleGroup]) -> float:
     """An hour for people, trees and black boxes; longer when a rule reads what we do not record further back."""
     recorded = {rule.name for group in groups for rule in group.rules if rule.kind == "record"}
-    reaches = [reach_s for name, reach_s in reaches_of(groups).items() if name not in recorded]
+    reaches = [reach_s for name, reach_s in lookback_s_by_metric(groups).items() if name not in recorded]
     return max(3600.0, *(reach_s + 300.0 for reach_s in reaches))
 
 

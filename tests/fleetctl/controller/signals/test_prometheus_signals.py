@@ -164,7 +164,7 @@ class Side:
         return {(one.name, one.labels["node"]): str(one.state) for one in self.engine.alerts()}
 
     def tick(self, until: float | None) -> list[AlertChange]:
-        return self.engine.lose_sight(time.time()) if until is None else self.engine.tick(until)
+        return self.engine.mark_all_unknown(time.time()) if until is None else self.engine.tick(until)
 
 
 async def until(look: Callable[[], bool], step: Callable[[], Any], what: Callable[[], object]) -> None:
