@@ -26,6 +26,8 @@ GEMM_SIZE = 8192
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
+    """What this GPU can do at best."""
+
     copy_bytes_per_s: float
     gemm_flops_per_s: float
 
@@ -40,6 +42,7 @@ def why_not() -> str | None:
 
 
 def measure_ceilings() -> Ceilings:
+    """By a copy of `COPY_BYTES` and a product of two `GEMM_SIZE` squares."""
     source = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     copy_s = seconds(partial(target.copy_, source))
@@ -94,14 +97,14 @@ def _silu_mul_cases(num_tokens: int, width: int = 14_336) -> Iterator[Case]:
 
 def _rope_cases(num_tokens: int, heads: int = 32, kv_heads: int = 8, head_dim: int = 128) -> Iterator[Case]:
     from kernels.gpu.rope import apply_rope
-    from kernels.rope import _turn, full_tables
+    from kernels.layer_ops import full_tables, rotate
 
     q, k = _random(num_tokens, heads + 2 * kv_heads, head_dim)[:, : heads + kv_heads].split([heads, kv_heads], dim=1)
     cos, sin = full_tables(torch.rand(num_tokens, head_dim // 2, device="cuda"))
     num_bytes = 2 * (q.numel() + k.numel()) * q.element_size() + cos.nbytes + sin.nbytes
     providers = {
         "triton": lambda: apply_rope(q, k, cos, sin),
-        "torch": lambda: [_turn(x, cos.unsqueeze(1), sin.unsqueeze(1)) for x in (q, k)],
+        "torch": lambda: [rotate(x, cos.unsqueeze(1), sin.unsqueeze(1)) for x in (q, k)],
     }
     yield Case("rope", f"tokens={num_tokens} heads={heads}/{kv_heads}x{head_dim}", num_bytes, None, providers)
 
@@ -150,7 +153,7 @@ def _block_copy_case(num_pairs: int = 64) -> Case:
 
 def _sampling_cases(num_seqs: int, vocab: int) -> Iterator[Case]:
     from kernels.gpu.sampling import sample
-    from kernels.sampling import SampleRow
+    from kernels.sample_row import SampleRow
 
     logits = torch.randn(num_seqs, vocab, device="cuda")
 
@@ -200,6 +203,7 @@ def rows_of(case: Case, ceilings: Ceilings) -> Iterator[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Prints the table; `NO_GPU` where nothing can be measured."""
     parser = argparse.ArgumentParser(prog="python -m kernels.bench", description=__doc__.splitlines()[0])
     parser.add_argument("--op", help="only operations whose name begins with this")
     op = parser.parse_args(argv).op or ""

@@ -55,10 +55,12 @@ class _Paged:
 
     @property
     def num_bytes(self) -> int:
+        """Keys and values in, queries in, results out."""
         return self.k.nbytes + self.v.nbytes + 2 * self.q.nbytes
 
     @property
     def num_flops(self) -> int:
+        """Of both products, over the keys that each query sees."""
         seen = self.num_queries * (2 * self.length - self.num_queries + 1) // 2
         return 4 * self.num_seqs * self.heads * self.head_dim * seen
 

@@ -42,14 +42,17 @@ class Resources:
 
     @property
     def has_spills(self) -> bool:
+        """Whether registers were spilled to local memory."""
         return self.stack_bytes + self.local_bytes > 0
 
     @property
     def is_too_large(self) -> bool:
+        """Whether it asks for more shared memory than a program may have."""
         return self.shared_bytes > SHARED_LIMIT_BYTES
 
 
 def all_variants() -> Iterator[Variant]:
+    """Of every module that is named in `MODULES`."""
     for module in MODULES:
         yield from module.variants()
 
@@ -96,6 +99,7 @@ def _usage(cubin: bytes) -> tuple[int, ...]:
 
 
 def main() -> int:
+    """Prints one row per variant; 1 when one spills or is too large."""
     say = sys.stdout.write
     say(f"Triton {triton.__version__}, sm_{TARGET.arch}; registers per thread, shared memory per program\n\n")
     say("| kernel | variant | warps | registers | shared memory, KiB | spills, bytes |\n|---|---|---|---|---|---|\n")

@@ -1,4 +1,4 @@
-"""A linear layer. On a CPU in float32 and bfloat16, packed, no row's bits depend on the batch."""
+"""Linear layers. On a CPU in float32 and bfloat16, from packed weights, no row's bits depend on the batch."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from kernels.cpu import amx
+from kernels.cpu.dtypes import has_kernels
 from kernels.cpu.panel_matrix import PanelMatrix
-from kernels.cpu.scalars import has_kernels
 from kernels.cpu.tile_matrix import TileMatrix
 from kernels.cpu.vector_matrix import VectorMatrix
-from kernels.silu_mul import silu_mul
+from kernels.layer_ops import silu_mul
 
 Weight = Tensor | PanelMatrix
 
@@ -28,14 +28,19 @@ def pack(weight: Tensor, *, is_gated: bool = False) -> Weight:
 
 
 def row_linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
-    """`x @ weight.T + bias`. Shapes: x: [num_rows, width]; weight: [out, width]; bias: [out].
+    """`x @ weight.T + bias`.
 
+    Shapes: x: [num_rows, width]; weight: [out, width]; bias: [out]; result: [num_rows, out].
+    Bytes moved: x, the weight and the result once; from a packed weight see `PanelMatrix`.
     With a plain weight, on CUDA and in float16 on a CPU, last bits may differ with the batch.
     """
     return torch.nn.functional.linear(x, weight, bias) if isinstance(weight, Tensor) else weight(x, bias)
 
 
 def gated_linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
-    """`silu(gate) * up` of `row_linear`'s result: its first half are gates. Shape: [num_rows, out / 2]."""
+    """`silu(gate) * up` of `row_linear`'s result, whose first half are gates; a packed weight must be packed as gated.
+
+    Shapes: as in `row_linear`; result: [num_rows, out / 2].
+    """
     found = row_linear(x, weight, bias)
     return silu_mul(found) if isinstance(weight, Tensor) else found

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu import paged_attention as on_cpu
-from kernels.cpu.scalars import has_kernels
+from kernels.cpu.dtypes import has_kernels
 
 if TYPE_CHECKING:
     from kernels.gpu.attention_plan import GpuAttentionPlan

@@ -7,55 +7,32 @@ change no bit, so a row without top-p draws the same token beside a row with it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kernels.cpu import sampling as on_cpu
-from kernels.token_mask import TokenMask, hide_others
-from kernels.uniform import uniform
+from kernels.sample_row import Drawn, SampleRow, all_drawn
+from kernels.token_mask import hide_others
 
-NEG_INF = -math.inf
-
-
-@dataclass(slots=True)
-class SampleRow:
-    """How one row is drawn. `position` counts the tokens that were drawn before for this request."""
-
-    temperature: float = 1.0  # 0: the most likely token, the lowest id among equals
-    top_k: int = 0  # 0 keeps all
-    top_p: float = 1.0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    seed: int = 0
-    position: int = 0
-    output_counts: Mapping[int, int] = field(default_factory=dict)  # read by the presence and frequency penalties
-    seen: Iterable[int] = ()  # prompt and output, distinct; read by the repetition penalty
-    logit_bias: Sequence[tuple[int, float]] = ()
-    banned: Sequence[int] = ()  # ids that must not be drawn now: end of text before `min_tokens`
-    allowed: TokenMask | None = None  # what a grammar lets be drawn; None: every token
-    num_logprobs: int | None = None  # None: none; 0: the drawn token's only
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """A row's token, or None when its logits are not finite. `top` is (id, log probability), most likely first."""
-
-    token_id: int | None
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
+# SplitMix64 (Steele, Lea, Flood 2014): the finaliser of a counter that steps by the golden ratio. The stream's start
+# is the mixed seed, so that neighbouring seeds have unrelated streams. Plain 64-bit integer arithmetic, so that a GPU
+# kernel gives the same numbers.
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+_MIX_A = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_B = np.uint64(0x94D049BB133111EB)
+_MASK = (1 << 64) - 1
 
 
 @torch.inference_mode()
 def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Drawn]:
     """One `Drawn` per row. Log probabilities are the model's own: before penalties, bias, temperature and filters.
 
-    Shapes: logits: [num_rows, vocab], any float type; not changed.
+    Shapes: logits: [num_rows, vocab], any float dtype; not changed.
+    Sources: Holtzman et al. 2019 (top-p); Fan et al. 2018 (top-k); Nguyen et al. 2024 (min-p); Keskar et al. 2019
+    (repetition penalty).
     """
     if logits.is_cuda:
         from kernels.gpu import sampling as on_gpu
@@ -63,13 +40,25 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Drawn]:
         return on_gpu.sample(logits, rows)
     raw = logits.float()
     shaped = hide_others(_shape(raw, rows), [row.allowed for row in rows], keeps=raw)
-    numbers = uniform([row.seed for row in rows], [row.position for row in rows])
-    tokens = on_cpu.draw(raw, shaped, rows, numbers)
-    drawn = [Drawn(None if token == on_cpu.NO_TOKEN else token) for token in tokens]
-    asked = [i for i, row in enumerate(rows) if row.num_logprobs is not None and drawn[i].token_id is not None]
-    for i in asked:
-        drawn[i] = _with_logprobs(raw[i], tokens[i], rows[i].num_logprobs or 0)
-    return drawn
+    tokens = on_cpu.draw(raw, shaped, rows, uniform([row.seed for row in rows], [row.position for row in rows]))
+    return all_drawn([None if token == on_cpu.NO_TOKEN else token for token in tokens], raw, rows)
+
+
+def uniform(seeds: Sequence[int], positions: Sequence[int]) -> np.ndarray:
+    """One float64 in [0, 1) for each (seed, position), the same on every machine and in every batch.
+
+    Shapes: [num_rows]. Seeds of any size or sign are taken modulo 2^64. Source: Steele, Lea, Flood 2014 (SplitMix64).
+    """
+    seed = np.array([s & _MASK for s in seeds], dtype=np.uint64)
+    position = np.array([p & _MASK for p in positions], dtype=np.uint64)
+    bits = _mix(_mix(seed + _STEP) + (position + np.uint64(1)) * _STEP)
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    x = (x ^ (x >> np.uint64(30))) * _MIX_A
+    x = (x ^ (x >> np.uint64(27))) * _MIX_B
+    return x ^ (x >> np.uint64(31))
 
 
 def _shape(raw: Tensor, rows: Sequence[SampleRow]) -> Tensor:
@@ -103,13 +92,4 @@ def _shape_row(logits: np.ndarray, row: SampleRow) -> None:
     for token, bias in dict(row.logit_bias).items():  # a token named twice counts once, the last time
         if 0 <= token < vocab:
             logits[token] += np.float32(bias)
-    logits[[token for token in row.banned if 0 <= token < vocab]] = NEG_INF
-
-
-def _with_logprobs(raw: Tensor, token: int, count: int) -> Drawn:
-    logprobs = torch.log_softmax(raw, -1)
-    top: tuple[tuple[int, float], ...] = ()
-    if count:
-        values, ids = logprobs.topk(min(count, raw.shape[0]))
-        top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
-    return Drawn(token, float(logprobs[token]), top)
+    logits[[token for token in row.banned if 0 <= token < vocab]] = -math.inf

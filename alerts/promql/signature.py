@@ -9,8 +9,8 @@ from alerts.promql.nodes import Node
 from alerts.promql.values import Matrix, Value, Vector
 
 
-class EvalContext(Protocol):
-    """The part of evaluator.InstantEvaluator that functions use."""
+class At(Protocol):
+    """The part of evaluator.Moment that functions use."""
 
     @property
     def at_ms(self) -> int: ...
@@ -27,5 +27,5 @@ class EvalContext(Protocol):
     def scalar(self, node: Node) -> float: ...
 
 
-CallArgs = tuple[Node, ...]
-Function = Callable[[EvalContext, CallArgs], Value]
+Args = tuple[Node, ...]
+Function = Callable[[At, Args], Value]

@@ -29,7 +29,7 @@ from engine.protocol.grammar import BadGrammarError
 from engine.protocol.request_id import log_ids
 from engine.protocol.step import NewSequence, SamplingParams, Scheduled, StepPlan, StepResult, TokenLogprobs
 from engine.text.grammar_compiler import GrammarCompiler, GrammarMatcher
-from kernels.block_copy import copy_blocks, swap_blocks
+from kernels.kv_cache import copy_blocks, swap_blocks
 from kernels.sampling import sample
 
 log = structlog.get_logger()
@@ -176,6 +176,7 @@ class ModelRunner:
     def sleep(self) -> Slept:
         """Drops the KV cache; on a GPU moves the weights to host memory. On a CPU they are there already and stay."""
         self._sequences.clear()
+        self._decoder.drop_recordings()
         freed = self._kv.nbytes + self._host_kv.nbytes
         self._kv = self._host_kv = torch.empty(0)
         if self._device.type != "cuda":

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.model.config import RopeConfig
-from kernels.rope import full_tables
+from kernels.layer_ops import full_tables
 
 
 def rope_tables(rope: RopeConfig, head_dim: int, num_positions: int) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.protocol.failure import SequenceFailure
 from engine.protocol.step import NewSequence, TokenLogprobs
 from engine.text.grammar_compiler import GrammarMatcher, TokenMask, without
-from kernels.sampling import Drawn, SampleRow
+from kernels.sample_row import Drawn, SampleRow
 
 
 class Sequence:

@@ -86,6 +86,7 @@ def _with_tiles(name: str, *tiles: int) -> Callable[[], None]:
     return instruction
 
 
+# Both take the address of 64 bytes: the shapes of all tiles.
 configure = _with_address("llvm.x86.ldtilecfg")
 save = _with_address("llvm.x86.sttilecfg")
 
@@ -96,10 +97,12 @@ def load(tile: int) -> Callable[[int, int], None]:
 
 
 def store(tile: int) -> Callable[[int, int], None]:
+    """Sixteen rows to an address on."""
     return _with_tile("llvm.x86.tilestored64", tile)
 
 
 def zero(tile: int) -> Callable[[], None]:
+    """All of a tile becomes 0."""
     return _with_tiles("llvm.x86.tilezero", tile)
 
 

@@ -1,6 +1,7 @@
-"""The parts of `kernels.cpu.paged_attention` on the matrix registers: bfloat16, as uint16, from caches in tiles.
+"""The steps of `kernels.cpu.paged_attention` on the matrix registers: bfloat16, as uint16, from caches in tiles.
 
-A row of a product depends on that row alone, and is summed in the order of its dimensions or keys.
+A row of a product depends on that row alone, and is summed in the order of its dimensions or keys. Compiled code only;
+shapes are those of `attention_vectors`, whose functions have the same names.
 """
 
 from __future__ import annotations
@@ -9,44 +10,47 @@ import numpy as np
 from numba import njit
 
 from kernels.cpu import amx
+from kernels.cpu.exp import exp2
 from kernels.cpu.kv_layout import TILE_KEYS
-from kernels.cpu.scalars import EXACT, FUSED
-from kernels.cpu.vector import copy, prefetch
+from kernels.cpu.memory import copy, prefetch_l2
+from kernels.cpu.numba_options import EXACT
 
 LOG2_E = np.float32(1.4426950408889634)
 
 
-def _shapes() -> np.ndarray:
-    """Tiles of 16 rows x 64 bytes; 6 and 7 hold one tile of values, [8 pairs of keys, 16, 2], and its keys' shares."""
+def _tile_shapes() -> np.ndarray:
+    """Tiles of 16 rows x 64 bytes; 6 and 7 hold one tile of values, [8 pairs of keys, 16, 2], and its keys' probs."""
     config = amx.TILES_OF_16.copy()
     config[16:32].view(np.uint16)[7] = 2 * TILE_KEYS
     config[48 + 6] = TILE_KEYS // 2
     return config
 
 
-_SHAPES = _shapes()
+_TILE_SHAPES = _tile_shapes()
 _clear_0, _clear_1, _clear_2, _clear_3 = (amx.zero(i) for i in range(4))
-_load_queries, _load_keys, _load_values, _load_shares = (amx.load(i) for i in range(4, 8))
+_load_queries, _load_keys, _load_values, _load_probs = (amx.load(i) for i in range(4, 8))
 _score_0, _score_1 = (amx.dot(i, 4, 5) for i in range(2))
 _weigh_0, _weigh_1, _weigh_2, _weigh_3 = (amx.dot(i, 7, 6) for i in range(4))
 _store_0, _store_1, _store_2, _store_3 = (amx.store(i) for i in range(4))
 
 
-def begin(shares, before):
+def configure(probs, before):
     """Sets the registers up; `before` [64] keeps how they were, for torch's products on the same thread."""
     amx.save(before.ctypes.data)
-    amx.configure(_SHAPES.ctypes.data)
+    amx.configure(_TILE_SHAPES.ctypes.data)
 
 
-def end(shares, before):
+def restore(probs, before):
+    """Leaves the registers as `configure` found them."""
     amx.configure(before.ctypes.data)
 
 
-def take(target, source):
+def load_query(target, source):
+    """Copies a query."""
     target[:] = source
 
 
-def find(keys, table, start, count, block_size, slots):
+def find_slots(keys, table, start, count, block_size, slots):
     """The slot of each tile's first key, at that key's place; both begin at multiples of a tile."""
     for first in range(0, count, TILE_KEYS):
         block, offset = divmod(start + first, block_size)
@@ -61,23 +65,23 @@ def _tile_of(cache, head, slot):
 
 
 @njit(**EXACT)
-def _fetch(block):
+def _prefetch(block):
     """Asks for all tiles at once: a long row of requests is answered faster than what the products ask for bit by bit,
     16 ms instead of 17.5 for 32 sequences of 345 keys in 12 layers, one thread.
     """
     cache, head, slots, count = block
     for first in range(0, count, TILE_KEYS):
-        prefetch(_tile_of(cache, head, slots[first]), TILE_KEYS * cache.shape[2] * 2)
+        prefetch_l2(_tile_of(cache, head, slots[first]), TILE_KEYS * cache.shape[2] * 2)
 
 
 def pack_keys(keys, block, staged):
-    """There is nothing to pack."""
-    _fetch(block)
+    """The cache holds them packed."""
+    _prefetch(block)
 
 
 def pack_values(values, block, staged):
-    """Copies the last tile if it is not full: past its keys may lie what is no number, and 0 times that is none."""
-    _fetch(block)
+    """Copies the last tile if it is not full: past its keys may lie NaN, and 0 times NaN is NaN."""
+    _prefetch(block)
     cache, head, slots, count = block
     rest = count % TILE_KEYS
     if rest:
@@ -92,7 +96,7 @@ def pack_values(values, block, staged):
 def score(queries, keys, block, num_rows, padded, scores):
     """`scores[:, :padded] = queries @ keys`, two tiles of keys at a time."""
     cache, head, slots, count = block
-    line = queries.shape[1] * 2
+    row_bytes = queries.shape[1] * 2
     stride = scores.shape[1] * 4
     for first in range(0, min(padded, count), 2 * TILE_KEYS):
         left, into, has_two = queries.ctypes.data, scores.ctypes.data + first * 4, first + TILE_KEYS < count
@@ -100,8 +104,8 @@ def score(queries, keys, block, num_rows, padded, scores):
         upper = _tile_of(cache, head, slots[first + TILE_KEYS]) if has_two else lower
         _clear_0()
         _clear_1()
-        for part in range(0, line, 64):
-            _load_queries(left + part, line)
+        for part in range(0, row_bytes, 64):
+            _load_queries(left + part, row_bytes)
             _load_keys(lower + part * 16, 64)
             _score_0()
             _load_keys(upper + part * 16, 64)
@@ -111,39 +115,24 @@ def score(queries, keys, block, num_rows, padded, scores):
             _store_1(into + 64, stride)
 
 
-def share_out(shares, scores, peak, scale):
-    """`exp(scale (s - peak))` of each, as stored, and their sum before they were rounded."""
+def exponentiate(probs, scores, row_max, scale):
+    """`exp(scale (s - row_max))` of each, as stored, and their sum before they were rounded."""
     total, steps = np.float32(0), np.float32(scale * LOG2_E)
     for j in range(np.uintp(scores.shape[0])):
-        share = _exp2((scores[j] - peak) * steps)
-        total += share
-        # Half rounds up: shares are never negative, and what is NaN is NaN in the sum.
-        shares[j] = np.uint16((np.float32(share).view(np.uint32) + np.uint32(0x8000)) >> np.uint32(16))
+        prob = exp2((scores[j] - row_max) * steps)
+        total += prob
+        # Half rounds up: they are never negative, and NaN is NaN in the sum.
+        probs[j] = np.uint16((np.float32(prob).view(np.uint32) + np.uint32(0x8000)) >> np.uint32(16))
     return total
 
 
-@njit(**FUSED)
-def _exp2(x):
-    """`2 ** x` of a float32 that is not positive, to 4e-6 of it: Chebyshev's polynomial around a whole number."""
-    limited = np.float32(-126.0) if x < np.float32(-126.0) else x
-    shifted = limited + np.float32(12582912.0)  # 1.5 x 2^23: rounds to a whole number
-    rest = limited - (shifted - np.float32(12582912.0))
-    sum_ = np.float32(9.66637e-3)
-    sum_ = sum_ * rest + np.float32(5.592198e-2)
-    sum_ = sum_ * rest + np.float32(2.4022349e-1)
-    sum_ = sum_ * rest + np.float32(6.9312105e-1)
-    sum_ = sum_ * rest + np.float32(1.0)
-    power = np.float32(shifted).view(np.uint32) << np.uint32(23)
-    return np.uint32(np.float32(sum_).view(np.uint32) + power).view(np.float32)
-
-
-def weigh(shares, values, block, staged, num_rows, padded, added):
-    """`added = shares[:, :padded] @ values`, 64 dimensions at a time, and the last 32. Shares past the count are 0."""
+def weigh_values(probs, values, block, staged, num_rows, padded, product):
+    """`product = probs[:, :padded] @ values`, 64 dimensions at a time, and the last 32. Past the count probs are 0."""
     cache, head, slots, count = block
-    width = added.shape[1]
-    left, stride, step = shares.ctypes.data, shares.shape[1] * 2, width * 4
+    width = product.shape[1]
+    left, stride, step = probs.ctypes.data, probs.shape[1] * 2, width * 4
     for part in range(0, width, 64):
-        is_whole, into = part + 64 <= width, added.ctypes.data + part * 4
+        is_whole, into = part + 64 <= width, product.ctypes.data + part * 4
         _clear_0()
         _clear_1()
         _clear_2()
@@ -151,7 +140,7 @@ def weigh(shares, values, block, staged, num_rows, padded, added):
         for first in range(0, min(padded, count), TILE_KEYS):
             at = staged.ctypes.data if first + TILE_KEYS > count else _tile_of(cache, head, slots[first])
             at += part * 4
-            _load_shares(left + first * 2, stride)
+            _load_probs(left + first * 2, stride)
             _load_values(at, step)
             _weigh_0()
             _load_values(at + 64, step)

@@ -1,8 +1,12 @@
-"""The parts of `kernels.cpu.paged_attention` in float32: for caches in float32, and for others in bfloat16 than
-`attention_tiles` takes.
+"""The steps of `kernels.cpu.paged_attention` in float32: for caches in float32, and for those in bfloat16 that
+`attention_tiles` does not take.
 
 A row of a product depends on that row alone, and is summed in the order of its dimensions or keys. Packed rows have a
-multiple of 32 numbers, zeros past a head's width; counts of keys are padded to 32.
+multiple of 32 elements, zeros past a head's width; counts of keys are padded to 32. Compiled code only.
+
+Shapes, in float32 here and in bfloat16 in `attention_tiles`: queries: [rows, width]; keys, values: [KEY_BLOCK x width],
+one block of keys, packed; staged: [TILE_ROWS, width], scratch; probs: [TILE_ROWS, KEY_BLOCK]. In float32 in both:
+scores: [TILE_ROWS, KEY_BLOCK]; product: [TILE_ROWS, width]. `block` is (cache, head, slots of its keys, their count).
 """
 
 from __future__ import annotations
@@ -10,19 +14,22 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from kernels.cpu.scalars import EXACT, exp32, widen
-from kernels.cpu.vector import product, transpose
+from kernels.cpu.dtypes import widen
+from kernels.cpu.exp import exp32
+from kernels.cpu.numba_options import EXACT
+from kernels.cpu.vector import product as micro_kernel
+from kernels.cpu.vector import transpose
 
 ROWS, COLUMNS = 4, 32  # eight accumulators: as many as two units with four cycles of delay keep busy
-_product = product(ROWS, COLUMNS // 16)
+_product = micro_kernel(ROWS, COLUMNS // 16)
 
 
-def begin(shares, before):
-    pass
+def configure(probs, before):
+    """Vector registers need none."""
 
 
-def end(shares, before):
-    pass
+def restore(probs, before):
+    """There is nothing to restore."""
 
 
 @njit(**EXACT)
@@ -31,11 +38,12 @@ def _widen_row(target, source):
         target[j] = widen(source[j])
 
 
-def take(target, source):
+def load_query(target, source):
+    """Widens a query."""
     _widen_row(target, source)
 
 
-def find(keys, table, start, count, block_size, slots):
+def find_slots(keys, table, start, count, block_size, slots):
     """Slots of the keys from `start` on."""
     block, offset = divmod(start, block_size)
     for i in range(count):
@@ -64,11 +72,11 @@ def pack_values(values, block, staged):
     """Values as the right operand of `p v`: [keys, dimensions]; zeros past the last key."""
     (cache, head, slots, count), width = block, staged.shape[1]
     for i in range((count + 31) // 32 * 32):
-        line = values[i * width : (i + 1) * width]
+        row = values[i * width : (i + 1) * width]
         if i < count:
-            _widen_row(line, cache[slots[i], head])
+            _widen_row(row, cache[slots[i], head])
         else:
-            line[:] = 0
+            row[:] = 0
 
 
 @njit(**EXACT)
@@ -86,16 +94,16 @@ def score(queries, keys, block, num_rows, padded, scores):
     _multiply(queries, keys.ctypes.data, scores.shape[1] * 4, num_rows, queries.shape[1], padded, scores)
 
 
-def share_out(shares, scores, peak, scale):
-    """`exp(scale (s - peak))` of each, and their sum."""
+def exponentiate(probs, scores, row_max, scale):
+    """`exp(scale (s - row_max))` of each, and their sum."""
     total = np.float32(0)
     for j in range(np.uintp(scores.shape[0])):
-        share = exp32((scores[j] - peak) * scale)
-        total += share
-        shares[j] = share
+        prob = exp32((scores[j] - row_max) * scale)
+        total += prob
+        probs[j] = prob
     return total
 
 
-def weigh(shares, values, block, staged, num_rows, padded, added):
-    """`added = shares[:, :padded] @ values`."""
-    _multiply(shares, values.ctypes.data, added.shape[1] * 4, num_rows, padded, added.shape[1], added)
+def weigh_values(probs, values, block, staged, num_rows, padded, product):
+    """`product = probs[:, :padded] @ values`."""
+    _multiply(probs, values.ctypes.data, product.shape[1] * 4, num_rows, padded, product.shape[1], product)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,29 +22,80 @@ from numba.extending import overload
 from torch import Tensor
 
 from kernels.cpu import attention_tiles, attention_vectors
+from kernels.cpu.dtypes import narrow
+from kernels.cpu.exp import exp32
 from kernels.cpu.kv_layout import is_tiled
-from kernels.cpu.scalars import EXACT, SUMS, exp32, lines, narrow
-from kernels.cpu.thread_team import Crew, as_number, empty, field, pointer, take_piece
+from kernels.cpu.memory import aligned_zeros
+from kernels.cpu.numba_options import EXACT, SUMS
+from kernels.cpu.parallel_region import ParallelRegion
+from kernels.cpu.recorder import empty_result
+from kernels.cpu.task import field, float32_field, next_chunk, offsets_of, pointer
 
 __all__ = ["CpuAttentionPlan", "paged_attention", "plan_attention"]
 
-KEY_BLOCK = 256  # keys of one round of the softmax: their scores, shares and packed forms fit the first two caches
+KEY_BLOCK = 256  # keys of one round of the softmax: their scores, probs and packed forms fit the L1 and L2 caches
 TILE_ROWS = 16  # rows (queries x heads that share keys) of one product
 GROUP_ROWS = 32 * TILE_ROWS  # rows that share one packing of keys and values
+
+
+class PlanDescriptor(NamedTuple):
+    """What a plan is to the kernel: addresses and sizes, read at each launch."""
+
+    items: np.ndarray  # [num_items, 4], int64: sequence, KV head, first row, last row + 1
+    block_tables: np.ndarray  # [num_seqs, table_width], int32
+    seq_lens: np.ndarray  # [num_seqs], int32
+    query_starts: np.ndarray  # [num_seqs + 1], int32
+    num_items: int
+    table_width: int  # blocks
+    num_seqs: int
+    max_rows: int  # of an item
+
+
+class AttentionTask(NamedTuple):
+    q: Tensor  # [num_tokens, heads, head_dim]
+    k_cache: Tensor  # [num_blocks, block_size, kv_heads, head_dim], perhaps in tiles
+    v_cache: Tensor  # like k_cache
+    out: Tensor  # like q
+    plan: np.ndarray  # `CpuAttentionPlan.descriptor`
+    num_tokens: int
+    heads: int
+    num_blocks: int
+    block_size: int
+    kv_heads: int
+    head_dim: int
+    window: int  # positions that a query sees, its own included; 0: all
+    scale: float
+
+
+AT, AT_PLAN = offsets_of(AttentionTask), offsets_of(PlanDescriptor, first=0)
 
 
 @dataclass(frozen=True, slots=True)
 class CpuAttentionPlan:
     """The work of one batch. A row is a query with one of the heads that share keys.
 
-    The kernel gets no more of it than the address of `numbers`: where a step is recorded, those of the next one are
-    written over them.
+    A task holds the address of `descriptor` and nothing else of the plan: where a step is recorded, `redirect` has the
+    next replay read another batch's plan.
     """
 
-    items: np.ndarray  # [n, 4], int64: sequence, KV head, first row, last row + 1; costly ones first
-    arrays: tuple[np.ndarray, ...]  # block tables, lengths, starts of queries: what `numbers` point to, with the items
-    numbers: np.ndarray  # int64: addresses of items and arrays, their sizes, the most rows of an item
+    arrays: PlanDescriptor  # keeps alive what the descriptor points to
+    descriptor: np.ndarray  # [8], int64: a `PlanDescriptor` of addresses
     sliding_window: int | None
+
+    @property
+    def num_items(self) -> int:
+        """Pieces of work: sequence x KV head x at most `GROUP_ROWS` rows; costly ones come first."""
+        return self.arrays.num_items
+
+    def redirect(self, plan: CpuAttentionPlan) -> None:
+        """Makes recorded launches of this plan carry out `plan`, which must live until they have.
+
+        Raises:
+            ValueError: the windows differ, which are in the launches' own tasks.
+        """
+        if plan.sliding_window != self.sliding_window:
+            raise ValueError(f"a launch with window {self.sliding_window} can't carry out one of {plan.sliding_window}")
+        self.descriptor[:] = plan.descriptor
 
 
 def plan_attention(
@@ -56,7 +107,7 @@ def plan_attention(
     num_kv_heads: int,
     sliding_window: int | None,
 ) -> CpuAttentionPlan:
-    """Shapes as in `kernels.paged_attention`."""
+    """The plan of one batch. Shapes as in `kernels.paged_attention`."""
     tables, lens, starts = (tensor.contiguous().numpy() for tensor in (block_tables, seq_lens, query_starts))
     share = num_heads // num_kv_heads
     rows = np.diff(starts).astype(np.int64) * share
@@ -69,86 +120,95 @@ def plan_attention(
     order = np.argsort(-cost, kind="stable")
     items = np.repeat(np.stack([seqs, np.zeros_like(seqs), first, last], axis=1)[order], num_kv_heads, axis=0)
     items[:, 1] = np.tile(np.arange(num_kv_heads), len(seqs))
-    most_rows = int((last - first).max(initial=0))
-    arrays = (tables, lens, starts)
-    addresses = (array.ctypes.data for array in (items, *arrays))
-    numbers = np.array([*addresses, len(items), tables.shape[1], len(lens), most_rows], dtype=np.int64)
-    return CpuAttentionPlan(items, arrays, numbers, sliding_window)
+    arrays = PlanDescriptor(
+        items=items,
+        block_tables=tables,
+        seq_lens=lens,
+        query_starts=starts,
+        num_items=len(items),
+        table_width=tables.shape[1],
+        num_seqs=len(lens),
+        max_rows=int((last - first).max(initial=0)),
+    )
+    addresses = (part.ctypes.data if isinstance(part, np.ndarray) else part for part in arrays)
+    return CpuAttentionPlan(arrays, np.array([*addresses], dtype=np.int64), sliding_window)
 
 
 def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: CpuAttentionPlan, scale: float) -> Tensor:
-    """`kernels.paged_attention` by a plan."""
-    out = empty(q.shape, q.dtype)
-    crew = _in_float32
+    """`kernels.paged_attention` by a plan: [num_tokens, heads, head_dim], float32 or bfloat16, as q."""
+    q, out = q.contiguous(), empty_result(q.shape, q.dtype)
+    region = _in_float32
     if q.dtype == torch.bfloat16:
-        crew = _in_tiles if is_tiled(k_cache) else _widened
-    addresses = (t.data_ptr() for t in (q.contiguous(), k_cache, v_cache, out))
-    sizes = (*q.shape[:2], *k_cache.shape, plan.sliding_window or 0, as_number(scale))
-    crew(len(plan.items), *addresses, plan.numbers.ctypes.data, *sizes)
+        region = _in_tiles if is_tiled(k_cache) else _widened
+    sizes = (*q.shape[:2], *k_cache.shape, plan.sliding_window or 0)
+    region.launch(plan.num_items, AttentionTask(q, k_cache, v_cache, out, plan.descriptor, *sizes, float(scale)))
     return out
 
 
 def _either(name: str, options: dict[str, Any] = EXACT) -> Callable:
-    """A part in compiled code: that of `attention_tiles` where its first argument holds bfloat16, else the other."""
+    """A step in compiled code: that of `attention_tiles` where its first argument holds bfloat16, else the other's."""
 
-    def part(*arguments):
+    def step(*arguments):
         raise NotImplementedError("inside compiled code only")
 
-    @overload(part, strict=False, jit_options=options)
+    @overload(step, strict=False, jit_options=options)
     def choose(*arguments):
         return getattr(attention_tiles if arguments[0].dtype == types.uint16 else attention_vectors, name)
 
-    return part
+    return step
 
 
-_begin, _end, _take, _find = _either("begin"), _either("end"), _either("take"), _either("find")
-_pack_keys, _pack_values = _either("pack_keys"), _either("pack_values")
-_score, _share_out, _weigh = _either("score"), _either("share_out", SUMS), _either("weigh")
+_configure, _restore, _load_query = _either("configure"), _either("restore"), _either("load_query")
+_find_slots, _pack_keys, _pack_values = _either("find_slots"), _either("pack_keys"), _either("pack_values")
+_score, _exponentiate, _weigh_values = _either("score"), _either("exponentiate", SUMS), _either("weigh_values")
 
 
 @njit(**EXACT)
 def _attend(task, like, packed):
-    """Takes items until none is left. The caches hold numbers like `like`'s, what is multiplied those of `packed`."""
-    plan, num_tokens, heads, num_blocks = field(task, 5), field(task, 6), field(task, 7), field(task, 8)
-    block_size, kv_heads, head_dim, window = field(task, 9), field(task, 10), field(task, 11), field(task, 12)
-    scale = np.int32(field(task, 13)).view(np.float32)
-    num_items, table_width, num_seqs, most_rows = field(plan, 4), field(plan, 5), field(plan, 6), field(plan, 7)
-    q = carray(pointer(task, 1, like), (num_tokens, heads, head_dim))
-    k_cache = carray(pointer(task, 2, like), (num_blocks * block_size, kv_heads, head_dim))
-    v_cache = carray(pointer(task, 3, like), (num_blocks * block_size, kv_heads, head_dim))
-    out = carray(pointer(task, 4, like), (num_tokens, heads, head_dim))
-    int32, number = np.empty(0, np.int32), np.empty(0, np.float32)
-    items = carray(pointer(plan, 0, np.empty(0, np.int64)), (num_items, 4))
-    tables = carray(pointer(plan, 1, int32), (num_seqs, table_width))
-    seq_lens, starts = carray(pointer(plan, 2, int32), (num_seqs,)), carray(pointer(plan, 3, int32), (num_seqs + 1,))
+    """Takes items until none is left. The caches hold elements like `like`'s, what is multiplied is like `packed`'s."""
+    plan, num_tokens, heads = field(task, AT.plan), field(task, AT.num_tokens), field(task, AT.heads)
+    num_slots, kv_heads = field(task, AT.num_blocks) * field(task, AT.block_size), field(task, AT.kv_heads)
+    block_size, head_dim = field(task, AT.block_size), field(task, AT.head_dim)
+    window, scale = field(task, AT.window), float32_field(task, AT.scale)
+    num_items, table_width = field(plan, AT_PLAN.num_items), field(plan, AT_PLAN.table_width)
+    num_seqs, max_rows = field(plan, AT_PLAN.num_seqs), field(plan, AT_PLAN.max_rows)
+    q = carray(pointer(task, AT.q, like), (num_tokens, heads, head_dim))
+    k_cache = carray(pointer(task, AT.k_cache, like), (num_slots, kv_heads, head_dim))
+    v_cache = carray(pointer(task, AT.v_cache, like), (num_slots, kv_heads, head_dim))
+    out = carray(pointer(task, AT.out, like), (num_tokens, heads, head_dim))
+    int32, float32 = np.empty(0, np.int32), np.empty(0, np.float32)
+    items = carray(pointer(plan, AT_PLAN.items, np.empty(0, np.int64)), (num_items, 4))
+    tables = carray(pointer(plan, AT_PLAN.block_tables, int32), (num_seqs, table_width))
+    seq_lens = carray(pointer(plan, AT_PLAN.seq_lens, int32), (num_seqs,))
+    starts = carray(pointer(plan, AT_PLAN.query_starts, int32), (num_seqs + 1,))
     share, width = heads // kv_heads, (head_dim + 31) // 32 * 32
     slots = np.empty(KEY_BLOCK, np.int64)
-    keys, values = lines(1, KEY_BLOCK * width, packed)[0], lines(1, KEY_BLOCK * width, packed)[0]
-    staged = lines(TILE_ROWS, width, packed)
-    scores, shares = lines(TILE_ROWS, KEY_BLOCK, number), lines(TILE_ROWS, KEY_BLOCK, packed)
-    added = lines(TILE_ROWS, width, number)
-    most_rows = (most_rows + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
-    queries, sums = lines(most_rows, width, packed), lines(most_rows, width, number)
-    peaks, totals = np.empty(most_rows, np.float32), np.empty(most_rows, np.float32)
+    keys, values = aligned_zeros(1, KEY_BLOCK * width, packed)[0], aligned_zeros(1, KEY_BLOCK * width, packed)[0]
+    staged = aligned_zeros(TILE_ROWS, width, packed)
+    scores, probs = aligned_zeros(TILE_ROWS, KEY_BLOCK, float32), aligned_zeros(TILE_ROWS, KEY_BLOCK, packed)
+    product = aligned_zeros(TILE_ROWS, width, float32)
+    max_rows = (max_rows + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
+    queries, sums = aligned_zeros(max_rows, width, packed), aligned_zeros(max_rows, width, float32)
+    row_max, totals = np.empty(max_rows, np.float32), np.empty(max_rows, np.float32)
     before = np.zeros(64, np.uint8)
-    _begin(shares, before)
-    item = take_piece(task)
+    _configure(probs, before)
+    item = next_chunk(task)
     while item < num_items:
         seq, head, first_row, last_row = items[item]
-        item = take_piece(task)
+        item = next_chunk(task)
         num_rows, first_query = last_row - first_row, starts[seq]
         first_position = seq_lens[seq] - (starts[seq + 1] - first_query)
         for row in range(num_rows):
             query, own = divmod(first_row + row, share)
-            _take(queries[row], q[first_query + query, head * share + own])
+            _load_query(queries[row], q[first_query + query, head * share + own])
         sums[:num_rows] = 0
-        peaks[:num_rows] = -np.inf
+        row_max[:num_rows] = -np.inf
         totals[:num_rows] = 0
         lowest = 0 if window == 0 else max(first_position + first_row // share - window + 1, 0)
         seen_by_last = first_position + (last_row - 1) // share + 1
         for start in range(lowest // KEY_BLOCK * KEY_BLOCK, seen_by_last, KEY_BLOCK):
             count = min(KEY_BLOCK, seen_by_last - start)
-            _find(keys, tables[seq], start, count, block_size, slots)
+            _find_slots(keys, tables[seq], start, count, block_size, slots)
             k_block, v_block = (k_cache, head, slots, count), (v_cache, head, slots, count)
             _pack_keys(keys, k_block, staged)
             _pack_values(values, v_block, staged)
@@ -163,50 +223,51 @@ def _attend(task, like, packed):
                     position = first_position + (first_row + row) // share
                     low = 0 if window == 0 else max(position - window + 1 - start, 0)
                     high = min(position + 1 - start, count)
-                    line = shares[row - top]
+                    own_probs = probs[row - top]
                     if high <= low:
-                        line[:padded] = 0
+                        own_probs[:padded] = 0
                         continue
-                    line[:low] = 0
-                    line[high:padded] = 0
+                    own_probs[:low] = 0
+                    own_probs[high:padded] = 0
                     seen_scores = scores[row - top, low:high]
-                    peak = _peak(seen_scores)
-                    peak = peak if peak > peaks[row] else peaks[row]
-                    fade = exp32((peaks[row] - peak) * scale)
-                    totals[row] = totals[row] * fade + _share_out(line[low:high], seen_scores, peak, scale)
-                    peaks[row] = peak
+                    larger = _max(seen_scores)
+                    larger = larger if larger > row_max[row] else row_max[row]
+                    rescale = exp32((row_max[row] - larger) * scale)
+                    total = _exponentiate(own_probs[low:high], seen_scores, larger, scale)
+                    totals[row] = totals[row] * rescale + total
+                    row_max[row] = larger
                     for j in range(width):
-                        sums[row, j] *= fade
-                _weigh(shares, values, v_block, staged, bottom - top, padded, added)
+                        sums[row, j] *= rescale
+                _weigh_values(probs, values, v_block, staged, bottom - top, padded, product)
                 for row in range(top, bottom):
                     for j in range(width):
-                        sums[row, j] += added[row - top, j]
+                        sums[row, j] += product[row - top, j]
         for row in range(num_rows):
             query, own = divmod(first_row + row, share)
             target = out[first_query + query, head * share + own]
             inverse = np.float32(1) / totals[row]
             for j in range(np.uintp(target.shape[0])):
                 target[j] = narrow(sums[row, j] * inverse, target[j])
-    _end(shares, before)
+    _restore(probs, before)
 
 
-def _work_in_tiles(task):
+def _body_in_tiles(task):
     _attend(task, np.empty(0, np.uint16), np.empty(0, np.uint16))
 
 
-def _work_widened(task):
+def _body_widened(task):
     _attend(task, np.empty(0, np.uint16), np.empty(0, np.float32))
 
 
-def _work_in_float32(task):
+def _body_in_float32(task):
     _attend(task, np.empty(0, np.float32), np.empty(0, np.float32))
 
 
-_in_tiles, _widened, _in_float32 = Crew(_work_in_tiles), Crew(_work_widened), Crew(_work_in_float32)
+_in_tiles, _widened, _in_float32 = map(ParallelRegion, (_body_in_tiles, _body_widened, _body_in_float32))
 
 
 @njit(**EXACT)
-def _peak(scores):
+def _max(scores):
     """The largest of them, by their bits in an integers' order: a maximum of floats is not made vector code."""
     bits = scores.view(np.int32)
     peak = np.int32(-0x7FFFFFFF)

@@ -1,22 +1,45 @@
-"""What the packed matrices of this folder share: panels of a weight's rows, and how a row's sums become its result."""
+"""What the packed matrices share: panels of a weight's rows, the task of a product, and its epilogue."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from numba import njit
 from torch import Tensor
 
-from kernels.cpu.scalars import EXACT
-from kernels.cpu.thread_team import Crew, empty
-from kernels.cpu.vector import copy, store_gated, store_sums
+from kernels.cpu.memory import copy
+from kernels.cpu.numba_options import EXACT
+from kernels.cpu.parallel_region import ParallelRegion
+from kernels.cpu.recorder import computing_constants, empty_result
+from kernels.cpu.task import offsets_of
+from kernels.cpu.vector import store_gated, store_sums
 
-__all__ = ["PanelMatrix", "writer"]
+__all__ = ["AT", "PanelMatrix", "ProductTask", "epilogue"]
 
-GROUP_BYTES = 1 << 20  # of inputs that stay in the second cache while the weight goes by
-ALONE_PRODUCTS = 1 << 18  # fewer multiplications are not worth a second thread
+GROUP_BYTES = 1 << 20  # of inputs that stay in the L2 cache while the weight goes by
+SERIAL_PRODUCTS = 1 << 18  # fewer multiplications are not worth a second thread
+
+
+class ProductTask(NamedTuple):
+    """A chunk is one panel and one group of rows: all panels for the first group, then for the next."""
+
+    num_chunks: int
+    num_panels: int
+    rows: int  # of the input
+    width: int  # of the input
+    out_width: int  # of the result
+    group_rows: int  # rows of the input that go by while a panel stays in the L1 cache
+    x: Tensor  # [rows, width], of the matrix' input dtype
+    packed: Tensor  # [num_panels, ...], as the matrix packs it
+    bias: Tensor | None  # [num_panels, panel], float32
+    result: Tensor  # [rows, out_width]
+    is_gated: bool
+    itemsize: int  # of the result and the packed weight. 2: bfloat16, 4: float32
+
+
+AT = offsets_of(ProductTask)
 
 
 class PanelMatrix:
@@ -27,47 +50,59 @@ class PanelMatrix:
     rounded and written.
     """
 
-    __slots__ = ("_added", "_bias", "_packed", "dtype", "is_gated", "shape")
+    __slots__ = ("_bias", "_packed", "_panel_bias", "dtype", "is_gated", "shape")
     panel: ClassVar[int]  # rows of the weight that one pass multiplies, a multiple of 32
-    input_dtype: ClassVar[torch.dtype]  # that `crew` reads; other inputs are converted
-    rows: ClassVar[int]  # of the input that one pass multiplies
-    most_rows: ClassVar[int]  # that a panel is multiplied with before the next one is taken
-    crew: ClassVar[Crew]  # pieces are the panels of one group of rows, then of the next
+    input_dtype: ClassVar[torch.dtype]  # that `region` reads; other inputs are converted
+    block_rows: ClassVar[int]  # rows of the input that one pass multiplies
+    max_group_rows: ClassVar[int]  # rows of the input that a panel is multiplied with before the next one is taken
+    region: ClassVar[ParallelRegion]  # carries out a `ProductTask`
 
     def __init__(self, weight: Tensor, *, is_gated: bool = False) -> None:
         self.shape, self.dtype, self.is_gated = weight.shape, weight.dtype, is_gated
-        self._bias: Tensor | None = None  # of the last call, and `_added` what it is by panel: a layer has one
-        self._added: Tensor | None = None
+        self._bias: Tensor | None = None  # of the last call, and `_panel_bias` what it is by panel: a layer has one
+        self._panel_bias: Tensor | None = None
         self._packed = self._pack(self._by_panel(weight))
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """`x @ weight.T + bias`, added before it is rounded.
 
         Shapes: x: [num_rows, width]; bias: [out]; result: [num_rows, out], half as wide when gated.
+        Bytes moved: x and the result once, the weight once for each group of rows.
         """
         x = x.to(self.input_dtype).contiguous()
         rows, (out, width) = x.shape[0], self.shape
         out //= 1 + self.is_gated
-        result = empty((rows, out), self.dtype)
+        result = empty_result((rows, out), self.dtype)
         if bias is not self._bias:
-            self._bias, self._added = bias, None if bias is None else self._by_panel(bias.float()[:, None])
-        added, panels, group = self._added, self._packed.shape[0], self._group_rows()
-        pieces = panels * -(-rows // group)
-        addresses = (x.data_ptr(), self._packed.data_ptr(), 0 if added is None else added.data_ptr(), result.data_ptr())
-        threads = pieces if self._packed.numel() * rows >= ALONE_PRODUCTS else 1
-        numbers = (panels, rows, width, out, group, *addresses, self.is_gated, self.dtype.itemsize)
-        self.crew(threads, pieces, *numbers)
+            with computing_constants():
+                self._bias, self._panel_bias = bias, None if bias is None else self._by_panel(bias.float()[:, None])
+        num_panels, group_rows = self._packed.shape[0], self._group_rows()
+        task = ProductTask(
+            num_chunks=num_panels * -(-rows // group_rows),
+            num_panels=num_panels,
+            rows=rows,
+            width=width,
+            out_width=out,
+            group_rows=group_rows,
+            x=x,
+            packed=self._packed,
+            bias=self._panel_bias,
+            result=result,
+            is_gated=self.is_gated,
+            itemsize=self.dtype.itemsize,
+        )
+        self.region.launch(task.num_chunks if self._packed.numel() * rows >= SERIAL_PRODUCTS else 1, task)
         return result
 
     @property
-    def is_one_task(self) -> bool:
-        """Whether a product is one task of `crew` and nothing else, so that it can be recorded."""
+    def is_recordable(self) -> bool:
+        """Whether a product is one launch of `region` and nothing else."""
         return self.dtype == self.input_dtype
 
     def _group_rows(self) -> int:
-        """Rows of the input that are multiplied by a panel before the next one is taken: whole passes."""
-        fitting = min(GROUP_BYTES // (self.input_dtype.itemsize * self.shape[1]), self.most_rows)
-        return max(fitting // self.rows, 1) * self.rows
+        """Rows of the input that are multiplied by a panel before the next one is taken: whole blocks."""
+        fitting = min(GROUP_BYTES // (self.input_dtype.itemsize * self.shape[1]), self.max_group_rows)
+        return max(fitting // self.block_rows, 1) * self.block_rows
 
     def _by_panel(self, weight: Tensor) -> Tensor:
         """Rows in the order of the panels, zeros in the last; a gated weight's panel is half gates, half their ups."""
@@ -77,31 +112,31 @@ class PanelMatrix:
         return whole.unflatten(1, (-1, size)).transpose(0, 1).reshape(-1, weight.shape[1])
 
     def _pack(self, weight: Tensor) -> Tensor:
-        """Whole panels of rows in the layout that `crew` reads; the first axis counts them."""
+        """Whole panels of rows in the layout that `region` reads; the first axis counts them."""
         raise NotImplementedError
 
 
-def writer(panel: int) -> Callable[..., None]:
-    """A function that puts each row's sums, with what is added to all, where they belong. It changes `sums`.
+def epilogue(panel: int) -> Callable[..., None]:
+    """Compiled code that adds the bias to the sums of some rows, gates them, rounds and stores them. Changes `sums`.
 
-    Of gated ones it is what the gates, the first half of each row, let through of the second.
-    Shapes: sums: [num_rows, panel]; added: [panel]; the result's first `columns`, numbers like the elements of `like`,
-    from the address `target` on, a row every `stride` bytes.
+    Gated, it is silu of the first half of each row times the second half.
+    Shapes: sums: [num_rows, panel], float32; bias: [panel], float32; the result's first `columns`, elements like those
+    of `like`, from the address `target` on, a row every `stride` bytes.
     """
 
     @njit(**EXACT)
-    def write(sums, added, target, stride, columns, is_gated, like):
-        more, width = added.ctypes.data, panel // 2 if is_gated else panel
+    def store(sums, bias, target, stride, columns, is_gated, like):
+        bias_at, width = bias.ctypes.data, panel // 2 if is_gated else panel
         for i in range(sums.shape[0]):
             source, row = sums[i].ctypes.data, target + i * stride
             into = row if columns == width else source
             for j in range(0, width, 16):
                 gates, ups, place = j * 4, (width + j) * 4, into + j * like.itemsize
                 if is_gated:
-                    store_gated(source + gates, more + gates, source + ups, more + ups, place, like)
+                    store_gated(source + gates, bias_at + gates, source + ups, bias_at + ups, place, like)
                 else:
-                    store_sums(source + j * 4, more + j * 4, place, like)
+                    store_sums(source + j * 4, bias_at + j * 4, place, like)
             if columns < width:
                 copy(source, row, columns * like.itemsize)
 
-    return write
+    return store

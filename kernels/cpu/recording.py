@@ -1,127 +1,138 @@
-"""A row of crews' tasks, kept to be done again in one call: a decoding step without the interpreter between its parts.
+"""A recording: the launches that a recorder kept, done again in one call.
 
-In Python, handing over the 110 tasks of a step of 12 layers costs 2 to 3 milliseconds, a fifth of what a small model
-computes for one sequence. While a recording is open, each task is done as always and kept: its function and its
-numbers, addresses among them. `replay` does them all again, in order, on the same memory: whoever replays first puts
-new inputs where the old ones were. It is what CUDA graphs are on a GPU.
-
-Results that are made meanwhile lie in a `Room`, which later recordings share: only one of them runs at a time, and what
-one leaves there is good until the next.
+In Python, launching the 110 regions of a step of 12 layers costs 2 to 3 milliseconds, a fifth of what a small model
+computes for one sequence. A replay does them all in one parallel region, in order, on the same memory: whoever replays
+first puts new inputs where the old ones were. It is what CUDA graphs are on a GPU. What must hold in between is in
+`kernels.cpu.recorder`.
 """
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
-import torch
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
-from torch import Tensor
 
-from kernels.cpu import thread_team as crew
-from kernels.cpu.scalars import EXACT
-from kernels.cpu.thread_team import Crew, field
+from kernels.cpu.numba_options import EXACT
+from kernels.cpu.openmp import omp_get_num_threads_address
+from kernels.cpu.parallel_region import ParallelRegion
+from kernels.cpu.recorder import Recorder, RecordingError
+from kernels.cpu.task import FIELD_BYTES, field, offsets_of
 
-__all__ = ["Recording", "Room"]
+__all__ = ["Recording"]
 
-_NUMBER = ir.IntType(64)
-PATIENCE = 4_000  # turns of waiting, some 200 microseconds, before a thread lets others have its CPU
+_FIELD = ir.IntType(64)
+SPINS_BEFORE_YIELD = 4_000  # some 200 microseconds at the barrier before a thread lets others have its CPU
 
 
-class Room:
-    """Memory for results, in two halves that are filled in turns: what is made in one turn is kept in the next."""
+class ReplayHeader(NamedTuple):
+    """What the threads of a replay share."""
 
-    def __init__(self) -> None:
-        self._blocks: dict[tuple[int, int, int], Tensor] = {}
-        self._half, self._place = 0, 0
+    arrived: int  # threads that have begun
+    passed: int  # arrivals at barriers, over all threads and launches
+    omp_get_num_threads: int  # its address, 0 without OpenMP
+    num_launches: int
+    row_bytes: int  # of the table of launches
+    launches: int  # its address
 
-    def turn(self) -> None:
-        self._half, self._place = 1 - self._half, 0
 
-    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        num_bytes = max(int(np.prod(shape)) * dtype.itemsize, 1)
-        # Powers of two: recordings of many sizes share a few blocks.
-        key = (self._half, self._place, 1 << (num_bytes - 1).bit_length())
-        self._place += 1
-        if key not in self._blocks:
-            self._blocks[key] = torch.empty(key[2], dtype=torch.uint8)
-        return self._blocks[key][:num_bytes].view(dtype).view(shape)
+class LaunchRow(NamedTuple):
+    """A row of the table of launches: these, then the encoded task, padded to the longest one."""
+
+    function: int
+    num_threads: int
+
+
+AT_HEADER = offsets_of(ReplayHeader, first=0)
+AT_LAUNCH = offsets_of(LaunchRow, first=0)
+AT_TASK = len(LaunchRow._fields)
 
 
 class Recording:
-    """`with recording:` keeps the tasks that are done inside; then `replay()`. One thread at a time."""
+    """What a closed recorder kept. It holds the tensors of every task, and so their memory, for as long as it lives.
 
-    def __init__(self, room: Room) -> None:
-        self.room = room
-        self._kept: list[tuple[int, int, np.ndarray]] = []
-        self._steps = np.empty((0, 0), dtype=np.int64)
-        self._header = np.zeros(6, dtype=np.int64)
-        self._threads = 1
+    Raises:
+        RecordingError: the recorder was left by an exception, or is still open.
+    """
 
-    def __enter__(self) -> Recording:
-        crew.set_recording(self)
-        self.room.turn()
-        return self
-
-    def __exit__(self, *problem: object) -> None:
-        crew.set_recording(None)
-        width = max((len(numbers) for _, _, numbers in self._kept), default=0)
-        self._steps = np.zeros((len(self._kept), 2 + width), dtype=np.int64)
-        for step, (function, threads, numbers) in zip(self._steps, self._kept, strict=True):
-            step[0], step[1], step[2 : 2 + len(numbers)] = function, threads, numbers
-        self._threads = max((threads for _, threads, _ in self._kept), default=1)
-        self._kept.clear()
-
-    def add(self, function: int, threads: int, numbers: np.ndarray) -> None:
-        self._kept.append((function, threads, numbers))
+    def __init__(self, recorder: Recorder) -> None:
+        if not recorder.is_complete:
+            raise RecordingError("the recorder did not come to its end: what it kept is a part of a step")
+        launches = recorder.launches
+        width = max((len(launch.fields) for launch in launches), default=0)
+        self._rows = np.zeros((len(launches), AT_TASK + width), dtype=np.int64)
+        for row, launch in zip(self._rows, launches, strict=True):
+            row[:AT_TASK] = LaunchRow(launch.function, launch.num_threads)
+            row[AT_TASK : AT_TASK + len(launch.fields)] = launch.fields
+        self._header = np.zeros(len(ReplayHeader._fields), dtype=np.int64)
+        self._num_threads = max((launch.num_threads for launch in launches), default=1)
+        self._tasks = [launch.task for launch in launches]  # keeps alive what the rows' addresses point to
+        self._arena = recorder.arena
 
     def replay(self) -> None:
-        """Does all tasks again. What their addresses point to must still live."""
-        self._steps[:, 2] = 0  # pieces taken
-        # Threads come, threads met, how many there are, the steps.
-        self._header[:] = (0, 0, crew.team_size_address(), *self._steps.shape, self._steps.ctypes.data)
-        _all_steps.on(self._threads, self._header)
+        """Does all launches again, in order; returns when the last is done. Results lie where they lay.
+
+        Raises:
+            RecordingError: another thread replays in the same arena.
+        """
+        if not self._arena.replaying.acquire(blocking=False):
+            raise RecordingError("another thread replays in this arena: its results would be overwritten")
+        try:
+            self._rows[:, AT_TASK] = 0  # chunks taken
+            count, width = self._rows.shape
+            self._header[:] = ReplayHeader(
+                arrived=0,
+                passed=0,
+                omp_get_num_threads=omp_get_num_threads_address(),
+                num_launches=count,
+                row_bytes=width * FIELD_BYTES,
+                launches=self._rows.ctypes.data,
+            )
+            _replay.launch_encoded(self._num_threads, self._header)
+        finally:
+            self._arena.replaying.release()
 
 
-def _work(header):
-    _run(header)
+def _body(header):
+    _run_launches(header)
 
 
-_all_steps = Crew(_work)
+_replay = ParallelRegion(_body)
 
 
 @intrinsic
-def _add(context, address, index):
-    """Adds one to a number that all threads share; what it was. What was written before is seen by who reads it."""
+def _fetch_add(context, address, offset):
+    """Adds one to a field that all threads share; what it was. Acquires and releases."""
 
     def generate(context, builder, signature, arguments):
-        at = builder.add(arguments[0], builder.mul(arguments[1], _NUMBER(8)))
-        return builder.atomic_rmw("add", builder.inttoptr(at, _NUMBER.as_pointer()), _NUMBER(1), "acq_rel")
+        at = builder.add(arguments[0], builder.mul(arguments[1], _FIELD(FIELD_BYTES)))
+        return builder.atomic_rmw("add", builder.inttoptr(at, _FIELD.as_pointer()), _FIELD(1), "acq_rel")
 
     return types.intp(types.intp, types.intp), generate
 
 
 @intrinsic
-def _look(context, address, index):
-    """A number that other threads change."""
+def _load_acquire(context, address, offset):
+    """A field that other threads change."""
 
     def generate(context, builder, signature, arguments):
-        at = builder.add(arguments[0], builder.mul(arguments[1], _NUMBER(8)))
-        return builder.load_atomic(builder.inttoptr(at, _NUMBER.as_pointer()), "acquire", 8)
+        at = builder.add(arguments[0], builder.mul(arguments[1], _FIELD(FIELD_BYTES)))
+        return builder.load_atomic(builder.inttoptr(at, _FIELD.as_pointer()), "acquire", FIELD_BYTES)
 
     return types.intp(types.intp, types.intp), generate
 
 
 @intrinsic
-def _call(context, function, task):
-    """Calls a crew's function by its address."""
+def _call_body(context, function, task):
+    """Calls a region's compiled body by its address."""
 
     def generate(context, builder, signature, arguments):
-        kind = ir.FunctionType(ir.VoidType(), [_NUMBER])
+        kind = ir.FunctionType(ir.VoidType(), [_FIELD])
         builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), [arguments[1]])
         return context.get_dummy_value()
 
@@ -129,12 +140,12 @@ def _call(context, function, task):
 
 
 @intrinsic
-def _ask(context, function):
-    """What a C function without arguments returns."""
+def _call_int(context, function):
+    """What a C function `int f(void)` returns."""
 
     def generate(context, builder, signature, arguments):
         kind = ir.FunctionType(ir.IntType(32), [])
-        return builder.sext(builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), []), _NUMBER)
+        return builder.sext(builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), []), _FIELD)
 
     return types.intp(types.intp), generate
 
@@ -151,26 +162,27 @@ def _without_arguments(name: str, result: ir.Type) -> Callable[[], None]:
     return function
 
 
-_let_others = _without_arguments("sched_yield", ir.IntType(32))  # have the CPU, if one waits for it
+_sched_yield = _without_arguments("sched_yield", ir.IntType(32))
 _is_x86 = platform.machine().lower() in ("x86_64", "amd64")
-_pause = _without_arguments("llvm.x86.sse2.pause", ir.VoidType()) if _is_x86 else _let_others
+_pause = _without_arguments("llvm.x86.sse2.pause", ir.VoidType()) if _is_x86 else _sched_yield
 
 
 @njit(**EXACT)
-def _run(header):
-    """One thread's part of all steps: it takes part in those that want so many, and waits for the others after each."""
-    own = _add(header, 0)
-    team = 1 if field(header, 2) == 0 else _ask(field(header, 2))
-    num_steps, width, steps = field(header, 3), field(header, 4), field(header, 5)
-    for i in range(num_steps):
-        step = steps + i * width * 8
-        if own < field(step, 1):
-            _call(field(step, 0), step + 16)
-        _add(header, 1)
-        turns = 0
-        while _look(header, 1) < (i + 1) * team:
-            turns += 1
-            if turns < PATIENCE:
+def _run_launches(header):
+    """One thread's part: it takes part in launches of more threads than its index, and meets the team after each."""
+    index = _fetch_add(header, AT_HEADER.arrived)
+    function = field(header, AT_HEADER.omp_get_num_threads)
+    team = 1 if function == 0 else _call_int(function)
+    rows, row_bytes = field(header, AT_HEADER.launches), field(header, AT_HEADER.row_bytes)
+    for i in range(field(header, AT_HEADER.num_launches)):
+        row = rows + i * row_bytes
+        if index < field(row, AT_LAUNCH.num_threads):
+            _call_body(field(row, AT_LAUNCH.function), row + AT_TASK * FIELD_BYTES)
+        _fetch_add(header, AT_HEADER.passed)
+        spins = 0
+        while _load_acquire(header, AT_HEADER.passed) < (i + 1) * team:
+            spins += 1
+            if spins < SPINS_BEFORE_YIELD:
                 _pause()
             else:
-                _let_others()
+                _sched_yield()

@@ -1,55 +1,80 @@
-"""`kernels.rms_norm` in one pass over each row."""
+"""`kernels.layer_ops.rms_norm` in one pass over each row."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 from numba import carray, njit
 from torch import Tensor
 
-from kernels.cpu.scalars import EXACT, SUMS, narrow, widen
-from kernels.cpu.thread_team import Crew, as_number, empty, field, pieces_of, pointer, take_piece
+from kernels.cpu.dtypes import narrow, widen
+from kernels.cpu.numba_options import EXACT, SUMS
+from kernels.cpu.parallel_region import ParallelRegion, threads_for
+from kernels.cpu.recorder import empty_result
+from kernels.cpu.task import field, float32_field, next_chunk, offsets_of, pointer
 
-PIECE_ROWS = 8
+CHUNK_ROWS = 8
+
+
+class RmsNormTask(NamedTuple):
+    itemsize: int  # 2: bfloat16, 4: float32
+    rows: int
+    width: int
+    eps: float
+    x: Tensor  # [rows, width]
+    weight: Tensor  # [width]
+    out: Tensor  # [rows, width]
+    residual: Tensor | None = None  # [rows, width]
+    h: Tensor | None = None  # [rows, width]: x + residual
+
+
+AT = offsets_of(RmsNormTask)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-    x, out = x.contiguous(), empty(x.shape, x.dtype)
+    """`weight * h / sqrt(mean(h^2) + eps)` over the last axis in float32, with h = x, or x + residual; then also h.
+
+    Shapes: x, residual: [..., width], float32 or bfloat16; weight: [width], like x.
+    Bytes moved: x and the result, with a residual it and h too: 2 or 4 x rows x width x itemsize.
+    """
+    x, out = x.contiguous(), empty_result(x.shape, x.dtype)
     width = weight.shape[0]
-    rows = x.numel() // width
-    task = (x.element_size(), rows, width, as_number(eps), x.data_ptr(), weight.data_ptr(), out.data_ptr())
+    task = RmsNormTask(x.element_size(), x.numel() // width, width, float(eps), x, weight, out)
     if residual is None:
-        _crew(pieces_of(x.numel()), *task, 0, 0)
+        _region.launch(threads_for(x.numel()), task)
         return out
-    residual, added = residual.contiguous(), empty(x.shape, x.dtype)
-    _crew(pieces_of(x.numel()), *task, residual.data_ptr(), added.data_ptr())
-    return out, added
+    residual, h = residual.contiguous(), empty_result(x.shape, x.dtype)
+    _region.launch(threads_for(x.numel()), task._replace(residual=residual, h=h))
+    return out, h
 
 
-def _work(task):
-    if field(task, 1) == 2:
+def _body(task):
+    if field(task, AT.itemsize) == 2:
         _norm(task, np.empty(0, np.uint16))
     else:
         _norm(task, np.empty(0, np.float32))
 
 
-_crew = Crew(_work)
+_region = ParallelRegion(_body)
 
 
 @njit(**EXACT)
 def _norm(task, like):
-    rows, width, eps = field(task, 2), field(task, 3), np.int32(field(task, 4)).view(np.float32)
-    x, weight = carray(pointer(task, 5, like), (rows, width)), carray(pointer(task, 6, like), (width,))
-    out, has_residual = carray(pointer(task, 7, like), (rows, width)), field(task, 8) != 0
-    residual, added = carray(pointer(task, 8, like), (rows, width)), carray(pointer(task, 9, like), (rows, width))
-    first = take_piece(task) * PIECE_ROWS
+    rows, width, eps = field(task, AT.rows), field(task, AT.width), float32_field(task, AT.eps)
+    x, weight = carray(pointer(task, AT.x, like), (rows, width)), carray(pointer(task, AT.weight, like), (width,))
+    out, has_residual = carray(pointer(task, AT.out, like), (rows, width)), field(task, AT.residual) != 0
+    residual = carray(pointer(task, AT.residual, like), (rows, width))
+    h = carray(pointer(task, AT.h, like), (rows, width))
+    first = next_chunk(task) * CHUNK_ROWS
     while first < rows:
-        for i in range(first, min(first + PIECE_ROWS, rows)):
+        for i in range(first, min(first + CHUNK_ROWS, rows)):
             if has_residual:
-                _add(x[i], residual[i], added[i])
-                _norm_row(added[i], weight, eps, out[i])
+                _add(x[i], residual[i], h[i])
+                _norm_row(h[i], weight, eps, out[i])
             else:
                 _norm_row(x[i], weight, eps, out[i])
-        first = take_piece(task) * PIECE_ROWS
+        first = next_chunk(task) * CHUNK_ROWS
 
 
 @njit(**EXACT)
@@ -67,7 +92,7 @@ def _norm_row(row, weight, eps, out):
 
 @njit(**SUMS)
 def inverse_rms(row, eps):
-    """`1 / sqrt(mean(row^2) + eps)`, inside compiled code."""
+    """`1 / sqrt(mean(row^2) + eps)`, float32; compiled code only."""
     width = row.shape[0]
     squares = np.float32(0)
     for j in range(np.uintp(width)):

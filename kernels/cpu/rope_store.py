@@ -1,17 +1,45 @@
-"""`kernels.rope_store` in one pass: head norms, rotation, and keys and values into the cache."""
+"""`kernels.layer_ops.rope_store` in one pass: head norms, rotation, and keys and values into the cache."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 from numba import carray, njit
 from torch import Tensor
 
+from kernels.cpu.dtypes import narrow, widen
 from kernels.cpu.kv_layout import TILE_KEYS, is_tiled
+from kernels.cpu.numba_options import EXACT, SUMS
+from kernels.cpu.parallel_region import ParallelRegion, threads_for
+from kernels.cpu.recorder import empty_result
 from kernels.cpu.rms_norm import inverse_rms
-from kernels.cpu.scalars import EXACT, SUMS, narrow, widen
-from kernels.cpu.thread_team import Crew, as_number, empty, field, pieces_of, pointer, take_piece
+from kernels.cpu.task import field, float32_field, next_chunk, offsets_of, pointer
 
-PIECE_ROWS = 32  # neighbours in a prompt write to the same cache lines: with 4, two threads take three times as long
+CHUNK_ROWS = 32  # neighbours in a prompt write to the same cache lines: with 4, two threads take three times as long
+
+
+class RopeStoreTask(NamedTuple):
+    itemsize: int  # 2: bfloat16, 4: float32
+    rows: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    num_slots: int  # of the cache
+    eps: float
+    qkv: Tensor  # [rows, heads + 2 x kv_heads, head_dim]
+    cos: Tensor  # [rows, head_dim], float32
+    sin: Tensor  # [rows, head_dim], float32
+    k_cache: Tensor  # [num_slots, kv_heads, head_dim]
+    v_cache: Tensor  # [num_slots, kv_heads, head_dim]
+    slots: Tensor  # [rows], int64
+    q: Tensor  # [rows, heads, head_dim]
+    q_norm: Tensor | None  # [head_dim]
+    k_norm: Tensor | None  # [head_dim]
+    is_tiled: bool  # the caches, as `kv_layout` says
+
+
+AT = offsets_of(RopeStoreTask)
 
 
 def rope_store(
@@ -25,68 +53,81 @@ def rope_store(
     k_norm: Tensor | None,
     eps: float,
 ) -> Tensor:
+    """The rotated queries, [rows, heads, head_dim]; rotated keys, and values, are in the caches' slots then.
+
+    Shapes as in `kernels.layer_ops.rope_store`. Bytes moved: qkv once in and once out, cos and sin once.
+    """
     qkv, cos, sin = qkv.contiguous(), cos.contiguous(), sin.contiguous()
-    kv_heads, width = k_cache.shape[2:]
-    heads = qkv.shape[1] // width - 2 * kv_heads
-    q = empty((qkv.shape[0], heads, width), qkv.dtype)
-    num_slots = k_cache.shape[0] * k_cache.shape[1]
-    norms = (0 if norm is None else norm.data_ptr() for norm in (q_norm, k_norm))
-    numbers = (qkv.shape[0], heads, kv_heads, width, num_slots, as_number(eps))
-    tensors = (qkv, cos, sin, k_cache, v_cache, slots, q)
-    _crew(
-        pieces_of(qkv.numel()),
-        qkv.element_size(),
-        *numbers,
-        *(t.data_ptr() for t in tensors),
-        *norms,
-        is_tiled(k_cache),
+    kv_heads, head_dim = k_cache.shape[2:]
+    heads = qkv.shape[1] // head_dim - 2 * kv_heads
+    q = empty_result((qkv.shape[0], heads, head_dim), qkv.dtype)
+    task = RopeStoreTask(
+        itemsize=qkv.element_size(),
+        rows=qkv.shape[0],
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        num_slots=k_cache.shape[0] * k_cache.shape[1],
+        eps=float(eps),
+        qkv=qkv,
+        cos=cos,
+        sin=sin,
+        k_cache=k_cache,
+        v_cache=v_cache,
+        slots=slots,
+        q=q,
+        q_norm=q_norm,
+        k_norm=k_norm,
+        is_tiled=is_tiled(k_cache),
     )
+    _region.launch(threads_for(qkv.numel()), task)
     return q
 
 
-def _work(task):
-    if field(task, 1) == 2:
+def _body(task):
+    if field(task, AT.itemsize) == 2:
         _store(task, np.empty(0, np.uint16))
     else:
         _store(task, np.empty(0, np.float32))
 
 
-_crew = Crew(_work)
+_region = ParallelRegion(_body)
 
 
 @njit(**EXACT)
 def _store(task, like):
-    rows, heads, kv_heads, width = field(task, 2), field(task, 3), field(task, 4), field(task, 5)
-    num_slots, eps = field(task, 6), np.int32(field(task, 7)).view(np.float32)
-    number = np.empty(0, np.float32)
-    qkv = carray(pointer(task, 8, like), (rows, heads + 2 * kv_heads, width))
-    cos, sin = carray(pointer(task, 9, number), (rows, width)), carray(pointer(task, 10, number), (rows, width))
-    k_cache = carray(pointer(task, 11, like), (num_slots, kv_heads, width))
-    v_cache = carray(pointer(task, 12, like), (num_slots, kv_heads, width))
-    slots = carray(pointer(task, 13, np.empty(0, np.int64)), (rows,))
-    q = carray(pointer(task, 14, like), (rows, heads, width))
-    q_norm = carray(pointer(task, 15, like), (width if field(task, 15) != 0 else 0,))
-    k_norm = carray(pointer(task, 16, like), (width if field(task, 16) != 0 else 0,))
-    in_tiles, turned = field(task, 17) != 0, np.empty(width, q.dtype)
-    first = take_piece(task) * PIECE_ROWS
+    rows, heads, kv_heads = field(task, AT.rows), field(task, AT.heads), field(task, AT.kv_heads)
+    width, num_slots, eps = field(task, AT.head_dim), field(task, AT.num_slots), float32_field(task, AT.eps)
+    float32 = np.empty(0, np.float32)
+    qkv = carray(pointer(task, AT.qkv, like), (rows, heads + 2 * kv_heads, width))
+    cos = carray(pointer(task, AT.cos, float32), (rows, width))
+    sin = carray(pointer(task, AT.sin, float32), (rows, width))
+    k_cache = carray(pointer(task, AT.k_cache, like), (num_slots, kv_heads, width))
+    v_cache = carray(pointer(task, AT.v_cache, like), (num_slots, kv_heads, width))
+    slots = carray(pointer(task, AT.slots, np.empty(0, np.int64)), (rows,))
+    q = carray(pointer(task, AT.q, like), (rows, heads, width))
+    q_norm = carray(pointer(task, AT.q_norm, like), (width if field(task, AT.q_norm) != 0 else 0,))
+    k_norm = carray(pointer(task, AT.k_norm, like), (width if field(task, AT.k_norm) != 0 else 0,))
+    in_tiles, rotated = field(task, AT.is_tiled) != 0, np.empty(width, q.dtype)
+    first = next_chunk(task) * CHUNK_ROWS
     while first < rows:
-        for i in range(first, min(first + PIECE_ROWS, rows)):
+        for i in range(first, min(first + CHUNK_ROWS, rows)):
             for head in range(heads):
-                _turn(qkv[i, head], cos[i], sin[i], q_norm, eps, q[i, head])
+                _rotate(qkv[i, head], cos[i], sin[i], q_norm, eps, q[i, head])
             for head in range(kv_heads):
                 values = qkv[i, heads + kv_heads + head]
                 if in_tiles:
-                    _turn(qkv[i, heads + head], cos[i], sin[i], k_norm, eps, turned)
-                    _store_in_tiles(turned, values, k_cache, v_cache, slots[i], head)
+                    _rotate(qkv[i, heads + head], cos[i], sin[i], k_norm, eps, rotated)
+                    _store_in_tiles(rotated, values, k_cache, v_cache, slots[i], head)
                 else:
-                    _turn(qkv[i, heads + head], cos[i], sin[i], k_norm, eps, k_cache[slots[i], head])
+                    _rotate(qkv[i, heads + head], cos[i], sin[i], k_norm, eps, k_cache[slots[i], head])
                     v_cache[slots[i], head, :] = values
-        first = take_piece(task) * PIECE_ROWS
+        first = next_chunk(task) * CHUNK_ROWS
 
 
 @njit(**EXACT)
 def _store_in_tiles(keys, values, k_cache, v_cache, slot, head):
-    """Puts one head's numbers where `kv_layout` says."""
+    """Puts one head's key and value where `kv_layout` says."""
     kv_heads, width = np.uintp(k_cache.shape[1]), np.uintp(k_cache.shape[2])
     tile, own = np.uintp(slot) // np.uintp(TILE_KEYS), np.uintp(slot) % np.uintp(TILE_KEYS)
     begin = (tile * kv_heads + np.uintp(head)) * np.uintp(TILE_KEYS) * width
@@ -102,7 +143,7 @@ def _store_in_tiles(keys, values, k_cache, v_cache, slot, head):
 
 
 @njit(**SUMS)
-def _turn(row, cos, sin, norm, eps, out):
+def _rotate(row, cos, sin, norm, eps, out):
     half = np.uintp(row.shape[0]) >> np.uintp(1)  # unsigned: an index that may be negative is not made vector code
     if norm.shape[0] == 0:
         for j in range(half):

@@ -1,72 +1,95 @@
-"""`kernels.sampling`'s draw, a row at a time: filters by counting instead of sorting the vocabulary.
+"""`kernels.sampling`'s draw on a CPU, a row at a time: filters by counting instead of sorting the vocabulary.
 
 The k likeliest tokens, or the fewest that reach a probability, end somewhere in a histogram of the weights' leading
-bits; only the tokens of that one bin are put in order. A row's result depends on that row alone.
+bits; only the tokens of that one bin are sorted. A row's result depends on that row alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import numpy as np
 from numba import carray, njit
 from torch import Tensor
 
-from kernels.cpu.scalars import EXACT, FUSED, SUMS, exp32
-from kernels.cpu.thread_team import Crew, field, pointer, take_piece
-
-if TYPE_CHECKING:
-    from kernels.sampling import SampleRow
+from kernels.cpu.exp import exp32
+from kernels.cpu.numba_options import EXACT, FUSED, SUMS
+from kernels.cpu.parallel_region import ParallelRegion
+from kernels.cpu.task import field, next_chunk, offsets_of, pointer
+from kernels.sample_row import SampleRow
 
 NO_TOKEN = -1  # of a row whose logits are not finite, or hide every token
-LEAST_HEAT = 1e-5
+MIN_TEMPERATURE = 1e-5  # of a random draw
 _SHIFT = np.uint32(19)  # a bin: weights of one exponent and four more bits
 _BINS = (0x3F800000 >> 19) + 1  # weights are at most 1
-_CHUNK = 256  # weights that are added up before it is asked where the drawn one lies
-_LEAST_POWER = np.float32(-87.0)  # of e: smaller weights are none
+_BLOCK = 256  # weights that are added up before it is asked where the drawn one lies
+_MIN_EXPONENT = np.float32(-87.0)  # of e: smaller weights are 0
 _ROUNDING = 1e-6  # of float32 weights: what misses a probability by less has reached it
 _LARGEST, _SMALLEST = np.int32(0x7F7FFFFF), np.int32(-0x7F800000)  # finite floats, as `_range` orders them
 
 
-def draw(raw: Tensor, shaped: Tensor, rows: Sequence[SampleRow], numbers: np.ndarray) -> list[int]:
+class DrawTask(NamedTuple):
+    rows: int
+    vocab: int
+    raw: Tensor  # [rows, vocab], float32
+    shaped: Tensor  # [rows, vocab], float32
+    filters: np.ndarray  # [rows, 3], float64: temperature, min-p, top-p
+    top_ks: np.ndarray  # [rows], int64
+    uniforms: np.ndarray  # [rows], float64
+    tokens: np.ndarray  # [rows], int64
+
+
+AT = offsets_of(DrawTask)
+
+
+def draw(raw: Tensor, shaped: Tensor, rows: Sequence[SampleRow], uniforms: np.ndarray) -> list[int]:
     """A token for each row, or `NO_TOKEN`.
 
-    Shapes: raw: the model's logits, [num_rows, vocab], float32; shaped: those to draw from, perhaps the same; numbers:
-    [num_rows], in [0, 1).
+    Shapes: raw: the model's logits, [num_rows, vocab], float32; shaped: those to draw from, perhaps the same; uniforms:
+    [num_rows], in [0, 1). Bytes moved: 4 x vocab a row and pass: 1 or 2 passes greedy, 4 random, 3 more with a filter.
     """
-    raw, shaped = raw.contiguous(), shaped.contiguous()
-    shares = np.array([(row.temperature, row.min_p, row.top_p) for row in rows], dtype=np.float64).reshape(-1, 3)
-    counts = np.array([row.top_k for row in rows], dtype=np.int64)
-    numbers, tokens = np.ascontiguousarray(numbers, dtype=np.float64), np.empty(len(rows), dtype=np.int64)
-    arrays = (shares, counts, numbers, tokens)
-    _crew(len(rows), *raw.shape, raw.data_ptr(), shaped.data_ptr(), *(array.ctypes.data for array in arrays))
-    return tokens.tolist()
+    task = DrawTask(
+        *raw.shape,
+        raw=raw.contiguous(),
+        shaped=shaped.contiguous(),
+        filters=np.array([(row.temperature, row.min_p, row.top_p) for row in rows], dtype=np.float64).reshape(-1, 3),
+        top_ks=np.array([row.top_k for row in rows], dtype=np.int64),
+        uniforms=np.ascontiguousarray(uniforms, dtype=np.float64),
+        tokens=np.empty(len(rows), dtype=np.int64),
+    )
+    _region.launch(len(rows), task)
+    return task.tokens.tolist()
 
 
-def _work(task):
+def _body(task):
     _draw_rows(task)
 
 
-_crew = Crew(_work)
+_region = ParallelRegion(_body, is_recordable=False)
 
 
 @njit(**EXACT)
 def _draw_rows(task):
-    rows, vocab = field(task, 1), field(task, 2)
-    number, precise, whole = np.empty(0, np.float32), np.empty(0, np.float64), np.empty(0, np.int64)
-    raw, shaped = carray(pointer(task, 3, number), (rows, vocab)), carray(pointer(task, 4, number), (rows, vocab))
-    shares, counts = carray(pointer(task, 5, precise), (rows, 3)), carray(pointer(task, 6, whole), (rows,))
-    numbers, tokens = carray(pointer(task, 7, precise), (rows,)), carray(pointer(task, 8, whole), (rows,))
+    rows, vocab = field(task, AT.rows), field(task, AT.vocab)
+    float32, float64, int64 = np.empty(0, np.float32), np.empty(0, np.float64), np.empty(0, np.int64)
+    raw = carray(pointer(task, AT.raw, float32), (rows, vocab))
+    shaped = carray(pointer(task, AT.shaped, float32), (rows, vocab))
+    filters = carray(pointer(task, AT.filters, float64), (rows, 3))
+    top_ks, uniforms = (
+        carray(pointer(task, AT.top_ks, int64), (rows,)),
+        carray(pointer(task, AT.uniforms, float64), (rows,)),
+    )
+    tokens = carray(pointer(task, AT.tokens, int64), (rows,))
     weights = np.empty(vocab, np.float32)
-    row = take_piece(task)
+    row = next_chunk(task)
     while row < rows:
-        tokens[row] = _draw_row(raw[row], shaped[row], shares[row], counts[row], numbers[row], weights)
-        row = take_piece(task)
+        tokens[row] = _draw_row(raw[row], shaped[row], filters[row], top_ks[row], uniforms[row], weights)
+        row = next_chunk(task)
 
 
 @njit(**EXACT)
-def _draw_row(raw, shaped, shares, top_k, number, weights):
+def _draw_row(raw, shaped, filters, top_k, uniform, weights):
     lowest, highest = _range(raw)
     if highest > _LARGEST or lowest < _SMALLEST:
         return NO_TOKEN
@@ -75,15 +98,15 @@ def _draw_row(raw, shaped, shares, top_k, number, weights):
     if highest < _SMALLEST:
         return NO_TOKEN
     peak = np.int32(highest ^ ((highest >> np.int32(31)) & np.int32(0x7FFFFFFF))).view(np.float32)
-    heat, min_p, top_p = shares
-    if heat == 0:
+    temperature, min_p, top_p = filters
+    if temperature == 0:
         for token in range(len(shaped)):
             if shaped[token] == peak:
                 return token
-    _weigh(shaped, peak, np.float32(max(heat, LEAST_HEAT)), np.float32(min_p), weights)
+    _softmax_weights(shaped, peak, np.float32(max(temperature, MIN_TEMPERATURE)), np.float32(min_p), weights)
     if 0 < top_k < len(weights) or top_p < 1:
         _keep_likeliest(weights, top_k if top_k > 0 else len(weights), top_p)
-    return _find(weights, number)
+    return _find(weights, uniform)
 
 
 @njit(**EXACT)
@@ -99,14 +122,14 @@ def _range(logits):
 
 
 @njit(**FUSED)
-def _weigh(logits, peak, heat, least, weights):
-    """Each token's probability, as a share of the likeliest one's; 0 below `least`."""
-    top = peak / heat
+def _softmax_weights(logits, peak, temperature, min_p, weights):
+    """Each token's probability over the likeliest one's; 0 below `min_p`."""
+    top = peak / temperature
     for j in range(np.uintp(logits.shape[0])):
-        power = logits[j] / heat - top
-        weight = exp32(power)
-        weight = weight if power >= _LEAST_POWER else np.float32(0)
-        weights[j] = weight if weight >= least else np.float32(0)
+        exponent = logits[j] / temperature - top
+        weight = exp32(exponent)
+        weight = weight if exponent >= _MIN_EXPONENT else np.float32(0)
+        weights[j] = weight if weight >= min_p else np.float32(0)
 
 
 @njit(**EXACT)
@@ -183,23 +206,23 @@ def _sum(weights):
 
 
 @njit(**EXACT)
-def _find(weights, number):
-    """The first token whose cumulative weight, in order of ids, is above `number` of the whole."""
-    chunks = (len(weights) + _CHUNK - 1) // _CHUNK
-    sums = np.empty(chunks, np.float64)
-    for chunk in range(chunks):
-        sums[chunk] = _sum(weights[chunk * _CHUNK : (chunk + 1) * _CHUNK])
-    target, mass, last = number * sums.sum(), 0.0, 0
-    for chunk in range(chunks):
-        if sums[chunk] > 0:
-            last = chunk
-            if mass + sums[chunk] > target:
+def _find(weights, uniform):
+    """The first token whose cumulative weight, in order of ids, is above `uniform` of the whole."""
+    blocks = (len(weights) + _BLOCK - 1) // _BLOCK
+    sums = np.empty(blocks, np.float64)
+    for block in range(blocks):
+        sums[block] = _sum(weights[block * _BLOCK : (block + 1) * _BLOCK])
+    target, mass, last = uniform * sums.sum(), 0.0, 0
+    for block in range(blocks):
+        if sums[block] > 0:
+            last = block
+            if mass + sums[block] > target:
                 break
-            mass += sums[chunk]
+            mass += sums[block]
     else:
         target = np.inf  # sums in another order differ in the last bits: who passes all weights gets the last one
-    token = last * _CHUNK
-    for j in range(last * _CHUNK, min((last + 1) * _CHUNK, len(weights))):
+    token = last * _BLOCK
+    for j in range(last * _BLOCK, min((last + 1) * _BLOCK, len(weights))):
         if weights[j] > 0:
             token = j
             mass += weights[j]

@@ -1,45 +1,68 @@
-"""`kernels.silu_mul` in one pass."""
+"""`kernels.layer_ops.silu_mul` in one pass."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 from numba import carray, njit
 from torch import Tensor
 
-from kernels.cpu.scalars import EXACT, exp32, narrow, widen
-from kernels.cpu.thread_team import Crew, empty, field, pieces_of, pointer, take_piece
+from kernels.cpu.dtypes import narrow, widen
+from kernels.cpu.exp import exp32
+from kernels.cpu.numba_options import EXACT
+from kernels.cpu.parallel_region import ParallelRegion, threads_for
+from kernels.cpu.recorder import empty_result
+from kernels.cpu.task import field, next_chunk, offsets_of, pointer
 
-PIECE_ROWS = 4
+CHUNK_ROWS = 4
+
+
+class SiluMulTask(NamedTuple):
+    itemsize: int  # 2: bfloat16, 4: float32
+    rows: int
+    width: int  # of the result
+    gate_up: Tensor  # [rows, 2, width]
+    out: Tensor  # [rows, width]
+
+
+AT = offsets_of(SiluMulTask)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
+    """`silu(gate) * up` in float32, rounded once.
+
+    Shapes: gate_up: [..., 2 x width], float32 or bfloat16; result: [..., width].
+    Bytes moved: 3 x rows x width x itemsize.
+    """
     gate_up = gate_up.contiguous()
     width = gate_up.shape[-1] // 2
-    out = empty((*gate_up.shape[:-1], width), gate_up.dtype)
-    rows = gate_up.numel() // (2 * width)
-    _crew(pieces_of(gate_up.numel()), gate_up.element_size(), rows, width, gate_up.data_ptr(), out.data_ptr())
+    out = empty_result((*gate_up.shape[:-1], width), gate_up.dtype)
+    task = SiluMulTask(gate_up.element_size(), gate_up.numel() // (2 * width), width, gate_up, out)
+    _region.launch(threads_for(gate_up.numel()), task)
     return out
 
 
-def _work(task):
-    if field(task, 1) == 2:
+def _body(task):
+    if field(task, AT.itemsize) == 2:
         _multiply(task, np.empty(0, np.uint16))
     else:
         _multiply(task, np.empty(0, np.float32))
 
 
-_crew = Crew(_work)
+_region = ParallelRegion(_body)
 
 
 @njit(**EXACT)
 def _multiply(task, like):
-    rows, width = field(task, 2), field(task, 3)
-    gate_up, out = carray(pointer(task, 4, like), (rows, 2, width)), carray(pointer(task, 5, like), (rows, width))
-    first = take_piece(task) * PIECE_ROWS
+    rows, width = field(task, AT.rows), field(task, AT.width)
+    gate_up = carray(pointer(task, AT.gate_up, like), (rows, 2, width))
+    out = carray(pointer(task, AT.out, like), (rows, width))
+    first = next_chunk(task) * CHUNK_ROWS
     while first < rows:
-        for i in range(first, min(first + PIECE_ROWS, rows)):
+        for i in range(first, min(first + CHUNK_ROWS, rows)):
             _multiply_row(gate_up[i, 0], gate_up[i, 1], out[i])
-        first = take_piece(task) * PIECE_ROWS
+        first = next_chunk(task) * CHUNK_ROWS
 
 
 @njit(**EXACT)

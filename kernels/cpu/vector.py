@@ -1,4 +1,4 @@
-"""Pieces of vector code for numba, where its loops don't become any: each is written as LLVM's vectors of sixteen.
+"""Vector code for numba, where its loops don't become any: each function is written as LLVM's vectors of sixteen.
 
 Addresses are integers (`array.ctypes.data`), strides are bytes. LLVM splits the vectors for CPUs with shorter ones.
 """
@@ -13,22 +13,13 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from kernels.cpu.scalars import EXP_LIMITS, EXP_LN2, EXP_LOG2_E, EXP_SHIFT, EXP_TERMS
+from kernels.cpu.exp import EXP_LIMITS, EXP_LN2, EXP_LOG2_E, EXP_SHIFT, EXP_TERMS
+from kernels.cpu.memory import emit_prefetch
 
-__all__ = [
-    "copy",
-    "prefetch",
-    "prefetch_next",
-    "product",
-    "resumed_product",
-    "store_gated",
-    "store_sums",
-    "transpose",
-]
+__all__ = ["product", "resumed_product", "store_gated", "store_sums", "transpose"]
 
 _LANES = 16
 _UNROLLED = 4  # columns that one round of a product's loop adds up
-_BYTE = ir.IntType(8)
 _WORDS = ir.VectorType(ir.IntType(32), _LANES)
 _HALVES = ir.VectorType(ir.IntType(16), _LANES)
 _FLOATS = ir.VectorType(ir.FloatType(), _LANES)
@@ -37,18 +28,6 @@ _FLOATS = ir.VectorType(ir.FloatType(), _LANES)
 def _pointer(builder: ir.IRBuilder, base: ir.Value, stride: ir.Value, times: int, to: ir.Type) -> ir.Value:
     address = builder.add(base, builder.mul(stride, ir.Constant(base.type, times)))
     return builder.inttoptr(address, to.as_pointer())
-
-
-@intrinsic
-def copy(context, source, target, num_bytes):
-    """Copies bytes between places that don't overlap."""
-
-    def generate(context, builder, signature, arguments):
-        source, target = (builder.inttoptr(address, _BYTE.as_pointer()) for address in arguments[:2])
-        cgutils.raw_memcpy(builder, target, source, arguments[2], 1)
-        return context.get_dummy_value()
-
-    return types.void(types.intp, types.intp, types.intp), generate
 
 
 @intrinsic
@@ -75,9 +54,9 @@ def transpose(context, source, source_stride, target, target_stride):
 
 
 def product(rows: int, vectors: int) -> Callable[..., None]:
-    """`target = left @ right` in float32: [rows, depth] by [depth, 16 x vectors]. Rows are summed in depth's order.
+    """A micro-kernel: `target = left @ right` in float32, [rows, depth] by [depth, 16 x vectors].
 
-    `right` holds numbers like the elements of `like`.
+    Sums are in depth's order. `right` holds elements like those of `like`, widened in registers.
     """
 
     @intrinsic
@@ -92,10 +71,10 @@ def product(rows: int, vectors: int) -> Callable[..., None]:
 
 
 def resumed_product(rows: int, vectors: int, panel: int) -> Callable[..., None]:
-    """`product` with a right operand whose lines are `panel` numbers long.
+    """`product` with a right operand whose rows are `panel` elements long.
 
-    Where `resumes` is not 0, it is added to what `target` holds: the same bits as in one go. With each line it asks the
-    second cache for one from `ahead` on and one from `beyond` on.
+    Where `resumes` is not 0, it is added to what `target` holds: the same bits as in one go. With each row it
+    prefetches a cache line from `ahead` on and one from `beyond` on, into the L2 cache.
     """
 
     @intrinsic
@@ -129,8 +108,8 @@ def _product(
 ) -> None:
     rows, vectors = shape
     zero, step = ir.Constant(_FLOATS, [0.0] * _LANES), ir.Constant(target.type, 4 * _LANES)
-    lines = [builder.add(target, builder.mul(target_stride, target.type(i))) for i in range(rows)]
-    places = [_pointer(builder, line, step, j, _FLOATS) for line in lines for j in range(vectors)]
+    targets = [builder.add(target, builder.mul(target_stride, target.type(i))) for i in range(rows)]
+    places = [_pointer(builder, row, step, j, _FLOATS) for row in targets for j in range(vectors)]
     sums = [cgutils.alloca_once_value(builder, zero) for _ in places]
     if resumes is not None:
         with builder.if_then(resumes):
@@ -138,10 +117,10 @@ def _product(
                 builder.store(builder.load(place, align=4), sum_)
 
     def add(index: ir.Value) -> None:
-        line = builder.add(right, builder.mul(index, right_stride))
-        columns = [_load_as_floats(builder, line, j, dtype) for j in range(vectors)]
+        row = builder.add(right, builder.mul(index, right_stride))
+        columns = [_load_as_floats(builder, row, j, dtype) for j in range(vectors)]
         for address in ahead:
-            _prefetch(builder, builder.add(address, builder.mul(index, index.type(64))), 2)
+            emit_prefetch(builder, builder.add(address, builder.mul(index, index.type(64))))
         at = builder.add(left, builder.mul(index, index.type(4)))
         for i in range(rows):
             value = builder.load(_pointer(builder, at, left_stride, i, ir.FloatType()), align=4)
@@ -161,11 +140,11 @@ def _product(
         builder.store(builder.load(sum_), place, align=4)
 
 
-def _load_as_floats(builder: ir.IRBuilder, line: ir.Value, index: int, dtype: types.Type) -> ir.Value:
-    """Vector `index` of a line of float32, or of bfloat16, widened."""
+def _load_as_floats(builder: ir.IRBuilder, row: ir.Value, index: int, dtype: types.Type) -> ir.Value:
+    """Vector `index` of a row of float32, or of bfloat16, widened."""
     if dtype == types.float32:
-        return builder.load(_pointer(builder, line, line.type(4 * _LANES), index, _FLOATS), align=4)
-    halves = builder.load(_pointer(builder, line, line.type(2 * _LANES), index, _HALVES), align=2)
+        return builder.load(_pointer(builder, row, row.type(4 * _LANES), index, _FLOATS), align=4)
+    halves = builder.load(_pointer(builder, row, row.type(2 * _LANES), index, _HALVES), align=2)
     words = builder.shl(builder.zext(halves, _WORDS), ir.Constant(_WORDS, [16] * _LANES))
     return builder.bitcast(words, _FLOATS)
 
@@ -187,14 +166,14 @@ def _store(builder: ir.IRBuilder, values: ir.Value, target: ir.Value, dtype: typ
         builder.store(values, builder.inttoptr(target, _FLOATS.as_pointer()), align=4)
         return
     bits = builder.bitcast(values, _WORDS)
-    half, odd, most = (ir.Constant(_WORDS, [number] * _LANES) for number in (16, 1, 0x7FFF))
+    half, odd, most = (ir.Constant(_WORDS, [word] * _LANES) for word in (16, 1, 0x7FFF))
     rounded = builder.add(builder.add(bits, most), builder.and_(builder.lshr(bits, half), odd))
     upper = builder.trunc(builder.lshr(rounded, half), _HALVES)
     builder.store(upper, builder.inttoptr(target, _HALVES.as_pointer()), align=2)
 
 
 def _exp(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
-    """`number.exp32` of each, in the same steps; of what is not a number, something."""
+    """`kernels.cpu.exp.exp32` of each, in the same steps; of NaN, something."""
 
     def all_of(value: float) -> ir.Constant:
         return ir.Constant(_FLOATS, [float(np.float32(value))] * _LANES)
@@ -215,7 +194,7 @@ def _exp(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
 
 @intrinsic
 def store_sums(context, source, added, target, like):
-    """Sixteen float32 plus sixteen others, stored as numbers like the elements of `like`: bfloat16 is rounded to even.
+    """Sixteen float32 plus sixteen others, stored as elements like those of `like`: bfloat16 is rounded to even.
 
     A NaN of a product of bfloat16 stays one: its lower half is 0.
     """
@@ -241,31 +220,3 @@ def store_gated(context, gates, added_gates, ups, added_ups, target, like):
         return context.get_dummy_value()
 
     return types.void(*[types.intp] * 5, like), generate
-
-
-def _prefetch(builder: ir.IRBuilder, address: ir.Value, locality: int) -> None:
-    # LLVM's name for the cache that a line should come to: 3 is the first, 2 the second.
-    number = ir.IntType(32)
-    signature = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), number, number, number])
-    function = cgutils.get_or_insert_function(builder.module, signature, "llvm.prefetch.p0")
-    at = builder.inttoptr(address, _BYTE.as_pointer())
-    builder.call(function, [at, number(0), number(locality), number(1)])
-
-
-def _asking(locality: int) -> Callable[[int, int], None]:
-    @intrinsic
-    def ask(context, address, num_bytes):
-        def generate(context, builder, signature, arguments):
-            address, num_bytes = arguments
-            with cgutils.for_range_slice(builder, num_bytes.type(0), num_bytes, num_bytes.type(64)) as (offset, _):
-                _prefetch(builder, builder.add(address, offset), locality)
-            return context.get_dummy_value()
-
-        return types.void(types.intp, types.intp), generate
-
-    return ask
-
-
-# Both ask for the cache lines of some bytes from an address on.
-prefetch = _asking(2)  # into the second cache: what is read soon, but not next
-prefetch_next = _asking(3)  # into the first cache

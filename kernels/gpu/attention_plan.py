@@ -9,6 +9,7 @@ choices look at one sequence alone, so no result depends on the batch.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,9 +19,31 @@ SPLIT = 512  # keys of one part. Partial results then are 2 % of the bytes of a 
 KEY_ALIGN = 128  # first keys are multiples of it, as of every key tile's width
 SMALL_ROWS, LARGE_ROWS = 16, 64  # the least that mma.sync multiplies, and wgmma
 
-ITEM_COLUMNS = 8  # sequence, first row of q, queries, position of the first, first key, end key, partial, unused
-MERGE_COLUMNS = 4  # first row of q, queries, first partial, partials
-WHOLE = -1  # in the column of partials: this item is the only one for its queries
+
+class ItemColumns(NamedTuple):
+    """A row of `TileGroup.items`: one program's queries and keys."""
+
+    seq: int
+    first_row: int  # of q
+    num_queries: int
+    first_position: int  # of the first query
+    first_key: int
+    end_key: int
+    partial: int  # where its partial result goes, or `WHOLE`
+    unused: int  # rows are 32 bytes
+
+
+class MergeColumns(NamedTuple):
+    """A row of `TileGroup.merges`: queries whose keys were split."""
+
+    first_row: int  # of q
+    num_queries: int
+    first_partial: int
+    num_partials: int
+
+
+ITEM, MERGE = ItemColumns(*range(8)), MergeColumns(*range(4))
+WHOLE = -1  # as a partial: this item is the only one for its queries
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +51,16 @@ class TileGroup:
     """Items of one tile size: one launch, and a second one that merges partial results."""
 
     rows: int  # of a tile; each query takes as many as query heads share a KV head, to the next power of two
-    items: Tensor  # [num_items, ITEM_COLUMNS], int32
-    merges: Tensor  # [num_merges, MERGE_COLUMNS], int32
+    items: Tensor  # [num_items, 8], int32, by `ItemColumns`
+    merges: Tensor  # [num_merges, 4], int32, by `MergeColumns`
     num_partials: int
-    most_queries: int  # of one merge
+    max_queries: int  # of one merge
 
 
 @dataclass(frozen=True, slots=True)
 class GpuAttentionPlan:
+    """The work of one batch, on the device."""
+
     block_tables: Tensor  # [num_seqs, max_blocks], int32, on the device
     groups: tuple[TileGroup, ...]
     num_tokens: int  # rows of q that are real
@@ -69,7 +94,7 @@ def plan_attention(
         if whole is not None:
             items = np.concatenate([items, batch.whole_items(whole, rows // share)])
         if len(items):
-            drafts.append((rows, items, merges, num_partials, int(merges[:, 1].max(initial=0))))
+            drafts.append((rows, items, merges, num_partials, int(merges[:, MERGE.num_queries].max(initial=0))))
     parts = [tables, *(part for draft in drafts for part in draft[1:3])]
     moved = iter(_to_device(parts, device))
     placed = next(moved)
@@ -96,15 +121,16 @@ class _Batch:
         owner = np.repeat(np.arange(len(members)), parts)
         rank = np.arange(len(owner)) - (np.cumsum(parts) - parts)[owner]
         begin = (first_part[owner] + rank) * SPLIT
-        items = np.zeros((len(owner), ITEM_COLUMNS), dtype=np.int32)
-        items[:, 0] = members[owner]
-        items[:, 1] = self.starts[members][owner]
-        items[:, 2] = counts[owner]
-        items[:, 3] = (lens - counts)[owner]
-        items[:, 4] = np.maximum(begin, first[owner])
-        items[:, 5] = np.minimum(begin + SPLIT, lens[owner])
-        items[:, 6] = np.where(is_split[owner], first_partial[owner] + rank, WHOLE)
-        merges = np.stack([self.starts[members], counts, first_partial, parts], axis=1)[is_split].astype(np.int32)
+        items = np.zeros((len(owner), len(ITEM)), dtype=np.int32)
+        items[:, ITEM.seq] = members[owner]
+        items[:, ITEM.first_row] = self.starts[members][owner]
+        items[:, ITEM.num_queries] = counts[owner]
+        items[:, ITEM.first_position] = (lens - counts)[owner]
+        items[:, ITEM.first_key] = np.maximum(begin, first[owner])
+        items[:, ITEM.end_key] = np.minimum(begin + SPLIT, lens[owner])
+        items[:, ITEM.partial] = np.where(is_split[owner], first_partial[owner] + rank, WHOLE)
+        columns = MergeColumns(self.starts[members], counts, first_partial, parts)
+        merges = np.stack(columns, axis=1)[is_split].astype(np.int32)
         return items, merges, int(partial_ends[-1]) if len(members) else 0
 
     def whole_items(self, members: np.ndarray, queries: int) -> np.ndarray:
@@ -115,15 +141,15 @@ class _Batch:
         offset = (np.arange(len(owner)) - (np.cumsum(tiles) - tiles)[owner]) * queries
         size = np.minimum(queries, counts[owner] - offset)
         position = (self.lens[members] - counts)[owner] + offset
-        items = np.zeros((len(owner), ITEM_COLUMNS), dtype=np.int32)
-        items[:, 0] = members[owner]
-        items[:, 1] = self.starts[members][owner] + offset
-        items[:, 2] = size
-        items[:, 3] = position
-        items[:, 4] = self._first_keys(position)
-        items[:, 5] = position + size
-        items[:, 6] = WHOLE
-        return items[np.argsort(items[:, 4] - items[:, 5], kind="stable")]
+        items = np.zeros((len(owner), len(ITEM)), dtype=np.int32)
+        items[:, ITEM.seq] = members[owner]
+        items[:, ITEM.first_row] = self.starts[members][owner] + offset
+        items[:, ITEM.num_queries] = size
+        items[:, ITEM.first_position] = position
+        items[:, ITEM.first_key] = self._first_keys(position)
+        items[:, ITEM.end_key] = position + size
+        items[:, ITEM.partial] = WHOLE
+        return items[np.argsort(items[:, ITEM.first_key] - items[:, ITEM.end_key], kind="stable")]
 
     def _first_keys(self, positions: np.ndarray) -> np.ndarray:
         if self.window is None:

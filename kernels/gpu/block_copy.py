@@ -78,6 +78,7 @@ def _words(cache: Tensor) -> Tensor:
 
 
 def variants() -> Iterator[Variant]:
+    """Blocks of whole 32-bit words, and of an odd number of 16-bit ones."""
     for name, pointer in (("32-bit words", POINTERS[torch.int32]), ("16-bit words", "*i16")):
         types = {
             "source_ptr": pointer,

@@ -77,6 +77,7 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tens
 
 
 def variants() -> Iterator[Variant]:
+    """KV heads and sizes of common models."""
     for kv_heads, head_dim, dtype in [(4, 64, torch.float32), (8, 128, torch.bfloat16), (32, 128, torch.float16)]:
         types = dict.fromkeys(("k_ptr", "v_ptr", "k_cache_ptr", "v_cache_ptr"), POINTERS[dtype])
         strides = ("k_token_stride", "k_head_stride", "v_token_stride", "v_head_stride")

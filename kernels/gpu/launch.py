@@ -49,4 +49,5 @@ def dot_type(dtype: torch.dtype) -> Any:
 
 
 def type_name(dtype: torch.dtype) -> str:
+    """As in "bfloat16"."""
     return str(dtype).removeprefix("torch.")

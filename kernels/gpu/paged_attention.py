@@ -12,9 +12,9 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.gpu.attention_plan import (
-    ITEM_COLUMNS,
+    ITEM,
     LARGE_ROWS,
-    MERGE_COLUMNS,
+    MERGE,
     SMALL_ROWS,
     GpuAttentionPlan,
     TileGroup,
@@ -23,8 +23,12 @@ from kernels.gpu.attention_plan import (
 from kernels.gpu.launch import POINTERS, Variant, dot_type, power_of_two, type_name
 
 MERGE_CHUNK = 16  # partial results that a merge reads at a time
-_COLUMNS = tl.constexpr(ITEM_COLUMNS)
-_MERGE_COLUMNS = tl.constexpr(MERGE_COLUMNS)
+_ITEM_COLUMNS, _MERGE_COLUMNS = tl.constexpr(len(ITEM)), tl.constexpr(len(MERGE))
+_SEQ, _FIRST_ROW, _NUM_QUERIES = (tl.constexpr(i) for i in (ITEM.seq, ITEM.first_row, ITEM.num_queries))
+_FIRST_POSITION, _FIRST_KEY = (tl.constexpr(i) for i in (ITEM.first_position, ITEM.first_key))
+_END_KEY, _PARTIAL = (tl.constexpr(i) for i in (ITEM.end_key, ITEM.partial))
+_MERGE_FIRST_ROW, _MERGE_QUERIES = (tl.constexpr(i) for i in (MERGE.first_row, MERGE.num_queries))
+_FIRST_PARTIAL, _NUM_PARTIALS = (tl.constexpr(i) for i in (MERGE.first_partial, MERGE.num_partials))
 # The running maximum starts here: finite, so that exp2 of a difference with it never is exp2(inf - inf).
 _FLOOR = tl.constexpr(-1.0e30)
 
@@ -57,18 +61,18 @@ def _attention_kernel(
 ):
     """Program (item, kv head): ROWS rows of queries x sharing heads, over the item's keys in tiles of KEYS.
 
-    Online softmax in base 2, `scale` being the softmax scale x log2(e). Writes the result, or with a partial number the
-    result of this part (float32) and log2 of its denominator.
+    Online softmax in base 2, `scale` being the softmax scale x log2(e). Writes the result, or with a partial's index
+    the result of this part (float32) and log2 of its denominator.
     """
-    item = item_ptr + tl.program_id(0) * _COLUMNS
+    item = item_ptr + tl.program_id(0) * _ITEM_COLUMNS
     kv_head = tl.program_id(1)
-    seq = tl.load(item).to(tl.int64)
-    first_row = tl.load(item + 1).to(tl.int64)
-    num_queries = tl.load(item + 2)
-    first_position = tl.load(item + 3)
-    first_key = tl.load(item + 4)
-    end_key = tl.load(item + 5)
-    partial = tl.load(item + 6).to(tl.int64)
+    seq = tl.load(item + _SEQ).to(tl.int64)
+    first_row = tl.load(item + _FIRST_ROW).to(tl.int64)
+    num_queries = tl.load(item + _NUM_QUERIES)
+    first_position = tl.load(item + _FIRST_POSITION)
+    first_key = tl.load(item + _FIRST_KEY)
+    end_key = tl.load(item + _END_KEY)
+    partial = tl.load(item + _PARTIAL).to(tl.int64)
 
     row = tl.arange(0, ROWS)
     dim = tl.arange(0, BLOCK_DIM)
@@ -96,12 +100,12 @@ def _attention_kernel(
             is_seen = is_seen & (key[None, :] > position[:, None] - window)
         scores = tl.where(is_seen, scores, float("-inf"))
         larger = tl.maximum(largest, tl.max(scores, axis=1))
-        share = tl.math.exp2(scores - larger[:, None])
-        fade = tl.math.exp2(largest - larger)
-        total = total * fade + tl.sum(share, axis=1)
+        prob = tl.math.exp2(scores - larger[:, None])
+        rescale = tl.math.exp2(largest - larger)
+        total = total * rescale + tl.sum(prob, axis=1)
         v_mask = is_inside[:, None] & (dim < HEAD_DIM)[None, :]
         v = tl.load(v_cache_ptr + place[:, None] + dim[None, :], mask=v_mask, other=0.0).to(DOT)
-        out = tl.dot(share.to(DOT), v, out * fade[:, None], input_precision="ieee")
+        out = tl.dot(prob.to(DOT), v, out * rescale[:, None], input_precision="ieee")
         largest = larger
 
     divisor = tl.where(total > 0, total, 1.0)
@@ -134,9 +138,9 @@ def _merge_kernel(
     """Program (merge, query, head): out = sum of 2^log_sum x partial / sum of 2^log_sum, parts in order."""
     merge = merge_ptr + tl.program_id(0) * _MERGE_COLUMNS
     query, head = tl.program_id(1), tl.program_id(2)
-    if query < tl.load(merge + 1):
-        first = tl.load(merge + 2)
-        num_partials = tl.load(merge + 3)
+    if query < tl.load(merge + _MERGE_QUERIES):
+        first = tl.load(merge + _FIRST_PARTIAL)
+        num_partials = tl.load(merge + _NUM_PARTIALS)
         row = query * SHARE_ROWS + head % SHARE
         dim = tl.arange(0, BLOCK_DIM)
         largest = tl.full([1], _FLOOR, dtype=tl.float32)
@@ -151,11 +155,11 @@ def _merge_kernel(
             values = tl.load(partial_ptr + place[:, None] * HEAD_DIM + dim[None, :], mask=mask, other=0.0)
             larger = tl.maximum(largest, tl.max(log_sum, axis=0))
             weight = tl.math.exp2(log_sum - larger)
-            fade = tl.math.exp2(largest - larger)
-            total = total * fade + tl.sum(weight, axis=0)
-            out = out * fade + tl.sum(values * weight[:, None], axis=0)
+            rescale = tl.math.exp2(largest - larger)
+            total = total * rescale + tl.sum(weight, axis=0)
+            out = out * rescale + tl.sum(values * weight[:, None], axis=0)
             largest = larger
-        place = ((tl.load(merge) + query).to(tl.int64) * heads + head) * HEAD_DIM
+        place = ((tl.load(merge + _MERGE_FIRST_ROW) + query).to(tl.int64) * heads + head) * HEAD_DIM
         tl.store(out_ptr + place + dim, (out / total).to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
 
 
@@ -236,7 +240,7 @@ def _attend(
         enable_fp_fusion=True,
     )
     if group.num_partials:
-        _merge_kernel[(group.merges.shape[0], group.most_queries, num_heads)](
+        _merge_kernel[(group.merges.shape[0], group.max_queries, num_heads)](
             group.merges,
             partials,
             log_sums,
@@ -251,6 +255,8 @@ def _attend(
 
 
 class Tile(NamedTuple):
+    """How a program is cut: keys per step, warps, depth of the pipeline."""
+
     keys: int
     num_warps: int
     num_stages: int

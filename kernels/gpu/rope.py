@@ -11,12 +11,28 @@ from torch import Tensor
 
 from kernels.gpu.launch import POINTERS, Variant, power_of_two, type_name
 
-HEADS = 8  # heads a program turns: its cosines are read once for all of them
+_OPTIONS = {"num_warps": 2, "enable_fp_fusion": True}
+HEADS = 8  # heads a program rotates: its cosines are read once for all of them
 
 
 @triton.jit
-def _turn(x_ptr, out_ptr, token, group, heads, token_stride, head_stride, low_cos, low_sin, high_cos, high_sin,
-          half: tl.constexpr, HEADS: tl.constexpr, HALF_BLOCK: tl.constexpr):  # fmt: skip
+def _rotate(
+    x_ptr,
+    out_ptr,
+    token,
+    group,
+    heads,
+    token_stride,
+    head_stride,
+    low_cos,
+    low_sin,
+    high_cos,
+    high_sin,
+    half: tl.constexpr,
+    HEADS: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+):
+    """Rotates one group of a token's heads: HEADS of q, or of k."""
     head = group * HEADS + tl.arange(0, HEADS)
     pair = tl.arange(0, HALF_BLOCK)
     mask = (head < heads)[:, None] & (pair < half)[None, :]
@@ -62,15 +78,43 @@ def _rope_kernel(
     high_cos = tl.load(cos_ptr + angle + HALF, mask=pair < HALF, other=0.0)
     high_sin = tl.load(sin_ptr + angle + HALF, mask=pair < HALF, other=0.0)
     if group < q_groups:
-        _turn(q_ptr, q_out_ptr, token, group, q_heads, q_token_stride, q_head_stride,
-              low_cos, low_sin, high_cos, high_sin, HALF, HEADS, HALF_BLOCK)  # fmt: skip
+        _rotate(
+            q_ptr,
+            q_out_ptr,
+            token,
+            group,
+            q_heads,
+            q_token_stride,
+            q_head_stride,
+            low_cos,
+            low_sin,
+            high_cos,
+            high_sin,
+            HALF,
+            HEADS,
+            HALF_BLOCK,
+        )
     else:
-        _turn(k_ptr, k_out_ptr, token, group - q_groups, k_heads, k_token_stride, k_head_stride,
-              low_cos, low_sin, high_cos, high_sin, HALF, HEADS, HALF_BLOCK)  # fmt: skip
+        _rotate(
+            k_ptr,
+            k_out_ptr,
+            token,
+            group - q_groups,
+            k_heads,
+            k_token_stride,
+            k_head_stride,
+            low_cos,
+            low_sin,
+            high_cos,
+            high_sin,
+            HALF,
+            HEADS,
+            HALF_BLOCK,
+        )
 
 
 def apply_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Turns pairs (i, i + head_dim / 2) of each head: `(a cos - b sin, b cos + a sin)`. New, contiguous tensors.
+    """Rotates pairs (i, i + head_dim / 2) of each head: `(a cos - b sin, b cos + a sin)`. New, contiguous tensors.
 
     Shapes: q: [num_tokens, num_heads, head_dim]; k: [num_tokens, num_kv_heads, head_dim], each a view with any token
     and head stride; cos, sin: [num_tokens, head_dim], float32, as `full_tables` makes them. Computed in float32.
@@ -105,10 +149,8 @@ def apply_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, 
     return q_out, k_out
 
 
-_OPTIONS = {"num_warps": 2, "enable_fp_fusion": True}
-
-
 def variants() -> Iterator[Variant]:
+    """Head sizes of common models, one that is no power of two among them."""
     for head_dim, dtype in [(64, torch.bfloat16), (80, torch.float16), (128, torch.bfloat16), (256, torch.float32)]:
         yield Variant(
             f"{type_name(dtype)} head_dim={head_dim}",

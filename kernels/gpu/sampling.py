@@ -13,21 +13,43 @@ from torch import Tensor
 
 from kernels.gpu.keep_largest import keep_largest, total_mass, weights
 from kernels.gpu.launch import Variant, power_of_two
-from kernels.gpu.uniform import uniform_number
-from kernels.sampling import NEG_INF, Drawn, SampleRow
+from kernels.sample_row import Drawn, SampleRow, all_drawn
 from kernels.token_mask import hide_others
 
-NOT_FINITE = -1  # the kernel's token of a row without an answer
+NO_TOKEN = -1  # of a row whose logits are not finite
+MIN_TEMPERATURE = 1e-5  # of a random draw
 MAX_BLOCK = 4096  # scores a program looks at together
 PENALTY_BLOCK = 256
 # A fused multiply-add would round a penalty differently from the reference, and another token could win.
 _OPTIONS = {"num_warps": 16, "enable_fp_fusion": False}
 _PENALTY_OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
 # Columns of the parameter table, 64 bits each; the last three are float64.
-_SEED, _POSITION, _TOP_K, _IS_RANDOM, _HEAT, _SLACK, _TOP_P = (tl.constexpr(i) for i in range(7))
+_SEED, _POSITION, _TOP_K, _IS_RANDOM, _TEMPERATURE, _LOG_MIN_P, _TOP_P = (tl.constexpr(i) for i in range(7))
 _COLUMNS = tl.constexpr(8)
 _NO_COLUMN = tl.constexpr(2**31 - 1)
-_LEAST_MASS = tl.constexpr(1e-300)  # so that the likeliest token stays with a top-p of 0
+_MIN_MASS = tl.constexpr(1e-300)  # so that the likeliest token stays with a top-p of 0
+
+
+# SplitMix64, as `kernels.sampling.uniform`.
+_STEP = tl.constexpr(0x9E3779B97F4A7C15)
+_MIX_A = tl.constexpr(0xBF58476D1CE4E5B9)
+_MIX_B = tl.constexpr(0x94D049BB133111EB)
+
+
+@triton.jit
+def _mix(x):
+    x = (x ^ (x >> 30)) * tl.full([1], _MIX_A, dtype=tl.uint64)
+    x = (x ^ (x >> 27)) * tl.full([1], _MIX_B, dtype=tl.uint64)
+    return x ^ (x >> 31)
+
+
+@triton.jit
+def uniform_number(seed, position):
+    """A float64 in [0, 1), of shape [1], for an int64 seed and position; the bits of the seed are what counts."""
+    step = tl.full([1], _STEP, dtype=tl.uint64)
+    start = _mix(seed.to(tl.uint64) + step)
+    bits = _mix(start + (position + 1).to(tl.uint64) * step)
+    return (bits >> 11).to(tl.float64) * (1.0 / 9007199254740992.0)
 
 
 @triton.jit
@@ -98,13 +120,13 @@ def _sample_kernel(raw_ptr, shaped_ptr, work_ptr, table_ptr, numbers_ptr, token_
     token = likeliest
     is_random = tl.load(table_ptr + _IS_RANDOM) != 0
     if (tl.sum(is_finite.to(tl.int32), axis=0) != 0) & is_random:
-        heat = tl.load(numbers_ptr + _HEAT).to(tl.float32)
-        largest = tl.math.div_rn(largest, heat + tl.zeros([1], dtype=tl.float32))
-        floor = largest + tl.load(numbers_ptr + _SLACK).to(tl.float32)
+        temperature = tl.load(numbers_ptr + _TEMPERATURE).to(tl.float32)
+        largest = tl.math.div_rn(largest, temperature + tl.zeros([1], dtype=tl.float32))
+        floor = largest + tl.load(numbers_ptr + _LOG_MIN_P).to(tl.float32)
         for start in range(0, vocab, BLOCK):
             is_inside = start + column < vocab
             x = tl.load(shaped_ptr + start + column, mask=is_inside, other=float("-inf"))
-            x = tl.math.div_rn(x, heat + tl.zeros([BLOCK], dtype=tl.float32))
+            x = tl.math.div_rn(x, temperature + tl.zeros([BLOCK], dtype=tl.float32))
             tl.store(work_ptr + start + column, tl.where(x < floor, float("-inf"), x), mask=is_inside)
         tl.debug_barrier()
         top_k = tl.load(table_ptr + _TOP_K)
@@ -112,7 +134,7 @@ def _sample_kernel(raw_ptr, shaped_ptr, work_ptr, table_ptr, numbers_ptr, token_
             keep_largest(work_ptr, vocab, top_k.to(tl.float64), largest, False, BLOCK)
         top_p = tl.load(numbers_ptr + _TOP_P)
         if top_p < 1.0:
-            goal = tl.maximum(top_p * total_mass(work_ptr, vocab, largest, BLOCK), _LEAST_MASS)
+            goal = tl.maximum(top_p * total_mass(work_ptr, vocab, largest, BLOCK), _MIN_MASS)
             keep_largest(work_ptr, vocab, goal, largest, True, BLOCK)
         number = uniform_number(tl.load(table_ptr + _SEED), tl.load(table_ptr + _POSITION))
         token = _draw(work_ptr, vocab, number, largest, likeliest, BLOCK)
@@ -149,12 +171,7 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Drawn]:
         BLOCK=_block(vocab),
         **_OPTIONS,
     )
-    drawn = [Drawn(None if token == NOT_FINITE else token) for token in tokens.tolist()]
-    for i, row in enumerate(rows):
-        token = drawn[i].token_id
-        if row.num_logprobs is not None and token is not None:
-            drawn[i] = _with_logprobs(raw[i], token, row.num_logprobs)
-    return drawn
+    return all_drawn([None if token == NO_TOKEN else token for token in tokens.tolist()], raw, rows)
 
 
 def _block(vocab: int) -> int:
@@ -170,8 +187,8 @@ def _table(rows: Sequence[SampleRow], vocab: int, device: torch.device) -> Tenso
         whole[i, _POSITION.value] = row.position
         whole[i, _TOP_K.value] = row.top_k if 0 < row.top_k < vocab else 0
         whole[i, _IS_RANDOM.value] = row.temperature > 0
-        floats[i, _HEAT.value] = max(row.temperature, 1e-5)
-        floats[i, _SLACK.value] = math.log(row.min_p) if row.min_p > 0 else NEG_INF
+        floats[i, _TEMPERATURE.value] = max(row.temperature, MIN_TEMPERATURE)
+        floats[i, _LOG_MIN_P.value] = math.log(row.min_p) if row.min_p > 0 else -math.inf
         floats[i, _TOP_P.value] = row.top_p
     return torch.from_numpy(whole).to(device)
 
@@ -197,7 +214,7 @@ def _penalised(raw: Tensor, rows: Sequence[SampleRow]) -> Tensor:
                 entry(i, token)[2] = bias
         for token in row.banned:
             if 0 <= token < vocab:
-                entry(i, token)[2] = NEG_INF
+                entry(i, token)[2] = -math.inf
     if not entries:
         return raw
     shaped = raw.clone()
@@ -208,16 +225,8 @@ def _penalised(raw: Tensor, rows: Sequence[SampleRow]) -> Tensor:
     return shaped
 
 
-def _with_logprobs(raw: Tensor, token: int, count: int) -> Drawn:
-    logprobs = torch.log_softmax(raw, -1)
-    top: tuple[tuple[int, float], ...] = ()
-    if count:
-        values, ids = logprobs.topk(min(count, raw.shape[0]))
-        top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
-    return Drawn(token, float(logprobs[token]), top)
-
-
 def variants() -> Iterator[Variant]:
+    """Penalties, and draws from small and large vocabularies."""
     yield Variant(
         "float32",
         _penalties_kernel,

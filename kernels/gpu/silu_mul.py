@@ -44,6 +44,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 
 def variants() -> Iterator[Variant]:
+    """Dtypes of models."""
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         types = {
             "gate_up_ptr": POINTERS[dtype],

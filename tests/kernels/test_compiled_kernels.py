@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from numba import carray
 
+from kernels.cpu.dtypes import has_kernels
 from kernels.cpu.kv_layout import in_plain, in_tiles, is_tiled
-from kernels.cpu.scalars import has_kernels
-from kernels.cpu.thread_team import Crew, field, pointer, take_piece
-from kernels.rms_norm import rms_norm
-from kernels.rope import full_tables
-from kernels.rope_store import rope_store
-from kernels.silu_mul import silu_mul
+from kernels.cpu.parallel_region import ParallelRegion
+from kernels.cpu.task import field, next_chunk, offsets_of, pointer
+from kernels.layer_ops import full_tables, rms_norm, rope_store, silu_mul
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
@@ -94,22 +93,30 @@ def test_a_cache_in_tiles_holds_each_block_whole_and_gives_back_what_was_put_in(
         assert torch.equal(found[2].flatten().sort().values, before[2].flatten().sort().values)
 
 
+class CountTask(NamedTuple):
+    num_chunks: int
+    done: np.ndarray
+
+
+AT = offsets_of(CountTask)
+
+
 def _count(task):
-    done = carray(pointer(task, 2, np.empty(0, np.int64)), (field(task, 1),))
-    piece = take_piece(task)
-    while piece < field(task, 1):
-        done[piece] += 1
-        piece = take_piece(task)
+    done = carray(pointer(task, AT.done, np.empty(0, np.int64)), (field(task, AT.num_chunks),))
+    chunk = next_chunk(task)
+    while chunk < field(task, AT.num_chunks):
+        done[chunk] += 1
+        chunk = next_chunk(task)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_every_piece_is_done_once_whatever_the_threads(threads: int) -> None:
-    crew, before = Crew(_count), torch.get_num_threads()
+def test_every_chunk_is_done_once_whatever_the_threads(threads: int) -> None:
+    region, before = ParallelRegion(_count), torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        for num_pieces in (1, 3, 1001):
-            done = np.zeros(num_pieces, dtype=np.int64)
-            crew(num_pieces, num_pieces, done.ctypes.data)
+        for num_chunks in (1, 3, 1001):
+            done = np.zeros(num_chunks, dtype=np.int64)
+            region.launch(num_chunks, CountTask(num_chunks, done))
             assert (done == 1).all()
     finally:
         torch.set_num_threads(before)

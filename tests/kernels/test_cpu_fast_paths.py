@@ -7,7 +7,7 @@ import torch
 
 from kernels.cpu import amx
 from kernels.cpu.kv_layout import in_tiles, is_tiled
-from kernels.cpu.tile_matrix import GROUP_ROWS, TileMatrix
+from kernels.cpu.tile_matrix import MAX_GROUP_ROWS, TileMatrix
 from kernels.linear import gated_linear, pack
 from kernels.paged_attention import attend_plainly, paged_attention
 
@@ -20,7 +20,7 @@ def test_tile_products_are_right_and_do_not_depend_on_other_rows(shape: tuple[in
     generator = torch.Generator().manual_seed(7)
     weight = (torch.randn(shape, generator=generator) * shape[1] ** -0.5).bfloat16()
     matrix = TileMatrix(weight)
-    x = torch.randn((GROUP_ROWS + 45, shape[1]), generator=generator).bfloat16()
+    x = torch.randn((MAX_GROUP_ROWS + 45, shape[1]), generator=generator).bfloat16()
     bias = torch.randn(shape[0], generator=generator).bfloat16()
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -29,7 +29,7 @@ def test_tile_products_are_right_and_do_not_depend_on_other_rows(shape: tuple[in
         expected = x.double() @ weight.double().T
         torch.testing.assert_close(whole.double(), expected, atol=0.03, rtol=0.01)
         torch.testing.assert_close(biased.double(), expected + bias.double(), atol=0.03, rtol=0.01)
-        for first, last in ((0, 1), (3, 20), (15, 16), (16, 48), (GROUP_ROWS - 1, GROUP_ROWS + 40), (7, 7)):
+        for first, last in ((0, 1), (3, 20), (15, 16), (16, 48), (MAX_GROUP_ROWS - 1, MAX_GROUP_ROWS + 40), (7, 7)):
             assert torch.equal(matrix(x[first:last]), whole[first:last])
             assert torch.equal(matrix(x[first:last], bias), biased[first:last])
     finally:
@@ -52,7 +52,7 @@ def test_gated_tile_products_are_right_and_do_not_depend_on_other_rows(shape: tu
         assert torch.equal(gated_linear(x[33:34], matrix, added), found[33:34])
 
 
-def test_tile_products_keep_what_is_not_a_number_in_its_row() -> None:
+def test_tile_products_keep_nan_and_infinity_in_their_row() -> None:
     if not amx.has_amx():
         pytest.skip("this CPU has no matrix registers")
     matrix = TileMatrix(torch.ones(40, 64).bfloat16())

@@ -5,11 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.block_copy import copy_blocks, swap_blocks
-from kernels.kv_store import store_kv
-from kernels.rms_norm import rms_norm
-from kernels.rope import apply_rope, full_tables
-from kernels.silu_mul import silu_mul
+from kernels.kv_cache import copy_blocks, store_kv, swap_blocks
+from kernels.layer_ops import apply_rope, full_tables, rms_norm, silu_mul
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 

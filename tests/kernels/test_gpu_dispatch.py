@@ -10,13 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.block_copy import swap_blocks
-from kernels.kv_store import store_kv
+from kernels.kv_cache import store_kv, swap_blocks
+from kernels.layer_ops import apply_rope, rms_norm, silu_mul
 from kernels.paged_attention import paged_attention, plan_attention
-from kernels.rms_norm import rms_norm
-from kernels.rope import apply_rope
 from kernels.sampling import sample
-from kernels.silu_mul import silu_mul
 
 ON_GPU = SimpleNamespace(is_cuda=True, is_pinned=lambda: False)
 PINNED = SimpleNamespace(is_cuda=False, is_pinned=lambda: True)
@@ -57,12 +54,12 @@ def test_cpu_needs_no_triton() -> None:
     program = """
 import sys, torch
 sys.modules["triton"] = None
-from kernels import block_copy, kv_store, paged_attention, rms_norm, rope, sampling, silu_mul
+from kernels import kv_cache, layer_ops, paged_attention, sample_row, sampling
 x = torch.ones(2, 4)
-rms_norm.rms_norm(x, x[0], 1e-5, x)
-silu_mul.silu_mul(x)
-block_copy.copy_blocks(torch.zeros(1, 2, 3, 1), [(0, 1)])
-assert sampling.sample(x, [sampling.SampleRow(), sampling.SampleRow()])[0].token_id is not None
+layer_ops.rms_norm(x, x[0], 1e-5, x)
+layer_ops.silu_mul(x)
+kv_cache.copy_blocks(torch.zeros(1, 2, 3, 1), [(0, 1)])
+assert sampling.sample(x, [sample_row.SampleRow(), sample_row.SampleRow()])[0].token_id is not None
 assert not any(name.startswith("kernels.gpu") for name in sys.modules)
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

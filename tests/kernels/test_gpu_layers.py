@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.block_copy import copy_blocks
-from kernels.rms_norm import rms_norm
-from kernels.rope import apply_rope, full_tables
-from kernels.silu_mul import silu_mul
+from kernels.kv_cache import copy_blocks
+from kernels.layer_ops import apply_rope, full_tables, rms_norm, silu_mul
 from tests.fixtures.gpu_kernels import ON_DEVICES, TOLERANCE, Run, runner
 
 pytest.importorskip("triton", reason="needs Triton")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.sampling import SampleRow, sample
-from kernels.uniform import uniform
+from kernels.sample_row import SampleRow
+from kernels.sampling import sample, uniform
 from tests.fixtures.gpu_kernels import ON_DEVICES, Run, runner
 
 pytest.importorskip("triton", reason="needs Triton")

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from kernels.cpu.recording import Recording, Room
+from kernels.cpu.recorder import Arena, Recorder, RecordingError, computing_constants
+from kernels.cpu.recording import Recording
 from kernels.cpu.rms_norm import rms_norm
+from kernels.cpu.sampling import draw
 from kernels.cpu.silu_mul import silu_mul
 from kernels.cpu.vector_matrix import VectorMatrix
+from kernels.sample_row import SampleRow
 
 WIDTH = 96
 WEIGHT = torch.ones(WIDTH)  # tasks hold addresses: it must outlive them
@@ -24,12 +31,12 @@ def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def _chain(x: torch.Tensor, matrix: VectorMatrix, room: Room | None = None) -> torch.Tensor:
+def _chain(x: torch.Tensor, matrix: VectorMatrix, arena: Arena | None = None) -> torch.Tensor:
     """Thirty dependent tasks, of many pieces and of one."""
     residual = x
     for _ in range(10):
-        if room is not None:
-            room.turn()
+        if arena is not None:
+            arena.next_generation()
         x, residual = rms_norm(x, WEIGHT, 1e-5, residual)
         x = silu_mul(matrix(x))
     return x
@@ -41,10 +48,10 @@ def test_a_replay_computes_from_the_inputs_of_now_what_the_tasks_would_have(rows
     matrix = VectorMatrix(torch.randn(2 * WIDTH, WIDTH) * WIDTH**-0.5)
     first, second = torch.randn(rows, WIDTH), torch.randn(rows, WIDTH)
     expected = [_chain(x, matrix) for x in (first, second)]
-    room, place = Room(), first.clone()
-    recording = Recording(room)
-    with recording:
-        result = _chain(place, matrix, room)
+    arena, place = Arena(), first.clone()
+    with Recorder(arena) as recorder:
+        result = _chain(place, matrix, arena)
+    recording = Recording(recorder)
     assert torch.equal(result, expected[0])
     for _ in range(20):
         for x, wanted in zip((second, first), reversed(expected), strict=True):
@@ -53,25 +60,25 @@ def test_a_replay_computes_from_the_inputs_of_now_what_the_tasks_would_have(rows
             assert torch.equal(result, wanted)
 
 
-def test_recordings_share_a_room_and_leave_each_others_tasks_alone() -> None:
-    matrix, room = VectorMatrix(torch.randn(2 * WIDTH, WIDTH) * WIDTH**-0.5), Room()
+def test_recordings_share_an_arena_and_leave_each_others_tasks_alone() -> None:
+    matrix, arena = VectorMatrix(torch.randn(2 * WIDTH, WIDTH) * WIDTH**-0.5), Arena()
     kept = []
     for rows in (1, 7, 2, 7, 64):
         place = torch.randn(rows, WIDTH)
-        expected, recording = _chain(place, matrix), Recording(room)
-        with recording:
-            result = _chain(place, matrix, room)
-        kept.append((recording, result, expected, place))
-    for recording, result, expected, _ in [*kept, *reversed(kept)]:
+        expected = _chain(place, matrix)
+        with Recorder(arena) as recorder:
+            result = _chain(place, matrix, arena)
+        kept.append((Recording(recorder), result, expected))
+    for recording, result, expected in [*kept, *reversed(kept)]:
         recording.replay()
         assert torch.equal(result, expected)
 
 
 def test_what_is_done_outside_is_not_kept() -> None:
-    room, x = Room(), torch.randn(4, WIDTH)
-    recording = Recording(room)
-    with recording:
+    x = torch.randn(4, WIDTH)
+    with Recorder(Arena()) as recorder:
         inside = rms_norm(x, WEIGHT, 1e-5)
+    recording = Recording(recorder)
     outside = rms_norm(x, WEIGHT, 1e-5)
     expected = inside.clone()
     inside.zero_()
@@ -81,11 +88,94 @@ def test_what_is_done_outside_is_not_kept() -> None:
     assert not outside.any()
 
 
-def test_a_room_keeps_what_was_made_in_this_turn_and_the_one_before() -> None:
-    room = Room()
+def test_an_arena_keeps_what_was_allocated_in_this_generation_and_the_one_before() -> None:
+    arena = Arena()
     made = []
-    for turn in range(6):
-        room.turn()
-        made.append([room.take((5, 3), torch.float32).fill_(turn), room.take((2,), torch.int64).fill_(turn)])
+    for generation in range(6):
+        arena.next_generation()
+        shapes = (((5, 3), torch.float32), ((2,), torch.int64))
+        made.append([arena.allocate(shape, dtype).fill_(generation) for shape, dtype in shapes])
         for ago, tensors in enumerate(reversed(made[-2:])):
-            assert all((tensor == turn - ago).all() for tensor in tensors)
+            assert all((tensor == generation - ago).all() for tensor in tensors)
+
+
+def _replayable(x: torch.Tensor) -> Recording:
+    with Recorder(Arena()) as recorder:
+        silu_mul(x)
+    return Recording(recorder)
+
+
+def test_what_torch_computes_inside_is_refused_as_no_replay_would_repeat_it() -> None:
+    x, arena = torch.randn(8, WIDTH), Arena()
+    with pytest.raises(RecordingError, match="add"):
+        with Recorder(arena):
+            rms_norm(x + 1, WEIGHT, 1e-5)
+    with pytest.raises(RecordingError, match="clone"):
+        with Recorder(arena):
+            rms_norm(x[:, ::2], WEIGHT[: WIDTH // 2], 1e-5)
+
+
+def test_constants_may_be_computed_inside() -> None:
+    x = torch.randn(8, WIDTH)
+    with Recorder(Arena()) as recorder:
+        with computing_constants():
+            weight = WEIGHT * 2
+        result = rms_norm(x, weight, 1e-5)
+    expected = result.clone()
+    del weight
+    result.zero_()
+    Recording(recorder).replay()
+    assert torch.equal(result, expected)
+
+
+def test_a_recording_keeps_what_its_tasks_read_alive() -> None:
+    x = torch.randn(8, 2 * WIDTH)
+    storage = StorageWeakRef(x.untyped_storage())
+    recording = _replayable(x)
+    del x
+    assert not storage.expired()
+    del recording
+    assert storage.expired()
+
+
+def test_a_draw_is_refused_as_its_tokens_are_read_in_python() -> None:
+    logits, uniforms = torch.zeros(2, 8), np.zeros(2)
+    with pytest.raises(RecordingError, match="result to Python"):
+        with Recorder(Arena()):
+            draw(logits, logits, [SampleRow(), SampleRow()], uniforms)
+
+
+def test_half_a_step_is_no_recording() -> None:
+    x, recorder = torch.randn(4, 2 * WIDTH), Recorder(Arena())
+    with contextlib.suppress(KeyError), recorder:
+        silu_mul(x)
+        raise KeyError
+    with pytest.raises(RecordingError, match="part of a step"):
+        Recording(recorder)
+    _replayable(torch.randn(4, 2 * WIDTH)).replay()
+
+
+def test_recorders_are_not_nested() -> None:
+    with Recorder(Arena()):
+        with pytest.raises(RecordingError, match="nested"):
+            Recorder(Arena()).__enter__()
+
+
+def test_launches_of_other_threads_are_not_recorded() -> None:
+    x = torch.randn(4, 2 * WIDTH)
+    with Recorder(Arena()) as recorder:
+        other = threading.Thread(target=silu_mul, args=(x,))
+        other.start()
+        other.join()
+    assert recorder.launches == []
+
+
+def test_two_replays_in_one_arena_at_a_time_are_refused() -> None:
+    x, arena = torch.randn(4, 2 * WIDTH), Arena()
+    with Recorder(arena) as recorder:
+        silu_mul(x)
+    recording = Recording(recorder)
+    with arena.replaying:
+        with pytest.raises(RecordingError, match="another thread"):
+            recording.replay()
+    recording.replay()

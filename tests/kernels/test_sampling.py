@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.sampling import SampleRow, sample
-from kernels.uniform import uniform
+from kernels.sample_row import SampleRow
+from kernels.sampling import sample, uniform
 
 VOCAB = 50
 PINNED = ["0.652448486374", "0.701212109522", "0.368189515652", "0.583267164310", "0.510562089894"]

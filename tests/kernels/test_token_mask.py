@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.sampling import SampleRow, sample
+from kernels.sample_row import SampleRow
+from kernels.sampling import sample
 from kernels.token_mask import TokenMask, hide_others
 
 

@@ -11,7 +11,7 @@ import torch
 
 from kernels.cpu import amx
 from kernels.cpu.tile_matrix import TileMatrix
-from kernels.cpu.vector_matrix import FEWER_ROWS, GROUP_ROWS, MOST_ROWS, VectorMatrix
+from kernels.cpu.vector_matrix import BLOCK_ROWS, MAX_GROUP_ROWS, SMALL_BLOCK_ROWS, VectorMatrix
 from kernels.linear import gated_linear, pack, row_linear
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 0.03}
@@ -69,7 +69,7 @@ def test_rows_have_the_same_bits_in_every_batch(dtype: torch.dtype, threads: int
     for first, last in ((0, 1), (3, 20), (16, 48), (group - 1, group + 40), (group - 7, group + 1), (7, 7)):
         assert torch.equal(matrix(x[first:last]), whole[first:last])
         assert torch.equal(matrix(x[first:last], bias), biased[first:last])
-    for count in range(1, 2 * MOST_ROWS + FEWER_ROWS):
+    for count in range(1, 2 * BLOCK_ROWS + SMALL_BLOCK_ROWS):
         assert torch.equal(matrix(x[:count]), whole[:count])
         assert torch.equal(matrix(x[-count:], bias), biased[-count:])
 
@@ -77,8 +77,8 @@ def test_rows_have_the_same_bits_in_every_batch(dtype: torch.dtype, threads: int
 def test_groups_hold_whole_blocks_and_at_most_so_many_rows() -> None:
     for width in (1, 768, 2048, 8192, 500_000):
         rows = VectorMatrix(torch.zeros(1, width))._group_rows()
-        assert rows % MOST_ROWS == 0
-        assert MOST_ROWS <= rows <= GROUP_ROWS
+        assert rows % BLOCK_ROWS == 0
+        assert BLOCK_ROWS <= rows <= MAX_GROUP_ROWS
 
 
 @DTYPES
@@ -95,7 +95,7 @@ def test_gated_products_are_right_and_do_not_depend_on_other_rows(dtype: torch.d
 
 
 @DTYPES
-def test_what_is_not_a_number_stays_in_its_row(dtype: torch.dtype) -> None:
+def test_nan_and_infinity_stay_in_their_row(dtype: torch.dtype) -> None:
     matrix = VectorMatrix(torch.ones(40, 100).to(dtype))
     x = torch.ones(21, 100).to(dtype)
     x[3, 5], x[18, 0], x[20, 99] = torch.nan, torch.inf, -torch.inf

@@ -1,4 +1,9 @@
-"""Copies whole KV blocks: copy on write inside one cache, and swaps between device and host memory."""
+"""The paged KV cache: new keys and values into its slots, copies of whole blocks, swaps with host memory.
+
+A cache is [layers, 2, num_blocks, block_size, kv_heads, head_dim]; slot `block x block_size + offset` of a layer holds
+one token's keys, or values. Source: Kwon et al. 2023, "Efficient Memory Management for Large Language Model Serving
+with PagedAttention".
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,21 @@ import torch
 from torch import Tensor
 
 Pairs = Sequence[tuple[int, int]]
+
+
+def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
+    """Puts row i of k and v at slot `slots[i]`, which is block x block_size + offset. Changes the caches.
+
+    Shapes: k, v: [num_tokens, kv_heads, head_dim]; caches: [num_blocks, block_size, kv_heads, head_dim], contiguous;
+    slots: [num_tokens], int64, no slot twice. Bytes moved: k and v once in, once out.
+    """
+    if k.is_cuda:
+        from kernels.gpu import kv_store as on_gpu
+
+        on_gpu.store_kv(k, v, k_cache, v_cache, slots)
+        return
+    k_cache.view(-1, *k.shape[1:]).index_copy_(0, slots, k)
+    v_cache.view(-1, *v.shape[1:]).index_copy_(0, slots, v)
 
 
 def copy_blocks(cache: Tensor, pairs: Pairs) -> None:
@@ -22,6 +42,7 @@ def swap_blocks(source: Tensor, target: Tensor, pairs: Pairs) -> None:
     """Copies block `a` of source onto block `b` of target for each (a, b), as if one after the other.
 
     Shapes: source, target: [layers, 2, num_blocks, ...], equal but for num_blocks; on any two devices.
+    Bytes moved: each block in and out.
     """
     if not pairs:
         return
