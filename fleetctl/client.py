@@ -31,6 +31,7 @@ from fleetctl.wire import (
     SilenceRequest,
     Status,
     TimelineEntry,
+    VerbInfo,
 )
 
 DEFAULT_TIMEOUT_S = 10.0
@@ -132,6 +133,10 @@ class ControllerClient:
 
     async def runbook(self, name: str) -> RunbookInfo:
         return await self._get(RunbookInfo, f"/v1/runbooks/{_part(name)}")
+
+    async def verbs(self) -> list[VerbInfo]:
+        """The commands that this controller carries out."""
+        return await self._list(VerbInfo, "/v1/verbs")
 
     async def runs(self, incident_id: str | None = None) -> list[Run]:
         return await self._list(Run, "/v1/runs", incident_id=incident_id)

@@ -219,6 +219,30 @@ class RunbookInfo(Wire):
     page: str = ""  # the Markdown itself
 
 
+class VerbOption(Wire):
+    """One option of a verb. `default` is in seconds for durations, and None where there is none."""
+
+    name: str  # with its dashes
+    kind: str  # duration, node, nodes, count, size, flag
+    default: float | bool | None = None
+    required: bool = False
+    help: str = ""
+
+
+class VerbInfo(Wire):
+    """A command that changes something: what `POST /v1/actions`, pages and the command line take."""
+
+    name: str
+    targets: list[str]  # kinds: node, pool, model, revision, tenant, route, fleet
+    usage: str
+    help: str
+    example: str
+    capacity: str  # what it does to the nodes that take requests
+    idempotency: str  # how a second call finds the work of the first
+    has_undo: bool = False  # a run of this one command is undone when it fails
+    options: list[VerbOption] = Field(default_factory=list)
+
+
 class RouteState(StrEnum):
     ACTIVE = "active"
     CORDONED = "cordoned"

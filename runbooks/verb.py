@@ -30,6 +30,11 @@ class Option:
     help: str
     required: bool = False
 
+    @property
+    def default_text(self) -> str | None:
+        """The default as it would be typed; None where there is none."""
+        return None if self.default is None or self.kind == "flag" else _written(self.kind, self.default)
+
 
 @dataclass(frozen=True, slots=True)
 class Verify:

@@ -1,9 +1,15 @@
-"""Verbs that change something: each is a journaled run, guarded by the controller, watched here to its end."""
+"""Verbs that change something: each is a journaled run, guarded by the controller, watched here to its end.
+
+The commands are made from the table of verbs, which needs no controller and loads nothing heavy.
+"""
 
 from __future__ import annotations
 
+import inspect
+import shlex
 import sys
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,57 +17,30 @@ from fleetctl.cli.context import call, whoami
 from fleetctl.cli.output import Output, OutputOption, print_data, stderr, stdout, styled
 from fleetctl.kit.errors import BadInputError, FleetctlError, RefusedError, UnreachableError
 from fleetctl.wire import ActionRequest, Run, RunRequest, RunStatus, StepRecord
+from runbooks.target import written_forms
+from runbooks.verb import Option, Verb
+from runbooks.verbs import VERBS
 
 if TYPE_CHECKING:
     from fleetctl.client import ControllerClient
 
-NodeName = Annotated[str, typer.Argument(help="Name of the node; `fleetctl get nodes` lists them.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done and what guards say; change nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")]
-Wait = Annotated[str, typer.Option("--wait", help="How long to wait until it is ready, e.g. 120s.")]
 Deadline = Annotated[str, typer.Option("--deadline", help="Let requests finish this long, then move the rest.")]
 
 POLL_S = 0.25
 
 
 def register(app: typer.Typer) -> None:
-    @app.command()
-    def cordon(node: NodeName, dry_run: DryRun = False, yes: Yes = False, output: OutputOption = Output.table) -> None:
-        """Send no new requests to a node; what runs there goes on."""
-        perform(f"cordon {node}", dry_run=dry_run, yes=yes, output=output)
-
-    @app.command()
-    def uncordon(
-        node: NodeName, dry_run: DryRun = False, yes: Yes = False, output: OutputOption = Output.table
-    ) -> None:
-        """Let a cordoned or drained node take requests again."""
-        perform(f"uncordon {node}", dry_run=dry_run, yes=yes, output=output)
-
-    @app.command()
-    def drain(
-        node: NodeName,
-        deadline: Deadline = "30s",
-        dry_run: DryRun = False,
-        yes: Yes = False,
-        output: OutputOption = Output.table,
-    ) -> None:
-        """Cordon a node, let its requests finish or move, and show the receipt."""
-        perform(f"drain {node} --deadline {deadline}", dry_run=dry_run, yes=yes, output=output)
-
-    @app.command()
-    def restart(
-        node: NodeName,
-        wait: Wait = "120s",
-        dry_run: DryRun = False,
-        yes: Yes = False,
-        output: OutputOption = Output.table,
-    ) -> None:
-        """Stop and start a drained node under its own name."""
-        perform(f"restart {node} --wait {wait}", dry_run=dry_run, yes=yes, output=output)
+    """Add one command for each verb of the table, and `replace`, which is a page."""
+    for verb in VERBS.values():
+        *parents, name = verb.name.split()
+        group = command_group(app, parents[0]) if parents else app
+        group.command(name, help=verb.help, epilog=f"Example: fleetctl {verb.example}")(verb_command(verb))
 
     @app.command()
     def replace(
-        node: NodeName,
+        node: Annotated[str, typer.Argument(help="Name of the node; `fleetctl get nodes` lists them.")],
         deadline: Deadline = "2s",
         dry_run: DryRun = False,
         yes: Yes = False,
@@ -78,6 +57,61 @@ def register(app: typer.Typer) -> None:
             approve=True,
         )
         show_run(call(lambda client: start_and_follow(client, request, output)), output)
+
+
+def command_group(app: typer.Typer, name: str) -> typer.Typer:
+    """The group of this name; made when it is not there yet."""
+    for known in app.registered_groups:
+        if known.name == name and known.typer_instance is not None:
+            return known.typer_instance
+    group = typer.Typer(no_args_is_help=True)
+    app.add_typer(group, name=name)
+    return group
+
+
+def verb_command(verb: Verb) -> Callable[..., None]:
+    """A Typer command for a verb: its target, its options with their defaults, and what every verb takes."""
+
+    def command(target: str, *, dry_run: bool, yes: bool, output: Output, **given: str | bool | None) -> None:
+        words = [*verb.name.split(), target]
+        for option in verb.options:
+            value = given[_parameter(option)]
+            if value is True:
+                words.append(option.name)
+            elif value not in (None, False):
+                words += [option.name, str(value)]
+        perform(shlex.join(words), dry_run=dry_run, yes=yes, output=output)
+
+    what = " or ".join(kind.value for kind in verb.kinds)
+    target_help = f"Name of the {what}" + ("; `fleetctl get nodes` lists them." if verb.needs_target else ".")
+    annotations: dict[str, Any] = {
+        "target": Annotated[str, typer.Argument(help=target_help, metavar=written_forms(verb.kinds))]
+    }
+    defaults: dict[str, Any] = {"dry_run": False, "yes": False, "output": Output.table}
+    for option in verb.options:
+        help_text = f"{option.help[0].upper()}{option.help[1:]}."
+        is_flag = option.kind == "flag"
+        annotations[_parameter(option)] = Annotated[
+            bool if is_flag else str if option.required else str | None,
+            typer.Option(option.name, help=help_text, metavar=None if is_flag else option.kind.upper()),
+        ]
+        if not option.required:
+            defaults[_parameter(option)] = option.default_text if not is_flag else False
+    annotations |= {"dry_run": DryRun, "yes": Yes, "output": OutputOption}
+    command.__annotations__ = dict(annotations)
+    empty, keyword_only = inspect.Parameter.empty, inspect.Parameter.KEYWORD_ONLY
+    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(name, keyword_only, default=defaults.get(name, empty), annotation=annotation)
+            for name, annotation in annotations.items()
+        ]
+    )
+    return command
+
+
+def _parameter(option: Option) -> str:
+    """Its name in Python, where `from` is a keyword."""
+    return f"{option.key}_"
 
 
 def perform(command: str, *, dry_run: bool, yes: bool, output: Output) -> None:

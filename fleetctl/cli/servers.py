@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
 
 import typer
 
 from fleetctl.cli import context
-from fleetctl.cli.act import Wait, Yes, perform
+from fleetctl.cli.act import command_group
 from fleetctl.cli.logs import print_logs
-from fleetctl.cli.output import Output, OutputOption
 
 
 def register(app: typer.Typer) -> None:
     controller = typer.Typer(help="The controller process.", no_args_is_help=True)
     gateway = typer.Typer(help="The gateway process.", no_args_is_help=True)
-    node = typer.Typer(help="Start, stop and read single nodes.", no_args_is_help=True)
+    node = command_group(app, "node")
+    node.info.help = "Start, stop and read single nodes."
     app.add_typer(controller, name="controller")
     app.add_typer(gateway, name="gateway")
-    app.add_typer(node, name="node")
 
     @controller.command("run")
     def controller_run() -> None:
@@ -48,31 +46,5 @@ def register(app: typer.Typer) -> None:
             node_token=settings.node_token(),
             run_dir=settings.run_dir / "gateway",
         )
-
-    @node.command("start")
-    def node_start(
-        name: Annotated[str, typer.Argument(help="Name of the new node.")],
-        like: Annotated[str | None, typer.Option("--like", help="Copy this node's settings.")] = None,
-        wait: Wait = "120s",
-        dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done.")] = False,
-        yes: Yes = False,
-        output: OutputOption = Output.table,
-    ) -> None:
-        """Start a node and wait until it is ready and gets requests."""
-        copy = f" --like {like}" if like else ""
-        perform(f"node start {name}{copy} --wait {wait}", dry_run=dry_run, yes=yes, output=output)
-
-    @node.command("stop")
-    def node_stop(
-        name: Annotated[str, typer.Argument(help="Node to stop.")],
-        grace: Annotated[str, typer.Option("--grace", help="Time it gets after SIGTERM.")] = "10s",
-        force: Annotated[bool, typer.Option("--force", help="Stop it even while it holds requests.")] = False,
-        dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done.")] = False,
-        yes: Yes = False,
-        output: OutputOption = Output.table,
-    ) -> None:
-        """Stop a drained node. Refused while it holds requests, unless --force."""
-        forced = " --force" if force else ""
-        perform(f"node stop {name} --grace {grace}{forced}", dry_run=dry_run, yes=yes, output=output)
 
     node.command("logs")(print_logs)

@@ -54,8 +54,10 @@ from fleetctl.wire import (
     RunRequest,
     SilenceRequest,
     Status,
+    VerbInfo,
 )
 from runbooks.run import Run, RunStatus
+from runbooks.verbs import VERBS
 
 MAX_EXPRESSION_CHARS = 4000
 MAX_SAMPLES = 10_000
@@ -92,6 +94,7 @@ def create_app(controller: Controller, token: str, stopping: asyncio.Event) -> S
         Route("/v1/runs/{id}/approval", guarded(api.decide), methods=["POST"]),
         Route("/v1/runs/{id}/cancel", guarded(api.cancel), methods=["POST"]),
         Route("/v1/actions", guarded(api.act), methods=["POST"]),
+        Route("/v1/verbs", guarded(api.verbs)),
         Route("/v1/diagnose", guarded(api.diagnose), methods=["POST"]),
         Route("/v1/routing", guarded(api.routing)),
         Route("/v1/query", guarded(api.query)),
@@ -245,6 +248,9 @@ class _Api:
             dry_run=body.dry_run,
         )
         return _json(run_view(_unless_refused(run)), 201)
+
+    async def verbs(self, _: Request) -> Response:
+        return _json_list([VerbInfo.model_validate(verb.to_dict()) for verb in VERBS.values()])
 
     async def decide(self, request: Request) -> Response:
         body = await read_body(request, ApprovalRequest)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import getpass
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import ClassVar, Protocol
 
 import structlog
@@ -27,12 +27,14 @@ from fleetctl.tui.incident_view import plan_of
 from fleetctl.tui.messages import SnapshotTaken, StoryTold
 from fleetctl.tui.snapshot import Controller, Snapshot, SnapshotReader, proposal
 from fleetctl.tui.status_bar import StatusBar
-from fleetctl.wire import ActionRequest, ApprovalRequest, IncidentStatus, Run
+from fleetctl.wire import ActionRequest, ApprovalRequest, IncidentStatus, Node, NodePhase, Run
+from runbooks.target import Target, TargetKind, node_target
+from runbooks.verb import Verb
+from runbooks.verbs import VERBS
 
 log = structlog.get_logger()
 
 POLL_EVERY_S = 1.0
-DRAIN_DEADLINE_S = 30
 
 
 class Closable(Controller, Protocol):
@@ -54,9 +56,11 @@ class Cockpit(App[None]):
         Binding("a", "decide('approve')", "Approve"),
         Binding("d", "decide('deny')", "Deny"),
         Binding("p", "page", "Page"),
-        Binding("c", "node('cordon')", "Cordon"),
-        Binding("u", "node('uncordon')", "Uncordon"),
-        Binding("D", "node('drain')", "Drain"),
+        *(
+            Binding(shortcut.key, f"verb('{verb.name}', '{shortcut.options}')", shortcut.label)
+            for verb in VERBS.values()
+            for shortcut in verb.shortcuts
+        ),
         Binding("r", "refresh_now", "Refresh", show=False),
         Binding("q", "quit", "Quit"),
     ]
@@ -166,7 +170,7 @@ class Cockpit(App[None]):
             return proposal(self._pane.shown) is not None
         if action == "page":
             return active == "incident-tab" and self.snapshot.page is not None
-        if action == "node":
+        if action == "verb":
             return active == "fleet-tab" and bool(self.snapshot.nodes)
         return True
 
@@ -194,20 +198,21 @@ class Cockpit(App[None]):
 
         self.push_screen(Confirm(question, details, "Approve" if approve else "Deny"), answered)
 
-    def action_node(self, verb: str) -> None:
+    def action_verb(self, name: str, options: str) -> None:
+        """Ask whether to do this to the chosen node, or to its pool where the verb takes pools."""
         node = self._fleet.selected
         if node is None:
             return
-        command = f"{verb} {node.name}"
-        if verb == "drain":
-            command = f"{command} --deadline {DRAIN_DEADLINE_S}s"
+        verb = VERBS[name]
+        target = target_of(verb, node)
+        command = f"{name} {target} {options}".rstrip()
 
         def answered(yes: bool | None) -> None:
             if yes:
                 self.run_worker(self._act(command), name="act", exit_on_error=True)
 
-        details = (f"fleetctl {command}", f"{node.name} is {node.phase.value.replace('_', ' ')}")
-        self.push_screen(Confirm(f"{verb} {node.name}?", details, verb.capitalize()), answered)
+        details = (f"fleetctl {command}", *standing_of(target, self.snapshot.nodes))
+        self.push_screen(Confirm(f"{name} {target}?", details, name.capitalize()), answered)
 
     # -- calls --------------------------------------------------------------------------------------------------
 
@@ -270,10 +275,25 @@ class Cockpit(App[None]):
 
     def _offer_keys(self) -> None:
         """Redraw the footer when other keys can do something than before; doing it always makes it flicker."""
-        offered = tuple(self.check_action(action, ()) for action in ("decide", "page", "node"))
+        offered = tuple(self.check_action(action, ()) for action in ("decide", "page", "verb"))
         if offered != self._offered:
             self._offered = offered
             self.refresh_bindings()
+
+
+def target_of(verb: Verb, node: Node) -> Target:
+    """What a key acts on while `node` is chosen."""
+    if TargetKind.NODE in verb.kinds:
+        return node_target(node.name)
+    return Target(TargetKind.POOL, node.pool)
+
+
+def standing_of(target: Target, nodes: Sequence[Node]) -> tuple[str, ...]:
+    """How what is acted on stands now, in a line."""
+    if target.kind is TargetKind.NODE:
+        return tuple(f"{one.name} is {one.phase.value.replace('_', ' ')}" for one in nodes if one.name == target.name)
+    pool = [one for one in nodes if one.pool == target.name and one.phase is not NodePhase.STOPPED]
+    return (f"{target.words}: {len(pool)} nodes, {sum(one.phase is NodePhase.READY for one in pool)} ready",)
 
 
 async def run_cockpit(

@@ -174,6 +174,6 @@ VERBS = (
         check_start=_check_start,
         undo="scale {target} --to before",
         verify=_verify,
-        shortcuts=(Shortcut("plus", "Scale out", "--to +1"), Shortcut("minus", "Scale in", "--to -1")),
+        shortcuts=(Shortcut("plus", "Node", "--to +1"), Shortcut("minus", "Node", "--to -1")),
     ),
 )

@@ -217,7 +217,13 @@ async def test_offers_no_approval_where_nothing_waits() -> None:
 
 @pytest.mark.parametrize(
     ("key", "command"),
-    [("c", "cordon node-2"), ("u", "uncordon node-2"), ("D", "drain node-2 --deadline 30s")],
+    [
+        ("c", "cordon node-2"),
+        ("u", "uncordon node-2"),
+        ("D", "drain node-2 --deadline 30s"),
+        ("plus", "scale pool/default --to +1"),
+        ("minus", "scale pool/default --to -1"),
+    ],
 )
 async def test_acts_on_the_chosen_node_after_a_yes(key: str, command: str) -> None:
     controller = FakeController()
@@ -313,7 +319,7 @@ async def test_nothing_overflows(size: tuple[int, int], crowd: bool) -> None:
         await wait_for_text(pilot, "a long line of the story")
         assert app.query_one("#nodes", DataTable).max_scroll_x == 0
         await pilot.press("2")
-        await wait_for_text(pilot, "PROPOSED")
+        await wait_for_text(pilot, "PROPOSED", "q Quit")  # the footer is drawn anew when its keys change
 
         for name in ("#incidents", "#detail", "#story"):
             assert app.query_one(name).max_scroll_x == 0, name
