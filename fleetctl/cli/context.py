@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from fleetctl.cli.setting_option import setting_option
 from fleetctl.kit.log import configure_logging
 from fleetctl.settings.load import load_settings
 from fleetctl.settings.tree import Settings
@@ -91,16 +92,9 @@ def whoami() -> str:
 
 def set_globals(
     config: Annotated[Path | None, typer.Option("--config", help="Settings file (YAML).", show_default=False)] = None,
-    state_dir: Annotated[
-        Path | None,
-        typer.Option("--state-dir", help="Where state, logs and incidents live.", show_default=False),
-    ] = None,
-    controller: Annotated[
-        str | None, typer.Option("--controller", help="URL of the controller.", show_default=False)
-    ] = None,
-    log_level: Annotated[
-        str | None, typer.Option("--log-level", help="debug, info, warning or error.", show_default=False)
-    ] = None,
+    state_dir: Annotated[Path | None, setting_option("state_dir", "--state-dir")] = None,
+    controller: Annotated[str | None, setting_option("controller.url", "--controller")] = None,
+    log_level: Annotated[str | None, setting_option("log.level", "--log-level")] = None,
 ) -> None:
     """Operate a fleet of LLM serving nodes: see it, find the cause, act safely."""
     _current.config, _current.state_dir = config, state_dir

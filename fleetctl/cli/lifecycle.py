@@ -13,6 +13,7 @@ import typer
 from fleetctl.cli.context import current
 from fleetctl.cli.get import COLUMNS, EMPTY, Kind
 from fleetctl.cli.output import Output, OutputOption, print_data, print_rows, stderr, stdout
+from fleetctl.cli.setting_option import setting_option
 from fleetctl.settings.load import with_flags
 from fleetctl.settings.tree import Settings
 
@@ -22,21 +23,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Nodes = Annotated[int | None, typer.Option("--nodes", min=1, max=64, help="Size of a new fleet.", show_default="3")]
-ModelDir = Annotated[
-    Path | None,
-    typer.Option("--model-dir", help="Hugging Face directory to serve.", show_default="a small one, made once"),
-]
-ModelName = Annotated[str | None, typer.Option("--model", help="Name that clients ask for.", show_default="demo")]
-ControllerPort = Annotated[int | None, typer.Option("--controller-port", min=1, max=65535, show_default="7700")]
-GatewayPort = Annotated[int | None, typer.Option("--gateway-port", min=1, max=65535, show_default="7800")]
-Policy = Annotated[
-    str | None,
-    typer.Option("--policy", help="What happens with a runbook: propose, ask or run.", show_default="ask"),
-]
-EnableFaults = Annotated[
-    bool | None, typer.Option("--enable-faults", help="Nodes accept fault injection (drills).", show_default=False)
-]
+Nodes = Annotated[int | None, setting_option("fleet.nodes", "--nodes")]
+ModelDir = Annotated[Path | None, setting_option("fleet.model_dir", "--model-dir")]
+ModelName = Annotated[str | None, setting_option("fleet.model", "--model")]
+ControllerPort = Annotated[int | None, setting_option("controller.port", "--controller-port")]
+GatewayPort = Annotated[int | None, setting_option("gateway.port", "--gateway-port")]
+Policy = Annotated[str | None, setting_option("controller.policy", "--policy")]
+EnableFaults = Annotated[bool | None, setting_option("fleet.enable_faults", "--enable-faults")]
 
 
 def register(app: typer.Typer) -> None:

@@ -18,7 +18,7 @@ class AlertmanagerPeer(RemoteServer):
     example: ClassVar[str] = "http://alertmanager:9093"
     api_path: ClassVar[str] = "/api/v2"
 
-    timeout_s: float = Field(default=10.0, gt=0, le=60, description="Of each request.")
+    timeout_s: float = Field(default=10.0, gt=0, le=60, description="Time-out of each request.")
 
     @model_validator(mode="before")
     @classmethod

@@ -16,7 +16,9 @@ PolicyName = Literal["propose", "ask", "run"]
 class LogSettings(Section):
     """Logs of every process, on stderr."""
 
-    level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="From here up.")
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least severe level that is written."
+    )
     format: Literal["auto", "pretty", "json"] = Field(
         default="auto", description="auto: pretty on a terminal, JSON elsewhere."
     )
@@ -29,7 +31,7 @@ class ControllerSettings(Section):
     port: int = Field(default=7700, ge=0, le=65535, description="Port that it listens on; 0 picks a free one.")
     url: str | None = Field(
         default=None,
-        description="Where clients, and readers of its alerts, find it.",
+        description="Where clients, and readers of its alerts, find the controller.",
         json_schema_extra={"default": "http://<host>:<port>"},
     )
     token: SecretStr | None = Field(

@@ -128,7 +128,8 @@ def _explained(error: ValidationError, origins: Mapping[str, str]) -> str:
     # A whole section that is no mapping, or a check over several keys, has no origin of its own.
     origin = origin or next((where for place, where in origins.items() if place.startswith(f"{key}.")), "settings")
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    return f"{origin}: {key or 'settings'}: {first['msg']}{more}"
+    says = "there is no such setting" if first["type"] == "extra_forbidden" else first["msg"]
+    return f"{origin}: {key or 'settings'}: {says}{more}"
 
 
 def _remedy(error: ValidationError) -> str:

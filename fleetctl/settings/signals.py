@@ -16,7 +16,7 @@ class PrometheusSettings(RemoteServer):
     example: ClassVar[str] = "http://prometheus:9090"
     api_path: ClassVar[str] = "/api/v1"
 
-    timeout_s: float = Field(default=10.0, gt=0, le=120, description="Of each request.")
+    timeout_s: float = Field(default=10.0, gt=0, le=120, description="Time-out of each request.")
     interval_s: float = Field(default=5.0, ge=1, le=300, description="Between two reads.")
     scrape_interval_s: float = Field(
         default=15.0, ge=1, le=300, description="Of that Prometheus: a rate needs several of its scrapes."

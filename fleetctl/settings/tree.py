@@ -90,12 +90,12 @@ class Settings(BaseSettings):
         return (init_settings,)
 
     def origin_of(self, key: str) -> str:
-        """Where the value of a dotted key comes from: "default", a file, a variable or "flag"."""
-        while key:
-            if key in self._origins:
-                return self._origins[key]
-            key = key.rpartition(".")[0]
-        return "default"
+        """Where a dotted key's value comes from: "default", a file, a variable or "flag"; several for a mapping."""
+        within = [origin for place, origin in self._origins.items() if f"{place}.".startswith(f"{key}.")]
+        if within:
+            return ", ".join(dict.fromkeys(within))
+        around = [origin for place, origin in self._origins.items() if key.startswith(f"{place}.")]
+        return around[-1] if around else "default"
 
     @property
     def run_dir(self) -> Path:

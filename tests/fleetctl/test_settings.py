@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from fleetctl.cli.app import run
+from fleetctl.controller.from_settings import initial_fleet
 from fleetctl.kit.errors import BadInputError
+from fleetctl.providers.spec import words_from_options
+from fleetctl.settings.document import markdown, setting_docs
 from fleetctl.settings.load import load_settings
 
 
@@ -16,6 +19,7 @@ from fleetctl.settings.load import load_settings
 def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import os
 
+    monkeypatch.setenv("COLUMNS", "200")
     for key in [key for key in os.environ if key.startswith("FLEETCTL_")]:
         monkeypatch.delenv(key)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
@@ -65,3 +69,111 @@ def test_config_show_masks_secrets(
 def test_missing_config_file_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--config", "nope.yaml", "config", "show"]) == 2
     assert "nope.yaml" in capsys.readouterr().err
+
+
+def test_an_error_names_where_the_value_comes_from_and_how_to_read_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "f.yaml"
+    path.write_text("incidents: {resolve_quiet_s: 1}\n")
+    monkeypatch.setenv("FLEETCTL_FLEET__NODES", "99")
+    with pytest.raises(BadInputError) as error:
+        load_settings(path)
+    assert error.value.message.startswith("FLEETCTL_FLEET__NODES: fleet.nodes: ")
+    assert error.value.remedy == "fleetctl config explain fleet.nodes"
+    monkeypatch.delenv("FLEETCTL_FLEET__NODES")
+    with pytest.raises(BadInputError, match=r"^flag: controller\.policy: "):
+        load_settings(path, {"controller": {"policy": "never"}})
+
+
+def test_every_value_says_where_it_comes_from(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "f.yaml"
+    path.write_text("incidents: {resolve_quiet_s: 1}\nexternal_labels: {cluster: a}\n")
+    monkeypatch.setenv("FLEETCTL_CONTROLLER__PORT", "7701")
+    assert run(["--config", str(path), "--log-level", "error", "config", "show"]) == 0
+    text = capsys.readouterr().out
+    origins = {line.split(":")[0].strip(): line.rpartition("  # ")[2] for line in text.splitlines() if "  # " in line}
+    assert origins["resolve_quiet_s"] == str(path)
+    assert origins["external_labels"] == str(path)
+    assert origins["port"] in ("FLEETCTL_CONTROLLER__PORT", "default")
+    assert "port: 7701" in text
+    assert "FLEETCTL_CONTROLLER__PORT" in text
+    assert origins["level"] == "flag"
+    assert origins["diagnose_for_s"] == "default"
+    again = tmp_path / "again.yaml"
+    again.write_text(text)
+    same = load_settings(path, {"log": {"level": "error"}})
+    assert load_settings(again).model_dump() == same.model_dump()
+
+
+def test_every_limit_of_the_controller_can_be_set(tmp_path: Path) -> None:
+    path = tmp_path / "f.yaml"
+    path.write_text(
+        "controller: {policy: run, policy_causes: [slow_node], probe_interval_s: 2}\n"
+        "actions: {drain_grace_s: 7}\nincidents: {blackbox_lead_s: 8}\ndelivery: {resend_s: 9}\n"
+    )
+    settings = load_settings(path)
+    assert settings.controller.policy_causes == {"slow_node"}
+    assert (settings.actions.drain_grace_s, settings.incidents.blackbox_lead_s) == (7, 8)
+    assert (settings.delivery.resend_s, settings.controller.probe_interval_s) == (9, 2)
+
+
+def test_secrets_reach_our_own_processes_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "f.yaml"
+    path.write_text("alertmanagers: [{url: 'http://am:9093', bearer_token: hunter2}]\nwebhook: {bearer_token: pa55}\n")
+    effective = tmp_path / "effective.json"
+    effective.write_text(json.dumps(load_settings(path).revealed()))
+    read = load_settings(effective)
+    assert read.alertmanagers[0].token() == "hunter2"
+    assert read.webhook.token() == "pa55"
+
+
+def test_options_of_nodes_are_passed_on_also_from_a_file_of_before(tmp_path: Path) -> None:
+    path = tmp_path / "f.yaml"
+    path.write_text("fleet: {node_args: [--max-num-seqs, '8', --no-enable-prefix-caching, --api-key-file=k]}\n")
+    (spec, *_) = initial_fleet(load_settings(path))
+    assert words_from_options(spec.options)[2:] == [
+        "--max-num-seqs", "8", "--no-enable-prefix-caching", "--api-key-file", "k",
+    ]  # fmt: skip
+    path.write_text("fleet: {node_options: {max_num_seqs: 8, enable_prefix_caching: false, runner: fake}}\n")
+    (spec, *_) = initial_fleet(load_settings(path))
+    assert words_from_options(spec.options)[2:] == [
+        "--max-num-seqs", "8", "--no-enable-prefix-caching", "--runner", "fake",
+    ]  # fmt: skip
+
+
+def test_every_setting_is_described_in_one_line_and_has_its_unit_in_its_name() -> None:
+    numbers_without_unit = {"port", "nodes", "max_alerts", "max_active"}
+    for one in setting_docs():
+        assert one.description, one.key
+        assert "\n" not in one.description, one.key
+        name = one.key.rpartition(".")[2]
+        if one.kind == "number":
+            assert name.endswith(("_s", "_ratio")), one.key
+        if one.kind == "whole number":
+            assert name.endswith(("_mb", "_bytes", "_per_minute")) or name in numbers_without_unit, one.key
+        if one.kind in ("number", "whole number"):
+            assert one.bounds, f"{one.key} has no bounds"
+
+
+def test_the_page_of_settings_is_what_the_tree_says() -> None:
+    page = Path(__file__).parents[2] / "docs" / "settings.md"
+    assert page.read_text() == markdown(), "fleetctl config explain --markdown > docs/settings.md"
+
+
+def test_explain_tells_a_setting_a_section_or_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["config", "explain", "controller.policy", "-o", "json"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)
+    assert (told["default"], told["variable"]) == ("ask", "FLEETCTL_CONTROLLER__POLICY")
+    assert run(["config", "explain", "alertmanagers", "-o", "json"]) == 0
+    assert "alertmanagers[].url" in capsys.readouterr().out
+    assert run(["config", "explain", "controller.prot"]) == 2
+    assert "controller.port" in capsys.readouterr().err
+
+
+def test_flags_have_the_help_and_the_bounds_of_their_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["up", "--help"]) == 0
+    assert "Number of nodes of a new fleet." in capsys.readouterr().out
+    assert run(["up", "--nodes", "65"]) == 2
