@@ -13,6 +13,6 @@ from fleetctl.settings.document import default_text, field_of
 def setting_option(key: str, *flags: str) -> Any:
     """What typer takes for a flag that sets the dotted key. The flag's value is None when it is not given."""
     field = field_of(key)
-    low = next((one.ge for one in field.metadata if isinstance(one, annotated_types.Ge)), None)
-    high = next((one.le for one in field.metadata if isinstance(one, annotated_types.Le)), None)
+    low: Any = next((one.ge for one in field.metadata if isinstance(one, annotated_types.Ge)), None)
+    high: Any = next((one.le for one in field.metadata if isinstance(one, annotated_types.Le)), None)
     return typer.Option(*flags, help=field.description, show_default=default_text(field), min=low, max=high)
