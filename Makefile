@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 export FLEETCTL_STATE_DIR ?= $(CURDIR)/.fleetctl
 PYTEST_ARGS ?=
 
-.PHONY: help bench-engine bench-signals soak-node demo up down top test test-gpu bench-kernels check format setup setup-dev debs clean
+.PHONY: help bench-engine bench-signals soak-node demo up down top test test-gpu test-wheel wheel bench-kernels check format setup setup-dev debs clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 18
@@ -32,6 +32,12 @@ test: setup-dev debs check ## Install, then run all checks and tests (what CI ru
 
 test-gpu: setup-dev ## Run the tests that need a CUDA GPU
 	$(BIN)/python -m pytest -m gpu tests/kernels $(PYTEST_ARGS)
+
+wheel: setup-dev ## Build sdist and wheel into dist/
+	$(BIN)/python -m build --outdir dist .
+
+test-wheel: setup-dev ## Install the wheel into a fresh environment and use it there (part of make test)
+	$(BIN)/python -m pytest tests/e2e/test_wheel.py $(PYTEST_ARGS)
 
 bench-kernels: setup ## Kernels against this GPU's measured roofline
 	$(BIN)/python -m kernels.bench $(BENCH_ARGS)
@@ -64,7 +70,7 @@ $(VENV)/bin/python:
 	@echo "creating $(VENV) with $(PYTHON)"
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+$(VENV)/.installed: pyproject.toml setup.py constraints.txt | $(VENV)/bin/python
 	@echo "installing (torch is the large one)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[engine]'
 	@touch $@
@@ -78,4 +84,4 @@ debs: ## Install the Debian packages that tests talk to, where that is allowed
 
 clean: ## Remove the environment and the local state
 	-@$(BIN)/fleetctl down 2>/dev/null
-	rm -rf $(VENV) .fleetctl build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .fleetctl build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

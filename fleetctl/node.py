@@ -25,7 +25,8 @@ def main() -> None:
     """Run one of the engine's commands and exit with its code."""
     missing = missing_library()
     if missing is not None:
-        sys.exit(f"error: the engine is not installed here: {missing} is missing\n  try: {INSTALL_ENGINE}")
+        sys.stderr.write(f"error: the engine is not installed here: {missing} is missing\n  try: {INSTALL_ENGINE}\n")
+        sys.exit(2)
     bundled.pass_to_children()  # the core is a process of its own
     sys.exit(importlib.import_module("engine.__main__").main(sys.argv[1:]))
 
