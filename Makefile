@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 export FLEETCTL_STATE_DIR ?= $(CURDIR)/.fleetctl
 PYTEST_ARGS ?=
 
-.PHONY: help bench-engine bench-signals soak-node demo up down top test test-gpu test-wheel wheel bench-kernels check format setup setup-dev debs clean
+.PHONY: help bench-engine bench-signals soak-node demo up down top test test-gpu test-wheel wheel mutants bench-kernels check format setup setup-dev debs clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 18
@@ -35,6 +35,10 @@ test-gpu: setup-dev ## Run the tests that need a CUDA GPU
 
 wheel: setup-dev ## Build sdist and wheel into dist/
 	$(BIN)/python -m build --outdir dist .
+
+mutants: setup-dev ## Change the code and see whether tests notice (TARGET= BASE=main~5 SAMPLE=200 SEED=7 AGAIN=1)
+	@$(BIN)/python scripts/mutants.py $(if $(TARGET),--target $(TARGET)) $(if $(BASE),--base $(BASE)) \
+	  $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) $(if $(AGAIN),--again)
 
 test-wheel: setup-dev ## Install the wheel into a fresh environment and use it there (part of make test)
 	$(BIN)/python -m pytest tests/e2e/test_wheel.py $(PYTEST_ARGS)
@@ -84,4 +88,4 @@ debs: ## Install the Debian packages that tests talk to, where that is allowed
 
 clean: ## Remove the environment and the local state
 	-@$(BIN)/fleetctl down 2>/dev/null
-	rm -rf $(VENV) .fleetctl build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .fleetctl build dist .mutants *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
