@@ -1,4 +1,4 @@
-"""Which cached blocks a sequence may start from."""
+"""Prefix caching, as a sequence sees it: which cached KV blocks it may start from."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ class CachedPrefix(NamedTuple):
 
     @property
     def block_ids(self) -> list[int]:
+        """All cached blocks that it reads, a copied one among them."""
         return self.shared if self.copied is None else [*self.shared, self.copied]
 
     def without_copy(self, block_size: int) -> CachedPrefix:

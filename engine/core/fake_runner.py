@@ -40,6 +40,7 @@ class FakeCost:
     swapped_block_s: float = 0.00005
 
     def seconds(self, plan: StepPlan) -> float:
+        """What the cost model says that this step takes."""
         return (
             self.step_s
             + self.token_s * plan.num_tokens
@@ -133,6 +134,7 @@ class FakeRunner:
 
     @property
     def num_sequences(self) -> int:
+        """Sequences whose state is kept."""
         return len(self._sequences)
 
     def warm_up(self) -> None:

@@ -39,6 +39,7 @@ class CoreFaults:
 
     @property
     def is_hung(self) -> bool:
+        """Whether the step loop must stand still."""
         return self._now.hung_core
 
     def set_faults(self, message: SetFaults) -> None:

@@ -21,13 +21,13 @@ class PreemptedBy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """Who had to make room, for whom, and what it costs."""
+    """Who was preempted, for whom, and what it costs."""
 
     seq_id: str
     at: float
     how: PreemptedBy
     lost_tokens: int  # computed tokens that must be computed again; a swap loses none
-    num_blocks: int  # given up on the device
+    num_blocks: int  # device blocks released
     for_seq_id: str | None  # who needed the blocks; None after a failed step
 
 
@@ -43,10 +43,13 @@ class StepOutcome(NamedTuple):
 
     @classmethod
     def nothing(cls) -> StepOutcome:
+        """Of no step at all."""
         return cls(StepKind.NONE, [], (), 0, 0)
 
 
 class StepRow(NamedTuple):
+    """One sequence's share of a step."""
+
     sequence: CoreSequence
     scheduled: Scheduled
 
@@ -83,6 +86,7 @@ class PendingStep:
 
     @property
     def kind(self) -> StepKind:
+        """What the step computes, probes aside."""
         rows = [row for row in self.rows if not row.sequence.is_probe]
         if not rows:
             return StepKind.NONE
@@ -95,6 +99,7 @@ class PendingStep:
         return StepKind.MIXED if num_decodes else StepKind.PREFILL
 
     def as_plan(self) -> StepPlan:
+        """What the runner is given."""
         new = {sequence.seq_id for sequence in self.new}
         return StepPlan(
             step_id=self.step_id,

@@ -1,10 +1,12 @@
-"""Which tokens of which sequences are computed next, and what the result means for each sequence.
+"""Continuous batching: which tokens of which sequences are computed in the next step, and what its result means.
 
 One step:
-1. Sequences that lack one token only (decodes) get it, best order first.
-2. Sequences in the middle of their prompt get a chunk, so that a long prompt costs the others little.
-3. Where blocks run out, the sequence that is last in order gives its blocks up: lowest priority, newest first.
-4. If nobody had to, waiting sequences start in order, while seats, token budget and predicted KV allow.
+1. Decodes (sequences that lack one token only) get it, in serving order.
+2. Running prefills get a chunk each (chunked prefill), so that a long prompt costs the others' ITL little.
+3. Where KV blocks run out, the running sequence that is last in order is preempted: lowest priority, newest first.
+   Its KV is swapped to host blocks or computed again, whichever was measured to be cheaper.
+4. Without a preemption, waiting sequences are admitted in order, from the prefix that is cached of them, while
+   `max_num_seqs`, the token budget and the predicted growth of all block tables allow.
 
 The order (`sequence_queue.serving_order`) is total and never changes, and the first in the queue is passed over only
 for a step that computes its own next tokens for somebody else: so nothing starves. The best sequence can always go
@@ -30,7 +32,7 @@ from engine.protocol.output_length import OutputLengthForecast
 from engine.protocol.step import StepPlan, StepResult
 
 _KEPT_PREEMPTIONS = 1000
-_MOST_PASSED_OVER = 32  # waiting sequences looked at beyond the free seats, in one step
+_MOST_PASSED_OVER = 32  # waiting sequences looked at in one step beyond those that `max_num_seqs` leaves room for
 
 
 class Scheduler:
@@ -55,6 +57,7 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
+        """Sequences with device blocks; each gets tokens in every step that has room."""
         return len(self._running)
 
     @property
@@ -189,9 +192,9 @@ class Scheduler:
         self.host_blocks = HostBlocks(self.config.num_host_blocks)
 
     def _plan_running(self, sequence: CoreSequence, step: PendingStep, now: float) -> None:
-        """Give a running sequence its next tokens; those last in order pay with their blocks if need be.
+        """Give a running sequence its next tokens; those last in order are preempted for its KV blocks if need be.
 
-        A sequence that comes after all that could pay keeps what it has and waits: they will take it if they need it.
+        A sequence that comes after all that could be preempted keeps what it has and waits: they preempt it if they must.
         """
         while sequence.state is SequenceState.RUNNING:
             chunk = self._chunk_tokens(sequence.num_uncomputed_tokens, step)
@@ -218,10 +221,10 @@ class Scheduler:
         missing = self.config.num_blocks_for(computed + num_tokens) - len(sequence.block_ids)
         if missing > 0:
             sequence.block_ids += self.pool.allocate(min(missing, self.pool.num_free)) or []
-        room = len(sequence.block_ids) * self.config.block_size - computed
-        if room < num_tokens and not self.config.chunked_prefill:
+        capacity = len(sequence.block_ids) * self.config.block_size - computed
+        if capacity < num_tokens and not self.config.chunked_prefill:
             return 0
-        return min(num_tokens, room)
+        return min(num_tokens, capacity)
 
     def _preempt(self, victim: CoreSequence, needed_by: CoreSequence, step: PendingStep, now: float) -> None:
         num_blocks = self.config.num_blocks_for(victim.num_computed_tokens)

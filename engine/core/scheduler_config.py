@@ -62,6 +62,7 @@ class SchedulerConfig:
         return min(self.max_model_len, self.num_blocks * self.block_size)
 
     def num_blocks_for(self, num_tokens: int) -> int:
+        """KV blocks that hold this many tokens."""
         return -(-num_tokens // self.block_size)
 
 

@@ -12,6 +12,8 @@ from engine.protocol.step import NewSequence, TokenLogprobs
 
 
 class SequenceState(StrEnum):
+    """Where a sequence stands in the scheduler; changed along `TRANSITIONS` only."""
+
     WAITING = "waiting"  # holds no blocks; everything is to be computed (again)
     RUNNING = "running"  # holds device blocks and gets tokens in steps
     SWAPPED = "swapped"  # preempted; its KV waits in host blocks
@@ -91,10 +93,12 @@ class CoreSequence:
 
     @property
     def num_tokens(self) -> int:
+        """Prompt and output so far."""
         return len(self.token_ids)
 
     @property
     def num_output_tokens(self) -> int:
+        """Generated tokens, those of other nodes among them."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
@@ -116,6 +120,7 @@ class CoreSequence:
 
     @property
     def has_news(self) -> bool:
+        """Whether `take_update` would tell something."""
         return bool(
             self._new_token_ids
             or self._new_prompt_logprobs
@@ -150,6 +155,7 @@ class CoreSequence:
         return self.contents
 
     def as_new_sequence(self) -> NewSequence:
+        """All that the runner must know of it."""
         return NewSequence(self.seq_id, tuple(self.token_ids), self.num_prompt_tokens, self.sampling)
 
     def append(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
@@ -189,6 +195,7 @@ class CoreSequence:
             self._announces_schedule = True
 
     def mark_preempted(self) -> None:
+        """Count one preemption, for the next update."""
         self.num_preemptions += 1
         self._preempted += 1
 

@@ -19,7 +19,7 @@ def serving_order(priority: int, arrived_at: float, ageing_s: float, number: int
 
 
 class SequenceQueue:
-    """Sequences sorted by their `order`. First and last in O(1), others found by bisection."""
+    """Sequences sorted by their `order`. The last in O(1), others found by bisection."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[tuple[float, int], CoreSequence]] = []  # orders are unique: sequences never compare
@@ -33,11 +33,8 @@ class SequenceQueue:
     def __reversed__(self) -> Iterator[CoreSequence]:
         return (sequence for _, sequence in reversed(self._entries))
 
-    @property
-    def first(self) -> CoreSequence:
-        return self._entries[0][1]
-
     def add(self, sequence: CoreSequence) -> None:
+        """Put a sequence where its order says."""
         insort(self._entries, (sequence.order, sequence))
 
     def remove(self, sequence: CoreSequence) -> None:

@@ -35,6 +35,7 @@ class StepSize(NamedTuple):
 
     @classmethod
     def of(cls, plan: StepPlan) -> StepSize:
+        """What a plan's seconds depend on."""
         decodes = prompt = context = pairs = 0
         for row in plan.scheduled:
             context += row.start + row.num_tokens

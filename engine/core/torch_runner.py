@@ -125,6 +125,7 @@ class ModelRunner:
 
     @property
     def info(self) -> RunnerInfo:
+        """Sizes and facts of what was loaded."""
         return RunnerInfo(
             num_blocks=self._num_blocks,
             block_size=self._block_size,

@@ -91,6 +91,8 @@ class WakeUp(msgspec.Struct, frozen=True, tag="wake_up"):
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    """End every sequence, then the process."""
+
     pass
 
 

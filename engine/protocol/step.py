@@ -73,6 +73,7 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
+        """Tokens whose KV is computed in this step."""
         return sum(s.num_tokens for s in self.scheduled)
 
 

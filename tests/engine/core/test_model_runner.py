@@ -265,13 +265,13 @@ def test_out_of_memory_fails_the_largest_and_serves_the_rest(
 
     monkeypatch.setattr(runner._decoder, "forward", tight)
     big, small = (
-        Drive(0, tuple(range(3, 103)), SamplingParams(max_tokens=1)),
-        Drive(1, (5, 6), SamplingParams(max_tokens=1)),
+        Drive("big", tuple(range(3, 103)), SamplingParams(max_tokens=1)),
+        Drive("small", (5, 6), SamplingParams(max_tokens=1)),
     )
     give_blocks([big, small], NUM_BLOCKS)
     result = step(runner, [big, small], [big, small])
-    assert result.failed == {0: SequenceFailure(FailureKind.OUT_OF_MEMORY, "out of memory")}
-    assert list(result.token_ids) == [1]
+    assert result.failed == {"big": SequenceFailure(FailureKind.OUT_OF_MEMORY, "out of memory")}
+    assert list(result.token_ids) == ["small"]
 
 
 @pytest.mark.parametrize(
