@@ -73,7 +73,7 @@ class BlockPool:
         return [b.block_id for b in chain(self._blank, self._once, self._reused)]
 
     def allocate(self, count: int) -> list[int] | None:
-        """References to `count` blank blocks, evicting cached ones where needed. None, and no change, if too few are free."""
+        """`count` blank blocks, evicting cached ones where needed; None, and no change, if too few are free."""
         if count > self.num_free:
             return None
         self.num_changes += 1

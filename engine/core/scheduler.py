@@ -194,7 +194,7 @@ class Scheduler:
     def _plan_running(self, sequence: CoreSequence, step: PendingStep, now: float) -> None:
         """Give a running sequence its next tokens; those last in order are preempted for its KV blocks if need be.
 
-        A sequence that comes after all that could be preempted keeps what it has and waits: they preempt it if they must.
+        One that comes after all that could be preempted keeps what it has and waits: they preempt it if they must.
         """
         while sequence.state is SequenceState.RUNNING:
             chunk = self._chunk_tokens(sequence.num_uncomputed_tokens, step)
