@@ -12,7 +12,7 @@ Bools = NDArray[np.bool_]
 Index = NDArray[np.intp]
 
 
-def distinct(numbers: Index) -> Index:
+def sorted_unique(numbers: Index) -> Index:
     """Each number once, rising. numpy's `unique` brings masked arrays along, 2 MB of code for one call."""
     ordered = np.sort(numbers)
     is_first = np.ones(len(ordered), dtype=np.bool_)

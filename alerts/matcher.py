@@ -50,9 +50,17 @@ def compile_go(pattern: str) -> re.Pattern[str]:
 
 _FLAGS = re.compile(r"\(\?([imsU]*)(-[imsU]+)?([:)])")
 _POSIX = {
-    "alnum": "0-9A-Za-z", "alpha": "A-Za-z", "digit": "0-9", "lower": "a-z", "upper": "A-Z", "space": r"\t\n\v\f\r ",
-    "word": "0-9A-Za-z_", "xdigit": "0-9A-Fa-f", "punct": r"!-/:-@\[-`{-~", "blank": r"\t ",
-}  # fmt: skip
+    "alnum": "0-9A-Za-z",
+    "alpha": "A-Za-z",
+    "digit": "0-9",
+    "lower": "a-z",
+    "upper": "A-Z",
+    "space": r"\t\n\v\f\r ",
+    "word": "0-9A-Za-z_",
+    "xdigit": "0-9A-Fa-f",
+    "punct": r"!-/:-@\[-`{-~",
+    "blank": r"\t ",
+}
 
 
 def _translate(pattern: str) -> str:

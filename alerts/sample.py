@@ -13,21 +13,21 @@ from typing import ClassVar
 Labels = tuple[tuple[str, str], ...]
 """Sorted (name, value) pairs without empty values; the metric's name is under `__name__`."""
 
-NAME = "__name__"
+METRIC_NAME = "__name__"
 
-# A NaN with a payload of its own marks the end of a series. A scraped NaN has payload 0, so the two never mix.
-STALE_BITS = 0x7FF8_0000_0000_0002
-STALE: float = struct.unpack("<d", struct.pack("<Q", STALE_BITS))[0]
+# Prometheus' staleness marker: a NaN with a payload of its own. A scraped NaN has payload 0, so the two never mix.
+STALE_NAN_BITS = 0x7FF8_0000_0000_0002
+STALE_NAN: float = struct.unpack("<d", struct.pack("<Q", STALE_NAN_BITS))[0]
 
-# Series that are written together share their times; where one of them had no point at such a time stands this.
+# Series of one group share their timestamps; where one of them has no sample at a timestamp stands this NaN.
 # It never leaves the store.
-HOLE_BITS = 0x7FF8_0000_0000_0003
-HOLE: float = struct.unpack("<d", struct.pack("<Q", HOLE_BITS))[0]
+MISSING_BITS = 0x7FF8_0000_0000_0003
+MISSING: float = struct.unpack("<d", struct.pack("<Q", MISSING_BITS))[0]
 
 
-def is_stale(value: float) -> bool:
-    """True for the marker that says "this series ended here"; False for every number, NaN included."""
-    return value != value and struct.unpack("<Q", struct.pack("<d", value))[0] == STALE_BITS
+def is_stale_nan(value: float) -> bool:
+    """True for the staleness marker; False for every number, an ordinary NaN included."""
+    return value != value and struct.unpack("<Q", struct.pack("<d", value))[0] == STALE_NAN_BITS
 
 
 _SWEPT_AT_LEAST = 4096
@@ -106,7 +106,7 @@ class LabelSet:
 
     @property
     def name(self) -> str:
-        return self.get(NAME)
+        return self.get(METRIC_NAME)
 
     def keep(self, names: tuple[str, ...]) -> LabelSet:
         """Only these labels."""
@@ -119,7 +119,7 @@ class LabelSet:
         return self._derive(key, lambda: self.intern(tuple([p for p in self.pairs if p[0] not in names])))
 
     def without_name(self) -> LabelSet:
-        return self.drop((NAME,))
+        return self.drop((METRIC_NAME,))
 
     def having(self, added: Labels) -> LabelSet:
         """With these labels set; an empty value removes the label."""
@@ -143,7 +143,7 @@ class LabelSet:
 
     def __repr__(self) -> str:
         name = self.name
-        rest = ", ".join(f'{key}="{value}"' for key, value in self.pairs if key != NAME)
+        rest = ", ".join(f'{key}="{value}"' for key, value in self.pairs if key != METRIC_NAME)
         return f"{name}{{{rest}}}" if rest or not name else name
 
     def as_matched(self) -> str:

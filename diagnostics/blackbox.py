@@ -24,7 +24,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from alerts.sample import is_stale
+from alerts.sample import is_stale_nan
 from diagnostics.record import IncidentRecord
 
 FORMAT = "fleetctl.blackbox"
@@ -65,7 +65,7 @@ class BlackBox:
 def record_series(dumped: Iterable[tuple[dict[str, str], list[tuple[float, float]]]]) -> tuple[RecordedSeries, ...]:
     """A store's `dump(since, until)` as the black box keeps it, sorted by labels: the same facts, the same file."""
     series = [
-        RecordedSeries(labels, tuple((at, None if is_stale(value) else value) for at, value in points))
+        RecordedSeries(labels, tuple((at, None if is_stale_nan(value) else value) for at, value in points))
         for labels, points in dumped
     ]
     return tuple(sorted(series, key=lambda one: sorted(one.labels.items())))

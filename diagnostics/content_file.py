@@ -99,7 +99,8 @@ def validate(file: ContentFile, model: type[_M], place_of: Callable[[Sequence[An
             path = fault["loc"]
             place, used = place_of(path)
             key = ".".join(str(part) for part in path[used:])
-            reason = f"{key}: {fault['msg']}" if key else fault["msg"]
+            message = fault["msg"].removeprefix("Value error, ")  # what pydantic puts before our own words
+            reason = f"{key}: {message}" if key else message
             remedy = "correct its spelling or remove it" if fault["type"] == "extra_forbidden" else ""
             problems.append(Problem(file.name, reason, remedy, place, file.line_of(*path)))
         raise BadContentFileError(problems) from error

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from alerts.evaluation.engine import RuleEngine
 from alerts.evaluation.rules import RecordingRule, RuleGroup
-from alerts.sample import NAME, STALE
+from alerts.sample import METRIC_NAME, STALE_NAN
 from alerts.series.store import SeriesStore
 from diagnostics.blackbox import BlackBox, RecordedSeries
 from diagnostics.diagnosis import Diagnosis
@@ -60,20 +60,20 @@ def replay(
     recompute: bool = False,
 ) -> ReplayResult:
     """What rules and trees would have said, second by second, over the window of the recording."""
-    recorded = {one.labels.get(NAME, "") for one in box.series}
+    recorded = {one.labels.get(METRIC_NAME, "") for one in box.series}
     given = {rule.name for group in groups for rule in group.rules if isinstance(rule, RecordingRule)}
     dropped_series = _ENGINE_SERIES | (given if recompute else frozenset())
     dropped_rules = frozenset() if recompute else given & recorded
     store = SeriesStore(retention_s=box.until - box.since + _SPARE_S, max_points=1_000_000)
     engine = RuleEngine([_without(group, dropped_rules) for group in groups], store, default_interval_s=step_s)
-    points = _in_time([one for one in box.series if one.labels.get(NAME) not in dropped_series])
+    points = _in_time([one for one in box.series if one.labels.get(METRIC_NAME) not in dropped_series])
     pending = next(points, None)
     nodes = {one.labels["node"]: one.labels for one in box.series if one.labels.get("node") and one.labels.get("pool")}
     story = _Story(store, trees, nodes)
     for tick in range(int((box.until - box.since) / step_s) + 1):
         now = box.since + tick * step_s
         while pending is not None and pending[0] <= now:
-            store.append(pending[1], pending[0], STALE if pending[2] is None else pending[2])
+            store.append(pending[1], pending[0], STALE_NAN if pending[2] is None else pending[2])
             pending = next(points, None)
         story.tick(engine, now)
     return ReplayResult(tuple(story.firings), tuple(story.incidents.values()))

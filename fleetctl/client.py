@@ -18,6 +18,7 @@ from fleetctl.wire import (
     ActionRequest,
     Alert,
     ApprovalRequest,
+    ContentListing,
     DiagnoseRequest,
     Diagnosis,
     Incident,
@@ -35,6 +36,7 @@ from fleetctl.wire import (
 )
 
 DEFAULT_TIMEOUT_S = 10.0
+CONTENT_S = 60.0  # reading and checking hundreds of files
 SILENCE_S = 30.0  # the controller asks one Alertmanager after the other
 WAIT_MARGIN_S = 10.0  # how much longer than its wait a long poll may take
 W = TypeVar("W", bound=BaseModel)
@@ -170,6 +172,14 @@ class ControllerClient:
         """The routing table; None when it is still the one known as `after` once `wait_s` has passed."""
         answer = await self._send("GET", "/v1/routing", wait_s, params=_given(after=after, wait_s=wait_s or None))
         return None if answer.status_code == 204 else _parse(RoutingTable, answer)
+
+    async def content(self) -> ContentListing:
+        """Rules, trees, causes, pages and what else is loaded, with their sources."""
+        return await self._get(ContentListing, "/v1/content")
+
+    async def reload_content(self) -> ContentListing:
+        """Read the content folders again. Raises BadInputError with all that is wrong; then nothing has changed."""
+        return _parse(ContentListing, await self._send("POST", "/v1/content/reload", CONTENT_S))
 
     async def silences(self) -> list[Silence]:
         """Alertmanager's, those in force first."""

@@ -27,7 +27,13 @@ class RunbookError(Exception):
 
 
 class BadPageError(RunbookError):
-    """The message starts with `file:line:`."""
+    """What is wrong with a page, and where. `line` counts from 1, 0 where the whole file is meant."""
+
+    def __init__(self, file: str, line: int, reason: str, *, remedy: str | None = None) -> None:
+        super().__init__(f"{file}:{line}: {reason}" if line else f"{file}: {reason}", remedy=remedy)
+        self.file = file
+        self.line = line
+        self.reason = reason
 
 
 class BadCommandError(RunbookError):

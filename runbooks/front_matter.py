@@ -48,7 +48,7 @@ class Place(NamedTuple):
     line: int
 
     def error(self, message: str, remedy: str | None = None) -> BadPageError:
-        return BadPageError(f"{self.file}:{self.line}: {message}", remedy=remedy)
+        return BadPageError(self.file, self.line, message, remedy=remedy)
 
 
 class _Strict(BaseModel):

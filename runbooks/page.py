@@ -64,7 +64,7 @@ def load_library(directory: Path | None = None) -> dict[str, Page]:
     """All pages (`*.md` but README.md) of a directory by name; None is the built-in library. Raises BadPageError."""
     folder = directory or Path(__file__).parent / "library"
     if not folder.is_dir():
-        raise BadPageError(f"{folder}: no such directory", remedy="name a directory of runbook pages")
+        raise BadPageError(str(folder), 0, "no such directory", remedy="name a directory of runbook pages")
     pages = (load_page(path) for path in sorted(folder.glob("*.md")) if path.name != "README.md")
     return {page.name: page for page in pages}
 

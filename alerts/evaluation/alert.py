@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from alerts.evaluation.target_liveness import Presence
+from alerts.evaluation.target_liveness import Liveness
 from alerts.sample import LabelSet
 
 RESOLVED_KEPT_S = 15 * 60.0
@@ -50,7 +50,7 @@ class AlertChange:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class AlertSample:
     """What the expression says about one instance now."""
 
     value: float
@@ -65,25 +65,25 @@ def fingerprint_of(labels: Mapping[str, str]) -> str:
 def advance(
     name: str,
     active: Mapping[LabelSet, ActiveAlert],
-    found: Mapping[LabelSet, Finding],
+    found: Mapping[LabelSet, AlertSample],
     now: float,
     *,
     for_s: float,
     keep_firing_for_s: float,
-    presence_of: Callable[[ActiveAlert], Presence],
+    liveness_of: Callable[[ActiveAlert], Liveness],
 ) -> tuple[dict[LabelSet, ActiveAlert], list[AlertChange]]:
     """The instances after this evaluation, and what changed."""
     after: dict[LabelSet, ActiveAlert] = {}
     changes: list[AlertChange] = []
     for key in [*active, *(key for key in found if key not in active)]:
         before = active.get(key)
-        finding = found.get(key)
+        sample = found.get(key)
         alert: ActiveAlert | None
-        if finding is not None:
-            alert = _matched(name, key, before, finding, now, for_s)
+        if sample is not None:
+            alert = _matched(name, key, before, sample, now, for_s)
         else:
             assert before is not None
-            alert = _unmatched(before, now, keep_firing_for_s, presence_of)
+            alert = _unmatched(before, now, keep_firing_for_s, liveness_of)
         if alert is None:
             continue
         if alert.state != "inactive":
@@ -96,17 +96,22 @@ def advance(
 
 
 def _matched(
-    name: str, key: LabelSet, before: ActiveAlert | None, finding: Finding, now: float, for_s: float
+    name: str, key: LabelSet, before: ActiveAlert | None, sample: AlertSample, now: float, for_s: float
 ) -> ActiveAlert:
     if before is None or before.state == "resolved":
         labels = key.as_dict()
         alert = ActiveAlert(
-            fingerprint=fingerprint_of(labels), name=name, state="pending", labels=labels,
-            annotations=finding.annotations, value=finding.value, active_at=now,
-        )  # fmt: skip
+            fingerprint=fingerprint_of(labels),
+            name=name,
+            state="pending",
+            labels=labels,
+            annotations=sample.annotations,
+            value=sample.value,
+            active_at=now,
+        )
     else:
         alert = replace(
-            before, value=finding.value, annotations=finding.annotations, keep_firing_since=None, unknown_since=None
+            before, value=sample.value, annotations=sample.annotations, keep_firing_since=None, unknown_since=None
         )
         if before.state == "unknown":
             # Firing goes on as the same page. Pending starts again: nobody saw whether it held in between.
@@ -120,21 +125,21 @@ def _matched(
 
 
 def _unmatched(
-    before: ActiveAlert, now: float, keep_firing_for_s: float, presence_of: Callable[[ActiveAlert], Presence]
+    before: ActiveAlert, now: float, keep_firing_for_s: float, liveness_of: Callable[[ActiveAlert], Liveness]
 ) -> ActiveAlert | None:
     """None when the instance is to be forgotten."""
     if before.state == "resolved":
         assert before.resolved_at is not None
         return None if now - before.resolved_at > RESOLVED_KEPT_S else before
-    presence = presence_of(before)
+    liveness = liveness_of(before)
     unknown_since = now if before.unknown_since is None else before.unknown_since
-    if presence is Presence.NEVER_SEEN and now - unknown_since > NEVER_SEEN_KEPT_S:
-        presence = Presence.REMOVED
-    if presence in (Presence.LOST, Presence.NEVER_SEEN):
+    if liveness is Liveness.NEVER_SEEN and now - unknown_since > NEVER_SEEN_KEPT_S:
+        liveness = Liveness.REMOVED
+    if liveness in (Liveness.LOST, Liveness.NEVER_SEEN):
         return replace(before, state="unknown", unknown_since=unknown_since)
     if before.fired_at is None:
         return replace(before, state="inactive", unknown_since=None)
-    if keep_firing_for_s > 0 and presence is Presence.PRESENT:
+    if keep_firing_for_s > 0 and liveness is Liveness.LIVE:
         since = now if before.keep_firing_since is None else before.keep_firing_since
         if now - since < keep_firing_for_s:
             return replace(before, state="firing", keep_firing_since=since, unknown_since=None)

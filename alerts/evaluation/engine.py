@@ -12,21 +12,21 @@ import structlog
 
 from alerts.arrays import Floats
 from alerts.errors import AlertsError, QueryError
-from alerts.evaluation.alert import ActiveAlert, AlertChange, Finding, advance
-from alerts.evaluation.rules import AlertingRule, RecordingRule, Rule, RuleGroup, reaches_of
+from alerts.evaluation.alert import ActiveAlert, AlertChange, AlertSample, advance
+from alerts.evaluation.rules import AlertingRule, RecordingRule, Rule, RuleGroup, lookback_s_by_metric
 from alerts.evaluation.snapshot import alert_from_json, alert_to_json, check_version, restored
-from alerts.evaluation.target_liveness import CLEAR_AFTER_S, Presence, Roll
+from alerts.evaluation.target_liveness import CLEAR_AFTER_S, Liveness, TargetLiveness
 from alerts.evaluation.template import BadTemplateError, Template
 from alerts.evaluation.template_query import query_at
 from alerts.promql import evaluate_vector
 from alerts.promql.evaluator import LOOKBACK_MS
 from alerts.promql.nodes import is_empty_without_series, metric_names
-from alerts.promql.sharing import SharedAnswers
+from alerts.promql.shared_results import SharedResults
 from alerts.promql.values import SAME_LABELS, Vector, empty_vector, single
-from alerts.sample import EMPTY, NAME, LabelSet, to_ms
-from alerts.series.columns import LabelColumn
+from alerts.sample import EMPTY, METRIC_NAME, LabelSet, to_ms
+from alerts.series.appender import Appender
+from alerts.series.label_column import LabelColumn
 from alerts.series.store import SeriesStore
-from alerts.series.writer import Writer
 
 log = structlog.get_logger()
 
@@ -43,7 +43,7 @@ class _RuleState:
 
     key: str
     rule: Rule
-    writer: Writer  # of the series that it records, or of ALERTS
+    appender: Appender  # of the series that it records, or of ALERTS
     writes: tuple[str, ...]  # their names
     needs: frozenset[str] = frozenset()  # without a series of one of these metrics it gives nothing; empty: not sure
     found_none_at: int | None = None  # names_version of the store at which there was none
@@ -61,8 +61,8 @@ class _RuleState:
                 entry
                 for labels, alert_state in shown
                 for entry in (
-                    labels.having(((NAME, "ALERTS"), ("alertstate", alert_state))),
-                    labels.having(((NAME, "ALERTS_FOR_STATE"),)),
+                    labels.having(((METRIC_NAME, "ALERTS"), ("alertstate", alert_state))),
+                    labels.having(((METRIC_NAME, "ALERTS_FOR_STATE"),)),
                 )
             )
         return self._shown_column
@@ -84,12 +84,14 @@ class RuleEngine:
         self._default_interval_s = default_interval_s
         self._clear_after_s = clear_after_s
         self._groups = list(groups)
-        reaches = reaches_of(groups)
+        reaches = lookback_s_by_metric(groups)
         self._states: list[list[_RuleState]] = [_states_of(group, store, reaches, clear_after_s) for group in groups]
         self._last_slot: list[int | None] = [None] * len(self._groups)
         self._taken_out: list[AlertChange] = []  # alerts whose rule is gone, until a tick has told of them
-        self._shared = SharedAnswers(rule.query.root for group in groups for rule in group.rules)
-        self._rolls: dict[float, Roll] = {}  # of this tick, by how long a target must have been scraped
+        self._shared = SharedResults(rule.query.root for group in groups for rule in group.rules)
+        self._liveness_by_wait: dict[
+            float, TargetLiveness
+        ] = {}  # of this tick, by how long a target must have been scraped
 
     def tick(self, now: float) -> list[AlertChange]:
         """Evaluates every group whose slot has come, in order; what changed.
@@ -97,7 +99,7 @@ class RuleEngine:
         A rule that fails leaves its alerts and series as they are: see `failures`.
         """
         changes, self._taken_out = self._taken_out, []
-        self._rolls = {}
+        self._liveness_by_wait = {}
         self._shared.clear()
         for index, group in enumerate(self._groups):
             interval_s = group.interval_s or self._default_interval_s
@@ -116,9 +118,9 @@ class RuleEngine:
 
         As Prometheus does on a reload, an alerting rule keeps its pending and firing alerts as long as a rule of its
         name is there, whatever else changed; the next tick judges them anew. What a recording rule of the same group
-        and name wrote goes on. Series of rules that are gone end, and their alerts are told as resolved by that tick.
+        and name wrote goes on. Series of rules that are gone become stale; that tick tells their alerts as resolved.
         """
-        reaches = reaches_of(groups)
+        reaches = lookback_s_by_metric(groups)
         states = [_states_of(group, self._store, reaches, self._clear_after_s) for group in groups]
         left = {id(state): state for old in self._states for state in old}
         known = {_identity(state): state for state in reversed(left.values())}
@@ -126,19 +128,19 @@ class RuleEngine:
             before = known.pop(_identity(state), None)
             if before is not None:
                 del left[id(before)]
-                before.writer.keep_at_least(reaches.get(state.rule.name, 0.0) + LOOKBACK_MS / 1000)
-                state.writer, state.active, state.error = before.writer, before.active, before.error
+                before.appender.keep_at_least(reaches.get(state.rule.name, 0.0) + LOOKBACK_MS / 1000)
+                state.appender, state.active, state.error = before.appender, before.active, before.error
         slots = {group.name: slot for group, slot in zip(self._groups, self._last_slot, strict=True)}
         for state in left.values():
-            state.writer.end()
+            state.appender.mark_stale()
             for alert in state.active.values():
                 if alert.state != "resolved":
                     self._taken_out.append(AlertChange(replace(alert, state="resolved", resolved_at=now), alert.state))
         self._groups, self._states = list(groups), states
         self._last_slot = [slots.get(group.name) for group in groups]
-        self._shared = SharedAnswers(rule.query.root for group in groups for rule in group.rules)
+        self._shared = SharedResults(rule.query.root for group in groups for rule in group.rules)
 
-    def lose_sight(self, now: float) -> list[AlertChange]:
+    def mark_all_unknown(self, now: float) -> list[AlertChange]:
         """No signals have come for too long to judge by them: every pending and firing alert is unknown."""
         changes: list[AlertChange] = []
         for states in self._states:
@@ -209,7 +211,7 @@ class RuleEngine:
                 self._record(state, state.rule, result, to_ms(at))
                 changes = []
             else:
-                found = _findings(state.rule, result, self._store, at)
+                found = _alert_samples(state.rule, result, self._store, at)
                 self._check_limit(group, state, len(found))
                 changes = self._alert(state, state.rule, found, now, to_ms(at))
         except AlertsError as error:
@@ -234,28 +236,28 @@ class RuleEngine:
             raise QueryError(f"exceeded limit of {group.limit} with {count} results")
 
     def _record(self, state: _RuleState, rule: RecordingRule, result: Vector, at_ms: int) -> None:
-        if not len(result) and not state.writer.series:
+        if not len(result) and not state.appender.series:
             return
-        labels = result.labels.having(((NAME, rule.name), *rule.labels))
+        labels = result.labels.having(((METRIC_NAME, rule.name), *rule.labels))
         if not labels.is_distinct:
             raise QueryError(SAME_LABELS)
         self._write(state, labels, result.values, at_ms)
 
     def _write(self, state: _RuleState, labels: LabelColumn, values: Floats, at_ms: int) -> None:
         """Stores this evaluation's points and ends the series that it no longer gives."""
-        state.writer.take(labels, lambda: labels)
-        self._store.write(state.writer, at_ms, values)
+        state.appender.set_series(labels, lambda: labels)
+        self._store.append_column(state.appender, at_ms, values)
         for name in state.writes:
-            self._shared.wrote(name)
+            self._shared.note_write(name)
 
-    def _presence_of(self, alert: ActiveAlert, now: float, clear_after_s: float) -> Presence:
-        roll = self._rolls.get(clear_after_s)
-        if roll is None:
-            roll = self._rolls[clear_after_s] = Roll(self._store, now, clear_after_s)
-        return roll.of(alert.labels)
+    def _liveness_of(self, alert: ActiveAlert, now: float, clear_after_s: float) -> Liveness:
+        liveness = self._liveness_by_wait.get(clear_after_s)
+        if liveness is None:
+            liveness = self._liveness_by_wait[clear_after_s] = TargetLiveness(self._store, now, clear_after_s)
+        return liveness.of_alert(alert.labels)
 
     def _alert(
-        self, state: _RuleState, rule: AlertingRule, found: Mapping[LabelSet, Finding], now: float, at_ms: int
+        self, state: _RuleState, rule: AlertingRule, found: Mapping[LabelSet, AlertSample], now: float, at_ms: int
     ) -> list[AlertChange]:
         state.active, changes = advance(
             rule.name,
@@ -264,10 +266,10 @@ class RuleEngine:
             now,
             for_s=rule.for_s,
             keep_firing_for_s=rule.keep_firing_for_s,
-            presence_of=lambda alert: self._presence_of(alert, now, state.clear_after_s),
+            liveness_of=lambda alert: self._liveness_of(alert, now, state.clear_after_s),
         )
         shown = [(labels, alert) for labels, alert in state.active.items() if alert.state in _SHOWN_STATES]
-        if shown or state.writer.series:
+        if shown or state.appender.series:
             column = state.shown_column([(labels, alert.state) for labels, alert in shown])
             values = np.array([[1.0, alert.active_at] for _, alert in shown], dtype=np.float64)
             self._write(state, column, values.ravel(), at_ms)
@@ -289,21 +291,21 @@ def _states_of(
         number = seen[rule.name] = seen.get(rule.name, 0) + 1
         key = f"{group.name}/{rule.name}" + (f"#{number}" if number > 1 else "")
         # `up` is written by every scrape, failed or not: a rule on it alone has no window that must fill first.
-        writer = store.writer(keep_s=reaches.get(rule.name, 0.0) + LOOKBACK_MS / 1000)
+        appender = store.appender(keep_s=reaches.get(rule.name, 0.0) + LOOKBACK_MS / 1000)
         names = metric_names(rule.query.root)
         waits = not names <= _SCRAPE_NAMES
         can_idle = "" not in names and is_empty_without_series(rule.query.root)
         needs = frozenset(names) if can_idle else frozenset()
         writes = ALERT_NAMES if isinstance(rule, AlertingRule) else (rule.name,)
-        states.append(_RuleState(key, rule, writer, writes, needs, clear_after_s=clear_after_s if waits else 0.0))
+        states.append(_RuleState(key, rule, appender, writes, needs, clear_after_s=clear_after_s if waits else 0.0))
     return states
 
 
-def _findings(rule: AlertingRule, result: Vector, store: SeriesStore, at: float) -> dict[LabelSet, Finding]:
+def _alert_samples(rule: AlertingRule, result: Vector, store: SeriesStore, at: float) -> dict[LabelSet, AlertSample]:
     """Raises QueryError when two samples give the same alert."""
     if not len(result):
         return {}
-    found: dict[LabelSet, Finding] = {}
+    found: dict[LabelSet, AlertSample] = {}
     fixed = (*((name, template.text) for name, template in rule.labels if _is_fixed(template)),)
     moving = [(name, template) for name, template in rule.labels if name != "alertname" and not _is_fixed(template)]
     bare = result.labels.without_names()
@@ -319,7 +321,7 @@ def _findings(rule: AlertingRule, result: Vector, store: SeriesStore, at: float)
         if labels in found:
             raise QueryError("vector contains metrics with the same labelset after applying alert labels")
         source = entry.as_dict()
-        found[labels] = Finding(
+        found[labels] = AlertSample(
             value, {name: _text(template, source, value, store, at) for name, template in rule.annotations}
         )
     return found

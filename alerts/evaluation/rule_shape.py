@@ -53,17 +53,26 @@ def read_groups(raw: Any) -> list[Any]:
 
 def read_group(raw: Any) -> GroupShape:
     checks: dict[str, _Check] = {
-        "name": _name, "interval": _or_none(_text), "query_offset": _or_none(_text), "limit": _whole,
-        "labels": _or_none(_texts), "rules": _or_none(_list),
-    }  # fmt: skip
+        "name": _name,
+        "interval": _or_none(_text),
+        "query_offset": _or_none(_text),
+        "limit": _whole,
+        "labels": _or_none(_texts),
+        "rules": _or_none(_list),
+    }
     return GroupShape(**_read(raw, checks, required="name"))
 
 
 def read_rule(raw: Any) -> RuleShape:
     checks: dict[str, _Check] = {
-        "record": _or_none(_text), "alert": _or_none(_text), "expr": _text, "for": _or_none(_text),
-        "keep_firing_for": _or_none(_text), "labels": _or_none(_texts), "annotations": _or_none(_texts),
-    }  # fmt: skip
+        "record": _or_none(_text),
+        "alert": _or_none(_text),
+        "expr": _text,
+        "for": _or_none(_text),
+        "keep_firing_for": _or_none(_text),
+        "labels": _or_none(_texts),
+        "annotations": _or_none(_texts),
+    }
     found = _read(raw, checks, required="expr")
     return RuleShape(for_=found.pop("for", None), **found)
 

@@ -14,7 +14,7 @@ from alerts.evaluation.rule_shape import BadShapeError, read_group, read_groups,
 from alerts.evaluation.template import Template, parse_template
 from alerts.evaluation.yaml_file import read_yaml, shown_path
 from alerts.promql import Query, parse
-from alerts.promql.nodes import RangeSelector, Subquery, Text, reaches_ms
+from alerts.promql.nodes import RangeSelector, Subquery, Text, lookback_ms_by_metric
 
 _METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
@@ -181,12 +181,12 @@ def _duration_s(text: str | None, where: str) -> float:
         raise BadRuleError(f"{where}: {error}") from None
 
 
-def reaches_of(groups: Iterable[RuleGroup]) -> dict[str, float]:
+def lookback_s_by_metric(groups: Iterable[RuleGroup]) -> dict[str, float]:
     """How many seconds back the rules read each metric, by name; "" for selectors without an exact name."""
     found: dict[str, float] = {}
     for group in groups:
         for rule in group.rules:
-            for name, reach_ms in reaches_ms(rule.query.root).items():
+            for name, reach_ms in lookback_ms_by_metric(rule.query.root).items():
                 reach_s = reach_ms / 1000 + max(0.0, group.query_offset_s)
                 found[name] = max(reach_s, found.get(name, 0.0))
     return found

@@ -13,9 +13,9 @@ import numpy as np
 
 from alerts.arrays import Times
 from alerts.matcher import Matcher
-from alerts.sample import NAME, to_ms
-from alerts.series.columns import LabelColumn
-from alerts.series.series_group import Series
+from alerts.sample import METRIC_NAME, to_ms
+from alerts.series.label_column import LabelColumn
+from alerts.series.series_group import MemSeries
 from alerts.series.store import SeriesStore
 
 CLEAR_AFTER_S = 30.0  # longer than the windows of the signal rules
@@ -23,20 +23,20 @@ _TARGET_LABELS = ("node", "instance", "pool", "model", "zone", "job")
 _SINGLE_TARGET_LABELS = ("node", "instance")
 _FRESH_AT_MOST_MS = 5 * 60 * 1000
 _FRESH_AT_LEAST_MS = 15 * 1000
-_UP = (Matcher(NAME, "=", "up"),)
+_UP = (Matcher(METRIC_NAME, "=", "up"),)
 
 
-class Presence(StrEnum):
-    PRESENT = "present"  # signals flow: no sample means the condition is over
+class Liveness(StrEnum):
+    LIVE = "live"  # signals flow: no sample means the condition is over
     LOST = "lost"  # scrapes fail, stopped, or started again only now
     REMOVED = "removed"  # the target was given up on purpose
     NEVER_SEEN = "never_seen"  # no scrape of this target is known
 
 
-_ORDER = (Presence.PRESENT, Presence.LOST, Presence.REMOVED)
+_ORDER = (Liveness.LIVE, Liveness.LOST, Liveness.REMOVED)
 
 
-class Roll:
+class TargetLiveness:
     """Who is present at one moment: looked up once, for all alerts that may clear then."""
 
     def __init__(self, store: SeriesStore, now: float, clear_after_s: float = CLEAR_AFTER_S) -> None:
@@ -46,16 +46,16 @@ class Roll:
             "places", lambda: _places(self._up.labels)
         )
         self._names = {name for name, _ in self._places}
-        self._known: dict[int, Presence] = {}
+        self._known: dict[int, Liveness] = {}
 
-    def of(self, labels: Mapping[str, str]) -> Presence:
+    def of_alert(self, labels: Mapping[str, str]) -> Liveness:
         """Of the target, or of all targets of the pool or model, that an alert with these labels speaks about."""
         wanted = [(name, labels[name]) for name in _TARGET_LABELS if name in labels and name in self._names]
         single = any(name in labels for name in _SINGLE_TARGET_LABELS)
         if not len(self._up) and not single:
-            return Presence.PRESENT  # a store without scrapes (a test, a recording): Prometheus' own behaviour
+            return Liveness.LIVE  # a store without scrapes (a test, a recording): Prometheus' own behaviour
         if single and not any(name in _SINGLE_TARGET_LABELS for name, _ in wanted):
-            return Presence.NEVER_SEEN
+            return Liveness.NEVER_SEEN
         parts = sorted((self._places.get(pair, set()) for pair in wanted), key=len)
         places = parts[0].intersection(*parts[1:]) if parts else range(len(self._up))
         found = set()
@@ -63,16 +63,16 @@ class Roll:
             if place not in self._known:
                 self._known[place] = _of_target(self._up.series[place], self._now_ms, self._clear_after_ms)
             found.add(self._known[place])
-            if Presence.PRESENT in found:
+            if Liveness.LIVE in found:
                 break  # nothing counts for more
-        return next((answer for answer in _ORDER if answer in found), Presence.NEVER_SEEN)
+        return next((answer for answer in _ORDER if answer in found), Liveness.NEVER_SEEN)
 
 
-def presence(
+def liveness_of(
     store: SeriesStore, labels: Mapping[str, str], now: float, *, clear_after_s: float = CLEAR_AFTER_S
-) -> Presence:
-    """For one alert alone: see Roll."""
-    return Roll(store, now, clear_after_s).of(labels)
+) -> Liveness:
+    """For one alert alone: see TargetLiveness."""
+    return TargetLiveness(store, now, clear_after_s).of_alert(labels)
 
 
 def _places(labels: LabelColumn) -> dict[tuple[str, str], set[int]]:
@@ -84,25 +84,25 @@ def _places(labels: LabelColumn) -> dict[tuple[str, str], set[int]]:
     return places
 
 
-def _of_target(up: Series, now_ms: int, clear_after_ms: int) -> Presence:
+def _of_target(up: MemSeries, now_ms: int, clear_after_ms: int) -> Liveness:
     if up.has_ended:
-        return Presence.REMOVED
+        return Liveness.REMOVED
     times, values = up.points(now_ms - _FRESH_AT_MOST_MS - clear_after_ms, now_ms)
     if len(times) < 2:
         times, values = up.points(until_ms=now_ms)
     if not len(times):
-        return Presence.NEVER_SEEN
+        return Liveness.NEVER_SEEN
     last_ms = int(times[-1])
     spacing_ms = _middle(np.diff(times)) if len(times) > 1 else _FRESH_AT_LEAST_MS
     fresh_ms = min(max(3 * spacing_ms, _FRESH_AT_LEAST_MS), _FRESH_AT_MOST_MS)
     if now_ms - last_ms > fresh_ms or int(times[0]) > now_ms - clear_after_ms:
-        return Presence.LOST
+        return Liveness.LOST
     start = int(np.searchsorted(times, now_ms - clear_after_ms, side="right"))
     start = min(start, len(times) - 1)
     gap_ms = int(np.diff(times[max(0, start - 1) :]).max(initial=0))
     if gap_ms > max(fresh_ms, clear_after_ms):
-        return Presence.LOST  # nobody looked for a while: what windows hold now is from before it, or too little
-    return Presence.PRESENT if (values[start:] == 1.0).all() else Presence.LOST
+        return Liveness.LOST  # nobody looked for a while: what windows hold now is from before it, or too little
+    return Liveness.LIVE if (values[start:] == 1.0).all() else Liveness.LOST
 
 
 def _middle(spacings_ms: Times) -> int:

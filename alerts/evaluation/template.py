@@ -14,9 +14,9 @@ from alerts.errors import AlertsError
 from alerts.evaluation.template_functions import (
     FUNCTIONS,
     BadTemplateError,
-    Facts,
-    Function,
-    Sample,
+    QuerySample,
+    TemplateData,
+    TemplateFunction,
     Value,
     field_of,
     is_true,
@@ -45,7 +45,7 @@ _ROOT = {"$", "$labels", "$value", "$externalLabels", "$externalURL"}
 class _Frame:
     """Where a template is while it is rendered: the dot, the variables, and what was written."""
 
-    facts: Facts
+    data: TemplateData
     dot: Value
     variables: dict[str, Value]
     written: list[str] = field(default_factory=list)
@@ -58,7 +58,7 @@ class _Frame:
         self.written.append(text)
 
 
-_Part = Callable[[_Frame], Value]
+_Expr = Callable[[_Frame], Value]
 _Step = Callable[[_Frame], None]
 
 
@@ -71,13 +71,13 @@ class Template:
         self,
         labels: Mapping[str, str],
         value: float,
-        query: Callable[[str], Sequence[Sample]] | None = None,
+        query: Callable[[str], Sequence[QuerySample]] | None = None,
         at: float = 0.0,
     ) -> str:
         """Raises BadTemplateError when a function cannot take the value it is given."""
         root = {"Labels": labels, "Value": value, "ExternalLabels": {}, "ExternalURL": ""}
         known = {"$": root, "$labels": labels, "$value": value, "$externalLabels": {}, "$externalURL": ""}
-        frame = _Frame(Facts(labels, value, query, at), root, known)
+        frame = _Frame(TemplateData(labels, value, query, at), root, known)
         try:
             for step in self.steps:
                 step(frame)
@@ -188,7 +188,7 @@ def _run(steps: tuple[_Step, ...], frame: _Frame, dot: Value, **variables: Value
     frame.variables = {name: frame.variables[name] if name[1:] not in variables else before[name] for name in before}
 
 
-def _if(names: list[str], value: _Part, inner: tuple[_Step, ...], otherwise: tuple[_Step, ...]) -> _Step:
+def _if(names: list[str], value: _Expr, inner: tuple[_Step, ...], otherwise: tuple[_Step, ...]) -> _Step:
     def step(frame: _Frame) -> None:
         found = value(frame)
         _run(inner if is_true(found) else otherwise, frame, frame.dot, **{name[1:]: found for name in names})
@@ -196,7 +196,7 @@ def _if(names: list[str], value: _Part, inner: tuple[_Step, ...], otherwise: tup
     return step
 
 
-def _with(names: list[str], value: _Part, inner: tuple[_Step, ...], otherwise: tuple[_Step, ...]) -> _Step:
+def _with(names: list[str], value: _Expr, inner: tuple[_Step, ...], otherwise: tuple[_Step, ...]) -> _Step:
     def step(frame: _Frame) -> None:
         found = value(frame)
         own = {name[1:]: found for name in names}
@@ -205,7 +205,7 @@ def _with(names: list[str], value: _Part, inner: tuple[_Step, ...], otherwise: t
     return step
 
 
-def _range(names: list[str], value: _Part, inner: tuple[_Step, ...], otherwise: tuple[_Step, ...]) -> _Step:
+def _range(names: list[str], value: _Expr, inner: tuple[_Step, ...], otherwise: tuple[_Step, ...]) -> _Step:
     def step(frame: _Frame) -> None:
         found = value(frame)
         if isinstance(found, Mapping):
@@ -264,7 +264,7 @@ class _Expression:
         part = self._whole()
         return lambda frame: frame.write(shown(part(frame)))
 
-    def declared(self, *, many: bool) -> tuple[list[str], _Part]:
+    def declared(self, *, many: bool) -> tuple[list[str], _Expr]:
         """The variables in front of `:=`, if any, and the pipeline. `many`: two may be declared."""
         names: list[str] = []
         marks = [text for _, text, _ in self.tokens[:4]]
@@ -274,7 +274,7 @@ class _Expression:
                 self.at = 2 * count
         return names, self._whole()
 
-    def _whole(self) -> _Part:
+    def _whole(self) -> _Expr:
         part = self._pipe()
         if self.at < len(self.tokens):
             raise self._error(f"unexpected {self.tokens[self.at][1]!r}")
@@ -283,7 +283,7 @@ class _Expression:
     def _peek(self) -> tuple[str, str, bool]:
         return self.tokens[self.at] if self.at < len(self.tokens) else ("end", "", False)
 
-    def _pipe(self) -> _Part:
+    def _pipe(self) -> _Expr:
         part = self._command(None)
         while self._peek()[:2] == ("mark", "|"):
             self.at += 1
@@ -292,30 +292,30 @@ class _Expression:
             part = self._command(part)
         return part
 
-    def _command(self, piped: _Part | None) -> _Part:
+    def _command(self, piped: _Expr | None) -> _Expr:
         kind, text, _ = self._peek()
         if kind != "word" or text in _CONSTANTS:
             return self._operand()
         self.at += 1
-        args: list[_Part] = []
+        args: list[_Expr] = []
         while self._peek()[0] != "end" and self._peek()[:2] not in (("mark", "|"), ("mark", ")")):
             args.append(self._operand())
         return self._call(text, [*args, piped] if piped is not None else args)
 
-    def _call(self, name: str, args: list[_Part]) -> _Part:
+    def _call(self, name: str, args: list[_Expr]) -> _Expr:
         if name in _REFUSED:
             raise self._error(f"{name} is not supported")
-        function: Function | None = FUNCTIONS.get(name)
+        function: TemplateFunction | None = FUNCTIONS.get(name)
         if function is None:
             raise self._error(f"unknown function {name}")
         if len(args) not in function.counts if function.counts is not None else not args:
             raise self._error(f"{name} got {len(args)} arguments")
         call = function.call
-        if function.needs_facts:
-            return lambda frame: call(frame.facts, *(arg(frame) for arg in args))
+        if function.needs_data:
+            return lambda frame: call(frame.data, *(arg(frame) for arg in args))
         return lambda frame: call(*(arg(frame) for arg in args))
 
-    def _operand(self) -> _Part:
+    def _operand(self) -> _Expr:
         kind, text, _ = self._peek()
         self.at += 1
         match kind:
@@ -355,11 +355,11 @@ class _Expression:
             raise self._error(f"undefined variable {name}")
 
 
-def _constant(value: Value) -> _Part:
+def _constant(value: Value) -> _Expr:
     return lambda frame: value
 
 
-def _fields(part: _Part, names: list[str]) -> _Part:
+def _fields(part: _Expr, names: list[str]) -> _Expr:
     if not names:
         return part
 
@@ -386,4 +386,4 @@ def _unquoted(text: str) -> str:
     return re.sub(r"\\(.)", lambda match: escapes.get(match.group(1), match.group()), text[1:-1])
 
 
-__all__ = ["BadTemplateError", "Sample", "Template", "parse_template"]
+__all__ = ["BadTemplateError", "QuerySample", "Template", "parse_template"]

@@ -24,7 +24,7 @@ class BadTemplateError(AlertsError):
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class QuerySample:
     """One series of a `query`: `.Labels.x` and `.Value` in a template."""
 
     labels: Mapping[str, str]
@@ -32,26 +32,26 @@ class Sample:
 
 
 Value = Any
-"""str, float, int, bool, None, a mapping of labels, a Sample, or a list of Samples."""
+"""str, float, int, bool, None, a mapping of labels, a QuerySample, or a list of QuerySamples."""
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class TemplateData:
     """What a template can say. `query` answers an instant query at the moment of the alert."""
 
     labels: Mapping[str, str]
     value: float
-    query: Callable[[str], Sequence[Sample]] | None = None
+    query: Callable[[str], Sequence[QuerySample]] | None = None
     at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class TemplateFunction:
     """`counts`: how many arguments it takes; None: any number above zero."""
 
     call: Callable[..., Value]
     counts: frozenset[int] | None = frozenset({1})
-    needs_facts: bool = False
+    needs_data: bool = False
 
 
 def shown(value: Value) -> str:
@@ -69,7 +69,7 @@ def shown(value: Value) -> str:
             return "<no value>"
         case Mapping():
             return "map[" + " ".join(f"{name}:{value[name]}" for name in sorted(value)) + "]"
-        case Sample():
+        case QuerySample():
             return f"{{{shown(value.labels)} {shown(value.value)}}}"
         case _:
             return "[" + " ".join(map(shown, value)) + "]"
@@ -86,24 +86,24 @@ def number_of(value: Value) -> float:
 
 def is_true(value: Value) -> bool:
     """Go's truth: not zero, not empty, not nil."""
-    return bool(value) if not isinstance(value, Sample) else True
+    return bool(value) if not isinstance(value, QuerySample) else True
 
 
 def field_of(value: Value, name: str) -> Value:
     """`.name` of a value; a label that is not there is empty."""
     if isinstance(value, Mapping):
         return value.get(name, "")
-    if isinstance(value, Sample) and name in ("Labels", "Value"):
+    if isinstance(value, QuerySample) and name in ("Labels", "Value"):
         return value.labels if name == "Labels" else value.value
     raise BadTemplateError(f"nothing called {name} in {shown(value)[:60]}")
 
 
-def _formatting(write: Callable[[float], str]) -> Function:
-    return Function(lambda value: write(number_of(value)))
+def _formatting(write: Callable[[float], str]) -> TemplateFunction:
+    return TemplateFunction(lambda value: write(number_of(value)))
 
 
-def _text(change: Callable[[str], Value]) -> Function:
-    return Function(lambda value: change(shown(value)))
+def _text(change: Callable[[str], Value]) -> TemplateFunction:
+    return TemplateFunction(lambda value: change(shown(value)))
 
 
 def _printf(form: Value, *args: Value) -> str:
@@ -160,7 +160,7 @@ def _kind(value: Value) -> str:
     return {bool: "bool", int: "int", float: "float", str: "string"}.get(type(value), "other")
 
 
-def _compared(holds: Callable[[Any, Any], bool], *counts: int) -> Function:
+def _compared(holds: Callable[[Any, Any], bool], *counts: int) -> TemplateFunction:
     """As Go: numbers written without a point are integers, and `$value` is none."""
 
     def compare(left: Value, *others: Value) -> bool:
@@ -171,19 +171,19 @@ def _compared(holds: Callable[[Any, Any], bool], *counts: int) -> Function:
                 )
         return any(holds(left, right) for right in others)
 
-    return Function(compare, frozenset(counts or (2,)))
+    return TemplateFunction(compare, frozenset(counts or (2,)))
 
 
-def _query(facts: Facts, expression: Value) -> Sequence[Sample]:
-    if facts.query is None:
+def _query(data: TemplateData, expression: Value) -> Sequence[QuerySample]:
+    if data.query is None:
         raise BadTemplateError("query has nothing to ask here")
-    return facts.query(shown(expression))
+    return data.query(shown(expression))
 
 
-def _first(samples: Value) -> Sample:
+def _first(samples: Value) -> QuerySample:
     if not isinstance(samples, list | tuple) or not samples:
         raise BadTemplateError("first() called on vector with no elements")
-    found: Sample = samples[0]
+    found: QuerySample = samples[0]
     return found
 
 
@@ -204,7 +204,7 @@ def _length(value: Value) -> int:
     raise BadTemplateError(f"len of {shown(value)[:60]}")
 
 
-def _link(tab: int) -> Function:
+def _link(tab: int) -> TemplateFunction:
     return _text(lambda expr: f"/graph?g0.expr={urllib.parse.quote_plus(expr)}&g0.tab={tab}")
 
 
@@ -216,7 +216,7 @@ def _or(*values: Value) -> Value:
     return next((value for value in values if is_true(value)), values[-1])
 
 
-FUNCTIONS: dict[str, Function] = {
+FUNCTIONS: dict[str, TemplateFunction] = {
     "humanize": _formatting(go_text.humanize),
     "humanize1024": _formatting(go_text.humanize1024),
     "humanizeDuration": _formatting(go_text.humanize_duration),
@@ -232,33 +232,35 @@ FUNCTIONS: dict[str, Function] = {
     "stripDomain": _text(lambda text: text if re.match(r"[\d.]+(:\d+)?$|\[", text) else _without_domain(text)),
     "safeHtml": _text(str),
     "urlQueryEscape": _text(urllib.parse.quote_plus),
-    "match": Function(lambda pattern, text: bool(compile_go(shown(pattern)).search(shown(text))), frozenset({2})),
-    "reReplaceAll": Function(_replace_all, frozenset({3})),
+    "match": TemplateFunction(
+        lambda pattern, text: bool(compile_go(shown(pattern)).search(shown(text))), frozenset({2})
+    ),
+    "reReplaceAll": TemplateFunction(_replace_all, frozenset({3})),
     "graphLink": _link(0),
     "tableLink": _link(1),
-    "externalURL": Function(lambda: "", frozenset({0})),
-    "pathPrefix": Function(lambda: "", frozenset({0})),
-    "now": Function(lambda facts: facts.at, frozenset({0}), needs_facts=True),
-    "args": Function(lambda *values: {f"arg{i}": shown(value) for i, value in enumerate(values)}, None),
-    "query": Function(_query, needs_facts=True),
-    "first": Function(_first),
-    "value": Function(lambda sample: field_of(sample, "Value")),
-    "label": Function(lambda name, sample: field_of(field_of(sample, "Labels"), shown(name)), frozenset({2})),
-    "strvalue": Function(lambda sample: field_of(field_of(sample, "Labels"), "__value__")),
-    "sortByLabel": Function(
+    "externalURL": TemplateFunction(lambda: "", frozenset({0})),
+    "pathPrefix": TemplateFunction(lambda: "", frozenset({0})),
+    "now": TemplateFunction(lambda data: data.at, frozenset({0}), needs_data=True),
+    "args": TemplateFunction(lambda *values: {f"arg{i}": shown(value) for i, value in enumerate(values)}, None),
+    "query": TemplateFunction(_query, needs_data=True),
+    "first": TemplateFunction(_first),
+    "value": TemplateFunction(lambda sample: field_of(sample, "Value")),
+    "label": TemplateFunction(lambda name, sample: field_of(field_of(sample, "Labels"), shown(name)), frozenset({2})),
+    "strvalue": TemplateFunction(lambda sample: field_of(field_of(sample, "Labels"), "__value__")),
+    "sortByLabel": TemplateFunction(
         lambda name, samples: sorted(samples, key=lambda one: one.labels.get(shown(name), "")), frozenset({2})
     ),
-    "printf": Function(_printf, None),
-    "print": Function(_print, None),
-    "println": Function(lambda *values: " ".join(map(shown, values)) + "\n", None),
+    "printf": TemplateFunction(_printf, None),
+    "print": TemplateFunction(_print, None),
+    "println": TemplateFunction(lambda *values: " ".join(map(shown, values)) + "\n", None),
     "html": _text(html.escape),
     "js": _text(lambda text: json.dumps(text)[1:-1]),
     "urlquery": _text(urllib.parse.quote_plus),
-    "len": Function(_length),
-    "index": Function(_index, frozenset(range(2, 6))),
-    "not": Function(lambda value: not is_true(value)),
-    "and": Function(_and, None),
-    "or": Function(_or, None),
+    "len": TemplateFunction(_length),
+    "index": TemplateFunction(_index, frozenset(range(2, 6))),
+    "not": TemplateFunction(lambda value: not is_true(value)),
+    "and": TemplateFunction(_and, None),
+    "or": TemplateFunction(_or, None),
     "eq": _compared(lambda a, b: a == b, *range(2, 10)),
     "ne": _compared(lambda a, b: a != b),
     "lt": _compared(lambda a, b: a < b),

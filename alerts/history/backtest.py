@@ -17,15 +17,15 @@ from alerts.evaluation.rules import AlertingRule, RecordingRule, Rule, RuleGroup
 from alerts.evaluation.template import BadTemplateError
 from alerts.evaluation.template_query import query_at
 from alerts.promql import Query
-from alerts.promql.evaluator import Moment
+from alerts.promql.evaluator import InstantEvaluator
 from alerts.promql.grid import evaluate_grid
-from alerts.promql.grid_values import Grid, distinct, empty_grid
+from alerts.promql.grid_values import Grid, empty_grid, merge_rows
 from alerts.promql.nodes import Node, RangeSelector, metric_names, rebuilt
 from alerts.promql.values import Vector
-from alerts.sample import HOLE, HOLE_BITS, NAME, STALE, LabelSet
-from alerts.series.columns import LabelColumn
+from alerts.sample import METRIC_NAME, MISSING, MISSING_BITS, STALE_NAN, LabelSet
+from alerts.series.appender import Appender
+from alerts.series.label_column import LabelColumn
 from alerts.series.store import SeriesStore
-from alerts.series.writer import Writer
 
 STEPS_AT_ONCE = 480
 WEEK_S = 7 * 86400.0
@@ -65,11 +65,11 @@ class Backtest:
     step_s: float
     firings: tuple[Firing, ...]
     alerts: tuple[AlertReport, ...]
-    errors: dict[str, str] = field(default_factory=dict)  # rule to the error it had in some stretch
+    errors: dict[str, str] = field(default_factory=dict)  # rule to the error it had in some evaluate_steps
 
 
 @dataclass(slots=True)
-class _State:
+class _InstanceState:
     """One alert instance between stretches. Times in milliseconds."""
 
     active_ms: int
@@ -83,14 +83,14 @@ class _State:
 class _Recorded:
     """What one recording rule has written: its series, and which of them had a value at the last step."""
 
-    writer: Writer
+    appender: Appender
     rows: dict[LabelSet, int] = field(default_factory=dict)
     labels: LabelColumn = field(default_factory=LabelColumn)
     was_there: Bools = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
 
 
 def needs_order(groups: Sequence[RuleGroup]) -> list[str]:
-    """Rules that read what is recorded only by themselves or later: their past value counts, so a stretch cannot do."""
+    """Rules that read what only they themselves or later ones record: they need its past value, step after step."""
     recorded: set[str] = set()
     later = {rule.name for group in groups for rule in group.rules if isinstance(rule, RecordingRule)}
     late = []
@@ -108,9 +108,7 @@ def needs_order(groups: Sequence[RuleGroup]) -> list[str]:
 
 def in_order(groups: Sequence[RuleGroup]) -> list[RuleGroup]:
     """Groups after those whose recorded series they read, else as they are. Live, groups have no order among them."""
-    records = [
-        {rule.name for rule in group.rules if isinstance(rule, RecordingRule)} for group in groups
-    ]  # fmt: skip
+    records = [{rule.name for rule in group.rules if isinstance(rule, RecordingRule)} for group in groups]
     reads = [{name for rule in group.rules for name in metric_names(rule.query.root)} for group in groups]
     left = list(range(len(groups)))
     ordered: list[RuleGroup] = []
@@ -164,7 +162,7 @@ def run_backtest(
     if not len(steps):
         steps = np.array([round(end * 1000)], dtype=np.int64)  # shorter than a step: what there is, is judged
     for at in range(0, len(steps), STEPS_AT_ONCE):
-        runner.stretch(steps[at : at + STEPS_AT_ONCE])
+        runner.evaluate_steps(steps[at : at + STEPS_AT_ONCE])
     firings = tuple(sorted(runner.finished(), key=lambda firing: (firing.fired_at, firing.alert)))
     span_s = max(end - start, step_s)
     return Backtest(start, end, step_s, firings, _reports(groups, firings, span_s, incident), runner.errors)
@@ -176,11 +174,11 @@ class _Runner:
         self.errors: dict[str, str] = {}
         self._groups, self._store = groups, store
         self._written: dict[tuple[int, int], _Recorded] = {}
-        self._states: dict[tuple[int, int], dict[LabelSet, _State]] = {}
+        self._states: dict[tuple[int, int], dict[LabelSet, _InstanceState]] = {}
         self._firings: list[Firing] = []
         self._last_ms = 0
 
-    def stretch(self, steps: Times) -> None:
+    def evaluate_steps(self, steps: Times) -> None:
         self._last_ms = int(steps[-1])
         for index, group in enumerate(self._groups):
             interval_ms = max(self.step_ms, round((group.interval_s or 0) * 1000))
@@ -194,7 +192,7 @@ class _Runner:
                 grid = self._evaluate(rule, at)
                 if isinstance(rule, RecordingRule):
                     if key not in self._written:
-                        self._written[key] = _Recorded(self._store.writer())
+                        self._written[key] = _Recorded(self._store.appender())
                     self._record(self._written[key], rule, grid, at)
                 else:
                     self._alert(self._states.setdefault(key, {}), rule, grid, own)
@@ -209,7 +207,7 @@ class _Runner:
         rows: dict[LabelSet, list[tuple[int, float]]] = {}
         for step, at_ms in enumerate(steps.tolist()):
             try:
-                value = Moment(self._store, at_ms, at_ms, at_ms, 0).evaluate(root)
+                value = InstantEvaluator(self._store, at_ms, at_ms, at_ms, 0).evaluate(root)
             except QueryError:
                 continue
             if isinstance(value, Vector):
@@ -222,7 +220,7 @@ class _Runner:
         return grid
 
     def _record(self, written: _Recorded, rule: RecordingRule, grid: Grid, steps: Times) -> None:
-        added = ((NAME, rule.name), *rule.labels)
+        added = ((METRIC_NAME, rule.name), *rule.labels)
         grid, named = self._merged(rule.name, [labels.having(added) for labels in grid.labels], grid)
         grown = [labels for labels in named if labels not in written.rows]
         if grown:
@@ -233,18 +231,18 @@ class _Runner:
         if not written.rows:
             return
         present = np.zeros((len(written.rows), len(steps)), dtype=np.bool_)
-        values = np.full(present.shape, HOLE)
+        values = np.full(present.shape, MISSING)
         to = [written.rows[labels] for labels in named]
         rows = list(named.values())
         present[to], values[to] = grid.present[rows], grid.values[rows]
         before = np.concatenate((written.was_there[:, np.newaxis], present[:, :-1]), axis=1)
-        values[~present] = HOLE
-        values[before & ~present] = STALE
+        values[~present] = MISSING
+        values[before & ~present] = STALE_NAN
         written.was_there = present[:, -1].copy()
-        kept = (values.view(np.int64) != HOLE_BITS).any(axis=0)
+        kept = (values.view(np.int64) != MISSING_BITS).any(axis=0)
         if kept.any():
-            written.writer.take(written.labels, lambda: written.labels)
-            written.writer.load(steps[kept], values[:, kept])
+            written.appender.set_series(written.labels, lambda: written.labels)
+            written.appender.append_range(steps[kept], values[:, kept])
 
     def _merged(self, name: str, labels: list[LabelSet], grid: Grid) -> tuple[Grid, dict[LabelSet, int]]:
         """The grid under these labels, and each label set's row. What follows itself in time is one row.
@@ -252,14 +250,14 @@ class _Runner:
         Two of one at the same step are an error of the rule, as they are live; the first one is taken then.
         """
         try:
-            merged = distinct(labels, grid.values, grid.present)
+            merged = merge_rows(labels, grid.values, grid.present)
         except QueryError as error:
             self.errors.setdefault(name, str(error))
             firsts = {entry: row for row, entry in reversed(list(enumerate(labels)))}
             merged = Grid(list(firsts), grid.values[list(firsts.values())], grid.present[list(firsts.values())])
         return merged, {entry: row for row, entry in enumerate(merged.labels)}
 
-    def _alert(self, states: dict[LabelSet, _State], rule: AlertingRule, grid: Grid, steps: Times) -> None:
+    def _alert(self, states: dict[LabelSet, _InstanceState], rule: AlertingRule, grid: Grid, steps: Times) -> None:
         grid = grid.trimmed()
         firsts = np.argmax(grid.present, axis=1).tolist() if grid.labels else []
         named = [_labels(rule, grid.labels[row], float(grid.values[row, at])) for row, at in enumerate(firsts)]
@@ -277,13 +275,21 @@ class _Runner:
                     self._absent(states, labels, rule, int(steps[low]), int(steps[high - 1]))
 
     def _present(
-        self, states: dict[LabelSet, _State], labels: LabelSet, source: LabelSet, rule: AlertingRule, grid: Grid,
-        row: int, steps: Times, low: int, high: int,
-    ) -> None:  # fmt: skip
+        self,
+        states: dict[LabelSet, _InstanceState],
+        labels: LabelSet,
+        source: LabelSet,
+        rule: AlertingRule,
+        grid: Grid,
+        row: int,
+        steps: Times,
+        low: int,
+        high: int,
+    ) -> None:
         """The expression gives a value at steps [low, high)."""
         state = states.get(labels)
         if state is None:
-            state = states[labels] = _State(int(steps[low]), float(grid.values[row, low]), source)
+            state = states[labels] = _InstanceState(int(steps[low]), float(grid.values[row, low]), source)
         state.missing_since_ms = None
         if state.fired_ms is None:
             due = low + int(np.searchsorted(steps[low:high], state.active_ms + round(rule.for_s * 1000)))
@@ -292,7 +298,7 @@ class _Runner:
                 state.value = float(grid.values[row, due])
 
     def _absent(
-        self, states: dict[LabelSet, _State], labels: LabelSet, rule: AlertingRule, first_ms: int, last_ms: int
+        self, states: dict[LabelSet, _InstanceState], labels: LabelSet, rule: AlertingRule, first_ms: int, last_ms: int
     ) -> None:
         state = states.get(labels)
         if state is None:
@@ -330,7 +336,9 @@ def _labels(rule: AlertingRule, source: LabelSet, value: float) -> LabelSet:
     return source.without_name().having((*added, ("alertname", rule.name)))
 
 
-def _firing(rule: AlertingRule, labels: LabelSet, state: _State, resolved_ms: int | None, store: SeriesStore) -> Firing:
+def _firing(
+    rule: AlertingRule, labels: LabelSet, state: _InstanceState, resolved_ms: int | None, store: SeriesStore
+) -> Firing:
     assert state.fired_ms is not None
     texts = dict(rule.annotations)
     summary = ""
@@ -342,10 +350,15 @@ def _firing(rule: AlertingRule, labels: LabelSet, state: _State, resolved_ms: in
             summary = f"<error expanding template: {error}>"
     plain = {name: value for name, value in labels.as_dict().items() if name != "alertname"}
     return Firing(
-        alert=rule.name, severity=labels.get("severity"), labels=plain, summary=summary, value=state.value,
-        active_at=state.active_ms / 1000, fired_at=state.fired_ms / 1000,
+        alert=rule.name,
+        severity=labels.get("severity"),
+        labels=plain,
+        summary=summary,
+        value=state.value,
+        active_at=state.active_ms / 1000,
+        fired_at=state.fired_ms / 1000,
         resolved_at=None if resolved_ms is None else resolved_ms / 1000,
-    )  # fmt: skip
+    )
 
 
 def _reports(

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from alerts.history.prometheus_source import Row
+from alerts.history.prometheus_source import RangeSeries
 from alerts.sample import LabelSet
-from alerts.series.columns import LabelColumn
+from alerts.series.appender import Appender
+from alerts.series.label_column import LabelColumn
 from alerts.series.store import SeriesStore
-from alerts.series.writer import Writer
 
 _MISSED_INTERVALS = 2.5
 _FIRST_INTERVAL_MS = 60_000  # of a series of which only one point is known
@@ -26,33 +26,33 @@ _Target = tuple[str, str]  # job and instance
 
 
 @dataclass(slots=True)
-class _Scraped:
+class _MirroredTarget:
     """One target of that Prometheus."""
 
-    writer: Writer
+    appender: Appender
     column: LabelColumn = field(default_factory=LabelColumn)
     last_ms: int = -1
 
 
 @dataclass(slots=True)
-class _Alone:
+class _UnscrapedSeries:
     last_ms: int
     interval_ms: int = _FIRST_INTERVAL_MS
     has_ended: bool = False
 
 
 class Mirror:
-    """Not thread-safe: `take` belongs to the thread of the store."""
+    """Not thread-safe: `add_scrapes` belongs to the thread of the store."""
 
     def __init__(self, store: SeriesStore, relabel: Relabel = lambda labels: labels) -> None:
         """`relabel` gives the labels under which a series is kept."""
         self._store = store
         self._relabel = relabel
         self._kept: dict[LabelSet, LabelSet] = {}
-        self._targets: dict[_Target, _Scraped] = {}
-        self._alone: dict[LabelSet, _Alone] = {}
+        self._targets: dict[_Target, _MirroredTarget] = {}
+        self._unscraped: dict[LabelSet, _UnscrapedSeries] = {}
 
-    def take(self, up: Iterable[Row], others: Iterable[Row], now_ms: int) -> int:
+    def add_scrapes(self, up: Iterable[RangeSeries], others: Iterable[RangeSeries], now_ms: int) -> int:
         """Adds what is newer than before; how many points. `up` was read before `others`.
 
         A scrape whose `up` was not there yet is left for the next time.
@@ -78,7 +78,7 @@ class Mirror:
                     scrape.append((labels, value))
                 elif at_ms <= known_until.get(target, now_ms):
                     own.append((at_ms, value))
-            count += self._write_alone(labels, own)
+            count += self._write_unscraped(labels, own)
         for target, moments in scrapes.items():
             for at_ms in sorted(moments):
                 count += self._write_scrape(target, at_ms, moments[at_ms])
@@ -94,39 +94,39 @@ class Mirror:
         return kept
 
     def _write_scrape(self, target: _Target, at_ms: int, points: list[tuple[LabelSet, float]]) -> int:
-        standing = self._targets.get(target)
-        if standing is None:
-            standing = self._targets[target] = _Scraped(self._store.writer())
-        if at_ms <= standing.last_ms:
+        mirrored = self._targets.get(target)
+        if mirrored is None:
+            mirrored = self._targets[target] = _MirroredTarget(self._store.appender())
+        if at_ms <= mirrored.last_ms:
             return 0
         labels = [entry for entry, _ in points]
-        if list(standing.column) != labels:
-            standing.column = LabelColumn(labels)
-        column = standing.column
-        standing.writer.take(column, lambda: column)
-        self._store.write(standing.writer, at_ms, np.array([value for _, value in points]))
-        standing.last_ms = at_ms
+        if list(mirrored.column) != labels:
+            mirrored.column = LabelColumn(labels)
+        column = mirrored.column
+        mirrored.appender.set_series(column, lambda: column)
+        self._store.append_column(mirrored.appender, at_ms, np.array([value for _, value in points]))
+        mirrored.last_ms = at_ms
         return len(points)
 
-    def _write_alone(self, labels: LabelSet, points: list[tuple[int, float]]) -> int:
-        known = self._alone.get(labels)
+    def _write_unscraped(self, labels: LabelSet, points: list[tuple[int, float]]) -> int:
+        known = self._unscraped.get(labels)
         new = [point for point in points if known is None or point[0] > known.last_ms]
         for at_ms, value in new:
             self._store.append_at(labels, at_ms, value)
             interval_ms = _FIRST_INTERVAL_MS if known is None else at_ms - known.last_ms
-            known = self._alone[labels] = _Alone(at_ms, interval_ms)
+            known = self._unscraped[labels] = _UnscrapedSeries(at_ms, interval_ms)
         return len(new)
 
     def _end_missed(self, now_ms: int) -> None:
-        for labels, known in list(self._alone.items()):
+        for labels, known in list(self._unscraped.items()):
             silent_ms = now_ms - known.last_ms
             if not known.has_ended and silent_ms > _MISSED_INTERVALS * known.interval_ms:
-                self._store.end(labels, now_ms)
+                self._store.mark_stale(labels, now_ms)
                 known.has_ended = True
             elif known.has_ended and silent_ms > self._store.retention_ms:
-                del self._alone[labels]
-        for target, standing in list(self._targets.items()):
-            if now_ms - standing.last_ms > self._store.retention_ms:
+                del self._unscraped[labels]
+        for target, mirrored in list(self._targets.items()):
+            if now_ms - mirrored.last_ms > self._store.retention_ms:
                 del self._targets[target]
 
 

@@ -16,7 +16,7 @@ from alerts.errors import BadRecordingError
 from alerts.evaluation.rules import RuleGroup
 from alerts.history.recording import Points, load
 from alerts.promql.nodes import Node, Selector, children
-from alerts.sample import NAME, LabelSet
+from alerts.sample import METRIC_NAME, LabelSet
 from alerts.series.store import SeriesStore
 
 WINDOW_S = 2 * 3600  # of one request: days of a large fleet in one answer would not fit Prometheus' own limits
@@ -24,7 +24,7 @@ THREADS = 4
 TIMEOUT_S = 30.0
 
 
-class Row(NamedTuple):
+class RangeSeries(NamedTuple):
     """One series' points, rising in time (milliseconds)."""
 
     labels: LabelSet
@@ -33,7 +33,7 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class PrometheusServer:
     """Where a Prometheus is, and what it wants to see. `verify` and `cert`: as in requests, a CA file or False."""
 
     url: str
@@ -57,7 +57,7 @@ def metric_selectors(groups: Iterable[RuleGroup], *, only: str = "") -> list[str
         for rule in group.rules:
             for selector in _selectors(rule.query.root):
                 for alternatives in selector.groups:
-                    name = next((matcher for matcher in alternatives if matcher.name == NAME), None)
+                    name = next((matcher for matcher in alternatives if matcher.name == METRIC_NAME), None)
                     if name is None or name.op in ("!=", "!~"):
                         raise BadRecordingError(
                             f"rule {rule.name} selects series without a metric name: too much to fetch"
@@ -69,43 +69,43 @@ def metric_selectors(groups: Iterable[RuleGroup], *, only: str = "") -> list[str
 
 
 def selector_of(name: str, *, op: str = "=", only: str = "") -> str:
-    return f"{{{NAME}{op}{json.dumps(name)}{',' if only else ''}{only}}}"
+    return f"{{{METRIC_NAME}{op}{json.dumps(name)}{',' if only else ''}{only}}}"
 
 
 def fetch(
-    server: Server,
+    server: PrometheusServer,
     selectors: Iterable[str],
     start: float,
     end: float,
     store: SeriesStore,
     *,
-    tell: Callable[[int, int], None] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> int:
     """Adds the points in (start, end] to the store; how many.
 
     Raises BadRecordingError when the server cannot be asked or refuses; nothing is kept then.
     """
     found: dict[LabelSet, Points] = {}
-    for row in read(server, list(selectors), start, end, tell=tell):
+    for row in read_range(server, list(selectors), start, end, on_progress=on_progress):
         points = found.setdefault(row.labels, (array("q"), array("d")))
         points[0].frombytes(row.times.tobytes())
         points[1].frombytes(row.values.tobytes())
     return load(store, found)
 
 
-def read(
-    server: Server,
+def read_range(
+    server: PrometheusServer,
     selectors: list[str],
     start: float,
     end: float,
     *,
-    tell: Callable[[int, int], None] | None = None,
-) -> list[Row]:
+    on_progress: Callable[[int, int], None] | None = None,
+) -> list[RangeSeries]:
     """All points in (start, end] of these selectors, several asked for at once; the windows of one series in order.
 
     Raises BadRecordingError when one of them cannot be read.
     """
-    rows: list[Row] = []
+    rows: list[RangeSeries] = []
     with ThreadPoolExecutor(THREADS) as threads:
         answers = [threads.submit(_read_one, server, selector, start, end) for selector in selectors]
         for count, answer in enumerate(answers, 1):
@@ -115,27 +115,32 @@ def read(
                 for other in answers:
                     other.cancel()
                 raise
-            if tell is not None:
-                tell(count, len(selectors))
+            if on_progress is not None:
+                on_progress(count, len(selectors))
     return rows
 
 
-def _read_one(server: Server, selector: str, start: float, end: float) -> list[Row]:
+def _read_one(server: PrometheusServer, selector: str, start: float, end: float) -> list[RangeSeries]:
     """One metric, window by window."""
     from prometheus_api_client import PrometheusConnect
     from prometheus_api_client.exceptions import PrometheusApiClientException
     from requests import Session  # noqa: TID251  what the client library is built on
     from requests.exceptions import RequestException  # noqa: TID251
 
-    rows: list[Row] = []
+    rows: list[RangeSeries] = []
     with Session() as session:
         session.verify = server.verify
         session.cert = server.cert
         session.trust_env = False  # no proxy or .netrc that happens to be set
         client = PrometheusConnect(
-            url=server.url, headers=dict(server.headers), auth=server.basic, session=session,
-            timeout=server.timeout_s, method="POST", retry=0,
-        )  # fmt: skip
+            url=server.url,
+            headers=dict(server.headers),
+            auth=server.basic,
+            session=session,
+            timeout=server.timeout_s,
+            method="POST",
+            retry=0,
+        )
         at = start
         while at < end:
             span_s = min(WINDOW_S, end - at)
@@ -143,7 +148,7 @@ def _read_one(server: Server, selector: str, start: float, end: float) -> list[R
             query = f"{selector}[{max(1, round(span_s * 1000))}ms]"
             try:
                 answer = client.custom_query(query, params={"time": f"{at:.3f}"})
-                rows.extend(_row(one) for one in answer)
+                rows.extend(_range_series(one) for one in answer)
             except (RequestException, PrometheusApiClientException) as error:
                 raise BadRecordingError(f"Prometheus at {server.url}: {_short(error)}") from None
             except (KeyError, TypeError, ValueError) as error:
@@ -153,10 +158,12 @@ def _read_one(server: Server, selector: str, start: float, end: float) -> list[R
     return rows
 
 
-def _row(one: dict[str, Any]) -> Row:
+def _range_series(one: dict[str, Any]) -> RangeSeries:
     points = one["values"]
     times = np.array([round(float(at) * 1000) for at, _ in points], dtype=np.int64)
-    return Row(LabelSet.of(one["metric"]), times, np.array([float(value) for _, value in points], dtype=np.float64))
+    return RangeSeries(
+        LabelSet.of(one["metric"]), times, np.array([float(value) for _, value in points], dtype=np.float64)
+    )
 
 
 def _short(error: Exception) -> str:

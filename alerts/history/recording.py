@@ -18,8 +18,8 @@ from alerts.arrays import Floats, Times
 from alerts.errors import BadExpositionError, BadRecordingError
 from alerts.evaluation.rules import RuleGroup
 from alerts.promql.nodes import Node, Selector, children
-from alerts.sample import NAME, LabelSet
-from alerts.series.exposition import Line, parse_line, read_series
+from alerts.sample import METRIC_NAME, LabelSet
+from alerts.series.exposition import SampleLine, parse_line, read_series
 from alerts.series.store import SeriesStore
 
 MAX_SAMPLES = 200_000_000
@@ -41,7 +41,7 @@ def wanted_names(groups: Iterable[RuleGroup]) -> Callable[[str], bool]:
         for rule in group.rules:
             for selector in _selectors(rule.query.root):
                 for alternatives in selector.groups:
-                    named = [matcher for matcher in alternatives if matcher.name == NAME]
+                    named = [matcher for matcher in alternatives if matcher.name == METRIC_NAME]
                     if not named:
                         return lambda name: True
                     matchers.append(named[0])
@@ -88,7 +88,7 @@ def load(store: SeriesStore, found: dict[LabelSet, Points]) -> int:
         total += len(at)
     found.clear()
     for at, entries, rows in together.values():
-        store.extend_all(entries, at, np.stack(rows))
+        store.append_matrix(entries, at, np.stack(rows))
         rows.clear()
     return total
 
@@ -238,7 +238,7 @@ class _File:
                     count += 1
         return count
 
-    def _parsed(self, line: str, number: Callable[[], int]) -> Line:
+    def _parsed(self, line: str, number: Callable[[], int]) -> SampleLine:
         """Raises BadRecordingError; a line without a time counts as bad only when a rule reads it."""
         try:
             read = parse_line(line, 0, openmetrics=bool(self._in_seconds))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from alerts.errors import BadExpressionError
 from alerts.promql import nodes
 from alerts.promql.compile import compile_expression
-from alerts.promql.evaluator import Moment
-from alerts.promql.sharing import SharedAnswers
+from alerts.promql.evaluator import InstantEvaluator
+from alerts.promql.shared_results import SharedResults
 from alerts.promql.values import Vector
 from alerts.sample import Sample, to_ms
 from alerts.series.store import SeriesStore
@@ -28,12 +28,12 @@ def parse(expression: str) -> Query:
 
 
 def evaluate_vector(
-    query: Query | str, store: SeriesStore, at: float, *, shared: SharedAnswers | None = None
+    query: Query | str, store: SeriesStore, at: float, *, shared: SharedResults | None = None
 ) -> Vector | float:
     """The answer at `at` (Unix seconds) as arrays. Raises BadExpressionError and QueryError."""
     root = parse(query).root if isinstance(query, str) else query.root
     at_ms = to_ms(at)
-    value = Moment(store, at_ms, at_ms, at_ms, 0, shared=shared).evaluate(root)
+    value = InstantEvaluator(store, at_ms, at_ms, at_ms, 0, shared=shared).evaluate(root)
     if not isinstance(value, Vector | float):
         kind = "a string" if isinstance(value, str) else "a range of points"
         raise BadExpressionError(f"the expression gives {kind}; wanted one value per series")
@@ -64,9 +64,9 @@ def evaluate_range(
     if step_ms <= 0 or end_ms < start_ms:
         raise BadExpressionError("a range query needs a step above zero and an end not before its start")
     found: dict[tuple[tuple[str, str], ...], list[tuple[float, float]]] = {}
-    moment = Moment(store, start_ms, start_ms, end_ms, step_ms)
+    evaluator = InstantEvaluator(store, start_ms, start_ms, end_ms, step_ms)
     for at_ms in range(start_ms, end_ms + 1, step_ms):
-        value = moment.moved_to(at_ms).evaluate(root)
+        value = evaluator.at_step(at_ms).evaluate(root)
         if isinstance(value, float):
             found.setdefault((), []).append((at_ms / 1000, value))
         elif isinstance(value, Vector):

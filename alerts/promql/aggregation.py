@@ -13,8 +13,8 @@ from alerts.errors import QueryError
 from alerts.promql.kahan import each, kahan_means, kahan_sums, quantile, variance
 from alerts.promql.nodes import Aggregate
 from alerts.promql.values import Vector, empty_vector
-from alerts.sample import NAME, LabelSet
-from alerts.series.columns import LabelColumn
+from alerts.sample import METRIC_NAME, LabelSet
+from alerts.series.label_column import LabelColumn
 
 _Reduce = Callable[[Floats, Index, Index], Floats]
 """From values, group by group, where each group starts, and how many it has."""
@@ -59,7 +59,7 @@ def aggregate(node: Aggregate, vector: Vector, param: float | str | None) -> Vec
 
 def _grouping(node: Aggregate) -> tuple[bool, tuple[str, ...]]:
     """Whether the names are the labels that stay, and the names."""
-    return (False, (*node.labels, NAME)) if node.without else (True, node.labels)
+    return (False, (*node.labels, METRIC_NAME)) if node.without else (True, node.labels)
 
 
 def _members(node: Aggregate, vector: Vector) -> list[list[int]]:

@@ -13,8 +13,8 @@ from alerts.errors import BadExpressionError
 from alerts.matcher import Matcher
 from alerts.promql import nodes as n
 from alerts.promql.functions import FUNCTIONS
-from alerts.promql.infallible import is_sure
-from alerts.sample import NAME, to_ms
+from alerts.promql.infallible import is_infallible
+from alerts.sample import METRIC_NAME, to_ms
 
 MAX_EXPRESSION_CHARS = 16 * 1024
 MAX_DEPTH = 100
@@ -44,12 +44,17 @@ _EXPERIMENTAL = (  # newer than the grammar library: told by their shape
     (re.compile(r"\[[^\]\[]*[-+*/%^][^\]\[]*\]"), "a calculation in a duration is"),
 )
 _MATCH_OPS: dict[str, Literal["=", "!=", "=~", "!~"]] = {
-    "MatchOp.Equal": "=", "MatchOp.NotEqual": "!=", "MatchOp.Re": "=~", "MatchOp.NotRe": "!~",
-}  # fmt: skip
+    "MatchOp.Equal": "=",
+    "MatchOp.NotEqual": "!=",
+    "MatchOp.Re": "=~",
+    "MatchOp.NotRe": "!~",
+}
 _MANY: dict[str, Literal["none", "left", "right", "both"]] = {
-    "VectorMatchCardinality.OneToOne": "none", "VectorMatchCardinality.ManyToOne": "left",
-    "VectorMatchCardinality.OneToMany": "right", "VectorMatchCardinality.ManyToMany": "both",
-}  # fmt: skip
+    "VectorMatchCardinality.OneToOne": "none",
+    "VectorMatchCardinality.ManyToOne": "left",
+    "VectorMatchCardinality.OneToMany": "right",
+    "VectorMatchCardinality.ManyToMany": "both",
+}
 _SET_OPS = ("and", "or", "unless")
 
 
@@ -144,9 +149,12 @@ def _node(parsed: Any, depth: int) -> n.Node:
         case "SubqueryExpr":
             step = parsed.step
             return n.Subquery(
-                _node(parsed.expr, depth + 1), _ms(parsed.range), None if step is None else _ms(step),
-                _ms(parsed.offset), _at(parsed.at),
-            )  # fmt: skip
+                _node(parsed.expr, depth + 1),
+                _ms(parsed.range),
+                None if step is None else _ms(step),
+                _ms(parsed.offset),
+                _at(parsed.at),
+            )
         case "UnaryExpr":
             inner = _node(parsed.expr, depth + 1)
             return n.Number(-inner.value) if isinstance(inner, n.Number) else n.Negate(inner)
@@ -162,7 +170,7 @@ def _node(parsed: Any, depth: int) -> n.Node:
 
 def _selector(parsed: Any) -> n.Selector:
     name = parsed.name
-    common = [Matcher(NAME, "=", name)] if name else []
+    common = [Matcher(METRIC_NAME, "=", name)] if name else []
     groups = []
     for matchers in [parsed.matchers.matchers, *parsed.matchers.or_matchers]:
         read = [Matcher(m.name, _MATCH_OPS[str(m.op)], m.value) for m in matchers]
@@ -209,7 +217,7 @@ def _binary(parsed: Any, depth: int) -> n.Node:
         if modifier.matching is not None:
             on = str(modifier.matching.type) == "LabelModifierType.Include"
             labels = tuple(sorted(set(modifier.matching.labels)))
-    may_skip_rhs = op != "or" and is_sure(rhs)
+    may_skip_rhs = op != "or" and is_infallible(rhs)
     return n.Binary(op, lhs, rhs, returns_bool, n.Matching(on, labels, many, include), may_skip_rhs)
 
 

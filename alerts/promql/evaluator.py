@@ -14,10 +14,10 @@ from alerts.promql import nodes as n
 from alerts.promql.aggregation import aggregate
 from alerts.promql.functions import FUNCTIONS
 from alerts.promql.operators import scalars, vector_and_scalar, vector_and_vector
-from alerts.promql.sharing import SharedAnswers
+from alerts.promql.shared_results import SharedResults
 from alerts.promql.values import Matrix, Value, Vector, empty_vector, single
 from alerts.sample import EMPTY, LabelSet
-from alerts.series.columns import LabelColumn
+from alerts.series.label_column import LabelColumn
 from alerts.series.selection import Selection
 from alerts.series.store import SeriesStore
 
@@ -29,7 +29,7 @@ MAX_SUBQUERY_STEPS = 11_000
 _NO_STARTS = np.zeros(1, dtype=np.intp)
 
 
-class Budget:
+class PointBudget:
     """Counts the points that one evaluation has read."""
 
     __slots__ = ("left",)
@@ -37,14 +37,14 @@ class Budget:
     def __init__(self, points: int = MAX_POINTS) -> None:
         self.left = points
 
-    def take(self, points: int) -> None:
+    def spend(self, points: int) -> None:
         self.left -= points
         if self.left < 0:
             raise QueryError(f"the query reads more than {MAX_POINTS} points")
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class InstantEvaluator:
     """When an expression is evaluated; `start_ms` and `end_ms` differ only within a range query.
 
     `shared`: what other expressions of the same rules have found out.
@@ -55,22 +55,22 @@ class Moment:
     start_ms: int
     end_ms: int
     step_ms: int
-    budget: Budget = field(default_factory=Budget)
-    shared: SharedAnswers | None = None
+    budget: PointBudget = field(default_factory=PointBudget)
+    shared: SharedResults | None = None
 
     def evaluate(self, node: n.Node) -> Value:
         """Raises QueryError when the data does not allow the operation."""
         shared = self.shared
-        part = None if shared is None else shared.part_of(node)
+        part = None if shared is None else shared.shared_expr_of(node)
         if shared is None or part is None:
             return _BY_KIND[type(node)](self, node)
-        found = shared.find(part, self.at_ms, self.start_ms)
+        found = shared.cached(part, self.at_ms, self.start_ms)
         if found is None:
             found = _BY_KIND[type(node)](self, node)
-            shared.keep(part, self.at_ms, self.start_ms, found)
+            shared.store_result(part, self.at_ms, self.start_ms, found)
         return found
 
-    def moved_to(self, at_ms: int) -> Moment:
+    def at_step(self, at_ms: int) -> InstantEvaluator:
         """Another step of the same query, drawing on the same budget."""
         return replace(self, at_ms=at_ms)
 
@@ -108,7 +108,7 @@ class Moment:
             return empty_vector()
         present, values, times = selection.newest(at_ms, at_ms - LOOKBACK_MS)
         found = Vector(selection.labels, values, times).where(present)
-        self.budget.take(len(found))
+        self.budget.spend(len(found))
         return found
 
     def _select(self, node: n.Selector) -> Selection:
@@ -131,7 +131,7 @@ class Moment:
             none = empty_vector()
             return Matrix(none.labels, none.at_ms, none.values, _NO_STARTS, after_ms, until_ms)
         labels, times, values, starts = selection.windows(after_ms, until_ms)
-        self.budget.take(len(times))
+        self.budget.spend(len(times))
         return Matrix(labels, times, values, starts, after_ms, until_ms)
 
     def _subquery(self, node: n.Subquery) -> Matrix:
@@ -143,7 +143,7 @@ class Moment:
             raise QueryError(f"a subquery of more than {MAX_SUBQUERY_STEPS} steps")
         points: dict[LabelSet, tuple[array[int], array[float]]] = {}
         for at_ms in range(first_ms, until_ms + 1, step_ms):
-            value = self.moved_to(at_ms).evaluate(node.expr)
+            value = self.at_step(at_ms).evaluate(node.expr)
             if isinstance(value, float):
                 value = single(EMPTY, value, at_ms)
             assert isinstance(value, Vector), "the grammar checked types"
@@ -158,7 +158,7 @@ class Moment:
             times.extend(own_times)
             values.extend(own_values)
             starts.append(len(times))
-        self.budget.take(len(times))
+        self.budget.spend(len(times))
         at, data = np.array(times, dtype=np.int64), np.array(values, dtype=np.float64)
         return Matrix(LabelColumn(points), at, data, np.array(starts, dtype=np.intp), after_ms, until_ms)
 
@@ -189,14 +189,14 @@ class Moment:
         return scalars(node.op, lhs, rhs)
 
 
-_BY_KIND: dict[type[n.Node], Callable[[Moment, Any], Value]] = {
-    n.Number: lambda moment, node: node.value,
-    n.Text: lambda moment, node: node.value,
-    n.Selector: Moment._instant,
-    n.RangeSelector: Moment._window,
-    n.Subquery: Moment._subquery,
-    n.Negate: Moment._negated,
-    n.Call: lambda moment, node: FUNCTIONS[node.function](moment, node.args),
-    n.Aggregate: Moment._aggregate,
-    n.Binary: Moment._binary,
+_BY_KIND: dict[type[n.Node], Callable[[InstantEvaluator, Any], Value]] = {
+    n.Number: lambda evaluator, node: node.value,
+    n.Text: lambda evaluator, node: node.value,
+    n.Selector: InstantEvaluator._instant,
+    n.RangeSelector: InstantEvaluator._window,
+    n.Subquery: InstantEvaluator._subquery,
+    n.Negate: InstantEvaluator._negated,
+    n.Call: lambda evaluator, node: FUNCTIONS[node.function](evaluator, node.args),
+    n.Aggregate: InstantEvaluator._aggregate,
+    n.Binary: InstantEvaluator._binary,
 }

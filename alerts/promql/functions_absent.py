@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from alerts.promql import nodes as n
-from alerts.promql.signature import Args, At
+from alerts.promql.signature import CallArgs, EvalContext
 from alerts.promql.values import Vector, empty_vector, single
-from alerts.sample import NAME, LabelSet
+from alerts.sample import METRIC_NAME, LabelSet
 
 
-def absent(moment: At, args: Args) -> Vector:
-    if len(moment.vector(args[0])):
+def absent(context: EvalContext, args: CallArgs) -> Vector:
+    if len(context.vector(args[0])):
         return empty_vector()
-    return single(_labels_of(args[0]), 1.0, moment.at_ms)
+    return single(_labels_of(args[0]), 1.0, context.at_ms)
 
 
-def absent_over_time(moment: At, args: Args) -> Vector:
-    if len(moment.matrix(args[0])):
+def absent_over_time(context: EvalContext, args: CallArgs) -> Vector:
+    if len(context.matrix(args[0])):
         return empty_vector()
-    return single(_labels_of(args[0]), 1.0, moment.at_ms)
+    return single(_labels_of(args[0]), 1.0, context.at_ms)
 
 
 def _labels_of(node: n.Node) -> LabelSet:
@@ -28,7 +28,7 @@ def _labels_of(node: n.Node) -> LabelSet:
     labels: dict[str, str] = {}
     seen: set[str] = set()
     for matcher in selector.groups[0]:
-        if matcher.name == NAME:
+        if matcher.name == METRIC_NAME:
             continue
         if matcher.op == "=" and matcher.name not in seen:
             labels[matcher.name] = matcher.value

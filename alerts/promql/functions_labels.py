@@ -11,16 +11,16 @@ from alerts.errors import QueryError
 from alerts.matcher import compile_go
 from alerts.promql.functions_absent import absent
 from alerts.promql.nodes import Text
-from alerts.promql.signature import Args, At, Function
+from alerts.promql.signature import CallArgs, EvalContext, Function
 from alerts.promql.values import Vector, check_distinct, single
 from alerts.sample import EMPTY, LabelSet
-from alerts.series.columns import LabelColumn
+from alerts.series.label_column import LabelColumn
 
 _REFERENCE = re.compile(r"\$(?:\$|\{(\w+)\}|(\w+))")
 _DIGITS = re.compile(r"(\d+)")
 
 
-def _text(args: Args, index: int) -> str:
+def _text(args: CallArgs, index: int) -> str:
     node = args[index]
     assert isinstance(node, Text), "the grammar checked types"
     return node.value
@@ -47,7 +47,7 @@ def _expand(template: str, match: re.Match[str]) -> str:
     return _REFERENCE.sub(one, template)
 
 
-def relabelled(function: str, labels: Iterable[LabelSet], args: Args) -> list[LabelSet]:
+def relabelled(function: str, labels: Iterable[LabelSet], args: CallArgs) -> list[LabelSet]:
     """What label_replace() or label_join() makes of these labels. Raises QueryError for a bad label name."""
     if function == "label_join":
         joined, separator = _label_name(_text(args, 1)), _text(args, 2)
@@ -62,8 +62,8 @@ def relabelled(function: str, labels: Iterable[LabelSet], args: Args) -> list[La
     return found
 
 
-def _relabel(function: str, moment: At, args: Args) -> Vector:
-    vector = moment.vector(args[0])
+def _relabel(function: str, context: EvalContext, args: CallArgs) -> Vector:
+    vector = context.vector(args[0])
     labels = vector.labels.remembered(
         (function, args[1:]), lambda: _distinct(relabelled(function, vector.labels, args))
     )
@@ -75,9 +75,9 @@ def _distinct(labels: list[LabelSet]) -> LabelColumn:
     return LabelColumn(labels)
 
 
-def _sort(moment: At, args: Args, *, descending: bool) -> Vector:
+def _sort(context: EvalContext, args: CallArgs, *, descending: bool) -> Vector:
     """NaN comes last in both directions."""
-    vector = moment.vector(args[0])
+    vector = context.vector(args[0])
     sign = -1.0 if descending else 1.0
     values = vector.values.tolist()
     order = sorted(range(len(values)), key=lambda i: (math.isnan(values[i]), sign * values[i]))
@@ -89,9 +89,9 @@ def _natural(text: str) -> list[tuple[int, int | str]]:
     return [(0, int(part)) if part.isdecimal() else (1, part) for part in _DIGITS.split(text) if part]
 
 
-def _sort_by_label(moment: At, args: Args, *, descending: bool) -> Vector:
+def _sort_by_label(context: EvalContext, args: CallArgs, *, descending: bool) -> Vector:
     """Ties are ordered by the whole label set."""
-    vector = moment.vector(args[0])
+    vector = context.vector(args[0])
     names = [_text(args, index) for index in range(1, len(args))]
 
     def key(index: int) -> tuple[object, ...]:
@@ -101,13 +101,13 @@ def _sort_by_label(moment: At, args: Args, *, descending: bool) -> Vector:
     return vector.take(sorted(range(len(vector)), key=key, reverse=descending))
 
 
-def _scalar(moment: At, args: Args) -> float:
-    vector = moment.vector(args[0])
+def _scalar(context: EvalContext, args: CallArgs) -> float:
+    vector = context.vector(args[0])
     return float(vector.values[0]) if len(vector) == 1 else math.nan
 
 
-def _vector(moment: At, args: Args) -> Vector:
-    return single(EMPTY, moment.scalar(args[0]), moment.at_ms)
+def _vector(context: EvalContext, args: CallArgs) -> Vector:
+    return single(EMPTY, context.scalar(args[0]), context.at_ms)
 
 
 LABEL_FUNCTIONS: dict[str, Function] = {

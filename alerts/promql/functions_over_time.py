@@ -8,31 +8,33 @@ from functools import partial
 
 import numpy as np
 
-from alerts.arrays import Floats, distinct
+from alerts.arrays import Floats, sorted_unique
 from alerts.promql.functions_absent import absent_over_time
 from alerts.promql.kahan import each, kahan_means, kahan_sums, quantile, variance
-from alerts.promql.signature import Args, At, Function
+from alerts.promql.signature import CallArgs, EvalContext, Function
 from alerts.promql.values import Matrix, Vector, empty_vector
 
 
-def _each(reduce: Callable[[Sequence[float]], float], moment: At, args: Args) -> Vector:
-    matrix = moment.matrix(args[-1])
+def _each(reduce: Callable[[Sequence[float]], float], context: EvalContext, args: CallArgs) -> Vector:
+    matrix = context.matrix(args[-1])
     return matrix.to_vector(each(reduce, matrix.values, matrix.firsts, matrix.counts))
 
 
-def _whole(reduce: Callable[[Matrix], Floats], moment: At, args: Args, *, keep_name: bool = False) -> Vector:
-    matrix = moment.matrix(args[0])
+def _whole(
+    reduce: Callable[[Matrix], Floats], context: EvalContext, args: CallArgs, *, keep_name: bool = False
+) -> Vector:
+    matrix = context.matrix(args[0])
     return matrix.to_vector(reduce(matrix), keep_name=keep_name) if len(matrix) else empty_vector()
 
 
-def _quantile(moment: At, args: Args) -> Vector:
-    q = moment.scalar(args[0])
-    matrix = moment.matrix(args[-1])
+def _quantile(context: EvalContext, args: CallArgs) -> Vector:
+    q = context.scalar(args[0])
+    matrix = context.matrix(args[-1])
     if not 0 <= q <= 1 or not np.isfinite(matrix.values).all():
         return matrix.to_vector(each(partial(quantile, q), matrix.values, matrix.firsts, matrix.counts))
     # All windows of one length are sorted together.
     counts, results = matrix.counts, np.empty(len(matrix))
-    for count in distinct(counts).tolist():
+    for count in sorted_unique(counts).tolist():
         own = np.flatnonzero(counts == count)
         ordered = np.sort(matrix.values[matrix.firsts[own][:, np.newaxis] + np.arange(count)], axis=1)
         rank = q * (count - 1)
@@ -49,8 +51,8 @@ def _median_deviation(window: Sequence[float]) -> float:
     return quantile(0.5, [abs(value - median) for value in window])
 
 
-def _time_of(pick: Callable[[Floats], int], moment: At, args: Args) -> Vector:
-    matrix = moment.matrix(args[0])
+def _time_of(pick: Callable[[Floats], int], context: EvalContext, args: CallArgs) -> Vector:
+    matrix = context.matrix(args[0])
     times = [
         matrix.times[low + pick(matrix.values[low:high])] / 1000.0
         for low, high in zip(matrix.starts[:-1], matrix.starts[1:], strict=True)

@@ -9,17 +9,17 @@ import numpy as np
 
 from alerts.arrays import Floats, Times
 from alerts.promql import kahan
-from alerts.promql.signature import Args, At, Function
+from alerts.promql.signature import CallArgs, EvalContext, Function
 from alerts.promql.values import Matrix, Vector, empty_vector
 
 
-def _extrapolated(moment: At, args: Args, *, is_counter: bool, is_rate: bool) -> Vector:
+def _extrapolated(context: EvalContext, args: CallArgs, *, is_counter: bool, is_rate: bool) -> Vector:
     """Prometheus' rate, increase and delta: the change between first and last point, extrapolated to the window.
 
     Extrapolation stops half a sampling interval past the points when the window goes on much further, and a counter
     is never extrapolated below zero.
     """
-    matrix = moment.matrix(args[0]).at_least(2)
+    matrix = context.matrix(args[0]).at_least(2)
     if not len(matrix):
         return empty_vector()
     first, last = matrix.firsts, matrix.lasts
@@ -55,9 +55,9 @@ def _lost_to_resets(matrix: Matrix) -> Floats:
     return result
 
 
-def _instantaneous(moment: At, args: Args, *, is_rate: bool) -> Vector:
+def _instantaneous(context: EvalContext, args: CallArgs, *, is_rate: bool) -> Vector:
     """From the last two points; after a counter's reset the last value is the change."""
-    matrix = moment.matrix(args[0]).at_least(2)
+    matrix = context.matrix(args[0]).at_least(2)
     last = matrix.lasts
     with np.errstate(all="ignore"):
         change = matrix.values[last] - matrix.values[last - 1]
@@ -83,8 +83,8 @@ def _fit(times_ms: Times, values: Floats, zero_ms: int) -> tuple[float, float]:
     return slope, sum_y / count - slope * sum_x / count
 
 
-def _deriv(moment: At, args: Args) -> Vector:
-    matrix = moment.matrix(args[0]).at_least(2)
+def _deriv(context: EvalContext, args: CallArgs) -> Vector:
+    matrix = context.matrix(args[0]).at_least(2)
     slopes = [
         _fit(matrix.times[low:high], matrix.values[low:high], int(matrix.times[low]))[0]
         for low, high in zip(matrix.starts[:-1], matrix.starts[1:], strict=True)
@@ -92,18 +92,18 @@ def _deriv(moment: At, args: Args) -> Vector:
     return matrix.to_vector(np.array(slopes, dtype=np.float64))
 
 
-def _predict_linear(moment: At, args: Args) -> Vector:
-    matrix = moment.matrix(args[0]).at_least(2)
-    ahead_s = moment.scalar(args[1])
+def _predict_linear(context: EvalContext, args: CallArgs) -> Vector:
+    matrix = context.matrix(args[0]).at_least(2)
+    ahead_s = context.scalar(args[1])
     predictions = []
     for low, high in zip(matrix.starts[:-1], matrix.starts[1:], strict=True):
-        slope, value = _fit(matrix.times[low:high], matrix.values[low:high], moment.at_ms)
+        slope, value = _fit(matrix.times[low:high], matrix.values[low:high], context.at_ms)
         predictions.append(slope * ahead_s + value)
     return matrix.to_vector(np.array(predictions, dtype=np.float64))
 
 
-def _count_steps(moment: At, args: Args, *, only_falls: bool) -> Vector:
-    matrix = moment.matrix(args[0])
+def _count_steps(context: EvalContext, args: CallArgs, *, only_falls: bool) -> Vector:
+    matrix = context.matrix(args[0])
     if not len(matrix):
         return empty_vector()
     values = matrix.values
@@ -113,10 +113,10 @@ def _count_steps(moment: At, args: Args, *, only_falls: bool) -> Vector:
     return matrix.to_vector(np.add.reduceat(stepped.astype(np.float64), matrix.firsts))
 
 
-def _smoothed(moment: At, args: Args) -> Vector:
+def _smoothed(context: EvalContext, args: CallArgs) -> Vector:
     """Holt's double exponential smoothing."""
-    matrix = moment.matrix(args[0]).at_least(2)
-    smoothing, trend_factor = moment.scalar(args[1]), moment.scalar(args[2])
+    matrix = context.matrix(args[0]).at_least(2)
+    smoothing, trend_factor = context.scalar(args[1]), context.scalar(args[2])
     results = []
     for window in matrix.windows():
         before, level, trend = 0.0, window[0], window[1] - window[0]

@@ -10,27 +10,27 @@ from numpy.typing import NDArray
 
 from alerts.arrays import Floats
 from alerts.promql.nodes import Selector
-from alerts.promql.signature import Args, At, Function
+from alerts.promql.signature import CallArgs, EvalContext, Function
 from alerts.promql.values import Vector, single
 from alerts.sample import EMPTY
 
 Seconds = NDArray[np.datetime64]
 
 
-def _time(moment: At, args: Args) -> float:
-    return moment.at_ms / 1000.0
+def _time(context: EvalContext, args: CallArgs) -> float:
+    return context.at_ms / 1000.0
 
 
-def _timestamp(moment: At, args: Args) -> Vector:
+def _timestamp(context: EvalContext, args: CallArgs) -> Vector:
     """Of a plain selector the time of the point; of anything computed the time of evaluation."""
-    vector = moment.vector(args[0])
+    vector = context.vector(args[0])
     if isinstance(args[0], Selector):
         return vector.with_values(vector.at_ms / 1000.0)
-    return vector.with_values(np.full(len(vector), moment.at_ms / 1000.0))
+    return vector.with_values(np.full(len(vector), context.at_ms / 1000.0))
 
 
-def _date_part(part: Callable[[Seconds], Floats], moment: At, args: Args) -> Vector:
-    vector = moment.vector(args[0]) if args else single(EMPTY, moment.at_ms / 1000.0, moment.at_ms)
+def _date_part(part: Callable[[Seconds], Floats], context: EvalContext, args: CallArgs) -> Vector:
+    vector = context.vector(args[0]) if args else single(EMPTY, context.at_ms / 1000.0, context.at_ms)
     known = np.isfinite(vector.values) & (np.abs(vector.values) < 2.0**55)
     seconds = np.trunc(np.where(known, vector.values, 0.0)).astype(np.int64)
     return vector.with_values(np.where(known, part(seconds.astype("datetime64[s]")), np.nan))
@@ -61,10 +61,10 @@ def _days_in_month(seconds: Seconds) -> Floats:
 
 TIME_FUNCTIONS: dict[str, Function] = {
     "time": _time,
-    "start": lambda moment, args: moment.start_ms / 1000.0,
-    "end": lambda moment, args: moment.end_ms / 1000.0,
-    "step": lambda moment, args: moment.step_ms / 1000.0,
-    "range": lambda moment, args: (moment.end_ms - moment.start_ms) / 1000.0,
+    "start": lambda context, args: context.start_ms / 1000.0,
+    "end": lambda context, args: context.end_ms / 1000.0,
+    "step": lambda context, args: context.step_ms / 1000.0,
+    "range": lambda context, args: (context.end_ms - context.start_ms) / 1000.0,
     "timestamp": _timestamp,
     "minute": partial(_date_part, partial(_since, "m", "h")),
     "hour": partial(_date_part, partial(_since, "h", "D")),

@@ -1,6 +1,6 @@
 """Evaluate an expression at many steps at once: arrays of series by steps instead of one vector a step.
 
-The answer is the evaluator's (`Moment`) at each step; what has no array form here is done step by step with it.
+The answer is that of `InstantEvaluator` at each step; what has no array form here is evaluated step by step with it.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from alerts.arrays import Bools, Floats, Times
 from alerts.errors import QueryError
 from alerts.promql import nodes as n
 from alerts.promql.aggregation import aggregate
-from alerts.promql.evaluator import LOOKBACK_MS, Moment
+from alerts.promql.evaluator import LOOKBACK_MS, InstantEvaluator
 from alerts.promql.functions import FUNCTIONS
 from alerts.promql.functions_labels import relabelled
 from alerts.promql.functions_math import PLAIN
 from alerts.promql.grid_groups import GROUP_REDUCERS, bucket_quantiles, matched, reduce_groups
-from alerts.promql.grid_values import Grid, distinct, empty_grid, merged
+from alerts.promql.grid_values import Grid, concat_grids, empty_grid, merge_rows
 from alerts.promql.grid_windows import WINDOW_FUNCTIONS, rows_of, windowed
 from alerts.promql.operators import ARITHMETIC, COMPARISON
 from alerts.promql.values import Value, Vector
-from alerts.sample import STALE_BITS, LabelSet
+from alerts.sample import STALE_NAN_BITS, LabelSet
 from alerts.series.store import SeriesStore
 
 GridValue = Grid | Floats | str
@@ -32,7 +32,7 @@ GridValue = Grid | Floats | str
 
 
 @dataclass(frozen=True, slots=True)
-class GridMoment:
+class RangeEvaluator:
     """`steps` are Unix milliseconds, rising."""
 
     store: SeriesStore
@@ -58,11 +58,11 @@ class GridMoment:
             case n.Binary():
                 return self._binary(node)
             case _:
-                return self._step_by_step(lambda step: self._moment(step).evaluate(node))
+                return self._step_by_step(lambda step: self._evaluator(step).evaluate(node))
 
-    def _moment(self, index: int) -> Moment:
+    def _evaluator(self, index: int) -> InstantEvaluator:
         first, last = int(self.steps[0]), int(self.steps[-1])
-        return Moment(self.store, int(self.steps[index]), first, last, self.step_ms)
+        return InstantEvaluator(self.store, int(self.steps[index]), first, last, self.step_ms)
 
     def _instant(self, node: n.Selector, *, stamps: bool = False) -> Grid:
         """`stamps`: the points' own times (Unix seconds) instead of their values."""
@@ -73,9 +73,9 @@ class GridMoment:
             safe = np.maximum(index, 0)
             fresh = (index >= 0) & (times[safe] > at - LOOKBACK_MS)
             found = values[:, safe]
-            present = fresh & (found.view(np.int64) != STALE_BITS)
+            present = fresh & (found.view(np.int64) != STALE_NAN_BITS)
             parts.append(Grid(labels, np.tile(times[safe] / 1000.0, (len(found), 1)) if stamps else found, present))
-        return merged(parts, len(at))
+        return concat_grids(parts, len(at))
 
     # -- functions ----------------------------------------------------------------------------------------------
 
@@ -89,7 +89,7 @@ class GridMoment:
                     return found
         if node.function == "timestamp" and isinstance(node.args[0], n.Selector):  # a column has lost its points' times
             if node.args[0].at is not None:
-                return self._step_by_step(lambda step: self._moment(step).evaluate(node))
+                return self._step_by_step(lambda step: self._evaluator(step).evaluate(node))
             own = self._instant(node.args[0], stamps=True)
             return own.renamed(own.values)
         if node.function == "time":
@@ -102,7 +102,7 @@ class GridMoment:
         if node.function in ("label_replace", "label_join"):
             inner = self.evaluate(node.args[0])
             assert isinstance(inner, Grid), "the grammar checked types"
-            return distinct(relabelled(node.function, inner.labels, node.args), inner.values, inner.present)
+            return merge_rows(relabelled(node.function, inner.labels, node.args), inner.values, inner.present)
         if node.function == "histogram_quantile":
             q, buckets = self.evaluate(node.args[0]), self.evaluate(node.args[1])
             assert isinstance(buckets, Grid), "the grammar checked types"
@@ -116,7 +116,7 @@ class GridMoment:
         known = {id(arg): self.evaluate(arg) for arg in node.args if not isinstance(arg, n.RangeSelector | n.Subquery)}
 
         def one(step: int) -> Value:
-            return FUNCTIONS[node.function](_Step(self._moment(step), known, step), node.args)
+            return FUNCTIONS[node.function](_StepContext(self._evaluator(step), known, step), node.args)
 
         return self._step_by_step(one)
 
@@ -186,18 +186,18 @@ def _floats(value: GridValue) -> Floats:
     return value
 
 
-class _Step:
+class _StepContext:
     """What a function of the evaluator is given: arguments known as arrays, read at one step."""
 
-    def __init__(self, moment: Moment, known: dict[int, GridValue], step: int) -> None:
-        self._moment, self._known, self._step = moment, known, step
-        self.at_ms, self.start_ms, self.end_ms = moment.at_ms, moment.start_ms, moment.end_ms
-        self.step_ms = moment.step_ms
+    def __init__(self, evaluator: InstantEvaluator, known: dict[int, GridValue], step: int) -> None:
+        self._evaluator, self._known, self._step = evaluator, known, step
+        self.at_ms, self.start_ms, self.end_ms = evaluator.at_ms, evaluator.start_ms, evaluator.end_ms
+        self.step_ms = evaluator.step_ms
 
     def evaluate(self, node: n.Node) -> Value:
         known = self._known.get(id(node))
         if known is None:
-            return self._moment.evaluate(node)
+            return self._evaluator.evaluate(node)
         if isinstance(known, Grid):
             return known.at(self._step, self.at_ms)
         return known if isinstance(known, str) else float(known[self._step])
@@ -208,7 +208,7 @@ class _Step:
         return value
 
     def matrix(self, node: n.Node):  # type: ignore[no-untyped-def]
-        return self._moment.matrix(node)
+        return self._evaluator.matrix(node)
 
     def scalar(self, node: n.Node) -> float:
         value = self.evaluate(node)
@@ -218,7 +218,7 @@ class _Step:
 
 def evaluate_grid(root: n.Node, store: SeriesStore, steps: Times, step_ms: int) -> Grid:
     """The expression at every step; a scalar is one series without labels. Raises QueryError."""
-    value = GridMoment(store, steps, step_ms).evaluate(root)
+    value = RangeEvaluator(store, steps, step_ms).evaluate(root)
     if isinstance(value, Grid):
         return value
     if isinstance(value, str):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from alerts.arrays import Bools, Floats, Index, Times
-from alerts.promql.grid_values import Grid, distinct, empty_grid, merged
+from alerts.promql.grid_values import Grid, concat_grids, empty_grid, merge_rows
 from alerts.promql.histogram import quantiles
 from alerts.promql.nodes import Aggregate, Binary, Matching
 from alerts.promql.operators import ARITHMETIC, COMPARISON, result_labels, vector_and_vector
-from alerts.sample import NAME, LabelSet
+from alerts.sample import METRIC_NAME, LabelSet
 
 _FILL = {"sum": 0.0, "avg": 0.0, "count": 0.0, "group": 0.0, "max": -np.inf, "min": np.inf}
 _CANCELS = 1e6
@@ -32,7 +32,7 @@ def reduce_groups(node: Aggregate, inner: Grid, parameter: object) -> Grid | Non
         return empty_grid(num_steps)
     if np.isnan(inner.values[inner.present]).any():
         return None
-    names = (*node.labels, NAME) if node.without else node.labels
+    names = (*node.labels, METRIC_NAME) if node.without else node.labels
     keys = [entry.drop(names) if node.without else entry.keep(names) for entry in inner.labels]
     labels, order, starts = _groups(keys)
     present, values = inner.present[order], inner.values[order]
@@ -83,7 +83,7 @@ def matched(node: Binary, lhs: Grid, rhs: Grid, steps: Times) -> Grid:
     """A binary operation between two vectors. Raises QueryError as the evaluator does."""
     matching = node.matching
     assert matching is not None
-    names = matching.labels if matching.on else tuple(sorted({*matching.labels, NAME}))
+    names = matching.labels if matching.on else tuple(sorted({*matching.labels, METRIC_NAME}))
 
     def keys(grid: Grid) -> list[LabelSet]:
         return [entry.keep(names) if matching.on else entry.drop(names) for entry in grid.labels]
@@ -117,7 +117,7 @@ def matched(node: Binary, lhs: Grid, rhs: Grid, steps: Times) -> Grid:
             present = present if node.returns_bool else present & holds
     drops_name = node.op in ARITHMETIC or node.returns_bool
     labels = [result_labels(many.labels[i], one.labels[j], matching, drops_name) for i, j in pairs]
-    return distinct(labels, values, present).trimmed()
+    return merge_rows(labels, values, present).trimmed()
 
 
 def _by_step(node: Binary, lhs: Grid, rhs: Grid, matching: Matching, steps: Times) -> Grid:
@@ -139,7 +139,7 @@ def _set_operation(
 ) -> Grid:
     if op == "or":
         there = _presence(lhs_keys, lhs.present, rhs_keys, num_steps)
-        return merged([lhs, Grid(rhs.labels, rhs.values, rhs.present & ~there)], num_steps)
+        return concat_grids([lhs, Grid(rhs.labels, rhs.values, rhs.present & ~there)], num_steps)
     there = _presence(rhs_keys, rhs.present, lhs_keys, num_steps)
     return Grid(lhs.labels, lhs.values, lhs.present & (there if op == "and" else ~there)).trimmed()
 
@@ -165,7 +165,7 @@ def bucket_quantiles(q: Floats, buckets: Grid) -> Grid | None:
             bound = float(labels.get("le"))
         except ValueError:
             continue
-        bounds = histograms.setdefault(labels.drop((NAME, "le")), {})
+        bounds = histograms.setdefault(labels.drop((METRIC_NAME, "le")), {})
         if bound in bounds:
             return None
         bounds[bound] = row

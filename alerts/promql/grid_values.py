@@ -11,7 +11,7 @@ from alerts.arrays import Bools, Floats, Index
 from alerts.errors import QueryError
 from alerts.promql.values import SAME_LABELS, Vector
 from alerts.sample import LabelSet
-from alerts.series.columns import LabelColumn
+from alerts.series.label_column import LabelColumn
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Grid:
 
     def renamed(self, values: Floats) -> Grid:
         """New values under labels without the metric's name. Raises QueryError when two series become one."""
-        return distinct([labels.without_name() for labels in self.labels], values, self.present)
+        return merge_rows([labels.without_name() for labels in self.labels], values, self.present)
 
     def trimmed(self) -> Grid:
         """Without series that are never there."""
@@ -48,20 +48,20 @@ def empty_grid(num_steps: int, labels: list[LabelSet] | None = None) -> Grid:
     return Grid(rows, np.zeros((len(rows), num_steps)), np.zeros((len(rows), num_steps), dtype=np.bool_))
 
 
-def merged(parts: Sequence[Grid], num_steps: int) -> Grid:
+def concat_grids(parts: Sequence[Grid], num_steps: int) -> Grid:
     """All series of all parts. Raises QueryError when two of one label set are there at once."""
     kept = [part for part in parts if part.labels]
     if not kept:
         return empty_grid(num_steps)
     if len(kept) == 1:
-        return distinct(kept[0].labels, kept[0].values, kept[0].present).trimmed()
+        return merge_rows(kept[0].labels, kept[0].values, kept[0].present).trimmed()
     labels = [entry for part in kept for entry in part.labels]
-    return distinct(
+    return merge_rows(
         labels, np.concatenate([part.values for part in kept]), np.concatenate([part.present for part in kept])
     ).trimmed()
 
 
-def distinct(labels: list[LabelSet], values: Floats, present: Bools) -> Grid:
+def merge_rows(labels: list[LabelSet], values: Floats, present: Bools) -> Grid:
     """One row a label set: series that follow each other in time become one."""
     rows: dict[LabelSet, int] = {}
     for entry in labels:

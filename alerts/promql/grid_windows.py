@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from alerts.arrays import Floats, Index, Times
-from alerts.promql.grid_values import Grid, merged
+from alerts.promql.grid_values import Grid, concat_grids
 from alerts.promql.nodes import RangeSelector, Selector
 from alerts.sample import LabelSet
 from alerts.series.store import SeriesStore
@@ -54,7 +54,7 @@ def windowed(
                 out[:, steps_used] = reduce(times, values, low[usable], high[usable], at[usable], node.range_ms)
         named = labels if keeps_name else [entry.without_name() for entry in labels]
         parts.append(Grid(named, out, np.broadcast_to(usable, out.shape).copy()))
-    return merged(parts, len(at))
+    return concat_grids(parts, len(at))
 
 
 def _extrapolated(*, is_counter: bool, is_rate: bool) -> _Reduce:

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from alerts.arrays import Floats, Index
-from alerts.promql.signature import Args, At, Function
+from alerts.promql.signature import CallArgs, EvalContext, Function
 from alerts.promql.values import Vector, empty_vector
-from alerts.sample import NAME, LabelSet
-from alerts.series.columns import LabelColumn
-from alerts.series.head import LONG_AGO
+from alerts.sample import METRIC_NAME, LabelSet
+from alerts.series.head import MIN_TIME_MS
+from alerts.series.label_column import LabelColumn
 
 _SMALL_DIFFERENCE = 1e-12  # relative; below it a falling count is rounding, not a broken histogram
 _LARGEST = 1.7976931348623157e308
@@ -30,7 +30,7 @@ def _histograms(vector: Vector) -> dict[LabelSet, tuple[Buckets, int]]:
             bound = float(labels.get("le"))
         except ValueError:
             continue
-        key = labels.drop((NAME, "le"))
+        key = labels.drop((METRIC_NAME, "le"))
         buckets, newest = found.get(key, ([], at_ms))
         buckets.append((bound, value))
         found[key] = (buckets, max(newest, at_ms))
@@ -182,8 +182,8 @@ class _Layout(NamedTuple):
 def _layout(labels: LabelColumn) -> _Layout:
     bounds = np.array([_number(text) for text in labels.values_of("le")], dtype=np.float64)
     buckets = np.flatnonzero(~np.isnan(bounds))
-    kept = labels if len(buckets) == len(labels) else labels.taken(buckets)
-    groups = kept.groups(False, (NAME, "le"))
+    kept = labels if len(buckets) == len(labels) else labels.take_rows(buckets)
+    groups = kept.groups(False, (METRIC_NAME, "le"))
     by_bounds: dict[bytes, tuple[Floats, list[int], list[Index]]] = {}
     odd = []
     for place, rows in enumerate(np.split(buckets[groups.order], groups.starts[1:])):
@@ -207,13 +207,13 @@ def _number(le: str) -> float:
         return math.nan
 
 
-def _histogram_quantile(moment: At, args: Args) -> Vector:
-    q = moment.scalar(args[0])
-    vector = moment.vector(args[1])
+def _histogram_quantile(context: EvalContext, args: CallArgs) -> Vector:
+    q = context.scalar(args[0])
+    vector = context.vector(args[1])
     if not len(vector):
         return empty_vector()
     layout = vector.labels.remembered("histograms", lambda: _layout(vector.labels))
-    newest = np.full(len(layout.labels), LONG_AGO, dtype=np.int64)
+    newest = np.full(len(layout.labels), MIN_TIME_MS, dtype=np.int64)
     np.maximum.at(newest, layout.group_of, vector.at_ms[layout.buckets])
     results = np.empty(len(layout.labels))
     one_by_one = layout.odd.tolist()
@@ -229,9 +229,9 @@ def _histogram_quantile(moment: At, args: Args) -> Vector:
     return Vector(layout.labels, results, newest)
 
 
-def _histogram_fraction(moment: At, args: Args) -> Vector:
-    lower, upper = moment.scalar(args[0]), moment.scalar(args[1])
-    found = _histograms(moment.vector(args[2]))
+def _histogram_fraction(context: EvalContext, args: CallArgs) -> Vector:
+    lower, upper = context.scalar(args[0]), context.scalar(args[1])
+    found = _histograms(context.vector(args[2]))
     return _as_vector(found, [bucket_fraction(lower, upper, buckets) for buckets, _ in found.values()])
 
 

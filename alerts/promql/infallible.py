@@ -8,43 +8,59 @@ from __future__ import annotations
 
 from alerts.promql import nodes as n
 from alerts.promql.functions_math import PLAIN
-from alerts.sample import NAME
+from alerts.sample import METRIC_NAME
 
 _SET_OPS = frozenset({"and", "or", "unless"})
 _AGGREGATIONS = frozenset({"sum", "avg", "count", "group", "max", "min", "stdvar", "stddev", "quantile"})
-_FUNCTIONS = frozenset({
-    *PLAIN, "round", "clamp_min", "clamp_max", "time",
-    "rate", "increase", "delta", "irate", "idelta", "deriv", "resets", "changes",
-    *(f"{name}_over_time" for name in ("avg", "min", "max", "sum", "count", "last", "present", "quantile", "stddev")),
-})  # fmt: skip
+_FUNCTIONS = frozenset(
+    {
+        *PLAIN,
+        "round",
+        "clamp_min",
+        "clamp_max",
+        "time",
+        "rate",
+        "increase",
+        "delta",
+        "irate",
+        "idelta",
+        "deriv",
+        "resets",
+        "changes",
+        *(
+            f"{name}_over_time"
+            for name in ("avg", "min", "max", "sum", "count", "last", "present", "quantile", "stddev")
+        ),
+    }
+)
 
 
-def is_sure(node: n.Node) -> bool:
+def is_infallible(node: n.Node) -> bool:
     """True when the expression can never fail. Its series then differ by more than the metric's name."""
     match node:
         case n.Number() | n.Text():
             return True
         case n.Selector(groups=groups):
-            return len(groups) == 1 and any(matcher.name == NAME and matcher.op == "=" for matcher in groups[0])
+            return len(groups) == 1 and any(matcher.name == METRIC_NAME and matcher.op == "=" for matcher in groups[0])
         case n.RangeSelector(selector=selector):
-            return is_sure(selector)
+            return is_infallible(selector)
         case n.Negate(expr=expr):
-            return is_sure(expr)
+            return is_infallible(expr)
         case n.Call(function=function, args=args):
-            return function in _FUNCTIONS and all(map(is_sure, args))
+            return function in _FUNCTIONS and all(map(is_infallible, args))
         case n.Aggregate(op=op, expr=expr, param=param, labels=labels, without=without):
             plain = op in _AGGREGATIONS and (param is None or isinstance(param, n.Number))
-            return plain and (without or NAME not in labels) and is_sure(expr)
+            return plain and (without or METRIC_NAME not in labels) and is_infallible(expr)
         case n.Binary(op=op, lhs=lhs, rhs=rhs, matching=matching):
-            return _is_sure_matching(op, matching) and is_sure(lhs) and is_sure(rhs)
+            return _is_infallible_matching(op, matching) and is_infallible(lhs) and is_infallible(rhs)
         case _:
             return False
 
 
-def _is_sure_matching(op: str, matching: n.Matching | None) -> bool:
+def _is_infallible_matching(op: str, matching: n.Matching | None) -> bool:
     """Sets always match; two sides of arithmetic or a comparison when each series has one partner at most."""
     if matching is None:
         return True
     if op in _SET_OPS:
-        return NAME not in matching.labels
+        return METRIC_NAME not in matching.labels
     return not matching.on and not matching.labels and matching.many == "none"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from alerts.matcher import Matcher
-from alerts.sample import NAME
+from alerts.sample import METRIC_NAME
 
 AtTime = int | Literal["start", "end"] | None
 """The @ modifier: Unix milliseconds, start() or end() of the query, None without one."""
@@ -125,11 +125,11 @@ def rebuilt(node: Node, change: Callable[[Node], Node]) -> Node:
 def metric_names(node: Node) -> set[str]:
     """Names that the expression's selectors read; "" for a selector without one exact name."""
     if isinstance(node, Selector):
-        return {next((m.value for m in group if m.name == NAME and m.op == "="), "") for group in node.groups}
+        return {next((m.value for m in group if m.name == METRIC_NAME and m.op == "="), "") for group in node.groups}
     return {name for child in children(node) for name in metric_names(child)}
 
 
-def reaches_ms(node: Node, back_ms: int = 0) -> dict[str, int]:
+def lookback_ms_by_metric(node: Node, back_ms: int = 0) -> dict[str, int]:
     """How far before the moment of evaluation each metric (by name, "" for no exact one) is read, without lookback.
 
     A fixed time (@) is not counted: no retention can promise it.
@@ -138,13 +138,13 @@ def reaches_ms(node: Node, back_ms: int = 0) -> dict[str, int]:
         case Selector(offset_ms=offset_ms):
             return dict.fromkeys(metric_names(node), back_ms + max(0, offset_ms))
         case RangeSelector(selector=selector, range_ms=range_ms):
-            return reaches_ms(selector, back_ms + range_ms)
+            return lookback_ms_by_metric(selector, back_ms + range_ms)
         case Subquery(expr=expr, range_ms=range_ms, offset_ms=offset_ms):
-            return reaches_ms(expr, back_ms + range_ms + max(0, offset_ms))
+            return lookback_ms_by_metric(expr, back_ms + range_ms + max(0, offset_ms))
         case _:
             found: dict[str, int] = {}
             for child in children(node):
-                for name, reach_ms in reaches_ms(child, back_ms).items():
+                for name, reach_ms in lookback_ms_by_metric(child, back_ms).items():
                     found[name] = max(reach_ms, found.get(name, 0))
             return found
 

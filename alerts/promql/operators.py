@@ -8,20 +8,30 @@ from typing import NamedTuple
 
 import numpy as np
 
-from alerts.arrays import Floats, Index, distinct
+from alerts.arrays import Floats, Index, sorted_unique
 from alerts.errors import QueryError
 from alerts.promql.nodes import Matching
 from alerts.promql.values import Vector, empty_vector
-from alerts.sample import NAME, LabelSet
-from alerts.series.columns import LabelColumn, places_in
+from alerts.sample import METRIC_NAME, LabelSet
+from alerts.series.label_column import LabelColumn, group_indices
 
 ARITHMETIC: dict[str, Callable[[Floats, Floats], Floats]] = {
-    "+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide,
-    "%": np.fmod, "^": np.power, "atan2": np.arctan2,
-}  # fmt: skip
+    "+": np.add,
+    "-": np.subtract,
+    "*": np.multiply,
+    "/": np.divide,
+    "%": np.fmod,
+    "^": np.power,
+    "atan2": np.arctan2,
+}
 COMPARISON: dict[str, Callable[[Floats, Floats], np.ndarray]] = {
-    "==": operator.eq, "!=": operator.ne, ">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le,
-}  # fmt: skip
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    "<": operator.lt,
+    ">=": operator.ge,
+    "<=": operator.le,
+}
 
 
 def scalars(op: str, lhs: float, rhs: float) -> float:
@@ -63,19 +73,17 @@ def vector_and_vector(op: str, lhs: Vector, rhs: Vector, matching: Matching, ret
 
 def match_keys(matching: Matching) -> tuple[bool, tuple[str, ...]]:
     """Whether the names are the labels that must agree, and the names."""
-    return (True, matching.labels) if matching.on else (False, tuple(sorted({*matching.labels, NAME})))
+    return (True, matching.labels) if matching.on else (False, tuple(sorted({*matching.labels, METRIC_NAME})))
 
 
 def _set_operation(op: str, lhs: Vector, rhs: Vector, matching: Matching) -> Vector:
     keys = match_keys(matching)
     if op == "or":
-        present = places_in(rhs.labels, lhs.labels, *keys) >= 0
+        present = group_indices(rhs.labels, lhs.labels, *keys) >= 0
         added = rhs.where(~present)
         labels = lhs.labels.remembered_with(added.labels, "or", lambda: LabelColumn((*lhs.labels, *added.labels)))
-        return Vector(
-            labels, np.concatenate((lhs.values, added.values)), np.concatenate((lhs.at_ms, added.at_ms))
-        )  # fmt: skip
-    group = places_in(lhs.labels, rhs.labels, *keys)
+        return Vector(labels, np.concatenate((lhs.values, added.values)), np.concatenate((lhs.at_ms, added.at_ms)))
+    group = group_indices(lhs.labels, rhs.labels, *keys)
     if op == "unless":
         return lhs.where(group < 0)
     if not len(rhs):
@@ -93,9 +101,7 @@ class _Pairs(NamedTuple):
     labels: LabelColumn
 
 
-def _paired(
-    many: LabelColumn, one: LabelColumn, matching: Matching, *, drops_name: bool, swapped: bool
-) -> _Pairs:  # fmt: skip
+def _paired(many: LabelColumn, one: LabelColumn, matching: Matching, *, drops_name: bool, swapped: bool) -> _Pairs:
     keys = match_keys(matching)
     groups = one.groups(*keys)
     if not groups.is_one_each:
@@ -107,11 +113,11 @@ def _paired(
             f"[{one[first].as_matched()}, {one[second].as_matched()}];"
             "many-to-many matching not allowed: matching labels must be unique on one side"
         )
-    group_of = places_in(many, one, *keys)
+    group_of = group_indices(many, one, *keys)
     of_many = np.flatnonzero(group_of >= 0)
     of_one = groups.order[group_of[of_many]]
     # Checked before a comparison filters: whether a rule fails must not depend on today's values.
-    if matching.many == "none" and len(distinct(of_one)) != len(of_one):
+    if matching.many == "none" and len(sorted_unique(of_one)) != len(of_one):
         raise QueryError("multiple matches for labels: many-to-one matching must be explicit (group_left/group_right)")
     labels = [
         result_labels(many[i], one[j], matching, drops_name)
@@ -120,9 +126,7 @@ def _paired(
     return _Pairs(of_many, of_one, LabelColumn(labels))
 
 
-def _matched(
-    op: str, many: Vector, one: Vector, matching: Matching, returns_bool: bool, *, swapped: bool
-) -> Vector:  # fmt: skip
+def _matched(op: str, many: Vector, one: Vector, matching: Matching, returns_bool: bool, *, swapped: bool) -> Vector:
     drops_name = op in ARITHMETIC or returns_bool
     pairs = many.labels.remembered_with(
         one.labels,

@@ -9,8 +9,8 @@ from alerts.promql.nodes import Node
 from alerts.promql.values import Matrix, Value, Vector
 
 
-class At(Protocol):
-    """The part of evaluator.Moment that functions use."""
+class EvalContext(Protocol):
+    """The part of evaluator.InstantEvaluator that functions use."""
 
     @property
     def at_ms(self) -> int: ...
@@ -27,5 +27,5 @@ class At(Protocol):
     def scalar(self, node: Node) -> float: ...
 
 
-Args = tuple[Node, ...]
-Function = Callable[[At, Args], Value]
+CallArgs = tuple[Node, ...]
+Function = Callable[[EvalContext, CallArgs], Value]

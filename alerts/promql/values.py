@@ -11,7 +11,7 @@ import numpy as np
 from alerts.arrays import Bools, Floats, Index, Times
 from alerts.errors import QueryError
 from alerts.sample import LabelSet
-from alerts.series.columns import LabelColumn, as_column
+from alerts.series.label_column import LabelColumn, as_column
 
 SAME_LABELS = "vector cannot contain metrics with the same labelset"
 
@@ -33,12 +33,12 @@ class Vector:
     def take(self, index: Index | Sequence[int]) -> Vector:
         """Those series, in that order."""
         picked = np.asarray(index, dtype=np.intp)
-        return Vector(self.labels.taken(picked), self.values[picked], self.at_ms[picked])
+        return Vector(self.labels.take_rows(picked), self.values[picked], self.at_ms[picked])
 
     def where(self, keep: Bools) -> Vector:
         if keep.all():
             return self
-        return Vector(self.labels.picked(keep), self.values[keep], self.at_ms[keep])
+        return Vector(self.labels.where(keep), self.values[keep], self.at_ms[keep])
 
     def with_values(self, values: Floats) -> Vector:
         """New values under the labels without the metric's name, because they are no longer that metric."""
@@ -90,7 +90,7 @@ class Matrix:
         points = np.repeat(keep, self.counts)
         starts = np.concatenate(([0], np.cumsum(self.counts[keep])))
         return Matrix(
-            self.labels.picked(keep), self.times[points], self.values[points], starts, self.after_ms, self.until_ms
+            self.labels.where(keep), self.times[points], self.values[points], starts, self.after_ms, self.until_ms
         )
 
     def to_vector(self, values: Floats, *, keep_name: bool = False) -> Vector:

@@ -18,7 +18,7 @@ from alerts.evaluation.rules import RuleGroup, load_rule_file
 from alerts.evaluation.yaml_file import read_yaml, reason_of, shown_path
 from alerts.promql import evaluate, parse
 from alerts.promql.nodes import Node, Selector, Subquery, children
-from alerts.review.notation import parse_series, parse_values
+from alerts.review.series_notation import parse_series, parse_values
 from alerts.sample import LabelSet, to_ms
 from alerts.series.store import SeriesStore
 

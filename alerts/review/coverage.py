@@ -10,7 +10,7 @@ from alerts.evaluation.rules import load_rule_file
 from alerts.promql.nodes import Binary, Node, Selector, children
 from alerts.review.catalog import Catalog, builtin_catalog
 from alerts.review.lint_signals import SCRAPE_METRICS, declared_engines
-from alerts.sample import NAME
+from alerts.sample import METRIC_NAME
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def _able(node: Node, candidates: set[str], found: dict[str, set[str]], catalog:
 
 def _selected(selector: Selector, candidates: set[str], found: dict[str, set[str]], catalog: Catalog) -> set[str]:
     matchers = [matcher for group in selector.groups for matcher in group]
-    name = next((matcher for matcher in matchers if matcher.name == NAME), None)
+    name = next((matcher for matcher in matchers if matcher.name == METRIC_NAME), None)
     of_engine = [matcher for matcher in matchers if matcher.name == "engine"]
     allowed = {engine for engine in candidates if all(matcher.accepts(engine) for matcher in of_engine)}
     if name is None or any(name.accepts(metric) for metric in SCRAPE_METRICS):

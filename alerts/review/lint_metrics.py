@@ -8,7 +8,7 @@ from alerts.matcher import Matcher, compile_go
 from alerts.promql.nodes import Binary, Call, Node, Number, RangeSelector, Selector, children
 from alerts.review.catalog import Catalog, Metric, Missing
 from alerts.review.finding import Problem
-from alerts.sample import NAME
+from alerts.sample import METRIC_NAME
 
 _OF_COUNTERS = frozenset({"rate", "increase", "irate"})
 _OF_CHANGE = _OF_COUNTERS | {"delta", "idelta", "deriv", "changes", "resets", "predict_linear"}
@@ -16,7 +16,7 @@ _OF_PRESENCE = frozenset({"absent", "absent_over_time", "timestamp", "present_ov
 
 
 def name_matcher(selector: Selector) -> Matcher | None:
-    return next((matcher for group in selector.groups for matcher in group if matcher.name == NAME), None)
+    return next((matcher for group in selector.groups for matcher in group if matcher.name == METRIC_NAME), None)
 
 
 def metric_of(selector: Selector, catalog: Catalog) -> Metric | None:
@@ -85,16 +85,18 @@ def _selected(
     if found.is_escaped:
         plain = matcher.value.replace("_", ":", 1)
         yield Problem(
-            "warning", "escaped-name",
+            "warning",
+            "escaped-name",
             f"{matcher.value}: the engine says {plain}; only scrapers that ask for OpenMetrics get the underscore",
             f'use {plain}, or {{__name__=~"{plain.replace(":", "[:_]", 1)}"}} for both',
-        )  # fmt: skip
+        )
     if found.is_off_by_default and is_alert:
         yield Problem(
-            "warning", "off-by-default",
+            "warning",
+            "off-by-default",
             f"{matcher.value}: not in the exporter's default counter file, so the rule is silent until it is added",
             "add the field to the counter file",
-        )  # fmt: skip
+        )
     yield from _labels(selector, found, catalog)
 
 
@@ -110,10 +112,11 @@ def _labels(selector: Selector, metric: Metric, catalog: Catalog) -> Iterator[Pr
             )
         if metric.family.startswith("DCGM_") and each.name in ("Hostname", "hostname"):
             yield Problem(
-                "warning", "renamed-label",
+                "warning",
+                "renamed-label",
                 f"label {each.name}: dcgm-exporter renamed Hostname to hostname, each version has only one",
                 "use instance or a label of the target",
-            )  # fmt: skip
+            )
 
 
 def _raw_counters(node: Node, catalog: Catalog, *, is_safe: bool) -> Iterator[Problem]:
@@ -171,10 +174,11 @@ def _calls(node: Node, catalog: Catalog) -> Iterator[Problem]:
         metric = metric_of(node.lhs, catalog)
         if metric is not None and metric.type == "last_code":
             yield Problem(
-                "error", "xid-level",
+                "error",
+                "xid-level",
                 f"{metric.family} keeps the code of the last XID for ever, so this fires until the exporter restarts",
                 "use DCGM_EXP_XID_ERRORS_COUNT, or the codes that ask for action after a change (signals/dcgm.yaml)",
-            )  # fmt: skip
+            )
     for child in children(node):
         yield from _calls(child, catalog)
 
@@ -187,18 +191,22 @@ def _windowed(function: str, selector: Selector, catalog: Catalog) -> Iterator[P
     name = matcher.value if matcher is not None else metric.family
     if metric.type == "last_code" and function != "changes":
         yield Problem(
-            "error", "xid-change",
+            "error",
+            "xid-change",
             f"{function}({name}) takes the last XID's code for a count: 13 to 31 counts 18, 79 twice nothing",
             "use DCGM_EXP_XID_ERRORS_COUNT, or changes() with the code",
-        )  # fmt: skip
+        )
     elif metric.type == "gauge" and function in _OF_COUNTERS:
         yield Problem(
-            "error", "rate-of-gauge",
+            "error",
+            "rate-of-gauge",
             f"{function}({name}): this is a gauge, and every fall is taken for a restart",
             "use delta(), deriv() or avg_over_time()",
-        )  # fmt: skip
+        )
     elif metric.is_counter and function in ("delta", "idelta", "deriv"):
         yield Problem(
-            "warning", "delta-of-counter", f"{function}({name}): this is a counter, and a restart makes it fall",
+            "warning",
+            "delta-of-counter",
+            f"{function}({name}): this is a counter, and a restart makes it fall",
             "use increase() or rate()",
-        )  # fmt: skip
+        )

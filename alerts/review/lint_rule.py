@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from alerts.evaluation.rules import AlertingRule, Rule
 from alerts.promql.nodes import Aggregate, Binary, Call, Node, Number, RangeSelector, Selector, Subquery, children
 from alerts.review.finding import Problem
-from alerts.sample import NAME
+from alerts.sample import METRIC_NAME
 
 _LONG_WINDOW_MS = 5 * 60 * 1000
 _PAGING = frozenset({"page", "critical"})
@@ -22,14 +22,19 @@ def rule_problems(rule: Rule) -> Iterator[Problem]:
     root = rule.query.root
     if rule.for_s == 0 and rule.keep_firing_for_s == 0 and not _holds_by_itself(root):
         yield Problem(
-            "warning", "no-for", "fires on a single evaluation: one bad scrape is a page",
-            "add `for:`, as long as the condition must hold before someone acts", is_about_expression=False,
-        )  # fmt: skip
+            "warning",
+            "no-for",
+            "fires on a single evaluation: one bad scrape is a page",
+            "add `for:`, as long as the condition must hold before someone acts",
+            is_about_expression=False,
+        )
     if isinstance(root, Binary) and root.returns_bool:
         yield Problem(
-            "error", "always-true", "`bool` gives 0 or 1 for every series, and an alert fires on any value",
+            "error",
+            "always-true",
+            "`bool` gives 0 or 1 for every series, and an alert fires on any value",
             "leave `bool` out",
-        )  # fmt: skip
+        )
     severity = next((template.text for name, template in rule.labels if name == "severity"), "")
     if severity in _PAGING:
         yield from _not_worth_a_page(root)
@@ -63,7 +68,7 @@ def _longest_window_ms(node: Node) -> int:
 
 
 def _reads(selector: Selector, *names: str) -> bool:
-    return any(m.name == NAME and m.op == "=" and m.value in names for group in selector.groups for m in group)
+    return any(m.name == METRIC_NAME and m.op == "=" and m.value in names for group in selector.groups for m in group)
 
 
 _KV = (
@@ -82,14 +87,18 @@ def _not_worth_a_page(root: Node) -> Iterator[Problem]:
     selectors = list(_selectors(root.lhs))
     if selectors and all(_reads(selector, *_UTIL) for selector in selectors):
         yield Problem(
-            "warning", "busy-is-healthy", "pages for a busy GPU: a healthy serving GPU is near full utilization",
+            "warning",
+            "busy-is-healthy",
+            "pages for a busy GPU: a healthy serving GPU is near full utilization",
             "page for what users feel, such as time to first token",
-        )  # fmt: skip
+        )
     if selectors and all(_reads(selector, *_KV) for selector in selectors):
         yield Problem(
-            "warning", "full-is-normal", "pages for a full KV cache alone, which is normal under load",
+            "warning",
+            "full-is-normal",
+            "pages for a full KV cache alone, which is normal under load",
             "add `and` requests that wait for capacity, or preemptions",
-        )  # fmt: skip
+        )
 
 
 def _selectors(node: Node) -> Iterator[Selector]:
@@ -140,6 +149,9 @@ def _texts(rule: AlertingRule) -> Iterator[Problem]:
     used = {name for _, template in (*rule.annotations, *rule.labels) for name in _LABEL_IN_TEXT.findall(template.text)}
     for name in sorted(used - known):
         yield Problem(
-            "warning", "lost-label", f"the texts name $labels.{name}, which is aggregated away: it is empty",
-            f"add {name} to `by (...)`", is_about_expression=False,
-        )  # fmt: skip
+            "warning",
+            "lost-label",
+            f"the texts name $labels.{name}, which is aggregated away: it is empty",
+            f"add {name} to `by (...)`",
+            is_about_expression=False,
+        )

@@ -84,9 +84,11 @@ def unit_of(node: Node, catalog: Catalog) -> str:
 
 
 _SCALED = {
-    ("ratio", "*", 100.0): "percent", ("percent", "/", 100.0): "ratio",
-    ("seconds", "*", 1000.0): "milliseconds", ("milliseconds", "/", 1000.0): "seconds",
-}  # fmt: skip
+    ("ratio", "*", 100.0): "percent",
+    ("percent", "/", 100.0): "ratio",
+    ("seconds", "*", 1000.0): "milliseconds",
+    ("milliseconds", "/", 1000.0): "seconds",
+}
 
 
 def _unit_of_binary(node: Binary, catalog: Catalog) -> str:
@@ -122,10 +124,11 @@ def _binary(node: Binary, catalog: Catalog) -> Iterator[Problem]:
             missing = [] if labels is None else [name for name in node.matching.labels if name not in labels]
             if missing:
                 yield Problem(
-                    "error", "aggregated-away",
+                    "error",
+                    "aggregated-away",
                     f"matches on {', '.join(missing)}, which the {side} side has aggregated away",
                     f"add {', '.join(missing)} to its `by (...)`",
-                )  # fmt: skip
+                )
     if node.op == "/":
         yield from _lifetime_mean(node, catalog)
 
@@ -142,10 +145,11 @@ def _lifetime_mean(node: Binary, catalog: Catalog) -> Iterator[Problem]:
     above, below = metric_of(top, catalog), metric_of(bottom, catalog)
     if above is not None and below is not None and above.is_counter and below.is_counter:
         yield Problem(
-            "error", "lifetime-mean",
+            "error",
+            "lifetime-mean",
             f"{above.family}: a ratio of counters is the mean since the process started, in which a bad hour drowns",
             "divide rate() by rate()",
-        )  # fmt: skip
+        )
 
 
 def _threshold(lhs: Node, op: str, limit: float, catalog: Catalog) -> Iterator[Problem]:
@@ -162,24 +166,32 @@ def _threshold(lhs: Node, op: str, limit: float, catalog: Catalog) -> Iterator[P
         )
     elif unit == "percent" and 0 < limit <= 1:
         yield Problem(
-            "error", "percent-as-ratio", f"percent (0 to 100) compared with {limit:g}: true at almost any load",
+            "error",
+            "percent-as-ratio",
+            f"percent (0 to 100) compared with {limit:g}: true at almost any load",
             f"compare with {limit * 100:g}",
-        )  # fmt: skip
+        )
     elif unit == "seconds" and limit >= _LONG_S and op in (">", ">="):
         yield Problem(
-            "error", "seconds-as-milliseconds", f"seconds compared with {limit:g}: that is {limit / 60:.0f} minutes",
+            "error",
+            "seconds-as-milliseconds",
+            f"seconds compared with {limit:g}: that is {limit / 60:.0f} minutes",
             f"compare with {limit / 1000:g}",
-        )  # fmt: skip
+        )
     elif unit in ("milliseconds", "microseconds") and 0 < limit < 30:
         yield Problem(
-            "warning", "milliseconds-as-seconds", f"{unit} compared with {limit:g}: true for every request",
+            "warning",
+            "milliseconds-as-seconds",
+            f"{unit} compared with {limit:g}: true for every request",
             f"compare with {limit * (1e3 if unit == 'milliseconds' else 1e6):g} if seconds were meant",
-        )  # fmt: skip
+        )
     elif unit == "bits":
         yield Problem(
-            "error", "bits-as-level", f"a mask of bits compared with {limit:g}: idle and power cap are bits too",
+            "error",
+            "bits-as-level",
+            f"a mask of bits compared with {limit:g}: idle and power cap are bits too",
             "test one bit: `x % 128 >= 64` is hardware thermal slowdown",
-        )  # fmt: skip
+        )
     elif unit == "mebibytes" and limit >= 1e8:
         yield Problem(
             "error", "mebibytes-as-bytes", f"MiB compared with {limit:g}", f"compare with {limit / 1048576:g}"
@@ -200,9 +212,11 @@ def _quantile(node: Call, catalog: Catalog) -> Iterator[Problem]:
         )
     elif not _aggregates(inner):
         yield Problem(
-            "warning", "quantile-per-series", "one quantile for each series: every replica and rank fires by itself",
+            "warning",
+            "quantile-per-series",
+            "one quantile for each series: every replica and rank fires by itself",
             "use histogram_quantile(q, sum by (le, ...) (rate(x_bucket[5m])))",
-        )  # fmt: skip
+        )
     if isinstance(inner, Aggregate) and inner.without and "le" in inner.labels:
         yield Problem("error", "no-le", "histogram_quantile() of a sum `without (le)`", "keep le")
     if isinstance(inner, Aggregate) and inner.op != "sum":
@@ -213,24 +227,30 @@ def _quantile(node: Call, catalog: Catalog) -> Iterator[Problem]:
         metric = metric_of(selector, catalog)
         if metric is not None and metric.part not in ("bucket", "rated_bucket"):
             yield Problem(
-                "error", "no-le", f"histogram_quantile() of {metric.family}, which is no series of buckets",
+                "error",
+                "no-le",
+                f"histogram_quantile() of {metric.family}, which is no series of buckets",
                 "read the series that ends in _bucket",
-            )  # fmt: skip
+            )
 
 
 def _aggregate(node: Aggregate, catalog: Catalog) -> Iterator[Problem]:
     inner = node.expr
     if node.op == "avg" and isinstance(inner, Call) and inner.function == "histogram_quantile":
         yield Problem(
-            "warning", "quantile-of-averages", "an average of quantiles is no quantile of anything",
+            "warning",
+            "quantile-of-averages",
+            "an average of quantiles is no quantile of anything",
             "sum the buckets first: histogram_quantile(q, sum by (le) (rate(x_bucket[5m])))",
-        )  # fmt: skip
+        )
     is_tail = node.op == "quantile" and isinstance(node.param, Number) and node.param.value >= _TAIL
     if is_tail and isinstance(inner, Binary) and _mean_unit(inner, catalog):
         yield Problem(
-            "warning", "quantile-of-averages", "a high quantile of means hides the slow requests in each mean",
+            "warning",
+            "quantile-of-averages",
+            "a high quantile of means hides the slow requests in each mean",
             "use histogram_quantile() of the buckets",
-        )  # fmt: skip
+        )
 
 
 def _aggregates(node: Node) -> bool:

@@ -14,13 +14,22 @@ from alerts.promql.nodes import Node, Selector, children
 from alerts.review.catalog import Catalog, unescaped
 from alerts.review.finding import Problem
 from alerts.review.name_pattern import names_of_pattern
-from alerts.sample import NAME
+from alerts.sample import METRIC_NAME
 
-SCRAPE_METRICS = frozenset({
-    "up", "scrape_duration_seconds", "scrape_samples_scraped", "scrape_samples_post_metric_relabeling",
-    "scrape_series_added", "scrape_timeout_seconds", "scrape_sample_limit", "scrape_body_size_bytes",
-    "ALERTS", "ALERTS_FOR_STATE",
-})  # fmt: skip
+SCRAPE_METRICS = frozenset(
+    {
+        "up",
+        "scrape_duration_seconds",
+        "scrape_samples_scraped",
+        "scrape_samples_post_metric_relabeling",
+        "scrape_series_added",
+        "scrape_timeout_seconds",
+        "scrape_sample_limit",
+        "scrape_body_size_bytes",
+        "ALERTS",
+        "ALERTS_FOR_STATE",
+    }
+)
 """What Prometheus itself writes for each target and alert."""
 _SIGNAL_PREFIX = "llm:"
 _DIRECTIVE = re.compile(r"#\s*engines:\s*(.*?)\s*")
@@ -111,6 +120,6 @@ def _names(matcher: Matcher) -> list[str]:
 def _name_matchers(node: Node) -> Iterator[Matcher]:
     if isinstance(node, Selector):
         for group in node.groups:
-            yield from (matcher for matcher in group if matcher.name == NAME)
+            yield from (matcher for matcher in group if matcher.name == METRIC_NAME)
     for child in children(node):
         yield from _name_matchers(child)

@@ -10,14 +10,14 @@ from typing import Protocol
 
 import numpy as np
 
-from alerts.arrays import Bools, Floats, Index, Times, distinct
-from alerts.sample import HOLE, HOLE_BITS
+from alerts.arrays import Bools, Floats, Index, Times, sorted_unique
+from alerts.sample import MISSING, MISSING_BITS
 
 _CONSTANT, _STEPS_8, _STEPS_16, _FLOAT_32, _FLOAT_64 = range(5)
 
 
 class Chunk(Protocol):
-    """`ids` name the series by their number in their track, rising; rows and columns of `read` follow them."""
+    """`ids` name the series by their number in their group, rising; rows and columns of `read` follow them."""
 
     @property
     def ids(self) -> Index: ...
@@ -71,7 +71,7 @@ class PackedChunk:
         return values[rows, low:high]
 
 
-def rows_in(chunk: Chunk, ids: Index) -> tuple[Index, Index]:
+def find_rows(chunk: Chunk, ids: Index) -> tuple[Index, Index]:
     """Which of `ids` the chunk has: their positions in `ids`, and their rows in the chunk."""
     own = chunk.ids
     if not len(own):
@@ -81,19 +81,19 @@ def rows_in(chunk: Chunk, ids: Index) -> tuple[Index, Index]:
     return there, rows[there]
 
 
-def is_hole(values: Floats) -> Bools:
-    found: Bools = values.view(np.int64) == HOLE_BITS
+def is_missing(values: Floats) -> Bools:
+    found: Bools = values.view(np.int64) == MISSING_BITS
     return found
 
 
-def joined(first: Chunk, second: Chunk) -> PackedChunk:
+def merge_chunks(first: Chunk, second: Chunk) -> PackedChunk:
     """Both as one; `second` begins after `first` ends."""
-    ids = distinct(np.concatenate((first.ids, second.ids)))
+    ids = sorted_unique(np.concatenate((first.ids, second.ids)))
     times = np.concatenate((first.times, second.times))
-    values = np.full((len(ids), len(times)), HOLE)
+    values = np.full((len(ids), len(times)), MISSING)
     border = len(first.times)
     for chunk, low, high in ((first, 0, border), (second, border, len(times))):
-        there, rows = rows_in(chunk, ids)
+        there, rows = find_rows(chunk, ids)
         values[there, low:high] = chunk.read(rows, 0, high - low)
     return PackedChunk(ids, times, values)
 

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 from alerts.errors import BadExpositionError
-from alerts.sample import NAME, LabelSet
+from alerts.sample import METRIC_NAME, LabelSet
 
 MAX_LINE_CHARS = 64 * 1024
 MAX_LABELS = 128
@@ -25,7 +25,7 @@ _ESCAPES = {"n": "\n", '"': '"', "\\": "\\"}
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class SampleLine:
     """One sample line. `at_ms` is the time the line itself states, None for "now", which is the usual case.
 
     `series_text` is the text before the value when nothing but the value follows it: the key under which the next
@@ -43,7 +43,7 @@ def is_openmetrics(text: str) -> bool:
     return text.rstrip().endswith("# EOF")
 
 
-def parse(text: str) -> list[Line]:
+def parse(text: str) -> list[SampleLine]:
     """All samples of one exposition, in order. Raises BadExpositionError naming the first bad line."""
     openmetrics = is_openmetrics(text)
     lines = []
@@ -53,13 +53,13 @@ def parse(text: str) -> list[Line]:
     return lines
 
 
-def parse_line(line: str, number: int, *, openmetrics: bool) -> Line:
+def parse_line(line: str, number: int, *, openmetrics: bool) -> SampleLine:
     """One sample line, in full. Raises BadExpositionError."""
     if len(line) > MAX_LINE_CHARS:
         raise BadExpositionError(number, f"longer than {MAX_LINE_CHARS} characters")
     line = line.rstrip("\r")
     labels, at = _read_series(line, number)
-    if NAME not in labels:
+    if METRIC_NAME not in labels:
         raise BadExpositionError(number, "has labels but no metric name")
     rest, _, exemplar = line[at:].partition(" # ")
     fields = rest.split()
@@ -71,7 +71,7 @@ def parse_line(line: str, number: int, *, openmetrics: bool) -> Line:
     at_ms = _read_time(fields[1], number, openmetrics=openmetrics) if len(fields) == 2 else None
     plain = at_ms is None and not exemplar and line.endswith(fields[0]) and line[-len(fields[0]) - 1] == " "
     series_text = line[: -len(fields[0]) - 1] if plain else None
-    return Line(LabelSet.of(labels), value, at_ms, series_text)
+    return SampleLine(LabelSet.of(labels), value, at_ms, series_text)
 
 
 def read_series(text: str) -> tuple[LabelSet, str]:
@@ -88,7 +88,7 @@ def _read_series(line: str, number: int) -> tuple[dict[str, str], int]:
     at = _skip_blank(line, 0)
     name = _NAME.match(line, at)
     if name is not None:
-        labels[NAME] = name.group()
+        labels[METRIC_NAME] = name.group()
         at = name.end()
     at = _skip_blank(line, at)
     if line[at : at + 1] == "{" and line[at : at + 2] != "{{":
@@ -135,7 +135,7 @@ def _read_labels(line: str, at: int, number: int, labels: dict[str, str]) -> int
         key = _unescape(quoted.group(1), number) if quoted else label.group()
         at = _skip_blank(line, label.end())
         if quoted and line[at : at + 1] != "=":
-            _put(labels, NAME, key, number)  # {"metric.with.dots", a="b"}
+            _put(labels, METRIC_NAME, key, number)  # {"metric.with.dots", a="b"}
         else:
             if line[at : at + 1] != "=":
                 raise BadExpositionError(number, f"expected = after label {key}, found {_excerpt(line, at)}")

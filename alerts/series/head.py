@@ -1,7 +1,7 @@
-"""The newest points of all series, side by side in memory: one row a series, one column a moment.
+"""The head block: the newest samples of all series, side by side in memory, one row a series, one column a timestamp.
 
-A track is a set of series that are written at the same moments: they share the times. Which series, and what came
-before the newest points, is the track's own business (track.py).
+Series of one group are appended at the same timestamps and share them. Which series those are, and what came before
+the newest samples, is the group's own business (series_group.py).
 """
 
 from __future__ import annotations
@@ -11,67 +11,68 @@ from typing import Any
 import numpy as np
 
 from alerts.arrays import Floats, Times
-from alerts.sample import HOLE
+from alerts.sample import MISSING
 
-WIDTH = 32
+HEAD_POINTS = 32
 """Columns: the newest 24 to 32 points of each series. Windows of two minutes every 5 s need no older, packed ones."""
-NEVER = np.iinfo(np.int64).max
-LONG_AGO = np.iinfo(np.int64).min
+MAX_TIME_MS = np.iinfo(np.int64).max
+MIN_TIME_MS = np.iinfo(np.int64).min
 _GROWTH = 1.125
 
 
-class Head:
-    """Shapes: `values` (rows, WIDTH), holes where nothing was written; `times` (tracks, WIDTH), rising, then NEVER.
+class HeadBlock:
+    """Samples and timestamps (Unix milliseconds) that are in no chunk yet.
 
-    Rows not given out yet are not written to either, so that spare ones take no memory.
-    `fill` is how many columns each track has; `sealed_ms` the newest time that left the head, LONG_AGO when none did.
+    Shapes: `values` (rows, HEAD_POINTS), MISSING where nothing was appended; `times` (groups, HEAD_POINTS), rising,
+    then MAX_TIME_MS; `fill` (groups,), the columns in use; `chunks_until_ms` (groups,), the newest timestamp
+    in a chunk, MIN_TIME_MS without one. Rows not given out yet are not written to either: spare ones take no memory.
     """
 
     def __init__(self) -> None:
-        self.values: Floats = np.empty((64, WIDTH))
-        self.times: Times = np.full((16, WIDTH), NEVER, dtype=np.int64)
+        self.values: Floats = np.empty((64, HEAD_POINTS))
+        self.times: Times = np.full((16, HEAD_POINTS), MAX_TIME_MS, dtype=np.int64)
         self.fill = np.zeros(16, dtype=np.intp)
-        self.sealed_ms = np.full(16, LONG_AGO, dtype=np.int64)
-        self.num_scrape_writes = 0  # changes whenever the times of scraped tracks do
+        self.chunks_until_ms = np.full(16, MIN_TIME_MS, dtype=np.int64)
+        self.num_scrape_writes = 0  # changes whenever the timestamps of a scraped group do
         self._free_rows: list[int] = []
-        self._free_tracks: list[int] = []
+        self._free_groups: list[int] = []
         self._num_rows = 0
-        self._num_tracks = 0
+        self._num_groups = 0
 
     @property
     def num_bytes(self) -> int:
-        own = self._num_rows * WIDTH * self.values.itemsize
-        return own + self.times.nbytes + self.fill.nbytes + self.sealed_ms.nbytes
+        own = self._num_rows * HEAD_POINTS * self.values.itemsize
+        return own + self.times.nbytes + self.fill.nbytes + self.chunks_until_ms.nbytes
 
     def new_row(self) -> int:
-        """A row of holes."""
+        """A row, MISSING everywhere."""
         if self._free_rows:
             return self._free_rows.pop()
         if self._num_rows == len(self.values):
             self.values = _larger(self.values)
-        self.values[self._num_rows] = HOLE
+        self.values[self._num_rows] = MISSING
         self._num_rows += 1
         return self._num_rows - 1
 
     def free_row(self, row: int) -> None:
-        self.values[row] = HOLE
+        self.values[row] = MISSING
         self._free_rows.append(row)
 
-    def new_track(self) -> int:
-        if self._free_tracks:
-            return self._free_tracks.pop()
-        if self._num_tracks == len(self.times):
-            self.times = _grown(self.times, NEVER)
-            self.sealed_ms = _grown(self.sealed_ms, LONG_AGO)
+    def new_group(self) -> int:
+        if self._free_groups:
+            return self._free_groups.pop()
+        if self._num_groups == len(self.times):
+            self.times = _grown(self.times, MAX_TIME_MS)
+            self.chunks_until_ms = _grown(self.chunks_until_ms, MIN_TIME_MS)
             self.fill = _grown(self.fill, 0)
-        self._num_tracks += 1
-        return self._num_tracks - 1
+        self._num_groups += 1
+        return self._num_groups - 1
 
-    def free_track(self, track: int) -> None:
-        self.times[track] = NEVER
-        self.fill[track] = 0
-        self.sealed_ms[track] = LONG_AGO
-        self._free_tracks.append(track)
+    def free_group(self, group: int) -> None:
+        self.times[group] = MAX_TIME_MS
+        self.fill[group] = 0
+        self.chunks_until_ms[group] = MIN_TIME_MS
+        self._free_groups.append(group)
 
 
 def _grown(array: Any, filler: float) -> Any:

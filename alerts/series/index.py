@@ -6,88 +6,88 @@ from collections.abc import Iterable, Iterator
 from weakref import WeakValueDictionary
 
 from alerts.matcher import Matcher
-from alerts.sample import NAME, LabelSet
-from alerts.series.group_windows import TrackSet
-from alerts.series.head import Head
+from alerts.sample import METRIC_NAME, LabelSet
+from alerts.series.group_set import SeriesGroupSet
+from alerts.series.head import HeadBlock
 from alerts.series.selection import Selection
-from alerts.series.series_group import Series
+from alerts.series.series_group import MemSeries
 
 _MAX_CACHED_SELECTIONS = 4096
 
 
-class _Name(dict[LabelSet, Series]):
+class _Postings(dict[LabelSet, MemSeries]):
     """The series of one metric name. `version` changes when one comes, leaves or moves."""
 
     version = 0
 
 
-class _Cached:
+class _CachedSelection:
     """A selection, and the metrics that it was made from, as they were then."""
 
-    __slots__ = ("_groups", "names_version", "selection", "version")
+    __slots__ = ("_postings", "names_version", "selection", "version")
 
-    def __init__(self, selection: Selection, groups: list[_Name], names_version: int) -> None:
+    def __init__(self, selection: Selection, postings: list[_Postings], names_version: int) -> None:
         self.selection = selection
-        self._groups = groups
+        self._postings = postings
         self.names_version = names_version
         self.version = self.now()
 
     def now(self) -> int:
         """What `version` would be if the selection were made now. Versions only grow, so their sum tells."""
-        return sum(group.version for group in self._groups)
+        return sum(postings.version for postings in self._postings)
 
 
 class SeriesIndex:
     """Changed by the store alone."""
 
-    def __init__(self, head: Head) -> None:
+    def __init__(self, head: HeadBlock) -> None:
         self._head = head
-        self._by_name: dict[str, _Name] = {}
+        self._by_name: dict[str, _Postings] = {}
         self._num_series = 0
         self._nothing = Selection(head, ())
-        self._track_sets: WeakValueDictionary[bytes, TrackSet] = WeakValueDictionary()
-        self._selections: dict[tuple[Matcher, ...], _Cached] = {}
+        self._group_sets: WeakValueDictionary[bytes, SeriesGroupSet] = WeakValueDictionary()
+        self._selections: dict[tuple[Matcher, ...], _CachedSelection] = {}
         self.names_version = 0  # changes when the first series of a metric comes or the last one leaves
 
     def __len__(self) -> int:
         return self._num_series
 
-    def __iter__(self) -> Iterator[Series]:
-        return (series for group in self._by_name.values() for series in group.values())
+    def __iter__(self) -> Iterator[MemSeries]:
+        return (series for postings in self._by_name.values() for series in postings.values())
 
-    def find(self, labels: LabelSet) -> Series | None:
-        group = self._by_name.get(labels.name)
-        return group.get(labels) if group is not None else None
+    def find(self, labels: LabelSet) -> MemSeries | None:
+        postings = self._by_name.get(labels.name)
+        return postings.get(labels) if postings is not None else None
 
     def has_any(self, names: Iterable[str]) -> bool:
         """Whether there is a series of one of these metrics."""
         return any(name in self._by_name for name in names)
 
-    def named(self, name: str) -> list[Series]:
+    def named(self, name: str) -> list[MemSeries]:
         """All series of one metric."""
-        return list(self._by_name.get(name, _Name()).values())
+        return list(self._by_name.get(name, _Postings()).values())
 
     # -- changes ------------------------------------------------------------------------------------------------
 
-    def add(self, series: Series) -> None:
-        group = self._by_name.get(series.labels.name)
-        if group is None:
-            group = self._by_name[series.labels.name] = _Name()
+    def add(self, series: MemSeries) -> None:
+        postings = self._by_name.get(series.labels.name)
+        if postings is None:
+            postings = self._by_name[series.labels.name] = _Postings()
             self.names_version += 1
-        group[series.labels] = series
+        postings[series.labels] = series
         self._num_series += 1
-        group.version += 1
+        postings.version += 1
 
-    def remove(self, series: Series) -> None:
-        group = self._by_name[series.labels.name]
-        del group[series.labels]
-        if not group:
+    def remove(self, series: MemSeries) -> None:
+        postings = self._by_name[series.labels.name]
+        del postings[series.labels]
+        if not postings:
             del self._by_name[series.labels.name]
             self.names_version += 1
         self._num_series -= 1
-        group.version += 1
+        postings.version += 1
 
-    def moved(self, series: Series) -> None:
+    def moved(self, series: MemSeries) -> None:
         """It has another place now: selections that hold the old one are made anew."""
         self._by_name[series.labels.name].version += 1
 
@@ -98,18 +98,18 @@ class SeriesIndex:
         cached = self._selections.get(matchers)
         if cached is not None and cached.names_version == self.names_version and cached.version == cached.now():
             return cached.selection
-        named = [matcher for matcher in matchers if matcher.name == NAME]
+        named = [matcher for matcher in matchers if matcher.name == METRIC_NAME]
         exact = next((matcher.value for matcher in named if matcher.op == "="), None)
         if exact is not None and exact not in self._by_name:
             return self._nothing
         names = [exact] if exact is not None else list(self._by_name)
-        groups = [self._by_name[name] for name in names if all(matcher.accepts(name) for matcher in named)]
-        rest = tuple(matcher for matcher in matchers if matcher.name != NAME)
-        found = _accepted((series for group in groups for series in group.values()), rest)
-        selection = Selection(self._head, found, has_one_name=exact is not None, track_sets=self._track_sets)
+        found_postings = [self._by_name[name] for name in names if all(matcher.accepts(name) for matcher in named)]
+        rest = tuple(matcher for matcher in matchers if matcher.name != METRIC_NAME)
+        found = _accepted((series for postings in found_postings for series in postings.values()), rest)
+        selection = Selection(self._head, found, has_one_name=exact is not None, group_sets=self._group_sets)
         if len(self._selections) >= _MAX_CACHED_SELECTIONS:
             self._selections.clear()
-        self._selections[matchers] = _Cached(selection, groups, self.names_version)
+        self._selections[matchers] = _CachedSelection(selection, found_postings, self.names_version)
         return selection
 
     def select_any(self, alternatives: Iterable[tuple[Matcher, ...]]) -> Selection:
@@ -118,15 +118,15 @@ class SeriesIndex:
         return Selection(self._head, list(found.values()))
 
     def check_integrity(self) -> None:
-        assert sum(len(group) for group in self._by_name.values()) == self._num_series
-        for name, group in self._by_name.items():
-            assert group
-            for labels, series in group.items():
+        assert sum(len(postings) for postings in self._by_name.values()) == self._num_series
+        for name, postings in self._by_name.items():
+            assert postings
+            for labels, series in postings.items():
                 assert series.labels is labels
                 assert labels.name == name
 
 
-def _accepted(candidates: Iterable[Series], matchers: tuple[Matcher, ...]) -> list[Series]:
+def _accepted(candidates: Iterable[MemSeries], matchers: tuple[Matcher, ...]) -> list[MemSeries]:
     found = list(candidates)
     for matcher in matchers:
         known: dict[str, bool] = {}  # thousands of series have few values of a label

@@ -7,44 +7,44 @@ from collections.abc import Iterator, MutableMapping, Sequence
 import numpy as np
 
 from alerts.arrays import Bools, Floats, Index, Times
-from alerts.sample import HOLE_BITS, STALE_BITS, LabelSet
-from alerts.series.chunk import is_hole
-from alerts.series.columns import LabelColumn
-from alerts.series.group_windows import TrackSet
-from alerts.series.head import Head
-from alerts.series.series_group import Series, Track
+from alerts.sample import MISSING_BITS, STALE_NAN_BITS, LabelSet
+from alerts.series.chunk import is_missing
+from alerts.series.group_set import SeriesGroupSet
+from alerts.series.head import HeadBlock
+from alerts.series.label_column import LabelColumn
+from alerts.series.series_group import MemSeries, SeriesGroup
 
 
 class Selection:
     """Valid as long as these series exist; the store makes a new one when that changes."""
 
-    __slots__ = ("_head", "_rows", "_track_of", "_track_set", "labels", "series")
+    __slots__ = ("_group_of", "_group_set", "_head", "_rows", "labels", "series")
 
     def __init__(
         self,
-        head: Head,
-        series: Sequence[Series],
+        head: HeadBlock,
+        series: Sequence[MemSeries],
         *,
         has_one_name: bool = False,
-        track_sets: MutableMapping[bytes, TrackSet] | None = None,
+        group_sets: MutableMapping[bytes, SeriesGroupSet] | None = None,
     ) -> None:
-        """`track_sets`: those that other selections have, to be shared."""
+        """`group_sets`: those that other selections have, to be shared."""
         self._head = head
         self.series = series
         places: dict[int, int] = {}
-        tracks: list[Track] = []
-        track_of = np.empty(len(series), dtype=np.intp)
+        groups: list[SeriesGroup] = []
+        group_of = np.empty(len(series), dtype=np.intp)
         for index, one in enumerate(series):
-            track = one.track
-            assert track is not None
-            place = places.setdefault(track.number, len(places))
-            if place == len(tracks):
-                tracks.append(track)
-            track_of[index] = place
-        self._track_of: Index = track_of
-        self._track_set = _shared(TrackSet(tracks), track_sets)
+            group = one.group
+            assert group is not None
+            place = places.setdefault(group.number, len(places))
+            if place == len(groups):
+                groups.append(group)
+            group_of[index] = place
+        self._group_of: Index = group_of
+        self._group_set = _shared(SeriesGroupSet(groups), group_sets)
         self._rows: Index = np.array([one.row for one in series], dtype=np.intp)
-        is_wide = any(track.is_scrape for track in tracks)
+        is_wide = any(group.is_scrape for group in groups)
         self.labels = LabelColumn([one.labels for one in series], is_wide=is_wide, has_one_name=has_one_name)
 
     def __len__(self) -> int:
@@ -52,32 +52,32 @@ class Selection:
 
     def newest(self, at_ms: int, after_ms: int) -> tuple[Bools, Floats, Times]:
         """Of each series: whether it has a point in (after_ms, at_ms] and had not ended then; value; time."""
-        head, tracks = self._head, self._track_set.numbers
-        if len(tracks) == 1 and (found := self._newest_of_one(int(tracks[0]), at_ms, after_ms)) is not None:
+        head, groups = self._head, self._group_set.numbers
+        if len(groups) == 1 and (found := self._newest_of_one(int(groups[0]), at_ms, after_ms)) is not None:
             return found
-        last = head.fill[tracks] - 1
-        newest = head.times[tracks, last]
+        last = head.fill[groups] - 1
+        newest = head.times[groups, last]
         if (
             int(newest.max(initial=at_ms)) > at_ms or int(last.min(initial=0)) < 0
-        ):  # a look into the past, or a track without a head
-            times = head.times[tracks]
+        ):  # a look into the past, or a group without a head
+            times = head.times[groups]
             last = (times <= at_ms).sum(axis=1) - 1
-            newest = times[np.arange(len(tracks)), last]
+            newest = times[np.arange(len(groups)), last]
         there = (last >= 0) & (newest > after_ms)
-        values = head.values[self._rows, last[self._track_of]]
-        present, at = there[self._track_of], newest[self._track_of]
-        older = ((last < 0) & (head.sealed_ms[tracks] > after_ms)).nonzero()[0]
+        values = head.values[self._rows, last[self._group_of]]
+        present, at = there[self._group_of], newest[self._group_of]
+        older = ((last < 0) & (head.chunks_until_ms[groups] > after_ms)).nonzero()[0]
         for place in older.tolist():
-            own = (self._track_of == place).nonzero()[0]
+            own = (self._group_of == place).nonzero()[0]
             own_times, own_values = self._block(place, own, after_ms, at_ms)
             if len(own_times):
                 present[own], at[own], values[own] = True, own_times[-1], own_values[:, -1]
         return _without_ended(present, values), values, at
 
-    def _newest_of_one(self, track: int, at_ms: int, after_ms: int) -> tuple[Bools, Floats, Times] | None:
-        """As `newest`, of a single track, which is what rules record in; None when it must be looked up in full."""
-        head, last = self._head, int(self._head.fill[track]) - 1
-        newest_ms = int(head.times[track, last]) if last >= 0 else 0
+    def _newest_of_one(self, group: int, at_ms: int, after_ms: int) -> tuple[Bools, Floats, Times] | None:
+        """As `newest`, of a single group, which is what rules record in; None when it must be looked up in full."""
+        head, last = self._head, int(self._head.fill[group]) - 1
+        newest_ms = int(head.times[group, last]) if last >= 0 else 0
         if last < 0 or newest_ms > at_ms:
             return None
         values: Floats = head.values[self._rows, last]
@@ -87,35 +87,35 @@ class Selection:
     def windows(self, after_ms: int, until_ms: int) -> tuple[LabelColumn, Times, Floats, Index]:
         """Points in (after_ms, until_ms], series after series: labels, times, values, and where each begins.
 
-        Without marks of an end, and without series that have no point then. `starts` has one entry more than labels.
+        Without staleness markers, and without series that have no point then. `starts` has one entry more than labels.
         """
         head = self._head
         if not len(self.series):
             return self.labels, np.empty(0, dtype=np.int64), np.empty(0), np.zeros(1, dtype=np.intp)
-        times, low, counts, count, first, has_older = self._track_set.window(head, after_ms, until_ms)
+        times, low, counts, count, first, has_older = self._group_set.window(head, after_ms, until_ms)
         if has_older:
             return self._older_windows(after_ms, until_ms)
         if count:
             if first is not None:
                 values = head.values[self._rows, first : first + count].ravel()
-                at = times[self._track_of, first : first + count].ravel()
+                at = times[self._group_of, first : first + count].ravel()
             else:
-                columns = (low[:, np.newaxis] + np.arange(count))[self._track_of]
+                columns = (low[:, np.newaxis] + np.arange(count))[self._group_of]
                 values = head.values[self._rows[:, np.newaxis], columns].ravel()
-                at = times[self._track_of[:, np.newaxis], columns].ravel()
+                at = times[self._group_of[:, np.newaxis], columns].ravel()
             starts = np.arange(0, len(values) + 1, count)
             if not np.isnan(values).any():
                 return self.labels, at, values, starts
-            return without_marks(self.labels, at, values, starts)
-        labels, rows, track_of = self.labels, self._rows, self._track_of
-        occupied = counts[track_of] > 0
+            return without_markers(self.labels, at, values, starts)
+        labels, rows, group_of = self.labels, self._rows, self._group_of
+        occupied = counts[group_of] > 0
         if not occupied.all():
-            labels, rows, track_of = labels.picked(occupied), rows[occupied], track_of[occupied]
-        own = counts[track_of]
+            labels, rows, group_of = labels.where(occupied), rows[occupied], group_of[occupied]
+        own = counts[group_of]
         starts = np.concatenate(([0], np.cumsum(own)))
-        flat = np.arange(starts[-1]) + np.repeat(low[track_of] - starts[:-1], own)
+        flat = np.arange(starts[-1]) + np.repeat(low[group_of] - starts[:-1], own)
         values = head.values[np.repeat(rows, own), flat]
-        return without_marks(labels, times[np.repeat(track_of, own), flat], values, starts)
+        return without_markers(labels, times[np.repeat(group_of, own), flat], values, starts)
 
     def _older_windows(self, after_ms: int, until_ms: int) -> tuple[LabelColumn, Times, Floats, Index]:
         blocks = list(self._blocks(after_ms, until_ms))
@@ -127,19 +127,19 @@ class Selection:
         for own, times, block in blocks:
             places = starts[own][:, np.newaxis] + np.arange(len(times))
             at[places], values[places] = times, block
-        return without_marks(self.labels, at, values, starts)
+        return without_markers(self.labels, at, values, starts)
 
     def _blocks(self, after_ms: int, until_ms: int) -> Iterator[tuple[Index, Times, Floats]]:
-        """Track by track: which of the series, the times, the values (series, times)."""
-        order = np.argsort(self._track_of, kind="stable")
-        borders = np.searchsorted(self._track_of[order], np.arange(len(self._track_set.tracks) + 1))
-        for place in range(len(self._track_set.tracks)):
+        """SeriesGroup by group: which of the series, the times, the values (series, times)."""
+        order = np.argsort(self._group_of, kind="stable")
+        borders = np.searchsorted(self._group_of[order], np.arange(len(self._group_set.groups) + 1))
+        for place in range(len(self._group_set.groups)):
             own = order[borders[place] : borders[place + 1]]
             yield own, *self._block(place, own, after_ms, until_ms)
 
     def _block(self, place: int, own: Index, after_ms: int, until_ms: int) -> tuple[Times, Floats]:
         ids = np.array([self.series[index].number for index in own.tolist()], dtype=np.intp)
-        return self._track_set.tracks[place].block(ids, self._rows[own], after_ms, until_ms)
+        return self._group_set.groups[place].block(ids, self._rows[own], after_ms, until_ms)
 
     def aligned(
         self, after_ms: int, until_ms: int, *, keep_stale: bool
@@ -149,9 +149,9 @@ class Selection:
         for own, times, values in self._blocks(after_ms, until_ms):
             if not len(times):
                 continue
-            marks = is_hole(values)
+            marks = is_missing(values)
             if not keep_stale:
-                marks |= values.view(np.int64) == STALE_BITS
+                marks |= values.view(np.int64) == STALE_NAN_BITS
             whole = ~marks.any(axis=1)
             labels = [self.labels[index] for index in own.tolist()]
             if whole.all():
@@ -172,31 +172,31 @@ def _without_ended(present: Bools, values: Floats) -> Bools:
     if not np.isnan(values).any():
         return present
     bits = values.view(np.int64)
-    there: Bools = present & (bits != STALE_BITS) & (bits != HOLE_BITS)
+    there: Bools = present & (bits != STALE_NAN_BITS) & (bits != MISSING_BITS)
     return there
 
 
-def _shared(own: TrackSet, known: MutableMapping[bytes, TrackSet] | None) -> TrackSet:
-    """The same set of tracks that another selection has, or this one."""
+def _shared(own: SeriesGroupSet, known: MutableMapping[bytes, SeriesGroupSet] | None) -> SeriesGroupSet:
+    """The same set of groups that another selection has, or this one."""
     if known is None:
         return own
     found = known.setdefault(own.numbers.tobytes(), own)
-    if found.tracks != own.tracks:  # a number has been given to another track since
+    if found.groups != own.groups:  # a number has been given to another group since
         found = known[own.numbers.tobytes()] = own
     return found
 
 
-def without_marks(
+def without_markers(
     labels: LabelColumn, times: Times, values: Floats, starts: Index
 ) -> tuple[LabelColumn, Times, Floats, Index]:
-    """The same windows without marks of an end, holes, and series of which nothing is left."""
+    """The same windows without staleness markers, MISSING, and series of which nothing is left."""
     bits = values.view(np.int64)
-    kept = (bits != STALE_BITS) & (bits != HOLE_BITS) if np.isnan(values).any() else None
+    kept = (bits != STALE_NAN_BITS) & (bits != MISSING_BITS) if np.isnan(values).any() else None
     if kept is not None and not kept.all():
         starts = np.concatenate(([0], np.cumsum(kept)))[starts]
         times, values = times[kept], values[kept]
     occupied = np.diff(starts) > 0
     if not occupied.all():
-        labels = labels.picked(occupied)
+        labels = labels.where(occupied)
         starts = np.concatenate((starts[:-1][occupied], starts[-1:]))
     return labels, times, values, starts.astype(np.intp, copy=False)

@@ -16,19 +16,19 @@ import structlog
 from alerts.arrays import Floats, Times
 from alerts.errors import BadExpositionError
 from alerts.matcher import Matcher
-from alerts.sample import NAME, STALE, LabelSet, is_stale, to_ms
-from alerts.series.head import Head
+from alerts.sample import METRIC_NAME, STALE_NAN, LabelSet, is_stale_nan, to_ms
+from alerts.series.appender import Appender
+from alerts.series.head import HeadBlock
 from alerts.series.index import SeriesIndex
+from alerts.series.scrape_target import LayoutCache, ScrapeTarget, read_scrape
 from alerts.series.selection import Selection
-from alerts.series.series_group import MAX_CHUNK_POINTS, Series, Track
-from alerts.series.target import Layouts, Target, read_scrape
-from alerts.series.writer import Writer
+from alerts.series.series_group import MAX_CHUNK_POINTS, MemSeries, SeriesGroup
 
 log = structlog.get_logger()
 
 _PRUNE_EVERY_MS = 60_000
 _SPACING_SAMPLE = 1000
-_OWN_NAMES = ("up", "scrape_samples_scraped", "scrape_series_added")
+_SCRAPE_METRICS = ("up", "scrape_samples_scraped", "scrape_series_added")
 _FAILED = object()  # stands for the series of a scrape that failed: the target's own
 
 DEFAULT_MAX_BYTES = 1 << 30
@@ -57,15 +57,15 @@ class SeriesStore:
         self.max_bytes = max_bytes
         self.dropped_samples = 0
         self._is_recording = is_recording
-        self._head = Head()
-        self._tracks: dict[int, Track] = {}
+        self._head = HeadBlock()
+        self._groups: dict[int, SeriesGroup] = {}
         self._index = SeriesIndex(self._head)
-        self._targets: dict[LabelSet, Target] = {}
-        self._layouts = Layouts()
+        self._targets: dict[LabelSet, ScrapeTarget] = {}
+        self._layouts = LayoutCache()
         self._pruned_ms: int | None = None
         self._newest_ms: int | None = None
-        self._told_full = False
-        self._told_bytes = False
+        self._warned_full = False
+        self._warned_bytes = False
 
     # -- writing ------------------------------------------------------------------------------------------------
 
@@ -75,68 +75,68 @@ class SeriesStore:
 
     def append_at(self, labels: LabelSet, at_ms: int, value: float) -> bool:
         """Whether the point was taken."""
-        series = self._alone(labels)
-        track = series.track if series is not None else None
+        series = self._series_in_own_group(labels)
+        group = series.group if series is not None else None
         taken = False
-        if series is not None and track is not None:
-            taken = bool(track.write(np.array([series.row]), at_ms, np.array([value])))
+        if series is not None and group is not None:
+            taken = bool(group.append_column(np.array([series.row]), at_ms, np.array([value])))
         self.dropped_samples += not taken
         self._advance(at_ms)
         return taken
 
-    def extend(self, labels: LabelSet, times: array[int] | Times, values: array[float] | Floats) -> None:
+    def append_points(self, labels: LabelSet, times: array[int] | Times, values: array[float] | Floats) -> None:
         """Adds many points of one series, rising in time; those not newer than its last one are dropped and counted."""
         at = np.array(times, dtype=np.int64)
-        series = self._alone(labels)
-        track = series.track if series is not None else None
-        if series is None or track is None or not len(at):
+        series = self._series_in_own_group(labels)
+        group = series.group if series is not None else None
+        if series is None or group is None or not len(at):
             self.dropped_samples += len(at)
             return
-        last_ms = track.last_ms
+        last_ms = group.last_ms
         start = 0 if last_ms is None else int(np.searchsorted(at, last_ms, side="right"))
         self.dropped_samples += start
         if start < len(at):
             own = np.array(values, dtype=np.float64)[np.newaxis, start:]
-            track.load(np.array([series.number]), at[start:], own)
+            group.append_range(np.array([series.number]), at[start:], own)
             self._advance(int(at[-1]))
 
-    def extend_all(self, labels: Sequence[LabelSet], times: Times, values: Floats) -> None:
+    def append_matrix(self, labels: Sequence[LabelSet], times: Times, values: Floats) -> None:
         """Adds many points of several series at the same rising times. Shapes: `values` (series, times)."""
         new = [index for index, entry in enumerate(labels) if self._index.find(entry) is None]
         if len(new) < len(labels) or len(set(labels)) < len(labels) or not len(times):
             for entry, row in zip(labels, values, strict=True):
-                self.extend(entry, times, row)
+                self.append_points(entry, times, row)
             return
-        track = self.new_track()
-        made = [self.series_in(track, entry) for entry in labels]
+        group = self.new_group()
+        made = [self.series_for(group, entry) for entry in labels]
         kept = [index for index, series in enumerate(made) if series is not None]
         self.dropped_samples += (len(made) - len(kept)) * len(times)
         if kept:
             ids = np.array([series.number for series in made if series is not None], dtype=np.intp)
-            track.load(ids, times, values if len(kept) == len(made) else values[kept])
+            group.append_range(ids, times, values if len(kept) == len(made) else values[kept])
             self._advance(int(times[-1]))
 
-    def writer(self, *, keep_s: float = 0.0) -> Writer:
+    def appender(self, *, keep_s: float = 0.0) -> Appender:
         """For a rule: to write the same series at each evaluation, which end when it no longer gives them.
 
         `keep_s`: other rules read these so far back, so they are kept longer than the rest when that is longer.
         """
-        return Writer(self, keep_ms=to_ms(keep_s))
+        return Appender(self, keep_ms=to_ms(keep_s))
 
-    def write(self, writer: Writer, at_ms: int, values: Floats) -> None:
-        """One value for each series that the writer has taken."""
-        _, dropped = writer.write(at_ms, values)
+    def append_column(self, appender: Appender, at_ms: int, values: Floats) -> None:
+        """One value for each series that the appender has taken."""
+        _, dropped = appender.append(at_ms, values)
         self.dropped_samples += dropped
         self._advance(at_ms)
 
-    def end(self, labels: LabelSet, at_ms: int) -> None:
+    def mark_stale(self, labels: LabelSet, at_ms: int) -> None:
         """Marks that the series ended; nothing when it is not there or already ended."""
         series = self._index.find(labels)
-        if series is None or series.track is None or series.has_ended:
+        if series is None or series.group is None or series.has_ended:
             return
-        last_ms = series.track.last_ms
+        last_ms = series.group.last_ms
         if last_ms is None or at_ms > last_ms:
-            self.append_at(labels, at_ms, STALE)
+            self.append_at(labels, at_ms, STALE_NAN)
 
     def ingest(self, target: Mapping[str, str], text: str | None, at: float) -> int:
         """One scrape; the number of samples stored, without `up` and `scrape_*`.
@@ -159,26 +159,26 @@ class SeriesStore:
             else:
                 layout = owner.layout = scrape.layout
                 timed = [self.append_at(owner.attach(labels), its_ms, value) for labels, value, its_ms in scrape.timed]
-                is_first = not owner.writer.series
-                added = owner.writer.take(layout, lambda: [*_own(owner), *map(owner.attach, layout.labels)])
-                scraped = len(owner.writer.series) - len(_OWN_NAMES) + sum(timed)
-                added = max(0, added - len(_OWN_NAMES)) if is_first else added
-                taken, dropped = owner.writer.write(at_ms, np.array([1.0, scraped, added, *scrape.values]))
-                stored = max(0, taken - len(_OWN_NAMES)) + sum(timed)
+                is_first = not owner.appender.series
+                added = owner.appender.set_series(layout, lambda: [*_own(owner), *map(owner.attach, layout.labels)])
+                scraped = len(owner.appender.series) - len(_SCRAPE_METRICS) + sum(timed)
+                added = max(0, added - len(_SCRAPE_METRICS)) if is_first else added
+                taken, dropped = owner.appender.append(at_ms, np.array([1.0, scraped, added, *scrape.values]))
+                stored = max(0, taken - len(_SCRAPE_METRICS)) + sum(timed)
                 self.dropped_samples += dropped
         if owner.last_error is not None:
-            owner.writer.take(_FAILED, lambda: _own(owner))
-            owner.writer.write(at_ms, np.zeros(len(_OWN_NAMES)))
+            owner.appender.set_series(_FAILED, lambda: _own(owner))
+            owner.appender.append(at_ms, np.zeros(len(_SCRAPE_METRICS)))
         self._advance(at_ms)
         return stored
 
-    def forget(self, target: Mapping[str, str]) -> None:
+    def forget_target(self, target: Mapping[str, str]) -> None:
         """The target is no longer ours: all its series end, `up` included."""
         owner = self._targets.get(LabelSet.of(target))
         if owner is None or owner.is_forgotten:
             return
         owner.is_forgotten, owner.last_error = True, None
-        owner.writer.end()
+        owner.appender.mark_stale()
 
     def last_error(self, target: Mapping[str, str]) -> str | None:
         """Why the target's last scrape failed; None when it did not, or there was none."""
@@ -212,7 +212,7 @@ class SeriesStore:
         names: Iterable[str] | None = None,
         wanted: Callable[[LabelSet], bool] = lambda labels: True,
     ) -> Iterator[tuple[dict[str, str], list[tuple[float, float]]]]:
-        """Each series with its points in [since, until] (Unix seconds). The end of a series is the value STALE.
+        """Each series with its points in [since, until] (Unix seconds). The end of a series is the value STALE_NAN.
 
         `names`: of these metrics only; `wanted`: of these labels only.
         """
@@ -226,8 +226,8 @@ class SeriesStore:
 
     def bounds(self) -> tuple[float, float] | None:
         """Times (Unix seconds) of the oldest and the newest point; None when there is none."""
-        tracks = [(track.first_ms, track.last_ms) for track in self._tracks.values()]
-        known = [(first, last) for first, last in tracks if first is not None and last is not None]
+        groups = [(group.first_ms, group.last_ms) for group in self._groups.values()]
+        known = [(first, last) for first, last in groups if first is not None and last is not None]
         return (min(known)[0] / 1000, max(last for _, last in known) / 1000) if known else None
 
     def typical_spacing_s(self) -> float | None:
@@ -247,34 +247,34 @@ class SeriesStore:
     @property
     def num_bytes(self) -> int:
         """Of points, older and newest, without labels and indexes."""
-        return self._head.num_bytes + sum(track.num_bytes for track in self._tracks.values())
+        return self._head.num_bytes + sum(group.num_bytes for group in self._groups.values())
 
     def check_integrity(self) -> None:
-        """Asserts what must always hold between the indexes, the tracks and the head."""
+        """Asserts what must always hold between the indexes, the groups and the head."""
         self._index.check_integrity()
         assert len(self._index) <= self.max_series
         assert len({series.row for series in self._index}) == len(self._index)
-        assert sum(len(track.members) for track in self._tracks.values()) == len(self._index)
+        assert sum(len(group.members) for group in self._groups.values()) == len(self._index)
         for series in self._index:
-            assert series.track is not None
-            assert series.track.members[series.number] is series
-            assert self._tracks[series.track.number] is series.track
-        for track in self._tracks.values():
-            ids, own = track.ids_and_rows()
-            times, _ = track.block(ids, own, -(1 << 62), 1 << 62)
+            assert series.group is not None
+            assert series.group.members[series.number] is series
+            assert self._groups[series.group.number] is series.group
+        for group in self._groups.values():
+            ids, own = group.ids_and_rows()
+            times, _ = group.block(ids, own, -(1 << 62), 1 << 62)
             assert (np.diff(times) > 0).all()
             assert list(ids) == sorted(ids)
 
     def keep_at_least(self, retention_s: float) -> None:
         """Points are kept for this long, from now on: a new rule may look further back."""
         self.retention_ms = max(self.retention_ms, to_ms(retention_s))
-        for track in self._tracks.values():
-            track.keep_ms = max(track.keep_ms, self.retention_ms)
+        for group in self._groups.values():
+            group.keep_ms = max(group.keep_ms, self.retention_ms)
 
     # -- for writers --------------------------------------------------------------------------------------------
 
-    def new_track(self, *, is_scrape: bool = False, keep_ms: int = 0) -> Track:
-        track = Track(
+    def new_group(self, *, is_scrape: bool = False, keep_ms: int = 0) -> SeriesGroup:
+        group = SeriesGroup(
             self._head,
             is_scrape=is_scrape,
             keep_ms=max(keep_ms, self.retention_ms),
@@ -282,19 +282,19 @@ class SeriesStore:
             max_chunk_ms=self.retention_ms // 8,
             max_chunk_points=min(MAX_CHUNK_POINTS, max(16, self.max_points // 4)),
         )
-        self._tracks[track.number] = track
-        return track
+        self._groups[group.number] = group
+        return group
 
-    def series_in(self, track: Track, labels: LabelSet) -> Series | None:
-        """The series, made in this track when it is new; None when the store is full.
+    def series_for(self, group: SeriesGroup, labels: LabelSet) -> MemSeries | None:
+        """The series, made in this group when it is new; None when the store is full.
 
-        A series that others write too gets a track of its own: two writers keep no common time.
+        A series that others write too gets a group of its own: two writers keep no common time.
         """
         series = self._index.find(labels)
         if series is None:
-            return self._make(track, labels) if self._may_add(labels) else None
-        if series.track is not track:
-            self._separate(series)
+            return self._make(group, labels) if self._may_add(labels) else None
+        if series.group is not group:
+            self._move_to_own_group(series)
         return series
 
     @property
@@ -304,45 +304,45 @@ class SeriesStore:
     # -- inside -------------------------------------------------------------------------------------------------
 
     def _may_add(self, labels: LabelSet) -> bool:
-        if not self.has_room and not self._told_full:
+        if not self.has_room and not self._warned_full:
             log.error("store.full", max_series=self.max_series, refused=repr(labels))
-            self._told_full = True
+            self._warned_full = True
         return self.has_room
 
-    def _make(self, track: Track, labels: LabelSet) -> Series:
-        series = track.add(labels)
+    def _make(self, group: SeriesGroup, labels: LabelSet) -> MemSeries:
+        series = group.add(labels)
         self._index.add(series)
         return series
 
-    def _alone(self, labels: LabelSet) -> Series | None:
-        """The series in a track of its own, made when new; None when the store is full."""
+    def _series_in_own_group(self, labels: LabelSet) -> MemSeries | None:
+        """The series in a group of its own, made when new; None when the store is full."""
         series = self._index.find(labels)
         if series is not None:
-            self._separate(series)
+            self._move_to_own_group(series)
         elif self._may_add(labels):
-            series = self._make(self.new_track(), labels)
+            series = self._make(self.new_group(), labels)
         return series
 
-    def _separate(self, series: Series) -> None:
-        """Moves a series to a track of its own, points included."""
-        shared = series.track
+    def _move_to_own_group(self, series: MemSeries) -> None:
+        """Moves a series to a group of its own, points included."""
+        shared = series.group
         if shared is None or len(shared.members) == 1:
             return
         times, values = series.points()
         shared.remove(series)
-        track = self.new_track()
-        own = track.add(series.labels)
-        track.members[own.number] = series
-        series.track, series.number, series.row = track, own.number, own.row
+        group = self.new_group()
+        own = group.add(series.labels)
+        group.members[own.number] = series
+        series.group, series.number, series.row = group, own.number, own.row
         if len(times):
-            track.load(np.array([series.number]), times, values[np.newaxis, :])
+            group.append_range(np.array([series.number]), times, values[np.newaxis, :])
         self._index.moved(series)
 
-    def _target_of(self, target: Mapping[str, str]) -> Target:
+    def _target_of(self, target: Mapping[str, str]) -> ScrapeTarget:
         labels = LabelSet.of(target)
         owner = self._targets.get(labels)
         if owner is None:
-            owner = self._targets[labels] = Target(labels, Writer(self, is_scrape=True), self._layouts)
+            owner = self._targets[labels] = ScrapeTarget(labels, Appender(self, is_scrape=True), self._layouts)
         owner.is_forgotten = False
         return owner
 
@@ -357,34 +357,34 @@ class SeriesStore:
     def _prune(self, now_ms: int) -> None:
         self._pruned_ms = now_ms
         share = self._share_kept(now_ms)
-        gone: list[Series] = []
-        for track in list(self._tracks.values()):
-            track.trim(now_ms - int(share * track.keep_ms), self.max_points)
-            gone += track.without_points()
+        gone: list[MemSeries] = []
+        for group in list(self._groups.values()):
+            group.trim(now_ms - int(share * group.keep_ms), self.max_points)
+            gone += group.without_points()
         for series in gone:
             self._index.remove(series)
-            assert series.track is not None
-            series.track.remove(series)
-        for track in [track for track in self._tracks.values() if not track.members]:
-            del self._tracks[track.number]
-            track.close()
+            assert series.group is not None
+            series.group.remove(series)
+        for group in [group for group in self._groups.values() if not group.members]:
+            del self._groups[group.number]
+            group.close()
         for labels, owner in list(self._targets.items()):
-            if owner.is_forgotten and (owner.writer.track is None or owner.writer.track.is_closed):
+            if owner.is_forgotten and (owner.appender.group is None or owner.appender.group.is_closed):
                 del self._targets[labels]
         if gone:
-            self._told_full = False
+            self._warned_full = False
 
     def _share_kept(self, now_ms: int) -> float:
         """1 when all history fits into `max_bytes`, else the share of its time that does: the same for all series."""
         sizes = [
-            ((now_ms - int(chunk.times[-1])) / track.keep_ms, chunk.num_bytes)
-            for track in self._tracks.values()
-            for chunk in track.chunks
+            ((now_ms - int(chunk.times[-1])) / group.keep_ms, chunk.num_bytes)
+            for group in self._groups.values()
+            for chunk in group.chunks
         ]
         if sum(num_bytes for _, num_bytes in sizes) <= self.max_bytes:
             return 1.0
-        if not self._told_bytes:
-            self._told_bytes = True
+        if not self._warned_bytes:
+            self._warned_bytes = True
             log.warning("store.history_cut", max_bytes=self.max_bytes, series=len(self._index))
         total, kept = 0, 0.0
         for age, num_bytes in sorted(sizes):
@@ -395,8 +395,8 @@ class SeriesStore:
         return min(1.0, kept)
 
 
-def _own(owner: Target) -> list[LabelSet]:
-    return [owner.labels.having(((NAME, name),)) for name in _OWN_NAMES]
+def _own(owner: ScrapeTarget) -> list[LabelSet]:
+    return [owner.labels.having(((METRIC_NAME, name),)) for name in _SCRAPE_METRICS]
 
 
-__all__ = ["SeriesStore", "is_stale"]
+__all__ = ["SeriesStore", "is_stale_nan"]

@@ -131,7 +131,7 @@ def _recorded(paths: list[Path], groups: list[RuleGroup]) -> tuple[SeriesStore, 
 
 
 def _black_box(path: Path, store: SeriesStore) -> int:
-    from alerts.sample import NAME, STALE, LabelSet
+    from alerts.sample import METRIC_NAME, STALE_NAN, LabelSet
     from diagnostics import blackbox
 
     try:
@@ -140,12 +140,12 @@ def _black_box(path: Path, store: SeriesStore) -> int:
         raise BadInputError(str(error)) from error
     kept = 0
     for series in recorded.series:
-        name = series.labels.get(NAME, "")
+        name = series.labels.get(METRIC_NAME, "")
         if name.startswith(("llm:", "ALERTS")):
             continue  # what rules made of the signals then; it is made anew here
         times = array("q", (round(at * 1000) for at, _ in series.points))
-        values = array("d", (STALE if value is None else value for _, value in series.points))
-        store.extend(LabelSet.of(series.labels), times, values)
+        values = array("d", (STALE_NAN if value is None else value for _, value in series.points))
+        store.append_points(LabelSet.of(series.labels), times, values)
         kept += len(times)
     return kept
 
@@ -154,7 +154,7 @@ def _fetched(
     url: str, groups: list[RuleGroup], since_s: float, token: str | None, ca_file: Path | None, timeout_s: float
 ) -> tuple[SeriesStore, float, float]:
     from alerts.errors import AlertsError
-    from alerts.history.prometheus_source import Server, fetch, metric_selectors
+    from alerts.history.prometheus_source import PrometheusServer, fetch, metric_selectors
     from alerts.history.recording import recording_store
 
     store = recording_store()
@@ -164,7 +164,7 @@ def _fetched(
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     selectors = _reading(lambda: metric_selectors(groups))
     try:
-        server = Server(url, headers, verify=str(ca_file) if ca_file else True, timeout_s=timeout_s)
+        server = PrometheusServer(url, headers, verify=str(ca_file) if ca_file else True, timeout_s=timeout_s)
         kept = fetch(server, selectors, end - since_s, end, store)
     except AlertsError as error:
         raise UnreachableError(str(error), remedy="check the URL, --token-file and --timeout") from error

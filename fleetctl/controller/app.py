@@ -48,7 +48,7 @@ async def serve(
         settings = config.settings
         provider = provider or LocalProvider(settings.run_dir, node_token_file=settings.node_token_file)
         async with open_controller(config, provider, clock) as controller:
-            with _stop_on_signals(stopping):
+            with _stop_on_signals(stopping), _reload_on_hangup(controller.content.ask_reload):
                 await _run(controller, listener, ready, stopping)
             log.info("controller.stopped")
     finally:
@@ -121,6 +121,21 @@ def _listen(host: str, port: int) -> socket.socket:
         raise BadInputError(
             f"controller: can't listen on {host}:{port}: {error.strerror or error}", remedy="set controller.host"
         ) from error
+
+
+@contextlib.contextmanager
+def _reload_on_hangup(reload: Callable[[], None]) -> Iterator[None]:
+    """SIGHUP reads the content again, as servers do with their configuration."""
+    loop = asyncio.get_running_loop()
+    try:
+        loop.add_signal_handler(signal.SIGHUP, reload)
+    except (ValueError, RuntimeError, NotImplementedError):
+        yield  # not the main thread: whoever embeds us reloads over HTTP
+        return
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,14 +10,15 @@ from typing import Any
 import httpx
 import structlog
 
-from alerts.evaluation.builtin import builtin_rule_files, builtin_signal_files
 from alerts.evaluation.engine import RuleEngine
-from alerts.evaluation.rules import RuleGroup, load_rule_files, reaches_of
+from alerts.evaluation.rules import RuleGroup, lookback_s_by_metric
 from alerts.evaluation.target_liveness import CLEAR_AFTER_S
 from alerts.series.store import SeriesStore
-from diagnostics.tree_file import builtin_no_tree_file, builtin_tree_files, load_no_tree, load_trees
 from fleetctl.controller.alertmanager_link import AlertmanagerLink
 from fleetctl.controller.config import ControllerConfig
+from fleetctl.controller.content.content import Content
+from fleetctl.controller.content.load import load_content
+from fleetctl.controller.content.store import POLL_S, ContentStore
 from fleetctl.controller.database import Database
 from fleetctl.controller.incidents.alerting import Alerting
 from fleetctl.controller.incidents.closing import Closing
@@ -44,7 +45,6 @@ from fleetctl.wire import NodePhase
 from runbooks.errors import RunbookError
 from runbooks.executor import Executor
 from runbooks.journal import Journal
-from runbooks.page import Page, load_library
 from runbooks.run import Run
 
 log = structlog.get_logger()
@@ -65,7 +65,7 @@ class Controller:
     book: IncidentBook
     alerting: Alerting
     diagnosing: Diagnosing
-    library: Mapping[str, Page]
+    content: ContentStore
     journal: Journal
     executor: Executor
     effects: FleetEffects
@@ -99,13 +99,11 @@ async def open_controller(
     clock = clock or SystemClock()
     settings = config.settings
     prometheus = settings.signals.prometheus
-    groups = _rules(prometheus)
+    content = load_content(settings.content)
+    groups = _rules(content, prometheus)
     store = SeriesStore(retention_s=_retention_s(groups), max_bytes=settings.signals.max_history_mb << 20)
     clear_after_s = CLEAR_AFTER_S if prometheus is None else max(CLEAR_AFTER_S, window_s(prometheus))
     engine = RuleEngine(groups, store, clear_after_s=clear_after_s)
-    trees = load_trees(builtin_tree_files())
-    no_tree = load_no_tree(builtin_no_tree_file())
-    library = load_library()
     async with AsyncExitStack() as stack:
         stack.enter_context(hold_state_lock(settings.state_dir))
         database = Database(settings.database_url)
@@ -119,6 +117,7 @@ async def open_controller(
         client = NodeClient(http, config.node_token)
         metrics = ControllerMetrics()
         timeline = Timeline(database, clock)
+        contents = ContentStore(settings.content, content, timeline, metrics, clock)
         routing = Routing(database, clock)
         book = IncidentBook(database, clock)
         fleet = Fleet(database, provider, client, routing, timeline, clock, book.of_node)
@@ -153,7 +152,7 @@ async def open_controller(
         lookup = FleetLookup(database, fleet, store, clock, stale_after_s=settings.stale_after_s)
         executor = Executor(
             journal,
-            library,
+            contents.pages,
             effects,
             lookup,
             clock=clock,
@@ -177,8 +176,7 @@ async def open_controller(
             signals.known_until,
         )
         diagnosing = Diagnosing(
-            trees,
-            no_tree,
+            lambda: contents.current,
             store,
             book,
             timeline,
@@ -190,7 +188,7 @@ async def open_controller(
         remediation = Remediation(
             executor,
             journal,
-            library,
+            lambda: contents.current,
             lookup,
             database,
             book,
@@ -214,7 +212,17 @@ async def open_controller(
             withdraw_after_s=settings.incidents.withdraw_after_s,
             blackbox_lead_s=settings.incidents.blackbox_lead_s,
         )
+
+        def exchange_rules(new: Content) -> None:
+            groups = _rules(new, prometheus)
+            store.keep_at_least(_retention_s(groups))
+            engine.replace_groups(groups, clock.now())
+            if isinstance(signals, PrometheusSignals):
+                signals.read_for(groups)
+
+        contents.when_loaded(exchange_rules)
         loops = Loops(clock)
+        loops.add("content", POLL_S, contents.turn)
         loops.add("fleet", settings.controller.probe_interval_s, fleet.turn)
         loops.add("scrape", settings.controller.scrape_interval_s, signals.turn)
         loops.add("alerts", settings.controller.evaluation_interval_s, alerting.turn)
@@ -243,7 +251,7 @@ async def open_controller(
             book=book,
             alerting=alerting,
             diagnosing=diagnosing,
-            library=library,
+            content=contents,
             journal=journal,
             executor=executor,
             effects=effects,
@@ -255,16 +263,14 @@ async def open_controller(
         )
 
 
-def _rules(prometheus: PrometheusSettings | None) -> list[RuleGroup]:
-    if prometheus is not None:
-        return rules_for(prometheus)
-    return load_rule_files([*builtin_signal_files(), *builtin_rule_files()])
+def _rules(content: Content, prometheus: PrometheusSettings | None) -> list[RuleGroup]:
+    return list(content.groups) if prometheus is None else rules_for(prometheus, content)
 
 
 def _retention_s(groups: Sequence[RuleGroup]) -> float:
     """An hour for people, trees and black boxes; longer when a rule reads what we do not record further back."""
     recorded = {rule.name for group in groups for rule in group.rules if rule.kind == "record"}
-    reaches = [reach_s for name, reach_s in reaches_of(groups).items() if name not in recorded]
+    reaches = [reach_s for name, reach_s in lookback_s_by_metric(groups).items() if name not in recorded]
     return max(3600.0, *(reach_s + 300.0 for reach_s in reaches))
 
 

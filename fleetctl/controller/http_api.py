@@ -98,6 +98,8 @@ def create_app(controller: Controller, token: str, stopping: asyncio.Event) -> S
         Route("/v1/diagnose", guarded(api.diagnose), methods=["POST"]),
         Route("/v1/routing", guarded(api.routing)),
         Route("/v1/query", guarded(api.query)),
+        Route("/v1/content", guarded(api.content)),
+        Route("/v1/content/reload", guarded(api.reload_content), methods=["POST"]),
         Route("/v1/silences", guarded(api.silences), methods=["GET"]),
         Route("/v1/silences", guarded(api.add_silence), methods=["POST"]),
         Route("/v1/silences/{id}", guarded(api.expire_silence), methods=["DELETE"]),
@@ -144,6 +146,7 @@ class _Api:
                 alertmanagers=link.sender.states() if link.sender is not None else [],
                 silences=link.silences.state(),
                 webhook=link.webhook.state,
+                content=self._c.content.state(),
             )
         )
 
@@ -203,13 +206,13 @@ class _Api:
         return _json_list(await self._until_stopping(waiting) or [])
 
     async def runbooks(self, _: Request) -> Response:
-        return _json_list([runbook_view(page, with_page=False) for page in self._c.library.values()])
+        return _json_list([runbook_view(page, with_page=False) for page in self._c.content.pages.values()])
 
     async def runbook(self, request: Request) -> Response:
         name = request.path_params["name"]
-        page = self._c.library.get(name)
+        page = self._c.content.pages.get(name)
         if page is None:
-            known = ", ".join(sorted(self._c.library))
+            known = ", ".join(sorted(self._c.content.pages))
             raise HTTPException(404, f"there is no runbook named {name}; runbooks: {known}")
         return _json(runbook_view(page, with_page=True))
 
@@ -290,6 +293,13 @@ class _Api:
             {"at": now, "samples": [{"labels": one.labels, "value": _json_number(one.value)} for one in samples]}
         )
 
+    async def content(self, _: Request) -> Response:
+        return _json(self._c.content.listing())
+
+    async def reload_content(self, _: Request) -> Response:
+        await self._c.content.reload("asked for over HTTP")
+        return _json(self._c.content.listing())
+
     async def silences(self, _: Request) -> Response:
         return _json_list(await self._c.alertmanager.silences.current())
 
@@ -304,7 +314,7 @@ class _Api:
 
     async def _with_new_nodes(self, body: RunRequest) -> dict[str, str]:
         """The inputs with names for new nodes: fresh ones, or those of the same request before."""
-        page = self._c.library.get(body.runbook)
+        page = self._c.content.pages.get(body.runbook)
         if page is None:
             return body.inputs
         key = body.idempotency_key

@@ -56,6 +56,14 @@ class ControllerMetrics:
             "controller_silences_known", "1 while Alertmanager's silences are known, or there is none.",
             registry=self.registry,
         )  # fmt: skip
+        self.content_load_failed = Gauge(
+            "fleetctl_content_load_failed", "1 while the newest content can't be loaded and older content is in force.",
+            registry=self.registry,
+        )  # fmt: skip
+        self.content_loaded_at = Gauge(
+            "fleetctl_content_loaded_timestamp_seconds", "When the content in force was loaded.",
+            registry=self.registry,
+        )  # fmt: skip
         self.nodes = Gauge("controller_nodes", "Nodes by phase.", ["phase"], registry=self.registry)
         self.alerts = Gauge("controller_alerts", "Alerts by state.", ["state"], registry=self.registry)
         self.open_incidents = Gauge("controller_open_incidents", "Incidents not resolved.", registry=self.registry)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from alerts.sample import STALE
+from alerts.sample import STALE_NAN
 from diagnostics import blackbox
 from diagnostics.blackbox import BadBlackBoxError, BlackBox, RecordedSeries, read, record_series, write
 from tests.fixtures.incident import OPENED, make_record
@@ -65,7 +65,7 @@ def test_a_write_that_fails_leaves_the_old_file(path: Path) -> None:
 
 
 def test_tells_the_end_of_a_series_from_a_value_that_is_not_a_number(tmp_path: Path) -> None:
-    dumped = [({"__name__": "b"}, [(1.0, 2.0), (2.0, STALE)]), ({"__name__": "a"}, [(1.0, math.nan)])]
+    dumped = [({"__name__": "b"}, [(1.0, 2.0), (2.0, STALE_NAN)]), ({"__name__": "a"}, [(1.0, math.nan)])]
     target = tmp_path / "x.gz"
     write(target, make_box(series=record_series(dumped)))
 

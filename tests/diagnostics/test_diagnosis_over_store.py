@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from alerts.evaluation.rules import RuleGroup, load_rule_files
-from alerts.sample import STALE
+from alerts.sample import STALE_NAN
 from alerts.series.store import SeriesStore
 from diagnostics.blackbox import BlackBox, read, record_series, write
 from diagnostics.diagnosis import Diagnosis
@@ -106,7 +106,7 @@ def test_does_not_blame_a_node_when_all_slow_down_together(trees: dict[str, Tree
 def test_a_series_that_ended_is_unknown_and_one_that_stopped_is_stale(trees: dict[str, Tree]) -> None:
     store = SeriesStore()
     fill(store, BEGIN, BEGIN + 100, {"node-2": {"llm:step_seconds:mean": 0.07}})
-    store.append({"__name__": "llm:queue_seconds:mean", "node": "node-2", "pool": "default"}, BEGIN + 101, STALE)
+    store.append({"__name__": "llm:queue_seconds:mean", "node": "node-2", "pool": "default"}, BEGIN + 101, STALE_NAN)
 
     ended = walk(trees["latency"], SCOPE, store_query(store, BEGIN + 102), BEGIN + 102)
     assert (ended.cause, ended.confidence) == ("slow_node", "likely")

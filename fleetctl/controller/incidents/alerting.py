@@ -75,7 +75,7 @@ class Alerting:
     async def turn(self) -> None:
         now = self._clock.now()
         at = self._known_until(now)
-        changes = self._engine.lose_sight(now) if at is None else self._engine.tick(at)
+        changes = self._engine.mark_all_unknown(now) if at is None else self._engine.tick(at)
         await self._book.settle()
         active = [alert for alert in self.alerts() if not self.is_of_removed_node(alert.labels)]
         settled = now - self._started_at > SETTLE_AFTER_START_S

@@ -13,6 +13,7 @@ from diagnostics.incident import SEVERITY_ORDER, Incident, gravest, with_diagnos
 from diagnostics.query import store_query
 from diagnostics.tree import Tree, tree_for_alert
 from diagnostics.walker import walk
+from fleetctl.controller.content.content import Content
 from fleetctl.controller.incidents.incident_book import IncidentBook
 from fleetctl.controller.timeline import Timeline
 from fleetctl.kit.clock import Clock
@@ -27,8 +28,7 @@ _RANK = {"unknown": 0, "likely": 1, "confirmed": 2}
 class Diagnosing:
     def __init__(
         self,
-        trees: Mapping[str, Tree],
-        no_tree: Mapping[str, str],
+        content: Callable[[], Content],
         store: SeriesStore,
         book: IncidentBook,
         timeline: Timeline,
@@ -38,8 +38,8 @@ class Diagnosing:
         for_s: float,
         may_diagnose: Callable[[Incident], bool] = lambda _: True,
     ) -> None:
-        self._trees = trees
-        self._no_tree = no_tree
+        """`content` gives what is in force: the next walk is by what was loaded last."""
+        self._content = content
         self._store = store
         self._book = book
         self._timeline = timeline
@@ -54,14 +54,15 @@ class Diagnosing:
         incidents = self._book.open()
         for gone in self._walked_at.keys() - {incident.id for incident in incidents}:
             del self._walked_at[gone]
+        content = self._content()
         for incident in incidents:
             if not self._is_due(incident, now) or not self._may_diagnose(incident):
                 continue
             self._walked_at[incident.id] = now
-            tree = tree_for_incident(self._trees, incident)
+            tree = tree_for_incident(content.trees, incident)
             if tree is None:
                 alert = gravest(incident.alerts).name
-                await self._keep_better(incident.id, undiagnosed(alert, self._no_tree.get(alert)))
+                await self._keep_better(incident.id, undiagnosed(alert, content.no_tree.get(alert)))
                 continue
             await self._keep_better(incident.id, walk(tree, incident.scope, store_query(self._store, now), now))
 
@@ -71,9 +72,10 @@ class Diagnosing:
         Raises BadInputError when there is no such tree.
         """
         now = self._clock.now()
-        tree = self._trees.get(tree_name or DEFAULT_TREE)
+        trees = self._content().trees
+        tree = trees.get(tree_name or DEFAULT_TREE)
         if tree is None:
-            known = ", ".join(sorted(self._trees))
+            known = ", ".join(sorted(trees))
             raise BadInputError(f"there is no tree named {tree_name!r}", remedy=f"trees: {known}")
         return walk(tree, scope, store_query(self._store, now), now)
 

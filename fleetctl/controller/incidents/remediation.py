@@ -9,6 +9,7 @@ import structlog
 
 from diagnostics.incident import Incident, IncidentStatus
 from diagnostics.scope import is_wide
+from fleetctl.controller.content.content import Content
 from fleetctl.controller.database import Database
 from fleetctl.controller.incidents.incident_book import IncidentBook
 from fleetctl.controller.nodes.node_row import list_nodes
@@ -34,7 +35,7 @@ class Remediation:
         self,
         executor: Executor,
         journal: Journal,
-        library: Mapping[str, Page],
+        content: Callable[[], Content],
         lookup: Lookup,
         database: Database,
         book: IncidentBook,
@@ -48,7 +49,7 @@ class Remediation:
     ) -> None:
         self._executor = executor
         self._journal = journal
-        self._library = library
+        self._content = content
         self._lookup = lookup
         self._database = database
         self._book = book
@@ -77,9 +78,12 @@ class Remediation:
 
     async def _propose(self, incident: Incident, cause: str) -> bool:
         """Whether the question is settled; not while the incident's scope changes under it."""
-        page = page_for_cause(self._library, cause)
+        content = self._content()
+        page = content.page_for_cause(cause)
         if page is None:
-            await self._say_impossible(incident, f"no runbook treats {cause}")
+            known = content.causes.get(cause)
+            why = f": {known.no_page}" if known is not None and known.no_page else ""
+            await self._say_impossible(incident, f"no runbook treats {cause}{why}")
             return True
         runs = await self._database.call(lambda: self._journal.list(incident_id=incident.id))
         if (standing := blocking_run(runs, page.name, incident)) is not None:
@@ -101,8 +105,7 @@ class Remediation:
             and self._may_run_unasked(incident)
             and is_for_scope(page, incident.scope)
             and not self._is_part_of_open(incident)
-            and not needs_person(Policy(self._policy), page.risk)
-            and (not self._policy_causes or cause in self._policy_causes)
+            and not needs_person(Policy(self._policy_for(content, cause)), page.risk)
         )
         again = f":{incident.reopened}" if incident.reopened else ""
         try:
@@ -124,17 +127,17 @@ class Remediation:
         wider = self._book.get(incident.part_of) if incident.part_of is not None else None
         return wider is not None and wider.status is not IncidentStatus.RESOLVED
 
+    def _policy_for(self, content: Content, cause: str) -> PolicyName:
+        """What content says of the cause; else the settings, where `run` may be for named causes only."""
+        if (named := content.policies.get(cause)) is not None:
+            return named
+        is_left_out = bool(self._policy_causes) and cause not in self._policy_causes
+        return "ask" if self._policy == "run" and is_left_out else self._policy
+
     async def _say_impossible(self, incident: Incident, why: str) -> None:
         await self._timeline.append(
             "remediation.not_proposed", why, incident_id=incident.id, node=incident.scope.get("node")
         )
-
-
-def page_for_cause(library: Mapping[str, Page], cause: str) -> Page | None:
-    """The page that treats the cause with the lowest risk; of equals, the first by name."""
-    order = {"low": 0, "medium": 1, "high": 2}
-    fitting = [page for page in library.values() if cause in page.causes]
-    return min(fitting, key=lambda page: (order.get(page.risk, 3), page.name), default=None)
 
 
 def is_for_scope(page: Page, scope: Mapping[str, str]) -> bool:

@@ -13,14 +13,14 @@ from typing import NamedTuple
 import structlog
 
 from alerts.errors import AlertsError, BadExpressionError
-from alerts.evaluation.builtin import builtin_rule_files, builtin_signal_files
-from alerts.evaluation.rules import RuleGroup, load_rule_files
+from alerts.evaluation.rules import RuleGroup
 from alerts.history.backtest import widened
 from alerts.history.mirror import Mirror, relabelling
-from alerts.history.prometheus_source import Row, Server, metric_selectors, read, selector_of
+from alerts.history.prometheus_source import PrometheusServer, RangeSeries, metric_selectors, read_range, selector_of
 from alerts.promql import parse
 from alerts.sample import to_ms
 from alerts.series.store import SeriesStore
+from fleetctl.controller.content.content import Content
 from fleetctl.controller.metrics import ControllerMetrics
 from fleetctl.controller.signals.scrape import Signals
 from fleetctl.kit.clock import Clock
@@ -36,8 +36,8 @@ MISSED_READS = 3  # in a row, until what is known is too old to judge by
 
 class _Reading(NamedTuple):
     until: float
-    up: list[Row]
-    others: list[Row]
+    up: list[RangeSeries]
+    others: list[RangeSeries]
 
 
 class PrometheusSignals:
@@ -67,6 +67,10 @@ class PrometheusSignals:
         self._until: float | None = None
         self._problem = ""
         self.last_success_at: dict[str, float] = {}
+
+    def read_for(self, groups: Sequence[RuleGroup]) -> None:
+        """From the next read on, reads what these rules need."""
+        self._selectors = _selectors(groups, self._settings.match)
 
     async def turn(self) -> None:
         """Scrapes the gateway, begins a read when one is due, and takes up one that has ended."""
@@ -103,7 +107,7 @@ class PrometheusSignals:
         """A scrape is told with the time at which it began, and may take as long as the interval."""
         return 2 * self._settings.scrape_interval_s
 
-    def _server(self) -> Server:
+    def _server(self) -> PrometheusServer:
         settings = self._settings
         token = settings.token()
         verify: bool | str = not settings.insecure_skip_verify
@@ -115,13 +119,13 @@ class PrometheusSignals:
             if settings.key_file is not None:
                 cert = (cert, str(_readable(settings.key_file, "key_file")))
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        return Server(settings.url, headers, settings.basic(), verify, cert, settings.timeout_s)
+        return PrometheusServer(settings.url, headers, settings.basic(), verify, cert, settings.timeout_s)
 
     def _read(self, since: float, until: float) -> _Reading:
         """Raises AlertsError or BadInputError. `up` comes first: see Mirror."""
         server = self._server()  # anew each time, so that a secret can be changed while we run
-        up = read(server, [selector_of("up", only=self._settings.match)], since, until)
-        return _Reading(until, up, read(server, self._selectors, since, until))
+        up = read_range(server, [selector_of("up", only=self._settings.match)], since, until)
+        return _Reading(until, up, read_range(server, self._selectors, since, until))
 
     def _take_up(self, done: asyncio.Task[_Reading]) -> None:
         try:
@@ -136,7 +140,7 @@ class PrometheusSignals:
             log.info("prometheus.read_again", url=self._settings.url)
         self._problem = ""
         self._metrics.scrapes.labels(result="ok").inc()
-        self._mirror.take(reading.up, reading.others, to_ms(reading.until))
+        self._mirror.add_scrapes(reading.up, reading.others, to_ms(reading.until))
         relabel = relabelling(self._settings.labels)
         for row in reading.up:
             node = relabel(row.labels).get("node")
@@ -146,14 +150,9 @@ class PrometheusSignals:
         self._until = reading.until
 
 
-def rules_for(settings: PrometheusSettings) -> list[RuleGroup]:
-    """The built-in rules as they fit this Prometheus: windows long enough for its scrapes; no signals when it has them.
-
-    Raises BadRuleError.
-    """
-    if settings.recorded:
-        return load_rule_files(builtin_rule_files())
-    return widened(load_rule_files([*builtin_signal_files(), *builtin_rule_files()]), window_s(settings))
+def rules_for(settings: PrometheusSettings, content: Content) -> list[RuleGroup]:
+    """The rules as they fit this Prometheus: windows long enough for its scrapes; no signals when it records them."""
+    return list(content.rules) if settings.recorded else widened(content.groups, window_s(settings))
 
 
 def window_s(settings: PrometheusSettings) -> float:

@@ -73,7 +73,7 @@ class SlotScraper:
         self.last_success_at.pop(name, None)
         self._errors.pop(name, None)
         if target is not None:
-            self._store.forget(target.labels)
+            self._store.forget_target(target.labels)
 
     async def stop(self) -> None:
         tasks = list(self._in_flight.values())

@@ -152,7 +152,7 @@ def test_unknown_clears_only_after_half_a_minute_of_good_scrapes(world: World) -
 def test_scraper_that_stopped_makes_alerts_unknown(world: World) -> None:
     settled(world)
     world.scrapes("x 6", 5)
-    world.store.end(world.store.select(()).series[0].labels, 0)
+    world.store.mark_stale(world.store.select(()).series[0].labels, 0)
     for _ in range(400):
         world.now += 1.0
         for change in world.engine.tick(world.now):
@@ -163,7 +163,7 @@ def test_scraper_that_stopped_makes_alerts_unknown(world: World) -> None:
 def test_target_given_up_on_purpose_clears_its_alerts(world: World) -> None:
     settled(world)
     world.scrapes("x 6", 5)
-    world.store.forget(NODE)
+    world.store.forget_target(NODE)
     world.now += 1.0
     (change,) = world.engine.tick(world.now)
     assert (change.previous, change.alert.state) == ("firing", "resolved")
@@ -173,7 +173,7 @@ def test_target_given_up_while_unknown_clears(world: World) -> None:
     settled(world)
     world.scrapes("x 6", 5)
     world.scrapes(None, 5)
-    world.store.forget(NODE)
+    world.store.forget_target(NODE)
     world.now += 1.0
     (change,) = world.engine.tick(world.now)
     assert (change.previous, change.alert.state) == ("unknown", "resolved")
@@ -349,7 +349,7 @@ def test_without_any_signals_alerts_are_unknown_and_go_on_when_they_come_back(wo
     settled(world)
     world.scrapes("x 6", 5)
     world.now += 60.0
-    (change,) = world.engine.lose_sight(world.now)
+    (change,) = world.engine.mark_all_unknown(world.now)
     assert (change.previous, change.alert.state) == ("firing", "unknown")
-    assert world.engine.lose_sight(world.now + 1) == []
+    assert world.engine.mark_all_unknown(world.now + 1) == []
     assert [(one.previous, one.alert.state) for one in world.scrape("x 6")] == [("unknown", "firing")]

@@ -12,7 +12,7 @@ from alerts.evaluation.rules import load_rule_files
 from alerts.promql import evaluate
 from alerts.promql.nodes import metric_names
 from alerts.review.catalog import Metric, builtin_catalog
-from alerts.sample import NAME
+from alerts.sample import METRIC_NAME
 from alerts.series.store import SeriesStore
 from engine.gpu.reading import GpuReading, GpuSnapshot, GpuState
 from engine.gpu.series import COUNTERS, GAUGES, GpuCollector
@@ -25,19 +25,32 @@ VLLM = DATA / "metrics" / "vllm_v1_full_qwen25_0.5b_2026-03.prom"
 ENGINE_SIGNALS = [path for path in builtin_signal_files() if path.stem == "engine"]
 # Names that the recorded exposition lacks: of older versions, and what vLLM shows only once it is used.
 OTHER_VERSIONS = {
-    "vllm:gpu_cache_usage_perc", "vllm:gpu_prefix_cache_hit_rate", "vllm:gpu_prefix_cache_hits_total",
-    "vllm:gpu_prefix_cache_queries_total", "vllm:num_requests_waiting_by_reason",
-    "vllm:lora_requests_info", "http_requests_total",
-    *(f"vllm:{name}_{part}" for name in ("time_in_queue_requests", "time_per_output_token_seconds")
-      for part in ("sum", "count", "bucket")),
-}  # fmt: skip
+    "vllm:gpu_cache_usage_perc",
+    "vllm:gpu_prefix_cache_hit_rate",
+    "vllm:gpu_prefix_cache_hits_total",
+    "vllm:gpu_prefix_cache_queries_total",
+    "vllm:num_requests_waiting_by_reason",
+    "vllm:lora_requests_info",
+    "http_requests_total",
+    *(
+        f"vllm:{name}_{part}"
+        for name in ("time_in_queue_requests", "time_per_output_token_seconds")
+        for part in ("sum", "count", "bucket")
+    ),
+}
 
 
 def target(node: str, engine: str = "fleetctl") -> dict[str, str]:
     return {
-        "node": node, "pool": "chat", "model": "m", "engine": engine, "zone": "z", "revision": "r1",
-        "instance": f"{node}:1", "job": "llm-node",
-    }  # fmt: skip
+        "node": node,
+        "pool": "chat",
+        "model": "m",
+        "engine": engine,
+        "zone": "z",
+        "revision": "r1",
+        "instance": f"{node}:1",
+        "job": "llm-node",
+    }
 
 
 class Fleet:
@@ -79,7 +92,7 @@ def test_every_metric_that_a_signal_reads_is_emitted(engine: str) -> None:
     metrics.drain.labels(state="draining").set(0)
     store.ingest(target("a"), metrics.exposition().decode(), 1.0)
     store.ingest(target("b", "vllm"), VLLM.read_text(), 1.0)
-    emitted = {labels[NAME] for labels, _ in store.dump(0.0, 2.0)}
+    emitted = {labels[METRIC_NAME] for labels, _ in store.dump(0.0, 2.0)}
     ours = load_rule_files([*builtin_signal_files(), *builtin_rule_files()])
     recorded = {rule.name for group in ours for rule in group.rules if rule.kind == "record"}
     groups = load_rule_files([*ENGINE_SIGNALS, *builtin_rule_files()])
@@ -89,9 +102,13 @@ def test_every_metric_that_a_signal_reads_is_emitted(engine: str) -> None:
 
 def test_golden_prompt_and_block_check_of_our_engine_are_both_its_output() -> None:
     cases: list[tuple[str | None, bool | None, list[float]]] = [
-        (None, None, []), ("passed", None, [1.0]), ("passed", False, [0.0]),
-        ("failed", True, [0.0]), ("error", None, []), ("error", True, [1.0]),
-    ]  # fmt: skip
+        (None, None, []),
+        ("passed", None, [1.0]),
+        ("passed", False, [0.0]),
+        ("failed", True, [0.0]),
+        ("error", None, []),
+        ("error", True, [1.0]),
+    ]
     for golden, integrity, wanted in cases:
         metrics, store = NodeMetrics(model_name="m", max_model_len=4096), SeriesStore()
         if golden is not None:
@@ -113,8 +130,9 @@ def test_catalog_names_what_our_node_and_gateway_emit() -> None:
     families = known | {metric.family for name in known if isinstance(metric := catalog.find(name), Metric)}
     assert (node | readings) - silent <= families
     assert {name for name in known if name.startswith(("vllm:", "DCGM_"))} <= {
-        *readings, *(f"{name}{part}" for name in node - silent for part in ("", "_bucket", "_sum", "_count")),
-    }  # fmt: skip
+        *readings,
+        *(f"{name}{part}" for name in node - silent for part in ("", "_bucket", "_sum", "_count")),
+    }
     gateway = {
         f"{one.name}_total" if one.type == "counter" else one.name for one in GatewayMetrics().registry.collect()
     }
@@ -139,9 +157,10 @@ def test_no_two_rules_write_the_same_series() -> None:
         store.ingest(target("a"), metrics.exposition().decode(), float(at))
         store.ingest(target("b", "vllm"), VLLM.read_text(), float(at))
         for engine_name, file in (
-            ("sglang", "sglang_datadog_v0.5.10.prom"), ("triton", "trtllm_triton_inflight.prom"),
+            ("sglang", "sglang_datadog_v0.5.10.prom"),
+            ("triton", "trtllm_triton_inflight.prom"),
             ("vllm", "dcgm_kops_L4_scrape1.prom"),
-        ):  # fmt: skip
+        ):
             store.ingest(target(file, engine_name), (VLLM.parent / file).read_text(), float(at))
         engine.tick(float(at))
     assert engine.failures() == {}
@@ -154,13 +173,23 @@ def test_canonical_series_carry_the_nodes_labels_and_nothing_of_the_engine() -> 
         fleet.second(dict.fromkeys(fleet.nodes, 0.02))
     wanted = {"node": "n1", "pool": "chat", "model": "m", "engine": "fleetctl", "zone": "z", "revision": "r1"}
     for name, value in {
-        "llm:up": 1.0, "llm:running": 2.0, "llm:waiting": 0.0, "llm:kv_ratio": 0.0, "llm:ttft_seconds:mean": 0.03,
-        "llm:step_seconds:mean": 0.02, "llm:requests:rate": 2.0, "llm:generation_tokens:rate": 160.0,
-        "llm:preemptions:rate": 0.0, "llm:errors:rate": 0.0, "llm:oldest_waiting_seconds": 0.0,
-        "llm:decode_steps:rate": 40.0, "llm:steps:rate": 40.0, "llm:first_tokens:rate": 2.0,
-    }.items():  # fmt: skip
+        "llm:up": 1.0,
+        "llm:running": 2.0,
+        "llm:waiting": 0.0,
+        "llm:kv_ratio": 0.0,
+        "llm:ttft_seconds:mean": 0.03,
+        "llm:step_seconds:mean": 0.02,
+        "llm:requests:rate": 2.0,
+        "llm:generation_tokens:rate": 160.0,
+        "llm:preemptions:rate": 0.0,
+        "llm:errors:rate": 0.0,
+        "llm:oldest_waiting_seconds": 0.0,
+        "llm:decode_steps:rate": 40.0,
+        "llm:steps:rate": 40.0,
+        "llm:first_tokens:rate": 2.0,
+    }.items():
         (sample,) = evaluate(f'{name}{{node="n1"}}', fleet.store, fleet.now)
-        assert sample.labels == {NAME: name, **wanted}
+        assert sample.labels == {METRIC_NAME: name, **wanted}
         assert sample.value == pytest.approx(value, rel=1e-6), name
     (p99,) = evaluate('llm:ttft_seconds:p99{node="n1"}', fleet.store, fleet.now)
     assert 0.02 < p99.value <= 0.04

@@ -113,13 +113,18 @@ def test_one_sign_on_one_card_makes_the_node_unhealthy_and_no_sign_is_no_answer(
 def test_counter_that_stands_at_the_blank_has_not_counted_zero() -> None:
     blank = "9223372036854775794"
     names = (
-        "ECC_DBE_VOL_TOTAL", "PCIE_REPLAY_COUNTER", "NVLINK_RECOVERY_ERROR_COUNT_TOTAL",
-        "NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL", "NVLINK_REPLAY_ERROR_COUNT_TOTAL",
-    )  # fmt: skip
+        "ECC_DBE_VOL_TOTAL",
+        "PCIE_REPLAY_COUNTER",
+        "NVLINK_RECOVERY_ERROR_COUNT_TOTAL",
+        "NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL",
+        "NVLINK_REPLAY_ERROR_COUNT_TOTAL",
+    )
     signals = (
-        "llm:gpu_uncorrected_ecc:increase", "llm:gpu_pcie_replays:rate", "llm:gpu_nvlink_recoveries:increase",
+        "llm:gpu_uncorrected_ecc:increase",
+        "llm:gpu_pcie_replays:rate",
+        "llm:gpu_nvlink_recoveries:increase",
         "llm:gpu_nvlink_errors:rate",
-    )  # fmt: skip
+    )
     blanks, zeros = Rig("vllm"), Rig("vllm")
     blanks.scrape("".join(f'DCGM_FI_DEV_{name}{{gpu="0"}} {blank}\n' for name in names), times=4, every_s=30.0)
     zeros.scrape("".join(f'DCGM_FI_DEV_{name}{{gpu="0"}} 0\n' for name in names), times=4, every_s=30.0)

@@ -35,11 +35,12 @@ def group(rule: str) -> str:
         ("{record: a, expr: c, for: 5m}", "for, keep_firing_for and annotations belong to alerts only"),
         ("{alert: A, expr: b, fro: 5m}", "fro: unknown key"),
         ("{alert: A, expr: b, for: 5x}", "for: '5x' is not a duration such as 500ms, 30s, 5m, 1h30m or 1d12h"),
-        ("{alert: A, expr: b, for: 1h1d}",
-         "for: '1h1d' is not a duration: units go from large to small, each once, as in 1d12h"),
+        (
+            "{alert: A, expr: b, for: 1h1d}",
+            "for: '1h1d' is not a duration: units go from large to small, each once, as in 1d12h",
+        ),
         ("{alert: A, expr: b, for: 5}", "for: '5' is not a duration: write 5s for seconds"),
-        ("{alert: A, expr: b, for: .inf}",
-         "for: '.inf' is not a duration such as 500ms, 30s, 5m, 1h30m or 1d12h"),
+        ("{alert: A, expr: b, for: .inf}", "for: '.inf' is not a duration such as 500ms, 30s, 5m, 1h30m or 1d12h"),
         ("{alert: A, expr: b, for: [1]}", "for: wanted text; put it in quotes"),
         ("{alert: A, expr: {a: b}}", "expr: wanted text; put it in quotes"),
         ("{alert: A, expr: }", "expr: empty"),
@@ -47,10 +48,9 @@ def group(rule: str) -> str:
         ("{alert: A, expr: 'b[5m]'}", "the expression gives no single value per series"),
         ("{alert: A, expr: b, labels: {a-b: c}}", "'a-b' is not a label name"),
         ("{alert: A, expr: b, annotations: {s: '{{ x }}'}}", "annotation s: unknown function x in {{ x }}"),
-        ("{alert: A, expr: b, annotations: {s: '{{ if $value }}'}}",
-         "annotation s: if without end in {{ if $value }}"),
+        ("{alert: A, expr: b, annotations: {s: '{{ if $value }}'}}", "annotation s: if without end in {{ if $value }}"),
     ],
-)  # fmt: skip
+)
 def test_bad_rule_is_named_by_file_group_and_number(tmp_path: Path, rule: str, reason: str) -> None:
     message = refused(tmp_path, group(rule))
     assert message.startswith("mine.yaml: group ttft, rule 2")
@@ -74,8 +74,12 @@ def test_text_is_kept_as_it_is_written_and_merge_keys_work(tmp_path: Path) -> No
     assert isinstance(a, AlertingRule)
     assert isinstance(b, AlertingRule)
     assert {name: template.text for name, template in a.labels} == {
-        "severity": "page", "version": "1.50", "on": "true", "day": "2026-01-01", "team": "",
-    }  # fmt: skip
+        "severity": "page",
+        "version": "1.50",
+        "on": "true",
+        "day": "2026-01-01",
+        "team": "",
+    }
     assert (b.name, b.for_s, b.keep_firing_for_s) == ("B", 129600.0, 90.0)
     assert {name: template.text for name, template in b.labels}["severity"] == "ticket"
 
@@ -102,10 +106,12 @@ def test_files_of_other_systems_load(tmp_path: Path) -> None:
         ("groups: []\nrules: []", "mine.yaml: rules: unknown key"),
         ("groups: [{name: a}, {name: a}]", "mine.yaml: group a: a second group of this name"),
         ("groups: [{rules: []}]", "mine.yaml: group 1: name: missing"),
-        ("groups: [{name: a, interval: fast}]",
-         "mine.yaml: group a: interval: 'fast' is not a duration such as 500ms, 30s, 5m, 1h30m or 1d12h"),
+        (
+            "groups: [{name: a, interval: fast}]",
+            "mine.yaml: group a: interval: 'fast' is not a duration such as 500ms, 30s, 5m, 1h30m or 1d12h",
+        ),
     ],
-)  # fmt: skip
+)
 def test_bad_file_is_named(tmp_path: Path, text: str, reason: str) -> None:
     assert refused(tmp_path, text) == reason
 

@@ -7,7 +7,7 @@ import pytest
 from alerts.matcher import Matcher
 from alerts.promql import evaluate
 from alerts.promql.nodes import Node, Selector, children
-from alerts.sample import NAME, LabelSet, to_ms
+from alerts.sample import METRIC_NAME, LabelSet, to_ms
 from alerts.series.store import SeriesStore
 from tests.fixtures.signals import GROUPS, METRICS, START, Rig, S, V, histogram
 
@@ -194,11 +194,11 @@ def test_sglang_with_underscores_in_a_prometheus_is_read_too() -> None:
     rig = Rig("sglang")
     own = {**rig.labels, "model_name": "q", "tp_rank": "0", "priority": ""}
     for name, value in names.items():
-        rig.store.append_at(LabelSet.of({NAME: f"sglang_{name}", **own}), to_ms(START + 5), value)
+        rig.store.append_at(LabelSet.of({METRIC_NAME: f"sglang_{name}", **own}), to_ms(START + 5), value)
     for step in range(6):
         counters = {"num_requests_total": 2.0, "prompt_tokens_total": 30.0, "generation_tokens_total": 7.0}
         for name, per_s in counters.items():
-            labels = LabelSet.of({NAME: f"sglang_{name}", **own})
+            labels = LabelSet.of({METRIC_NAME: f"sglang_{name}", **own})
             rig.store.append_at(labels, to_ms(START + 5 + 5 * step), per_s * 5 * step)
     rig.now = START + 31
     rig.rules.tick(rig.now)
@@ -229,7 +229,7 @@ def test_every_rule_of_sglang_takes_both_spellings() -> None:
 
 
 def name_matchers(node: Node) -> list[Matcher]:
-    own = [m for group in node.groups for m in group if m.name == NAME] if isinstance(node, Selector) else []
+    own = [m for group in node.groups for m in group if m.name == METRIC_NAME] if isinstance(node, Selector) else []
     return [*own, *(matcher for child in children(node) for matcher in name_matchers(child))]
 
 

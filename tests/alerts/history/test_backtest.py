@@ -15,7 +15,7 @@ from alerts.evaluation.engine import RuleEngine
 from alerts.evaluation.rules import RuleGroup, load_rule_file, load_rule_files
 from alerts.history.backtest import Firing, in_order, needs_order, run_backtest, widened
 from alerts.history.recording import read_recordings, recording_store, wanted_names
-from alerts.sample import NAME, LabelSet
+from alerts.sample import METRIC_NAME, LabelSet
 from alerts.series.store import SeriesStore
 
 BASE = 1_700_000_100.0
@@ -42,7 +42,7 @@ def store_of(**series: list[float | None]) -> SeriesStore:
     for node, values in series.items():
         points = [(round((BASE + i * STEP_S) * 1000), value) for i, value in enumerate(values) if value is not None]
         times, numbers = array("q", (at for at, _ in points)), array("d", (value for _, value in points))
-        store.extend(LabelSet.of({NAME: "x", "node": node}), times, numbers)
+        store.append_points(LabelSet.of({METRIC_NAME: "x", "node": node}), times, numbers)
     return store
 
 
@@ -111,8 +111,8 @@ def test_rule_that_fails_at_some_moments_counts_at_the_others(tmp_path: Path) ->
     store = store_of(a=[9, 9, 9, 9])
     for pool, values in {"p": [1.0, 1.0, 1.0, 1.0], "q": [None, None, 1.0, 1.0]}.items():
         points = [(round((BASE + i * STEP_S) * 1000), v) for i, v in enumerate(values) if v is not None]
-        store.extend(
-            LabelSet.of({NAME: "y", "node": "a", "pool": pool}),
+        store.append_points(
+            LabelSet.of({METRIC_NAME: "y", "node": "a", "pool": pool}),
             array("q", (a for a, _ in points)),
             array("d", (v for _, v in points)),
         )
@@ -179,32 +179,34 @@ def recorded_fleet(seed: int, steps: int) -> SeriesStore:
         for step in range(steps):
             at = BASE + step * STEP_S
             is_down = silent <= step < silent + 8
-            store.append({NAME: "up", **own}, at, 0.0 if is_down else 1.0)
+            store.append({METRIC_NAME: "up", **own}, at, 0.0 if is_down else 1.0)
             if is_down:
                 totals.clear()
                 continue
             step_s = 0.2 if index == 1 and step >= slow_from else 0.02 * dice.uniform(0.8, 1.3)
             added = {
-                "engine_step_seconds_count;kind=decode": 200.0, "engine_step_seconds_sum;kind=decode": 200.0 * step_s,
+                "engine_step_seconds_count;kind=decode": 200.0,
+                "engine_step_seconds_sum;kind=decode": 200.0 * step_s,
                 "vllm:time_to_first_token_seconds_count": 30.0,
                 "vllm:time_to_first_token_seconds_sum": 30.0 * step_s * 5,
-                "vllm:request_success_total;finished_reason=stop": 30.0, "vllm:iteration_tokens_total_count": 210.0,
+                "vllm:request_success_total;finished_reason=stop": 30.0,
+                "vllm:iteration_tokens_total_count": 210.0,
                 "vllm:generation_tokens_total": 800.0,
                 "vllm:num_preemptions_total": 5.0 if index == 2 and step >= full_from else 0.0,
                 "vllm:prefix_cache_queries_total": 900.0,
                 "vllm:prefix_cache_hits_total": 50.0 if index == 3 and step > full_from else 600.0,
-            }  # fmt: skip
+            }
             for text, value in added.items():
                 totals[text] = totals.get(text, 0.0) + value
                 name, _, label = text.partition(";")
                 extra = dict([label.split("=")]) if label else {}
-                store.append({NAME: name, **own, **extra}, at, totals[text])
+                store.append({METRIC_NAME: name, **own, **extra}, at, totals[text])
             for name, gauge in {
                 "vllm:num_requests_running": 4.0,
                 "vllm:num_requests_waiting": 90.0 if index == 2 and step >= full_from else 0.0,
                 "vllm:kv_cache_usage_perc": 0.97 if index == 2 and step >= full_from else 0.4,
-            }.items():  # fmt: skip
-                store.append({NAME: name, **own}, at, gauge)
+            }.items():
+                store.append({METRIC_NAME: name, **own}, at, gauge)
     return store
 
 
@@ -237,7 +239,10 @@ def test_openmetrics_counts_in_seconds_and_the_older_text_in_milliseconds(tmp_pa
     store = recording_store()
     new.write_text('x{a="1 2"} 6 1700000015.5\nx{a="1 2"} 5 1700000000.5\n# EOF\n')
     assert read_recordings([new, old], store, lambda name: True) == 3
-    assert dict(next((labels, points) for labels, points in store.dump(0, 2e9) if labels[NAME] == "x")[0])["a"] == "1 2"
+    assert (
+        dict(next((labels, points) for labels, points in store.dump(0, 2e9) if labels[METRIC_NAME] == "x")[0])["a"]
+        == "1 2"
+    )
     assert store.bounds() == (1700000000.5, 1700000015.5)
 
 
@@ -276,7 +281,7 @@ def points_of(text: str, tmp_path: Path) -> dict[str, list[tuple[float, float]]]
     store = recording_store()
     read_recordings([path], store, lambda name: not name.startswith("other"))
     return {
-        dict(labels)[NAME] + dict(labels).get("a", ""): [(at, value) for at, value in points]
+        dict(labels)[METRIC_NAME] + dict(labels).get("a", ""): [(at, value) for at, value in points]
         for labels, points in store.dump(0, 2e9)
     }
 

@@ -11,7 +11,7 @@ import pytest
 
 from alerts.errors import AlertsError
 from alerts.promql import parse
-from alerts.promql.evaluator import Moment
+from alerts.promql.evaluator import InstantEvaluator
 from alerts.promql.grid import evaluate_grid
 from alerts.promql.values import Vector
 from alerts.series.store import SeriesStore
@@ -26,7 +26,7 @@ def by_step(root: object, store: SeriesStore) -> list[dict[object, float]] | str
     answers: list[dict[object, float]] = []
     for at_ms in STEPS.tolist():
         try:
-            value = Moment(store, at_ms, int(STEPS[0]), int(STEPS[-1]), 150_000).evaluate(root)  # type: ignore[arg-type]
+            value = InstantEvaluator(store, at_ms, int(STEPS[0]), int(STEPS[-1]), 150_000).evaluate(root)  # type: ignore[arg-type]
         except AlertsError:
             return "error"
         if isinstance(value, float):

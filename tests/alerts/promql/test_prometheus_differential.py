@@ -18,7 +18,7 @@ import httpx
 import numpy as np
 import pytest
 
-from alerts.history.prometheus_source import Server, fetch
+from alerts.history.prometheus_source import PrometheusServer, fetch
 from alerts.history.recording import read_recordings, recording_store
 from alerts.promql import evaluate_range, parse
 from alerts.promql.functions import FUNCTIONS
@@ -51,7 +51,7 @@ def generated_text(base: int, dice: random.Random) -> str:
                 if value is not None:
                     lines.append(f"{name} {value!r} {base + 7 + index * SPACING_S}")
 
-    def holes(values: list[float]) -> list[float | None]:
+    def with_gaps(values: list[float]) -> list[float | None]:
         kept: list[float | None] = list(values)
         for _ in range(dice.randrange(3)):
             at, length = dice.randrange(POINTS), dice.choice([1, 2, 30])
@@ -60,19 +60,21 @@ def generated_text(base: int, dice: random.Random) -> str:
 
     nodes = [(f"n{i}", f"p{i % 2}") for i in range(5)]
     write(
-        "gauge", "load",
+        "gauge",
+        "load",
         {
-            f'load{{node="{n}",pool="{p}"}}': holes([round(dice.uniform(-5, 50), 3) for _ in range(POINTS)])
+            f'load{{node="{n}",pool="{p}"}}': with_gaps([round(dice.uniform(-5, 50), 3) for _ in range(POINTS)])
             for n, p in nodes
         },
-    )  # fmt: skip
+    )
     write(
-        "gauge", "limit",
+        "gauge",
+        "limit",
         {
-            f'limit{{node="{n}",pool="{p}",kind="max"}}': holes([float(dice.randrange(1, 9))] * POINTS)
+            f'limit{{node="{n}",pool="{p}",kind="max"}}': with_gaps([float(dice.randrange(1, 9))] * POINTS)
             for n, p in nodes[:4]
         },
-    )  # fmt: skip
+    )
     counters: dict[str, list[float | None]] = {}
     for n, p in nodes:
         for code in ("200", "500"):
@@ -80,7 +82,7 @@ def generated_text(base: int, dice: random.Random) -> str:
             for _ in range(POINTS):
                 value = 5e5 if dice.random() < 0.02 else value + dice.randrange(0, 40)
                 values.append(value)
-            counters[f'reqs_total{{node="{n}",pool="{p}",code="{code}"}}'] = holes(values)
+            counters[f'reqs_total{{node="{n}",pool="{p}",code="{code}"}}'] = with_gaps(values)
     write("counter", "reqs", counters)
     buckets: dict[str, list[float | None]] = {}
     for n, p in nodes[:3]:
@@ -179,8 +181,10 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Se
     text.write_text(generated_text(base, random.Random(20)))
     subprocess.run(
         [PROMTOOL, "tsdb", "create-blocks-from", "openmetrics", str(text), str(folder / "data")],
-        check=True, capture_output=True, timeout=60,
-    )  # fmt: skip
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
     (folder / "prometheus.yml").write_text("{}")
     places = (f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}")
     with server(PROMETHEUS, folder, *places, "--storage.tsdb.retention.time=10y") as url:
@@ -193,8 +197,10 @@ def asked(url: str, query: str, start: int, end: int, step: int) -> Answer | Non
     """None: Prometheus refuses the query over this data."""
     answer = httpx.post(
         f"{url}/api/v1/query_range",
-        data={"query": query, "start": start, "end": end, "step": step}, timeout=20, trust_env=False,
-    ).json()  # fmt: skip
+        data={"query": query, "start": start, "end": end, "step": step},
+        timeout=20,
+        trust_env=False,
+    ).json()
     if answer["status"] != "success":
         return None
     return {
@@ -272,67 +278,155 @@ def test_generated_queries_have_prometheus_answers(recorded: tuple[str, SeriesSt
 
 # Each function that Prometheus 2.42 has, with what calls it. `load` has gaps, negative values and late starts.
 CALLS: dict[str, tuple[str, ...]] = {
-    **{name: (f"{name}(load)", f"-{name}(limit * 0.1)") for name in (
-        "abs", "ceil", "floor", "exp", "ln", "log2", "log10", "sqrt", "sgn", "sin", "cos", "tan", "asin", "acos",
-        "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "deg", "rad",
-    )},
-    **{name: (f"{name}()", f"{name}(load * 86400 * 30 + 1708000000)") for name in (
-        "day_of_month", "day_of_week", "day_of_year", "days_in_month", "hour", "minute", "month", "year",
-    )},
-    **{f"{name}_over_time": (f"{name}_over_time(load[4m])", f"{name}_over_time(rate(reqs_total[2m])[7m:40s] offset 1m)")
-       for name in ("avg", "count", "last", "max", "min", "present", "stddev", "stdvar", "sum")},
-    **{name: (f"{name}(reqs_total[3m])", f"sum by (node) ({name}(reqs_total[5m] offset 3m))")
-       for name in ("rate", "increase", "irate", "delta", "idelta", "deriv", "changes", "resets")},
+    **{
+        name: (f"{name}(load)", f"-{name}(limit * 0.1)")
+        for name in (
+            "abs",
+            "ceil",
+            "floor",
+            "exp",
+            "ln",
+            "log2",
+            "log10",
+            "sqrt",
+            "sgn",
+            "sin",
+            "cos",
+            "tan",
+            "asin",
+            "acos",
+            "atan",
+            "sinh",
+            "cosh",
+            "tanh",
+            "asinh",
+            "acosh",
+            "atanh",
+            "deg",
+            "rad",
+        )
+    },
+    **{
+        name: (f"{name}()", f"{name}(load * 86400 * 30 + 1708000000)")
+        for name in (
+            "day_of_month",
+            "day_of_week",
+            "day_of_year",
+            "days_in_month",
+            "hour",
+            "minute",
+            "month",
+            "year",
+        )
+    },
+    **{
+        f"{name}_over_time": (
+            f"{name}_over_time(load[4m])",
+            f"{name}_over_time(rate(reqs_total[2m])[7m:40s] offset 1m)",
+        )
+        for name in ("avg", "count", "last", "max", "min", "present", "stddev", "stdvar", "sum")
+    },
+    **{
+        name: (f"{name}(reqs_total[3m])", f"sum by (node) ({name}(reqs_total[5m] offset 3m))")
+        for name in ("rate", "increase", "irate", "delta", "idelta", "deriv", "changes", "resets")
+    },
     "absent": ('absent(load{node="none",pool=~"x.*"})', "absent(load)", "absent(sum(load > 49))"),
     "absent_over_time": ('absent_over_time(load{node="n1"}[1m])', 'absent_over_time(none{a="b"}[5m])'),
     "clamp": ("clamp(load, 3, 20)", "clamp(load, 20, 3)"),
-    "clamp_max": ("clamp_max(load, scalar(limit{node=\"n1\"}))",),
+    "clamp_max": ('clamp_max(load, scalar(limit{node="n1"}))',),
     "clamp_min": ("clamp_min(load, 10)",),
     "histogram_quantile": (
-        "histogram_quantile(0.3, lat_bucket)", "histogram_quantile(1.5, rate(lat_bucket[5m]))",
-        "histogram_quantile(scalar(limit{node=\"n1\"}) / 10, sum by (le) (lat_bucket))",
+        "histogram_quantile(0.3, lat_bucket)",
+        "histogram_quantile(1.5, rate(lat_bucket[5m]))",
+        'histogram_quantile(scalar(limit{node="n1"}) / 10, sum by (le) (lat_bucket))',
     ),
     "label_join": ('label_join(load, "both", "-", "node", "pool", "none")',),
     "label_replace": (
-        'label_replace(load, "pool", "$2$1", "node", "(n)(.)")', 'label_replace(load, "x", "$1", "none", "(.*)")',
+        'label_replace(load, "pool", "$2$1", "node", "(n)(.)")',
+        'label_replace(load, "x", "$1", "none", "(.*)")',
         'label_replace(load, "node", "", "node", "n1")',
     ),
     "predict_linear": ("predict_linear(load[6m], 120)",),
     "quantile_over_time": ("quantile_over_time(0.25, load[4m])", "quantile_over_time(1.2, load[4m])"),
     "round": ("round(load)", "round(load, 7)", "round(load, 0.3)"),
-    "scalar": ("vector(scalar(load))", "load * scalar(limit{node=\"n1\"})"),
+    "scalar": ("vector(scalar(load))", 'load * scalar(limit{node="n1"})'),
     "sort": ("sort(load)",),
     "sort_desc": ("sort_desc(load)",),
     "time": ("time()", "load * 0 + time()"),
     "timestamp": ("timestamp(load)", "timestamp(load offset 2m)", "timestamp(load @ end())", "timestamp(load * 1)"),
     "vector": ("vector(3) > 2", "vector(time())"),
     "pi": ("pi() * load",),
-}  # fmt: skip
+}
 # Prometheus 2.42 does not have these; its own newer tests are run in test_promqltest.py.
 NEWER = frozenset(
     {
-        "double_exponential_smoothing", "first_over_time", "histogram_fraction", "mad_over_time", "sort_by_label",
-        "sort_by_label_desc", "ts_of_first_over_time", "ts_of_last_over_time", "ts_of_max_over_time",
-        "ts_of_min_over_time", "start", "end", "step", "range", "min_of", "max_of",
+        "double_exponential_smoothing",
+        "first_over_time",
+        "histogram_fraction",
+        "mad_over_time",
+        "sort_by_label",
+        "sort_by_label_desc",
+        "ts_of_first_over_time",
+        "ts_of_last_over_time",
+        "ts_of_max_over_time",
+        "ts_of_min_over_time",
+        "start",
+        "end",
+        "step",
+        "range",
+        "min_of",
+        "max_of",
     }
-)  # fmt: skip
+)
 SHAPES = (
     *(f"{op} by (pool) (load)" for op in ("sum", "avg", "min", "max", "count", "stddev", "stdvar", "group")),
     *(f"{op} without (pool, code) (rate(reqs_total[5m]))" for op in ("sum", "avg", "count", "stdvar")),
-    "topk(2, load)", "bottomk by (pool) (1, load)", "topk(0, load)", "topk(scalar(count(limit)), load)",
-    'count_values("v", limit)', 'count_values by (pool) ("pool", limit)', "quantile(-1, load)", "quantile(2, load)",
-    "load + on (node) group_left (kind) limit", "limit * on (node) group_right (kind) load",
-    "load / ignoring (kind) limit", "load > bool ignoring (kind) limit", "load ^ 2 ^ 0.5", "-load ^ 2", "2 - -load",
-    "load % -3", "load / 0", "0 / (load * 0)", "sum by (node) (load) atan2 sum by (node) (limit)",
+    "topk(2, load)",
+    "bottomk by (pool) (1, load)",
+    "topk(0, load)",
+    "topk(scalar(count(limit)), load)",
+    'count_values("v", limit)',
+    'count_values by (pool) ("pool", limit)',
+    "quantile(-1, load)",
+    "quantile(2, load)",
+    "load + on (node) group_left (kind) limit",
+    "limit * on (node) group_right (kind) load",
+    "load / ignoring (kind) limit",
+    "load > bool ignoring (kind) limit",
+    "load ^ 2 ^ 0.5",
+    "-load ^ 2",
+    "2 - -load",
+    "load % -3",
+    "load / 0",
+    "0 / (load * 0)",
+    "sum by (node) (load) atan2 sum by (node) (limit)",
     "load and ignoring (kind) limit",
-    "load or on (pool) limit", "load unless on (node) (limit > 3)", "load == load", "load != bool 3", "1 + 2 * 3",
-    "load == on (node) group_left () limit", "load @ end()", "load @ start() offset 1m",
-    "rate(reqs_total[5m] @ end())", "sum_over_time(load[3m:30s] @ start())", "avg_over_time(load[10m:1m] offset -2m)",
-    "max_over_time(sum by (pool) (rate(reqs_total[2m]))[10m:])", "sum(load offset 7m) by (pool)",
-    "min_over_time(max_over_time(load[2m])[6m:1m])", '{__name__=~"lo.*|limit"}', '{node="n1",__name__!="lat_bucket"}',
-    'load{node=~"n1|n2",pool!~""}', "load > 10 < 30", "1 > bool 2", "(load > 10) + (load < 30)", "Inf", "-NaN * load",
-    "0x1f + load", "1e-3 * load", "load + 1 > 5 and load < 40 or limit",
-)  # fmt: skip
+    "load or on (pool) limit",
+    "load unless on (node) (limit > 3)",
+    "load == load",
+    "load != bool 3",
+    "1 + 2 * 3",
+    "load == on (node) group_left () limit",
+    "load @ end()",
+    "load @ start() offset 1m",
+    "rate(reqs_total[5m] @ end())",
+    "sum_over_time(load[3m:30s] @ start())",
+    "avg_over_time(load[10m:1m] offset -2m)",
+    "max_over_time(sum by (pool) (rate(reqs_total[2m]))[10m:])",
+    "sum(load offset 7m) by (pool)",
+    "min_over_time(max_over_time(load[2m])[6m:1m])",
+    '{__name__=~"lo.*|limit"}',
+    '{node="n1",__name__!="lat_bucket"}',
+    'load{node=~"n1|n2",pool!~""}',
+    "load > 10 < 30",
+    "1 > bool 2",
+    "(load > 10) + (load < 30)",
+    "Inf",
+    "-NaN * load",
+    "0x1f + load",
+    "1e-3 * load",
+    "load + 1 > 5 and load < 40 or limit",
+)
 
 
 def test_every_function_operator_and_modifier_has_prometheus_answers(
@@ -359,7 +453,7 @@ def test_series_fetched_from_prometheus_are_those_of_the_file(recorded: tuple[st
     url, store, base, _ = recorded
     fetched = recording_store()
     end = float(base + POINTS * SPACING_S + 60)
-    fetch(Server(url), ['{__name__="load"}', '{__name__=~"reqs_.*"}'], float(base), end, fetched)
+    fetch(PrometheusServer(url), ['{__name__="load"}', '{__name__=~"reqs_.*"}'], float(base), end, fetched)
 
     def dumped(source: SeriesStore) -> dict[LabelSet, list[tuple[float, float]]]:
         every = {LabelSet.of(labels): points for labels, points in source.dump(0.0, end)}

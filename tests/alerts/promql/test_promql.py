@@ -119,7 +119,7 @@ def test_subquery_with_too_many_steps_is_refused(store: SeriesStore) -> None:
 
 
 def test_query_that_reads_too_much_is_refused(store: SeriesStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("alerts.promql.evaluator.Budget.__init__", lambda self: setattr(self, "left", 100))
+    monkeypatch.setattr("alerts.promql.evaluator.PointBudget.__init__", lambda self: setattr(self, "left", 100))
     with pytest.raises(QueryError, match="reads more than"):
         evaluate("sum(rate(x[1m])) + sum(rate(x[1m]))", store, 60.0)
 

@@ -11,7 +11,7 @@ from alerts.evaluation.engine import RuleEngine
 from alerts.evaluation.rules import load_rule_file
 from alerts.promql import evaluate, evaluate_vector, parse
 from alerts.promql.nodes import Binary
-from alerts.promql.sharing import SharedAnswers
+from alerts.promql.shared_results import SharedResults
 from alerts.series.store import SeriesStore
 
 TARGET = {"node": "n1"}
@@ -70,7 +70,7 @@ def test_part_that_two_rules_have_is_evaluated_once() -> None:
     store = SeriesStore()
     store.ingest(TARGET, "x 1\n", 1000.0)
     queries = [parse("sum by (node) (x) > 0"), parse("2 * sum by (node) (x)")]
-    shared = SharedAnswers(query.root for query in queries)
+    shared = SharedResults(query.root for query in queries)
     first = evaluate_vector(queries[0], store, 1000.0, shared=shared)
     store.append({"__name__": "x", "node": "n2"}, 1000.0, 5.0)  # no rule wrote it: not looked for within a tick
     assert not isinstance(first, float)

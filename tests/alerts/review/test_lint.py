@@ -39,15 +39,21 @@ def checks(findings: list[Finding]) -> set[tuple[str, str]]:
         ("DCGM_FI_DEV_GPU_UTIL < 0.3", "error", "percent-as-ratio", "compare with 30"),
         (
             "histogram_quantile(0.95, sum by (le) (rate(vllm:time_to_first_token_seconds_bucket[5m]))) > 2000",
-            "error", "seconds-as-milliseconds", "compare with 2",
+            "error",
+            "seconds-as-milliseconds",
+            "compare with 2",
         ),
         (
             "rate(vllm:time_to_first_token_seconds_sum[5m]) / rate(vllm:time_to_first_token_seconds_count[5m]) > 2000",
-            "error", "seconds-as-milliseconds", "compare with 2",
+            "error",
+            "seconds-as-milliseconds",
+            "compare with 2",
         ),
         (
             "histogram_quantile(0.9, sum by (le) (rate(nv_inference_first_response_histogram_ms_bucket[5m]))) > 2",
-            "warning", "milliseconds-as-seconds", "compare with 2000",
+            "warning",
+            "milliseconds-as-seconds",
+            "compare with 2000",
         ),
         ("vllm_num_requests_waiting > 5", "warning", "escaped-name", "the engine says vllm:num_requests_waiting"),
         ("rate(vllm:request_success_total{reason='error'}[5m]) > 1", "error", "wrong-label", "finished_reason"),
@@ -56,7 +62,9 @@ def checks(findings: list[Finding]) -> set[tuple[str, str]]:
         ("sum(my_errors_total) > 100", "warning", "raw-counter", "since the process started"),
         (
             "avg(vllm:e2e_request_latency_seconds_sum) / avg(vllm:e2e_request_latency_seconds_count) > 5",
-            "error", "lifetime-mean", "divide rate() by rate()",
+            "error",
+            "lifetime-mean",
+            "divide rate() by rate()",
         ),
         ("sum(tgi_request_success) / sum(tgi_request_count) < 0.9", "error", "lifetime-mean", "a bad hour drowns"),
         ("histogram_quantile(0.9, rate(x_bucket[5m])) > 1", "warning", "quantile-per-series", "sum by (le"),
@@ -64,17 +72,23 @@ def checks(findings: list[Finding]) -> set[tuple[str, str]]:
         ("histogram_quantile(0.9, sum without (le) (rate(x_bucket[5m]))) > 1", "error", "no-le", "without (le)"),
         (
             "histogram_quantile(0.9, sum by (le) (rate(vllm:time_to_first_token_seconds_sum[5m]))) > 1",
-            "error", "no-le", "_bucket",
+            "error",
+            "no-le",
+            "_bucket",
         ),
         ("histogram_quantile(95, sum by (le) (rate(x_bucket[5m]))) > 1", "error", "quantile-range", "use 0.95"),
         (
             "avg(histogram_quantile(0.9, sum by (le, pod) (rate(x_bucket[5m])))) > 1",
-            "warning", "quantile-of-averages", "average of quantiles",
+            "warning",
+            "quantile-of-averages",
+            "average of quantiles",
         ),
         (
             "quantile(0.99, rate(vllm:e2e_request_latency_seconds_sum[5m]) / "
             "rate(vllm:e2e_request_latency_seconds_count[5m])) > 9",
-            "warning", "quantile-of-averages", "hides the slow requests",
+            "warning",
+            "quantile-of-averages",
+            "hides the slow requests",
         ),
         ("sum by (pod) (up) / on (model_name) group_left () up > 1", "error", "aggregated-away", "model_name"),
         ("DCGM_FI_DEV_GPU_TEMP{Hostname='a'} > 90", "warning", "renamed-label", "hostname"),
@@ -83,7 +97,9 @@ def checks(findings: list[Finding]) -> set[tuple[str, str]]:
         ("llm:slo_errors:ratio_rate1h > 5", "error", "ratio-as-percent", "compare with 0.05"),
         (
             "histogram_quantile(0.9, sum by (le) (llm:ttft_seconds:bucket_rate)) > 3000",
-            "error", "seconds-as-milliseconds", "compare with 3",
+            "error",
+            "seconds-as-milliseconds",
+            "compare with 3",
         ),
         ("histogram_quantile(0.9, sum by (pool) (llm:ttft_seconds:bucket_rate)) > 3", "error", "no-le", "add le"),
         ("rate(llm:waiting[5m]) > 1", "error", "rate-of-gauge", "this is a gauge"),
@@ -95,7 +111,7 @@ def checks(findings: list[Finding]) -> set[tuple[str, str]]:
         ("foo(up) > 1", "error", "syntax", "unknown function foo()"),
         ("up >", "error", "syntax", ""),
     ],
-)  # fmt: skip
+)
 def test_defect_is_named_with_its_remedy(tmp_path: Path, expr: str, severity: str, check: str, says: str) -> None:
     findings = lint(tmp_path, expr)
     assert (severity, check) in checks(findings), findings

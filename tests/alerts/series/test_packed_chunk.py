@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from alerts.sample import HOLE, STALE
-from alerts.series.chunk import PackedChunk, joined
+from alerts.sample import MISSING, STALE_NAN
+from alerts.series.chunk import PackedChunk, merge_chunks
 
 EDGES = [0.0, -0.0, 1.0, 127.0, 128.0, -128.0, 32767.0, 32768.0, 2.0**52, 2.0**53, 1e308, 0.1, 0.5, 5e-324]
-MARKS = [STALE, HOLE, math.nan, math.inf, -math.inf]
+MARKS = [STALE_NAN, MISSING, math.nan, math.inf, -math.inf]
 
 
 def rows(dice: np.random.Generator, num_rows: int, num_times: int) -> np.ndarray:
@@ -45,15 +45,13 @@ def test_every_value_reads_back_bit_by_bit(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_joined_chunks_hold_the_series_of_both(seed: int) -> None:
+def test_merged_chunks_hold_the_series_of_both(seed: int) -> None:
     dice = np.random.default_rng(seed)
     first_ids, second_ids = np.array([0, 2, 3, 9]), np.array([2, 3, 4])
     first, second = rows(dice, 4, 7), rows(dice, 3, 9)
-    whole = joined(
-        PackedChunk(first_ids, np.arange(7), first), PackedChunk(second_ids, np.arange(7, 16), second)
-    )  # fmt: skip
+    whole = merge_chunks(PackedChunk(first_ids, np.arange(7), first), PackedChunk(second_ids, np.arange(7, 16), second))
     assert whole.ids.tolist() == [0, 2, 3, 4, 9]
-    wanted = np.full((5, 16), HOLE)
+    wanted = np.full((5, 16), MISSING)
     wanted[[0, 1, 2, 4], :7] = first
     wanted[[1, 2, 3], 7:] = second
     assert bits(whole.read(np.arange(5), 0, 16)) == bits(wanted)

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from alerts.promql import evaluate
-from alerts.sample import is_stale
+from alerts.sample import is_stale_nan
 from alerts.series.store import SeriesStore
 
 TARGET = {"node": "n1", "pool": "chat", "engine": "vllm"}
@@ -26,8 +26,13 @@ def test_scrape_carries_the_targets_labels_and_renames_clashes() -> None:
     store.ingest(TARGET, 'x{engine="0",model_name="m"} 7\n', 10.0)
     (sample,) = evaluate("x", store, 10.0)
     assert sample.labels == {
-        "__name__": "x", "node": "n1", "pool": "chat", "engine": "vllm", "exported_engine": "0", "model_name": "m",
-    }  # fmt: skip
+        "__name__": "x",
+        "node": "n1",
+        "pool": "chat",
+        "engine": "vllm",
+        "exported_engine": "0",
+        "model_name": "m",
+    }
     assert sample.value == 7.0
     assert sample.at == 10.0
 
@@ -82,10 +87,10 @@ def test_unreadable_text_counts_as_a_failed_scrape_and_stores_nothing() -> None:
 def test_forgotten_target_ends_with_up() -> None:
     store = SeriesStore()
     store.ingest(TARGET, "x 1\n", 1.0)
-    store.forget(TARGET)
+    store.forget_target(TARGET)
     assert number(store, "up", 2.0) is None
     assert number(store, "x", 2.0) is None
-    store.forget(TARGET)
+    store.forget_target(TARGET)
     store.check_integrity()
 
 
@@ -153,7 +158,7 @@ def test_dump_gives_points_between_and_the_end_of_a_series() -> None:
     dumped = {labels["__name__"]: points for labels, points in store.dump(2.0, 3.0)}
     assert dumped["x"][0] == (2.0, 2.0)
     assert dumped["x"][1][0] == 3.0
-    assert is_stale(dumped["x"][1][1])
+    assert is_stale_nan(dumped["x"][1][1])
     assert dumped["up"] == [(2.0, 1.0), (3.0, 0.0)]
 
 
@@ -176,7 +181,7 @@ def test_random_scrapes_keep_the_store_whole(seed: int) -> None:
             case 0:
                 store.ingest(target, None, float(at))
             case 1:
-                store.forget(target)
+                store.forget_target(target)
             case 2:
                 store.ingest(target, "broken{", float(at))
             case _:
@@ -199,8 +204,8 @@ def test_window_asked_for_again_has_what_was_scraped_in_between() -> None:
         store.ingest(TARGET, f"x {second}\ny 2\n", float(second))
         num_points = min(24, len(range(1000, second + 1, 5)))
         assert number(store, "count_over_time(y[2m])", second + 1.0) == num_points
-    store.forget(other)
-    store.forget(TARGET)
+    store.forget_target(other)
+    store.forget_target(TARGET)
     store.ingest({"node": "n3"}, "x 1\n", 8000.0)  # what was forgotten has left, and n3 may have its place
     assert number(store, "count_over_time(x[20s])", 8001.0) == 1
     store.check_integrity()

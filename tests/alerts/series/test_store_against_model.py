@@ -1,6 +1,6 @@
 """Random scrapes, appends, rules' records and restarts: the store reads back what a plain list of points would.
 
-The model knows nothing of heads, chunks and tracks: one list of (time, value) a series, and Prometheus' staleness.
+The model knows nothing of head, chunks and groups: one list of (time, value) a series, and Prometheus' staleness.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import pytest
 
 from alerts.matcher import Matcher
 from alerts.promql import evaluate, parse
-from alerts.promql.evaluator import Moment
+from alerts.promql.evaluator import InstantEvaluator
 from alerts.promql.grid import evaluate_grid
 from alerts.promql.nodes import is_empty_without_series
 from alerts.promql.values import Vector
-from alerts.sample import NAME, STALE, LabelSet, is_stale
-from alerts.series.columns import LabelColumn
+from alerts.sample import METRIC_NAME, STALE_NAN, LabelSet, is_stale_nan
+from alerts.series.label_column import LabelColumn
 from alerts.series.store import SeriesStore
 
 NAMES = "abcdef"
@@ -36,12 +36,12 @@ class Model:
 
     def end(self, labels: LabelSet, at_ms: int) -> None:
         own = self.points.get(labels)
-        if own and not is_stale(own[-1][1]):
-            self.put(labels, at_ms, STALE)
+        if own and not is_stale_nan(own[-1][1]):
+            self.put(labels, at_ms, STALE_NAN)
 
     def window(self, name: str, after_ms: int, until_ms: int) -> dict[LabelSet, list[tuple[int, float]]]:
         found = {
-            labels: [(at, value) for at, value in own if after_ms < at <= until_ms and not is_stale(value)]
+            labels: [(at, value) for at, value in own if after_ms < at <= until_ms and not is_stale_nan(value)]
             for labels, own in self.points.items()
             if labels.name == name
         }
@@ -51,7 +51,7 @@ class Model:
         found = {}
         for labels, own in self.points.items():
             seen = [point for point in own if at_ms - 300_000 < point[0] <= at_ms]
-            if labels.name == name and seen and not is_stale(seen[-1][1]):
+            if labels.name == name and seen and not is_stale_nan(seen[-1][1]):
                 found[labels] = seen[-1]
         return found
 
@@ -66,7 +66,7 @@ class Writing:
         self.now_ms = 1_700_000_000_000
         self.before: dict[str, set[LabelSet]] = {}
         self.values: dict[str, float] = {}
-        self.writer = self.store.writer()
+        self.appender = self.store.appender()
         self.recorded: set[LabelSet] = set()
 
     def step(self) -> None:
@@ -84,17 +84,20 @@ class Writing:
                     self.scrape(node, [name for name in NAMES if self.dice.random() < 0.9])
         self.record()
         if self.dice.randrange(4) == 0:
-            labels = LabelSet.of({NAME: "alone"})
+            labels = LabelSet.of({METRIC_NAME: "alone"})
             self.store.append_at(labels, self.now_ms, float(self.dice.randrange(9)))
-            self.model.put(labels, self.now_ms, self.store.select((Matcher(NAME, "=", "alone"),)).newest(
-                self.now_ms, self.now_ms - 1)[1][0])  # fmt: skip
+            self.model.put(
+                labels,
+                self.now_ms,
+                self.store.select((Matcher(METRIC_NAME, "=", "alone"),)).newest(self.now_ms, self.now_ms - 1)[1][0],
+            )
         if self.dice.randrange(9) == 0:  # somebody else writes one of the scraped series
-            labels = LabelSet.of({NAME: "a", "node": "n1"})
+            labels = LabelSet.of({METRIC_NAME: "a", "node": "n1"})
             self.store.append_at(labels, self.now_ms + 1, 5.0)
             self.model.put(labels, self.now_ms + 1, 5.0)
 
     def up(self, node: str) -> LabelSet:
-        return LabelSet.of({NAME: "up", "node": node})
+        return LabelSet.of({METRIC_NAME: "up", "node": node})
 
     def scrape(self, node: str, names: list[str] | None) -> None:
         text = None
@@ -104,7 +107,7 @@ class Writing:
             for name in names:
                 value = self.values[name] = self.number(name)
                 lines.append(f"{name} {value!r}")
-                current[LabelSet.of({NAME: name, "node": node})] = value
+                current[LabelSet.of({METRIC_NAME: name, "node": node})] = value
             text = "\n".join(lines) + "\n"
         self.store.ingest({"node": node}, text, self.now_ms / 1000)
         for labels in self.before.get(node, set()) - current.keys():
@@ -125,18 +128,18 @@ class Writing:
     def forget(self, node: str) -> None:
         if node not in self.before:
             return
-        self.store.forget({"node": node})
+        self.store.forget_target({"node": node})
         scraped_ms = self.model.points[self.up(node)][-1][0]
         for labels in self.before.pop(node):
             self.model.end(labels, max(scraped_ms, self.model.points[labels][-1][0]) + 1)
 
     def record(self) -> None:
         sources = {"node": "n0"}, {"node": "n1"}, {"node": "n2", "x": "y"}
-        labels = [LabelSet.of({NAME: "r", **one}) for one in sources if self.dice.random() < 0.8]
+        labels = [LabelSet.of({METRIC_NAME: "r", **one}) for one in sources if self.dice.random() < 0.8]
         column = LabelColumn(labels)
-        self.writer.take(column, lambda: column)
+        self.appender.set_series(column, lambda: column)
         values = np.array([float(self.dice.randrange(50)) for _ in labels])
-        self.store.write(self.writer, self.now_ms, values)
+        self.store.append_column(self.appender, self.now_ms, values)
         for gone in self.recorded - set(labels):
             self.model.end(gone, self.now_ms)
         for entry, value in zip(labels, values.tolist(), strict=True):
@@ -160,7 +163,7 @@ def test_store_reads_back_what_was_written(seed: int) -> None:
             at_ms = world.now_ms - world.dice.choice([0, 0, 1, 4999, 60_000, 1_000_000])
             after_ms = at_ms - world.dice.choice([20_000, 100_000, 900_000, 10_000_000])
             for name in (*NAMES, "r", "up"):
-                selection = world.store.select((Matcher(NAME, "=", name),))
+                selection = world.store.select((Matcher(METRIC_NAME, "=", name),))
                 present, values, times = selection.newest(at_ms, at_ms - 300_000)
                 wanted = world.model.newest(name, at_ms)
                 assert {selection.labels[i] for i in np.flatnonzero(present)} == set(wanted)
@@ -216,16 +219,18 @@ def test_both_evaluators_agree_over_scraped_and_recorded_series(seed: int) -> No
         root = parse(expression).root
         grid = evaluate_grid(root, world.store, steps, 17_000)
         for index, at_ms in enumerate(steps.tolist()):
-            moment = Moment(world.store, at_ms, int(steps[0]), int(steps[-1]), 17_000).evaluate(root)
+            moment = InstantEvaluator(world.store, at_ms, int(steps[0]), int(steps[-1]), 17_000).evaluate(root)
             assert isinstance(moment, Vector)
             wanted = dict(zip(moment.labels, moment.values.tolist(), strict=True))
             column = grid.at(index, at_ms)
             got = dict(zip(column.labels, column.values.tolist(), strict=True))
             assert got.keys() == wanted.keys(), (expression, at_ms)
             for labels, value in wanted.items():
-                assert (value != value and got[labels] != got[labels]) or value == got[labels] or math.isclose(
-                    value, got[labels], rel_tol=1e-9
-                ), (expression, at_ms, labels)  # fmt: skip
+                assert (
+                    (value != value and got[labels] != got[labels])
+                    or value == got[labels]
+                    or math.isclose(value, got[labels], rel_tol=1e-9)
+                ), (expression, at_ms, labels)
                 compared += 1
     assert compared > 1000
 
@@ -243,24 +248,42 @@ def test_history_shrinks_before_memory_grows() -> None:
 
 def test_a_rules_series_is_kept_as_long_as_other_rules_read_it() -> None:
     store = SeriesStore(retention_s=300.0)
-    long, short = store.writer(keep_s=3600.0), store.writer()
-    columns = [LabelColumn([LabelSet.of({NAME: name})]) for name in ("long", "short")]
+    long, short = store.appender(keep_s=3600.0), store.appender()
+    columns = [LabelColumn([LabelSet.of({METRIC_NAME: name})]) for name in ("long", "short")]
     for at in range(0, 3000, 10):
-        for writer, column in zip((long, short), columns, strict=True):
-            writer.take(column, lambda column=column: column)  # type: ignore[misc]
-            store.write(writer, at * 1000, np.array([1.0]))
+        for appender, column in zip((long, short), columns, strict=True):
+            appender.set_series(column, lambda column=column: column)  # type: ignore[misc]
+            store.append_column(appender, at * 1000, np.array([1.0]))
     assert evaluate("count_over_time(long[1h])", store, 3000.0)[0].value == 300
     assert evaluate("count_over_time(short[1h])", store, 3000.0)[0].value < 60
 
 
 NOTHING_READ = [
-    *EXPRESSIONS, "absent(a) or a", "vector(1)", "a or vector(1)", "vector(1) and a", "a unless vector(1)",
+    *EXPRESSIONS,
+    "absent(a) or a",
+    "vector(1)",
+    "a or vector(1)",
+    "vector(1) and a",
+    "a unless vector(1)",
     "vector(1) unless a",
-    "scalar(a)", "time() - a", "time()", "hour()", "hour(a)", "absent_over_time(a[1m])", "count(a)",
+    "scalar(a)",
+    "time() - a",
+    "time()",
+    "hour()",
+    "hour(a)",
+    "absent_over_time(a[1m])",
+    "count(a)",
     "topk(scalar(a), b)",
-    "histogram_quantile(0.5, a)", "1 > bool 0", "sum(vector(1))", "label_replace(vector(1), 'a', 'b', 'c', 'd')",
-    "max_over_time(vector(1)[5m:1m])", "-vector(1)", "clamp(a, 1, 2)", "sort(a)", "quantile(scalar(a), b)",
-]  # fmt: skip
+    "histogram_quantile(0.5, a)",
+    "1 > bool 0",
+    "sum(vector(1))",
+    "label_replace(vector(1), 'a', 'b', 'c', 'd')",
+    "max_over_time(vector(1)[5m:1m])",
+    "-vector(1)",
+    "clamp(a, 1, 2)",
+    "sort(a)",
+    "quantile(scalar(a), b)",
+]
 
 
 @pytest.mark.parametrize("expression", NOTHING_READ)

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from diagnostics.incident import Incident, IncidentStatus
+from fleetctl.controller.content.load import load_content
 from fleetctl.controller.incidents.remediation import (
     blocking_run,
     fresh_name,
     inputs_from_scope,
     is_for_scope,
-    page_for_cause,
 )
 from runbooks.front_matter import InputSpec
 from runbooks.page import load_library
@@ -64,10 +64,10 @@ def test_a_page_of_a_pool_may_run_for_that_pool_and_for_nothing_else() -> None:
 
 
 def test_a_slow_node_is_replaced_and_an_unknown_cause_is_not_guessed_at() -> None:
-    page = page_for_cause(LIBRARY, "slow_node")
+    page = load_content().page_for_cause("slow_node")
     assert page is not None
     assert page.name == "replace-node"
-    assert page_for_cause(LIBRARY, "phase_of_the_moon") is None
+    assert load_content().page_for_cause("phase_of_the_moon") is None
 
 
 @pytest.mark.parametrize("status", list(RunStatus))

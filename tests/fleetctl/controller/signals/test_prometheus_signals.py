@@ -23,6 +23,7 @@ from alerts.history.backtest import widened
 from alerts.promql import evaluate
 from alerts.promql.nodes import Node, RangeSelector, children
 from alerts.series.store import SeriesStore
+from fleetctl.controller.content.load import load_content
 from fleetctl.controller.controller import open_controller
 from fleetctl.controller.metrics import ControllerMetrics
 from fleetctl.controller.signals.fetch import Fetcher
@@ -163,7 +164,7 @@ class Side:
         return {(one.name, one.labels["node"]): str(one.state) for one in self.engine.alerts()}
 
     def tick(self, until: float | None) -> list[AlertChange]:
-        return self.engine.lose_sight(time.time()) if until is None else self.engine.tick(until)
+        return self.engine.mark_all_unknown(time.time()) if until is None else self.engine.tick(until)
 
 
 async def until(look: Callable[[], bool], step: Callable[[], Any], what: Callable[[], object]) -> None:
@@ -378,13 +379,17 @@ def test_files_and_matchers_that_can_not_work_are_told_at_the_start(tmp_path: Pa
 
 
 def test_built_in_rules_get_windows_that_fit_the_scrapes() -> None:
-    windows = _windows(rules_for(PrometheusSettings(url="http://p:9090", scrape_interval_s=30)))
+    windows = _windows(rules_for(PrometheusSettings(url="http://p:9090", scrape_interval_s=30), load_content()))
     assert min(windows) == 120_000
     assert max(windows) > 120_000
 
 
 def test_signals_that_prometheus_records_are_not_recorded_again() -> None:
-    rules = [rule for group in rules_for(PrometheusSettings(url="http://p", recorded=True)) for rule in group.rules]
+    rules = [
+        rule
+        for group in rules_for(PrometheusSettings(url="http://p", recorded=True), load_content())
+        for rule in group.rules
+    ]
     assert not [rule.name for rule in rules if rule.name in {"llm:waiting", "llm:ttft_seconds:mean"}]
     assert rules
 

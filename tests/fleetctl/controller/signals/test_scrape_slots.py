@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from alerts.matcher import Matcher
-from alerts.sample import NAME
+from alerts.sample import METRIC_NAME
 from alerts.series.store import SeriesStore
 from fleetctl.controller.signals.fetch import Fetcher
 from fleetctl.controller.signals.scrape_slots import AT_ONCE, ScrapeTarget, SlotScraper
@@ -54,7 +54,7 @@ def targets_of(url: str) -> dict[str, ScrapeTarget]:
 
 
 def num_points(store: SeriesStore, node: str, name: str) -> int:
-    selection = store.select((Matcher(NAME, "=", name), Matcher("node", "=", node)))
+    selection = store.select((Matcher(METRIC_NAME, "=", name), Matcher("node", "=", node)))
     return sum(len(series.points()[0]) for series in selection.series)
 
 

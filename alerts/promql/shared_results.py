@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _Key = tuple[int, int, int]
 
 
-class _Part:
+class SharedExpr:
     """One expression that occurs in several places."""
 
     __slots__ = ("names", "number")
@@ -28,48 +28,48 @@ class _Part:
         self.names = names
 
 
-class SharedAnswers:
+class SharedResults:
     """Belongs to one rule engine, and holds answers only while it evaluates."""
 
     def __init__(self, roots: Iterable[n.Node]) -> None:
         self._roots = list(roots)  # parts are known by their identity, so the nodes must live
         nodes = [node for root in self._roots for node in _walk(root)]
         counts = Counter(nodes)
-        parts: dict[n.Node, _Part] = {}
+        parts: dict[n.Node, SharedExpr] = {}
         for node, count in counts.items():
             names = frozenset(n.metric_names(node))
             if count > 1 and names and "" not in names:
-                parts[node] = _Part(len(parts), names)
-        self._part_of = {id(node): parts[node] for node in nodes if node in parts}
-        self._answers: dict[_Key, tuple[int, Value]] = {}
+                parts[node] = SharedExpr(len(parts), names)
+        self._shared_expr_of = {id(node): parts[node] for node in nodes if node in parts}
+        self._results: dict[_Key, tuple[int, Value]] = {}
         self._num_writes = 0
         self._written: dict[str, int] = {}  # number of the last write of each metric
 
     def clear(self) -> None:
         """The tick is over."""
-        self._answers.clear()
+        self._results.clear()
         self._written.clear()
         self._num_writes = 0
 
-    def wrote(self, name: str) -> None:
+    def note_write(self, name: str) -> None:
         """A rule has recorded this metric."""
         self._num_writes += 1
         self._written[name] = self._num_writes
 
-    def part_of(self, node: n.Node) -> _Part | None:
+    def shared_expr_of(self, node: n.Node) -> SharedExpr | None:
         """None for what occurs only once."""
-        return self._part_of.get(id(node))
+        return self._shared_expr_of.get(id(node))
 
-    def find(self, part: _Part, at_ms: int, start_ms: int) -> Value | None:
-        found = self._answers.get((part.number, at_ms, start_ms))
+    def cached(self, part: SharedExpr, at_ms: int, start_ms: int) -> Value | None:
+        found = self._results.get((part.number, at_ms, start_ms))
         if found is None:
             return None
         known_at, value = found
         written = self._written
         return None if any(written.get(name, 0) > known_at for name in part.names) else value
 
-    def keep(self, part: _Part, at_ms: int, start_ms: int, value: Value) -> None:
-        self._answers[part.number, at_ms, start_ms] = self._num_writes, value
+    def store_result(self, part: SharedExpr, at_ms: int, start_ms: int, value: Value) -> None:
+        self._results[part.number, at_ms, start_ms] = self._num_writes, value
 
 
 def _walk(node: n.Node) -> Iterator[n.Node]:

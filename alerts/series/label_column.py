@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar, overload
 import numpy as np
 
 from alerts.arrays import Bools, Index
-from alerts.sample import NAME, Labels, LabelSet
+from alerts.sample import METRIC_NAME, Labels, LabelSet
 
 _T = TypeVar("_T")
 _MAX_PICKS = 3  # of one column: which series are there changes seldom, what a comparison keeps often
@@ -21,7 +21,7 @@ _MAX_PARTNERS = 6
 _ALL: frozenset[str] = frozenset()
 
 
-class Groups(NamedTuple):
+class LabelGroups(NamedTuple):
     """Series put into groups. Shapes: `labels`, `starts`, `sizes` one a group; `group_of`, `order` one a series.
 
     `order` puts each group's series together, in their own order; group g is order[starts[g]:starts[g] + sizes[g]].
@@ -127,7 +127,7 @@ class LabelColumn(Sequence[LabelSet]):
         return self.remembered("distinct", lambda: (len(set(self.keys(False, ()))) == len(self),))[0]
 
     def without_names(self) -> LabelColumn:
-        return self.having_only(False, (NAME,))
+        return self.having_only(False, (METRIC_NAME,))
 
     def having_only(self, keeps: bool, names: tuple[str, ...]) -> LabelColumn:
         """Each set with these labels only (`keeps`), or with all but these."""
@@ -138,7 +138,7 @@ class LabelColumn(Sequence[LabelSet]):
             names = names & self._names if self._keeps else names - self._names
         else:
             names, keeps = (self._names - names, True) if self._keeps else (self._names | names, False)
-        one_name = self.has_one_name and not keeps and names == {NAME}
+        one_name = self.has_one_name and not keeps and names == {METRIC_NAME}
         return LabelColumn(self._base, is_wide=self.is_wide, has_one_name=one_name, keeps=keeps, names=names)
 
     def keys(self, keeps: bool, names: tuple[str, ...]) -> Sequence[Hashable]:
@@ -167,11 +167,11 @@ class LabelColumn(Sequence[LabelSet]):
             return [""] * len(self._base)
         return [entry.get(name) for entry in self._base]
 
-    def groups(self, keeps: bool, names: tuple[str, ...]) -> Groups:
+    def groups(self, keeps: bool, names: tuple[str, ...]) -> LabelGroups:
         """The series grouped by these labels, or by all but these."""
         return self.remembered(("groups", keeps, names), lambda: self._grouped(keeps, names))
 
-    def _grouped(self, keeps: bool, names: tuple[str, ...]) -> Groups:
+    def _grouped(self, keeps: bool, names: tuple[str, ...]) -> LabelGroups:
         rows: dict[Hashable, int] = {}
         group_of = np.array([rows.setdefault(key, len(rows)) for key in self.keys(keeps, names)], dtype=np.intp)
         order = np.argsort(group_of, kind="stable")
@@ -182,9 +182,9 @@ class LabelColumn(Sequence[LabelSet]):
         labels = LabelColumn(firsts, is_wide=self.is_wide, keeps=derived._keeps, names=derived._names)
         if not (keeps and "le" in names):  # buckets are many, and most rules read them no further
             labels = LabelColumn(labels)
-        return Groups(labels, group_of, order, starts, sizes)
+        return LabelGroups(labels, group_of, order, starts, sizes)
 
-    def picked(self, mask: Bools) -> LabelColumn:
+    def where(self, mask: Bools) -> LabelColumn:
         """The sets where the mask is true. The last few answers are known."""
         picks: dict[bytes, LabelColumn] = self.remembered("picks", dict)
         key = mask.tobytes()
@@ -196,7 +196,7 @@ class LabelColumn(Sequence[LabelSet]):
         picks[key] = found
         return found
 
-    def taken(self, index: Index) -> LabelColumn:
+    def take_rows(self, index: Index) -> LabelColumn:
         """The sets at these places, in this order."""
         return self._at([self._base[place] for place in index.tolist()])
 
@@ -206,7 +206,7 @@ class LabelColumn(Sequence[LabelSet]):
         )
 
 
-def places_in(of: LabelColumn, among: LabelColumn, keeps: bool, names: tuple[str, ...]) -> Index:
+def group_indices(of: LabelColumn, among: LabelColumn, keeps: bool, names: tuple[str, ...]) -> Index:
     """For each series of `of`: the group of `among` (see `groups`) with the same key, -1 without one."""
 
     def look_up() -> Index:

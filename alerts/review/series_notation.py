@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from alerts.errors import AlertsError, BadExpositionError
-from alerts.sample import STALE, LabelSet
+from alerts.sample import STALE_NAN, LabelSet
 from alerts.series.exposition import read_series
 
 MAX_VALUES = 1_000_000
@@ -33,7 +33,7 @@ def parse_series(text: str) -> tuple[LabelSet, str]:
 
 
 def parse_values(text: str) -> list[float | None]:
-    """One entry per step: a number, STALE, or None for a gap. Raises BadNotationError."""
+    """One entry per step: a number, STALE_NAN, or None for a gap. Raises BadNotationError."""
     if _HISTOGRAM.search(text):
         raise NativeHistogramError("native histograms are not supported")
     values: list[float | None] = []
@@ -41,26 +41,26 @@ def parse_values(text: str) -> list[float | None]:
         if word == "_":
             values.append(None)
         elif word == "stale":
-            values.append(STALE)
+            values.append(STALE_NAN)
         elif word.startswith("_x") and word[2:].isdecimal():
             values.extend([None] * _checked(int(word[2:])))
         elif match := _REPEATED.fullmatch(word):
             first, sign, step, times = match.groups()
-            start = number(first)
-            change = number(step) * (-1.0 if sign == "-" else 1.0) if step else 0.0
+            start = parse_number(first)
+            change = parse_number(step) * (-1.0 if sign == "-" else 1.0) if step else 0.0
             value = start
             for _ in range(_checked(int(times)) + 1):
                 values.append(value)
                 value += change
         elif _ONE.fullmatch(word):
-            values.append(number(word))
+            values.append(parse_number(word))
         else:
             raise BadNotationError(f"{word!r} is not a value such as 1, 0+10x5, _, _x3 or stale")
         _checked(len(values))
     return values
 
 
-def number(text: str) -> float:
+def parse_number(text: str) -> float:
     """A number as the notation writes it. Raises BadNotationError."""
     try:
         return float.fromhex(text) if "x" in text.lower() else float(text)

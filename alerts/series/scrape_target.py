@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 from alerts.errors import BadExpositionError
-from alerts.sample import NAME, LabelSet
+from alerts.sample import METRIC_NAME, LabelSet
+from alerts.series.appender import Appender
 from alerts.series.exposition import is_openmetrics, parse_line, read_value
-from alerts.series.writer import Writer
 
 MAX_SAMPLES_PER_SCRAPE = 100_000
 MAX_KNOWN_TEXTS = 100_000
 _ESCAPED_PREFIXES = ("vllm_", "sglang_")
 
 
-class Layout:
+class ExpositionLayout:
     """The lines of an exposition without their values. Targets with the same lines share it."""
 
     __slots__ = ("__weakref__", "labels", "num_chars", "texts")
@@ -27,19 +27,19 @@ class Layout:
         self.labels = labels  # as scraped, without the target's
 
 
-class Layouts:
+class LayoutCache:
     """All layouts in use, and what single texts mean: most targets say what another one has said before."""
 
     def __init__(self) -> None:
-        self._layouts: WeakValueDictionary[tuple[str, ...], Layout] = WeakValueDictionary()
+        self._layouts: WeakValueDictionary[tuple[str, ...], ExpositionLayout] = WeakValueDictionary()
         self.labels_of: dict[str, LabelSet] = {}
         self._pairs: dict[tuple[str, str], tuple[str, str]] = {}
 
-    def of(self, texts: Sequence[str], labels: Sequence[LabelSet]) -> Layout:
+    def of(self, texts: Sequence[str], labels: Sequence[LabelSet]) -> ExpositionLayout:
         key = tuple(texts)
         found = self._layouts.get(key)
         if found is None:
-            found = self._layouts[key] = Layout(key, labels)
+            found = self._layouts[key] = ExpositionLayout(key, labels)
         return found
 
     def learn(self, text: str, labels: LabelSet) -> None:
@@ -55,24 +55,24 @@ class Layouts:
 
 
 @dataclass(frozen=True, slots=True)
-class Scrape:
+class ParsedScrape:
     """`values` follow the layout. `timed` are lines that state a time of their own: labels, value, milliseconds."""
 
-    layout: Layout
+    layout: ExpositionLayout
     values: list[float]
     timed: list[tuple[LabelSet, float, int]]
 
 
-class Target:
+class ScrapeTarget:
     """Mutable state that belongs to the SeriesStore; only the store calls it."""
 
-    __slots__ = ("_layouts", "_own_names", "is_forgotten", "labels", "last_error", "last_ms", "layout", "writer")
+    __slots__ = ("_layouts", "_own_names", "appender", "is_forgotten", "labels", "last_error", "last_ms", "layout")
 
-    def __init__(self, labels: LabelSet, writer: Writer, layouts: Layouts) -> None:
+    def __init__(self, labels: LabelSet, appender: Appender, layouts: LayoutCache) -> None:
         self._layouts = layouts
         self.labels = labels
-        self.writer = writer
-        self.layout: Layout | None = None
+        self.appender = appender
+        self.layout: ExpositionLayout | None = None
         self.last_ms: int | None = None
         self.last_error: str | None = None
         self.is_forgotten = False
@@ -86,9 +86,9 @@ class Target:
         pairs = []
         for pair in scraped.pairs:
             name, value = pair
-            if name == NAME:
+            if name == METRIC_NAME:
                 is_escaped = value.startswith(_ESCAPED_PREFIXES)
-                pairs.append(self._layouts.shared(NAME, value.replace("_", ":", 1)) if is_escaped else pair)
+                pairs.append(self._layouts.shared(METRIC_NAME, value.replace("_", ":", 1)) if is_escaped else pair)
             elif name in self._own_names:
                 exported = f"exported_{name}"
                 while exported in self._own_names or scraped.get(exported):
@@ -99,7 +99,7 @@ class Target:
         return LabelSet.of([*pairs, *self.labels.pairs])
 
 
-def read_scrape(text: str, last: Layout | None, layouts: Layouts) -> Scrape:
+def read_scrape(text: str, last: ExpositionLayout | None, layouts: LayoutCache) -> ParsedScrape:
     """What one exposition says. When its lines are those of the last one, only the numbers are read.
 
     Raises BadExpositionError.
@@ -112,13 +112,13 @@ def read_scrape(text: str, last: Layout | None, layouts: Layouts) -> Scrape:
             # Python reads 1_0 as a number, Prometheus does not.
             if len(numbers) + last.num_chars == len("".join(lines)) and "_" not in numbers:
                 try:
-                    return Scrape(last, list(map(float, raw)), [])
+                    return ParsedScrape(last, list(map(float, raw)), [])
                 except ValueError:
                     pass  # a time behind a value, a hexadecimal number or no number at all: read it in full
     return _read_all(text, layouts)
 
 
-def _read_all(text: str, layouts: Layouts) -> Scrape:
+def _read_all(text: str, layouts: LayoutCache) -> ParsedScrape:
     texts: list[str] = []
     labels: list[LabelSet] = []
     values: list[float] = []
@@ -152,4 +152,4 @@ def _read_all(text: str, layouts: Layouts) -> Scrape:
         labels.append(found)
         if len(values) + len(timed) > MAX_SAMPLES_PER_SCRAPE:
             raise BadExpositionError(number, f"more than {MAX_SAMPLES_PER_SCRAPE} samples in one scrape")
-    return Scrape(layouts.of(texts, labels), values, timed)
+    return ParsedScrape(layouts.of(texts, labels), values, timed)
