@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from alerts.evaluation.engine import RuleEngine
 from alerts.evaluation.rules import RecordingRule, RuleGroup
-from alerts.sample import METRIC_NAME, STALE_NAN
+from alerts.labels import METRIC_NAME
+from alerts.sample import STALE_NAN
 from alerts.series.store import SeriesStore
 from diagnostics.blackbox import BlackBox, RecordedSeries
 from diagnostics.diagnosis import Diagnosis

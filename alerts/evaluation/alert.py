@@ -16,10 +16,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from alerts.evaluation.target_liveness import Liveness
-from alerts.sample import LabelSet
+from alerts.labels import LabelSet
 
 RESOLVED_KEPT_S = 15 * 60.0
 NEVER_SEEN_KEPT_S = 5 * 60.0  # as long as a point counts: then a target that was never seen is no target
+_FNV_OFFSET, _FNV_PRIME, _FNV_MASK = 0xCBF29CE484222325, 0x100000001B3, 0xFFFFFFFFFFFFFFFF
+_SEPARATOR = b"\xff"  # no byte of UTF-8
 
 State = Literal["inactive", "pending", "firing", "unknown", "resolved"]
 
@@ -60,6 +62,15 @@ class AlertSample:
 def fingerprint_of(labels: Mapping[str, str]) -> str:
     """The same for the same labels (alertname included), on every machine and after every restart."""
     return hashlib.sha256(json.dumps(sorted(labels.items())).encode()).hexdigest()[:16]
+
+
+def alertmanager_fingerprint(labels: Mapping[str, str]) -> str:
+    """64-bit FNV-1a over the sorted labels, in 16 hex digits: what Alertmanager puts beside an alert."""
+    digest = _FNV_OFFSET
+    for name in sorted(labels, key=lambda one: one.encode()):
+        for byte in name.encode() + _SEPARATOR + labels[name].encode() + _SEPARATOR:
+            digest = ((digest ^ byte) * _FNV_PRIME) & _FNV_MASK
+    return f"{digest:016x}"
 
 
 def advance(

@@ -16,14 +16,14 @@ from alerts.evaluation.alert import ActiveAlert, AlertChange, AlertSample, advan
 from alerts.evaluation.rules import AlertingRule, RecordingRule, Rule, RuleGroup, lookback_s_by_metric
 from alerts.evaluation.snapshot import alert_from_json, alert_to_json, check_version, restored
 from alerts.evaluation.target_liveness import CLEAR_AFTER_S, Liveness, TargetLiveness
-from alerts.evaluation.template import BadTemplateError, Template
-from alerts.evaluation.template_query import query_at
+from alerts.evaluation.template import BadTemplateError, Template, query_at
+from alerts.labels import EMPTY, METRIC_NAME, LabelSet
 from alerts.promql import evaluate_vector
 from alerts.promql.evaluator import LOOKBACK_MS
 from alerts.promql.nodes import is_empty_without_series, metric_names
 from alerts.promql.shared_results import SharedResults
 from alerts.promql.values import SAME_LABELS, Vector, empty_vector, single
-from alerts.sample import EMPTY, METRIC_NAME, LabelSet, to_ms
+from alerts.sample import to_ms
 from alerts.series.appender import Appender
 from alerts.series.label_column import LabelColumn
 from alerts.series.store import SeriesStore

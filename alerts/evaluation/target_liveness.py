@@ -12,8 +12,9 @@ from enum import StrEnum
 import numpy as np
 
 from alerts.arrays import Times
+from alerts.labels import METRIC_NAME
 from alerts.matcher import Matcher
-from alerts.sample import METRIC_NAME, to_ms
+from alerts.sample import to_ms
 from alerts.series.label_column import LabelColumn
 from alerts.series.series_group import MemSeries
 from alerts.series.store import SeriesStore

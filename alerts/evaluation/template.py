@@ -22,6 +22,8 @@ from alerts.evaluation.template_functions import (
     is_true,
     shown,
 )
+from alerts.promql import evaluate
+from alerts.series.store import SeriesStore
 
 MAX_TEMPLATE_CHARS = 16 * 1024
 MAX_OUTPUT_CHARS = 64 * 1024
@@ -384,6 +386,11 @@ def _unquoted(text: str) -> str:
         return text[1:-1]
     escapes = {"n": "\n", "t": "\t", '"': '"', "\\": "\\"}
     return re.sub(r"\\(.)", lambda match: escapes.get(match.group(1), match.group()), text[1:-1])
+
+
+def query_at(expression: str, store: SeriesStore, at: float) -> list[QuerySample]:
+    """The series of an instant query at `at` (Unix seconds). Raises AlertsError."""
+    return [QuerySample(one.labels, one.value) for one in evaluate(expression, store, at)]
 
 
 __all__ = ["BadTemplateError", "QuerySample", "Template", "parse_template"]

@@ -14,15 +14,15 @@ import numpy as np
 from alerts.arrays import Bools, Times
 from alerts.errors import QueryError
 from alerts.evaluation.rules import AlertingRule, RecordingRule, Rule, RuleGroup
-from alerts.evaluation.template import BadTemplateError
-from alerts.evaluation.template_query import query_at
+from alerts.evaluation.template import BadTemplateError, query_at
+from alerts.labels import METRIC_NAME, LabelSet
 from alerts.promql import Query
 from alerts.promql.evaluator import InstantEvaluator
 from alerts.promql.grid import evaluate_grid
 from alerts.promql.grid_values import Grid, empty_grid, merge_rows
 from alerts.promql.nodes import Node, RangeSelector, metric_names, rebuilt
 from alerts.promql.values import Vector
-from alerts.sample import METRIC_NAME, MISSING, MISSING_BITS, STALE_NAN, LabelSet
+from alerts.sample import MISSING, MISSING_BITS, STALE_NAN
 from alerts.series.appender import Appender
 from alerts.series.label_column import LabelColumn
 from alerts.series.store import SeriesStore

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from alerts.history.prometheus_source import RangeSeries
-from alerts.sample import LabelSet
+from alerts.labels import LabelSet
 from alerts.series.appender import Appender
 from alerts.series.label_column import LabelColumn
 from alerts.series.store import SeriesStore

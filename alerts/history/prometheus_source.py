@@ -15,8 +15,8 @@ from alerts.arrays import Floats, Times
 from alerts.errors import BadRecordingError
 from alerts.evaluation.rules import RuleGroup
 from alerts.history.recording import Points, load
+from alerts.labels import METRIC_NAME, LabelSet
 from alerts.promql.nodes import Node, Selector, children
-from alerts.sample import METRIC_NAME, LabelSet
 from alerts.series.store import SeriesStore
 
 WINDOW_S = 2 * 3600  # of one request: days of a large fleet in one answer would not fit Prometheus' own limits

@@ -17,8 +17,8 @@ import numpy as np
 from alerts.arrays import Floats, Times
 from alerts.errors import BadExpositionError, BadRecordingError
 from alerts.evaluation.rules import RuleGroup
+from alerts.labels import METRIC_NAME, LabelSet
 from alerts.promql.nodes import Node, Selector, children
-from alerts.sample import METRIC_NAME, LabelSet
 from alerts.series.exposition import SampleLine, parse_line, read_series
 from alerts.series.store import SeriesStore
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from alerts.arrays import Floats, Index
 from alerts.errors import QueryError
+from alerts.labels import METRIC_NAME, LabelSet
 from alerts.promql.kahan import each, kahan_means, kahan_sums, quantile, variance
 from alerts.promql.nodes import Aggregate
 from alerts.promql.values import Vector, empty_vector
-from alerts.sample import METRIC_NAME, LabelSet
 from alerts.series.label_column import LabelColumn
 
 _Reduce = Callable[[Floats, Index, Index], Floats]

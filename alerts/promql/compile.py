@@ -10,11 +10,12 @@ from typing import Any, Literal, cast
 import promql_parser as grammar
 
 from alerts.errors import BadExpressionError
+from alerts.labels import METRIC_NAME
 from alerts.matcher import Matcher
 from alerts.promql import nodes as n
 from alerts.promql.functions import FUNCTIONS
 from alerts.promql.infallible import is_infallible
-from alerts.sample import METRIC_NAME, to_ms
+from alerts.sample import to_ms
 
 MAX_EXPRESSION_CHARS = 16 * 1024
 MAX_DEPTH = 100

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from alerts.errors import QueryError
+from alerts.labels import EMPTY, LabelSet
 from alerts.promql import nodes as n
 from alerts.promql.aggregation import aggregate
 from alerts.promql.functions import FUNCTIONS
 from alerts.promql.operators import scalars, vector_and_scalar, vector_and_vector
 from alerts.promql.shared_results import SharedResults
 from alerts.promql.values import Matrix, Value, Vector, empty_vector, single
-from alerts.sample import EMPTY, LabelSet
 from alerts.series.label_column import LabelColumn
 from alerts.series.selection import Selection
 from alerts.series.store import SeriesStore

@@ -8,12 +8,10 @@ from collections.abc import Iterable
 from functools import partial
 
 from alerts.errors import QueryError
+from alerts.labels import EMPTY, LabelSet
 from alerts.matcher import compile_go
-from alerts.promql.functions_absent import absent
 from alerts.promql.nodes import Text
-from alerts.promql.signature import CallArgs, EvalContext, Function
-from alerts.promql.values import Vector, check_distinct, single
-from alerts.sample import EMPTY, LabelSet
+from alerts.promql.values import CallArgs, EvalContext, Function, Vector, check_distinct, single
 from alerts.series.label_column import LabelColumn
 
 _REFERENCE = re.compile(r"\$(?:\$|\{(\w+)\}|(\w+))")
@@ -117,7 +115,6 @@ LABEL_FUNCTIONS: dict[str, Function] = {
     "sort_desc": partial(_sort, descending=True),
     "sort_by_label": partial(_sort_by_label, descending=False),
     "sort_by_label_desc": partial(_sort_by_label, descending=True),
-    "absent": absent,
     "scalar": _scalar,
     "vector": _vector,
 }

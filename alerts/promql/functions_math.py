@@ -9,8 +9,7 @@ from functools import partial
 import numpy as np
 
 from alerts.arrays import Floats
-from alerts.promql.signature import CallArgs, EvalContext, Function
-from alerts.promql.values import Vector, empty_vector
+from alerts.promql.values import CallArgs, EvalContext, Function, Vector, empty_vector
 
 
 def _each(operation: Callable[[Floats], Floats], context: EvalContext, args: CallArgs) -> Vector:

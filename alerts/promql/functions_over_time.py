@@ -9,10 +9,8 @@ from functools import partial
 import numpy as np
 
 from alerts.arrays import Floats, sorted_unique
-from alerts.promql.functions_absent import absent_over_time
 from alerts.promql.kahan import each, kahan_means, kahan_sums, quantile, variance
-from alerts.promql.signature import CallArgs, EvalContext, Function
-from alerts.promql.values import Matrix, Vector, empty_vector
+from alerts.promql.values import CallArgs, EvalContext, Function, Matrix, Vector, empty_vector
 
 
 def _each(reduce: Callable[[Sequence[float]], float], context: EvalContext, args: CallArgs) -> Vector:
@@ -87,5 +85,4 @@ OVER_TIME_FUNCTIONS: dict[str, Function] = {
     "ts_of_last_over_time": partial(_time_of, lambda window: len(window) - 1),
     "ts_of_min_over_time": partial(_time_of, partial(_last_extreme, -1.0)),
     "ts_of_max_over_time": partial(_time_of, partial(_last_extreme, 1.0)),
-    "absent_over_time": absent_over_time,
 }

@@ -9,8 +9,7 @@ import numpy as np
 
 from alerts.arrays import Floats, Times
 from alerts.promql import kahan
-from alerts.promql.signature import CallArgs, EvalContext, Function
-from alerts.promql.values import Matrix, Vector, empty_vector
+from alerts.promql.values import CallArgs, EvalContext, Function, Matrix, Vector, empty_vector
 
 
 def _extrapolated(context: EvalContext, args: CallArgs, *, is_counter: bool, is_rate: bool) -> Vector:

@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alerts.arrays import Floats
+from alerts.labels import EMPTY
 from alerts.promql.nodes import Selector
-from alerts.promql.signature import CallArgs, EvalContext, Function
-from alerts.promql.values import Vector, single
-from alerts.sample import EMPTY
+from alerts.promql.values import CallArgs, EvalContext, Function, Vector, single
 
 Seconds = NDArray[np.datetime64]
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from alerts.arrays import Bools, Floats, Times
 from alerts.errors import QueryError
+from alerts.labels import LabelSet
 from alerts.promql import nodes as n
 from alerts.promql.aggregation import aggregate
 from alerts.promql.evaluator import LOOKBACK_MS, InstantEvaluator
@@ -24,7 +25,7 @@ from alerts.promql.grid_values import Grid, concat_grids, empty_grid, merge_rows
 from alerts.promql.grid_windows import WINDOW_FUNCTIONS, rows_of, windowed
 from alerts.promql.operators import ARITHMETIC, COMPARISON
 from alerts.promql.values import Value, Vector
-from alerts.sample import STALE_NAN_BITS, LabelSet
+from alerts.sample import STALE_NAN_BITS
 from alerts.series.store import SeriesStore
 
 GridValue = Grid | Floats | str

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from alerts.arrays import Bools, Floats, Index, Times
+from alerts.labels import METRIC_NAME, LabelSet
 from alerts.promql.grid_values import Grid, concat_grids, empty_grid, merge_rows
 from alerts.promql.histogram import quantiles
 from alerts.promql.nodes import Aggregate, Binary, Matching
 from alerts.promql.operators import ARITHMETIC, COMPARISON, result_labels, vector_and_vector
-from alerts.sample import METRIC_NAME, LabelSet
 
 _FILL = {"sum": 0.0, "avg": 0.0, "count": 0.0, "group": 0.0, "max": -np.inf, "min": np.inf}
 _CANCELS = 1e6

@@ -9,8 +9,8 @@ import numpy as np
 
 from alerts.arrays import Bools, Floats, Index
 from alerts.errors import QueryError
+from alerts.labels import LabelSet
 from alerts.promql.values import SAME_LABELS, Vector
-from alerts.sample import LabelSet
 from alerts.series.label_column import LabelColumn
 
 

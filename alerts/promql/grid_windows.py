@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from alerts.arrays import Floats, Index, Times
+from alerts.labels import LabelSet
 from alerts.promql.grid_values import Grid, concat_grids
 from alerts.promql.nodes import RangeSelector, Selector
-from alerts.sample import LabelSet
 from alerts.series.store import SeriesStore
 
 _MAX_SORTED = 4_000_000  # numbers sorted at once for a quantile

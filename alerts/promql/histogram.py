@@ -9,9 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from alerts.arrays import Floats, Index
-from alerts.promql.signature import CallArgs, EvalContext, Function
-from alerts.promql.values import Vector, empty_vector
-from alerts.sample import METRIC_NAME, LabelSet
+from alerts.labels import METRIC_NAME, LabelSet
+from alerts.promql.values import CallArgs, EvalContext, Function, Vector, empty_vector
 from alerts.series.head import MIN_TIME_MS
 from alerts.series.label_column import LabelColumn
 

@@ -6,9 +6,9 @@ not have failed: whether a rule fails must not depend on today's values.
 
 from __future__ import annotations
 
+from alerts.labels import METRIC_NAME
 from alerts.promql import nodes as n
 from alerts.promql.functions_math import PLAIN
-from alerts.sample import METRIC_NAME
 
 _SET_OPS = frozenset({"and", "or", "unless"})
 _AGGREGATIONS = frozenset({"sum", "avg", "count", "group", "max", "min", "stdvar", "stddev", "quantile"})

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from alerts.labels import METRIC_NAME
 from alerts.matcher import Matcher
-from alerts.sample import METRIC_NAME
 
 AtTime = int | Literal["start", "end"] | None
 """The @ modifier: Unix milliseconds, start() or end() of the query, None without one."""

@@ -10,9 +10,9 @@ import numpy as np
 
 from alerts.arrays import Floats, Index, sorted_unique
 from alerts.errors import QueryError
+from alerts.labels import METRIC_NAME, LabelSet
 from alerts.promql.nodes import Matching
 from alerts.promql.values import Vector, empty_vector
-from alerts.sample import METRIC_NAME, LabelSet
 from alerts.series.label_column import LabelColumn, group_indices
 
 ARITHMETIC: dict[str, Callable[[Floats, Floats], Floats]] = {

@@ -1,16 +1,21 @@
-"""What an expression gives: a scalar, a vector (one value a series) or a matrix (a window a series)."""
+"""What an expression gives: a scalar, a vector (one value a series) or a matrix (a window a series).
+
+And what a function is: from a context that evaluates, and unevaluated arguments, to such a value.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 
 from alerts.arrays import Bools, Floats, Index, Times
 from alerts.errors import QueryError
-from alerts.sample import LabelSet
+from alerts.labels import LabelSet
+from alerts.promql.nodes import Node
 from alerts.series.label_column import LabelColumn, as_column
 
 SAME_LABELS = "vector cannot contain metrics with the same labelset"
@@ -125,3 +130,25 @@ def empty_vector() -> Vector:
 
 def single(labels: LabelSet, value: float, at_ms: int) -> Vector:
     return Vector(LabelColumn([labels]), np.array([value]), np.array([at_ms], dtype=np.int64))
+
+
+class EvalContext(Protocol):
+    """The part of evaluator.InstantEvaluator that functions use."""
+
+    @property
+    def at_ms(self) -> int: ...
+    @property
+    def start_ms(self) -> int: ...
+    @property
+    def end_ms(self) -> int: ...
+    @property
+    def step_ms(self) -> int: ...
+
+    def evaluate(self, node: Node) -> Value: ...
+    def vector(self, node: Node) -> Vector: ...
+    def matrix(self, node: Node) -> Matrix: ...
+    def scalar(self, node: Node) -> float: ...
+
+
+CallArgs = tuple[Node, ...]
+Function = Callable[[EvalContext, CallArgs], Value]

@@ -16,10 +16,11 @@ from alerts.errors import AlertsError, BadCaseError, BadRuleError
 from alerts.evaluation.engine import RuleEngine
 from alerts.evaluation.rules import RuleGroup, load_rule_file
 from alerts.evaluation.yaml_file import read_yaml, reason_of, shown_path
+from alerts.labels import LabelSet
 from alerts.promql import evaluate, parse
 from alerts.promql.nodes import Node, Selector, Subquery, children
 from alerts.review.series_notation import parse_series, parse_values
-from alerts.sample import LabelSet, to_ms
+from alerts.sample import to_ms
 from alerts.series.store import SeriesStore
 
 MAX_EVALUATIONS = 100_000

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from alerts.evaluation.builtin import builtin_signal_files
 from alerts.evaluation.rules import load_rule_file
+from alerts.labels import METRIC_NAME
 from alerts.promql.nodes import Binary, Node, Selector, children
 from alerts.review.catalog import Catalog, builtin_catalog
 from alerts.review.lint_signals import SCRAPE_METRICS, declared_engines
-from alerts.sample import METRIC_NAME
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from alerts.labels import METRIC_NAME
 from alerts.matcher import Matcher, compile_go
 from alerts.promql.nodes import Binary, Call, Node, Number, RangeSelector, Selector, children
 from alerts.review.catalog import Catalog, Metric, Missing
 from alerts.review.finding import Problem
-from alerts.sample import METRIC_NAME
 
 _OF_COUNTERS = frozenset({"rate", "increase", "irate"})
 _OF_CHANGE = _OF_COUNTERS | {"delta", "idelta", "deriv", "changes", "resets", "predict_linear"}

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 
 from alerts.evaluation.rules import AlertingRule, Rule
+from alerts.labels import METRIC_NAME
 from alerts.promql.nodes import Aggregate, Binary, Call, Node, Number, RangeSelector, Selector, Subquery, children
 from alerts.review.finding import Problem
-from alerts.sample import METRIC_NAME
 
 _LONG_WINDOW_MS = 5 * 60 * 1000
 _PAGING = frozenset({"page", "critical"})

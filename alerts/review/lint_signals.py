@@ -9,12 +9,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from alerts.labels import METRIC_NAME
 from alerts.matcher import Matcher, compile_go
 from alerts.promql.nodes import Node, Selector, children
 from alerts.review.catalog import Catalog, unescaped
 from alerts.review.finding import Problem
 from alerts.review.name_pattern import names_of_pattern
-from alerts.sample import METRIC_NAME
 
 SCRAPE_METRICS = frozenset(
     {

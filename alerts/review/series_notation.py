@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from alerts.errors import AlertsError, BadExpositionError
-from alerts.sample import STALE_NAN, LabelSet
+from alerts.labels import LabelSet
+from alerts.sample import STALE_NAN
 from alerts.series.exposition import read_series
 
 MAX_VALUES = 1_000_000

@@ -8,7 +8,8 @@ from typing import Protocol
 import numpy as np
 
 from alerts.arrays import Floats, Index, Times
-from alerts.sample import STALE_NAN, LabelSet, to_ms
+from alerts.labels import LabelSet
+from alerts.sample import STALE_NAN, to_ms
 from alerts.series.chunk import is_missing
 from alerts.series.series_group import MemSeries, SeriesGroup
 

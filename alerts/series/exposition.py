@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 from alerts.errors import BadExpositionError
-from alerts.sample import METRIC_NAME, LabelSet
+from alerts.labels import METRIC_NAME, LabelSet
 
 MAX_LINE_CHARS = 64 * 1024
 MAX_LABELS = 128

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from weakref import WeakValueDictionary
 
+from alerts.labels import METRIC_NAME, LabelSet
 from alerts.matcher import Matcher
-from alerts.sample import METRIC_NAME, LabelSet
 from alerts.series.group_set import SeriesGroupSet
 from alerts.series.head import HeadBlock
 from alerts.series.selection import Selection

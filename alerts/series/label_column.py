@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar, overload
 import numpy as np
 
 from alerts.arrays import Bools, Index
-from alerts.sample import METRIC_NAME, Labels, LabelSet
+from alerts.labels import METRIC_NAME, Labels, LabelSet
 
 _T = TypeVar("_T")
 _MAX_PICKS = 3  # of one column: which series are there changes seldom, what a comparison keeps often

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 from alerts.errors import BadExpositionError
-from alerts.sample import METRIC_NAME, LabelSet
+from alerts.labels import METRIC_NAME, LabelSet
 from alerts.series.appender import Appender
 from alerts.series.exposition import is_openmetrics, parse_line, read_value
 

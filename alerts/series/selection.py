@@ -7,7 +7,8 @@ from collections.abc import Iterator, MutableMapping, Sequence
 import numpy as np
 
 from alerts.arrays import Bools, Floats, Index, Times
-from alerts.sample import MISSING_BITS, STALE_NAN_BITS, LabelSet
+from alerts.labels import LabelSet
+from alerts.sample import MISSING_BITS, STALE_NAN_BITS
 from alerts.series.chunk import is_missing
 from alerts.series.group_set import SeriesGroupSet
 from alerts.series.head import HeadBlock

@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from alerts.arrays import Bools, Floats, Index, Times
-from alerts.sample import MISSING, LabelSet, is_stale_nan
+from alerts.labels import LabelSet
+from alerts.sample import MISSING, is_stale_nan
 from alerts.series.chunk import Chunk, PackedChunk, PlainChunk, find_rows, is_missing, merge_chunks
 from alerts.series.head import HEAD_POINTS, MAX_TIME_MS, MIN_TIME_MS, HeadBlock
 

@@ -15,8 +15,9 @@ import structlog
 
 from alerts.arrays import Floats, Times
 from alerts.errors import BadExpositionError
+from alerts.labels import METRIC_NAME, LabelSet
 from alerts.matcher import Matcher
-from alerts.sample import METRIC_NAME, STALE_NAN, LabelSet, is_stale_nan, to_ms
+from alerts.sample import STALE_NAN, is_stale_nan, to_ms
 from alerts.series.appender import Appender
 from alerts.series.head import HeadBlock
 from alerts.series.index import SeriesIndex

@@ -131,7 +131,8 @@ def _recorded(paths: list[Path], groups: list[RuleGroup]) -> tuple[SeriesStore, 
 
 
 def _black_box(path: Path, store: SeriesStore) -> int:
-    from alerts.sample import METRIC_NAME, STALE_NAN, LabelSet
+    from alerts.labels import METRIC_NAME, LabelSet
+    from alerts.sample import STALE_NAN
     from diagnostics import blackbox
 
     try:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
-from alerts.evaluation.alert import ActiveAlert
-from alerts.evaluation.fingerprint import fingerprint_of_labels
+from alerts.evaluation.alert import ActiveAlert, alertmanager_fingerprint
 from diagnostics.incident import FiredAlert
 from fleetctl.controller.alertmanager.alert_sender import AlertSender
 from fleetctl.controller.alertmanager.alertmanager_client import AlertmanagerClient
@@ -85,7 +84,7 @@ class AlertmanagerLink:
         return self._sender
 
     def _own_fingerprints(self) -> set[str]:
-        return {fingerprint_of_labels(self._outgoing_labels(alert.labels)) for alert in self._own_alerts()}
+        return {alertmanager_fingerprint(self._outgoing_labels(alert.labels)) for alert in self._own_alerts()}
 
     def _outgoing_labels(self, labels: Mapping[str, str]) -> dict[str, str]:
         return labels_in_alertmanager(labels, self._config.settings.external_labels)

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from alerts.evaluation.alert import alertmanager_fingerprint
 from alerts.evaluation.builtin import builtin_rule_files, builtin_signal_files
-from alerts.evaluation.fingerprint import fingerprint_of_labels
 from fleetctl.controller.alertmanager.alertmanager_client import AlertmanagerClient
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.settings.alertmanager import AlertmanagerPeer
@@ -204,7 +204,7 @@ async def test_our_alert_arrives_at_every_peer_is_silenced_there_and_resolves(fo
             (alert,) = await until(lambda: there(other), "and in the other one")
             assert alert["status"] == {"state": "active", "silencedBy": [], "inhibitedBy": []}
             client = AlertmanagerClient(AlertmanagerPeer(url=other))
-            assert {fingerprint_of_labels(alert["labels"])} <= await client.firing()
+            assert {alertmanager_fingerprint(alert["labels"])} <= await client.firing()
             await client.close()
             assert alert["generatorURL"].startswith("http://127.0.0.1")
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from alerts.evaluation.alert import ActiveAlert
-from alerts.evaluation.fingerprint import fingerprint_of_labels
+from alerts.evaluation.alert import ActiveAlert, alertmanager_fingerprint
 from fleetctl.settings.section import LABEL_NAME
 
 ENDS_AFTER_DELAYS = 4
@@ -69,7 +68,7 @@ def outgoing(
         annotations["fleetctl_state"] = "unknown: its signal is lost"
     labels = labels_in_alertmanager(alert.labels, external_labels)
     return OutgoingAlert(
-        fingerprint=fingerprint_of_labels(labels),
+        fingerprint=alertmanager_fingerprint(labels),
         labels=labels,
         annotations=annotations,
         starts_at=alert.fired_at,

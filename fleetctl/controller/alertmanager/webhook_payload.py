@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from alerts.evaluation.fingerprint import fingerprint_of_labels
+from alerts.evaluation.alert import alertmanager_fingerprint
 from fleetctl.kit.errors import BadInputError
 
 MAX_LABELS = 200
@@ -132,7 +132,7 @@ def _notice(alert: Any, tree: Mapping[str, Any], now: float) -> Notice:
     is_firing = _is_firing(alert, tree, ends_ns, now)
     given = _text(alert.get("fingerprint") or "").strip().lower()
     return Notice(
-        fingerprint=given if 0 < len(given) <= 64 else fingerprint_of_labels(labels),
+        fingerprint=given if 0 < len(given) <= 64 else alertmanager_fingerprint(labels),
         is_firing=is_firing,
         labels=labels,
         annotations=dict(list(annotations.items())[:MAX_LABELS]),

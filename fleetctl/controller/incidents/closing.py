@@ -8,7 +8,7 @@ from pathlib import Path
 
 import structlog
 
-from alerts.sample import LabelSet
+from alerts.labels import LabelSet
 from alerts.series.store import SeriesStore
 from diagnostics import blackbox, postmortem
 from diagnostics.incident import Incident, IncidentStatus, is_over, mitigate, resolve, unmitigate

@@ -9,10 +9,10 @@ import pytest
 from alerts.evaluation.builtin import builtin_rule_files, builtin_signal_files
 from alerts.evaluation.engine import RuleEngine
 from alerts.evaluation.rules import load_rule_files
+from alerts.labels import METRIC_NAME
 from alerts.promql import evaluate
 from alerts.promql.nodes import metric_names
 from alerts.review.catalog import Metric, builtin_catalog
-from alerts.sample import METRIC_NAME
 from alerts.series.store import SeriesStore
 from engine.gpu.reading import GpuReading, GpuSnapshot, GpuState
 from engine.gpu.series import COUNTERS, GAUGES, GpuCollector

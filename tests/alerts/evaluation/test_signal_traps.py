@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from alerts.labels import METRIC_NAME, LabelSet
 from alerts.matcher import Matcher
 from alerts.promql import evaluate
 from alerts.promql.nodes import Node, Selector, children
-from alerts.sample import METRIC_NAME, LabelSet, to_ms
+from alerts.sample import to_ms
 from alerts.series.store import SeriesStore
 from tests.fixtures.signals import GROUPS, METRICS, START, Rig, S, V, histogram
 

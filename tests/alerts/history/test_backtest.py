@@ -15,7 +15,7 @@ from alerts.evaluation.engine import RuleEngine
 from alerts.evaluation.rules import RuleGroup, load_rule_file, load_rule_files
 from alerts.history.backtest import Firing, in_order, needs_order, run_backtest, widened
 from alerts.history.recording import read_recordings, recording_store, wanted_names
-from alerts.sample import METRIC_NAME, LabelSet
+from alerts.labels import METRIC_NAME, LabelSet
 from alerts.series.store import SeriesStore
 
 BASE = 1_700_000_100.0

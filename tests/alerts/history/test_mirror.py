@@ -6,8 +6,8 @@ import numpy as np
 
 from alerts.history.mirror import Mirror, relabelling
 from alerts.history.prometheus_source import RangeSeries
+from alerts.labels import METRIC_NAME, LabelSet
 from alerts.promql import evaluate
-from alerts.sample import METRIC_NAME, LabelSet
 from alerts.series.store import SeriesStore
 
 TARGET = {"job": "llm", "instance": "a:1"}

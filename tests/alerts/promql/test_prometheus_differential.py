@@ -20,10 +20,10 @@ import pytest
 
 from alerts.history.prometheus_source import PrometheusServer, fetch
 from alerts.history.recording import read_recordings, recording_store
+from alerts.labels import LabelSet
 from alerts.promql import evaluate_range, parse
 from alerts.promql.functions import FUNCTIONS
 from alerts.promql.grid import evaluate_grid
-from alerts.sample import LabelSet
 from alerts.series.store import SeriesStore
 from tests.fixtures.alertmanager import NEEDS_PROMETHEUS, PROMETHEUS, server
 

@@ -11,13 +11,14 @@ import random
 import numpy as np
 import pytest
 
+from alerts.labels import METRIC_NAME, LabelSet
 from alerts.matcher import Matcher
 from alerts.promql import evaluate, parse
 from alerts.promql.evaluator import InstantEvaluator
 from alerts.promql.grid import evaluate_grid
 from alerts.promql.nodes import is_empty_without_series
 from alerts.promql.values import Vector
-from alerts.sample import METRIC_NAME, STALE_NAN, LabelSet, is_stale_nan
+from alerts.sample import STALE_NAN, is_stale_nan
 from alerts.series.label_column import LabelColumn
 from alerts.series.store import SeriesStore
 

@@ -16,7 +16,7 @@ import pytest
 import sqlalchemy as sa
 from starlette.requests import Request
 
-from alerts.evaluation.fingerprint import fingerprint_of_labels
+from alerts.evaluation.alert import alertmanager_fingerprint
 from fleetctl.client import ControllerClient
 from fleetctl.controller import tables
 from fleetctl.controller.alertmanager.external_alerts import ExternalAlerts
@@ -298,7 +298,7 @@ async def test_our_own_alert_that_comes_back_is_no_second_one(tmp_path: Path) ->
         own = {"alertname": "LLMNodeDown", "node": "node-1"}
         external = ExternalAlerts(
             controller.database, controller.fleet, controller.clock, WebhookSettings(),
-            lambda: {fingerprint_of_labels(own)},
+            lambda: {alertmanager_fingerprint(own)},
         )  # fmt: skip
         content = body({"labels": own, "status": "firing"}, {"labels": {**own, "x": "y"}})
         await external.take(decode_notification(content, 0.0, max_alerts=10))

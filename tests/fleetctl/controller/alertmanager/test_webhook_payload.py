@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alerts.evaluation.fingerprint import fingerprint_of_labels
+from alerts.evaluation.alert import alertmanager_fingerprint
 from fleetctl.controller.alertmanager.webhook_payload import Notification, decode_notification, parse_time_ns
 from fleetctl.kit.errors import BadInputError
 from tests.fixtures import DATA
@@ -39,7 +39,7 @@ def test_recorded_bodies_are_read_whole_and_their_fingerprints_are_ours(path: Pa
     )  # fmt: skip
     assert found.num_rejected == 0
     for notice, alert in zip(found.notices, tree["alerts"], strict=True):
-        assert notice.fingerprint == alert["fingerprint"] == fingerprint_of_labels(alert["labels"])
+        assert notice.fingerprint == alert["fingerprint"] == alertmanager_fingerprint(alert["labels"])
         assert notice.is_firing == (alert["status"] == "firing")
         assert (notice.ends_ns is None) == notice.is_firing
         assert dict(notice.labels) == alert["labels"]

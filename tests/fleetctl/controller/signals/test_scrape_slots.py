@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
+from alerts.labels import METRIC_NAME
 from alerts.matcher import Matcher
-from alerts.sample import METRIC_NAME
 from alerts.series.store import SeriesStore
 from fleetctl.controller.signals.fetch import Fetcher
 from fleetctl.controller.signals.scrape_slots import AT_ONCE, ScrapeTarget, SlotScraper

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alerts.sample import LabelSet
+from alerts.labels import LabelSet
 
 
 def number_of_sets() -> int:
