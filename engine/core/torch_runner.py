@@ -40,7 +40,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 NON_FINITE_LOGITS = SequenceFailure(FailureKind.NON_FINITE_LOGITS, "non-finite logits")
 _OUT_OF_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "not enough memory")
 WARM_UP_TOKENS = 80
-WARM_UP_SEQ_ID = -1  # the scheduler's ids are never negative
+WARM_UP_SEQ_ID = "warm-up"  # those of requests hold a slash
 
 
 class DeviceError(RuntimeError):

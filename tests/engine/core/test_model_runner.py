@@ -42,7 +42,7 @@ def _drives(count: int, *, seed: int = 0, max_tokens: int = 12, **sampling: floa
     rng = random.Random(seed)
     return [
         Drive(
-            seq_id=i,
+            seq_id=str(i),
             prompt=tuple(rng.randrange(3, 1100) for _ in range(rng.choice([1, 7, 16, 33, 90, 130, 200]))),
             sampling=SamplingParams(
                 max_tokens=max_tokens,
@@ -117,7 +117,7 @@ def test_same_tokens_after_the_cache_was_dropped_and_made_anew(runner: ModelRunn
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_same_logprobs_with_several_threads(model_dir: Path, dtype: str) -> None:
     params = SamplingParams(max_tokens=1, seed=5, num_logprobs=5)
-    drives = [Drive(i, tuple(range(3 + i, 3 + i + n)), params) for i, n in enumerate((300, 90, 1))]
+    drives = [Drive(str(i), tuple(range(3 + i, 3 + i + n)), params) for i, n in enumerate((300, 90, 1))]
     try:
         threaded = ModelRunner(model_dir, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, num_threads=2, dtype=dtype)
         threaded.warm_up()
@@ -137,14 +137,14 @@ def test_same_tokens_and_logprobs_with_any_chunk_size(runner: ModelRunner, chunk
     found = []
     for size in (10_000, chunk):
         drive, beside = (
-            Drive(0, prompt, params, chunk=size),
-            Drive(1, prompt[:40], replace(params, max_tokens=500), chunk=7),
+            Drive("0", prompt, params, chunk=size),
+            Drive("1", prompt[:40], replace(params, max_tokens=500), chunk=7),
         )
         give_blocks([drive, beside], NUM_BLOCKS)
         result = step(runner, [drive, beside], [drive, beside])
         while not drive.is_done:
             result = step(runner, [drive, beside])
-        found.append((drive.output, result.logprobs[0]))
+        found.append((drive.output, result.logprobs["0"]))
     assert found[0] == found[1], "logprobs must be equal to the last bit"
 
 
@@ -168,11 +168,11 @@ def test_same_tokens_after_preemption_with_recompute(runner: ModelRunner) -> Non
 def test_same_tokens_when_a_prefix_is_taken_from_another_sequence(runner: ModelRunner) -> None:
     prompt = tuple(range(100, 180))
     params = SamplingParams(max_tokens=10, seed=1)
-    first = Drive(0, prompt, params)
+    first = Drive("0", prompt, params)
     give_blocks([first], NUM_BLOCKS)
     [expected] = run_all(runner, [first])
     # 64 tokens are four whole blocks of the first sequence, whose cache still stands.
-    second = Drive(1, prompt, params, block_ids=(*first.block_ids[:4], 100, 101, 102), computed=64)
+    second = Drive("1", prompt, params, block_ids=(*first.block_ids[:4], 100, 101, 102), computed=64)
     assert run_all(runner, [second]) == [expected]
 
 
@@ -186,7 +186,7 @@ def test_same_tokens_after_swapping_out_and_in(runner: ModelRunner) -> None:
     moved = tuple(NUM_BLOCKS - 1 - i for i in range(len(drive.block_ids)))
     back = tuple((host, new) for (_, host), new in zip(out, moved, strict=True))
     runner.run_step(StepPlan(0, (), swap_out=out))
-    other = Drive(9, tuple(range(3, 60)), SamplingParams(max_tokens=3), block_ids=(*drive.block_ids, 90, 91, 92, 93))
+    other = Drive("9", tuple(range(3, 60)), SamplingParams(max_tokens=3), block_ids=(*drive.block_ids, 90, 91, 92, 93))
     run_all(runner, [other])
     runner.run_step(StepPlan(0, (), swap_in=back))
     drive.block_ids = moved
@@ -198,12 +198,12 @@ def test_same_tokens_after_swapping_out_and_in(runner: ModelRunner) -> None:
 def test_copy_on_write_leaves_the_source_as_it_was(runner: ModelRunner) -> None:
     prompt = tuple(range(200, 224))
     params = SamplingParams(max_tokens=6, seed=2)
-    one = Drive(0, prompt, params, block_ids=(1, 2, 3))
-    two = Drive(1, prompt, replace(params, seed=3), block_ids=(1, 4, 5), computed=23)
+    one = Drive("0", prompt, params, block_ids=(1, 2, 3))
+    two = Drive("1", prompt, replace(params, seed=3), block_ids=(1, 4, 5), computed=23)
     expected = _alone(runner, [one, replace(two, computed=0)])
     step(runner, [one], [one])
     copy = StepPlan(0, (two.next(),), new=(two.new(),), copies=((2, 4),))
-    two.output.append(runner.run_step(copy).token_ids[1])
+    two.output.append(runner.run_step(copy).token_ids["1"])
     two.computed = 24
     while not (one.is_done and two.is_done):
         step(runner, [d for d in (one, two) if not d.is_done])
@@ -213,42 +213,44 @@ def test_copy_on_write_leaves_the_source_as_it_was(runner: ModelRunner) -> None:
 def test_a_poisoned_sequence_fails_alone(model_dir: Path) -> None:
     runner = ModelRunner(model_dir, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
     healthy, sick = (
-        Drive(0, tuple(range(10, 50)), SamplingParams(max_tokens=9)),
-        Drive(1, (3, 4, 5), SamplingParams(max_tokens=9)),
+        Drive("0", tuple(range(10, 50)), SamplingParams(max_tokens=9)),
+        Drive("1", (3, 4, 5), SamplingParams(max_tokens=9)),
     )
     [expected] = _alone(runner, [healthy])
     give_blocks([healthy, sick], NUM_BLOCKS)
     step(runner, [healthy, sick], [healthy, sick])
     runner._kv[:, :, sick.block_ids[0]] = torch.nan
     result = step(runner, [healthy, sick])
-    assert result.failed == {1: SequenceFailure(FailureKind.NON_FINITE_LOGITS, "non-finite logits")}
-    assert 1 not in result.token_ids
+    assert result.failed == {"1": SequenceFailure(FailureKind.NON_FINITE_LOGITS, "non-finite logits")}
+    assert "1" not in result.token_ids
     while not healthy.is_done:
         step(runner, [healthy])
     assert healthy.output == expected
     # Its blocks may be used again at once: nothing of it is read.
-    heir = replace(healthy, seq_id=2, output=[], computed=0, block_ids=(sick.block_ids[0], 90, 91, 92))
+    heir = replace(healthy, seq_id="2", output=[], computed=0, block_ids=(sick.block_ids[0], 90, 91, 92))
     assert run_all(runner, [heir]) == [expected]
 
 
 @pytest.mark.parametrize(
     ("scheduled", "words"),
     [
-        (Scheduled(77, 0, 1, (1,), samples=True), "does not know"),
-        (Scheduled(5, 0, 9, (1,), samples=False), "positions 0 to 9 were scheduled of 3 tokens"),
-        (Scheduled(5, 0, 2, (1,), samples=True), "before the last"),
-        (Scheduled(5, 0, 3, (), samples=True), "too few"),
-        (Scheduled(5, 0, 3, (NUM_BLOCKS,), samples=True), "block id"),
-        (Scheduled(5, 0, 0, (1,), samples=False), "positions 0 to 0"),
-        (Scheduled(6, 0, 1, (1,), samples=True), "token id"),
+        (Scheduled("77", 0, 1, (1,), samples=True), "does not know"),
+        (Scheduled("5", 0, 9, (1,), samples=False), "positions 0 to 9 were scheduled of 3 tokens"),
+        (Scheduled("5", 0, 2, (1,), samples=True), "before the last"),
+        (Scheduled("5", 0, 3, (), samples=True), "too few"),
+        (Scheduled("5", 0, 3, (NUM_BLOCKS,), samples=True), "block id"),
+        (Scheduled("5", 0, 0, (1,), samples=False), "positions 0 to 0"),
+        (Scheduled("6", 0, 1, (1,), samples=True), "token id"),
     ],
     ids=["unknown", "too many tokens", "too early", "no blocks", "bad block", "no tokens", "bad token"],
 )
 def test_a_wrong_entry_fails_alone_with_its_reason(runner: ModelRunner, scheduled: Scheduled, words: str) -> None:
     params = SamplingParams(max_tokens=3, temperature=0.0)
-    new = tuple(NewSequence(i, tokens, 3, params) for i, tokens in ((4, (7, 8, 9)), (5, (7, 8, 9)), (6, (999_999,))))
-    result = runner.run_step(StepPlan(3, (Scheduled(4, 0, 3, (8,), samples=True), scheduled), new=new))
-    assert list(result.token_ids) == [4]
+    new = tuple(
+        NewSequence(str(i), tokens, 3, params) for i, tokens in ((4, (7, 8, 9)), (5, (7, 8, 9)), (6, (999_999,)))
+    )
+    result = runner.run_step(StepPlan(3, (Scheduled("4", 0, 3, (8,), samples=True), scheduled), new=new))
+    assert list(result.token_ids) == ["4"]
     assert result.failed[scheduled.seq_id].kind is FailureKind.DEFECT
     assert words in result.failed[scheduled.seq_id].message
 
@@ -302,7 +304,7 @@ def test_out_of_memory_outside_the_forward_pass_is_a_memory_error(
 def test_min_tokens_keeps_the_end_away_and_logit_bias_brings_it(runner: ModelRunner) -> None:
     end = 2
     params = SamplingParams(max_tokens=6, min_tokens=3, logit_bias=((end, 100.0),), seed=4)
-    drive = Drive(0, (10, 11, 12), params)
+    drive = Drive("0", (10, 11, 12), params)
     give_blocks([drive], NUM_BLOCKS)
     [output] = run_all(runner, [drive])
     assert end not in output[:3]
@@ -310,10 +312,10 @@ def test_min_tokens_keeps_the_end_away_and_logit_bias_brings_it(runner: ModelRun
 
 
 def test_logprobs_hold_the_drawn_token_and_the_likeliest(runner: ModelRunner) -> None:
-    drive = Drive(0, (10, 11, 12), SamplingParams(max_tokens=1, temperature=0.0, num_logprobs=4))
+    drive = Drive("0", (10, 11, 12), SamplingParams(max_tokens=1, temperature=0.0, num_logprobs=4))
     give_blocks([drive], NUM_BLOCKS)
     result = step(runner, [drive], [drive])
-    found = result.logprobs[0]
+    found = result.logprobs["0"]
     assert len(found.top) == 4
     assert found.top[0] == (drive.output[0], found.chosen)
     assert all(a[1] >= b[1] for a, b in zip(found.top, found.top[1:], strict=False))
@@ -321,11 +323,11 @@ def test_logprobs_hold_the_drawn_token_and_the_likeliest(runner: ModelRunner) ->
 
 
 def test_forgotten_sequences_are_unknown_afterwards(runner: ModelRunner) -> None:
-    drive = Drive(0, (10, 11, 12), SamplingParams(max_tokens=5))
+    drive = Drive("0", (10, 11, 12), SamplingParams(max_tokens=5))
     give_blocks([drive], NUM_BLOCKS)
     step(runner, [drive], [drive])
-    result = runner.run_step(StepPlan(0, (drive.next(),), forgotten=(0,)))
-    assert "does not know" in result.failed[0].message
+    result = runner.run_step(StepPlan(0, (drive.next(),), forgotten=("0",)))
+    assert "does not know" in result.failed["0"].message
 
 
 def test_info_tells_sizes_that_match_the_byte_budget(model_dir: Path) -> None:
