@@ -230,15 +230,15 @@ class Executor:
 
     async def _checked(self, plan: Plan, fleet: FleetView) -> Plan:
         """The plan in full, once its names fit. Raises BadInputError when they do not."""
-        names = judge_names(plan.existing, plan.fresh, fleet)
-        if names.answer is GuardAnswer.NO:
-            raise BadInputError(names.reason, remedy="`fleetctl get nodes` lists them")
+        _refuse_bad_names(plan, fleet)
         earlier: dict[VerbOnTarget, Action | None] = {}
         for action in plan.actions:
             if action.verb.resolve is not None:
                 key = (action.verb.name, action.target)
                 earlier[key] = await self._context.stored(self._journal.last_action, *key)
-        return resolve_plan(plan, fleet, earlier)
+        plan = resolve_plan(plan, fleet, earlier)
+        _refuse_bad_names(plan, fleet)
+        return plan
 
     async def _judged(self, plan: Plan, run: Run, fleet: FleetView) -> Run:
         """The run with the guards' rulings written to its steps, and the status they leave it in."""
@@ -324,6 +324,12 @@ class Executor:
         finally:
             pause.cancel()
             woken.cancel()
+
+
+def _refuse_bad_names(plan: Plan, fleet: FleetView) -> None:
+    names = judge_names(plan.existing, plan.fresh, fleet)
+    if names.answer is GuardAnswer.NO:
+        raise BadInputError(names.reason, remedy="`fleetctl get nodes` lists them")
 
 
 def _standing(run: Run) -> str:

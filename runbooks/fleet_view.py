@@ -80,7 +80,10 @@ class FleetView:
             return self
         nodes = self.nodes
         if nodes is not None and change.creates:
-            nodes = {**nodes, **{name: self._new(name, like) for name, like in change.creates.items()}}
+            # A node that is like none we know is in a pool we do not know: it stays unknown.
+            found = {name: nodes.get(name) or nodes.get(like or "") for name, like in change.creates.items()}
+            new = {name: replace(node, name=name, wanted=True) for name, node in found.items() if node is not None}
+            nodes = {**nodes, **new}
         if self.serving is None:
             return replace(self, nodes=nodes)
         back = frozenset(change.creates) | change.adds | change.pauses
@@ -92,11 +95,6 @@ class FleetView:
         for change in changes:
             view = view.after(change)
         return view
-
-    def _new(self, name: str, like: str | None) -> NodeFacts:
-        assert self.nodes is not None
-        known = self.nodes.get(name) or self.nodes.get(like or "")
-        return replace(known, name=name, wanted=True) if known is not None else NodeFacts(name)
 
 
 def _stands_for(target: Target, node: NodeFacts) -> bool:

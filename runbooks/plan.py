@@ -110,7 +110,7 @@ def resolve_plan(plan: Plan, fleet: FleetView, last_actions: Mapping[VerbOnTarge
     the fleet as those before it leave it. A fleet that is not known leaves the plan as it is: the guards say so. Raises
     BadInputError when a command can't be done.
     """
-    if (nodes := fleet.nodes) is None:
+    if fleet.nodes is None:
         return plan
     steps = []
     done: dict[int, list[Action]] = {}
@@ -129,7 +129,7 @@ def resolve_plan(plan: Plan, fleet: FleetView, last_actions: Mapping[VerbOnTarge
         done.setdefault(step.number, []).append(action)
         change = action.change
         if change is not None and action.target.kind is not TargetKind.NODE:
-            created += [name for name in change.creates if name not in nodes]
+            created += change.creates
         fleet = fleet.after(change)
     undo = tuple(_resolved_undo(item, done.get(item.number, []), fleet) for item in plan.undo)
     last = done[steps[-1].number][-1]

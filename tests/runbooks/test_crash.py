@@ -7,7 +7,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,11 +75,14 @@ SCENARIOS = {
 }  # fmt: skip
 
 
-def live_until_done(world: World) -> Run:
+Live = Callable[[World], Coroutine[Any, Any, Run]]
+
+
+def live_until_done(world: World, live: Live | None = None) -> Run:
     """Controllers, one after the other, until one lives to see the run's end."""
     for _ in range(20):
         try:
-            return asyncio.run(_live(world))
+            return asyncio.run((live or _live)(world))
         except Killed:
             continue
     raise AssertionError("no controller lived")
@@ -101,14 +104,14 @@ def outcome(run: Run, fleet: FakeFleet) -> dict[str, Any]:
     }
 
 
-def one_life(database_url: str, prepare: Prepare, kill_at: set[int]) -> tuple[World, Run]:
+def one_life(database_url: str, prepare: Prepare, kill_at: set[int], live: Live | None = None) -> tuple[World, Run]:
     fleet = FakeFleet.of("node-1", "node-2", "node-3")
     prepare(fleet)
     world = World(database_url, fleet)
     world.wipe()
     world.kill_at = kill_at
     try:
-        return world, live_until_done(world)
+        return world, live_until_done(world, live)
     finally:
         world.close()
 
@@ -123,6 +126,45 @@ def test_dying_at_any_point_changes_nothing_in_the_end(database_url: str, prepar
     assert len(undisturbed.points) >= 28
     for index, point in enumerate(undisturbed.points):
         world, run = one_life(database_url, prepare, {index})
+        assert world.points[index] == point, "the way up to the crash must be the same"
+        assert outcome(run, world.fleet) == expected, f"died at {index}: {point}"
+
+
+SCALINGS = {
+    "out": ("+2", all_goes_well, RunStatus.SUCCEEDED, {"start node-4": 1, "start node-5": 1}),
+    "in": ("2", all_goes_well, RunStatus.SUCCEEDED, {"drain node-3": 3, "stop node-3": 1}),
+    "out that does not help": (
+        "+1",
+        it_does_not_help,
+        RunStatus.UNDONE,
+        {"start node-4": 1, "drain node-4": 0, "stop node-4": 1},
+    ),
+    "in that does harm": (
+        "-1",
+        it_does_not_help,
+        RunStatus.UNDONE,
+        {"drain node-3": 3, "stop node-3": 1, "start node-3": 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+def test_dying_at_any_point_of_a_scaling_means_the_same_nodes(database_url: str, name: str) -> None:
+    size, prepare, status, changes = SCALINGS[name]
+
+    async def scale(world: World) -> Run:
+        executor = world.start(limits=FEW_LOOKS).executor
+        await executor.resume()
+        run = await executor.act(f"scale default --to {size}", reason="", requested_by="ann", idempotency_key="k")
+        return await executor.drive(run.id)
+
+    undisturbed, run = one_life(database_url, prepare, set(), scale)
+    expected = outcome(run, undisturbed.fleet)
+    assert run.status is status
+    assert undisturbed.fleet.changes == changes
+    assert len(undisturbed.points) >= 12
+    for index, point in enumerate(undisturbed.points):
+        world, run = one_life(database_url, prepare, {index}, scale)
         assert world.points[index] == point, "the way up to the crash must be the same"
         assert outcome(run, world.fleet) == expected, f"died at {index}: {point}"
 
