@@ -31,6 +31,7 @@ from runbooks.verb import Verify
 
 MAX_PAGE_BYTES = 256 * 1024
 LANGUAGE = "fleetctl"
+LIBRARY = Path(__file__).parent / "library"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +61,22 @@ class Page:
     markdown: str
 
 
+def builtin_page_files() -> list[Path]:
+    """The pages that ship with the package, sorted by name."""
+    return _page_files(LIBRARY)
+
+
 def load_library(directory: Path | None = None) -> dict[str, Page]:
     """All pages (`*.md` but README.md) of a directory by name; None is the built-in library. Raises BadPageError."""
-    folder = directory or Path(__file__).parent / "library"
+    folder = directory or LIBRARY
     if not folder.is_dir():
         raise BadPageError(str(folder), 0, "no such directory", remedy="name a directory of runbook pages")
-    pages = (load_page(path) for path in sorted(folder.glob("*.md")) if path.name != "README.md")
+    pages = (load_page(path) for path in _page_files(folder))
     return {page.name: page for page in pages}
+
+
+def _page_files(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.glob("*.md")) if path.name != "README.md"]
 
 
 def load_page(path: Path) -> Page:

@@ -95,8 +95,14 @@ class _FileEdge(_Edge):
 _E = TypeVar("_E", bound=_Edge)
 
 
-def run_case_file(path: Path, *, rule_files: Sequence[Path] | None = None, with_annotations: bool = True) -> CaseReport:
-    """Every test of the file; `rule_files` replaces the files it names.
+def run_case_file(
+    path: Path,
+    *,
+    rule_files: Sequence[Path] | None = None,
+    rules: Sequence[RuleGroup] | None = None,
+    with_annotations: bool = True,
+) -> CaseReport:
+    """Every test of the file; `rule_files`, or `rules` that are loaded already, replace the files it names.
 
     Without `with_annotations` only labels are compared: for tests that were written for rules without any.
 
@@ -112,8 +118,10 @@ def run_case_file(path: Path, *, rule_files: Sequence[Path] | None = None, with_
         raise BadCaseError(f"{file}: {reason_of(error)}") from None
     except BadRuleError as error:
         raise BadCaseError(str(error)) from None
-    paths = rule_files if rule_files is not None else _rule_paths(path, edge.rule_files)
-    groups = _ordered([group for each in paths for group in load_rule_file(each)], edge.group_eval_order)
+    if rules is None:
+        paths = rule_files if rule_files is not None else _rule_paths(path, edge.rule_files)
+        rules = [group for each in paths for group in load_rule_file(each)]
+    groups = _ordered(rules, edge.group_eval_order)
     failures: list[str] = []
     num_checks = 0
     for number, test in enumerate(edge.tests, 1):
@@ -143,7 +151,7 @@ def _rule_paths(path: Path, patterns: list[str]) -> list[Path]:
     return paths
 
 
-def _ordered(groups: list[RuleGroup], order: list[str]) -> list[RuleGroup]:
+def _ordered(groups: Sequence[RuleGroup], order: list[str]) -> list[RuleGroup]:
     places = {name: index for index, name in enumerate(order)}
     return sorted(groups, key=lambda group: places.get(group.name, len(places)))
 

@@ -116,6 +116,9 @@ def _read_file(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(tree, dict):
         raise BadInputError(f"{path}: expected a mapping of settings, found {type(tree).__name__}")
+    if isinstance(folders := tree.get("content"), list):
+        # Beside the file that names them, wherever a command is typed.
+        tree["content"] = [path.parent / Path(one).expanduser() if isinstance(one, str) else one for one in folders]
     return tree
 
 

@@ -6,13 +6,14 @@ the environment say is read in `fleetctl.settings.load`.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, PrivateAttr, SecretStr, field_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from fleetctl.kit.errors import BadInputError
 from fleetctl.settings.alertmanager import AlertmanagerPeer, DeliverySettings, WebhookSettings
@@ -47,7 +48,7 @@ class Settings(BaseSettings):
     signals: SignalSettings = Field(default=SignalSettings())
     gateway: GatewaySettings = Field(default=GatewaySettings())
     fleet: FleetSettings = Field(default=FleetSettings())
-    content: tuple[Path, ...] = Field(
+    content: Annotated[tuple[Path, ...], NoDecode] = Field(
         default=(), max_length=50, description="Folders with rules, trees, pages and other content of your own."
     )
     alertmanagers: list[AlertmanagerPeer] = Field(
@@ -69,6 +70,19 @@ class Settings(BaseSettings):
     @classmethod
     def _is_absolute(cls, path: Path) -> Path:
         return path.expanduser().absolute()
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _is_list_of_folders(cls, given: Any) -> Any:
+        """A variable has them as JSON, or as `PATH` has its folders."""
+        if not isinstance(given, str):
+            return given
+        return json.loads(given) if given.lstrip().startswith("[") else given.split(os.pathsep)
+
+    @field_validator("content")
+    @classmethod
+    def _are_absolute(cls, folders: tuple[Path, ...]) -> tuple[Path, ...]:
+        return tuple(folder.expanduser().absolute() for folder in folders)
 
     @field_validator("alertmanagers")
     @classmethod

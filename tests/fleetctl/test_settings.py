@@ -177,3 +177,15 @@ def test_flags_have_the_help_and_the_bounds_of_their_setting(capsys: pytest.Capt
     assert run(["up", "--help"]) == 0
     assert "Number of nodes of a new fleet." in capsys.readouterr().out
     assert run(["up", "--nodes", "65"]) == 2
+
+
+def test_content_folders_lie_beside_the_file_that_names_them_and_a_variable_has_them_as_a_path(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "etc" / "f.yaml"
+    path.parent.mkdir()
+    path.write_text("content: [mine, /srv/team]\n")
+    assert load_settings(path).content == (tmp_path / "etc" / "mine", Path("/srv/team"))
+    for value in ("/srv/a:/srv/b", '["/srv/a", "/srv/b"]'):
+        monkeypatch.setenv("FLEETCTL_CONTENT", value)
+        assert load_settings(path).content == (Path("/srv/a"), Path("/srv/b"))

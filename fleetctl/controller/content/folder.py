@@ -19,11 +19,11 @@ from diagnostics.cause import builtin_cause_files
 from diagnostics.content_file import nearest
 from diagnostics.tree_file import NO_TREE_FILE, builtin_no_tree_file, builtin_tree_files
 from fleetctl.controller.content.content import BUILT_IN, ContentProblem
+from runbooks.page import builtin_page_files
 
 FOLDERS = ("signals", "objectives", "rules", "cases", "trees", "causes", "pages", "policies")
 CATALOG_FILE = "metrics_catalog.yaml"
 _TOP_FILES = (NO_TREE_FILE, CATALOG_FILE)
-_LIBRARY = "runbooks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,6 @@ class Source:
 
 def builtin_source() -> Source:
     """The files of the package."""
-    import runbooks
-
-    library = Path(runbooks.__file__).parent / "library"
     return Source(
         BUILT_IN,
         {
@@ -54,7 +51,7 @@ def builtin_source() -> Source:
             "cases": tuple(builtin_case_files()),
             "trees": tuple(builtin_tree_files()),
             "causes": tuple(builtin_cause_files()),
-            "pages": tuple(path for path in sorted(library.glob("*.md")) if path.name != "README.md"),
+            "pages": tuple(builtin_page_files()),
             "policies": (),
         },
         builtin_no_tree_file(),

@@ -156,7 +156,9 @@ def test_what_does_not_fit_is_refused_with_file_place_and_remedy(
 
 
 def test_everything_bad_in_all_files_is_told_at_once(tmp_path: Path) -> None:
-    broken_tree = TREE.replace("if_yes: neighbour", "if_yes: nowhere").replace('"> 0.1"', '"> 0.1"\n    colour: red')
+    broken_tree = TREE.replace("if_yes: neighbour", "if_yes: nowhere").replace(
+        '"> 0.025"', '"> 0.025"\n    colour: red'
+    )
     broken_page = PAGE.replace("risk: low", "risk: none")
     folder = write_content(
         tmp_path, tree=broken_tree, page=broken_page, policy="policies: {}", rule=RULE.replace("for: 5s", "for: 5")
