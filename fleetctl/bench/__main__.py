@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fleetctl.bench.contest import BenchError, Plan, Row, run
+from fleetctl.bench.contest import BenchError, BenchPlan, BenchRow, run
 from fleetctl.bench.report import describe_machine, render
 
 _WARM_S = 55.0  # rules of one minute have mostly been evaluated twice by then
@@ -28,10 +28,10 @@ def main(argv: Sequence[str]) -> int:
     if not Path(prometheus).exists():
         sys.stderr.write(f"error: no Prometheus at {prometheus}: apt-get install prometheus, or --prometheus PATH\n")
         return 2
-    plan = Plan(tuple(args.nodes), args.warm, args.measure, args.full, prometheus, args.rules_every)
+    plan = BenchPlan(tuple(args.nodes), args.warm, args.measure, args.full, prometheus, args.rules_every)
     target = Path(args.output or Path(os.environ.get("FLEETCTL_STATE_DIR") or ".fleetctl") / "bench" / "signals.md")
     target.parent.mkdir(parents=True, exist_ok=True)
-    rows: list[Row] = []
+    rows: list[BenchRow] = []
     code, note = 0, ""
     try:
         for row in run(plan, _say):
@@ -82,7 +82,7 @@ def _interval(text: str) -> float:
     return seconds
 
 
-def _write(target: Path, plan: Plan, rows: Sequence[Row], note: str) -> str:
+def _write(target: Path, plan: BenchPlan, rows: Sequence[BenchRow], note: str) -> str:
     table = render(plan, rows, note)
     target.write_text(table)
     figures = {"machine": describe_machine(), "rows": [row.to_json() for row in rows], "note": note}

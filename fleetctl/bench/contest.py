@@ -16,8 +16,7 @@ from typing import Any
 
 import httpx
 
-from fleetctl.bench.fleet import INTERVAL_S, labels_of
-from fleetctl.bench.rules import rule_files
+from fleetctl.bench.workload import INTERVAL_S, labels_of, rule_files
 from fleetctl.providers.local import free_port
 
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
@@ -32,7 +31,7 @@ class BenchError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BenchPlan:
     """`warm_s` passes before measuring: windows fill, connections stand, caches are warm.
 
     `rules_every_s`: the shortest interval of rules; None: that of the scrapes, or a longer one for large fleets, at
@@ -46,7 +45,7 @@ class Plan:
     prometheus: str
     rules_every_s: float | None = None
 
-    def of_size(self, num_nodes: int) -> Plan:
+    def of_size(self, num_nodes: int) -> BenchPlan:
         """This plan for one size: long enough that what is measured is the fourth evaluation of a rule or a later one.
 
         In the first ones series appear that other rules read.
@@ -62,7 +61,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BenchRow:
     """`cpu_s_per_min` and `memory_mb` (resident) of the one process.
 
     `evaluation_ms`: what all rules that are due within `rules_every_s` take together.
@@ -83,7 +82,7 @@ class Row:
         return asdict(self)
 
 
-def run(plan: Plan, say: Callable[[str], None]) -> Iterator[Row]:
+def run(plan: BenchPlan, say: Callable[[str], None]) -> Iterator[BenchRow]:
     """Rows as they are measured: for each size ours, then Prometheus. Raises BenchError."""
     for num_nodes in plan.nodes:
         own = plan.of_size(num_nodes)
@@ -96,7 +95,7 @@ def run(plan: Plan, say: Callable[[str], None]) -> Iterator[Row]:
 
 
 @contextmanager
-def _served(plan: Plan, folder: Path) -> Iterator[int]:
+def _served(plan: BenchPlan, folder: Path) -> Iterator[int]:
     seconds = plan.warm_s + plan.measure_s + 60
     command = [sys.executable, "-m", "fleetctl.bench.serve", "--seconds", str(seconds)]
     with _process([*command, "--full"] if plan.is_full else command, folder / "serve") as process:
@@ -104,9 +103,9 @@ def _served(plan: Plan, folder: Path) -> Iterator[int]:
         yield int(out)
 
 
-def _ours(plan: Plan, num_nodes: int, port: int, folder: Path, stack: ExitStack) -> Row:
+def _ours(plan: BenchPlan, num_nodes: int, port: int, folder: Path, stack: ExitStack) -> BenchRow:
     load, every_s = os.getloadavg()[0], plan.rules_every_s or INTERVAL_S
-    command = [sys.executable, "-m", "fleetctl.bench.ours", "--port", str(port), "--nodes", str(num_nodes)]
+    command = [sys.executable, "-m", "fleetctl.bench.signal_side", "--port", str(port), "--nodes", str(num_nodes)]
     command += map(str, rule_files(folder, every_s))
     process = stack.enter_context(_process(command, folder / "ours"))
     time.sleep(plan.warm_s)
@@ -123,13 +122,21 @@ def _ours(plan: Plan, num_nodes: int, port: int, folder: Path, stack: ExitStack)
     cpu_ms = sum(tick["cpu_ms"] for tick in ticks) / num_passes
     problems = {key: last[key] for key in ("failed_scrapes", "dropped", "rule_errors") if last[key]}
     note = f"{cpu_ms:.0f} ms of CPU; {last['firing']} alerts fire" + (f"; {problems}" if problems else "")
-    return Row(
-        "fleetctl", num_nodes, every_s, last["series"], cpu * 60 / took_s, _memory_mb(process, "VmRSS"),
-        _memory_mb(process, "VmHWM"), wall_ms, load, note,
-    )  # fmt: skip
+    return BenchRow(
+        "fleetctl",
+        num_nodes,
+        every_s,
+        last["series"],
+        cpu * 60 / took_s,
+        _memory_mb(process, "VmRSS"),
+        _memory_mb(process, "VmHWM"),
+        wall_ms,
+        load,
+        note,
+    )
 
 
-def _prometheus(plan: Plan, num_nodes: int, port: int, folder: Path, stack: ExitStack) -> Row:
+def _prometheus(plan: BenchPlan, num_nodes: int, port: int, folder: Path, stack: ExitStack) -> BenchRow:
     load, every_s = os.getloadavg()[0], plan.rules_every_s or INTERVAL_S
     own = free_port()
     config = folder / "prometheus.yml"
@@ -137,12 +144,15 @@ def _prometheus(plan: Plan, num_nodes: int, port: int, folder: Path, stack: Exit
     process = stack.enter_context(
         _process(
             [
-                plan.prometheus, f"--config.file={config}", f"--storage.tsdb.path={folder / 'tsdb'}",
-                f"--web.listen-address=127.0.0.1:{own}", "--storage.tsdb.retention.time=6h",
+                plan.prometheus,
+                f"--config.file={config}",
+                f"--storage.tsdb.path={folder / 'tsdb'}",
+                f"--web.listen-address=127.0.0.1:{own}",
+                "--storage.tsdb.retention.time=6h",
             ],
             folder / "prometheus",
         )
-    )  # fmt: skip
+    )
     with httpx.Client(base_url=f"http://127.0.0.1:{own}", trust_env=False, timeout=20.0) as client:
         _wait_for(lambda: _is_ready(client), process, folder / "prometheus")
         time.sleep(plan.warm_s)
@@ -159,7 +169,7 @@ def _prometheus(plan: Plan, num_nodes: int, port: int, folder: Path, stack: Exit
     note = f"{firing} alerts fire" + (f"; {missed} evaluations missed" if missed else "")
     note += f"; {down} nodes down" if down else ""
     each_ms = evaluated_s / took_s * every_s * 1e3
-    return Row("prometheus", num_nodes, every_s, series, cpu * 60 / took_s, *memory, each_ms, load, note)
+    return BenchRow("prometheus", num_nodes, every_s, series, cpu * 60 / took_s, *memory, each_ms, load, note)
 
 
 def _config(num_nodes: int, port: int, rules: list[Path]) -> dict[str, Any]:

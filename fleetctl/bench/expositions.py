@@ -13,9 +13,11 @@ ENGINES = {"vllm": "vllm.prom", "fleetctl": "node.prom"}
 
 # Histograms that the signal rules read; the usual size of a bench target (about 120 samples) has no others.
 _KEPT_HISTOGRAMS = (
-    "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds", "vllm:request_prompt_tokens",
+    "vllm:time_to_first_token_seconds",
+    "vllm:inter_token_latency_seconds",
+    "vllm:request_prompt_tokens",
     "vllm:iteration_tokens_total",
-)  # fmt: skip
+)
 _BULK = ("python_", "http_", "process_virtual", "vllm:request_params", "vllm:mm_cache")
 _LE = re.compile(r'le="([^"]+)"')
 _SEEN_PER_SCRAPE = 12.0  # observations of each histogram between two scrapes, on average
@@ -32,7 +34,7 @@ class _Line:
     bound: float | None
 
 
-class Node:
+class NodeExposition:
     """One node's metrics. Deterministic: the same seed gives the same texts."""
 
     def __init__(self, engine: str, seed: int, *, is_full: bool = False) -> None:

@@ -7,10 +7,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from fleetctl.bench.contest import Plan, Row
+from fleetctl.bench.contest import BenchPlan, BenchRow
 
 
-def render(plan: Plan, rows: Sequence[Row], note: str) -> str:
+def render(plan: BenchPlan, rows: Sequence[BenchRow], note: str) -> str:
     lines = [
         f"{describe_machine()}. Scraped every 5 s, rules evaluated every 5 s or as the column says, which holds for "
         f"both; measured for at least {plan.measure_s:g} s after {plan.warm_s:g} s, one after the other. Ratios are "
@@ -33,7 +33,7 @@ def render(plan: Plan, rows: Sequence[Row], note: str) -> str:
     return "\n".join([*lines, *(["", note] if note else []), ""])
 
 
-def _ratio(own: Row, peer: Row | None, figure: str) -> str:
+def _ratio(own: BenchRow, peer: BenchRow | None, figure: str) -> str:
     return f"{getattr(own, figure) / getattr(peer, figure):.2f}" if peer is not None else ""
 
 

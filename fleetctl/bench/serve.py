@@ -13,8 +13,8 @@ from typing import cast
 
 import uvloop
 
-from fleetctl.bench.expositions import Node
-from fleetctl.bench.fleet import ENGINE_OF, INTERVAL_S, NUM_KINDS
+from fleetctl.bench.expositions import NodeExposition
+from fleetctl.bench.workload import ENGINE_OF, INTERVAL_S, NUM_KINDS
 
 _HEAD = "HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: {}\r\n\r\n"
 _NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
@@ -51,7 +51,7 @@ async def _serve(seconds: float, *, is_full: bool) -> None:
     count = int(seconds / INTERVAL_S) + 2
     texts = []
     for kind in range(NUM_KINDS):
-        node = Node(ENGINE_OF[kind % len(ENGINE_OF)], kind, is_full=is_full)
+        node = NodeExposition(ENGINE_OF[kind % len(ENGINE_OF)], kind, is_full=is_full)
         bodies = [node.next_text().encode() for _ in range(count)]
         texts.append([_HEAD.format(len(body)).encode() + body for body in bodies])
     started_at = time.monotonic()

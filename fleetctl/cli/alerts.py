@@ -98,13 +98,17 @@ def register(app: typer.Typer) -> None:
             ["alert", "severity", "for", "group", "measures", *wide],
             [
                 [
-                    view.name, view.severity or "-", out.seconds(view.for_s) if view.for_s else "0s", view.group,
-                    _one_line(view.subject), *([view.file, _one_line(view.expr)] if wide else []),
+                    view.name,
+                    view.severity or "-",
+                    out.seconds(view.for_s) if view.for_s else "0s",
+                    view.group,
+                    _one_line(view.subject),
+                    *([view.file, _one_line(view.expr)] if wide else []),
                 ]
                 for view in views
             ],
             empty="no alert rules in these files",
-        )  # fmt: skip
+        )
 
     @alerts.command()
     def explain(

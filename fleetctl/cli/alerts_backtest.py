@@ -221,27 +221,33 @@ def _print(result: Backtest, marked: tuple[float, float] | None, *, wide: bool) 
         ["alert", "severity", "fired", "per week", *lead],
         [
             [
-                report.alert, report.severity or "-", str(report.num_firings), f"{report.pages_per_week:.3g}",
+                report.alert,
+                report.severity or "-",
+                str(report.num_firings),
+                f"{report.pages_per_week:.3g}",
                 *([_lead(report.lead_s)] if marked else []),
             ]
             for report in result.alerts
         ],
         empty="no alert rules in these files",
-    )  # fmt: skip
+    )
     if result.firings:
         out.stdout().print()
     print_table(
         ["fired", "lasted", "alert", "severity", "where", "summary"],
         [
             [
-                _time(f.fired_at), out.seconds(f.resolved_at - f.fired_at) if f.resolved_at else "to the end", f.alert,
-                f.severity or "-", f.labels.get("node") or f.labels.get("instance") or f.labels.get("pool") or "fleet",
+                _time(f.fired_at),
+                out.seconds(f.resolved_at - f.fired_at) if f.resolved_at else "to the end",
+                f.alert,
+                f.severity or "-",
+                f.labels.get("node") or f.labels.get("instance") or f.labels.get("pool") or "fleet",
                 f.summary,
             ]
             for f in (result.firings if wide else result.firings[:50])
         ],
         empty="no alert would have fired",
-    )  # fmt: skip
+    )
     if not wide and len(result.firings) > 50:
         out.stderr().print(f"and {len(result.firings) - 50} more: -o wide")
     for rule, error in result.errors.items():

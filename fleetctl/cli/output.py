@@ -28,14 +28,14 @@ class Output(StrEnum):
 
 OutputOption = Annotated[Output, typer.Option("-o", "--output", help="How to print the result.")]
 
-STATE_STYLE = {
-    "ready": "green", "active": "green", "succeeded": "green", "resolved": "green", "yes": "green",
-    "starting": "cyan", "running": "cyan", "verifying": "cyan", "approved": "cyan", "mitigating": "cyan",
-    "pending": "yellow", "proposed": "yellow", "cordoned": "yellow", "draining": "yellow", "drained": "yellow",
-    "not_ready": "yellow", "ticket": "yellow", "unknown": "magenta", "unreachable": "magenta", "undone": "magenta",
-    "firing": "red", "open": "red", "failed": "red", "page": "red", "refused": "red", "denied": "red",
-}  # fmt: skip
-
+_STATES_OF_STYLE = {
+    "green": ("ready", "active", "succeeded", "resolved", "yes"),
+    "cyan": ("starting", "running", "verifying", "approved", "mitigating"),
+    "yellow": ("pending", "proposed", "cordoned", "draining", "drained", "not_ready", "ticket"),
+    "magenta": ("unknown", "unreachable", "undone"),
+    "red": ("firing", "open", "failed", "page", "refused", "denied"),
+}
+STATE_STYLE = {state: style for style, states in _STATES_OF_STYLE.items() for state in states}
 
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 

@@ -25,9 +25,11 @@ def register(app: typer.Typer) -> None:
         """Run the controller in the foreground until SIGTERM. Runs in progress go on at the next start."""
         given = context.current()
         flags = {
-            "--config": given.config, "--state-dir": given.state_dir, "--controller": given.controller_url,
+            "--config": given.config,
+            "--state-dir": given.state_dir,
+            "--controller": given.controller_url,
             "--log-level": given.log_level,
-        }  # fmt: skip
+        }
         words = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
         # This process becomes the controller, so that it keeps none of the command line's libraries.
         os.execv(sys.executable, [sys.executable, "-m", "fleetctl.controller", *words])  # noqa: S606  ourselves

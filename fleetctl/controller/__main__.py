@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fleetctl.kit.errors import FleetctlError
-from fleetctl.kit.lean import hidden
+from fleetctl.kit.hidden_imports import hidden_imports
 
 
 def main(argv: Sequence[str]) -> int:
@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(args: argparse.Namespace) -> None:
-    with hidden("rich", "pygments"):
+    with hidden_imports("rich", "pygments"):
         import uvloop
 
         from fleetctl.controller.app import serve

@@ -25,45 +25,61 @@ class ControllerMetrics:
             "controller_incidents", "Incidents opened, by severity.", ["severity"], registry=self.registry
         )
         self.alertmanager_sent = Counter(
-            "controller_alertmanager_alerts_sent", "Alerts that an Alertmanager took, resends too.",
-            ["alertmanager"], registry=self.registry,
-        )  # fmt: skip
+            "controller_alertmanager_alerts_sent",
+            "Alerts that an Alertmanager took, resends too.",
+            ["alertmanager"],
+            registry=self.registry,
+        )
         self.alertmanager_failed = Counter(
-            "controller_alertmanager_alerts_failed", "Alerts in requests to an Alertmanager that failed.",
-            ["alertmanager"], registry=self.registry,
-        )  # fmt: skip
+            "controller_alertmanager_alerts_failed",
+            "Alerts in requests to an Alertmanager that failed.",
+            ["alertmanager"],
+            registry=self.registry,
+        )
         self.alertmanager_dropped = Counter(
-            "controller_alertmanager_alerts_dropped", "Alerts given up: the queue was full, or they waited too long.",
-            ["alertmanager"], registry=self.registry,
-        )  # fmt: skip
+            "controller_alertmanager_alerts_dropped",
+            "Alerts given up: the queue was full, or they waited too long.",
+            ["alertmanager"],
+            registry=self.registry,
+        )
         self.alertmanager_last_success = Gauge(
-            "controller_alertmanager_last_success_timestamp_seconds", "When an Alertmanager last took alerts.",
-            ["alertmanager"], registry=self.registry,
-        )  # fmt: skip
+            "controller_alertmanager_last_success_timestamp_seconds",
+            "When an Alertmanager last took alerts.",
+            ["alertmanager"],
+            registry=self.registry,
+        )
         self.webhook_notifications = Counter(
-            "controller_webhook_notifications", "Alertmanager's notifications (accepted, refused, deferred).",
-            ["result"], registry=self.registry,
-        )  # fmt: skip
+            "controller_webhook_notifications",
+            "Alertmanager's notifications (accepted, refused, deferred).",
+            ["result"],
+            registry=self.registry,
+        )
         self.webhook_alerts = Counter(
-            "controller_webhook_alerts", "Alerts in accepted notifications (new, repeated, rejected).",
-            ["result"], registry=self.registry,
-        )  # fmt: skip
+            "controller_webhook_alerts",
+            "Alerts in accepted notifications (new, repeated, rejected).",
+            ["result"],
+            registry=self.registry,
+        )
         self.webhook_truncated = Counter(
-            "controller_webhook_truncated_alerts", "Alerts that Alertmanager left out of its notifications.",
+            "controller_webhook_truncated_alerts",
+            "Alerts that Alertmanager left out of its notifications.",
             registry=self.registry,
-        )  # fmt: skip
+        )
         self.silences_known = Gauge(
-            "controller_silences_known", "1 while Alertmanager's silences are known, or there is none.",
+            "controller_silences_known",
+            "1 while Alertmanager's silences are known, or there is none.",
             registry=self.registry,
-        )  # fmt: skip
+        )
         self.content_load_failed = Gauge(
-            "fleetctl_content_load_failed", "1 while the newest content can't be loaded and older content is in force.",
+            "fleetctl_content_load_failed",
+            "1 while the newest content can't be loaded and older content is in force.",
             registry=self.registry,
-        )  # fmt: skip
+        )
         self.content_loaded_at = Gauge(
-            "fleetctl_content_loaded_timestamp_seconds", "When the content in force was loaded.",
+            "fleetctl_content_loaded_timestamp_seconds",
+            "When the content in force was loaded.",
             registry=self.registry,
-        )  # fmt: skip
+        )
         self.nodes = Gauge("controller_nodes", "Nodes by phase.", ["phase"], registry=self.registry)
         self.alerts = Gauge("controller_alerts", "Alerts by state.", ["state"], registry=self.registry)
         self.open_incidents = Gauge("controller_open_incidents", "Incidents not resolved.", registry=self.registry)

@@ -131,9 +131,14 @@ class Timeline:
         data: Mapping[str, Any] | None,
     ) -> dict[str, Any]:
         return {
-            "at": self._clock.now(), "kind": kind, "text": text[:MAX_TEXT_CHARS], "incident_id": incident_id,
-            "run_id": run_id, "node": node and node[:MAX_NODE_CHARS], "data": dict(data or {}),
-        }  # fmt: skip
+            "at": self._clock.now(),
+            "kind": kind,
+            "text": text[:MAX_TEXT_CHARS],
+            "incident_id": incident_id,
+            "run_id": run_id,
+            "node": node and node[:MAX_NODE_CHARS],
+            "data": dict(data or {}),
+        }
 
 
 def insert_event(connection: sa.Connection, values: Mapping[str, Any]) -> int:

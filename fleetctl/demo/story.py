@@ -16,7 +16,7 @@ import httpx
 
 from fleetctl.client import ControllerClient
 from fleetctl.demo.report import DemoReport, RequestCounts
-from fleetctl.demo.traffic import Traffic
+from fleetctl.demo.traffic import DemoTraffic
 from fleetctl.kit.errors import FleetctlError, UnreachableError
 from fleetctl.load.trace import load_trace
 from fleetctl.providers.local import free_port
@@ -79,7 +79,7 @@ class _Story:
 
     async def run(self) -> DemoReport:
         plan = self._plan
-        traffic = Traffic(
+        traffic = DemoTraffic(
             self._view.gateway_url,
             self._stack.settings.fleet.model,
             rate_per_s=plan.rate_per_s,
@@ -93,13 +93,13 @@ class _Story:
         )
         async with asyncio.TaskGroup() as tasks:
             watch = tasks.create_task(self._watch())
-            sending = tasks.create_task(traffic.run())
+            sending = tasks.create_task(traffic.send_until_stopped())
             await self._wait_for_signals()
             fault_at = await self._inject_fault()
             incident = await self._wait_for_repair(fault_at)
             if incident is not None:
                 await asyncio.sleep(AFTERGLOW_S)
-            traffic.stop()
+            traffic.stop_sending()
             await sending
             watch.cancel()
         self._tell(time.time(), "traffic.stopped", "checking every request's tokens")
@@ -165,7 +165,7 @@ class _Story:
         return incident.opened_at >= fault_at and named in (None, self._plan.fault_node)
 
     def _report(
-        self, fault_at: float, incident: Incident | None, counts: RequestCounts, traffic: Traffic
+        self, fault_at: float, incident: Incident | None, counts: RequestCounts, traffic: DemoTraffic
     ) -> DemoReport:
         def after_fault(kinds: Sequence[str]) -> float | None:
             times = [e.at - fault_at for e in self._events if e.kind in kinds and e.at >= fault_at]

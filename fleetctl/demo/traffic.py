@@ -7,11 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fleetctl.demo.report import RequestCounts
-from fleetctl.load.answer import Answer
 from fleetctl.load.client import LoadRun, LoadSettings, measure_chars_per_token
-from fleetctl.load.generate import Traffic as Kind
-from fleetctl.load.generate import generate_shapes
+from fleetctl.load.generated_shapes import TrafficKind, generate_shapes
 from fleetctl.load.shape import RequestShape, Scale, scale_shapes
+from fleetctl.load.streamed_answer import StreamedAnswer
 from fleetctl.load.trace import load_trace
 
 # What the small demo model serves on two cores beside everything else; traces are cut to it.
@@ -19,8 +18,8 @@ MAX_PROMPT_TOKENS = 512
 MAX_OUTPUT_TOKENS = 400
 
 
-class Traffic:
-    """Sends requests from `run` until `stop`."""
+class DemoTraffic:
+    """Sends requests from `send_until_stopped` until `stop_sending`."""
 
     def __init__(self, gateway_url: str, model: str, *, rate_per_s: float, seed: int, trace: Path | None) -> None:
         self._url, self._model = gateway_url, model
@@ -30,20 +29,21 @@ class Traffic:
         self._load: LoadRun | None = None
         self._ttft: list[tuple[float, float]] = []  # (seconds since the start, TTFT)
 
-    async def run(self) -> None:
+    async def send_until_stopped(self) -> None:
+        """Send, and return when all that was sent has ended."""
         chars = await measure_chars_per_token(self._url, self._model)
         self._load = LoadRun(
             LoadSettings(url=self._url, model=self._model, seed=self._seed, chars_per_token=chars),
             on_answer=self._note,
         )
-        await self._load.run(self._shapes, self._stop)
+        await self._load.send_all(self._shapes, self._stop)
 
-    def stop(self) -> None:
-        """Send nothing more; `run` returns when what is in flight has ended."""
+    def stop_sending(self) -> None:
+        """Send nothing more; `send_until_stopped` returns when what is in flight has ended."""
         self._stop.set()
 
     async def account(self) -> RequestCounts:
-        """Every request's fate. Moved ones are run again undisturbed, and must have got the same tokens."""
+        """Every request's fate. Moved ones are sent again undisturbed, and must have got the same tokens."""
         assert self._load is not None
         report = await self._load.verify_moved()
         return RequestCounts(
@@ -61,7 +61,7 @@ class Traffic:
         chosen = sorted(ttft for sent_at, ttft in self._ttft if since <= sent_at < until)
         return chosen[min(len(chosen) - 1, int(0.95 * len(chosen)))] if chosen else None
 
-    def _note(self, answer: Answer) -> None:
+    def _note(self, answer: StreamedAnswer) -> None:
         if answer.ttft_s is not None:
             self._ttft.append((answer.sent_at, answer.ttft_s))
 
@@ -70,7 +70,7 @@ def traffic_shapes(rate_per_s: float, seed: int, trace: Path | None) -> Iterable
     """Built-in traffic, or a trace's shapes at this mean rate. Raises BadInputError for an unreadable trace."""
     if trace is None:
         return generate_shapes(
-            Kind(
+            TrafficKind(
                 rate_per_s=rate_per_s,
                 output_tokens_median=32,
                 output_sigma=1.2,  # a long tail: some are under way when a node is emptied

@@ -1,4 +1,4 @@
-"""Drives real streamed traffic through a gateway, open loop, and keeps the books of each request's fate."""
+"""Drives real streamed traffic through a gateway, open loop, and keeps a ledger of each request's fate."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from typing import Any
 import aiohttp
 import structlog
 
-from fleetctl.load.account import Books, Report, RequestFate, Verdict, compare, judge
-from fleetctl.load.answer import Answer, EventLines
+from fleetctl.load.ledger import Report, RequestLedger
 from fleetctl.load.prompt import CHARS_PER_TOKEN, prompt_text
+from fleetctl.load.request_fate import JudgedFate, RequestFate, compare, judge
 from fleetctl.load.shape import RequestShape
+from fleetctl.load.streamed_answer import EventLines, StreamedAnswer
 
 log = structlog.get_logger()
 
@@ -54,7 +55,7 @@ class _Sent:
     request_id: str
     shape: RequestShape
     number: int
-    answer: Answer
+    answer: StreamedAnswer
 
 
 class LoadRun:
@@ -65,7 +66,7 @@ class LoadRun:
         settings: LoadSettings,
         *,
         clock: Callable[[], float] = time.monotonic,
-        on_answer: Callable[[Answer], None] | None = None,
+        on_answer: Callable[[StreamedAnswer], None] | None = None,
     ) -> None:
         """`on_answer` sees each answer when its request has ended."""
         self._settings = settings
@@ -73,7 +74,7 @@ class LoadRun:
         self._on_answer = on_answer
         self._url = settings.url.rstrip("/")
         self._name = f"load-{secrets.token_hex(4)}"
-        self._books = Books()
+        self._ledger = RequestLedger()
         self._moved: list[_Sent] = []
         self._started: float | None = None
         self._ended: float | None = None
@@ -81,10 +82,10 @@ class LoadRun:
     def report(self) -> Report:
         """The numbers so far."""
         if self._started is None:
-            return self._books.report(0.0)
-        return self._books.report((self._ended or self._clock()) - self._started)
+            return self._ledger.report(0.0)
+        return self._ledger.report((self._ended or self._clock()) - self._started)
 
-    async def run(self, shapes: Iterable[RequestShape], stop: asyncio.Event) -> Report:
+    async def send_all(self, shapes: Iterable[RequestShape], stop: asyncio.Event) -> Report:
         """Send each shape at its time until the shapes or `stop` end it; then wait for what is in flight.
 
         Cancelling it hangs up on every request and leaves no task behind.
@@ -97,7 +98,7 @@ class LoadRun:
                     if await _is_set_within(stop, self._started + shape.at_s - self._clock()):
                         break
                     if len(tasks) >= self._settings.max_in_flight:
-                        self._books.held_back += 1
+                        self._ledger.held_back += 1
                         continue
                     task = asyncio.create_task(self._request(session, shape, number))
                     tasks.add(task)
@@ -110,7 +111,7 @@ class LoadRun:
                     task.cancel()
                 await asyncio.gather(*left, return_exceptions=True)
                 self._ended = self._clock()
-                self._books.check_integrity()
+                self._ledger.check_integrity()
         return self.report()
 
     async def verify_moved(self, *, max_requests: int | None = None) -> Report:
@@ -121,7 +122,7 @@ class LoadRun:
         async with self._session() as session, asyncio.TaskGroup() as group:
             for sent in chosen:
                 group.create_task(self._verify(session, sent, gate))
-        self._books.check_integrity()
+        self._ledger.check_integrity()
         return self.report()
 
     def _session(self) -> aiohttp.ClientSession:
@@ -135,24 +136,31 @@ class LoadRun:
     async def _request(self, session: aiohttp.ClientSession, shape: RequestShape, number: int) -> None:
         """Send one request and book its fate, whatever happens."""
         request_id = f"{self._name}-{number}"
-        answer = Answer(sent_at=self._clock())
-        verdict = Verdict(RequestFate.ABANDONED, "stopped")
-        self._books.open(request_id)
+        answer = StreamedAnswer(sent_at=self._clock())
+        judged = JudgedFate(RequestFate.ABANDONED, "stopped")
+        self._ledger.book_sent(request_id)
         try:
             await self._exchange(session, request_id, self._body(shape, number), answer)
-            verdict = judge(answer, shape.output_tokens)
-            verdict = await self._look_up(session, request_id, shape, number, answer, verdict)
+            judged = judge(answer, shape.output_tokens)
+            judged = await self._look_up(session, request_id, shape, number, answer, judged)
         finally:
-            self._books.close(request_id, verdict, answer)
+            self._ledger.book_end(request_id, judged, answer)
             if self._on_answer is not None:
                 self._on_answer(answer)
-            if verdict.fate in (RequestFate.LOST, RequestFate.DUPLICATED):
+            if judged.fate in (RequestFate.LOST, RequestFate.DUPLICATED):
                 log.warning(
-                    "request.went_wrong", request_id=request_id, fate=verdict.fate.value, reason=verdict.reason,
-                    error=answer.error, tokens=answer.num_tokens, asked=shape.output_tokens,
-                )  # fmt: skip
+                    "request.went_wrong",
+                    request_id=request_id,
+                    fate=judged.fate.value,
+                    reason=judged.reason,
+                    error=answer.error,
+                    tokens=answer.num_tokens,
+                    asked=shape.output_tokens,
+                )
 
-    async def _exchange(self, session: aiohttp.ClientSession, request_id: str, body: bytes, answer: Answer) -> None:
+    async def _exchange(
+        self, session: aiohttp.ClientSession, request_id: str, body: bytes, answer: StreamedAnswer
+    ) -> None:
         """Send the body and read the stream into `answer`, until its end or until it breaks."""
         headers = {"Content-Type": "application/json", "X-Request-Id": request_id}
         events = EventLines()
@@ -161,8 +169,8 @@ class LoadRun:
                 answer.status = response.status
                 while data := await response.content.readany():
                     if response.status == 200:
-                        for event in events.feed(data):
-                            answer.take(event, self._clock())
+                        for event in events.events_in(data):
+                            answer.take_event(event, self._clock())
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             answer.error = type(error).__name__
         answer.ended_at = self._clock()
@@ -173,26 +181,26 @@ class LoadRun:
         request_id: str,
         shape: RequestShape,
         number: int,
-        answer: Answer,
-        verdict: Verdict,
-    ) -> Verdict:
+        answer: StreamedAnswer,
+        judged: JudgedFate,
+    ) -> JudgedFate:
         """Ask the gateway whether the request moved, and whether a refusal was one."""
         if answer.status is None:
-            return verdict
+            return judged
         fate = await self._gateway_fate(session, request_id)
         if fate is None:
-            self._books.move_unknown += 1
-            return verdict
-        if verdict.fate is RequestFate.REFUSED and fate.get("fate") == "failed":
+            self._ledger.move_unknown += 1
+            return judged
+        if judged.fate is RequestFate.REFUSED and fate.get("fate") == "failed":
             # A node had taken it: for the client that is a loss, however politely it was told.
-            verdict = Verdict(RequestFate.LOST, "failed_after_start")
+            judged = JudgedFate(RequestFate.LOST, "failed_after_start")
         if fate.get("moved"):
-            self._books.moved += 1
-            if verdict.fate is RequestFate.FINISHED:
-                self._books.moved_finished += 1
+            self._ledger.moved += 1
+            if judged.fate is RequestFate.FINISHED:
+                self._ledger.moved_finished += 1
                 if len(self._moved) < MAX_REMEMBERED:
                     self._moved.append(_Sent(request_id, shape, number, answer))
-        return verdict
+        return judged
 
     async def _gateway_fate(self, session: aiohttp.ClientSession, request_id: str) -> dict[str, Any] | None:
         timeout = aiohttp.ClientTimeout(total=LOOKUP_TIMEOUT_S)
@@ -210,7 +218,7 @@ class LoadRun:
         body, asked = self._body(sent.shape, sent.number), sent.shape.output_tokens
         async with gate:
             for turn in range(VERIFY_TRIES):
-                again = Answer(sent_at=self._clock())
+                again = StreamedAnswer(sent_at=self._clock())
                 await self._exchange(session, f"{sent.request_id}-again-{turn}", body, again)
                 if judge(again, asked).fate is not RequestFate.REFUSED:
                     break
@@ -218,12 +226,12 @@ class LoadRun:
         if judge(again, asked).fate is not RequestFate.FINISHED:
             self._moved.append(sent)  # stays unverified: nothing is known for or against it
             return
-        verdict = compare(sent.answer, again)
-        if verdict.fate is RequestFate.FINISHED:
-            self._books.verified += 1
+        judged = compare(sent.answer, again)
+        if judged.fate is RequestFate.FINISHED:
+            self._ledger.verified += 1
         else:
-            self._books.correct(verdict)
-            log.warning("request.differs_after_move", request_id=sent.request_id, fate=verdict.fate.value)
+            self._ledger.correct(judged)
+            log.warning("request.differs_after_move", request_id=sent.request_id, fate=judged.fate.value)
 
     def _body(self, shape: RequestShape, number: int) -> bytes:
         settings = self._settings
@@ -252,7 +260,7 @@ async def measure_chars_per_token(url: str, model: str) -> float:
     run = LoadRun(LoadSettings(url=url, model=model))
     counts = []
     for prompt_tokens in (1, CALIBRATION_TOKENS):
-        answer = Answer(sent_at=0.0)
+        answer = StreamedAnswer(sent_at=0.0)
         shape = RequestShape(0.0, prompt_tokens, 1)
         async with run._session() as session:
             await run._exchange(session, f"{run._name}-calibrate-{prompt_tokens}", run._body(shape, 0), answer)

@@ -58,12 +58,12 @@ SCOPE_LABELS: dict[str, tuple[str, ...]] = {
     "zone": ("zone", "availability_zone", "topology_kubernetes_io_zone"),
     "revision": ("revision",),
 }
-SEVERITIES = {  # a line for each of ours
-    "emergency": "critical", "fatal": "critical", "disaster": "critical", "p1": "critical", "sev1": "critical",
-    "error": "page", "high": "page", "major": "page", "p2": "page", "sev2": "page",
-    "warn": "warning", "minor": "warning", "medium": "warning", "p3": "warning", "sev3": "warning",
-    "info": "ticket", "none": "ticket", "low": "ticket", "p4": "ticket", "p5": "ticket", "sev4": "ticket",
-}  # fmt: skip
+SEVERITIES = {
+    **dict.fromkeys(("emergency", "fatal", "disaster", "p1", "sev1"), "critical"),
+    **dict.fromkeys(("error", "high", "major", "p2", "sev2"), "page"),
+    **dict.fromkeys(("warn", "minor", "medium", "p3", "sev3"), "warning"),
+    **dict.fromkeys(("info", "none", "low", "p4", "p5", "sev4"), "ticket"),
+}
 
 
 class WebhookSettings(Credentials):

@@ -25,7 +25,7 @@ from fleetctl.tui.held_logs import held_logs
 from fleetctl.tui.incident_pane import IncidentPane
 from fleetctl.tui.incident_view import plan_of
 from fleetctl.tui.messages import SnapshotTaken, StoryTold
-from fleetctl.tui.snapshot import Controller, Snapshot, SnapshotReader, proposal
+from fleetctl.tui.snapshot import CockpitClient, Snapshot, SnapshotReader, proposal
 from fleetctl.tui.status_bar import StatusBar
 from fleetctl.wire import ActionRequest, ApprovalRequest, IncidentStatus, Node, NodePhase, Run
 from runbooks.target import Target, TargetKind, node_target
@@ -37,7 +37,7 @@ log = structlog.get_logger()
 POLL_EVERY_S = 1.0
 
 
-class Closable(Controller, Protocol):
+class Closable(CockpitClient, Protocol):
     async def close(self) -> None: ...
 
 
@@ -248,7 +248,7 @@ class Cockpit(App[None]):
 
     # -- loops --------------------------------------------------------------------------------------------------
 
-    async def _poll(self, controller: Controller, every_s: float) -> None:
+    async def _poll(self, controller: CockpitClient, every_s: float) -> None:
         reader = SnapshotReader(controller, self._now)
         while True:
             self._wake.clear()

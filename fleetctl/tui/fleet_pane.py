@@ -8,7 +8,7 @@ from textual.containers import Vertical
 from textual.widgets import DataTable, Static
 
 from fleetctl.tui.keyed_table import KeyedTable
-from fleetctl.tui.paint import line
+from fleetctl.tui.rich_text import line
 from fleetctl.tui.snapshot import Snapshot
 from fleetctl.tui.view_model import FLEET_COLUMNS, FLEET_NUMBERS, fleet_rows, node_lines
 from fleetctl.wire import Node

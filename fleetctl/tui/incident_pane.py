@@ -11,13 +11,13 @@ from textual.containers import Vertical, VerticalScroll
 from textual.message import Message
 from textual.widgets import DataTable, Markdown, Static
 
-from fleetctl.tui.incident_view import INCIDENT_COLUMNS, Section, incident_rows, incident_view
+from fleetctl.tui.incident_view import INCIDENT_COLUMNS, StorySection, incident_rows, incident_view
 from fleetctl.tui.keyed_table import KeyedTable
-from fleetctl.tui.paint import paint_section
+from fleetctl.tui.rich_text import paint_section
 from fleetctl.tui.snapshot import Snapshot
 from fleetctl.wire import Incident, IncidentStatus
 
-# Section of the view, and which of its columns takes the room that is left.
+# StorySection of the view, and which of its columns takes the room that is left.
 _SECTIONS = (("head", 1), ("ask", 1), ("run", 2), ("diagnosis", 1), ("timeline", 1))
 
 
@@ -42,7 +42,7 @@ class IncidentPane(Vertical):
         self._page = Markdown(id="page", open_links=False)
         self._snapshot = Snapshot()
         self._chosen: str | None = None
-        self._drawn: dict[str, Section | None] = {}
+        self._drawn: dict[str, StorySection | None] = {}
         self._page_drawn = ""
 
     def compose(self) -> ComposeResult:
@@ -110,7 +110,7 @@ class IncidentPane(Vertical):
             self._chosen = gravest.id
             self.table.select(gravest.id)
 
-    def _draw(self, name: str, wide: int, section: Section | None) -> None:
+    def _draw(self, name: str, wide: int, section: StorySection | None) -> None:
         if name in self._drawn and self._drawn[name] == section:
             return
         self._drawn[name] = section

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from fleetctl.tui.snapshot import current_run, proposal
-from fleetctl.tui.view_model import UNKNOWN, Cell, Row, Tone, age, clip, span
+from fleetctl.tui.view_model import UNKNOWN, Cell, TableRow, Tone, age, clip, span
 from fleetctl.wire import (
     Diagnosis,
     Evidence,
@@ -52,7 +52,7 @@ _CONFIDENCE = {"confirmed": Tone.GOOD, "likely": Tone.WARN, "unknown": Tone.DIM}
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class StorySection:
     """A heading, a table under it, and lines under that."""
 
     heading: Cell
@@ -62,17 +62,17 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class IncidentView:
-    head: Section
-    ask: Section | None  # what waits for a person; None when nothing does
-    diagnosis: Section
-    run: Section | None
-    timeline: Section
+    head: StorySection
+    ask: StorySection | None  # what waits for a person; None when nothing does
+    diagnosis: StorySection
+    run: StorySection | None
+    timeline: StorySection
 
 
-def incident_rows(incidents: tuple[Incident, ...], now: float, width: int) -> tuple[Row, ...]:
+def incident_rows(incidents: tuple[Incident, ...], now: float, width: int) -> tuple[TableRow, ...]:
     """The list; titles are cut so that a row fits `width` cells."""
     return tuple(
-        Row(
+        TableRow(
             one.id,
             (
                 Cell(*STATUSES[one.status]),
@@ -106,7 +106,7 @@ def plan_of(run: Run) -> tuple[str, ...]:
     return (f"{run.title or run.runbook}  ({_pairs(run.inputs)})", *commands)
 
 
-def _head(incident: Incident, now: float) -> Section:
+def _head(incident: Incident, now: float) -> StorySection:
     glyph, tone = STATUSES[incident.status]
     where = "  ".join(f"{name} {value}" for name, value in sorted(incident.scope.items())) or "the whole fleet"
     if incident.resolved_at is not None:
@@ -122,13 +122,13 @@ def _head(incident: Incident, now: float) -> Section:
         rows.append((Cell("alerts", Tone.DIM), Cell(names)))
     if incident.postmortem:
         rows.append((Cell("written", Tone.DIM), Cell(incident.postmortem)))
-    return Section(Cell(incident.title, Tone.STRONG), tuple(rows))
+    return StorySection(Cell(incident.title, Tone.STRONG), tuple(rows))
 
 
-def _ask(run: Run, now: float) -> Section:
+def _ask(run: Run, now: float) -> StorySection:
     left = f", {span(run.expires_at - now)} left" if run.expires_at is not None else ""
     steps = [(Cell(f"{step.index + 1}", Tone.DIM), Cell(step.command)) for step in run.steps if step.phase == "do"]
-    return Section(
+    return StorySection(
         Cell(f"PROPOSED: {run.title or run.runbook}   a approve   d deny{left}", Tone.WARN),
         (
             (Cell("why", Tone.DIM), Cell(run.reason or UNKNOWN)),
@@ -138,12 +138,12 @@ def _ask(run: Run, now: float) -> Section:
     )
 
 
-def _diagnosis(diagnosis: Diagnosis | None) -> Section:
+def _diagnosis(diagnosis: Diagnosis | None) -> StorySection:
     if diagnosis is None:
-        return Section(Cell("Diagnosis: not made yet", Tone.DIM))
+        return StorySection(Cell("Diagnosis: not made yet", Tone.DIM))
     cause = diagnosis.cause or "no cause named"
     ruled_out = ", ".join(diagnosis.ruled_out) or "nothing"
-    return Section(
+    return StorySection(
         Cell(f"Diagnosis: {cause} ({diagnosis.confidence}). {diagnosis.title}", _CONFIDENCE[diagnosis.confidence]),
         tuple(_evidence(found) for found in diagnosis.evidence),
         (Cell(f"Ruled out: {ruled_out}", Tone.DIM),),
@@ -178,13 +178,15 @@ def quantity(value: float | None, unit: str) -> str:
     return f"{value:.3g}/s" if unit == "per_second" else f"{value:.4g}"
 
 
-def _run(run: Run) -> Section:
+def _run(run: Run) -> StorySection:
     rows = [_step(step) for step in run.steps]
     for name, text, tone in (("verify", run.verification, Tone.PLAIN), ("error", run.error, Tone.BAD)):
         if text:
             rows.append((Cell(""), Cell(name, Tone.DIM), Cell(text, tone)))
     by = f", by {run.decided_by}" if run.decided_by else ""
-    return Section(Cell(f"Run: {run.title or run.runbook}, {run.status.value}{by}", RUN_TONES[run.status]), tuple(rows))
+    return StorySection(
+        Cell(f"Run: {run.title or run.runbook}, {run.status.value}{by}", RUN_TONES[run.status]), tuple(rows)
+    )
 
 
 def _step(step: StepRecord) -> tuple[Cell, ...]:
@@ -205,10 +207,10 @@ def _receipt(step: StepRecord) -> str:
     return f"  → {_pairs({key: str(value) for key, value in plain.items()})}" if plain else ""
 
 
-def _timeline(entries: list[TimelineEntry]) -> Section:
+def _timeline(entries: list[TimelineEntry]) -> StorySection:
     newest = sorted(entries, key=lambda entry: (entry.at, entry.seq), reverse=True)
     rows = tuple((Cell(_clock(entry.at), Tone.DIM), Cell(entry.text)) for entry in newest[:MAX_TIMELINE])
-    return Section(Cell("Timeline, newest first (UTC)", Tone.STRONG), rows)
+    return StorySection(Cell("Timeline, newest first (UTC)", Tone.STRONG), rows)
 
 
 def _pairs(mapping: dict[str, str]) -> str:

@@ -8,8 +8,8 @@ from typing import Literal
 from rich.text import Text
 from textual.widgets import DataTable
 
-from fleetctl.tui.paint import paint
-from fleetctl.tui.view_model import Row
+from fleetctl.tui.rich_text import paint
+from fleetctl.tui.view_model import TableRow
 
 
 class KeyedTable(DataTable[Text]):
@@ -22,7 +22,7 @@ class KeyedTable(DataTable[Text]):
         super().__init__(id=id, cursor_type="row", zebra_stripes=False, show_header=show_header)
         self._columns = tuple(columns)
         self._numbers = frozenset(numbers)
-        self._shown: dict[str, Row] = {}
+        self._shown: dict[str, TableRow] = {}
 
     def on_mount(self) -> None:
         for index, name in enumerate(self._columns):
@@ -36,7 +36,7 @@ class KeyedTable(DataTable[Text]):
             return None
         return self.coordinate_to_cell_key(self.cursor_coordinate).row_key.value
 
-    def show(self, rows: Sequence[Row]) -> None:
+    def show(self, rows: Sequence[TableRow]) -> None:
         """Make the table show exactly these rows, in this order."""
         wanted = [row.key for row in rows]
         staying = [key for key in self._shown if key in set(wanted)]
@@ -57,7 +57,7 @@ class KeyedTable(DataTable[Text]):
             with self.prevent(DataTable.RowHighlighted):
                 self.move_cursor(row=self.get_row_index(key), animate=False)
 
-    def _adjust(self, rows: Sequence[Row], wanted: set[str]) -> None:
+    def _adjust(self, rows: Sequence[TableRow], wanted: set[str]) -> None:
         for key in [key for key in self._shown if key not in wanted]:
             self.remove_row(key)
             del self._shown[key]
@@ -69,7 +69,7 @@ class KeyedTable(DataTable[Text]):
                 self._change(before, row)
             self._shown[row.key] = row
 
-    def _change(self, before: Row, after: Row) -> None:
+    def _change(self, before: TableRow, after: TableRow) -> None:
         for index, (old, new) in enumerate(zip(before.cells, after.cells, strict=True)):
             if old != new:
                 # update_width: without it a cell that grew is cut off at the old width.

@@ -26,7 +26,7 @@ from fleetctl.wire import (
 )
 
 
-class Controller(Protocol):
+class CockpitClient(Protocol):
     """The part of `fleetctl.client.ControllerClient` that the cockpit uses."""
 
     async def status(self) -> Status: ...
@@ -59,7 +59,7 @@ class Snapshot:
 class SnapshotReader:
     """Reads snapshots from a controller, and keeps the last good one for when it is away."""
 
-    def __init__(self, controller: Controller, now: Callable[[], float]) -> None:
+    def __init__(self, controller: CockpitClient, now: Callable[[], float]) -> None:
         self._controller = controller
         self._now = now
         self._last = Snapshot()

@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 from textual.widgets import Static
 
-from fleetctl.tui.paint import line, paint
+from fleetctl.tui.rich_text import line, paint
 from fleetctl.tui.snapshot import Snapshot
 from fleetctl.tui.view_model import header
 

@@ -38,7 +38,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     key: str
     cells: tuple[Cell, ...]
 
@@ -83,7 +83,7 @@ def header(snapshot: Snapshot, now: float) -> HeaderView:
     return HeaderView(facts, _link(snapshot, now))
 
 
-def fleet_rows(snapshot: Snapshot, now: float, width: int = 80) -> tuple[Row, ...]:
+def fleet_rows(snapshot: Snapshot, now: float, width: int = 80) -> tuple[TableRow, ...]:
     """The fleet table. Ages grow while the controller is away, so that values turn stale by themselves."""
     drift_s = snapshot.age_s(now)
     rows = tuple(_node_row(node, drift_s, max(8, width - _NARROW_WITHOUT_NAME)) for node in snapshot.nodes)
@@ -96,9 +96,12 @@ def node_lines(node: Node, now: float) -> tuple[Cell, ...]:
     state = f"{glyph} {node.phase.value.replace('_', ' ')}"
     since = f" for {span(now - node.since)}" if node.since is not None else ""
     facts = [
-        ("pool", node.pool), ("model", node.model), ("engine", node.engine), ("zone", node.zone),
+        ("pool", node.pool),
+        ("model", node.model),
+        ("engine", node.engine),
+        ("zone", node.zone),
         ("revision", node.revision),
-    ]  # fmt: skip
+    ]
     return (
         Cell(f"{node.name}  {state}{since}{': ' + node.reason if node.reason else ''}", tone),
         Cell("  ".join(f"{name} {value or UNKNOWN}" for name, value in facts)),
@@ -134,11 +137,11 @@ def age(seconds: float | None) -> str:
     return UNKNOWN if seconds is None else span(max(0.0, seconds)) if seconds >= 9.95 else f"{max(0.0, seconds):.0f}s"
 
 
-def _node_row(node: Node, drift_s: float, name_width: int) -> Row:
+def _node_row(node: Node, drift_s: float, name_width: int) -> TableRow:
     glyph, tone = PHASES[node.phase]
     heard_s = None if node.signal_age_s is None else node.signal_age_s + drift_s
     # A node that runs nothing has no step time: "—" is right, and so is it for one that never answered.
-    return Row(
+    return TableRow(
         node.name,
         (
             Cell(clip(node.name, name_width), Tone.STRONG if node.phase is not NodePhase.STOPPED else Tone.DIM),
@@ -155,11 +158,11 @@ def _node_row(node: Node, drift_s: float, name_width: int) -> Row:
     )
 
 
-def _of_the_past(row: Row) -> Row:
+def _of_the_past(row: TableRow) -> TableRow:
     """What was so when the controller last answered: no colour of the present, and the state is a question."""
     cells = [replace(cell, tone=Tone.DIM) for cell in row.cells]
     cells[1] = replace(cells[1], text=f"{cells[1].text}?")
-    return Row(row.key, tuple(cells))
+    return TableRow(row.key, tuple(cells))
 
 
 def _signal(

@@ -135,13 +135,21 @@ def test_options_of_nodes_are_passed_on_also_from_a_file_of_before(tmp_path: Pat
     path.write_text("fleet: {node_args: [--max-num-seqs, '8', --no-enable-prefix-caching, --api-key-file=k]}\n")
     (spec, *_) = initial_fleet(load_settings(path))
     assert words_from_options(spec.options)[2:] == [
-        "--max-num-seqs", "8", "--no-enable-prefix-caching", "--api-key-file", "k",
-    ]  # fmt: skip
+        "--max-num-seqs",
+        "8",
+        "--no-enable-prefix-caching",
+        "--api-key-file",
+        "k",
+    ]
     path.write_text("fleet: {node_options: {max_num_seqs: 8, enable_prefix_caching: false, runner: fake}}\n")
     (spec, *_) = initial_fleet(load_settings(path))
     assert words_from_options(spec.options)[2:] == [
-        "--max-num-seqs", "8", "--no-enable-prefix-caching", "--runner", "fake",
-    ]  # fmt: skip
+        "--max-num-seqs",
+        "8",
+        "--no-enable-prefix-caching",
+        "--runner",
+        "fake",
+    ]
 
 
 def test_every_setting_is_described_in_one_line_and_has_its_unit_in_its_name() -> None:

@@ -72,6 +72,10 @@ class AlertSender:
             gone_at = self._gone_at.setdefault(alert.fingerprint, now)
         url = f"{self._public_url}/v1/alerts#{alert.fingerprint}"
         return outgoing(
-            alert, now, external_labels=self._external_labels, generator_url=url, resend_s=self._resend_s,
+            alert,
+            now,
+            external_labels=self._external_labels,
+            generator_url=url,
+            resend_s=self._resend_s,
             ended_at=gone_at,
-        )  # fmt: skip
+        )

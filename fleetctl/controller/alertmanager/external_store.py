@@ -50,17 +50,25 @@ def take_notification(
     repeats: dict[str, int] = {}
     for key, notice in zip(keys, notification.notices, strict=True):
         after[notice.fingerprint] = apply_notice(
-            after.get(notice.fingerprint), notice, now,
-            alertmanager=notification.external_url, is_echo=notice.fingerprint in own,
-        )  # fmt: skip
+            after.get(notice.fingerprint),
+            notice,
+            now,
+            alertmanager=notification.external_url,
+            is_echo=notice.fingerprint in own,
+        )
         if key in known or key in first:
             repeats[key] = repeats.get(key, 0) + 1
             continue
         first[key] = {
-            "key": key, "group_key": notification.group_key, "fingerprint": notice.fingerprint,
-            "starts_ns": notice.starts_ns, "status": "firing" if notice.is_firing else "resolved",
-            "first_at": now, "last_at": now, "times": 1,
-        }  # fmt: skip
+            "key": key,
+            "group_key": notification.group_key,
+            "fingerprint": notice.fingerprint,
+            "starts_ns": notice.starts_ns,
+            "status": "firing" if notice.is_firing else "resolved",
+            "first_at": now,
+            "last_at": now,
+            "times": 1,
+        }
     changes = [Change(before.get(key), one) for key, one in after.items() if one != before.get(key)]
     _refuse_when_full(connection, changes, max_active)
     _save(connection, [one.after for one in changes])
@@ -148,7 +156,7 @@ def _save(connection: sa.Connection, alerts: Sequence[ExternalAlert]) -> None:
             }
             for one in alerts
         ],
-    )  # fmt: skip
+    )
 
 
 def _decode(document: Any) -> ExternalAlert | None:

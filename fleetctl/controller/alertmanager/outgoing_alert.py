@@ -52,9 +52,14 @@ class SentAlert:
 
 
 def outgoing(
-    alert: ActiveAlert, now: float, *, external_labels: Mapping[str, str], generator_url: str, resend_s: float,
+    alert: ActiveAlert,
+    now: float,
+    *,
+    external_labels: Mapping[str, str],
+    generator_url: str,
+    resend_s: float,
     ended_at: float | None = None,
-) -> OutgoingAlert | None:  # fmt: skip
+) -> OutgoingAlert | None:
     """The alert as it is to be sent now; None for one that never fired.
 
     An alert whose signal was lost goes on as firing: left alone, Alertmanager would call it resolved. `ended_at`: when

@@ -108,16 +108,24 @@ class AlertmanagerWebhook:
         ):
             self._metrics.webhook_alerts.labels(result=result).inc(count)
         log.info(
-            "webhook.taken", group_key=notification.group_key[:200], receiver=notification.receiver, new=taken.new,
-            repeated=taken.repeated, rejected=notification.num_rejected, truncated=notification.truncated,
-        )  # fmt: skip
+            "webhook.taken",
+            group_key=notification.group_key[:200],
+            receiver=notification.receiver,
+            new=taken.new,
+            repeated=taken.repeated,
+            rejected=notification.num_rejected,
+            truncated=notification.truncated,
+        )
         self._tell(notification, now)
         return JSONResponse(
             {
-                "new": taken.new, "repeated": taken.repeated, "truncated": notification.truncated,
-                "rejected": notification.num_rejected, "reasons": list(notification.rejected),
+                "new": taken.new,
+                "repeated": taken.repeated,
+                "truncated": notification.truncated,
+                "rejected": notification.num_rejected,
+                "reasons": list(notification.rejected),
             }
-        )  # fmt: skip
+        )
 
     async def _body(self, request: Request) -> bytes | None:
         """The whole body; None when it is too large. Raises UnreachableError when it does not arrive in time."""

@@ -154,9 +154,11 @@ class Alerting:
         if incident.widened_at is not None and (before is None or incident.widened_at != before.widened_at):
             was = incident.first_scope if before is None else before.scope
             self._timeline.append_soon(
-                "incident.widened", f"from {scope_text(was)} to {scope_text(incident.scope)}: {incident.widened_why}",
-                incident_id=incident.id, data={"scope": dict(incident.scope), "was": dict(was)},
-            )  # fmt: skip
+                "incident.widened",
+                f"from {scope_text(was)} to {scope_text(incident.scope)}: {incident.widened_why}",
+                incident_id=incident.id,
+                data={"scope": dict(incident.scope), "was": dict(was)},
+            )
         if incident.part_of is not None and (before is None or incident.part_of != before.part_of):
             self._tell_linked(incident, incident.part_of)
 
@@ -165,33 +167,43 @@ class Alerting:
         around = scope_text(wider.scope) if wider is not None else "a wider place"
         node, data = incident.scope.get("node"), {"incident": incident.id, "part_of": wider_id}
         self._timeline.append_soon(
-            "incident.linked", f"part of {wider_id} about {around}; what runs here goes on",
-            incident_id=incident.id, node=node, data=data,
-        )  # fmt: skip
+            "incident.linked",
+            f"part of {wider_id} about {around}; what runs here goes on",
+            incident_id=incident.id,
+            node=node,
+            data=data,
+        )
         self._timeline.append_soon(
-            "incident.linked", f"{incident.id} about {scope_text(incident.scope)} is part of this",
-            incident_id=wider_id, node=node, data=data,
-        )  # fmt: skip
+            "incident.linked",
+            f"{incident.id} about {scope_text(incident.scope)} is part of this",
+            incident_id=wider_id,
+            node=node,
+            data=data,
+        )
 
     def _tell_opened(self, incident: Incident, before: Incident | None) -> None:
         if before is None:
             self._metrics.incidents.labels(severity=incident.severity).inc()
         log.info("incident.opened", incident_id=incident.id, title=incident.title, reopened=incident.reopened)
         self._timeline.append_soon(
-            "incident.opened" if before is None else "incident.reopened", incident.title,
-            incident_id=incident.id, node=incident.scope.get("node"),
+            "incident.opened" if before is None else "incident.reopened",
+            incident.title,
+            incident_id=incident.id,
+            node=incident.scope.get("node"),
             data={"severity": incident.severity, "scope": dict(incident.scope)},
-        )  # fmt: skip
+        )
 
     def _tell_gone(self, alert: FiredAlert) -> None:
         incident = next((one for one in self._book.recent() if _holds(one, alert.fingerprint)), None)
         node = alert.labels.get("node")
         log.info("alert.resolved", alert=alert.name, node=node, why="node removed")
         self._timeline.append_soon(
-            "alert.resolved", f"{alert.name} resolved on {node}: the node was taken out",
-            incident_id=incident.id if incident else None, node=node,
+            "alert.resolved",
+            f"{alert.name} resolved on {node}: the node was taken out",
+            incident_id=incident.id if incident else None,
+            node=node,
             data={"alert": alert.name, "severity": alert.severity, "was": alert.state},
-        )  # fmt: skip
+        )
 
     def _tell_alert(self, alert: FiredAlert, previous: str) -> None:
         word = _WORTH_TELLING.get(alert.state)
@@ -206,13 +218,18 @@ class Alerting:
             f"alert.{word}", alert=alert.name, node=alert.labels.get("node"), value=alert.value, source=alert.source
         )
         self._timeline.append_soon(
-            f"alert.{word}", f"{alert.name} {word} on {scope_text(alert.labels)}{told_by}{summary}",
-            incident_id=incident.id if incident else None, node=alert.labels.get("node"),
+            f"alert.{word}",
+            f"{alert.name} {word} on {scope_text(alert.labels)}{told_by}{summary}",
+            incident_id=incident.id if incident else None,
+            node=alert.labels.get("node"),
             data={
-                "alert": alert.name, "severity": alert.severity, "value": alert.value, "was": previous,
+                "alert": alert.name,
+                "severity": alert.severity,
+                "value": alert.value,
+                "was": previous,
                 "source": alert.source,
             },
-        )  # fmt: skip
+        )
 
 
 def reconcile(

@@ -95,9 +95,12 @@ class Closing:
         await self._timeline.flush()
         entries = await self._timeline.read_all(incident.id)
         said = TimelineEntry(
-            seq=entries[-1].seq + 1 if entries else 1, at=now, kind="incident.resolved",
-            text=f"{incident.title}: resolved", incident_id=incident.id,
-        )  # fmt: skip
+            seq=entries[-1].seq + 1 if entries else 1,
+            at=now,
+            kind="incident.resolved",
+            text=f"{incident.title}: resolved",
+            incident_id=incident.id,
+        )
         record = record_of(resolved, await self._runs_of(incident), [*entries, said])
         since = incident.opened_at - self._blackbox_lead_s
         series = await self._recorded(resolved, since, now)
@@ -117,9 +120,12 @@ class Closing:
         await self._database.write(lambda c: save_incident(c, resolved, paths))
         await self._book.put(resolved)
         await self._timeline.append(
-            said.kind, said.text, incident_id=incident.id, node=incident.scope.get("node"),
+            said.kind,
+            said.text,
+            incident_id=incident.id,
+            node=incident.scope.get("node"),
             data={"postmortem": paths[0], "blackbox": paths[1], "lasted_s": round(now - incident.opened_at, 1)},
-        )  # fmt: skip
+        )
 
     async def _recorded(self, incident: Incident, since: float, until: float) -> list[blackbox.RecordedSeries]:
         """The series of that time: all of a small fleet, those around the incident of a large one."""

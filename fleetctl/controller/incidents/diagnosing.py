@@ -104,13 +104,19 @@ class Diagnosing:
         kind = "diagnosis.named" if found.cause is not None else "diagnosis.open"
         text = f"{found.title} ({found.cause}, {found.confidence})" if found.cause else found.title
         await self._timeline.append(
-            kind, text, incident_id=incident_id, node=incident.scope.get("node"),
+            kind,
+            text,
+            incident_id=incident_id,
+            node=incident.scope.get("node"),
             data={
-                "cause": found.cause, "confidence": found.confidence, "tree": found.tree,
-                "evidence": [asdict(one) for one in found.evidence], "ruled_out": list(found.ruled_out),
+                "cause": found.cause,
+                "confidence": found.confidence,
+                "tree": found.tree,
+                "evidence": [asdict(one) for one in found.evidence],
+                "ruled_out": list(found.ruled_out),
                 "not_known": list(found.not_known),
             },
-        )  # fmt: skip
+        )
 
 
 def is_outgrown(incident: Incident, standing: Diagnosis) -> bool:

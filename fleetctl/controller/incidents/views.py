@@ -68,10 +68,12 @@ def alert_view(
     verdict = verdict_of(plain)
     return wire.Alert.model_validate(
         {
-            **asdict(plain), "labels": dict(plain.labels),
-            "silenced": verdict.silenced.value, "silenced_by": list(verdict.by),
+            **asdict(plain),
+            "labels": dict(plain.labels),
+            "silenced": verdict.silenced.value,
+            "silenced_by": list(verdict.by),
         }
-    )  # fmt: skip
+    )
 
 
 def diagnosis_view(diagnosis: Diagnosis) -> wire.Diagnosis:

@@ -115,9 +115,11 @@ class Fetcher:
             sock = await aiohappyeyeballs.start_connection(addresses, happy_eyeballs_delay=_NEXT_ADDRESS_S)
             try:
                 _, connection = await loop.create_connection(
-                    HttpConnection, sock=sock, ssl=self._context() if origin.is_tls else None,
+                    HttpConnection,
+                    sock=sock,
+                    ssl=self._context() if origin.is_tls else None,
                     server_hostname=origin.host if origin.is_tls else None,
-                )  # fmt: skip
+                )
             except BaseException:
                 sock.close()
                 raise

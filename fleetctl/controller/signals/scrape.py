@@ -108,9 +108,15 @@ def target_labels(state: NodeState) -> dict[str, str]:
     spec = state.row.spec
     address = _address(state.url or state.row.url or "")
     return {
-        "node": spec.name, "pool": spec.pool, "model": spec.model, "engine": spec.engine, "zone": spec.zone,
-        "revision": spec.revision, "instance": address, "job": JOB,
-    }  # fmt: skip
+        "node": spec.name,
+        "pool": spec.pool,
+        "model": spec.model,
+        "engine": spec.engine,
+        "zone": spec.zone,
+        "revision": spec.revision,
+        "instance": address,
+        "job": JOB,
+    }
 
 
 def _address(url: str) -> str:

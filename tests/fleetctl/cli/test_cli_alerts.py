@@ -149,8 +149,12 @@ def test_coverage_has_every_engine_and_no_engine_can_tell_everything(capsys: pyt
     serving = ["fleetctl", "vllm", "sglang", "tgi", "trtllm", "triton"]
     assert all(rows["llm:up"][engine] and rows["llm:running"][engine] for engine in serving)
     assert [engine for engine in serving if rows["llm:ttft_seconds:mean"][engine]] == [
-        "fleetctl", "vllm", "sglang", "trtllm", "triton",
-    ]  # fmt: skip
+        "fleetctl",
+        "vllm",
+        "sglang",
+        "trtllm",
+        "triton",
+    ]
     assert not rows["llm:kv_ratio"]["tgi"]
     assert not rows["llm:preemptions:rate"]["triton"]
     assert rows["llm:waiting_capacity"]["vllm"]
@@ -331,9 +335,14 @@ def controller() -> Iterator[str]:
     def alert(node: str, gpu: str, state: str, active_at: float, fired_at: float | None) -> dict[str, object]:
         labels = {"alertname": "TooMuch", "severity": "page", "node": node, "gpu": gpu}
         return {
-            "fingerprint": node + gpu, "name": "TooMuch", "severity": "page", "state": state, "labels": labels,
-            "active_at": active_at, "fired_at": fired_at,
-        }  # fmt: skip
+            "fingerprint": node + gpu,
+            "name": "TooMuch",
+            "severity": "page",
+            "state": state,
+            "labels": labels,
+            "active_at": active_at,
+            "fired_at": fired_at,
+        }
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -341,9 +350,10 @@ def controller() -> Iterator[str]:
             answer: object
             if url.path == "/v1/alerts":
                 answer = [
-                    alert("a", "0", "pending", NOW - 10, None), alert("c", "0", "firing", NOW - 90, NOW - 60),
+                    alert("a", "0", "pending", NOW - 10, None),
+                    alert("c", "0", "firing", NOW - 90, NOW - 60),
                     {**alert("b", "0", "firing", NOW - 90, NOW - 60), "name": "Other"},
-                ]  # fmt: skip
+                ]
             else:
                 above = ">" in urllib.parse.parse_qs(url.query)["expr"][0]
                 answer = {"at": NOW, "samples": everything[1:] if above else everything}

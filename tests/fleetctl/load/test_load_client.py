@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from fleetctl.load.account import Report
 from fleetctl.load.client import CalibrationError, LoadRun, LoadSettings, measure_chars_per_token
-from fleetctl.load.generate import Traffic, generate_shapes
+from fleetctl.load.generated_shapes import TrafficKind, generate_shapes
+from fleetctl.load.ledger import Report
 from fleetctl.load.shape import RequestShape
 from tests.fixtures.gateway import Script, scripted_controller, scripted_nodes, served_gateway, small_fleet, until
 
 pytestmark = pytest.mark.anyio
 
-TRAFFIC = Traffic(rate_per_s=400, max_output_tokens=12, output_tokens_median=6)
+TRAFFIC = TrafficKind(rate_per_s=400, max_output_tokens=12, output_tokens_median=6)
 
 
 def make_shapes(count: int, **changes: Any) -> list[RequestShape]:
@@ -27,7 +27,7 @@ def make_shapes(count: int, **changes: Any) -> list[RequestShape]:
 
 async def run_load(url: str, count: int = 40, **settings: Any) -> tuple[LoadRun, Report]:
     run = LoadRun(LoadSettings(url=url, model="demo", **settings))
-    return run, await run.run(make_shapes(count), asyncio.Event())
+    return run, await run.send_all(make_shapes(count), asyncio.Event())
 
 
 def others(report: Report) -> dict[str, int]:
@@ -81,7 +81,7 @@ async def test_a_move_that_is_not_exact_is_found(tmp_path: Path, script: Script,
         nodes[0].script.hand_off_at = 3
         nodes[1].script = script
         run = LoadRun(LoadSettings(url=served.url, model="demo"))
-        task = asyncio.create_task(run.run([RequestShape(0.0, 10, 8)], asyncio.Event()))
+        task = asyncio.create_task(run.send_all([RequestShape(0.0, 10, 8)], asyncio.Event()))
         await until(lambda: bool(nodes[0].open))
         controller.set(*nodes)
         await until(lambda: served.gateway.routing.table is not None and served.gateway.routing.table.version == 3)
@@ -126,7 +126,7 @@ async def test_each_way_to_fail_has_its_fate(tmp_path: Path, script: Script, fat
     async with small_fleet(tmp_path, "a") as (served, nodes, _):
         nodes[0].script = script
         run = LoadRun(LoadSettings(url=served.url, model="demo"))
-        report = await run.run([RequestShape(0.0, 10, 8)] * 3, asyncio.Event())
+        report = await run.send_all([RequestShape(0.0, 10, 8)] * 3, asyncio.Event())
         assert getattr(report, fate) == 3
         assert report.reasons == {reason: 3}
         assert report.sent == 3
@@ -147,7 +147,7 @@ async def test_a_gateway_that_dies_loses_what_it_held(tmp_path: Path) -> None:
         async with served_gateway(tmp_path, controller.url) as served:
             await until(lambda: served.gateway.routing.table is not None)
             run = LoadRun(LoadSettings(url=served.url, model="demo"))
-            task = asyncio.create_task(run.run([RequestShape(0.0, 10, 8)] * 4, asyncio.Event()))
+            task = asyncio.create_task(run.send_all([RequestShape(0.0, 10, 8)] * 4, asyncio.Event()))
             await until(lambda: len(node.open) == 4)
         report = await task
         assert (report.sent, report.lost) == (4, 4)
@@ -159,7 +159,7 @@ async def test_stop_ends_endless_traffic_and_lets_requests_finish(tmp_path: Path
         nodes[0].gate.clear()
         stop = asyncio.Event()
         run = LoadRun(LoadSettings(url=served.url, model="demo"))
-        task = asyncio.create_task(run.run(generate_shapes(TRAFFIC), stop))
+        task = asyncio.create_task(run.send_all(generate_shapes(TRAFFIC), stop))
         await until(lambda: len(nodes[0].open) >= 5)
         assert run.report().in_flight >= 5
         stop.set()
@@ -172,7 +172,7 @@ async def test_arrivals_beyond_the_limit_are_held_back_and_counted(tmp_path: Pat
     async with small_fleet(tmp_path, "a") as (served, nodes, _):
         nodes[0].gate.clear()
         run = LoadRun(LoadSettings(url=served.url, model="demo", max_in_flight=3))
-        task = asyncio.create_task(run.run([RequestShape(0.0, 10, 4)] * 10, asyncio.Event()))
+        task = asyncio.create_task(run.send_all([RequestShape(0.0, 10, 4)] * 10, asyncio.Event()))
         await until(lambda: len(nodes[0].open) == 3)
         nodes[0].gate.set()
         report = await task
@@ -191,7 +191,7 @@ async def test_cancelling_leaves_no_task_behind(tmp_path: Path) -> None:
     async with small_fleet(tmp_path, "a") as (served, nodes, _):
         nodes[0].gate.clear()
         run = LoadRun(LoadSettings(url=served.url, model="demo"))
-        task = asyncio.create_task(run.run(generate_shapes(TRAFFIC), asyncio.Event()))
+        task = asyncio.create_task(run.send_all(generate_shapes(TRAFFIC), asyncio.Event()))
         await until(lambda: len(nodes[0].open) >= 3)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

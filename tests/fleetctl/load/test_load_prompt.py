@@ -5,7 +5,7 @@ from statistics import fmean, median
 
 import pytest
 
-from fleetctl.load.generate import Traffic, generate_shapes
+from fleetctl.load.generated_shapes import TrafficKind, generate_shapes
 from fleetctl.load.prompt import prompt_text
 from fleetctl.load.shape import RequestShape
 
@@ -48,14 +48,14 @@ def test_a_partial_last_block_begins_like_the_whole_block() -> None:
 
 def test_traffic_is_the_same_for_a_seed_and_differs_for_another() -> None:
     def first(seed: int) -> list[RequestShape]:
-        return list(islice(generate_shapes(Traffic(seed=seed)), 50))
+        return list(islice(generate_shapes(TrafficKind(seed=seed)), 50))
 
     assert first(1) == first(1)
     assert first(1) != first(2)
 
 
 def test_traffic_has_the_rate_and_lengths_asked_for() -> None:
-    traffic = Traffic(rate_per_s=10, prompt_tokens_median=50, output_tokens_median=20, system_prompt_tokens=100)
+    traffic = TrafficKind(rate_per_s=10, prompt_tokens_median=50, output_tokens_median=20, system_prompt_tokens=100)
     shapes = list(islice(generate_shapes(traffic), 4000))
     assert 9 < len(shapes) / shapes[-1].at_s < 11
     assert 45 < median(s.prompt_tokens - 100 for s in shapes) < 55
@@ -67,7 +67,7 @@ def test_traffic_has_the_rate_and_lengths_asked_for() -> None:
 
 
 def test_traffic_without_system_prompts_shares_nothing() -> None:
-    assert all(s.prefix_ids == () for s in islice(generate_shapes(Traffic(num_system_prompts=0)), 20))
+    assert all(s.prefix_ids == () for s in islice(generate_shapes(TrafficKind(num_system_prompts=0)), 20))
 
 
 @pytest.mark.parametrize(
@@ -75,4 +75,4 @@ def test_traffic_without_system_prompts_shares_nothing() -> None:
 )
 def test_senseless_traffic_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="traffic"):
-        Traffic(**wrong)  # type: ignore[arg-type]
+        TrafficKind(**wrong)  # type: ignore[arg-type]

@@ -70,10 +70,17 @@ def test_a_silent_poller_is_not_taken_for_a_quiet_fleet() -> None:
 
 def test_a_row_fits_eighty_columns_at_its_widest() -> None:
     node = make_node(
-        "n" * 50, phase=NodePhase.UNREACHABLE, alerts=["a"] * 9, running=Signal(value=999.0, age_s=60),
-        waiting=Signal(value=9999, age_s=1), kv_ratio=Signal(value=1.0, age_s=60), ttft_s=Signal(value=0.999, age_s=60),
-        step_s=Signal(value=0.999, age_s=60), requests_per_s=Signal(value=999.9, age_s=60), signal_age_s=3000.0,
-    )  # fmt: skip
+        "n" * 50,
+        phase=NodePhase.UNREACHABLE,
+        alerts=["a"] * 9,
+        running=Signal(value=999.0, age_s=60),
+        waiting=Signal(value=9999, age_s=1),
+        kv_ratio=Signal(value=1.0, age_s=60),
+        ttft_s=Signal(value=0.999, age_s=60),
+        step_s=Signal(value=0.999, age_s=60),
+        requests_per_s=Signal(value=999.9, age_s=60),
+        signal_age_s=3000.0,
+    )
 
     row = fleet_rows(Snapshot(nodes=(node,), known_at=NOW), NOW, width=80)[0]
 
@@ -83,11 +90,21 @@ def test_a_row_fits_eighty_columns_at_its_widest() -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (None, "—"), (-1.0, "0s"), (0.0, "0ms"), (0.0184, "18ms"), (0.9994, "999ms"), (0.9999, "1.0s"),
-        (1.44, "1.4s"), (9.96, "10s"), (75.0, "75s"), (119.0, "119s"), (120.0, "2m"), (7200.0, "2h"),
+        (None, "—"),
+        (-1.0, "0s"),
+        (0.0, "0ms"),
+        (0.0184, "18ms"),
+        (0.9994, "999ms"),
+        (0.9999, "1.0s"),
+        (1.44, "1.4s"),
+        (9.96, "10s"),
+        (75.0, "75s"),
+        (119.0, "119s"),
+        (120.0, "2m"),
+        (7200.0, "2h"),
         (200_000.0, "2d"),
     ],
-)  # fmt: skip
+)
 def test_writes_a_time_in_six_characters(seconds: float | None, text: str) -> None:
     assert span(seconds) == text
 
@@ -95,10 +112,16 @@ def test_writes_a_time_in_six_characters(seconds: float | None, text: str) -> No
 @pytest.mark.parametrize(
     ("value", "unit", "text"),
     [
-        (None, "ratio", "—"), (0.27, "ratio", "27%"), (1.2, "seconds", "1.2s"), (3.41, "times", "3.4×"),
-        (8192.0, "tokens", "8,192 tok"), (4.25, "per_second", "4.25/s"), (3.0, "count", "3"), (3.0, "", "3"),
+        (None, "ratio", "—"),
+        (0.27, "ratio", "27%"),
+        (1.2, "seconds", "1.2s"),
+        (3.41, "times", "3.4×"),
+        (8192.0, "tokens", "8,192 tok"),
+        (4.25, "per_second", "4.25/s"),
+        (3.0, "count", "3"),
+        (3.0, "", "3"),
     ],
-)  # fmt: skip
+)
 def test_writes_evidence_in_its_unit(value: float | None, unit: str, text: str) -> None:
     assert quantity(value, unit) == text
 
@@ -130,9 +153,16 @@ def test_the_run_that_waits_comes_first_then_the_one_that_acts_then_the_newest()
 
 def test_a_finished_incident_tells_how_long_it_took_and_what_was_done() -> None:
     step = {
-        "index": 1, "phase": "do", "title": "Drain", "command": "drain node-2", "status": "done", "attempts": 2,
-        "started_at": NOW, "ended_at": NOW + 21, "receipt": {"in_flight": 7, "moved": 3, "nested": {"x": 1}},
-    }  # fmt: skip
+        "index": 1,
+        "phase": "do",
+        "title": "Drain",
+        "command": "drain node-2",
+        "status": "done",
+        "attempts": 2,
+        "started_at": NOW,
+        "ended_at": NOW + 21,
+        "receipt": {"in_flight": 7, "moved": 3, "nested": {"x": 1}},
+    }
     run = make_run(status=RunStatus.SUCCEEDED, decided_by="ana", steps=[step], verification="LLMNodeSlow is clear")
     incident = make_incident(
         status=IncidentStatus.RESOLVED, resolved_at=NOW + 48, runs=[run], postmortem="pm/inc-1.md", diagnosis=None

@@ -26,9 +26,15 @@ NOW = 1_795_000_000.0
 
 def make_alert(state: State = "firing", node: str = "n1", **changes: Any) -> ActiveAlert:
     values: dict[str, Any] = {
-        "fingerprint": node, "name": "A", "state": state, "labels": {"alertname": "A", "node": node, "empty": ""},
-        "annotations": {"summary": "s"}, "value": 1.0, "active_at": NOW - 30, "fired_at": NOW - 10,
-    }  # fmt: skip
+        "fingerprint": node,
+        "name": "A",
+        "state": state,
+        "labels": {"alertname": "A", "node": node, "empty": ""},
+        "annotations": {"summary": "s"},
+        "value": 1.0,
+        "active_at": NOW - 30,
+        "fired_at": NOW - 10,
+    }
     return ActiveAlert(**{**values, **changes})
 
 
@@ -66,9 +72,12 @@ def sent(alert: ActiveAlert, now: float = NOW, **options: Any) -> dict[str, Any]
 
 def test_a_firing_alert_is_as_prometheus_sends_it() -> None:
     assert sent(make_alert(fired_at=1_795_000_000.5)) == {
-        "labels": {"alertname": "A", "node": "n1", "cluster": "x"}, "annotations": {"summary": "s"},
-        "startsAt": "2026-11-18T11:06:40.500Z", "endsAt": "2026-11-18T11:10:40.000Z", "generatorURL": "u",
-    }  # fmt: skip
+        "labels": {"alertname": "A", "node": "n1", "cluster": "x"},
+        "annotations": {"summary": "s"},
+        "startsAt": "2026-11-18T11:06:40.500Z",
+        "endsAt": "2026-11-18T11:10:40.000Z",
+        "generatorURL": "u",
+    }
 
 
 def test_a_resolved_one_ends_when_it_did_and_never_before_its_start() -> None:
@@ -97,11 +106,15 @@ class Story:
         self.held: set[str] = set()
         self.gone: set[str] = set()
         self.sender = AlertSender(
-            [self.queue], lambda: self.alerts, self.clock,
+            [self.queue],
+            lambda: self.alerts,
+            self.clock,
             is_held_back=lambda alert: alert.labels["node"] in self.held,
             is_gone=lambda labels: labels["node"] in self.gone,
-            external_labels={}, public_url="http://c", resend_s=60,
-        )  # fmt: skip
+            external_labels={},
+            public_url="http://c",
+            resend_s=60,
+        )
 
     async def turn(self, seconds: float = 0.0) -> list[str]:
         """What the peer was sent by this turn."""
@@ -187,9 +200,15 @@ async def test_a_peer_that_hangs_delays_neither_the_turn_nor_the_other_peer() ->
     second = PeerQueue(other, story.clock, ControllerMetrics())
     story.peer.gate.clear()
     both = AlertSender(
-        [story.queue, second], lambda: [make_alert()], story.clock, is_held_back=lambda _: False,
-        is_gone=lambda _: False, external_labels={}, public_url="", resend_s=60,
-    )  # fmt: skip
+        [story.queue, second],
+        lambda: [make_alert()],
+        story.clock,
+        is_held_back=lambda _: False,
+        is_gone=lambda _: False,
+        external_labels={},
+        public_url="",
+        resend_s=60,
+    )
     await asyncio.wait_for(both.turn(), 10)
 
     async def arrived() -> bool:

@@ -18,9 +18,13 @@ WEBHOOKS = DATA / "webhooks"
 
 def notice(status: str, starts: float | None = 100, ends: float | None = None, fingerprint: str = "f") -> Notice:
     return Notice(
-        fingerprint=fingerprint, is_firing=status == "firing", labels={"alertname": "A"}, annotations={},
-        starts_ns=None if starts is None else int(starts * NS), ends_ns=None if ends is None else int(ends * NS),
-    )  # fmt: skip
+        fingerprint=fingerprint,
+        is_firing=status == "firing",
+        labels={"alertname": "A"},
+        annotations={},
+        starts_ns=None if starts is None else int(starts * NS),
+        ends_ns=None if ends is None else int(ends * NS),
+    )
 
 
 def after(*steps: tuple[Notice, float]) -> ExternalAlert:

@@ -18,8 +18,12 @@ FLEET = FleetMap({"node-1": WHERE, "node-2": {**WHERE, "zone": "b"}}, {"10.0.0.2
 
 def external(**changes: Any) -> ExternalAlert:
     values: dict[str, Any] = {
-        "fingerprint": "f", "is_firing": True, "labels": {"alertname": "A"}, "received_at": NOW, "heard_at": NOW
-    }  # fmt: skip
+        "fingerprint": "f",
+        "is_firing": True,
+        "labels": {"alertname": "A"},
+        "received_at": NOW,
+        "heard_at": NOW,
+    }
     return ExternalAlert(**{**values, **changes})
 
 
@@ -74,11 +78,16 @@ def test_one_not_heard_of_for_long_is_unknown_and_not_over() -> None:
 @pytest.mark.parametrize(
     ("labels", "known"),
     [
-        ({"node": "node-1"}, True), ({"node": "node-9"}, False), ({"pool": "chat"}, True), ({"pool": "none"}, False),
-        ({"pool": "chat", "zone": "c"}, False), ({"instance": "db-7:9100"}, False), ({"job": "x"}, False),
+        ({"node": "node-1"}, True),
+        ({"node": "node-9"}, False),
+        ({"pool": "chat"}, True),
+        ({"pool": "none"}, False),
+        ({"pool": "chat", "zone": "c"}, False),
+        ({"instance": "db-7:9100"}, False),
+        ({"job": "x"}, False),
         ({"model_name": "m"}, True),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_in_the_fleet_is_no_known_scope(labels: dict[str, str], known: bool) -> None:
     alert = as_fired(external(labels=labels), FLEET, WebhookSettings(), NOW)
     assert is_known_scope(group_alert(alert, [], NOW), FLEET) is known

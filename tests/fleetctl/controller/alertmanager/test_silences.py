@@ -30,9 +30,15 @@ def tree(
     silence_id: str = "s",
 ) -> dict[str, Any]:
     return {
-        "id": silence_id, "matchers": list(matchers), "startsAt": starts, "endsAt": ends, "createdBy": "ann",
-        "comment": "c", "status": {"state": state}, "updatedAt": starts,
-    }  # fmt: skip
+        "id": silence_id,
+        "matchers": list(matchers),
+        "startsAt": starts,
+        "endsAt": ends,
+        "createdBy": "ann",
+        "comment": "c",
+        "status": {"state": state},
+        "updatedAt": starts,
+    }
 
 
 def matcher(name: str, value: str, **kind: Any) -> dict[str, Any]:

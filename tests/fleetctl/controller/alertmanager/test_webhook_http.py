@@ -40,9 +40,13 @@ def body(*alerts: dict[str, Any], **top: Any) -> bytes:
 
 def alert(name: str = "HighTTFT", status: str = "firing", **labels: str) -> dict[str, Any]:
     return {
-        "status": status, "labels": {"alertname": name, **labels}, "annotations": {"summary": f"{name} is on"},
-        "startsAt": "2026-11-20T21:26:25Z", "endsAt": "0001-01-01T00:00:00Z", "generatorURL": "http://prom/g",
-    }  # fmt: skip
+        "status": status,
+        "labels": {"alertname": name, **labels},
+        "annotations": {"summary": f"{name} is on"},
+        "startsAt": "2026-11-20T21:26:25Z",
+        "endsAt": "0001-01-01T00:00:00Z",
+        "generatorURL": "http://prom/g",
+    }
 
 
 @pytest.fixture(scope="module")
@@ -297,9 +301,12 @@ async def test_our_own_alert_that_comes_back_is_no_second_one(tmp_path: Path) ->
     async with open_controller(make_config(tmp_path, nodes=1), NoProvider()) as controller:
         own = {"alertname": "LLMNodeDown", "node": "node-1"}
         external = ExternalAlerts(
-            controller.database, controller.fleet, controller.clock, WebhookSettings(),
+            controller.database,
+            controller.fleet,
+            controller.clock,
+            WebhookSettings(),
             lambda: {alertmanager_fingerprint(own)},
-        )  # fmt: skip
+        )
         content = body({"labels": own, "status": "firing"}, {"labels": {**own, "x": "y"}})
         await external.take(decode_notification(content, 0.0, max_alerts=10))
         assert [one.labels.get("x") for one in external.alerts()] == ["y"]
@@ -314,9 +321,11 @@ async def test_credentials_of_its_own(tmp_path: Path, kind: str) -> None:
     secret = tmp_path / "secret"
     secret.write_text("word\n")
     given: dict[str, Any] = {
-        "bearer": {"bearer_token": "word"}, "bearer file": {"bearer_token_file": secret},
-        "basic": {"username": "am", "password": "word"}, "basic file": {"username": "am", "password_file": secret},
-    }[kind]  # fmt: skip
+        "bearer": {"bearer_token": "word"},
+        "bearer file": {"bearer_token_file": secret},
+        "basic": {"username": "am", "password": "word"},
+        "basic file": {"username": "am", "password_file": secret},
+    }[kind]
     basic = "Basic " + base64.b64encode(b"am:word").decode()
     good = basic if kind.startswith("basic") else "Bearer word"
     async with open_controller(

@@ -35,8 +35,10 @@ def test_recorded_bodies_are_read_whole_and_their_fingerprints_are_ours(path: Pa
     tree = json.loads(path.read_text())
     found = decode(path.read_bytes())
     assert (found.group_key, found.truncated, found.receiver) == (
-        tree["groupKey"], tree["truncatedAlerts"], tree["receiver"],
-    )  # fmt: skip
+        tree["groupKey"],
+        tree["truncatedAlerts"],
+        tree["receiver"],
+    )
     assert found.num_rejected == 0
     for notice, alert in zip(found.notices, tree["alerts"], strict=True):
         assert notice.fingerprint == alert["fingerprint"] == alertmanager_fingerprint(alert["labels"])
@@ -54,12 +56,17 @@ def test_a_fingerprint_that_is_missing_is_computed_as_alertmanager_does() -> Non
 
 OLDER = {
     "version 3: no status at the alert, the group key a number": (
-        {"version": "3", "groupKey": 7, "status": "firing", "alerts": [
-            {"labels": LABELS, "startsAt": "2026-11-20T21:26:25Z"}]},
+        {
+            "version": "3",
+            "groupKey": 7,
+            "status": "firing",
+            "alerts": [{"labels": LABELS, "startsAt": "2026-11-20T21:26:25Z"}],
+        },
         [True],
     ),
     "version 3, resolved": (
-        {"version": "3", "groupKey": 7, "status": "resolved", "alerts": [{"labels": LABELS}]}, [False],
+        {"version": "3", "groupKey": 7, "status": "resolved", "alerts": [{"labels": LABELS}]},
+        [False],
     ),
     "version 2: alert, not alerts": ({"version": "2", "status": "firing", "alert": [{"labels": LABELS}]}, [True]),
     "no version at all": ({"alerts": [{"labels": LABELS, "status": "resolved"}]}, [False]),
@@ -68,18 +75,28 @@ OLDER = {
     "what Prometheus posts to Alertmanager": ([{"labels": LABELS, "endsAt": "2030-01-01T00:00:00Z"}], [True]),
     "status as in Alertmanager's API": ({"alerts": [{"labels": LABELS, "status": {"state": "active"}}]}, [True]),
     "Grafana's, with more keys": (
-        {"version": "1", "orgId": 1, "state": "alerting", "title": "x", "alerts": [
-            {"labels": LABELS, "status": "firing", "valueString": "v", "values": {"A": 1}, "panelURL": ""}]},
+        {
+            "version": "1",
+            "orgId": 1,
+            "state": "alerting",
+            "title": "x",
+            "alerts": [{"labels": LABELS, "status": "firing", "valueString": "v", "values": {"A": 1}, "panelURL": ""}],
+        },
         [True],
     ),
     "no alerts": ({"version": "4", "groupKey": "g", "alerts": []}, []),
     "alerts null": ({"version": "4", "groupKey": "g", "alerts": None}, []),
     "unknown keys of tomorrow": (
-        {"version": "5", "groupKey": "g", "routeLabels": {}, "notification_reason": "x",
-         "alerts": [{"labels": LABELS, "new": []}]},
+        {
+            "version": "5",
+            "groupKey": "g",
+            "routeLabels": {},
+            "notification_reason": "x",
+            "alerts": [{"labels": LABELS, "new": []}],
+        },
         [True],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("body", "firing"), OLDER.values(), ids=OLDER.keys())
@@ -101,12 +118,19 @@ def test_one_unreadable_alert_does_not_cost_the_others() -> None:
 
 
 BROKEN = {
-    "empty": b"", "cut off": b'{"alerts": [', "not UTF-8": b"\xff\xfe{}", "a number": b"7", "null": b"null",
-    "deep": b"[" * 100_000, "no alerts": b"{}", "alerts an object": b'{"alerts": {}}',
+    "empty": b"",
+    "cut off": b'{"alerts": [',
+    "not UTF-8": b"\xff\xfe{}",
+    "a number": b"7",
+    "null": b"null",
+    "deep": b"[" * 100_000,
+    "no alerts": b"{}",
+    "alerts an object": b'{"alerts": {}}',
     "Grafana's older one": b'{"title": "x", "state": "alerting", "evalMatches": []}',
-    "all unreadable": b'{"alerts": [{"labels": {}}]}', "huge number": b'{"alerts": ' + b"9" * 10_000 + b"}",
+    "all unreadable": b'{"alerts": [{"labels": {}}]}',
+    "huge number": b'{"alerts": ' + b"9" * 10_000 + b"}",
     "too many": json.dumps({"alerts": [{"labels": LABELS}] * 101}).encode(),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("body", BROKEN.values(), ids=BROKEN.keys())

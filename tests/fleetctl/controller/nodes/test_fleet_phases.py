@@ -49,16 +49,26 @@ SILENT = Health(False, False, "no answer")
         pytest.param(RESTARTING, False, None, None, True, NodePhase.STARTING, id="restarting"),
         pytest.param(STOPPED, False, None, None, True, NodePhase.STOPPED, id="stopped"),
         pytest.param(
-            CORDONED, True, Health(True, False, "draining"), DrainState("draining", 2, 1, {}), True,
-            NodePhase.DRAINING, id="draining",
+            CORDONED,
+            True,
+            Health(True, False, "draining"),
+            DrainState("draining", 2, 1, {}),
+            True,
+            NodePhase.DRAINING,
+            id="draining",
         ),
         pytest.param(
-            CORDONED, True, Health(True, False, "draining"), DrainState("drained", 0, 0, {}), True,
-            NodePhase.DRAINED, id="drained",
+            CORDONED,
+            True,
+            Health(True, False, "draining"),
+            DrainState("drained", 0, 0, {}),
+            True,
+            NodePhase.DRAINED,
+            id="drained",
         ),
         pytest.param(CORDONED, True, Health(True, False, "draining"), None, True, NodePhase.DRAINING, id="unknown"),
     ],
-)  # fmt: skip
+)
 def test_phase_follows_from_what_is_wanted_and_what_was_seen(
     row: NodeRow, running: bool, health: Health | None, drain: DrainState | None, was_ready: bool, phase: NodePhase
 ) -> None:
@@ -137,7 +147,7 @@ async def test_guards_could_not_look_before_the_first_look_and_after_looks_stopp
             assert await controller.lookup.serving_nodes() == ["node-1", "node-2"]
             object.__setattr__(controller.fleet, "looked_at", controller.clock.now() - 1.0)
             assert await controller.lookup.serving_nodes() is None
-            assert await controller.lookup.node_names() == ["node-1", "node-2"]
+            assert [node.name for node in await controller.lookup.nodes()] == ["node-1", "node-2"]
     finally:
         stop_all(tmp_path)
 

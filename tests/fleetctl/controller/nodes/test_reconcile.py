@@ -13,10 +13,15 @@ from fleetctl.controller.incidents.alerting import reconcile
 
 def make_alert(name: str = "LLMNodeSlow", node: str = "node-2", state: State = "firing") -> ActiveAlert:
     return ActiveAlert(
-        fingerprint=f"{name}/{node}", name=name, state=state, annotations={},
+        fingerprint=f"{name}/{node}",
+        name=name,
+        state=state,
+        annotations={},
         labels={"node": node, "pool": "default", "severity": "page"},
-        value=3.0, active_at=90.0, fired_at=95.0,
-    )  # fmt: skip
+        value=3.0,
+        active_at=90.0,
+        fired_at=95.0,
+    )
 
 
 def judge(

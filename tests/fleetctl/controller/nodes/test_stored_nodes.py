@@ -17,9 +17,15 @@ from tests.fixtures.controller import fleet_ready, make_config, make_provider, m
 pytestmark = pytest.mark.anyio
 
 OLD_SPEC = {
-    "name": "node-1", "model_dir": "/models/llama", "pool": "default", "model": "demo", "engine": "fleetctl",
-    "zone": "local", "revision": "r1", "extra_args": ["--max-num-seqs", "16", "--enable-faults"],
-}  # fmt: skip
+    "name": "node-1",
+    "model_dir": "/models/llama",
+    "pool": "default",
+    "model": "demo",
+    "engine": "fleetctl",
+    "zone": "local",
+    "revision": "r1",
+    "extra_args": ["--max-num-seqs", "16", "--enable-faults"],
+}
 
 
 async def test_a_database_of_before_opens_and_its_nodes_are_the_same(tmp_path: Path) -> None:

@@ -126,9 +126,11 @@ def running_prometheus(
     (folder / "prometheus.yml").write_text(json.dumps(config))
     (own,) = free_ports(1)
     command = [
-        PROMETHEUS, f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}",
+        PROMETHEUS,
+        f"--config.file={folder / 'prometheus.yml'}",
+        f"--storage.tsdb.path={folder / 'data'}",
         f"--web.listen-address=127.0.0.1:{own}",
-    ]  # fmt: skip
+    ]
     if web_config is not None:
         (folder / "web.yml").write_text(json.dumps(web_config))
         command.append(f"--web.config.file={folder / 'web.yml'}")
@@ -246,11 +248,24 @@ async def test_recorded_series_are_read_over_tls_with_a_password(tmp_path: Path)
     rules.write_text(RULES)
     await anyio.run_process(
         [
-            "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
-            "-addext", "subjectAltName=IP:127.0.0.1",
-            "-keyout", str(tmp_path / "key.pem"), "-out", str(tmp_path / "cert.pem"),
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=localhost",
+            "-addext",
+            "subjectAltName=IP:127.0.0.1",
+            "-keyout",
+            str(tmp_path / "key.pem"),
+            "-out",
+            str(tmp_path / "cert.pem"),
         ],
-    )  # fmt: skip
+    )
     (tmp_path / "password").write_text("secret-pw\n")
     web_config = {
         "tls_server_config": {"cert_file": str(tmp_path / "cert.pem"), "key_file": str(tmp_path / "key.pem")},
@@ -270,9 +285,13 @@ async def test_recorded_series_are_read_over_tls_with_a_password(tmp_path: Path)
                 for group in load_rule_file(rules)
             ]
             signals = PrometheusSignals(
-                PrometheusSettings(url=url, **common, **good), only_alerts, store, SystemClock(), ControllerMetrics(),
+                PrometheusSettings(url=url, **common, **good),
+                only_alerts,
+                store,
+                SystemClock(),
+                ControllerMetrics(),
                 Nothing(),
-            )  # fmt: skip
+            )
             engine = RuleEngine(only_alerts, store)
 
             async def step() -> None:
@@ -292,9 +311,13 @@ async def test_recorded_series_are_read_over_tls_with_a_password(tmp_path: Path)
                 ({"username": "reader", "password_file": good["password_file"]}, "certificate"),
             ):
                 refused = PrometheusSignals(
-                    PrometheusSettings(url=url, **common, **wrong), only_alerts, store, SystemClock(),
-                    ControllerMetrics(), Nothing(),
-                )  # fmt: skip
+                    PrometheusSettings(url=url, **common, **wrong),
+                    only_alerts,
+                    store,
+                    SystemClock(),
+                    ControllerMetrics(),
+                    Nothing(),
+                )
                 await refused.turn()
                 assert words in refused.problem.lower()
                 assert "secret-pw" not in refused.problem

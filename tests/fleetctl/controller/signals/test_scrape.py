@@ -46,10 +46,19 @@ async def test_series_carry_the_labels_of_their_node(controller: Controller) -> 
     (sample,) = evaluate('vllm:num_requests_running{node="node-1"}', controller.store, controller.clock.now())
     assert sample.value == 4
     address = str(controller.fleet.nodes["node-1"].url).removeprefix("http://")
-    assert sample.labels.items() >= {
-        "pool": "default", "model": "demo", "engine": "fleetctl", "zone": "local", "revision": "r1",
-        "instance": address, "job": "llm-node", "model_name": "m",
-    }.items()  # fmt: skip
+    assert (
+        sample.labels.items()
+        >= {
+            "pool": "default",
+            "model": "demo",
+            "engine": "fleetctl",
+            "zone": "local",
+            "revision": "r1",
+            "instance": address,
+            "job": "llm-node",
+            "model_name": "m",
+        }.items()
+    )
     assert value(controller, 'up{node="node-1"}') == 1
 
 

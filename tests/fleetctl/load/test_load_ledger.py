@@ -7,18 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fleetctl.load.account import Books, RequestFate, Samples, Verdict, compare, judge
-from fleetctl.load.answer import Answer, EventLines
+from fleetctl.load.ledger import RequestLedger, Samples
+from fleetctl.load.request_fate import JudgedFate, RequestFate, compare, judge
+from fleetctl.load.streamed_answer import EventLines, StreamedAnswer
 
 
-def make_answer(tokens: int = 4, **changes: Any) -> Answer:
-    answer = Answer(sent_at=0.0, status=200)
+def make_answer(tokens: int = 4, **changes: Any) -> StreamedAnswer:
+    answer = StreamedAnswer(sent_at=0.0, status=200)
     for position in range(tokens):
         choice = {"index": 0, "delta": {"content": f" {position}"}, "token_ids": [position], "finish_reason": None}
-        answer.take(json.dumps({"id": "x", "choices": [choice]}).encode(), 1.0 + position)
-    answer.take(b'{"id": "x", "choices": [{"index": 0, "delta": {}, "token_ids": [], "finish_reason": "length"}]}', 9.0)
-    answer.take(json.dumps({"id": "x", "choices": [], "usage": {"completion_tokens": tokens}}).encode(), 9.0)
-    answer.take(b"[DONE]", 9.0)
+        answer.take_event(json.dumps({"id": "x", "choices": [choice]}).encode(), 1.0 + position)
+    answer.take_event(
+        b'{"id": "x", "choices": [{"index": 0, "delta": {}, "token_ids": [], "finish_reason": "length"}]}', 9.0
+    )
+    answer.take_event(json.dumps({"id": "x", "choices": [], "usage": {"completion_tokens": tokens}}).encode(), 9.0)
+    answer.take_event(b"[DONE]", 9.0)
     for name, value in changes.items():
         setattr(answer, name, value)
     return answer
@@ -48,17 +51,17 @@ def make_answer(tokens: int = 4, **changes: Any) -> Answer:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_every_answer_has_one_fate(answer: Answer, fate: RequestFate, reason: str) -> None:
-    assert judge(answer, 4) == Verdict(fate, reason)
+def test_every_answer_has_one_fate(answer: StreamedAnswer, fate: RequestFate, reason: str) -> None:
+    assert judge(answer, 4) == JudgedFate(fate, reason)
 
 
 def test_first_token_and_gaps_are_of_tokens_not_of_openings() -> None:
-    answer = Answer(sent_at=10.0, status=200)
-    answer.take(b'{"choices": [{"delta": {"role": "assistant", "content": ""}, "token_ids": []}]}', 11.0)
+    answer = StreamedAnswer(sent_at=10.0, status=200)
+    answer.take_event(b'{"choices": [{"delta": {"role": "assistant", "content": ""}, "token_ids": []}]}', 11.0)
     assert answer.ttft_s is None
-    answer.take(b'{"choices": [{"delta": {"content": "a"}, "token_ids": [1]}]}', 12.0)
-    answer.take(b'{"choices": [{"delta": {"content": ""}, "token_ids": [2]}]}', 12.5)
-    answer.take(b'{"choices": [{"delta": {}, "token_ids": [], "finish_reason": "length"}]}', 15.0)
+    answer.take_event(b'{"choices": [{"delta": {"content": "a"}, "token_ids": [1]}]}', 12.0)
+    answer.take_event(b'{"choices": [{"delta": {"content": ""}, "token_ids": [2]}]}', 12.5)
+    answer.take_event(b'{"choices": [{"delta": {}, "token_ids": [], "finish_reason": "length"}]}', 15.0)
     assert answer.ttft_s == 2.0
     assert answer.gaps_s == [0.5]
 
@@ -67,14 +70,14 @@ def test_first_token_and_gaps_are_of_tokens_not_of_openings() -> None:
 def test_events_come_out_however_they_were_cut(size: int) -> None:
     stream = b': comment\n\ndata: {"a": 1}\r\n\r\nevent: x\ndata:[DONE]\n\n'
     lines = EventLines()
-    found = [event for i in range(0, len(stream), size) for event in lines.feed(stream[i : i + size])]
+    found = [event for i in range(0, len(stream), size) for event in lines.events_in(stream[i : i + size])]
     assert found == [b'{"a": 1}', b"[DONE]"]
 
 
 @pytest.mark.parametrize("data", [b"{", b"[1]", b"5"])
 def test_events_that_make_no_sense_are_noted(data: bytes) -> None:
-    answer = Answer(sent_at=0.0, status=200)
-    answer.take(data, 1.0)
+    answer = StreamedAnswer(sent_at=0.0, status=200)
+    answer.take_event(data, 1.0)
     assert answer.is_garbled
 
 
@@ -89,13 +92,13 @@ def test_events_that_make_no_sense_are_noted(data: bytes) -> None:
     ],
 )
 def test_a_moved_answer_is_compared_with_an_undisturbed_one(got: list[int], fate: RequestFate) -> None:
-    again = Answer(sent_at=0.0, token_ids=[1, 2, 3, 4, 5, 6, 7, 8])
-    assert compare(Answer(sent_at=0.0, token_ids=got), again).fate is fate
+    again = StreamedAnswer(sent_at=0.0, token_ids=[1, 2, 3, 4, 5, 6, 7, 8])
+    assert compare(StreamedAnswer(sent_at=0.0, token_ids=got), again).fate is fate
 
 
 def test_equal_tokens_with_other_text_are_not_equal() -> None:
-    first = Answer(sent_at=0.0, token_ids=[1], text="a\ufffd")
-    assert compare(first, Answer(sent_at=0.0, token_ids=[1], text="aé")).fate is RequestFate.LOST
+    first = StreamedAnswer(sent_at=0.0, token_ids=[1], text="a\ufffd")
+    assert compare(first, StreamedAnswer(sent_at=0.0, token_ids=[1], text="aé")).fate is RequestFate.LOST
 
 
 def test_percentiles_are_those_of_numpy_and_unknown_without_values() -> None:
@@ -123,15 +126,15 @@ def test_samples_past_the_limit_stay_bounded_and_fair() -> None:
 
 def test_any_sequence_of_fates_adds_up() -> None:
     rng = random.Random(5)
-    books, flying = Books(), []
+    ledger, flying = RequestLedger(), []
     for number in range(400):
         if flying and rng.random() < 0.6:
-            books.close(flying.pop(), Verdict(rng.choice(list(RequestFate)), "why"), make_answer())
+            ledger.book_end(flying.pop(), JudgedFate(rng.choice(list(RequestFate)), "why"), make_answer())
         else:
-            books.open(f"r{number}")
+            ledger.book_sent(f"r{number}")
             flying.append(f"r{number}")
-        books.check_integrity()
-    report = books.report(2.0)
+        ledger.check_integrity()
+    report = ledger.report(2.0)
     ended = report.finished + report.refused + report.lost + report.duplicated + report.abandoned
     assert report.sent == ended + report.in_flight
     assert json.loads(json.dumps(report.as_json()))["sent"] == report.sent

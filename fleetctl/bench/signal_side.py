@@ -1,4 +1,4 @@
-"""`python -m fleetctl.bench.ours`: the controller's scraper, store and rules over a fleet, and nothing else of it.
+"""`python -m fleetctl.bench.signal_side`: the controller's scraper, store and rules over a fleet, nothing else.
 
 Prints one JSON line after each evaluation: how long it took, in milliseconds of wall and of CPU time.
 """
@@ -13,15 +13,15 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from fleetctl.kit.lean import hidden
+from fleetctl.kit.hidden_imports import hidden_imports
 
-with hidden("rich"):  # as the controller starts
+with hidden_imports("rich"):  # as the controller starts
     import uvloop
 
     from alerts.evaluation.engine import RuleEngine
     from alerts.evaluation.rules import load_rule_files
     from alerts.series.store import SeriesStore
-    from fleetctl.bench.fleet import INTERVAL_S, labels_of
+    from fleetctl.bench.workload import INTERVAL_S, labels_of
     from fleetctl.controller.signals.fetch import Fetcher
     from fleetctl.controller.signals.scrape_slots import ScrapeTarget, SlotScraper
     from fleetctl.kit.clock import SystemClock
@@ -54,10 +54,15 @@ async def _run(port: int, num_nodes: int, rules: Sequence[Path]) -> None:
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
         firing = sum(alert.state == "firing" for alert in engine.alerts())
         said = {
-            "wall_ms": wall * 1e3, "cpu_ms": cpu * 1e3, "series": store.num_series, "failed_scrapes": failed,
-            "dropped": store.dropped_samples, "rule_errors": len(engine.failures()), "firing": firing,
+            "wall_ms": wall * 1e3,
+            "cpu_ms": cpu * 1e3,
+            "series": store.num_series,
+            "failed_scrapes": failed,
+            "dropped": store.dropped_samples,
+            "rule_errors": len(engine.failures()),
+            "firing": firing,
             "points_mb": store.num_bytes / 1e6,
-        }  # fmt: skip
+        }
         sys.stdout.write(json.dumps(said) + "\n")
         sys.stdout.flush()
     scraping.result()
@@ -72,7 +77,7 @@ async def _scrape(scraper: SlotScraper, targets: dict[str, ScrapeTarget]) -> Non
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m fleetctl.bench.ours")
+    parser = argparse.ArgumentParser(prog="python -m fleetctl.bench.signal_side")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--nodes", type=int, required=True)
     parser.add_argument("rules", type=Path, nargs="+")

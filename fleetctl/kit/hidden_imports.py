@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def hidden(*names: str) -> Iterator[None]:
+def hidden_imports(*names: str) -> Iterator[None]:
     """Within, these modules cannot be imported unless they have been already.
 
     structlog and httpx load rich for a terminal's sake; without it they do the same in plain text, and a process that

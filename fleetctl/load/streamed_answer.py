@@ -14,7 +14,8 @@ class EventLines:
     def __init__(self) -> None:
         self._rest = b""
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
+    def events_in(self, data: bytes) -> Iterator[bytes]:
+        """The events that are whole with these bytes."""
         lines = (self._rest + data).split(b"\n")
         self._rest = lines.pop()
         for line in lines:
@@ -23,7 +24,7 @@ class EventLines:
 
 
 @dataclass(slots=True)
-class Answer:
+class StreamedAnswer:
     """What came back for one request. None: it never came. Times are monotonic seconds."""
 
     sent_at: float
@@ -43,7 +44,7 @@ class Answer:
     gaps_s: list[float] = field(default_factory=list)
     ended_at: float | None = None
 
-    def take(self, data: bytes, at: float) -> None:
+    def take_event(self, data: bytes, at: float) -> None:
         """Take one event's data in."""
         if data == b"[DONE]":
             self.num_dones += 1
@@ -91,6 +92,7 @@ class Answer:
 
     @property
     def ttft_s(self) -> float | None:
+        """Time to the first token, as the client saw it."""
         return None if self.first_token_at is None else self.first_token_at - self.sent_at
 
 

@@ -1,4 +1,4 @@
-"""The built-in rule files as both sides load them: as they are, or with their shortest intervals raised."""
+"""What both sides are given: the fleet's names, labels and scrape interval, and the rule files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,26 @@ import yaml
 
 from alerts.duration import parse_duration_s
 from alerts.evaluation.builtin import builtin_rule_files, builtin_signal_files
-from fleetctl.bench.fleet import INTERVAL_S
+
+INTERVAL_S = 5.0
+NUM_KINDS = 40  # nodes whose numbers differ; node n serves the texts of kind n modulo this
+ENGINE_OF = ("vllm", "vllm", "vllm", "fleetctl")
+
+
+def labels_of(number: int) -> dict[str, str]:
+    """Of one node."""
+    engine = ENGINE_OF[number % NUM_KINDS % len(ENGINE_OF)]
+    address = f"10.0.{number // 250}.{number % 250}:8000"
+    return {
+        "node": f"node-{number}",
+        "pool": f"pool-{number % 8}",
+        "model": "demo",
+        "zone": f"zone-{number % 3}",
+        "engine": engine,
+        "revision": "r1",
+        "instance": address,
+        "job": "llm-node",
+    }
 
 
 def rule_files(folder: Path, every_s: float) -> list[Path]:

@@ -13,7 +13,7 @@ SYSTEM_PROMPT_IDS = 1_000_000_000  # ids of system prompts start here, away from
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class TrafficKind:
     """The kind of traffic. Medians are of lognormal lengths; a sigma of 0 makes them all equal."""
 
     rate_per_s: float = 4.0
@@ -38,7 +38,7 @@ class Traffic:
                 raise ValueError(f"traffic: {name} must not be negative, got {getattr(self, name)}")
 
 
-def generate_shapes(traffic: Traffic) -> Iterator[RequestShape]:
+def generate_shapes(traffic: TrafficKind) -> Iterator[RequestShape]:
     """Shapes without end, in order of arrival."""
     rng = random.Random(traffic.seed)
     at_s = 0.0

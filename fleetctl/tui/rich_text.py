@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rich.table import Table
 from rich.text import Text
 
-from fleetctl.tui.incident_view import Section
+from fleetctl.tui.incident_view import StorySection
 from fleetctl.tui.view_model import Cell, Tone
 
 STYLES: dict[Tone, str] = {
@@ -29,7 +29,7 @@ def line(cells: Iterable[Cell], gap: str = "   ") -> Text:
     return Text(gap).join(paint(cell) for cell in cells)
 
 
-def paint_section(section: Section, wide: int) -> Table | Text:
+def paint_section(section: StorySection, wide: int) -> Table | Text:
     """Heading, then the rows; column `wide` wraps and takes the room that is left, the others keep their width."""
     heading = Text(section.heading.text, style=STYLES[section.heading.tone])
     if not section.rows and not section.notes:

@@ -1,4 +1,4 @@
-"""The books of a load run: every sent request has exactly one fate, and the report adds up."""
+"""The ledger of a load run: every sent request has exactly one fate, and the report adds up."""
 
 from __future__ import annotations
 
@@ -6,70 +6,12 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any
 
-from fleetctl.load.answer import Answer
+from fleetctl.load.request_fate import JudgedFate, RequestFate
+from fleetctl.load.streamed_answer import StreamedAnswer
 
 MAX_SAMPLES = 50_000
-REPEAT_TOKENS = 4  # so many tokens in a row that were there before are a repeat, not chance
-
-
-class RequestFate(StrEnum):
-    FINISHED = "finished"  # exactly the tokens asked for, and a proper end
-    REFUSED = "refused"  # 429 or 503 before the first byte: it may be sent again
-    LOST = "lost"  # anything else that is not what was asked for
-    DUPLICATED = "duplicated"  # more tokens than asked for, or some of them twice
-    ABANDONED = "abandoned"  # we hung up: the run was stopped
-
-
-class Verdict(NamedTuple):
-    fate: RequestFate
-    reason: str = ""  # one of a few words
-
-
-def judge(answer: Answer, asked_tokens: int) -> Verdict:
-    """The fate of a request that asked for exactly `asked_tokens`. Pure."""
-    if answer.status is None:
-        return Verdict(RequestFate.LOST, "unreachable")
-    if answer.status in (429, 503):
-        return Verdict(RequestFate.REFUSED, f"http_{answer.status}")
-    if answer.status != 200:
-        return Verdict(RequestFate.LOST, f"http_{answer.status}")
-    num_tokens = answer.num_tokens
-    if (num_tokens or 0) > asked_tokens or answer.num_dones > 1 or answer.num_finishes > 1:
-        return Verdict(RequestFate.DUPLICATED, "too_much")
-    if answer.error is not None:
-        return Verdict(RequestFate.LOST, "error_event")
-    if answer.num_dones == 0:
-        return Verdict(RequestFate.LOST, "cut")
-    if answer.is_garbled:
-        return Verdict(RequestFate.LOST, "garbled")
-    if num_tokens is None or num_tokens < asked_tokens:
-        return Verdict(RequestFate.LOST, "missing_tokens")
-    if answer.completion_tokens != num_tokens:
-        return Verdict(RequestFate.LOST, "usage_disagrees")
-    if len(answer.ids) > 1:
-        return Verdict(RequestFate.LOST, "id_changed")
-    return Verdict(RequestFate.FINISHED)
-
-
-def compare(first: Answer, again: Answer) -> Verdict:
-    """The fate of a moved answer beside the same request, run again undisturbed. Pure."""
-    if first.token_ids == again.token_ids and first.text == again.text:
-        return Verdict(RequestFate.FINISHED)
-    if _repeats(first.token_ids, again.token_ids):
-        return Verdict(RequestFate.DUPLICATED, "repeated_after_move")
-    return Verdict(RequestFate.LOST, "differs_after_move")
-
-
-def _repeats(got: Sequence[int], wanted: Sequence[int]) -> bool:
-    """Whether `got`, where it leaves `wanted`, goes on with tokens that it already gave."""
-    at = next((i for i, (a, b) in enumerate(zip(got, wanted, strict=False)) if a != b), None)
-    if at is None:
-        return len(got) > len(wanted)
-    stretch = list(got[at : at + REPEAT_TOKENS])
-    return any(list(wanted[start : start + len(stretch)]) == stretch for start in range(at))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +33,8 @@ class Samples:
         self._count = 0
         self._rng = random.Random(0)
 
-    def add(self, value: float) -> None:
+    def add_value(self, value: float) -> None:
+        """Count one value in."""
         self._count += 1
         if len(self._values) < self._limit:
             self._values.append(value)
@@ -99,6 +42,7 @@ class Samples:
             self._values[at] = value
 
     def percentiles(self) -> Percentiles:
+        """p50, p95 and p99 of what is kept, and the count of all that came."""
         ordered = sorted(self._values)
         return Percentiles(self._count, *(_percentile(ordered, ratio) for ratio in (0.5, 0.95, 0.99)))
 
@@ -115,7 +59,7 @@ def _percentile(ordered: Sequence[float], ratio: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A load run in numbers. `sent` is the sum of the fates and `in_flight`; `as_json` is ready for json.dumps."""
+    """A load run in numbers. `sent` is the sum of the fates and `in_flight`."""
 
     sent: int
     in_flight: int
@@ -137,11 +81,12 @@ class Report:
     itl_s: Percentiles
 
     def as_json(self) -> dict[str, Any]:
+        """Ready for json.dumps."""
         return asdict(self)
 
 
-class Books:
-    """Counts fates while a run goes on. Requests are opened once and closed once."""
+class RequestLedger:
+    """Counts fates while a run goes on. A request is booked as sent once and as ended once."""
 
     def __init__(self) -> None:
         self._open: set[str] = set()
@@ -156,30 +101,33 @@ class Books:
         self._output_tokens = 0
         self._ttft, self._itl = Samples(), Samples()
 
-    def open(self, request_id: str) -> None:
+    def book_sent(self, request_id: str) -> None:
+        """A request is on its way."""
         assert request_id not in self._open
         self._open.add(request_id)
         self._sent += 1
 
-    def close(self, request_id: str, verdict: Verdict, answer: Answer) -> None:
+    def book_end(self, request_id: str, judged: JudgedFate, answer: StreamedAnswer) -> None:
+        """The request ended so, once."""
         self._open.remove(request_id)
-        self._fates[verdict.fate] += 1
-        if verdict.reason:
-            self._reasons[verdict.reason] += 1
+        self._fates[judged.fate] += 1
+        if judged.reason:
+            self._reasons[judged.reason] += 1
         self._output_tokens += answer.num_tokens or 0
         if answer.ttft_s is not None:
-            self._ttft.add(answer.ttft_s)
+            self._ttft.add_value(answer.ttft_s)
         for gap_s in answer.gaps_s:
-            self._itl.add(gap_s)
+            self._itl.add_value(gap_s)
 
-    def correct(self, verdict: Verdict) -> None:
+    def correct(self, judged: JudgedFate) -> None:
         """A request that was booked as finished proved to be something else."""
         self._fates[RequestFate.FINISHED] -= 1
-        self._fates[verdict.fate] += 1
-        self._reasons[verdict.reason] += 1
+        self._fates[judged.fate] += 1
+        self._reasons[judged.reason] += 1
         self.moved_finished -= 1
 
     def report(self, duration_s: float) -> Report:
+        """The run so far, in numbers."""
         fates = self._fates
         return Report(
             sent=self._sent,
@@ -203,6 +151,7 @@ class Books:
         )
 
     def check_integrity(self) -> None:
+        """Every sent request is on its way or has one fate. Raises AssertionError."""
         assert self._sent == len(self._open) + sum(self._fates.values())
         assert all(count >= 0 for count in self._fates.values())
         assert 0 <= self.verified <= self.moved_finished <= self.moved
