@@ -107,7 +107,7 @@ def test_percentiles_are_those_of_numpy_and_unknown_without_values() -> None:
     rng = random.Random(3)
     values = [rng.random() for _ in range(777)]
     for value in values:
-        samples.add(value)
+        samples.add_value(value)
     got = samples.percentiles()
     assert got.count == 777
     assert [got.p50, got.p95, got.p99] == pytest.approx(list(np.percentile(values, [50, 95, 99])))
@@ -116,7 +116,7 @@ def test_percentiles_are_those_of_numpy_and_unknown_without_values() -> None:
 def test_samples_past_the_limit_stay_bounded_and_fair() -> None:
     samples = Samples(limit=500)
     for value in range(20_000):
-        samples.add(float(value))
+        samples.add_value(float(value))
     got = samples.percentiles()
     assert got.count == 20_000
     assert got.p50 is not None
