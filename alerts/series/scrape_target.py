@@ -63,7 +63,7 @@ class ParsedScrape:
     timed: list[tuple[LabelSet, float, int]]
 
 
-class ScrapeTarget:
+class TargetState:
     """Mutable state that belongs to the SeriesStore; only the store calls it."""
 
     __slots__ = ("_layouts", "_own_names", "appender", "is_forgotten", "labels", "last_error", "last_ms", "layout")

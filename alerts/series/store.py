@@ -21,7 +21,7 @@ from alerts.sample import STALE_NAN, is_stale_nan, to_ms
 from alerts.series.appender import Appender
 from alerts.series.head import HeadBlock
 from alerts.series.index import SeriesIndex
-from alerts.series.scrape_target import LayoutCache, ScrapeTarget, read_scrape
+from alerts.series.scrape_target import LayoutCache, TargetState, read_scrape
 from alerts.series.selection import Selection
 from alerts.series.series_group import MAX_CHUNK_POINTS, MemSeries, SeriesGroup
 
@@ -61,7 +61,7 @@ class SeriesStore:
         self._head = HeadBlock()
         self._groups: dict[int, SeriesGroup] = {}
         self._index = SeriesIndex(self._head)
-        self._targets: dict[LabelSet, ScrapeTarget] = {}
+        self._targets: dict[LabelSet, TargetState] = {}
         self._layouts = LayoutCache()
         self._pruned_ms: int | None = None
         self._newest_ms: int | None = None
@@ -339,11 +339,11 @@ class SeriesStore:
             group.append_range(np.array([series.number]), times, values[np.newaxis, :])
         self._index.moved(series)
 
-    def _target_of(self, target: Mapping[str, str]) -> ScrapeTarget:
+    def _target_of(self, target: Mapping[str, str]) -> TargetState:
         labels = LabelSet.of(target)
         owner = self._targets.get(labels)
         if owner is None:
-            owner = self._targets[labels] = ScrapeTarget(labels, Appender(self, is_scrape=True), self._layouts)
+            owner = self._targets[labels] = TargetState(labels, Appender(self, is_scrape=True), self._layouts)
         owner.is_forgotten = False
         return owner
 
@@ -396,7 +396,7 @@ class SeriesStore:
         return min(1.0, kept)
 
 
-def _own(owner: ScrapeTarget) -> list[LabelSet]:
+def _own(owner: TargetState) -> list[LabelSet]:
     return [owner.labels.having(((METRIC_NAME, name),)) for name in _SCRAPE_METRICS]
 
 
