@@ -1,4 +1,4 @@
-"""What a release installs: wheel and sdist hold every file, and run from another folder beside foreign packages."""
+"""What a release installs is whole, and does the main job from another folder, beside foreign packages."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from fleetctl.bundled import NAMES
+from fleetctl.providers.process import ProcessTable
 from tests.fixtures import ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.serial, pytest.mark.timeout(600)]
@@ -158,10 +159,19 @@ def test_a_foreign_package_imported_first_is_named_and_not_mixed_with_ours(whole
     assert "ImportError: kernels is imported from" in done.stderr
 
 
-def test_demo_runs_from_an_installed_wheel(whole: Installed) -> None:
+def test_installed_demo_names_the_cause_and_loses_no_request(whole: Installed) -> None:
     decoy = whole.home / "engine"  # what lies in the working directory is nobody's engine
     decoy.mkdir()
     (decoy / "__init__.py").write_text("raise ImportError('a folder of the user')\n")
-    done = whole.run("fleetctl", "--state-dir", str(whole.home / "state"), "demo", "-o", "json", timeout_s=540)
+    state = whole.home / "state"
+    done = whole.run("fleetctl", "--state-dir", str(state), "demo", "-o", "json", timeout_s=540)
     assert done.returncode == 0, done.stderr[-4000:]
-    assert json.loads(done.stdout)["requests"]["lost"] == 0
+    report = json.loads(done.stdout)
+    assert report["diagnosed"] == report["expected"] == "slow_node"
+    assert report["requests"]["lost"] == 0
+    assert report["requests"]["duplicated"] == 0
+    assert report["requests"]["sent"] == report["requests"]["finished"] + report["requests"]["refused"]
+    assert report["detected_s"] <= report["mitigated_s"]
+    assert "slow_node" in Path(report["postmortem"]).read_text()
+    assert Path(report["blackbox"]).stat().st_size > 0
+    assert ProcessTable(state / "demo" / "run").running() == []
