@@ -16,7 +16,6 @@ an argument.
 
 from __future__ import annotations
 
-from collections import deque
 from itertools import islice
 
 from engine.core.block_pool import BlockPool, HostBlocks
@@ -31,7 +30,6 @@ from engine.protocol.messages import AddSequence, FinishReason, SequenceUpdate
 from engine.protocol.output_length import OutputLengthForecast
 from engine.protocol.step import StepPlan, StepResult
 
-_KEPT_PREEMPTIONS = 1000
 _MOST_PASSED_OVER = 32  # waiting sequences looked at in one step beyond those that `max_num_seqs` leaves room for
 
 
@@ -45,7 +43,6 @@ class Scheduler:
         self.preemption_cost = PreemptionCost()
         self.output_length = OutputLengthForecast()
         self.finds_prefixes = True  # False is a fault: look-ups are counted and find nothing
-        self.preemptions: deque[Preemption] = deque(maxlen=_KEPT_PREEMPTIONS)
         self._eos_token_ids = frozenset(config.eos_token_ids)
         self._sequences: dict[str, CoreSequence] = {}
         self._waiting = SequenceQueue()
@@ -222,8 +219,6 @@ class Scheduler:
         if missing > 0:
             sequence.block_ids += self.pool.allocate(min(missing, self.pool.num_free)) or []
         capacity = len(sequence.block_ids) * self.config.block_size - computed
-        if capacity < num_tokens and not self.config.chunked_prefill:
-            return 0
         return min(num_tokens, capacity)
 
     def _preempt(self, victim: CoreSequence, needed_by: CoreSequence, step: PendingStep, now: float) -> None:
@@ -261,12 +256,10 @@ class Scheduler:
     def _record(self, preemption: Preemption, sequence: CoreSequence, step: PendingStep) -> None:
         sequence.mark_preempted()
         step.preemptions.append(preemption)
-        self.preemptions.append(preemption)
 
     def _leave_device(self, sequence: CoreSequence, state: SequenceState) -> None:
         self.pool.release(sequence.block_ids)
         sequence.block_ids = []
-        sequence.num_registered_blocks = 0
         if state is SequenceState.WAITING:
             sequence.num_computed_tokens = 0
         sequence.move_to(state)

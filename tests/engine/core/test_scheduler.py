@@ -342,7 +342,7 @@ def test_nobody_starts_into_blocks_that_others_will_need() -> None:
     bench.run()  # outputs are 40 tokens long, as far as anybody knows
     bench.add(*(make_request(name, 4, max_tokens=40) for name in "abc"))
     bench.run()
-    assert not bench.scheduler.preemptions
+    assert not bench.preemptions
 
 
 # --- preemption ---
@@ -360,8 +360,8 @@ def crowded(**changes: object) -> Bench:
 def test_newest_is_preempted_when_blocks_run_out() -> None:
     bench = crowded()
     bench.run()
-    assert bench.scheduler.preemptions[0].seq_id == "third"
-    assert {p.seq_id for p in bench.scheduler.preemptions} <= {"second", "third"}
+    assert bench.preemptions[0].seq_id == "third"
+    assert {p.seq_id for p in bench.preemptions} <= {"second", "third"}
     for name in ("first", "second", "third"):
         assert bench.tokens[name] == expected_tokens(make_request(name, 10, max_tokens=20))
 
@@ -372,21 +372,21 @@ def test_lowest_priority_is_preempted_before_newer_ones() -> None:
     bench.add(make_request("batch", 10, arrived_at=0.0, priority=1, max_tokens=20))
     bench.add(make_request("x", 10, arrived_at=1.0, max_tokens=20))
     bench.add(make_request("y", 10, arrived_at=2.0, max_tokens=20))
-    while not bench.scheduler.preemptions:
+    while not bench.preemptions:
         bench.step()
-    assert bench.scheduler.preemptions[0].seq_id == "batch"
+    assert bench.preemptions[0].seq_id == "batch"
 
 
 def test_preemption_is_recorded_with_who_for_whom_and_what_was_lost() -> None:
     bench = crowded()
-    while not bench.scheduler.preemptions:
+    while not bench.preemptions:
         bench.step()
     record = Preemption("third", 3.0, PreemptedBy.RECOMPUTE, lost_tokens=16, num_blocks=4, for_seq_id="first")
-    assert list(bench.scheduler.preemptions) == [record]
+    assert bench.preemptions == [record]
     assert bench.outcomes[-1].preemptions == (record,)
     bench.run()
     told = sum(u.preempted for u in bench.updates if u.seq_id == "third")
-    assert told == sum(p.seq_id == "third" for p in bench.scheduler.preemptions) >= 1
+    assert told == sum(p.seq_id == "third" for p in bench.preemptions) >= 1
 
 
 def test_preempted_request_is_sent_to_the_runner_again_with_its_output() -> None:
@@ -405,7 +405,7 @@ def test_preempted_request_finds_its_blocks_again() -> None:
     for name in "abc":
         bench.add(make_request(name, 10, max_tokens=20))
     bench.run()
-    lost = sum(p.lost_tokens for p in bench.scheduler.preemptions)
+    lost = sum(p.lost_tokens for p in bench.preemptions)
     computed = sum(o.kind is not StepKind.DECODE for o in bench.outcomes)
     assert lost > 0
     assert computed
@@ -418,7 +418,7 @@ def test_swapped_request_loses_no_tokens() -> None:
     plans = []
     while bench.scheduler.has_work:
         plans.append(bench.step())
-    swaps = [p for p in bench.scheduler.preemptions if p.how is PreemptedBy.SWAP]
+    swaps = [p for p in bench.preemptions if p.how is PreemptedBy.SWAP]
     assert swaps
     assert all(p.lost_tokens == 0 for p in swaps)
     assert sum(len(p.swap_in) for p in plans) == sum(len(p.swap_out) for p in plans)
@@ -444,7 +444,7 @@ def test_nobody_starts_in_the_step_in_which_somebody_gave_way() -> None:
     bench.add(*(make_request(name, size, max_tokens=30) for name, size in [("a", 10), ("b", 10), ("big", 26)]))
     bench.step()
     bench.add(make_request("tiny", 2, priority=-9, max_tokens=1))  # first in the queue, kept out by seats alone
-    while not bench.scheduler.preemptions:
+    while not bench.preemptions:
         plan = bench.step()
     assert plan.new == ()
     assert [new.seq_id for new in bench.step().new] == ["tiny"]
@@ -453,7 +453,7 @@ def test_nobody_starts_in_the_step_in_which_somebody_gave_way() -> None:
 def test_recomputes_when_the_host_has_no_room() -> None:
     bench = crowded(num_host_blocks=1)
     bench.run()
-    assert {p.how for p in bench.scheduler.preemptions} == {PreemptedBy.RECOMPUTE}
+    assert {p.how for p in bench.preemptions} == {PreemptedBy.RECOMPUTE}
 
 
 @pytest.mark.parametrize(
@@ -464,14 +464,14 @@ def test_swaps_only_where_measured_to_be_cheaper(swap_s: float, how: PreemptedBy
     for num_tokens in (1, 10, 100):
         bench.scheduler.preemption_cost.observe(num_tokens, 0.001 + num_tokens * 0.001)
     bench.scheduler.preemption_cost.observe(10, 0.011 + 5 * swap_s, num_swapped_blocks=5)
-    while not bench.scheduler.preemptions:
+    while not bench.preemptions:
         bench.step()
-    assert bench.scheduler.preemptions[0].how is how
+    assert bench.preemptions[0].how is how
 
 
 def test_abort_of_a_swapped_request_frees_its_host_blocks() -> None:
     bench = crowded(num_host_blocks=20)
-    while not bench.scheduler.preemptions:
+    while not bench.preemptions:
         bench.step()
     bench.abort("third")
     assert bench.scheduler.host_blocks.num_free == 20
@@ -743,11 +743,8 @@ def test_lack_of_memory_costs_the_largest_row_and_the_others_start_over() -> Non
 
 def test_kv_that_a_failed_step_was_to_swap_out_is_not_trusted() -> None:
     bench = crowded(num_host_blocks=20)
-    while not bench.scheduler.preemptions:
-        plan = bench.plan()
-        if not bench.scheduler.preemptions:
-            bench.finish_step(plan)
-    assert plan.swap_out
+    while not (plan := bench.plan()).swap_out:
+        bench.finish_step(plan)
     bench.take_outcome(bench.scheduler.fail(STEP_FAILED, bench.now))
     assert bench.scheduler.host_blocks.num_free == 20
     bench.run()

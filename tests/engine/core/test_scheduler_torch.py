@@ -46,16 +46,22 @@ REQUESTS = [
 ]
 
 
-def serve(runner: ModelRunner, config: SchedulerConfig, requests: list[AddSequence]) -> tuple[dict, Scheduler]:
+def serve(
+    runner: ModelRunner, config: SchedulerConfig, requests: list[AddSequence]
+) -> tuple[dict, Scheduler, set[str]]:
+    """Tokens by sequence, the scheduler after it, and how sequences were preempted."""
     scheduler = Scheduler(config)
+    how: set[str] = set()
     tokens: dict[str, list[int]] = {request.seq_id: [] for request in requests}
     for request in requests:
         assert scheduler.add(request, 100.0) is None
     while (plan := scheduler.plan(100.0)) is not None:
-        for update in scheduler.apply(runner.run_step(plan), 100.0).updates:
+        outcome = scheduler.apply(runner.run_step(plan), 100.0)
+        how |= {preemption.how.value for preemption in outcome.preemptions}
+        for update in outcome.updates:
             assert update.failure is None
             tokens[update.seq_id] += update.token_ids
-    return tokens, scheduler
+    return tokens, scheduler, how
 
 
 @pytest.fixture(scope="module")
@@ -76,10 +82,9 @@ def alone(runner: ModelRunner) -> dict[str, list[int]]:
     ],
 )
 def test_tokens_are_those_of_the_request_alone(runner, alone, changes: dict[str, object], disturbed_by: str) -> None:
-    tokens, scheduler = serve(runner, make_config(**{**ROOMY, **changes}), REQUESTS)
+    tokens, scheduler, how = serve(runner, make_config(**{**ROOMY, **changes}), REQUESTS)
     assert tokens == alone
     assert all(len(output) == 20 for output in tokens.values())
-    how = {preemption.how.value for preemption in scheduler.preemptions}
     if disturbed_by == "hit":
         assert scheduler.pool.hits_tokens > 0
     elif disturbed_by != "batch":
@@ -92,5 +97,5 @@ def test_request_goes_on_with_its_tokens_after_a_move(runner, alone) -> None:
         AddSequence(r.seq_id, r.prompt_token_ids, r.sampling, 0.0, 0, tuple(alone[r.seq_id][: 2 + i * 3]))
         for i, r in enumerate(REQUESTS)
     ]
-    tokens, _ = serve(runner, config, moved)
+    tokens, *_ = serve(runner, config, moved)
     assert {r.seq_id: [*r.output_token_ids, *tokens[r.seq_id]] for r in moved} == alone
