@@ -18,10 +18,14 @@ class Wire(BaseModel):
 
 
 class Body(BaseModel):
+    """A request; an unknown key is refused."""
+
     model_config = ConfigDict(extra="forbid")
 
 
 class NodePhase(StrEnum):
+    """What a node is doing, as seen by the controller."""
+
     STARTING = "starting"  # wanted, process started or about to be, not ready yet
     READY = "ready"  # answers ready and takes requests
     CORDONED = "cordoned"  # takes no new requests by our will
@@ -40,6 +44,8 @@ class Signal(Wire):
 
 
 class Node(Wire):
+    """One node with its newest signals."""
+
     name: str
     url: str
     phase: NodePhase
@@ -62,6 +68,8 @@ class Node(Wire):
 
 
 class AlertState(StrEnum):
+    """Where an alert stands; unknown is neither firing nor clear."""
+
     INACTIVE = "inactive"
     PENDING = "pending"
     FIRING = "firing"
@@ -70,6 +78,8 @@ class AlertState(StrEnum):
 
 
 class Alert(Wire):
+    """One alert of our rules or of Alertmanager."""
+
     fingerprint: str
     name: str
     severity: str
@@ -102,6 +112,8 @@ class Evidence(Wire):
 
 
 class Diagnosis(Wire):
+    """What a tree found: cause, evidence, and what is ruled out or not known."""
+
     tree: str
     cause: str | None  # None: the tree ended without naming one
     title: str = ""
@@ -113,6 +125,8 @@ class Diagnosis(Wire):
 
 
 class RunStatus(StrEnum):
+    """How far a run is; `runbooks.run.RunStatus` has the same members."""
+
     PROPOSED = "proposed"  # waits for an approval
     APPROVED = "approved"  # will start
     RUNNING = "running"
@@ -128,18 +142,26 @@ class RunStatus(StrEnum):
 
     @property
     def is_terminal(self) -> bool:
+        """At its one end."""
         return self in TERMINAL_RUN_STATUSES
 
 
 TERMINAL_RUN_STATUSES = frozenset(
     {
-        RunStatus.SUCCEEDED, RunStatus.UNDONE, RunStatus.FAILED, RunStatus.DENIED,
-        RunStatus.REFUSED, RunStatus.EXPIRED, RunStatus.CANCELLED,
+        RunStatus.SUCCEEDED,
+        RunStatus.UNDONE,
+        RunStatus.FAILED,
+        RunStatus.DENIED,
+        RunStatus.REFUSED,
+        RunStatus.EXPIRED,
+        RunStatus.CANCELLED,
     }
-)  # fmt: skip
+)
 
 
 class StepRecord(Wire):
+    """One command of a run. Before it began, `receipt` holds the prediction and the guard's ruling."""
+
     index: int
     phase: Literal["do", "undo"]
     title: str
@@ -154,6 +176,8 @@ class StepRecord(Wire):
 
 
 class Run(Wire):
+    """One execution of a runbook or of a single command."""
+
     id: str
     runbook: str
     title: str
@@ -175,12 +199,16 @@ class Run(Wire):
 
 
 class IncidentStatus(StrEnum):
+    """Where an incident stands."""
+
     OPEN = "open"  # alerts fire
     MITIGATING = "mitigating"  # a run is acting on it
     RESOLVED = "resolved"  # terminal: alerts clear, and any run ended
 
 
 class TimelineEntry(Wire):
+    """One event, as people read it; `seq` grows by time."""
+
     seq: int
     at: float
     kind: str  # noun.past_or_state, as in the logs
@@ -192,6 +220,8 @@ class TimelineEntry(Wire):
 
 
 class Incident(Wire):
+    """One thing that is wrong, with all that belongs to it."""
+
     id: str
     title: str
     status: IncidentStatus
@@ -211,6 +241,8 @@ class Incident(Wire):
 
 
 class RunbookInfo(Wire):
+    """A page of the library."""
+
     name: str
     title: str
     risk: str
@@ -244,11 +276,15 @@ class VerbInfo(Wire):
 
 
 class RouteState(StrEnum):
+    """Whether a node gets new requests."""
+
     ACTIVE = "active"
     CORDONED = "cordoned"
 
 
 class Route(Wire):
+    """One node of the routing table."""
+
     node: str
     url: str
     state: RouteState
@@ -335,6 +371,8 @@ class ContentListing(Wire):
 
 
 class Status(Wire):
+    """The controller's own state. `loops`: name to seconds since the last completed turn."""
+
     version: str
     started_at: float
     epoch: int
@@ -360,6 +398,8 @@ class SilenceMatcher(Wire):
 
 
 class Silence(Wire):
+    """One silence of Alertmanager."""
+
     id: str
     state: Literal["pending", "active", "expired"]
     matchers: list[SilenceMatcher]
@@ -402,12 +442,16 @@ class ActionRequest(Body):
 
 
 class ApprovalRequest(Body):
+    """A person's answer to a proposed run. The first one wins."""
+
     decision: Literal["approve", "deny"]
     by: str = Field(max_length=200)
     comment: str = Field(default="", max_length=2000)
 
 
 class DiagnoseRequest(Body):
+    """Walk a tree now; without one, the tree that fits the scope's alerts."""
+
     tree: str | None = Field(default=None, max_length=100)
     scope: dict[str, str] = Field(default_factory=dict, max_length=20)
 

@@ -1,0 +1,1 @@
+"""What is done about it, safely, exactly once: pages, verbs, guards, journal and executor. See README.md."""

@@ -28,10 +28,13 @@ class InputSpec:
 
     @property
     def example(self) -> str:
+        """A value of the input's type, with which a page is checked."""
         return EXAMPLES[self.type]
 
 
 class FrontMatter(NamedTuple):
+    """The head of a page, decoded; `lines` finds the line of a key for later errors."""
+
     name: str
     title: str
     risk: Risk
@@ -48,6 +51,7 @@ class Place(NamedTuple):
     line: int
 
     def error(self, message: str, remedy: str | None = None) -> BadPageError:
+        """The error to raise for what stands here."""
         return BadPageError(self.file, self.line, message, remedy=remedy)
 
 

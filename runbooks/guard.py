@@ -27,6 +27,8 @@ def overlap_by_name(one: Target, other: Target) -> bool | None:
 
 
 class GuardAnswer(StrEnum):
+    """What a guard can say."""
+
     YES = "yes"
     NO = "no"
     UNKNOWN = "unknown"  # could not look
@@ -41,6 +43,7 @@ class Ruling:
 
     @property
     def allows(self) -> bool:
+        """Unknown does not allow."""
         return self.answer is GuardAnswer.YES
 
     def __str__(self) -> str:

@@ -53,6 +53,8 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
+    """One line of who did what to a run."""
+
     run_id: str
     at: float
     by: str

@@ -50,6 +50,8 @@ class PageStep:
 
 @dataclass(frozen=True, slots=True)
 class Page:
+    """A checked page. Titles, commands and the expectation are templates over `inputs`."""
+
     name: str
     title: str
     risk: str

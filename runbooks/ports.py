@@ -29,9 +29,13 @@ class PermanentError(Exception):
 class Clock(Protocol):
     """Wall time in Unix seconds, and a sleep that tests can drive; `fleetctl.kit.clock.SystemClock` fits."""
 
-    def now(self) -> float: ...
+    def now(self) -> float:
+        """Unix time in seconds."""
+        ...
 
-    async def sleep(self, seconds: float) -> None: ...
+    async def sleep(self, seconds: float) -> None:
+        """Return after that long."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

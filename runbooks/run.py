@@ -41,6 +41,7 @@ class RunStatus(StrEnum):
 
     @property
     def is_terminal(self) -> bool:
+        """At its one end."""
         return not TRANSITIONS[self]
 
     @property
@@ -70,6 +71,8 @@ FIRST = frozenset({_R.PROPOSED, _R.APPROVED, _R.REFUSED, _R.SUCCEEDED})
 
 
 class StepStatus(StrEnum):
+    """How far one step is; moves are in `STEP_TRANSITIONS`."""
+
     PENDING = "pending"
     RUNNING = "running"  # begun, and its end is not known: run again after a crash
     DONE = "done"
@@ -106,6 +109,7 @@ class StepRecord:
     error: str = ""
 
     def skipped(self) -> StepRecord:
+        """The step as one that will not be run."""
         return replace(self, status=StepStatus.SKIPPED)
 
     @property
@@ -123,10 +127,12 @@ class StepRecord:
 
     @property
     def has_begun(self) -> bool:
+        """Something may have been done: it is what an undo is about."""
         return self.attempts > 0
 
     @property
     def is_over(self) -> bool:
+        """Done, failed or skipped."""
         return not STEP_TRANSITIONS[self.status]
 
 
@@ -141,6 +147,8 @@ class UndoItem:
 
 @dataclass(frozen=True, slots=True)
 class Run:
+    """One execution of a page or command, with all that it needs to go on."""
+
     id: str
     runbook: str
     title: str
@@ -169,10 +177,12 @@ class Run:
 
     @property
     def do_steps(self) -> tuple[StepRecord, ...]:
+        """What it does, in order."""
         return tuple(step for step in self.steps if step.phase == "do")
 
     @property
     def undo_steps(self) -> tuple[StepRecord, ...]:
+        """What was planned when its undo began; empty before."""
         return tuple(step for step in self.steps if step.phase == "undo")
 
     def next_step(self, phase: Phase) -> StepRecord | None:
@@ -180,6 +190,7 @@ class Run:
         return next((step for step in self.steps if step.phase == phase and not step.is_over), None)
 
     def step(self, phase: Phase, index: int) -> StepRecord:
+        """The step, which must be there."""
         return next(step for step in self.steps if step.phase == phase and step.index == index)
 
     @property

@@ -121,6 +121,7 @@ def _set_pragmas(connection: Any, _: Any) -> None:
 
 
 def run_row(run: Run) -> dict[str, Any]:
+    """The columns of table `runs`; `plan` holds what never changes."""
     return {
         "id": run.id,
         "runbook": run.runbook,
@@ -152,6 +153,7 @@ def run_row(run: Run) -> dict[str, Any]:
 
 
 def step_row(run_id: str, step: StepRecord) -> dict[str, Any]:
+    """The columns of table `run_steps`."""
     return {
         "run_id": run_id,
         "phase": step.phase,
@@ -170,6 +172,7 @@ def step_row(run_id: str, step: StepRecord) -> dict[str, Any]:
 
 
 def run_of(row: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> Run:
+    """The run that these rows hold; those written before targets had kinds name nodes only."""
     plan = row["plan"]
     return Run(
         **{key: row[key] for key in _RUN_COLUMNS},

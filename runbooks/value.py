@@ -18,6 +18,8 @@ MAX_DURATION_S = 24 * 3600.0
 
 
 class ValueType(StrEnum):
+    """The types of page inputs."""
+
     NODE = "node"  # a node that exists
     NEW_NODE = "new_node"  # a name that no node has yet
     DURATION = "duration"  # "30s", "2m", "1h" or plain seconds

@@ -50,6 +50,7 @@ class Verify:
 
     @property
     def words(self) -> str:
+        """The expectation for people."""
         return self.says or self.expect
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -187,3 +188,50 @@ async def _killed_at(state_dir: Path, at: int, expected: tuple[list[Run], dict[s
         return whole is None
     finally:
         stop_all(state_dir)
+
+
+async def _allowed(_: str) -> None:
+    """The guard says yes."""
+
+
+async def scaled(state_dir: Path, killer: Killer, done: list[str]) -> dict[str, RouteState] | None:
+    """Routes after a scaling out and a scaling in on real nodes; None when it was killed.
+
+    `done` outlives the controller, as the journal does: a step that ended is not begun again.
+    """
+    try:
+        async with mortal(state_dir, killer) as controller:
+            killer_at_commits(controller, killer)
+            await all_settled(controller)
+            killer.is_armed = True
+            times = {"wait_s": 60.0, "deadline_s": 0.2}
+            scale = functools.partial(controller.effects.scale_pool, "default", **times, before_removal=_allowed)
+            if not done:
+                await scale(start=["node-3", "node-4"], stop=[], like="node-2")
+                done.append("out")
+            await scale(start=[], stop=["node-1", "node-4"], like=None)
+            killer.is_armed = False
+            return {route.node: route.state for route in controller.routing.table.routes}
+    except BaseException as error:
+        if killer.is_dead and _is_kill(error):
+            return None
+        raise
+
+
+async def test_a_scaling_that_is_killed_anywhere_goes_on_with_the_same_nodes(tmp_path: Path) -> None:
+    expected = {"node-2": RouteState.ACTIVE, "node-3": RouteState.ACTIVE}
+    clean = Killer(None)
+    try:
+        assert await scaled(tmp_path / "clean", clean, []) == expected
+    finally:
+        stop_all(tmp_path / "clean")
+    assert clean.count > 20
+    for at in range(2, clean.count, 9):
+        state_dir = tmp_path / f"at-{at}"
+        try:
+            done: list[str] = []
+            routes = await scaled(state_dir, Killer(at), done) or await scaled(state_dir, Killer(None), done)
+            assert routes == expected, f"killed at {at}"
+            assert set(ProcessTable(state_dir / "run").running()) == {"node-2", "node-3"}
+        finally:
+            stop_all(state_dir)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -255,6 +255,70 @@ async def test_restart_that_ended_before_the_crash_is_not_done_twice(tmp_path: P
             assert second.fleet.nodes["node-1"].instance == instance
     finally:
         stop_all(tmp_path)
+
+
+async def _allowed(_: str) -> None:
+    """The guard says yes."""
+
+
+async def test_scaling_out_starts_all_at_once_and_twice_is_once(controller: Controller) -> None:
+    async def scale() -> dict[str, object]:
+        return await controller.effects.scale_pool(
+            "default",
+            start=["node-3", "node-4"],
+            stop=[],
+            like="node-2",
+            wait_s=20,
+            deadline_s=1,
+            before_removal=_allowed,
+        )
+
+    receipt = await scale()
+    assert receipt == {"pool": "default", "started": ["node-3", "node-4"], "stopped": {}}
+    assert routes(controller) == dict.fromkeys(("node-1", "node-2", "node-3", "node-4"), RouteState.ACTIVE)
+    before = {name: state.instance for name, state in controller.fleet.nodes.items()}
+    assert await scale() == receipt
+    assert {name: state.instance for name, state in controller.fleet.nodes.items()} == before
+
+
+async def test_scaling_in_asks_before_each_node_and_stops_where_the_answer_is_no(controller: Controller) -> None:
+    asked: list[str] = []
+
+    async def only_first(name: str) -> None:
+        asked.append(name)
+        if name != "node-2":
+            raise TemporaryError("too few would be left")
+
+    async def scale(before_removal: Callable[[str], Awaitable[None]]) -> dict[str, object]:
+        return await controller.effects.scale_pool(
+            "default",
+            start=[],
+            stop=["node-77", "node-2", "node-1"],
+            like=None,
+            wait_s=20,
+            deadline_s=0.2,
+            before_removal=before_removal,
+        )
+
+    await tell_node(controller, "node-2", held=2)
+    with pytest.raises(TemporaryError, match="too few"):
+        await scale(only_first)
+    assert asked == ["node-2", "node-1"]
+    assert routes(controller) == {"node-1": RouteState.ACTIVE}
+    receipt = await scale(_allowed)
+    assert receipt["stopped"] == {"node-77": "never started", "node-2": "stopped", "node-1": "drained"}
+    assert routes(controller) == {}
+
+
+async def test_guards_see_pools_loads_and_stopped_nodes(controller: Controller) -> None:
+    await controller.effects.stop_node("node-2", grace_s=1)
+    now = controller.clock.now()
+    for name, value in (("llm:running", 2.0), ("llm:waiting", 1.0)):
+        controller.store.append({"__name__": name, "node": "node-1"}, now, value)
+    facts = {node.name: node for node in await controller.lookup.nodes()}
+    assert (facts["node-1"].pool, facts["node-1"].model, facts["node-1"].held) == ("default", "demo", 3)
+    assert (facts["node-1"].wanted, facts["node-2"].wanted, facts["node-2"].held) == (True, False, None)
+    assert facts["node-1"].created_at > 0
 
 
 async def _is_phase(controller: Controller, name: str, phase: NodePhase) -> bool:
