@@ -170,6 +170,56 @@ def test_reused_blocks_can_not_crowd_out_all_others() -> None:
     assert newest == [block_ids[3]]
 
 
+@pytest.mark.parametrize(("num_blocks", "block_size"), [(0, 1), (1, 0)])
+def test_pool_without_a_block_of_a_token_is_refused(num_blocks: int, block_size: int) -> None:
+    assert BlockPool(1, 1).num_free == 1
+    with pytest.raises(ValueError, match=f"at least one block of one token, got {num_blocks} of {block_size}"):
+        BlockPool(num_blocks, block_size)
+
+
+def test_lookups_add_up() -> None:
+    pool = BlockPool(1, SIZE)
+    assert (pool.queries_tokens, pool.hits_tokens) == (0, 0)
+    pool.record_lookup(10, 4)
+    pool.record_lookup(6, 1)
+    assert (pool.queries_tokens, pool.hits_tokens) == (16, 5)
+
+
+def test_each_change_is_counted_once_and_nothing_else_is() -> None:
+    pool = BlockPool(2, SIZE)
+    (content,) = contents_of(*prompt(0, 1))
+    counts = [pool.num_changes]
+    held = pool.allocate(1)
+    assert held is not None
+    counts.append(pool.num_changes)
+    for change in (
+        lambda: pool.register(held[0], content),
+        lambda: pool.share(held),
+        lambda: pool.release(held),
+        lambda: pool.forget(held),
+        pool.forget_cached,
+    ):
+        change()
+        counts.append(pool.num_changes)
+    assert counts == [0, 1, 2, 3, 4, 5, 6]
+    assert pool.allocate(2) is None
+    assert pool.match([content]) == []
+    assert pool.num_changes == 6
+
+
+def test_oldest_of_too_many_reused_blocks_is_evicted_like_one_used_once() -> None:
+    pool = BlockPool(4, SIZE)
+    reused = [hold_cached(pool, prompt(start, 1)) for start in (0, 100, 200)]
+    for block_ids in reused:
+        pool.share(block_ids)
+        pool.release(block_ids)
+        pool.release(block_ids)
+    once = hold_cached(pool, prompt(300, 1))
+    pool.release(once)
+    assert pool.eviction_order() == [*reused[0], *once, *reused[1], *reused[2]]
+    check(pool)
+
+
 def test_hit_takes_a_block_out_of_the_middle_of_the_free_list() -> None:
     pool = BlockPool(3, SIZE)
     a, b, c = (hold_cached(pool, prompt(start, 1))[0] for start in (0, 100, 200))
@@ -221,6 +271,7 @@ def test_forgetting_makes_nothing_findable_and_keeps_holders() -> None:
         pytest.param(lambda pool: pool._blocks[2].home.remove(pool._blocks[2]), "free list", id="lost"),
         pytest.param(lambda pool: setattr(pool._blocks[3], "previous", pool._blocks[0]), "point back", id="link"),
         pytest.param(lambda pool: pool._cached.clear(), "its hash leads", id="table"),
+        pytest.param(lambda pool: setattr(pool._blocks[1], "is_reused", True), "counts as reused", id="blank"),
         pytest.param(
             lambda pool: setattr(
                 pool._blocks[0],
@@ -247,6 +298,7 @@ def test_integrity_check_misses_no_holder() -> None:
     assert "holders are 0" in (pool.check_integrity([]) or "")
     assert "holders are 2" in (pool.check_integrity([held, held]) or "")
     assert "does not exist" in (pool.check_integrity([held, [77]]) or "")
+    assert "block 4 is held but does not exist" in (pool.check_integrity([held, [4]]) or "")
 
 
 def test_empty_free_list_has_no_first() -> None:
@@ -256,6 +308,7 @@ def test_empty_free_list_has_no_first() -> None:
 
 def test_host_blocks_are_given_once() -> None:
     host = HostBlocks(2)
+    assert host.check_integrity([[]]) is None
     held = host.allocate(2)
     assert held is not None
     assert host.allocate(1) is None
