@@ -48,12 +48,16 @@ class BadBlackBoxError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RecordedSeries:
+    """One label set and its points, in rising time."""
+
     labels: Mapping[str, str]  # the metric's name under "__name__"
     points: tuple[Point, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class BlackBox:
+    """One incident with the series around it; times are Unix seconds."""
+
     incident: IncidentRecord
     written_at: float
     since: float  # the window of the series

@@ -21,6 +21,8 @@ MAX_ALERTS = 500  # of one incident; a storm keeps its first ones and the count
 
 
 class IncidentStatus(StrEnum):
+    """Where an incident stands; `TRANSITIONS` has the moves that are allowed."""
+
     OPEN = "open"  # alerts fire
     MITIGATING = "mitigating"  # a run is acting on it
     RESOLVED = "resolved"  # alerts are clear, and any run ended
@@ -192,6 +194,7 @@ def is_over(incident: Incident, now: float, *, has_active_run: bool = False, qui
 
 
 def resolve(incident: Incident, now: float) -> Incident:
+    """It is over."""
     return replace(_moved(incident, IncidentStatus.RESOLVED), resolved_at=now)
 
 
@@ -206,11 +209,13 @@ def unmitigate(incident: Incident) -> Incident:
 
 
 def reopen(incident: Incident) -> Incident:
+    """It came back: open again, counted, and no longer part of a wider one."""
     moved = _moved(incident, IncidentStatus.OPEN)
     return replace(moved, resolved_at=None, cleared_at=None, reopened=incident.reopened + 1, part_of=None)
 
 
 def has_alert(incident: Incident, alert: FiredAlert) -> bool:
+    """Whether the alert, by its fingerprint, is one of the incident's."""
     return any(one.fingerprint == alert.fingerprint for one in incident.alerts)
 
 
@@ -230,6 +235,7 @@ def gravest(alerts: Sequence[FiredAlert]) -> FiredAlert:
 
 
 def with_diagnosis(incident: Incident, diagnosis: Diagnosis) -> Incident:
+    """The incident with another diagnosis in place of its own."""
     return replace(incident, diagnosis=diagnosis)
 
 

@@ -40,6 +40,8 @@ class Impact:
 
 @dataclass(frozen=True, slots=True)
 class PostmortemInput:
+    """What the page is written from."""
+
     incident: IncidentRecord
     written_at: float
     impact: Impact = Impact()
@@ -58,6 +60,7 @@ class Durations:
 
 
 def durations(incident: IncidentRecord) -> Durations:
+    """How long each part took, as far as it was recorded."""
     began = [alert.active_at for alert in incident.alerts if alert.active_at is not None]
     decided = [run for run in incident.runs if run.decided_at is not None]
     helped = [run.updated_at for run in incident.runs if run.status == "succeeded"]
@@ -195,6 +198,14 @@ def _by(run: RunRecord) -> str:
 
 _ENVIRONMENT = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False)  # noqa: S701 - Markdown; the filters below escape
 _ENVIRONMENT.filters |= {
-    "utc": _utc, "clock": _clock, "known": _known, "span": _span, "text": _text,
-    "where": scope_text, "code": _code, "pairs": _pairs, "measured": _measured, "by": _by,
-}  # fmt: skip
+    "utc": _utc,
+    "clock": _clock,
+    "known": _known,
+    "span": _span,
+    "text": _text,
+    "where": scope_text,
+    "code": _code,
+    "pairs": _pairs,
+    "measured": _measured,
+    "by": _by,
+}

@@ -16,6 +16,8 @@ class _Record(BaseModel):
 
 
 class AlertRecord(_Record):
+    """One alert of an incident, as it was last known."""
+
     fingerprint: str
     name: str
     severity: str = "ticket"
@@ -32,6 +34,8 @@ class AlertRecord(_Record):
 
 
 class EvidenceRecord(_Record):
+    """One answered question of the tree."""
+
     question: str
     title: str
     answer: Literal["yes", "no", "unknown"]
@@ -44,6 +48,8 @@ class EvidenceRecord(_Record):
 
 
 class DiagnosisRecord(_Record):
+    """What the walk named, with its evidence."""
+
     tree: str
     cause: str | None = None
     title: str = ""
@@ -55,6 +61,8 @@ class DiagnosisRecord(_Record):
 
 
 class StepLine(_Record):
+    """One command of a run, and what became of it."""
+
     index: int
     phase: str = "do"
     title: str = ""
@@ -68,6 +76,8 @@ class StepLine(_Record):
 
 
 class RunRecord(_Record):
+    """One run of a page for the incident."""
+
     id: str
     runbook: str
     title: str = ""
@@ -85,6 +95,8 @@ class RunRecord(_Record):
 
 
 class EventRecord(_Record):
+    """One entry of the timeline."""
+
     seq: int = 0
     at: float
     kind: str
@@ -95,6 +107,8 @@ class EventRecord(_Record):
 
 
 class IncidentRecord(_Record):
+    """The whole incident; times are Unix seconds."""
+
     id: str
     title: str
     status: str

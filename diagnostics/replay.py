@@ -40,6 +40,8 @@ class Firing:
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
+    """What rules and trees would have said."""
+
     firings: tuple[Firing, ...]
     incidents: tuple[Incident, ...]  # in the order of opening, each with its diagnosis
 

@@ -27,6 +27,7 @@ class Shared:
 
     @property
     def why(self) -> str:
+        """The evidence in one line: how many of the place's nodes, and the first of them."""
         shown = ", ".join(sorted(self.nodes)[:5]) + (", ..." if len(self.nodes) > 5 else "")
         return f"{self.name} on {len(self.nodes)} of {len(self.members)} nodes of {scope_text(self.scope)}: {shown}"
 

@@ -33,7 +33,7 @@ def register(app: typer.Typer) -> None:
 
 def _describe(status: Status) -> None:
     slowest = max(status.loops.items(), key=lambda pair: pair[1], default=None)
-    webhook, silences = status.webhook, status.silences
+    webhook, silences, content = status.webhook, status.silences, status.content
     print_fields(
         f"fleetctl {status.version}",
         [
@@ -44,6 +44,8 @@ def _describe(status: Status) -> None:
             ("alerts firing", str(status.firing)),
             ("open incidents", str(status.open_incidents)),
             ("slowest loop", f"{slowest[0]}, {seconds(slowest[1])} ago" if slowest else ""),
+            ("content", _content(status)),
+            ("content's error", f"{ago(content.failed_at)}: {content.error}" if content.failed_at else ""),
             ("webhook", f"{webhook.accepted} accepted, {webhook.refused} refused, {webhook.deferred} deferred"),
             ("webhook's last", ago(webhook.last_at) if webhook.last_at is not None else ""),
             ("webhook's error", webhook.last_error),
@@ -54,6 +56,14 @@ def _describe(status: Status) -> None:
     if status.alertmanagers:
         stdout().print()
         print_rows(status.alertmanagers, COLUMNS, Output.table, empty="")
+
+
+def _content(status: Status) -> str:
+    content = status.content
+    if not content.folders:
+        return "built-in"
+    told = f"built-in, {content.own_objects} of {', '.join(content.folders)}, {content.overrides} override others"
+    return told if content.failed_at is None else f"{told}; older than what lies there"
 
 
 def _silences(status: Status) -> str:

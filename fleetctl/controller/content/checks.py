@@ -83,8 +83,8 @@ def _alerts(content: Content, objects: dict[tuple[Kind, str], ContentObject]) ->
     known = alert_names(content.groups)
     for group in content.signals:
         for name in alert_names([group]):
-            yield ContentProblem("error", group.file, 0, f"group {group.name}, {name}", "an alert among the signals",
-                                 "put it into a file in rules/")  # fmt: skip
+            place, remedy = f"group {group.name}, {name}", "put it into a file in rules/"
+            yield ContentProblem("error", group.file, 0, place, "an alert among the signals", remedy)
     for name in sorted(alert_names(content.rules) - explained):
         remedy = "name it in `symptoms` of a tree, or in no_tree.yaml with what to do instead"
         yield ContentProblem("error", objects["rule", name].file, 0, f"alert {name}", "no tree explains it", remedy)

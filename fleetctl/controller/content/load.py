@@ -95,11 +95,13 @@ class _Reader:
         self.part = Part(self.source.name, cases=list(self.source.files["cases"]))
 
     def read_causes(self) -> None:
+        """Before the rest, which names them."""
         for path in self.source.files["causes"]:
             found: list[Cause] = self._read("causes", lambda path=path: read_cause_file(path)) or []
             self.part.causes += [(cause, path) for cause in found]
 
     def read_rest(self, causes: Collection[str]) -> None:
+        """Everything but causes. `causes`: those of all sources."""
         for kind, into in (
             ("signals", self.part.signals),
             ("objectives", self.part.objectives),

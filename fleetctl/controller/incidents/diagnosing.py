@@ -26,6 +26,8 @@ _RANK = {"unknown": 0, "likely": 1, "confirmed": 2}
 
 
 class Diagnosing:
+    """Walks an incident's tree when it opens or widens, and again for as long as the answer may get better."""
+
     def __init__(
         self,
         content: Callable[[], Content],
@@ -50,6 +52,7 @@ class Diagnosing:
         self._walked_at: dict[str, float] = {}
 
     async def turn(self) -> None:
+        """One walk for each open incident that is due."""
         now = self._clock.now()
         incidents = self._book.open()
         for gone in self._walked_at.keys() - {incident.id for incident in incidents}:

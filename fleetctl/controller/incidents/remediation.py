@@ -31,6 +31,8 @@ LIKELY_HOLD_S = 10.0  # a cause that is only likely must stand this long before 
 
 
 class Remediation:
+    """Proposes the page that treats a named cause, and approves it where the policy is `run`."""
+
     def __init__(
         self,
         executor: Executor,
@@ -62,6 +64,7 @@ class Remediation:
         self._settled: set[tuple[str, int, str, float | None]] = set()
 
     async def turn(self) -> None:
+        """Looks at each open incident whose cause is named, until the question of its page is settled."""
         now = self._clock.now()
         for incident in self._book.open():
             diagnosis = incident.diagnosis
