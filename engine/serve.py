@@ -28,8 +28,8 @@ from engine.gpu.series import GpuCollector
 from engine.gpu.watch import GpuWatch
 from engine.node.generation_config import FILE as GENERATION_CONFIG
 from engine.node.metrics import NodeMetrics
-from engine.node.model_facts import ModelFacts, read_model_facts
-from engine.node.node import Node
+from engine.node.node import ServingNode
+from engine.node.served_model import ModelFacts, read_model_facts
 from engine.protocol.core_config import CoreConfig
 from engine.protocol.golden_prompt import BadGoldenFileError, GoldenAnswerFile
 from engine.start_report import show_loading, start_lines, what_limits
@@ -79,7 +79,7 @@ def serve(config: NodeConfig) -> None:
         if changes := facts.sampling.changes():
             log.info("node.sampling_defaults", source=GENERATION_CONFIG, **changes)
         tracing = _start_tracing(config, facts)
-        node = Node(config, core_config, tokenizer, facts, metrics, tracing)
+        node = ServingNode(config, core_config, tokenizer, facts, metrics, tracing)
         gpus = GpuWatch(config.gpu_poll_s)
         metrics.registry.register(GpuCollector(gpus.snapshot))
         gpus.start()
@@ -160,7 +160,7 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def _run(node: Node, listener: socket.socket) -> None:
+async def _run(node: ServingNode, listener: socket.socket) -> None:
     stop = asyncio.Event()
     _handle_signals(node, stop)
     config = uvicorn.Config(
@@ -180,7 +180,7 @@ async def _run(node: Node, listener: socket.socket) -> None:
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     log.info("node.listening", url=url, pid=os.getpid())
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
-    core = asyncio.create_task(node.core.run(), name="core")
+    core = asyncio.create_task(node.core.keep_running(), name="core")
     helpers = [
         asyncio.create_task(_announce(node, url), name="announce"),
         asyncio.create_task(_watch_health(node), name="health"),
@@ -190,7 +190,7 @@ async def _run(node: Node, listener: socket.socket) -> None:
     try:
         if stop.is_set():
             log.info("node.stopping", drain_timeout_s=node.config.drain_timeout_s)
-            await stop_serving(node, node.config.drain_timeout_s)
+            await stop_serving(node.drain, node.requests, node.config.drain_timeout_s)
         elif core.done():
             raise StartError(f"the engine core can't start: {node.core.error}") from core.exception()
     finally:
@@ -204,7 +204,7 @@ async def _run(node: Node, listener: socket.socket) -> None:
         log.info("node.stopped")
 
 
-def _handle_signals(node: Node, stop: asyncio.Event) -> None:
+def _handle_signals(node: ServingNode, stop: asyncio.Event) -> None:
     loop = asyncio.get_running_loop()
 
     def on_signal(number: int) -> None:
@@ -219,14 +219,14 @@ def _handle_signals(node: Node, stop: asyncio.Event) -> None:
         loop.add_signal_handler(number, on_signal, number)
 
 
-async def _announce(node: Node, url: str) -> None:
+async def _announce(node: ServingNode, url: str) -> None:
     is_terminal = sys.stderr.isatty()
     if is_terminal:
-        await show_loading(node)
+        await show_loading(node.core)
     await node.core.first_ready.wait()
     ready = node.core.ready
     assert ready is not None
-    node.judge_health()
+    node.health.judge()
     capacity = ready.num_kv_blocks * ready.block_size
     log.info(
         "node.ready",
@@ -245,8 +245,8 @@ async def _announce(node: Node, url: str) -> None:
         sys.stderr.write(start_lines(node.config, ready, url))
 
 
-async def _watch_health(node: Node) -> None:
+async def _watch_health(node: ServingNode) -> None:
     """Changes of health are logged also when nobody probes."""
     while True:
-        node.tick(time.monotonic())
+        node.health.tick(time.monotonic())
         await asyncio.sleep(HEALTH_TICK_S)

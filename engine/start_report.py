@@ -6,14 +6,14 @@ import asyncio
 import sys
 
 from engine.config import NodeConfig
-from engine.node.node import Node
+from engine.node.core_link import CoreLink
 from engine.protocol.messages import CoreReady
 
 REFRESH_S = 0.1
 PHASES = {"loading": "loading", "warming_up": "warming up"}
 
 
-async def show_loading(node: Node) -> None:
+async def show_loading(core: CoreLink) -> None:
     """Draws a progress bar on stderr until the core is ready for the first time."""
     from rich.console import Console  # for people only: a node without a terminal need not load it
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -23,8 +23,8 @@ async def show_loading(node: Node) -> None:
     # The log goes through sys.stderr, which the bar takes over: lines come out above it.
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True, auto_refresh=False) as bar:
         task = bar.add_task("starting", total=1.0)
-        while not node.core.first_ready.is_set():
-            if (progress := node.core.progress) is not None:
+        while not core.first_ready.is_set():
+            if (progress := core.progress) is not None:
                 bar.update(task, description=PHASES.get(progress.phase, progress.phase), completed=progress.done)
             bar.refresh()
             await asyncio.sleep(REFRESH_S)

@@ -11,17 +11,35 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.api import admin, openai, openapi, status
+from engine.api import openapi
+from engine.api.admin import AdminRoutes
 from engine.api.errors import ApiError, error_response
 from engine.api.http_metrics import HttpMetrics, HttpMetricsMiddleware
-from engine.node.node import Node
+from engine.api.openai import OpenAIRoutes
+from engine.api.status import StatusRoutes
+from engine.node.node import ServingNode
 from engine.protocol.request_id import usable_request_id
 
 log = structlog.get_logger()
 
 
-def build_app(node: Node) -> Starlette:
-    routes = [*openai.routes(), *status.routes(), *admin.routes(), *openapi.routes()]
+def build_app(node: ServingNode) -> Starlette:
+    """The application of one node; each group of routes is given the parts that it works with."""
+    openai = OpenAIRoutes(
+        model=node.model, admission=node.admission, requests=node.requests, started_at=node.started_at
+    )
+    admin = AdminRoutes(
+        model=node.model,
+        core=node.core,
+        requests=node.requests,
+        admission=node.admission,
+        drain=node.drain,
+        sleeper=node.sleeper,
+        health=node.health,
+        limits=node.limits,
+        faults=node.faults if node.config.enable_faults else None,
+    )
+    routes = [*openai.routes(), *StatusRoutes(node).routes(), *admin.routes(), *openapi.routes()]
     app = Starlette(
         routes=routes,
         middleware=[
@@ -30,7 +48,8 @@ def build_app(node: Node) -> Starlette:
         ],
         exception_handlers={ApiError: _on_api_error, HTTPException: _on_http_error, Exception: _on_bug},
     )
-    app.state.node = node
+    app.state.config = node.config  # limits and keys, for what is checked before a route's own work
+    app.state.model = node.model
     return app
 
 

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from starlette.requests import Request
 
 from engine.api.errors import ApiError
-from engine.node.inflight import Fate, Kind
-from engine.node.node import Node
+from engine.node.admission import Admission
+from engine.node.generation_request import Kind
+from engine.node.inflight import Fate
 from engine.node.request_record import Arrival
 
 TRACE_HEADERS = ("traceparent", "tracestate")
@@ -31,15 +32,15 @@ def arrival_of(request: Request, kind: Kind | None, *, is_continued: bool = Fals
 
 
 @contextmanager
-def admitting(node: Node, arrival: Arrival) -> Iterator[None]:
-    """Whatever ends a request in here, before it is a flight, is counted and logged once."""
+def admitting(admission: Admission, arrival: Arrival) -> Iterator[None]:
+    """Whatever ends a request in here, before it is held, is counted and logged once."""
     try:
         yield
     except ApiError as exc:
-        node.turn_away(arrival, _fate_of(exc), exc.status, exc.code)
+        admission.turn_away(arrival, _fate_of(exc), exc.status, exc.code)
         raise
     except Exception:
-        node.turn_away(arrival, Fate.FAILED, 500, "internal")
+        admission.turn_away(arrival, Fate.FAILED, 500, "internal")
         raise
 
 

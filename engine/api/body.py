@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from engine.api.errors import ApiError, from_validation
 from engine.api.json_weight import BASE_WEIGHT, FREE_BYTES, weight
-from engine.node.node import Node
+from engine.config import NodeConfig
 
 B = TypeVar("B", bound=BaseModel)
 
@@ -20,7 +20,7 @@ B = TypeVar("B", bound=BaseModel)
 async def parse_body(request: Request, schema: type[B], *, max_bytes: int | None = None) -> B:
     """The body as `schema`, in JSON's own types: "5" is no number. Raises ApiError 400, 408, 413, 415."""
     body = await read_body(request, max_bytes=max_bytes)
-    await _check_weight(body, BASE_WEIGHT + request.app.state.node.max_sequence_tokens)
+    await _check_weight(body, BASE_WEIGHT + request.app.state.model.max_sequence_tokens)
     try:
         return schema.model_validate_json(body, strict=True)
     except ValidationError as exc:
@@ -45,22 +45,22 @@ async def read_body(request: Request, *, max_bytes: int | None = None) -> bytes:
     """The whole body, up to the node's limit and `max_bytes`. Raises ApiError: 413 as soon as it is known to be too
     large, 408 when it does not come, 415 for one that says it is no JSON."""
     _check_kind(request)
-    node: Node = request.app.state.node
-    limit = min(node.config.max_body_bytes, max_bytes or node.config.max_body_bytes)
+    config: NodeConfig = request.app.state.config
+    limit = min(config.max_body_bytes, max_bytes or config.max_body_bytes)
     too_large = ApiError(413, f"the body is larger than {limit} bytes", code="body_too_large")
     stated = request.headers.get("Content-Length", "")
     if stated.isdecimal() and int(stated) > limit:
         raise too_large
     parts, size = [], 0
     try:
-        async with asyncio.timeout(node.config.body_timeout_s):
+        async with asyncio.timeout(config.body_timeout_s):
             async for part in request.stream():
                 size += len(part)
                 if size > limit:
                     raise too_large
                 parts.append(part)
     except TimeoutError as exc:
-        message = f"the body did not arrive within {node.config.body_timeout_s:g} s"
+        message = f"the body did not arrive within {config.body_timeout_s:g} s"
         # What is still on its way must not be read as the next request.
         raise ApiError(408, message, code="body_timeout", headers={"Connection": "close"}) from exc
     except ClientDisconnect as exc:
@@ -79,8 +79,7 @@ def _check_kind(request: Request) -> None:
 
 def check_token(request: Request) -> None:
     """Raises ApiError unless the request carries the admin token."""
-    node: Node = request.app.state.node
-    token = node.config.admin_token
+    token = request.app.state.config.admin_token
     if token is None:
         raise ApiError(401, "no admin token is set: start the node with --admin-token-file", code="no_admin_token")
     if not _carries(request, (token,)):
@@ -94,14 +93,13 @@ def check_token(request: Request) -> None:
 
 def carries_token(request: Request) -> bool:
     """Whether the request may use the guarded routes."""
-    token = request.app.state.node.config.admin_token
+    token = request.app.state.config.admin_token
     return token is not None and _carries(request, (token,))
 
 
 def check_api_key(request: Request) -> None:
     """Raises ApiError unless the request carries one of the clients' keys, or none are set."""
-    node: Node = request.app.state.node
-    keys = node.config.api_keys
+    keys = request.app.state.config.api_keys
     if keys and not _carries(request, keys):
         raise ApiError(
             401,

@@ -1,4 +1,4 @@
-"""What OpenAI's clients read: chunks of a stream, whole answers, usage, logprobs. Pure: from a flight to bytes."""
+"""What OpenAI's clients read: chunks of a stream, whole answers, usage, logprobs. Pure: from a request to bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import msgspec
 
 from engine.api.text_logprobs import Scored, finite, joined, shown, text_logprobs
 from engine.api.tool_chunks import chat_delta, chat_message
-from engine.node.inflight import Choice, Delta, Flight
+from engine.node.choice import Choice, ChoiceDelta
+from engine.node.inflight import InflightRequest
 from engine.protocol.step import TokenLogprobs
 from engine.text.tokenizer import Tokenizer
 
@@ -24,116 +25,116 @@ def event(payload: object, name: str | None = None) -> bytes:
     return head + b"data: " + _encode(payload) + b"\n\n"
 
 
-def delta_events(flight: Flight, delta: Delta, tokenizer: Tokenizer) -> bytes:
+def delta_events(inflight: InflightRequest, delta: ChoiceDelta, tokenizer: Tokenizer) -> bytes:
     """The events of one delta: before a choice's first, its opening (role, or the echoed prompt)."""
-    ask, choice = flight.ask, delta.choice
+    request, choice = inflight.request, delta.choice
     parts = []
     if not choice.is_opened:
         choice.is_opened = True
-        parts.append(_opening(flight, choice, tokenizer))
-    with_tokens = ask.return_token_ids or ask.sampling.num_logprobs is not None
+        parts.append(_opening(inflight, choice, tokenizer))
+    with_tokens = request.return_token_ids or request.sampling.num_logprobs is not None
     if delta.text or delta.tool_pieces or delta.finish_reason is not None or (delta.token_ids and with_tokens):
         entry: dict[str, Any] = {"index": choice.index}
-        if ask.kind == "chat":
-            entry["delta"] = chat_delta(ask, delta)
+        if request.kind == "chat":
+            entry["delta"] = chat_delta(request, delta)
         else:
             entry["text"] = delta.text
-        entry["logprobs"] = _logprobs(flight, choice, delta.token_ids, delta.logprobs, delta.char_offset, tokenizer)
+        entry["logprobs"] = _logprobs(inflight, choice, delta.token_ids, delta.logprobs, delta.char_offset, tokenizer)
         entry["finish_reason"] = delta.finish_reason and choice.shown_finish_reason
         if delta.finish_reason is not None:
             entry["stop_reason"] = choice.stop_reason
-        if ask.return_token_ids:
+        if request.return_token_ids:
             entry["token_ids"] = delta.token_ids
-        parts.append(event(_chunk(flight, [entry])))
+        parts.append(event(_chunk(inflight, [entry])))
     return b"".join(parts)
 
 
-def _opening(flight: Flight, choice: Choice, tokenizer: Tokenizer) -> bytes:
-    ask = flight.ask
+def _opening(inflight: InflightRequest, choice: Choice, tokenizer: Tokenizer) -> bytes:
+    request = inflight.request
     entry: dict[str, Any] = {"index": choice.index, "logprobs": None, "finish_reason": None}
-    if ask.kind == "chat":
+    if request.kind == "chat":
         entry["delta"] = {"role": "assistant", "content": ""}
-    elif ask.echo_texts:
-        entry["text"] = _echo(flight, choice)
-        entry["logprobs"] = text_logprobs(_scored_prompt(choice), ask.sampling.num_logprobs, 0, tokenizer)
+    elif request.echo_texts:
+        entry["text"] = _echo(inflight, choice)
+        entry["logprobs"] = text_logprobs(_scored_prompt(choice), request.sampling.num_logprobs, 0, tokenizer)
         choice.prompt_logprobs.clear()  # they are many, and sent
-    elif ask.return_token_ids:
+    elif request.return_token_ids:
         entry["text"] = ""
     else:
         return b""
-    if ask.return_token_ids:
+    if request.return_token_ids:
         entry["token_ids"] = ()
         entry["prompt_token_ids"] = choice.prompt
-    return event(_chunk(flight, [entry]))
+    return event(_chunk(inflight, [entry]))
 
 
-def _echo(flight: Flight, choice: Choice) -> str:
+def _echo(inflight: InflightRequest, choice: Choice) -> str:
     """The prompt as it is repeated before the answer."""
-    texts = flight.ask.echo_texts
-    return texts[choice.index // flight.ask.n] if texts else ""
+    texts = inflight.request.echo_texts
+    return texts[choice.index // inflight.request.n] if texts else ""
 
 
 def _scored_prompt(choice: Choice) -> list[Scored]:
     return list(zip(choice.prompt, [None, *choice.prompt_logprobs], strict=False))
 
 
-def usage_event(flight: Flight) -> bytes:
-    return event(_chunk(flight, []) | {"usage": usage(flight)})
+def usage_event(inflight: InflightRequest) -> bytes:
+    return event(_chunk(inflight, []) | {"usage": usage(inflight)})
 
 
-def _chunk(flight: Flight, choices: list[dict[str, Any]]) -> dict[str, Any]:
-    ask = flight.ask
+def _chunk(inflight: InflightRequest, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    request = inflight.request
     chunk: dict[str, Any] = {
-        "id": ask.id,
-        "object": "chat.completion.chunk" if ask.kind == "chat" else "text_completion",
-        "created": ask.created,
-        "model": ask.model,
+        "id": request.answer_id,
+        "object": "chat.completion.chunk" if request.kind == "chat" else "text_completion",
+        "created": request.created,
+        "model": request.model,
         "choices": choices,
     }
-    if ask.include_usage:
-        chunk["usage"] = usage(flight) if ask.continuous_usage else None
+    if request.include_usage:
+        chunk["usage"] = usage(inflight) if request.continuous_usage else None
     return chunk
 
 
-def whole_answer(flight: Flight, tokenizer: Tokenizer) -> bytes:
+def whole_answer(inflight: InflightRequest, tokenizer: Tokenizer) -> bytes:
     """The answer to a request without `stream`."""
-    ask = flight.ask
+    request = inflight.request
     return _encode(
         {
-            "id": ask.id,
-            "object": "chat.completion" if ask.kind == "chat" else "text_completion",
-            "created": ask.created,
-            "model": ask.model,
-            "choices": [_whole_choice(flight, choice, tokenizer) for choice in flight.choices],
-            "usage": usage(flight),
+            "id": request.answer_id,
+            "object": "chat.completion" if request.kind == "chat" else "text_completion",
+            "created": request.created,
+            "model": request.model,
+            "choices": [_whole_choice(inflight, choice, tokenizer) for choice in inflight.choices],
+            "usage": usage(inflight),
         }
     )
 
 
-def _whole_choice(flight: Flight, choice: Choice, tokenizer: Tokenizer) -> dict[str, Any]:
-    ask, text = flight.ask, "".join(choice.pieces)
+def _whole_choice(inflight: InflightRequest, choice: Choice, tokenizer: Tokenizer) -> dict[str, Any]:
+    request, text = inflight.request, "".join(choice.pieces)
     entry: dict[str, Any] = {"index": choice.index}
-    if ask.kind == "chat":
-        entry["message"] = chat_message(ask, choice)
+    if request.kind == "chat":
+        entry["message"] = chat_message(request, choice)
     else:
-        entry["text"] = _echo(flight, choice) + text
-    entry["logprobs"] = _logprobs(flight, choice, choice.output_token_ids, choice.logprobs, 0, tokenizer)
-    if ask.sampling.num_prompt_logprobs is not None:
+        entry["text"] = _echo(inflight, choice) + text
+    entry["logprobs"] = _logprobs(inflight, choice, choice.output_token_ids, choice.logprobs, 0, tokenizer)
+    if request.sampling.num_prompt_logprobs is not None:
         entry["logprobs"] = joined(
-            text_logprobs(_scored_prompt(choice), ask.sampling.num_logprobs, 0, tokenizer), entry["logprobs"]
+            text_logprobs(_scored_prompt(choice), request.sampling.num_logprobs, 0, tokenizer), entry["logprobs"]
         )
     entry["finish_reason"] = choice.shown_finish_reason
     entry["stop_reason"] = choice.stop_reason
-    if ask.return_token_ids:
+    if request.return_token_ids:
         entry["token_ids"] = choice.output_token_ids
         entry["prompt_token_ids"] = choice.prompt
     return entry
 
 
-def usage(flight: Flight) -> dict[str, Any]:
+def usage(inflight: InflightRequest) -> dict[str, Any]:
     """Token counts of the whole request, also of what other nodes did for it."""
-    prompt, output = flight.num_prompt_tokens, flight.num_output_tokens
-    cached = sum(c.num_cached_tokens or 0 for c in flight.choices if c.index % flight.ask.n == 0)
+    prompt, output = inflight.num_prompt_tokens, inflight.num_output_tokens
+    cached = sum(c.num_cached_tokens or 0 for c in inflight.choices if c.index % inflight.request.n == 0)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": output,
@@ -143,20 +144,20 @@ def usage(flight: Flight) -> dict[str, Any]:
 
 
 def _logprobs(
-    flight: Flight,
+    inflight: InflightRequest,
     choice: Choice,
     token_ids: Sequence[int],
     logprobs: Sequence[TokenLogprobs],
     char_offset: int,
     tokenizer: Tokenizer,
 ) -> dict[str, Any] | None:
-    wanted = flight.ask.sampling.num_logprobs
+    wanted = inflight.request.sampling.num_logprobs
     if wanted is None or not logprobs:
         return None
     pairs = list(zip(token_ids, logprobs, strict=False))
-    if flight.ask.kind == "chat":
+    if inflight.request.kind == "chat":
         return {"content": [_chat_logprob(token_id, entry, wanted, tokenizer) for token_id, entry in pairs]}
-    return text_logprobs(pairs, wanted, len(_echo(flight, choice)) + char_offset, tokenizer)
+    return text_logprobs(pairs, wanted, len(_echo(inflight, choice)) + char_offset, tokenizer)
 
 
 def _chat_logprob(token_id: int, entry: TokenLogprobs, wanted: int, tokenizer: Tokenizer) -> dict[str, Any]:

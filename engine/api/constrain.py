@@ -8,8 +8,8 @@ from typing import Any
 
 from engine.api.errors import ApiError
 from engine.api.schema_output import OutputFields, StructuredOutputs
-from engine.node.node import Node
 from engine.node.refusal import RefusedError
+from engine.node.served_model import ServedModel
 from engine.protocol.grammar import (
     WHITESPACE,
     BadGrammarError,
@@ -27,7 +27,7 @@ MAX_PATH_CHARS = 256
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
-async def output_grammar(node: Node, body: OutputFields) -> str | None:
+async def output_grammar(model: ServedModel, body: OutputFields) -> str | None:
     """The grammar of the answer; None when the body asks for none. Raises ApiError, RefusedError."""
     fields = body.output_fields
     if not fields:
@@ -36,7 +36,7 @@ async def output_grammar(node: Node, body: OutputFields) -> str | None:
         message = f"{' and '.join(fields)} exclude each other: give one of them"
         raise ApiError(400, message, param=fields[1], code="invalid_value")
     param, grammar = built(body, fields[0])
-    await check_compiles(node, grammar, param)
+    await check_compiles(model, grammar, param)
     return grammar
 
 
@@ -99,28 +99,28 @@ def bad_grammar(error: BadGrammarError, path: str) -> ApiError:
     return ApiError(400, f"{path}: {error}", param=path, code="invalid_grammar")
 
 
-async def check_compiles(node: Node, grammar: str, param: str) -> None:
+async def check_compiles(model: ServedModel, grammar: str, param: str) -> None:
     """Raises ApiError when it does not, RefusedError when too many wait for that."""
     try:
-        await compiled(node, grammar)
+        await compiled(model, grammar)
     except BadGrammarError as error:
         raise bad_grammar(error, param) from error
 
 
-async def check_continued(node: Node, grammar: str | None) -> None:
+async def check_continued(model: ServedModel, grammar: str | None) -> None:
     """Whether what another node handed off can be continued here. Raises ApiError, RefusedError."""
     if grammar is None:
         return
     try:
-        await compiled(node, checked_size(grammar))
+        await compiled(model, checked_size(grammar))
     except BadGrammarError as error:
         raise ApiError(409, f"can't be continued here: its grammar: {error}", code="bad_grammar") from error
 
 
-async def compiled(node: Node, grammar: str) -> None:
+async def compiled(model: ServedModel, grammar: str) -> None:
     """Compiles it beside the event loop. Raises BadGrammarError, RefusedError."""
-    if node.grammars.has(grammar):
+    if model.grammars.has(grammar):
         return
-    if node.grammars.num_compiling >= MAX_COMPILING:
+    if model.grammars.num_compiling >= MAX_COMPILING:
         raise RefusedError("overloaded", f"{MAX_COMPILING} requests wait for their grammar to be compiled", 1)
-    await asyncio.wrap_future(node.grammars.submit(grammar))
+    await asyncio.wrap_future(model.grammars.submit(grammar))

@@ -16,82 +16,117 @@ from engine.api import prepare
 from engine.api.arrival import admitting, arrival_of
 from engine.api.body import check_api_key, parse_body
 from engine.api.errors import ApiError, from_refusal, from_too_long
-from engine.api.respond import FlightResponse
+from engine.api.respond import GenerationResponse
 from engine.api.schema import MAX_DEADLINE_S, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from engine.api.text_logprobs import shown
-from engine.node.inflight import Ask, Kind
-from engine.node.node import Node
+from engine.node.admission import Admission
+from engine.node.generation_request import GenerationRequest, Kind
 from engine.node.refusal import RefusedError, TooLongError
+from engine.node.request_registry import RequestRegistry
+from engine.node.served_model import ServedModel
 
 DEADLINE_HEADER = "X-Fleet-Deadline-S"
 
 B = TypeVar("B", bound=BaseModel)
 
 
-def routes() -> list[Route]:
-    return [
-        Route("/v1/models", models, methods=["GET"]),
-        Route("/v1/models/{model:path}", model, methods=["GET"]),  # names may hold slashes
-        Route("/v1/completions", completions, methods=["POST"]),
-        Route("/v1/chat/completions", chat_completions, methods=["POST"]),
-        Route("/tokenize", tokenize, methods=["POST"]),
-        Route("/detokenize", detokenize, methods=["POST"]),
-    ]
+class OpenAIRoutes:
+    """What clients use. `started_at` in unix seconds: the model's `created`."""
 
+    def __init__(
+        self, *, model: ServedModel, admission: Admission, requests: RequestRegistry, started_at: float
+    ) -> None:
+        self._model = model
+        self._admission = admission
+        self._requests = requests
+        self._started_at = started_at
 
-async def models(request: Request) -> Response:
-    check_api_key(request)
-    node: Node = request.app.state.node
-    entries = [_model(node, name) for name in node.config.served_model_names]
-    return JSONResponse({"object": "list", "data": entries})
+    def routes(self) -> list[Route]:
+        """For the application."""
+        return [
+            Route("/v1/models", self.list_models, methods=["GET"]),
+            Route("/v1/models/{model:path}", self.show_model, methods=["GET"]),  # names may hold slashes
+            Route("/v1/completions", self.completions, methods=["POST"]),
+            Route("/v1/chat/completions", self.chat_completions, methods=["POST"]),
+            Route("/tokenize", self.tokenize, methods=["POST"]),
+            Route("/detokenize", self.detokenize, methods=["POST"]),
+        ]
 
-
-async def model(request: Request) -> Response:
-    check_api_key(request)
-    node: Node = request.app.state.node
-    return JSONResponse(_model(node, prepare.check_model(node, request.path_params["model"])))
-
-
-def _model(node: Node, name: str) -> dict[str, object]:
-    return {
-        "id": name,
-        "object": "model",
-        "created": int(node.started_at),
-        "owned_by": "engine",
-        "max_model_len": node.max_sequence_tokens,
-    }
-
-
-async def completions(request: Request) -> Response:
-    return await _generate(request, "completion", CompletionBody, prepare.completion_ask)
-
-
-async def chat_completions(request: Request) -> Response:
-    return await _generate(request, "chat", ChatBody, prepare.chat_ask)
-
-
-async def _generate(
-    request: Request, kind: Kind, schema: type[B], to_ask: Callable[[Node, B, str], Awaitable[Ask]]
-) -> Response:
-    node: Node = request.app.state.node
-    arrival = arrival_of(request, kind)
-    with admitting(node, arrival):
+    async def list_models(self, request: Request) -> Response:
+        """Every name that the one model of this node answers to."""
         check_api_key(request)
-        body = await parse_body(request, schema)
+        return JSONResponse({"object": "list", "data": [self._entry(name) for name in self._model.names]})
+
+    async def show_model(self, request: Request) -> Response:
+        """One name; 404 for another."""
+        check_api_key(request)
+        return JSONResponse(self._entry(prepare.check_model(self._model, request.path_params["model"])))
+
+    def _entry(self, name: str) -> dict[str, object]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": int(self._started_at),
+            "owned_by": "engine",
+            "max_model_len": self._model.max_sequence_tokens,
+        }
+
+    async def completions(self, request: Request) -> Response:
+        """A stream or a whole answer, as the body asks."""
+        return await self._generate(request, "completion", CompletionBody, prepare.completion_request)
+
+    async def chat_completions(self, request: Request) -> Response:
+        """A stream or a whole answer, as the body asks."""
+        return await self._generate(request, "chat", ChatBody, prepare.chat_request)
+
+    async def _generate(
+        self,
+        request: Request,
+        kind: Kind,
+        schema: type[B],
+        prepared: Callable[[ServedModel, B, str], Awaitable[GenerationRequest]],
+    ) -> Response:
+        arrival = arrival_of(request, kind)
+        with admitting(self._admission, arrival):
+            check_api_key(request)
+            body = await parse_body(request, schema)
+            try:
+                self._admission.check()  # before the work of tokenising
+                wanted = await prepared(self._model, body, arrival.request_id)
+                if (deadline_s := deadline_of(request)) is not None:
+                    wanted = msgspec.structs.replace(
+                        wanted, deadline_s=min(deadline_s, wanted.deadline_s or deadline_s)
+                    )
+                inflight = self._admission.admit(wanted, arrival=arrival, accepts_handoff=accepts_handoff(request))
+            except RefusedError as exc:
+                raise from_refusal(exc) from exc
+            except TooLongError as exc:
+                raise from_too_long(exc, "messages" if kind == "chat" else "prompt") from exc
+        return GenerationResponse(self._requests, self._model.tokenizer, inflight)
+
+    async def tokenize(self, request: Request) -> Response:
+        """Token ids of a prompt or of a rendered chat."""
+        check_api_key(request)
+        body = await parse_body(request, TokenizeBody)
         try:
-            node.check_admission()  # before the work of tokenising
-            ask = await to_ask(node, body, request.state.request_id)
-            if (deadline_s := deadline_of(request)) is not None:
-                ask = msgspec.structs.replace(ask, deadline_s=min(deadline_s, ask.deadline_s or deadline_s))
-            flight = node.admit(ask, arrival=arrival, accepts_handoff=accepts_handoff(request))
-        except RefusedError as exc:
-            raise from_refusal(exc) from exc
+            token_ids = await prepare.tokenize(self._model, body)
         except TooLongError as exc:
-            raise from_too_long(exc, "messages" if kind == "chat" else "prompt") from exc
-    return FlightResponse(node, flight)
+            raise from_too_long(exc, "prompt" if body.messages is None else "messages") from exc
+        answer = {"count": len(token_ids), "max_model_len": self._model.max_sequence_tokens, "tokens": token_ids}
+        if body.return_token_strs:
+            answer["token_strs"] = [shown(self._model.tokenizer.piece(token_id)) for token_id in token_ids]
+        return Response(msgspec.json.encode(answer), media_type="application/json")
+
+    async def detokenize(self, request: Request) -> Response:
+        """The text of token ids."""
+        check_api_key(request)
+        body = await parse_body(request, DetokenizeBody)
+        prepare.check_model(self._model, body.model)
+        return JSONResponse({"prompt": await prepare.detokenize(self._model, body.tokens)})
 
 
 def accepts_handoff(request: Request) -> bool:
+    """Whether the caller takes a hand-off object instead of the rest of the answer."""
     return request.headers.get("X-Fleet-Handoff", "").strip().lower() == "accept"
 
 
@@ -108,25 +143,3 @@ def deadline_of(request: Request) -> float | None:
         message = f"{DEADLINE_HEADER}: must be seconds, above 0 and at most {MAX_DEADLINE_S}"
         raise ApiError(400, message, param=DEADLINE_HEADER, code="invalid_value")
     return deadline_s
-
-
-async def tokenize(request: Request) -> Response:
-    check_api_key(request)
-    node: Node = request.app.state.node
-    body = await parse_body(request, TokenizeBody)
-    try:
-        token_ids = await prepare.tokenize(node, body)
-    except TooLongError as exc:
-        raise from_too_long(exc, "prompt" if body.messages is None else "messages") from exc
-    answer = {"count": len(token_ids), "max_model_len": node.max_sequence_tokens, "tokens": token_ids}
-    if body.return_token_strs:
-        answer["token_strs"] = [shown(node.tokenizer.piece(token_id)) for token_id in token_ids]
-    return Response(msgspec.json.encode(answer), media_type="application/json")
-
-
-async def detokenize(request: Request) -> Response:
-    check_api_key(request)
-    node: Node = request.app.state.node
-    body = await parse_body(request, DetokenizeBody)
-    prepare.check_model(node, body.model)
-    return JSONResponse({"prompt": await prepare.detokenize(node, body.tokens)})

@@ -1,14 +1,12 @@
-"""From a validated body to an `Ask`: names, prompts as token ids, sampling with its seed drawn.
+"""From a validated body to a `GenerationRequest`: names, prompts as token ids, sampling with its seed drawn.
 
 Everything that a request needs later is settled here, the seed included, so that another node can go on with it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -18,14 +16,12 @@ from engine.api.constrain import output_grammar
 from engine.api.errors import ApiError
 from engine.api.schema import MAX_ECHOED_LOGPROBS, ChatBody, CompletionBody, GenerationBody, Message, TokenizeBody
 from engine.api.tools import chat_grammar, plan_tools
-from engine.node.inflight import MAX_SEED, Ask, Kind
-from engine.node.node import Node
+from engine.node.generation_request import MAX_SEED, GenerationRequest, Kind
 from engine.node.refusal import TooLongError, check_fits
+from engine.node.served_model import INLINE_CHARS, ServedModel
 from engine.protocol.step import SamplingParams
 from engine.text.tokenizer import BadChatError
 
-INLINE_CHARS = 4096  # tokenising more than this takes longer than a step: it goes to a thread
-LARGE_CHARS = 256 * 2**10  # more than this takes tenths of a second: few at a time, so that others find a thread
 LEFT_OUT_FACTOR = 4  # a template may leave out some of a history, but hardly three quarters
 PLAIN_CHARS_PER_TOKEN = 16  # a text with so many is no prose: what is longer is judged by its beginning
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
@@ -33,33 +29,33 @@ DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 T = TypeVar("T")
 
 
-def check_model(node: Node, name: str | None) -> str:
+def check_model(model: ServedModel, name: str | None) -> str:
     """The name to answer with. None is this node's only model."""
     if name is None:
-        return node.config.model_name
-    if name not in node.config.served_model_names:
+        return model.names[0]
+    if name not in model.names:
         raise ApiError(404, f"The model `{name}` does not exist.", code="model_not_found", param="model")
     return name
 
 
-async def completion_ask(node: Node, body: CompletionBody, request_id: str) -> Ask:
-    """Raises ApiError."""
-    model = check_model(node, body.model)
+async def completion_request(model: ServedModel, body: CompletionBody, request_id: str) -> GenerationRequest:
+    """What a body asks for, as one request. Raises ApiError, TooLongError, RefusedError."""
+    name = check_model(model, body.model)
     texts, prompts = [], []
     for prompt in _prompts(body):
         if isinstance(prompt, str):
-            token_ids = await _tokenise(node, prompt, add_special_tokens=body.add_special_tokens)
+            token_ids = await _tokenise(model, prompt, add_special_tokens=body.add_special_tokens)
         else:
-            token_ids = _checked_ids(node, prompt)
+            token_ids = _checked_ids(model, prompt)
         if not token_ids:
             raise ApiError(400, "prompt: must hold at least one token", param="prompt", code="invalid_value")
         # Before the next one is tokenised.
-        check_fits(len(token_ids), 1 if body.max_tokens is None else body.max_tokens, node.max_sequence_tokens)
+        check_fits(len(token_ids), 1 if body.max_tokens is None else body.max_tokens, model.max_sequence_tokens)
         prompts.append(token_ids)
         if body.echo:
-            echo = prompt if isinstance(prompt, str) else node.tokenizer.decode(token_ids, skip_special_tokens=True)
+            echo = prompt if isinstance(prompt, str) else model.tokenizer.decode(token_ids, skip_special_tokens=True)
             texts.append(echo)
-    max_tokens = _room(node, prompts, DEFAULT_COMPLETION_TOKENS) if body.max_tokens is None else body.max_tokens
+    max_tokens = _room(model, prompts, DEFAULT_COMPLETION_TOKENS) if body.max_tokens is None else body.max_tokens
     if max_tokens == 0 and not body.echo:
         raise ApiError(400, "max_tokens: must be at least 1, or 0 with echo", param="max_tokens", code="invalid_value")
     if body.echo and body.logprobs is not None:
@@ -67,62 +63,65 @@ async def completion_ask(node: Node, body: CompletionBody, request_id: str) -> A
         if asked > MAX_ECHOED_LOGPROBS:
             message = f"logprobs: {asked} log probabilities of prompt tokens, at most {MAX_ECHOED_LOGPROBS} are allowed"
             raise ApiError(400, message, param="logprobs", code="invalid_value")
-    ask = _ask(node, body, "completion", model, request_id, prompts, max_tokens, body.logprobs, tuple(texts))
-    return with_grammar(ask, await output_grammar(node, body))
+    request = _generation_request(
+        model, body, "completion", name, request_id, prompts, max_tokens, body.logprobs, tuple(texts)
+    )
+    return with_grammar(request, await output_grammar(model, body))
 
 
-async def chat_ask(node: Node, body: ChatBody, request_id: str) -> Ask:
-    """Raises ApiError."""
-    model = check_model(node, body.model)
-    plan = plan_tools(node, body)
-    prompt = await _tokenise_chat(node, body, body.messages, plan.rendered)
+async def chat_request(model: ServedModel, body: ChatBody, request_id: str) -> GenerationRequest:
+    """What a body asks for, as one request. Raises ApiError, TooLongError, RefusedError."""
+    name = check_model(model, body.model)
+    plan = plan_tools(model, body)
+    prompt = await _tokenise_chat(model, body, body.messages, plan.rendered)
     asked = body.max_completion_tokens or body.max_tokens
-    max_tokens = asked or _room(node, [prompt], node.facts.sampling.max_new_tokens)
+    max_tokens = asked or _room(model, [prompt], model.facts.sampling.max_new_tokens)
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    ask = _ask(node, body, "chat", model, request_id, [prompt], max_tokens, num_logprobs, ())
-    ask = msgspec.structs.replace(ask, tool_format=plan.format, max_tool_calls=plan.max_calls)
-    return with_grammar(ask, await chat_grammar(node, body, body, plan))
+    request = _generation_request(model, body, "chat", name, request_id, [prompt], max_tokens, num_logprobs, ())
+    request = msgspec.structs.replace(request, tool_format=plan.format, max_tool_calls=plan.max_calls)
+    return with_grammar(request, await chat_grammar(model, body, body, plan))
 
 
-def with_grammar(ask: Ask, grammar: str | None) -> Ask:
-    return msgspec.structs.replace(ask, sampling=replace(ask.sampling, grammar=grammar))
+def with_grammar(request: GenerationRequest, grammar: str | None) -> GenerationRequest:
+    """The request with what its answer must look like."""
+    return msgspec.structs.replace(request, sampling=replace(request.sampling, grammar=grammar))
 
 
-async def tokenize(node: Node, body: TokenizeBody) -> tuple[int, ...]:
+async def tokenize(model: ServedModel, body: TokenizeBody) -> tuple[int, ...]:
     """Raises ApiError."""
-    check_model(node, body.model)
+    check_model(model, body.model)
     if body.messages is not None:
         tools = tuple(tool.for_template() for tool in body.tools) if body.tools else None
-        return await _tokenise_chat(node, body, body.messages, tools)
+        return await _tokenise_chat(model, body, body.messages, tools)
     adds = True if body.add_special_tokens is None else body.add_special_tokens
-    return await _tokenise(node, body.prompt or "", add_special_tokens=adds)
+    return await _tokenise(model, body.prompt or "", add_special_tokens=adds)
 
 
-def _ask(
-    node: Node,
+def _generation_request(
+    model: ServedModel,
     body: GenerationBody,
     kind: Kind,
-    model: str,
+    name: str,
     request_id: str,
     prompts: list[tuple[int, ...]],
     max_tokens: int,
     num_logprobs: int | None,
     echo_texts: tuple[str, ...],
-) -> Ask:
-    cap = node.config.max_output_tokens
+) -> GenerationRequest:
+    cap = model.max_output_tokens
     if cap is not None and max_tokens > cap:
         message = f"max_tokens: {max_tokens} is more than this node's limit of {cap}"
         raise ApiError(400, message, param="max_tokens", code="invalid_value")
     if body.min_tokens > max_tokens:
         message = f"min_tokens: {body.min_tokens} is more than max_tokens {max_tokens}"
         raise ApiError(400, message, param="min_tokens", code="invalid_value")
-    defaults = node.facts.sampling
+    defaults = model.facts.sampling
     prefix = "chatcmpl" if kind == "chat" else "cmpl"
-    return Ask(
-        id=f"{prefix}-{request_id}",
+    return GenerationRequest(
+        answer_id=f"{prefix}-{request_id}",
         request_id=request_id,
         kind=kind,
-        model=model,
+        model=name,
         created=int(time.time()),
         prompts=tuple(prompts),
         n=_or(body.n, 1),
@@ -138,10 +137,10 @@ def _ask(
             seed=secrets.randbelow(MAX_SEED) if body.seed is None else body.seed & MAX_SEED,
             min_tokens=body.min_tokens,
             ignore_eos=body.ignore_eos,
-            stop_token_ids=_checked_ids(node, body.stop_token_ids or [], param="stop_token_ids"),
+            stop_token_ids=_checked_ids(model, body.stop_token_ids or [], param="stop_token_ids"),
             num_logprobs=num_logprobs,
             num_prompt_logprobs=num_logprobs if echo_texts else None,
-            logit_bias=_biases(node, body),
+            logit_bias=_biases(model, body),
         ),
         stop=body.stop_strings,
         include_stop=body.include_stop_str_in_output,
@@ -170,96 +169,84 @@ def _prompts(body: CompletionBody) -> list[str | list[int]]:
     return [item for item in prompt if not isinstance(item, int)]
 
 
-def _room(node: Node, prompts: list[tuple[int, ...]], wanted: int | None) -> int:
+def _room(model: ServedModel, prompts: list[tuple[int, ...]], wanted: int | None) -> int:
     """Tokens left for the answer. At least 1: a prompt that fills the context is refused at admission."""
-    room = max(1, node.max_sequence_tokens - max(len(p) for p in prompts))
-    limits = [limit for limit in (wanted, node.config.max_output_tokens) if limit is not None]
+    room = max(1, model.max_sequence_tokens - max(len(p) for p in prompts))
+    limits = [limit for limit in (wanted, model.max_output_tokens) if limit is not None]
     return min([room, *limits])
 
 
-def _checked_ids(node: Node, token_ids: list[int], param: str = "prompt") -> tuple[int, ...]:
-    if token_ids and (largest := max(token_ids)) >= node.facts.vocab_size:
+def _checked_ids(model: ServedModel, token_ids: list[int], param: str = "prompt") -> tuple[int, ...]:
+    if token_ids and (largest := max(token_ids)) >= model.facts.vocab_size:
         raise ApiError(400, f"{param}: token id {largest} is out of the vocabulary", param=param, code="invalid_value")
     return tuple(token_ids)
 
 
-def _biases(node: Node, body: GenerationBody) -> tuple[tuple[int, float], ...]:
+def _biases(model: ServedModel, body: GenerationBody) -> tuple[tuple[int, float], ...]:
     pairs = {int(token): bias for token, bias in (body.logit_bias or {}).items()}
-    _checked_ids(node, list(pairs), param="logit_bias")
+    _checked_ids(model, list(pairs), param="logit_bias")
     return tuple(sorted(pairs.items()))
 
 
-async def detokenize(node: Node, token_ids: list[int]) -> str:
+async def detokenize(model: ServedModel, token_ids: list[int]) -> str:
     """Raises ApiError."""
-    _checked_ids(node, token_ids, param="tokens")
-    return await _away(node, len(token_ids), lambda: node.tokenizer.decode(token_ids))
+    _checked_ids(model, token_ids, param="tokens")
+    return await model.beside_loop(len(token_ids), lambda: model.tokenizer.decode(token_ids))
 
 
-def _check_length(node: Node, num_chars: int, factor: int = 1) -> None:
+def _check_length(model: ServedModel, num_chars: int, factor: int = 1) -> None:
     """Raises TooLongError for text that can't fit `factor` contexts however it is tokenised, which takes seconds."""
-    least = node.tokenizer.least_tokens(num_chars)
-    if least > factor * node.max_sequence_tokens:
+    least = model.tokenizer.least_tokens(num_chars)
+    if least > factor * model.max_sequence_tokens:
         raise TooLongError(
-            f"This model's maximum context length is {node.max_sequence_tokens} tokens. However, your text of "
+            f"This model's maximum context length is {model.max_sequence_tokens} tokens. However, your text of "
             f"{num_chars} characters has at least {least} tokens. Please shorten it."
         )
 
 
-async def _tokenise(node: Node, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-    _check_length(node, len(text))
-    return await _away(node, len(text), lambda: _encode(node, text, add_special_tokens=add_special_tokens))
+async def _tokenise(model: ServedModel, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+    _check_length(model, len(text))
+    return await model.beside_loop(len(text), lambda: _encode(model, text, add_special_tokens=add_special_tokens))
 
 
-def _encode(node: Node, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+def _encode(model: ServedModel, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
     """Raises TooLongError for a text of far more tokens than can fit, from its beginning alone."""
-    limit = node.max_sequence_tokens
+    limit = model.max_sequence_tokens
     if len(text) > PLAIN_CHARS_PER_TOKEN * limit:
-        least = node.tokenizer.count(text[: PLAIN_CHARS_PER_TOKEN * limit])
+        least = model.tokenizer.count(text[: PLAIN_CHARS_PER_TOKEN * limit])
         if least > 2 * limit:  # where it was cut, a few tokens may be other ones
             raise TooLongError(
                 f"This model's maximum context length is {limit} tokens. However, the first "
                 f"{PLAIN_CHARS_PER_TOKEN * limit} of the {len(text)} characters of your text have {least} tokens. "
                 "Please shorten it."
             )
-    return node.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    return model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
 
 async def _tokenise_chat(
-    node: Node, body: ChatBody | TokenizeBody, messages: list[Message], tools: tuple[dict[str, Any], ...] | None
+    model: ServedModel, body: ChatBody | TokenizeBody, messages: list[Message], tools: tuple[dict[str, Any], ...] | None
 ) -> tuple[int, ...]:
     def encode() -> tuple[int, ...]:
         try:
             shown = [message.for_template() for message in messages]
         except (ValueError, RecursionError) as exc:  # JSON of thousands of digits or levels
             raise BadChatError(f"messages: the arguments of a tool call can't be read: {exc}") from exc
-        text = node.tokenizer.render_chat(
+        text = model.tokenizer.render_chat(
             shown,
             add_generation_prompt=body.add_generation_prompt,
             tools=tools,
             arguments=body.chat_template_kwargs or {},
         )
-        _check_length(node, len(text))
-        return _encode(node, text, add_special_tokens=False)  # the template writes them itself
+        _check_length(model, len(text))
+        return _encode(model, text, add_special_tokens=False)  # the template writes them itself
 
     size = sum(message.num_chars for message in messages)
-    _check_length(node, size, LEFT_OUT_FACTOR)  # before it is rendered, which takes seconds as well
+    _check_length(model, size, LEFT_OUT_FACTOR)  # before it is rendered, which takes seconds as well
     size += INLINE_CHARS * len(tools or ())  # their schemas are not measured: they go to a thread
     try:
-        token_ids = await _away(node, size, encode)
+        token_ids = await model.beside_loop(size, encode)
     except BadChatError as exc:
         raise ApiError(400, str(exc), param="messages") from exc
     if not token_ids:
         raise ApiError(400, "messages: the conversation has no tokens", param="messages")
     return token_ids
-
-
-async def _away(node: Node, size_chars: int, work: Callable[[], T]) -> T:
-    delay_s = node.faults.slow_tokenizer
-    if delay_s is not None:
-        await asyncio.to_thread(time.sleep, delay_s)  # in the threads that tokenising shares: they run short as well
-    if size_chars <= INLINE_CHARS:
-        return work()
-    if size_chars <= LARGE_CHARS:
-        return await asyncio.to_thread(work)
-    async with node.large_texts:
-        return await asyncio.to_thread(work)

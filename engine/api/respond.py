@@ -1,4 +1,4 @@
-"""Writing the answer of a flight: a stream of events, or one body. Ends the flight, whatever happens.
+"""Writing the answer of a request in flight: a stream of events, or one body. Ends the request, whatever happens.
 
 Both watch for the client hanging up while they wait: its sequences are then aborted in the core at once.
 """
@@ -17,75 +17,78 @@ from starlette.types import Receive, Scope, Send
 from engine.api import chunks
 from engine.api.errors import error_body
 from engine.api.handoff import write_handoff
-from engine.node.inflight import BAD_GRAMMAR, Fate, Flight
-from engine.node.node import Node
+from engine.node.choice import BAD_GRAMMAR
+from engine.node.inflight import Fate, InflightRequest
 from engine.node.queue_guard import QUEUE_TIMEOUT
 from engine.node.refusal import LONGEST_RETRY_AFTER_S
+from engine.node.request_registry import RequestRegistry
+from engine.text.tokenizer import Tokenizer
 
 HANDOFF_EVENT = "fleet.handoff"
 # Of whole answers that failed, by error code; what is not here is the node's own fault.
 STATUS_OF = {BAD_GRAMMAR: 400, "deadline_exceeded": 504, QUEUE_TIMEOUT: 503}
 
 
-class FlightResponse(Response):
-    """The answer to an admitted request, as its ask wants it."""
+class GenerationResponse(Response):
+    """The answer to an admitted request: a stream of events or one body, as it asked."""
 
-    def __init__(self, node: Node, flight: Flight) -> None:
-        self.node = node
-        self.flight = flight
+    def __init__(self, requests: RequestRegistry, tokenizer: Tokenizer, inflight: InflightRequest) -> None:
+        self.requests = requests
+        self.tokenizer = tokenizer
+        self.inflight = inflight
         self.background = None
         self.status_code = 200
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with _held(self.node, self.flight, receive):
-            if self.flight.ask.stream:
+        async with _held(self.requests, self.inflight, receive):
+            if self.inflight.request.stream:
                 await self._write_stream(send)
             else:
                 await self._write_whole(send)
 
     async def _write_stream(self, send: Send) -> None:
-        flight, tokenizer = self.flight, self.node.tokenizer
+        inflight, tokenizer = self.inflight, self.tokenizer
         await self._start(send, 200, "text/event-stream; charset=utf-8")
         while True:
-            deltas = await flight.news()
+            deltas = await inflight.next_deltas()
             if deltas:
-                events = b"".join([chunks.delta_events(flight, delta, tokenizer) for delta in deltas])
+                events = b"".join([chunks.delta_events(inflight, delta, tokenizer) for delta in deltas])
                 if events:
                     await send({"type": "http.response.body", "body": events, "more_body": True})
-            elif flight.outcome is not None:
+            elif inflight.outcome is not None:
                 break
         await send({"type": "http.response.body", "body": self._tail(), "more_body": False})
 
     def _tail(self) -> bytes:
-        flight = self.flight
-        match flight.outcome:
+        inflight = self.inflight
+        match inflight.outcome:
             case Fate.FINISHED:
-                return (chunks.usage_event(flight) if flight.ask.include_usage else b"") + chunks.DONE
+                return (chunks.usage_event(inflight) if inflight.request.include_usage else b"") + chunks.DONE
             case Fate.MOVED:
-                return chunks.event(write_handoff(flight, time.monotonic()), HANDOFF_EVENT)
+                return chunks.event(write_handoff(inflight, time.monotonic()), HANDOFF_EVENT)
             case Fate.FAILED:
                 return b"data: " + self._error() + b"\n\n"
             case _:
                 return b""
 
     def _error(self) -> bytes:
-        code = self.flight.error_code
+        code = self.inflight.error_code
         kind = "invalid_request_error" if STATUS_OF.get(code or "") == 400 else "server_error"
-        return error_body(self.flight.error or "", kind, code=code)
+        return error_body(self.inflight.error or "", kind, code=code)
 
     async def _write_whole(self, send: Send) -> None:
-        flight = self.flight
-        while flight.outcome is None:
-            await flight.news()
+        inflight = self.inflight
+        while inflight.outcome is None:
+            await inflight.next_deltas()
         headers: dict[str, str] = {}
-        match flight.outcome:
+        match inflight.outcome:
             case Fate.FINISHED:
-                status, body = 200, chunks.whole_answer(flight, self.node.tokenizer)
+                status, body = 200, chunks.whole_answer(inflight, self.tokenizer)
             case Fate.MOVED:
                 status, headers = 202, {"X-Fleet-Handoff": "state"}
-                body = msgspec.json.encode(write_handoff(flight, time.monotonic()))
+                body = msgspec.json.encode(write_handoff(inflight, time.monotonic()))
             case Fate.FAILED:
-                status = STATUS_OF.get(flight.error_code or "", 500)
+                status = STATUS_OF.get(inflight.error_code or "", 500)
                 body = self._error()
                 if status == 503:
                     headers = {"Retry-After": str(LONGEST_RETRY_AFTER_S)}
@@ -95,27 +98,27 @@ class FlightResponse(Response):
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _start(self, send: Send, status: int, media_type: str, headers: dict[str, str] | None = None) -> None:
-        self.flight.status = status
-        pairs = {"Content-Type": media_type, "X-Request-Id": self.flight.ask.request_id, **(headers or {})}
-        if self.flight.ask.stream:
+        self.inflight.status = status
+        pairs = {"Content-Type": media_type, "X-Request-Id": self.inflight.request.request_id, **(headers or {})}
+        if self.inflight.request.stream:
             pairs |= {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # proxies must not gather events
         raw = [(key.lower().encode(), value.encode()) for key, value in pairs.items()]
         await send({"type": "http.response.start", "status": status, "headers": raw})
 
 
 @asynccontextmanager
-async def _held(node: Node, flight: Flight, receive: Receive) -> AsyncIterator[None]:
-    """Holds the flight while its answer is written; a client that hangs up, or any exception, aborts it."""
+async def _held(requests: RequestRegistry, inflight: InflightRequest, receive: Receive) -> AsyncIterator[None]:
+    """Holds the inflight while its answer is written; a client that hangs up, or any exception, aborts it."""
     watcher = asyncio.create_task(_until_gone(receive))
-    watcher.add_done_callback(lambda _: node.abandon(flight))
+    watcher.add_done_callback(lambda _: requests.abandon(inflight))
     is_written = False
     try:
         yield
         is_written = not watcher.done()
     finally:
         watcher.cancel()
-        outcome = flight.outcome or Fate.ABORTED
-        node.close(flight, outcome if is_written else Fate.ABORTED)
+        outcome = inflight.outcome or Fate.ABORTED
+        requests.close(inflight, outcome if is_written else Fate.ABORTED)
 
 
 async def _until_gone(receive: Receive) -> None:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from engine.node.inflight import Ask, Choice, Delta
+from engine.node.choice import Choice, ChoiceDelta
+from engine.node.generation_request import GenerationRequest
 
 
-def call_id(ask: Ask, choice: Choice, call: int) -> str:
+def call_id(request: GenerationRequest, choice: Choice, call: int) -> str:
     """The same on every node that works on this request. Mistral's templates take nine letters and digits only."""
-    digest = hashlib.sha256(f"{ask.id}/{choice.index}/{call}".encode()).hexdigest()
-    return digest[:9] if ask.tool_format == "mistral" else f"call_{digest[:24]}"
+    digest = hashlib.sha256(f"{request.answer_id}/{choice.index}/{call}".encode()).hexdigest()
+    return digest[:9] if request.tool_format == "mistral" else f"call_{digest[:24]}"
 
 
-def chat_delta(ask: Ask, delta: Delta) -> dict[str, Any]:
+def chat_delta(request: GenerationRequest, delta: ChoiceDelta) -> dict[str, Any]:
     """`delta` of one chunk of a chat."""
     shown: dict[str, Any] = {}
     if delta.text or (delta.finish_reason is None and not delta.tool_pieces):
@@ -25,7 +26,7 @@ def chat_delta(ask: Ask, delta: Delta) -> dict[str, Any]:
             if piece.name is None
             else {
                 "index": piece.call,
-                "id": call_id(ask, delta.choice, piece.call),
+                "id": call_id(request, delta.choice, piece.call),
                 "type": "function",
                 "function": {"name": piece.name, "arguments": piece.arguments},
             }
@@ -34,7 +35,7 @@ def chat_delta(ask: Ask, delta: Delta) -> dict[str, Any]:
     return shown
 
 
-def chat_message(ask: Ask, choice: Choice) -> dict[str, Any]:
+def chat_message(request: GenerationRequest, choice: Choice) -> dict[str, Any]:
     """`message` of a whole answer. Beside calls, no text is null."""
     text = "".join(choice.pieces)
     calls = [] if choice.tools is None else choice.tools.calls
@@ -42,7 +43,7 @@ def chat_message(ask: Ask, choice: Choice) -> dict[str, Any]:
         return {"role": "assistant", "content": text}
     entries = [
         {
-            "id": call_id(ask, choice, index),
+            "id": call_id(request, choice, index),
             "type": "function",
             "function": {"name": call.name, "arguments": call.arguments},
         }

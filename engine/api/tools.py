@@ -10,7 +10,7 @@ from engine.api.constrain import ANY_OBJECT, bad_grammar, check_compiles, compil
 from engine.api.errors import ApiError
 from engine.api.schema_output import OutputFields
 from engine.api.schema_tools import NamedToolChoice, ToolFields
-from engine.node.node import Node
+from engine.node.served_model import ServedModel
 from engine.protocol.grammar import BadGrammarError, json_grammar
 from engine.text.tool_formats import Function, ToolFormatName, tools_grammar
 
@@ -25,7 +25,7 @@ class ToolPlan:
     forced: tuple[int, ...] = ()  # indices of the functions of which one must be called; empty: the model decides
 
 
-def plan_tools(node: Node, body: ToolFields) -> ToolPlan:
+def plan_tools(model: ServedModel, body: ToolFields) -> ToolPlan:
     """Raises ApiError when tools and choice do not fit each other, or this model."""
     names = [tool.function.name for tool in body.tools or ()]
     for index, name in enumerate(names):
@@ -49,7 +49,7 @@ def plan_tools(node: Node, body: ToolFields) -> ToolPlan:
         forced = (names.index(choice.function.name),)
     elif choice == "required":
         forced = tuple(range(len(names)))
-    if node.tool_format is None and not forced:
+    if model.tool_format is None and not forced:
         raise ApiError(
             400,
             "tool_choice: this model's chat template shows no tool-call format that is known here; use required or a "
@@ -60,19 +60,19 @@ def plan_tools(node: Node, body: ToolFields) -> ToolPlan:
     is_single = isinstance(choice, NamedToolChoice) or body.parallel_tool_calls is False
     return ToolPlan(
         rendered=tuple(tool.for_template() for tool in body.tools or ()),
-        format=node.tool_format or "json",
+        format=model.tool_format or "json",
         max_calls=1 if is_single else None,
         forced=forced,
     )
 
 
-async def chat_grammar(node: Node, body: OutputFields, tools: ToolFields, plan: ToolPlan) -> str | None:
+async def chat_grammar(model: ServedModel, body: OutputFields, tools: ToolFields, plan: ToolPlan) -> str | None:
     """The grammar of a chat's answer: calls where they are forced, what the body asks for, or either of both.
 
     Raises ApiError, RefusedError.
     """
     if plan.format is None:
-        return await output_grammar(node, body)
+        return await output_grammar(model, body)
     content = _content_schema(body, plan)
     if not plan.forced and content is None:
         return None
@@ -83,12 +83,12 @@ async def chat_grammar(node: Node, body: OutputFields, tools: ToolFields, plan: 
             plan.format,
             [functions[i] for i in indices],
             is_parallel=plan.max_calls is None,
-            special_ids=node.tokenizer.special_ids,
+            special_ids=model.tokenizer.special_ids,
             content_schema=content,
         )
-        await compiled(node, grammar)
+        await compiled(model, grammar)
     except BadGrammarError as error:
-        await _blame(node, functions, indices, body if content is not None else None)
+        await _blame(model, functions, indices, body if content is not None else None)
         raise bad_grammar(BadGrammarError(str(error)), "tools") from error
     return grammar
 
@@ -105,7 +105,9 @@ def _content_schema(body: OutputFields, plan: ToolPlan) -> Mapping[str, Any] | N
     return ANY_OBJECT if form is None or form.schema_ is None else form.schema_
 
 
-async def _blame(node: Node, functions: list[Function], indices: tuple[int, ...], body: OutputFields | None) -> None:
+async def _blame(
+    model: ServedModel, functions: list[Function], indices: tuple[int, ...], body: OutputFields | None
+) -> None:
     """Raises ApiError for the first part of a grammar that does not even compile alone."""
     for index in indices:
         parameters = functions[index].parameters
@@ -115,6 +117,6 @@ async def _blame(node: Node, functions: list[Function], indices: tuple[int, ...]
                 grammar = json_grammar(parameters)
             except BadGrammarError as error:
                 raise bad_grammar(error, path) from error
-            await check_compiles(node, grammar, path)
+            await check_compiles(model, grammar, path)
     if body is not None:
-        await output_grammar(node, body)
+        await output_grammar(model, body)

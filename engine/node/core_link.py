@@ -111,7 +111,7 @@ class CoreLink:
     async def sleep(self) -> CoreAsleep:
         """Level 1. An answer with `problem` means that nothing was done; a core that dies of it sleeps at level 2."""
         self._wakes.clear()  # from now on a core that dies is not started again
-        answer = await self._ask(Sleep(), SLEEP_LIMIT_S)
+        answer = await self._request_answer(Sleep(), SLEEP_LIMIT_S)
         if not isinstance(answer, CoreAsleep):
             await self.discard()
             return CoreAsleep()
@@ -133,7 +133,7 @@ class CoreLink:
             self.phase = CorePhase.WARMING_UP
             self.sleep_level = 0
             self._wakes.set()
-            answer = await self._ask(WakeUp(), WAKE_LIMIT_S)
+            answer = await self._request_answer(WakeUp(), WAKE_LIMIT_S)
         else:
             self._answer = asyncio.get_running_loop().create_future()
             self.phase, self.sleep_level = CorePhase.LOADING, 0
@@ -141,7 +141,7 @@ class CoreLink:
             answer = await self._answer
         return None if answer is None else str(answer)
 
-    async def _ask(self, message: Sleep | WakeUp, limit_s: float) -> CoreAsleep | str | None:
+    async def _request_answer(self, message: Sleep | WakeUp, limit_s: float) -> CoreAsleep | str | None:
         """What the core answers; text when it died of it, or was killed because it did not."""
         self._answer = asyncio.get_running_loop().create_future()
         if not self.send(message):
@@ -189,7 +189,7 @@ class CoreLink:
         )
         self.send(limits)
 
-    async def run(self) -> None:
+    async def keep_running(self) -> None:
         """Keeps a core running until stopped. Returns early, with `error` set, when the first one can't start."""
         backoff_s = FIRST_BACKOFF_S
         while True:

@@ -1,4 +1,4 @@
-"""Asks the core the golden prompt now and then, and keeps the verdict. Threading: event loop only.
+"""Asks the core the golden prompt now and then, and keeps the result. Threading: event loop only.
 
 It never asks by itself while the answers are right: somebody must have asked for deep health. While they are wrong it
 asks every few seconds, because only a right answer makes the node ready again.
@@ -23,7 +23,9 @@ INTERVAL_WHEN_WRONG_S = 5.0
 PATIENCE_S = 120.0  # users come first: a node that is busy for so long is not asked this time
 
 
-class Verdict(StrEnum):
+class GoldenResult(StrEnum):
+    """What the last run that had an answer says of the model."""
+
     UNKNOWN = "unknown"
     PASSED = "passed"
     FAILED = "failed"
@@ -57,13 +59,14 @@ class GoldenProbe:
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
         self.pending_id: str | None = None
-        self.verdict = Verdict.UNKNOWN
+        self.result = GoldenResult.UNKNOWN
         self.detail: str | None = None  # why it failed, or why the last run has no result
-        self.checked_at: float | None = None  # unix seconds, of the last verdict
+        self.checked_at: float | None = None  # unix seconds, of the last result
 
     @property
     def is_wrong(self) -> bool:
-        return self.verdict is Verdict.FAILED
+        """Whether the node must not serve: only a right answer ends that."""
+        return self.result is GoldenResult.FAILED
 
     def on_ready(self, ready: CoreReady, max_tokens: int) -> None:
         """A core came up, with its own first answer. The very first one becomes what is expected."""
@@ -91,9 +94,10 @@ class GoldenProbe:
         return first
 
     def on_core_lost(self) -> None:
+        """The run under way will have no answer."""
         self._key, self.pending_id = None, None
 
-    def ask(self, now: float) -> None:
+    def request_run(self, now: float) -> None:
         """Deep health was asked for: start a run unless one is under way or the last one is recent."""
         interval_s = min(INTERVAL_WHEN_WRONG_S, self._interval_s) if self.is_wrong else self._interval_s
         if self._key is None or self.pending_id is not None or now - self._started_at < interval_s:
@@ -124,9 +128,9 @@ class GoldenProbe:
             self.detail = f"no turn within {PATIENCE_S:.0f} s: the node is busy"
             self._on_result("error")
         if self.is_wrong:
-            self.ask(now)
+            self.request_run(now)
 
-    def take(self, update: SequenceUpdate) -> None:
+    def note_update(self, update: SequenceUpdate) -> None:
         """News of the run under way."""
         self._token_ids += update.token_ids
         self._logprobs += update.logprobs
@@ -143,17 +147,17 @@ class GoldenProbe:
     def _judge(self, answer: GoldenAnswer) -> None:
         assert self._key is not None, "no core, no answer"
         self.detail = find_difference(self._expected[self._key], answer)
-        verdict = Verdict.PASSED if self.detail is None else Verdict.FAILED
-        if verdict is not self.verdict:
-            level = log.info if verdict is Verdict.PASSED else log.error
-            level("golden.verdict_changed", verdict=verdict.value, detail=self.detail)
-        self.verdict, self.checked_at = verdict, time.time()
-        self._on_result(verdict.value)
+        result = GoldenResult.PASSED if self.detail is None else GoldenResult.FAILED
+        if result is not self.result:
+            level = log.info if result is GoldenResult.PASSED else log.error
+            level("golden.result_changed", result=result.value, detail=self.detail)
+        self.result, self.checked_at = result, time.time()
+        self._on_result(result.value)
 
     def report(self, now: float) -> dict[str, object]:
         """For `/health/deep`; `now` in unix seconds."""
         return {
-            "result": self.verdict.value,
+            "result": self.result.value,
             "detail": self.detail,
             "checked_at": self.checked_at,
             "age_s": None if self.checked_at is None else round(max(0.0, now - self.checked_at), 3),

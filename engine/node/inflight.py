@@ -1,30 +1,14 @@
-"""What a node holds of a request while it works on it: the question, its choices, and what was produced so far.
-
-An `Ask` is one client request after validation; a `Flight` is an ask being served here; each `Choice` of it is one
-sequence in the engine core. Nothing here does I/O: the node feeds updates in, a response takes deltas out.
-"""
+"""A request while it is being served here: its choices, its outcome, and what is ready to be written to its client."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, NamedTuple
 
-import msgspec
-
-from engine.protocol.failure import FailureKind
-from engine.protocol.messages import SequenceUpdate
-from engine.protocol.step import SamplingParams, TokenLogprobs
-from engine.text.detokenizer import TextStream
-from engine.text.tool_formats import ToolFormatName
-from engine.text.tool_stream import ToolPiece, ToolStream
-
-MAX_SEED = 2**63 - 1
-BAD_GRAMMAR = "grammar_failed"  # the client's grammar turned out too costly while it was followed
-
-Kind = Literal["chat", "completion"]
+from engine.node.choice import Choice, ChoiceDelta
+from engine.node.generation_request import GenerationRequest
 
 
 class Fate(StrEnum):
@@ -38,219 +22,11 @@ class Fate(StrEnum):
     INVALID = "invalid"  # never accepted, and no node would: bad body, unknown model, wrong key
 
 
-class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One client request, validated and tokenised. Travels whole in a hand-off."""
-
-    id: str  # OpenAI's id in every chunk
-    request_id: str  # X-Request-Id
-    kind: Kind
-    model: str
-    created: int  # unix seconds
-    prompts: tuple[tuple[int, ...], ...]
-    n: int  # choices for each prompt
-    sampling: SamplingParams  # of the first choice; the others differ by their seed
-    stop: tuple[str, ...] = ()
-    include_stop: bool = False
-    echo_texts: tuple[str, ...] = ()  # one for each prompt; empty: no echo
-    stream: bool = False
-    include_usage: bool = False
-    continuous_usage: bool = False  # in every chunk
-    cache_salt: str = ""  # prefixes are shared only with requests of the same
-    return_token_ids: bool = False
-    priority: int = 0
-    deadline_s: float | None = None  # since its first arrival, on whatever node that was
-    tool_format: ToolFormatName | None = None  # the answer is read for tool calls written so
-    max_tool_calls: int | None = None
-
-    def sampling_of(self, index: int) -> SamplingParams:
-        seed = (self.sampling.seed + index % self.n) & MAX_SEED
-        return replace(self.sampling, seed=seed)
-
-
-class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How far one choice has come: what another node needs beside the ask to go on exactly."""
-
-    index: int
-    output_token_ids: tuple[int, ...] = ()
-    num_chars_sent: int = 0
-    is_opened: bool = False  # its first chunk, with the role or the echo, was sent
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
-    logprobs: tuple[TokenLogprobs, ...] = ()  # only when the answer is sent whole
-
-
-class Delta(NamedTuple):
-    """News of one choice, ready to be written."""
-
-    choice: Choice
-    text: str
-    char_offset: int  # of `text` in the choice's text
-    token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...]
-    finish_reason: str | None
-    tool_pieces: tuple[ToolPiece, ...] = ()
-
-
-class ReplayError(ValueError):
-    """A handed-off choice can't be continued here: its tokens give another text with this tokenizer."""
-
-
 @dataclass(slots=True, eq=False)
-class Choice:
-    """One sequence of a flight. Changed by the node's dispatch loop only."""
+class InflightRequest:
+    """One request from its admission until its answer was written or its client was gone."""
 
-    index: int
-    seq_id: str
-    prompt: tuple[int, ...]
-    sampling: SamplingParams
-    text: TextStream
-    tools: ToolStream | None = None  # reads tool calls out of the text; what it leaves is content
-    include_stop: bool = False
-    keeps_text: bool = False  # the answer is sent whole
-    pieces: list[str] = field(default_factory=list)
-    output_token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # from the second token on
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
-    error: str | None = None
-    failure: FailureKind | None = None  # with `error`, where it is the core's
-    is_moved: bool = False
-    is_opened: bool = False
-    abort_reason: str | None = None  # sent to the core, not yet confirmed
-    num_replayed_tokens: int = 0  # generated by another node
-    num_cached_tokens: int | None = None
-    num_preemptions: int = 0
-    scheduled_at: float | None = None
-    first_token_at: float | None = None
-    last_token_at: float | None = None
-
-    @property
-    def is_closed(self) -> bool:
-        return self.finish_reason is not None or self.error is not None or self.is_moved
-
-    @property
-    def error_code(self) -> str:
-        """For programs, with `error`."""
-        return BAD_GRAMMAR if self.failure is FailureKind.GRAMMAR else "engine_error"
-
-    @property
-    def num_own_tokens(self) -> int:
-        """Tokens generated by this node."""
-        return len(self.output_token_ids) - self.num_replayed_tokens
-
-    def apply(self, update: SequenceUpdate) -> Delta | None:
-        """Takes one update of the core in. Returns what is new for the client; None when there is nothing."""
-        if self.is_closed:
-            return None  # tokens drawn after a stop string was found
-        if update.scheduled_at is not None and self.scheduled_at is None:
-            self.scheduled_at = update.scheduled_at
-        if update.num_cached_tokens is not None:
-            self.num_cached_tokens = update.num_cached_tokens
-        self.num_preemptions += update.preempted
-        self.prompt_logprobs.extend(update.prompt_logprobs)
-        offset, first = self.text.num_chars, len(self.output_token_ids)
-        text, tool_pieces = self._split("".join(self._take(update)))
-        token_ids = tuple(self.output_token_ids[first:])
-        logprobs = update.logprobs[: len(token_ids)]
-        if self.keeps_text:
-            self.pieces.append(text)
-            self.logprobs.extend(logprobs)
-        if not text and not tool_pieces and not token_ids and self.finish_reason is None:
-            return None
-        return Delta(self, text, offset, token_ids, logprobs, self.finish_reason, tool_pieces)
-
-    def _split(self, text: str) -> tuple[str, tuple[ToolPiece, ...]]:
-        """New text as content and pieces of tool calls. Nothing is held back once the choice has finished."""
-        if self.tools is None:
-            return text, ()
-        content, pieces = self.tools.push(text)
-        if self.finish_reason is not None:
-            more, last = self.tools.finish()
-            content, pieces = content + more, pieces + last
-        return content, pieces
-
-    @property
-    def shown_finish_reason(self) -> str | None:
-        """`finish_reason` as clients know it: an answer that ended with a whole call says so."""
-        if self.finish_reason == "stop" and self.tools is not None and self.tools.has_whole_calls:
-            return "tool_calls"
-        return self.finish_reason
-
-    def _take(self, update: SequenceUpdate) -> Iterator[str]:
-        last = len(update.token_ids) - 1
-        for position, token_id in enumerate(update.token_ids):
-            self.output_token_ids.append(token_id)
-            if position == last and update.finish_reason == "stop" and not self.include_stop:
-                continue  # the token that ended it (end of sequence, stop token) is no text
-            yield self.text.push(token_id)
-            if self.text.stopped_by is not None:
-                self.finish_reason, self.stop_reason = "stop", self.text.stopped_by
-                return
-        match update.finish_reason:
-            case None:
-                return
-            case "abort" if self.abort_reason == "moved":
-                self.is_moved = True
-            case "abort":
-                self.error = f"aborted by the engine core ({self.abort_reason or 'not asked for'})"
-            case "error":
-                failure = update.failure
-                self.error = "the engine core gave no reason" if failure is None else failure.message
-                self.failure = None if failure is None else failure.kind
-            case reason:
-                self.finish_reason = reason
-                ended_by = self.output_token_ids[-1] if self.output_token_ids else None
-                if reason == "stop" and ended_by in self.sampling.stop_token_ids:
-                    self.stop_reason = ended_by
-                yield self.text.finish()
-
-    def replay(self, progress: Progress) -> None:
-        """Brings a fresh choice to where another node left it. Raises ReplayError."""
-        tokens = progress.output_token_ids
-        ended_by_token = progress.finish_reason == "stop" and not isinstance(progress.stop_reason, str)
-        shown = tokens[:-1] if ended_by_token and not self.include_stop else tokens
-        pieces = []
-        for position, token_id in enumerate(shown):
-            pieces.append(self.text.push(token_id))
-            if self.text.stopped_by is not None and position + 1 < len(shown):
-                raise ReplayError(f"choice {self.index}: tokens follow the stop string")
-        if (self.text.stopped_by is not None) != isinstance(progress.stop_reason, str):
-            raise ReplayError(f"choice {self.index}: its stop string is found elsewhere with this tokenizer")
-        if progress.finish_reason is not None and self.text.stopped_by is None:
-            pieces.append(self.text.finish())
-        if not self.keeps_text and self.text.num_chars != progress.num_chars_sent:
-            raise ReplayError(
-                f"choice {self.index}: {progress.num_chars_sent} characters were sent, "
-                f"its tokens give {self.text.num_chars} with this tokenizer"
-            )
-        self.output_token_ids = list(tokens)
-        self.num_replayed_tokens = len(tokens)
-        self.finish_reason, self.stop_reason = progress.finish_reason, progress.stop_reason
-        self.is_opened = progress.is_opened
-        shown_text, _ = self._split("".join(pieces))
-        if self.is_opened and not self.keeps_text:
-            self.sampling = replace(self.sampling, num_prompt_logprobs=None)  # they were sent
-        if self.keeps_text:
-            self.pieces, self.logprobs = [shown_text], list(progress.logprobs)
-
-    def progress(self) -> Progress:
-        return Progress(
-            index=self.index,
-            output_token_ids=tuple(self.output_token_ids),
-            num_chars_sent=0 if self.keeps_text else self.text.num_chars,
-            is_opened=self.is_opened,
-            finish_reason=self.finish_reason,
-            stop_reason=self.stop_reason,
-            logprobs=tuple(self.logprobs),
-        )
-
-
-@dataclass(slots=True, eq=False)
-class Flight:
-    """One ask being served here, from admission until its answer was written or its client was gone."""
-
-    ask: Ask
+    request: GenerationRequest
     choices: Sequence[Choice]
     arrived_at: float  # monotonic
     accepts_handoff: bool = False
@@ -264,31 +40,41 @@ class Flight:
     error: str | None = None  # with FAILED
     error_code: str | None = None
     first_token_at: float | None = None
-    _deltas: list[Delta] = field(default_factory=list)
+    _deltas: list[ChoiceDelta] = field(default_factory=list)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def open_choices(self) -> list[Choice]:
+        """Those that the core still works on."""
         return [c for c in self.choices if not c.is_closed]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What an operator may name it by: its request id, or the id of its answer."""
+        return frozenset((self.request.request_id, self.request.answer_id))
 
     @property
     def num_prompt_tokens(self) -> int:
         """Counted once for each prompt, as usage does."""
-        return sum(len(p) for p in self.ask.prompts)
+        return sum(len(p) for p in self.request.prompts)
 
     @property
     def num_output_tokens(self) -> int:
+        """Of all choices, also those that other nodes generated."""
         return sum(len(c.output_token_ids) for c in self.choices)
 
     @property
     def is_waiting(self) -> bool:
+        """Whether no step has computed anything of it yet."""
         return all(c.scheduled_at is None for c in self.choices if not c.is_closed)
 
     def waits_for(self, choice: Choice) -> bool:
+        """Whether tokens of this choice still matter to the client."""
         return self.outcome is None and not choice.is_closed
 
-    def add(self, delta: Delta) -> None:
-        if self.ask.stream:
+    def add(self, delta: ChoiceDelta) -> None:
+        """Queues a delta for the stream; a whole answer is built from the choices in the end."""
+        if self.request.stream:
             self._deltas.append(delta)
             self._news.set()
 
@@ -309,11 +95,12 @@ class Flight:
         self._news.set()
 
     def fail(self, reason: str, code: str) -> None:
+        """The outcome FAILED, unless there is one; `code` is for programs."""
         if self.outcome is None:
             self.error, self.error_code = reason, code
         self.end(Fate.FAILED)
 
-    async def news(self) -> list[Delta]:
+    async def next_deltas(self) -> list[ChoiceDelta]:
         """Waits for deltas or the outcome; empty means: look at `outcome`."""
         if not self._deltas and self.outcome is None:
             self._news.clear()
@@ -322,9 +109,9 @@ class Flight:
         return deltas
 
 
-def oldest_ages_s(flights: Iterable[Flight], now: float) -> tuple[float | None, float | None]:
+def oldest_ages_s(held: Iterable[InflightRequest], now: float) -> tuple[float | None, float | None]:
     """Ages of the oldest waiting and the oldest running request, which histograms would hide until they end."""
-    held = [flight for flight in flights if flight.outcome is None]
+    held = [inflight for inflight in held if inflight.outcome is None]
     waited = max((now - f.arrived_at for f in held if f.is_waiting), default=None)
     worked = max((now - f.arrived_at for f in held if not f.is_waiting), default=None)
     return waited, worked

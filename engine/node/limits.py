@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+import structlog
 
 from engine.config import NodeConfig
 from engine.protocol.core_config import CoreConfig
 from engine.protocol.messages import SetLimits
+
+log = structlog.get_logger()
+
+
+class ContradictoryLimitsError(ValueError):
+    """`limit` is the name of one of them."""
+
+    def __init__(self, limit: str, message: str) -> None:
+        super().__init__(message)
+        self.limit = limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +29,7 @@ class LiveLimits:
     `max_queue_wait_s`: for ever.
 
     Raises:
-        ValueError: limits that contradict each other; the message names one.
+        ContradictoryLimitsError: naming one of those that contradict each other.
     """
 
     max_num_seqs: int
@@ -28,9 +41,10 @@ class LiveLimits:
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ValueError(
+            raise ContradictoryLimitsError(
+                "max_num_batched_tokens",
                 f"max_num_batched_tokens: {self.max_num_batched_tokens} leaves no token for some of "
-                f"{self.max_num_seqs} requests; raise it or lower max_num_seqs"
+                f"{self.max_num_seqs} requests; raise it or lower max_num_seqs",
             )
 
     @classmethod
@@ -46,11 +60,28 @@ class LiveLimits:
         )
 
     def changed(self, changes: dict[str, Any]) -> LiveLimits:
-        """Raises ValueError."""
+        """With these values. Raises ContradictoryLimitsError."""
         return replace(self, **changes)
 
     def for_core(self) -> SetLimits:
+        """The core's part of them."""
         return SetLimits(self.max_num_seqs, self.max_num_batched_tokens, self.prefill_chunk_tokens)
 
     def shown(self) -> dict[str, object]:
+        """The body of `/admin/limits`."""
         return asdict(self)
+
+
+class LimitsInForce:
+    """The limits of now, and the one place where they change. Threading: event loop only."""
+
+    def __init__(self, limits: LiveLimits, send: Callable[[SetLimits], None]) -> None:
+        """`send` reaches this core and those that are started after it."""
+        self.now = limits
+        self._send = send
+
+    def change(self, changes: dict[str, Any]) -> None:
+        """Puts these values in force. Raises ContradictoryLimitsError, with nothing changed."""
+        self.now = self.now.changed(changes)
+        self._send(self.now.for_core())
+        log.info("node.limits_set", **self.now.shown())

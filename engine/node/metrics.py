@@ -21,8 +21,9 @@ from prometheus_client import (
 )
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
+from engine.node.choice import Choice
 from engine.node.drain import DrainState
-from engine.node.inflight import Choice, Fate, Flight, oldest_ages_s
+from engine.node.inflight import Fate, InflightRequest, oldest_ages_s
 from engine.node.queue_guard import QUEUE_TIMEOUT
 from engine.protocol.messages import CoreReady, StepReport
 
@@ -276,33 +277,33 @@ class NodeMetrics:
         self.prefix_queries.inc(report.prefix_queries_tokens)
         self.prefix_hits.inc(report.prefix_hits_tokens)
 
-    def note_scheduled(self, flight: Flight, choice: Choice) -> None:
+    def note_scheduled(self, inflight: InflightRequest, choice: Choice) -> None:
         """A choice is computed for the first time."""
         if choice.scheduled_at is not None:
-            self.queue_wait.observe(max(0.0, choice.scheduled_at - flight.arrived_at))
+            self.queue_wait.observe(max(0.0, choice.scheduled_at - inflight.arrived_at))
 
-    def note_tokens(self, flight: Flight, choice: Choice, num_tokens: int, now: float) -> None:
-        """Tokens of one choice arrived from one step. Keeps the choice's and the flight's token times."""
+    def note_tokens(self, inflight: InflightRequest, choice: Choice, num_tokens: int, now: float) -> None:
+        """Tokens of one choice arrived from one step. Keeps the choice's and the request's token times."""
         if num_tokens == 0:
             return
         self.generation_tokens.inc(num_tokens)
         if choice.first_token_at is None:
             choice.first_token_at = now
             if choice.num_replayed_tokens == 0:  # else it is no first token to the user, and was prefilled before
-                self.ttft.observe(now - flight.arrived_at + flight.elapsed_before_s)
+                self.ttft.observe(now - inflight.arrived_at + inflight.elapsed_before_s)
                 self._note_prompt(choice)
         elif choice.last_token_at is not None:
             self.itl.observe(now - choice.last_token_at)
         choice.last_token_at = now
-        if flight.first_token_at is None:
-            flight.first_token_at = now
+        if inflight.first_token_at is None:
+            inflight.first_token_at = now
 
-    def note_closed(self, flight: Flight, choice: Choice, now: float) -> None:
+    def note_closed(self, inflight: InflightRequest, choice: Choice, now: float) -> None:
         """One choice ended here."""
-        failed = choice.error is not None or flight.outcome is Fate.FAILED
+        failed = choice.error is not None or inflight.outcome is Fate.FAILED
         reason = choice.finish_reason or ("error" if failed else "abort")
         self.success.labels(**self._labels, finished_reason=reason).inc()
-        self.e2e.observe(now - flight.arrived_at + flight.elapsed_before_s)
+        self.e2e.observe(now - inflight.arrived_at + inflight.elapsed_before_s)
         self.request_prompt.observe(len(choice.prompt))
         if choice.sampling.max_tokens == 0 and choice.scheduled_at is not None:
             self._note_prompt(choice)  # prefilled, though no token follows
@@ -312,7 +313,7 @@ class NodeMetrics:
         if choice.num_cached_tokens is not None:
             self.request_computed.observe(len(choice.prompt) - choice.num_cached_tokens)
         if choice.scheduled_at is not None:
-            self.queue.observe(max(0.0, choice.scheduled_at - flight.arrived_at))
+            self.queue.observe(max(0.0, choice.scheduled_at - inflight.arrived_at))
             self.inference.observe(max(0.0, (choice.last_token_at or now) - choice.scheduled_at))
             if choice.first_token_at is not None:
                 self.prefill.observe(max(0.0, choice.first_token_at - choice.scheduled_at))
@@ -328,11 +329,11 @@ class NodeMetrics:
         for source, num_tokens in (("local_cache_hit", cached), ("local_compute", len(choice.prompt) - cached)):
             self.prompt_sources.labels(**self._labels, source=source).inc(num_tokens)
 
-    def note_ended(self, flight: Flight, fate: Fate) -> None:
+    def note_ended(self, inflight: InflightRequest, fate: Fate) -> None:
         """A request that was taken in ended here; of a moved one the node where it finishes tells more."""
         if fate is not Fate.MOVED:
-            self.most_generation.observe(max(len(choice.output_token_ids) for choice in flight.choices))
-            self.asked_choices.observe(flight.ask.n)
+            self.most_generation.observe(max(len(choice.output_token_ids) for choice in inflight.choices))
+            self.asked_choices.observe(inflight.request.n)
         self.note_fate(fate)
 
     def note_fate(self, fate: Fate) -> None:
@@ -348,7 +349,7 @@ class NodeMetrics:
     def note_state(
         self,
         *,
-        flights: Sequence[Flight],
+        held: Sequence[InflightRequest],
         running: int,
         waiting: int,
         kv_ratio: float,
@@ -369,7 +370,7 @@ class NodeMetrics:
             self.drain.labels(state=state.value).set(1 if state is drain else 0)
         for level, name in enumerate(SLEEP_STATES):
             self.sleep_state.labels(**self._labels, sleep_state=name).set(1 if level == sleep_level else 0)
-        waited, worked = oldest_ages_s(flights, now)
+        waited, worked = oldest_ages_s(held, now)
         self.oldest_waiting.set(waited or 0.0)
         self.oldest_running.set(worked or 0.0)
         self.tasks.set(len(asyncio.all_tasks()))

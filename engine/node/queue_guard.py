@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from engine.node.inflight import Ask, Flight
+from engine.node.generation_request import GenerationRequest
+from engine.node.inflight import InflightRequest
 from engine.node.limits import LiveLimits
 from engine.node.refusal import RefusedError, retry_after_s
 from engine.protocol.output_length import OutputLengthForecast
@@ -27,12 +28,12 @@ class QueueGuard:
         """One answer ended by itself with so many tokens."""
         self._outputs.observe(num_output_tokens)
 
-    def tokens_of(self, ask: Ask, num_output_tokens: int = 0) -> int:
+    def tokens_of(self, request: GenerationRequest, num_output_tokens: int = 0) -> int:
         """KV that a request is predicted to need: its prompts once, and each choice's answer."""
-        num_choices = ask.n * len(ask.prompts)
+        num_choices = request.n * len(request.prompts)
         produced = num_output_tokens // num_choices  # of each; a continued request brings some
-        left = self._outputs.remaining_tokens(produced, ask.sampling.max_tokens, LEAST_OUTPUT_TOKENS)
-        return sum(map(len, ask.prompts)) + num_choices * (produced + left)
+        left = self._outputs.remaining_tokens(produced, request.sampling.max_tokens, LEAST_OUTPUT_TOKENS)
+        return sum(map(len, request.prompts)) + num_choices * (produced + left)
 
     def max_tokens(self, limits: LiveLimits, kv_capacity_tokens: int) -> int:
         """What all that waits may need together."""
@@ -41,18 +42,18 @@ class QueueGuard:
 
     def check(
         self,
-        flights: Iterable[Flight],
-        ask: Ask | None,
+        held: Iterable[InflightRequest],
+        request: GenerationRequest | None,
         limits: LiveLimits,
         kv_capacity_tokens: int,
         tokens_per_s: float,
     ) -> None:
         """Raises RefusedError when this request, or any more (None), can't wait behind those that wait."""
-        waiting = [f for f in flights if f.outcome is None and f.is_waiting]
+        waiting = [f for f in held if f.outcome is None and f.is_waiting]
         if not waiting:
             return
-        queued = sum(self.tokens_of(f.ask, f.num_output_tokens) for f in waiting)
-        wanted = 0 if ask is None else self.tokens_of(ask)
+        queued = sum(self.tokens_of(f.request, f.num_output_tokens) for f in waiting)
+        wanted = 0 if request is None else self.tokens_of(request)
         if len(waiting) >= limits.max_num_queued_reqs:
             limit = "max_num_queued_reqs"
         elif queued + wanted > self.max_tokens(limits, kv_capacity_tokens):

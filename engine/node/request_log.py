@@ -26,12 +26,13 @@ class RequestLog:
         self._spans = spans
 
     def write(self, record: RequestRecord) -> None:
+        """To be called once for each request, when its answer was written or never will be."""
         trace_id = None if self._spans is None else self._spans.write(record)
         arrival = record.arrival
         log.info(
             "request.finished",
             request_id=arrival.request_id,
-            id=record.id,
+            answer_id=record.answer_id,
             trace_id=trace_id,
             kind=arrival.kind,
             model=record.model,

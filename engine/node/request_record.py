@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from engine.node.inflight import Fate, Flight, Kind
+from engine.node.generation_request import Kind
+from engine.node.inflight import Fate, InflightRequest
 from engine.protocol.step import SamplingParams
 
 
@@ -44,7 +45,7 @@ class RequestRecord:
     status: int | None = None  # of the HTTP answer; None when none was begun
     error: str | None = None
     error_code: str | None = None
-    id: str | None = None
+    answer_id: str | None = None  # OpenAI's `id`
     model: str | None = None
     sampling: SamplingParams | None = None
     stream: bool = False
@@ -98,33 +99,37 @@ class RequestRecord:
         return [*found, Phase(name, start, max(start, last), is_whole)]
 
 
-def record_of(flight: Flight, fate: Fate, status: int | None, now: float) -> RequestRecord:
+def record_of(inflight: InflightRequest, fate: Fate, status: int | None, now: float) -> RequestRecord:
     """The record of a request that was taken in and ended. `now` is monotonic."""
-    ask, choices = flight.ask, flight.choices
-    cached = [c.num_cached_tokens for c in choices if c.index % ask.n == 0 and c.num_cached_tokens is not None]
+    request, choices = inflight.request, inflight.choices
+    cached = [c.num_cached_tokens for c in choices if c.index % request.n == 0 and c.num_cached_tokens is not None]
     return RequestRecord(
         arrival=Arrival(
-            ask.request_id, ask.kind, flight.arrived_at, flight.trace_headers, is_continued=flight.is_continued
+            request.request_id,
+            request.kind,
+            inflight.arrived_at,
+            inflight.trace_headers,
+            is_continued=inflight.is_continued,
         ),
         state=fate,
         ended_at=now,
         status=status,
-        error=flight.error,
-        error_code=flight.error_code,
-        id=ask.id,
-        model=ask.model,
-        sampling=ask.sampling,
-        stream=ask.stream,
-        priority=ask.priority,
+        error=inflight.error,
+        error_code=inflight.error_code,
+        answer_id=request.answer_id,
+        model=request.model,
+        sampling=request.sampling,
+        stream=request.stream,
+        priority=request.priority,
         num_choices=len(choices),
         finish_reasons=[c.finish_reason for c in choices],
-        prompt_tokens=flight.num_prompt_tokens,
-        output_tokens=flight.num_output_tokens,
+        prompt_tokens=inflight.num_prompt_tokens,
+        output_tokens=inflight.num_output_tokens,
         cached_tokens=sum(cached) if cached else None,
         num_preemptions=sum(c.num_preemptions for c in choices),
-        elapsed_before_s=flight.elapsed_before_s,
+        elapsed_before_s=inflight.elapsed_before_s,
         scheduled_at=min((c.scheduled_at for c in choices if c.scheduled_at is not None), default=None),
-        first_token_at=flight.first_token_at,
+        first_token_at=inflight.first_token_at,
         last_token_at=max((c.last_token_at for c in choices if c.last_token_at is not None), default=None),
     )
 

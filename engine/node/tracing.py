@@ -21,7 +21,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from engine.node.inflight import Fate, Kind
+from engine.node.generation_request import Kind
+from engine.node.inflight import Fate
 from engine.node.request_record import RequestRecord
 
 log = structlog.get_logger()
@@ -106,7 +107,7 @@ def attributes_of(record: RequestRecord) -> Attributes:
         "gen_ai.provider.name": PROVIDER,
         "gen_ai.request.model": record.model,
         "gen_ai.response.model": record.model,
-        "gen_ai.response.id": record.id,
+        "gen_ai.response.id": record.answer_id,
         "gen_ai.response.finish_reasons": [reason for reason in record.finish_reasons if reason is not None] or None,
         "gen_ai.usage.input_tokens": record.prompt_tokens,
         "gen_ai.usage.output_tokens": record.output_tokens,

@@ -207,4 +207,4 @@ def _was_done_to_it(event: Mapping[str, Any]) -> bool:
     """A killed core, wrong numbers that were told, a step that ran out of memory because a fault said so."""
     if event.get("event") == "step.failed":
         return event.get("is_injected") is True
-    return event.get("event") in ("core.lost", "golden.verdict_changed")
+    return event.get("event") in ("core.lost", "golden.result_changed")

@@ -16,8 +16,8 @@ from engine.api.app import build_app
 from engine.api.openapi import OPERATIONS, document
 from engine.config import NodeConfig
 from engine.node.metrics import NodeMetrics
-from engine.node.model_facts import ModelFacts
-from engine.node.node import Node
+from engine.node.node import ServingNode
+from engine.node.served_model import ModelFacts
 from engine.protocol.core_config import CoreConfig
 from engine.text.tokenizer import load_tokenizer
 from tests.fixtures.engine import TOKEN, EngineNode, start_node, tiny_model_dir
@@ -37,7 +37,9 @@ def test_every_route_and_method_is_documented_and_no_other() -> None:
     config = NodeConfig(tiny_model_dir(), ("m",), "n1")
     tokenizer = load_tokenizer(config.model_dir)
     facts = ModelFacts(tokenizer.vocab_size, 512, (), "r1")
-    node = Node(config, CoreConfig(model_dir="."), tokenizer, facts, NodeMetrics(model_name="m", max_model_len=512))
+    node = ServingNode(
+        config, CoreConfig(model_dir="."), tokenizer, facts, NodeMetrics(model_name="m", max_model_len=512)
+    )
     routes = [r for r in build_app(node).routes if isinstance(r, Route)]
     served = {(m, r.path.replace(":path}", "}")) for r in routes for m in r.methods or () if m != "HEAD"}
     documented = {(operation.method, operation.path) for operation in OPERATIONS}

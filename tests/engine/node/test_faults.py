@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.node.faults import Faults
-from engine.node.metrics_faults import MetricsFaults
+from engine.node.faults import Faults, MetricsFaults
 from tests.fixtures.engine import EngineNode, sample, start_node, wait_for
 
 

@@ -2,12 +2,14 @@
 
 import pytest
 
-from engine.node.inflight import Ask, Choice, Fate, Flight, ReplayError
+from engine.node.choice import Choice, ReplayError
+from engine.node.generation_request import GenerationRequest
+from engine.node.inflight import Fate, InflightRequest
 from engine.protocol.messages import SequenceUpdate
 from engine.protocol.step import SamplingParams
 from engine.text.detokenizer import TextStream
 
-SEQ_ID = "r-0"
+SEQ_ID = "r/0/0"
 
 
 def make_choice(stop: tuple[str, ...] = (), max_tokens: int = 10) -> Choice:
@@ -15,9 +17,9 @@ def make_choice(stop: tuple[str, ...] = (), max_tokens: int = 10) -> Choice:
     return Choice(index=0, seq_id=SEQ_ID, prompt=(1,), sampling=SamplingParams(max_tokens=max_tokens), text=text)
 
 
-def make_flight(choice: Choice) -> Flight:
-    ask = Ask(
-        id="cmpl-r",
+def make_inflight(choice: Choice) -> InflightRequest:
+    request = GenerationRequest(
+        answer_id="cmpl-r",
         request_id="r",
         kind="completion",
         model="m",
@@ -27,7 +29,7 @@ def make_flight(choice: Choice) -> Flight:
         sampling=choice.sampling,
         stream=True,
     )
-    return Flight(ask=ask, choices=[choice], arrived_at=0.0, accepts_handoff=True)
+    return InflightRequest(request=request, choices=[choice], arrived_at=0.0, accepts_handoff=True)
 
 
 def update(tokens: bytes, finish_reason: str | None = None) -> SequenceUpdate:
@@ -36,39 +38,39 @@ def update(tokens: bytes, finish_reason: str | None = None) -> SequenceUpdate:
 
 def test_the_state_is_taken_only_when_the_core_has_confirmed() -> None:
     choice = make_choice()
-    flight = make_flight(choice)
+    inflight = make_inflight(choice)
     choice.apply(update(b"ab"))
     choice.abort_reason = "moved"
-    flight.settle()
-    assert flight.outcome is None
+    inflight.settle()
+    assert inflight.outcome is None
     between = choice.apply(update(b"c"))
     last = choice.apply(update(b"d", "abort"))
-    flight.settle()
+    inflight.settle()
     assert between is not None
     assert last is not None
     assert (between.text, last.text) == ("c", "d")
-    assert flight.outcome is Fate.MOVED
+    assert inflight.outcome is Fate.MOVED
     assert choice.progress().output_token_ids == tuple(b"abcd")
     assert choice.progress().num_chars_sent == 4
 
 
 def test_what_ends_by_itself_before_the_core_confirms_is_not_moved() -> None:
     choice = make_choice()
-    flight = make_flight(choice)
+    inflight = make_inflight(choice)
     choice.abort_reason = "moved"
     choice.apply(update(b"ab", "length"))
-    flight.settle()
-    assert flight.outcome is Fate.FINISHED
+    inflight.settle()
+    assert inflight.outcome is Fate.FINISHED
 
 
 def test_a_stop_string_in_the_last_tokens_still_ends_the_answer() -> None:
     choice = make_choice(stop=("bc",))
-    flight = make_flight(choice)
+    inflight = make_inflight(choice)
     choice.apply(update(b"ab"))
     choice.abort_reason = "moved"
     choice.apply(update(b"c", "abort"))
-    flight.settle()
-    assert flight.outcome is Fate.FINISHED
+    inflight.settle()
+    assert inflight.outcome is Fate.FINISHED
     assert choice.finish_reason == "stop"
 
 
@@ -86,10 +88,10 @@ def test_half_a_stop_string_is_held_back_over_the_move() -> None:
 
 def test_an_abort_that_nobody_asked_for_is_an_error() -> None:
     choice = make_choice()
-    flight = make_flight(choice)
+    inflight = make_inflight(choice)
     choice.apply(update(b"a", "abort"))
-    flight.settle()
-    assert flight.outcome is Fate.FAILED
+    inflight.settle()
+    assert inflight.outcome is Fate.FAILED
 
 
 def test_tokens_that_give_another_text_are_not_continued() -> None:

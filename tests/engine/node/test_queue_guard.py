@@ -10,7 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.node.inflight import Ask, Flight
+from engine.node.generation_request import GenerationRequest
+from engine.node.inflight import InflightRequest
 from engine.node.limits import LiveLimits
 from engine.node.queue_guard import LEAST_OUTPUT_TOKENS, QueueGuard
 from engine.node.refusal import RefusedError
@@ -20,13 +21,15 @@ from tests.fixtures.engine import EngineNode, read_stream, start_node, wait_for
 LIMITS = LiveLimits(4, 512, None, max_num_queued_reqs=10, max_num_queued_tokens=1000, max_queue_wait_s=None)
 
 
-def ask_of(prompt_tokens: int, max_tokens: int, n: int = 1) -> Ask:
+def ask_of(prompt_tokens: int, max_tokens: int, n: int = 1) -> GenerationRequest:
     prompt = tuple(range(prompt_tokens))
-    return Ask("i", "r", "completion", "m", 0, (prompt,), n, SamplingParams(max_tokens=max_tokens, seed=1))
+    return GenerationRequest(
+        "i", "r", "completion", "m", 0, (prompt,), n, SamplingParams(max_tokens=max_tokens, seed=1)
+    )
 
 
-def waiting(ask: Ask) -> Flight:
-    return Flight(ask=ask, choices=[], arrived_at=0.0)
+def waiting(request: GenerationRequest) -> InflightRequest:
+    return InflightRequest(request=request, choices=[], arrived_at=0.0)
 
 
 def test_a_request_is_predicted_to_need_its_prompt_and_what_answers_came_to() -> None:
@@ -40,12 +43,12 @@ def test_a_request_is_predicted_to_need_its_prompt_and_what_answers_came_to() ->
 
 
 def test_long_answers_fill_the_queue_as_long_prompts_do() -> None:
-    guard, flights = QueueGuard(), [waiting(ask_of(10, 400)) for _ in range(3)]
-    guard.check(flights, ask_of(10, 400), LIMITS, 4096, 0.0)
+    guard, held = QueueGuard(), [waiting(ask_of(10, 400)) for _ in range(3)]
+    guard.check(held, ask_of(10, 400), LIMITS, 4096, 0.0)
     for _ in range(50):
         guard.note_finished(400)
     with pytest.raises(RefusedError, match="max_num_queued_tokens") as refused:
-        guard.check(flights, ask_of(10, 400), LIMITS, 4096, 100.0)
+        guard.check(held, ask_of(10, 400), LIMITS, 4096, 100.0)
     assert refused.value.limit == "max_num_queued_tokens"
     assert refused.value.retry_after_s == 12, "1,230 tokens at 100 a second"
 
@@ -56,10 +59,10 @@ def test_the_first_to_wait_is_never_refused() -> None:
 
 def test_without_a_limit_four_times_the_cache_may_wait() -> None:
     limits = replace(LIMITS, max_num_queued_tokens=None)
-    flights = [waiting(ask_of(350, 1))]
-    QueueGuard().check(flights, ask_of(40, 1), limits, 100, 0.0)
+    held = [waiting(ask_of(350, 1))]
+    QueueGuard().check(held, ask_of(40, 1), limits, 100, 0.0)
     with pytest.raises(RefusedError):
-        QueueGuard().check(flights, ask_of(60, 1), limits, 100, 0.0)
+        QueueGuard().check(held, ask_of(60, 1), limits, 100, 0.0)
 
 
 def keep_busy(node: EngineNode) -> threading.Thread:

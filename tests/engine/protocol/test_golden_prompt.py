@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.core.fake_runner import generate
-from engine.node.golden_probe import INTERVAL_S, INTERVAL_WHEN_WRONG_S, PATIENCE_S, GoldenProbe, Verdict
+from engine.node.golden_probe import INTERVAL_S, INTERVAL_WHEN_WRONG_S, PATIENCE_S, GoldenProbe, GoldenResult
 from engine.protocol.failure import FailureKind, SequenceFailure
 from engine.protocol.golden_prompt import BadGoldenFileError, GoldenAnswerFile, find_difference, golden_sequence
 from engine.protocol.messages import (
@@ -92,8 +92,8 @@ class Probe(GoldenProbe):
         failure: SequenceFailure | None = None,
     ) -> None:
         assert self.pending_id is not None
-        self.take(SequenceUpdate(self.pending_id, run.token_ids[:1], run.logprobs[:1]))
-        self.take(
+        self.note_update(SequenceUpdate(self.pending_id, run.token_ids[:1], run.logprobs[:1]))
+        self.note_update(
             SequenceUpdate(
                 self.pending_id, run.token_ids[1:], run.logprobs[1:], finish_reason=finish_reason, failure=failure
             )
@@ -102,13 +102,13 @@ class Probe(GoldenProbe):
 
 def test_the_first_answer_is_what_later_ones_are_held_to() -> None:
     probe = Probe()
-    assert probe.verdict is Verdict.UNKNOWN
+    assert probe.result is GoldenResult.UNKNOWN
     at = probe.start()
-    assert probe.verdict is Verdict.PASSED
-    probe.ask(at)
+    assert probe.result is GoldenResult.PASSED
+    probe.request_run(at)
     probe.answer(EXPECTED)
     assert not probe.is_wrong
-    probe.ask(at + INTERVAL_S)
+    probe.request_run(at + INTERVAL_S)
     probe.answer(answer(1, 2, 4))
     assert probe.is_wrong
     assert probe.report(0.0)["detail"] == "token 2 is 4, expected 3"
@@ -118,15 +118,15 @@ def test_the_first_answer_is_what_later_ones_are_held_to() -> None:
 def test_it_is_asked_once_in_an_interval_and_one_at_a_time() -> None:
     probe = Probe()
     at = probe.start()
-    probe.ask(at - 1.0)
+    probe.request_run(at - 1.0)
     assert probe.sent == [], "the core answered it a minute ago"
     for _ in range(5):
-        probe.ask(at)
+        probe.request_run(at)
     assert len(probe.sent) == 1
     probe.answer(EXPECTED)
-    probe.ask(at + INTERVAL_S - 1.0)
+    probe.request_run(at + INTERVAL_S - 1.0)
     assert len(probe.sent) == 1
-    probe.ask(at + INTERVAL_S)
+    probe.request_run(at + INTERVAL_S)
     assert len(probe.sent) == 2
 
 
@@ -135,7 +135,7 @@ def test_nobody_asks_while_answers_are_right_and_it_asks_itself_while_they_are_w
     at = probe.start()
     probe.tick(at + 1000.0)
     assert probe.sent == []
-    probe.ask(at)
+    probe.request_run(at)
     probe.answer(answer(5, 6, 7))
     probe.tick(at + INTERVAL_WHEN_WRONG_S)
     assert len(probe.sent) == 2
@@ -146,34 +146,34 @@ def test_nobody_asks_while_answers_are_right_and_it_asks_itself_while_they_are_w
 def test_a_run_without_a_turn_is_given_up_and_says_nothing() -> None:
     probe = Probe()
     at = probe.start()
-    probe.ask(at)
+    probe.request_run(at)
     asked_id = probe.pending_id
     probe.tick(at + PATIENCE_S)
     assert probe.pending_id == asked_id
     probe.tick(at + PATIENCE_S + 1.0)
     assert probe.sent[-1] == AbortSequence(str(asked_id), "deadline")
-    assert (probe.verdict, probe.pending_id) == (Verdict.PASSED, None)
+    assert (probe.result, probe.pending_id) == (GoldenResult.PASSED, None)
     assert probe.results[-1] == "error"
 
 
 def test_a_run_that_failed_is_no_wrong_answer() -> None:
     probe = Probe()
-    probe.ask(probe.start())
+    probe.request_run(probe.start())
     probe.answer(
         answer(1, 2),
         finish_reason=FinishReason.ERROR,
         failure=SequenceFailure(FailureKind.OUT_OF_MEMORY, "out of memory"),
     )
-    assert probe.verdict is Verdict.PASSED
+    assert probe.result is GoldenResult.PASSED
     assert "out of memory" in str(probe.detail)
 
 
 def test_a_core_that_comes_back_with_other_numbers_is_wrong() -> None:
     probe = Probe()
-    probe.ask(probe.start())
+    probe.request_run(probe.start())
     probe.on_core_lost()
     assert probe.pending_id is None
-    probe.ask(1e9)
+    probe.request_run(1e9)
     assert len(probe.sent) == 1, "there is no core"
     probe.start(CoreReady(10, 16, 160, "cpu", "float32", 0.0, 0.0, answer(1, 2, 4)))
     assert probe.is_wrong
@@ -206,4 +206,4 @@ def test_a_file_that_is_none_is_named(tmp_path: Path, content: str) -> None:
         GoldenAnswerFile(path).read()
     probe = Probe(GoldenAnswerFile(path))
     probe.start()
-    assert probe.verdict is Verdict.PASSED, "a node that is up goes on without the file"
+    assert probe.result is GoldenResult.PASSED, "a node that is up goes on without the file"
