@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 from hypothesis import settings
@@ -316,6 +317,290 @@ def test_host_blocks_are_given_once() -> None:
     assert "each of 2 once" in (host.check_integrity([]) or "")
     host.release(held)
     assert host.num_free == 2
+
+
+@pytest.mark.parametrize(("num_blocks", "block_size"), [(0, 1), (1, 0)])
+def test_a_pool_has_at_least_one_block_of_one_token(num_blocks: int, block_size: int) -> None:
+    with pytest.raises(ValueError, match="at least one block"):
+        BlockPool(num_blocks, block_size)
+
+
+def test_the_smallest_pool_works() -> None:
+    pool = BlockPool(1, 1)
+    assert (pool.num_blocks, pool.num_free, pool.num_used, pool.num_cached, pool.block_size) == (1, 1, 0, 0, 1)
+    assert pool.allocate(1) == [0]
+    assert (pool.num_free, pool.num_used) == (0, 1)
+
+
+def test_a_cached_block_is_told_from_one_that_is_not() -> None:
+    pool = BlockPool(3, SIZE)
+    (cached,) = hold_cached(pool, prompt(0, 1))
+    plain = pool.allocate(1)
+    assert plain is not None
+    assert pool.is_cached(cached) is True
+    assert pool.is_cached(plain[0]) is False
+    assert pool.num_cached == 1
+
+
+def test_every_change_is_counted_and_nothing_else() -> None:
+    """An unchanged count lets the integrity check be left out."""
+    pool = BlockPool(3, SIZE)
+    counts = [pool.num_changes]
+
+    def changed() -> int:
+        counts.append(pool.num_changes)
+        return counts[-1] - counts[-2]
+
+    content = contents_of(*prompt(0, 1))[0]
+    block_ids = pool.allocate(1)
+    assert block_ids is not None
+    assert changed() == 1
+    assert pool.register(block_ids[0], content)
+    assert changed() == 1
+    pool.share(block_ids)
+    assert changed() == 1
+    pool.release(block_ids)
+    assert changed() == 1
+    pool.forget(block_ids)
+    assert changed() == 1
+    pool.forget_cached()
+    assert changed() == 1
+    assert pool.allocate(9) is None
+    pool.match([content])
+    pool.num_free_among(block_ids)
+    pool.record_lookup(5, 3)
+    assert changed() == 0
+
+
+def test_a_prefix_is_not_found_past_its_first_missing_block() -> None:
+    pool = BlockPool(4, SIZE)
+    block_ids = pool.allocate(3)
+    assert block_ids is not None
+    contents = contents_of(*prompt(0, 3))
+    for index in (0, 2):
+        assert pool.register(block_ids[index], contents[index])
+    assert pool.match(contents) == [block_ids[0]]
+
+
+def test_at_most_half_of_the_blocks_are_protected_as_reused() -> None:
+    pool = BlockPool(7, SIZE)
+    reused = hold_cached(pool, prompt(0, 4))
+    pool.share(reused)
+    pool.release(reused)
+    once = hold_cached(pool, prompt(100, 1))
+    pool.release(reused)
+    pool.release(once)
+    # Three of seven stay protected; the oldest of the four queues up before what was used once since.
+    assert pool.eviction_order()[2:] == [reused[3], once[0], reused[2], reused[1], reused[0]]
+
+
+def test_no_more_reused_blocks_are_free_than_may_be_protected() -> None:
+    pool = BlockPool(4, SIZE)
+    held = hold_cached(pool, prompt(0, 3))
+    pool.share(held)
+    pool.release(held)
+    pool._max_reused = 9
+    pool.release(held)
+    pool._max_reused = 2
+    assert "3 reused blocks are free, the limit is 2" in (pool.check_integrity([]) or "")
+    pool._max_reused = 3
+    assert pool.check_integrity([]) is None
+
+
+def returns_as_reused(pool: BlockPool, first: int) -> bool:
+    """Whether a prefix that comes back now counts as found again: it then outlives one that is new."""
+    back = hold_cached(pool, prompt(first, 1))
+    new = hold_cached(pool, prompt(7000 + first, 1))
+    pool.release(new)
+    pool.release(back)
+    return pool.eviction_order()[-1] == back[0] and pool._blocks[back[0]].is_reused
+
+
+def evict_all(pool: BlockPool) -> None:
+    everything = pool.allocate(pool.num_free)
+    assert everything is not None
+    pool.release(everything)
+
+
+def test_evicted_prefixes_are_remembered_for_as_many_as_there_are_blocks() -> None:
+    pool = BlockPool(3, SIZE)
+    for first in (0, 100, 200, 300):
+        pool.release(hold_cached(pool, prompt(first, 1)))
+        evict_all(pool)
+    # Four were evicted, three are remembered: the first is not.
+    assert not returns_as_reused(pool, 0)
+    pool = BlockPool(3, SIZE)
+    for first in (0, 100, 200):
+        pool.release(hold_cached(pool, prompt(first, 1)))
+        evict_all(pool)
+    assert returns_as_reused(pool, 0)
+
+
+def test_a_reset_forgets_what_was_evicted_too() -> None:
+    pool = BlockPool(3, SIZE)
+    pool.release(hold_cached(pool, prompt(0, 1)))
+    evict_all(pool)
+    pool.forget_cached()
+    assert not returns_as_reused(pool, 0)
+
+
+def test_a_prefix_that_came_back_is_evicted_as_new_once_more() -> None:
+    """What is remembered of an eviction is used up by the return."""
+    pool = BlockPool(3, SIZE)
+    pool.release(hold_cached(pool, prompt(0, 1)))
+    evict_all(pool)
+    block_ids = hold_cached(pool, prompt(0, 1))
+    pool.forget(block_ids)
+    pool.release(block_ids)
+    assert not returns_as_reused(pool, 0)
+
+
+def test_lookups_are_counted_in_tokens() -> None:
+    pool = BlockPool(3, SIZE)
+    assert (pool.queries_tokens, pool.hits_tokens) == (0, 0)
+    pool.record_lookup(10, 4)
+    pool.record_lookup(6, 0)
+    assert (pool.queries_tokens, pool.hits_tokens) == (16, 4)
+
+
+def test_blocks_without_a_reference_are_told_among_others() -> None:
+    pool = BlockPool(4, SIZE)
+    held = hold_cached(pool, prompt(0, 2))
+    pool.share(held[:1])
+    pool.release(held)
+    assert pool.num_free_among(held) == 1
+    assert pool.num_free_among(held[:1]) == 0
+    assert pool.num_free_among([]) == 0
+
+
+def test_forgetting_held_blocks_leaves_others_cached_and_the_references_as_they_are() -> None:
+    pool = BlockPool(4, SIZE)
+    wrong, right = hold_cached(pool, prompt(0, 2)), hold_cached(pool, prompt(100, 1))
+    plain = pool.allocate(1)
+    assert plain is not None
+    pool.forget([*plain, *wrong])
+    assert [pool.is_cached(block_id) for block_id in (*wrong, *right)] == [False, False, True]
+    assert [pool.ref_count(block_id) for block_id in (*wrong, *right, *plain)] == [1, 1, 1, 1]
+    pool.release(wrong)
+    assert pool.eviction_order() == [wrong[1], wrong[0]]
+    check(pool, right, plain)
+
+
+def test_a_reset_makes_free_blocks_blank() -> None:
+    pool = BlockPool(4, SIZE)
+    once, again = hold_cached(pool, prompt(0, 1)), hold_cached(pool, prompt(100, 1))
+    pool.share(again)
+    for table in (again, again, once):
+        pool.release(table)
+    pool.forget_cached()
+    assert pool.allocate(4) is not None
+    assert pool.num_cached == 0
+
+
+CONTENT, OTHER = contents_of(*prompt(0, 2))
+
+
+@pytest.mark.parametrize(
+    "misuse",
+    [
+        pytest.param(lambda pool: pool.release([1]), id="release of a free block"),
+        pytest.param(lambda pool: pool.share([0]), id="share of a block that is not cached"),
+        pytest.param(lambda pool: pool.register(1, CONTENT), id="register of a free block"),
+        pytest.param(lambda pool: pool.register(0, CONTENT) and pool.register(0, OTHER), id="register twice"),
+        pytest.param(lambda pool: pool.forget([1]), id="forget of a free block"),
+        pytest.param(lambda pool: pool.copy_on_write(1), id="copy of a free block"),
+    ],
+)
+def test_misuse_is_caught_at_once(misuse: Callable[[BlockPool], object]) -> None:
+    pool = BlockPool(2, SIZE)
+    assert pool.allocate(1) == [0]
+    with pytest.raises(AssertionError, match=r"block \d"):
+        misuse(pool)
+
+
+def make_free_but_unlisted(pool: BlockPool) -> None:
+    pool._blocks[2].home.remove(pool._blocks[2])  # type: ignore[union-attr]
+    pool._blank._length += 1
+
+
+def put_into_the_wrong_list(pool: BlockPool) -> None:
+    block = pool._blocks[2]
+    pool._blank.remove(block)
+    pool._reused.append(block)
+
+
+def mark_blank_as_reused(pool: BlockPool) -> None:
+    pool._blocks[2].is_reused = True
+
+
+def cut_content_short(pool: BlockPool) -> None:
+    (block,) = pool._cached.values()
+    assert block.content is not None
+    block.content = dataclasses.replace(block.content, token_bytes=b"xy")
+
+
+def cache_a_hash_twice(pool: BlockPool) -> None:
+    (block,) = pool._cached.values()
+    pool._cached[b"other"] = block
+
+
+def lengthen_a_list(pool: BlockPool) -> None:
+    pool._once._length += 1
+
+
+def cut_the_end_off(pool: BlockPool) -> None:
+    pool._blank._end.previous = pool._blocks[1]
+
+
+def claim_another_home(pool: BlockPool) -> None:
+    pool._blocks[2].home = pool._once
+
+
+def shorten_a_list(pool: BlockPool) -> None:
+    pool._blank._length -= 1
+
+
+@pytest.mark.parametrize(
+    ("spoil", "complaint"),
+    [
+        (put_into_the_wrong_list, "block 2: is in list reused, belongs to blank"),
+        (mark_blank_as_reused, "block 2: has no content but counts as reused"),
+        (cut_content_short, "block 0: its content is not a full block"),
+        (cache_a_hash_twice, "2 cached hashes for another number of blocks with content"),
+        (lengthen_a_list, "list once: 0 blocks are linked, its length is 1"),
+        (cut_the_end_off, "list blank: its end does not point back to its last block"),
+        (claim_another_home, "list blank: block 2 does not name this list as its home"),
+        (shorten_a_list, "list blank: more blocks are linked than its length 2"),
+        (make_free_but_unlisted, "list blank: 2 blocks are linked, its length is 3"),
+    ],
+)
+def test_each_contradiction_in_the_books_has_its_message(spoil: Callable[[BlockPool], None], complaint: str) -> None:
+    pool = BlockPool(4, SIZE)
+    held = hold_cached(pool, prompt(0, 1))
+    check(pool, held)
+    spoil(pool)
+    assert complaint in (pool.check_integrity([held]) or "")
+
+
+def test_a_held_block_that_counts_as_reused_without_content_is_found() -> None:
+    pool = BlockPool(2, SIZE)
+    held = pool.allocate(1)
+    assert held is not None
+    pool._blocks[held[0]].is_reused = True
+    assert "has no content but counts as reused" in (pool.check_integrity([held]) or "")
+
+
+def test_host_blocks_are_given_lowest_first_and_all_or_none() -> None:
+    host = HostBlocks(3)
+    assert host.num_blocks == 3
+    assert host.allocate(2) == [0, 1]
+    assert host.allocate(2) is None
+    assert host.num_free == 1
+    assert host.allocate(1) == [2]
+    host.release([1])
+    assert host.check_integrity([[0], [2]]) is None
+    assert "held together are 4" in (host.check_integrity([[0], [2], [2]]) or "")
+    assert HostBlocks(0).check_integrity([]) is None
 
 
 class PoolMachine(RuleBasedStateMachine):

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-import queue
 
 import pytest
 
-from engine.core.fake_runner import FakeCost, FakeRunner
-from engine.core.scheduler import Scheduler
-from engine.core.step_loop import MAX_FAILED_STEPS, StepLoop
-from engine.protocol.clock import ManualClock
+from engine.core.fake_runner import FakeRunner
+from engine.core.step_loop import MAX_FAILED_STEPS
 from engine.protocol.core_config import CoreConfig, read_config
 from engine.protocol.failure import FailureKind, SequenceFailure
 from engine.protocol.frames import ConnectionClosed
@@ -18,84 +15,18 @@ from engine.protocol.messages import (
     AbortSequence,
     CoreFailed,
     CoreIdle,
-    FromCore,
     SequenceUpdate,
     SetFaults,
     Shutdown,
-    StepReport,
-    ToCore,
 )
 from engine.protocol.step import StepPlan, StepResult
-from tests.fixtures.core import make_config, make_request
-
-STEP_S = 0.01
+from tests.fixtures.core import make_request
+from tests.fixtures.step_loop import STEP_S, Desk
 
 
 def failure_of(update: SequenceUpdate) -> SequenceFailure:
     assert update.failure is not None
     return update.failure
-
-
-class FailingRunner(FakeRunner):
-    """Raises what it is told to, one error a step (None: that step works), then works."""
-
-    def __init__(self, clock: ManualClock, errors: list[Exception | None]) -> None:
-        super().__init__(clock=clock, vocab_size=1000, cost=FakeCost(STEP_S, 0.0, 0.0, 0.0))
-        self.errors = errors
-
-    def run_step(self, plan: StepPlan) -> StepResult:
-        error = self.errors.pop(0) if self.errors else None
-        if error is not None:
-            raise error
-        return super().run_step(plan)
-
-
-class Desk:
-    """A loop whose inbox is filled beforehand, or by what it publishes."""
-
-    def __init__(self, *errors: Exception | None, enable_faults: bool = False, **changes: object) -> None:
-        self.clock = ManualClock()
-        self.inbox: queue.SimpleQueue[ToCore | ConnectionClosed] = queue.SimpleQueue()
-        self.published: list[FromCore] = []
-        self.scheduler = Scheduler(make_config(**changes))
-        self.replies: dict[int, ToCore] = {}  # sent after so many published messages
-        self.loop = StepLoop(
-            self.scheduler,
-            FailingRunner(self.clock, list(errors)),
-            self.inbox,
-            self.publish,
-            self.clock,
-            enable_faults=enable_faults,
-            idle_report_s=0.001,
-        )
-
-    def publish(self, message: FromCore) -> None:
-        self.published.append(message)
-        reply = self.replies.pop(len(self.published), None)
-        if reply is not None:
-            self.inbox.put(reply)
-        if isinstance(message, CoreIdle):
-            self.inbox.put(Shutdown())
-
-    def run(self, *messages: ToCore | ConnectionClosed) -> int:
-        """Feeds these and runs until the loop has nothing left to do."""
-        for message in messages:
-            self.inbox.put(message)
-        return self.loop.run_until_shutdown()
-
-    @property
-    def reports(self) -> list[StepReport]:
-        return [m for m in self.published if isinstance(m, StepReport)]
-
-    @property
-    def updates(self) -> list[SequenceUpdate]:
-        return [update for report in self.reports for update in report.updates]
-
-    @property
-    def ends(self) -> dict[str, SequenceUpdate]:
-        ends = [u for u in self.updates if u.finish_reason is not None]
-        assert len({u.seq_id for u in ends}) == len(ends), "a request ended twice"
-        return {u.seq_id: u for u in ends}
 
 
 def test_publishes_a_report_for_each_step() -> None:
