@@ -143,7 +143,7 @@ class ControllerClient:
     async def runs(self, incident_id: str | None = None) -> list[Run]:
         return await self._list(Run, "/v1/runs", incident_id=incident_id)
 
-    async def run(self, run_id: str) -> Run:
+    async def get_run(self, run_id: str) -> Run:
         return await self._get(Run, f"/v1/runs/{_part(run_id)}")
 
     async def start_run(self, request: RunRequest) -> Run:

@@ -81,7 +81,7 @@ class FleetView:
         nodes = self.nodes
         if nodes is not None and change.creates:
             # A node that is like none we know is in a pool we do not know: it stays unknown.
-            found = {name: nodes.get(name) or nodes.get(like or "") for name, like in change.creates.items()}
+            found = {name: _model_of(nodes, name, like) for name, like in change.creates.items()}
             new = {name: replace(node, name=name, wanted=True) for name, node in found.items() if node is not None}
             nodes = {**nodes, **new}
         if self.serving is None:
@@ -95,6 +95,14 @@ class FleetView:
         for change in changes:
             view = view.after(change)
         return view
+
+
+def _model_of(nodes: Mapping[str, NodeFacts], name: str, like: str | None) -> NodeFacts | None:
+    """What a node that is started will be like: itself if it runs, else the node it copies, else itself as it was."""
+    own = nodes.get(name)
+    if own is not None and (own.wanted or like is None):
+        return own
+    return nodes.get(like or "")
 
 
 def _stands_for(target: Target, node: NodeFacts) -> bool:

@@ -157,7 +157,7 @@ async def follow(client: ControllerClient, run: Run, output: Output) -> Run:
             if run.status.is_terminal or run.status is RunStatus.PROPOSED:
                 return run
             await asyncio.sleep(POLL_S)
-            run = await client.run(run.id)
+            run = await client.get_run(run.id)
     except asyncio.CancelledError:
         console.print(f"run {run.id} goes on without you: fleetctl describe run {run.id}")
         raise

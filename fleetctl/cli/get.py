@@ -92,7 +92,7 @@ async def _fetch_one(client: Any, kind: OneKind, name: str) -> BaseModel:
         case OneKind.incident:
             return _model(await client.incident(name))
         case OneKind.run:
-            return _model(await client.run(name))
+            return _model(await client.get_run(name))
         case OneKind.runbook:
             return _model(await client.runbook(name))
 

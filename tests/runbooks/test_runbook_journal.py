@@ -17,7 +17,8 @@ from runbooks.errors import (
 from runbooks.journal import Journal
 from runbooks.plan import plan_page
 from runbooks.run import ACTIVE, TRANSITIONS, IdempotencyConflictError, Run, RunStatus, StepStatus
-from runbooks.schema import meta, open_engine
+from runbooks.schema import meta, open_engine, runs
+from runbooks.target import node_target
 from tests.fixtures.runbooks import LIBRARY, REPLACE, World
 
 NOW = 1_000_000.0
@@ -241,3 +242,25 @@ def test_audit_tells_who_asked_and_who_decided(journal: Journal) -> None:
         ("bob", "cancel_requested", ""),
         ("executor", "cancelled", "by bob"),
     ]
+
+
+def test_a_journal_from_before_targets_had_kinds_is_read_and_holds_its_nodes(world: World, journal: Journal) -> None:
+    """Rows as they were written then: plain names in the plan and in the claims."""
+    run = journal.create(make_run(RunStatus.APPROVED))
+    with world.engine.begin() as connection:
+        plan = connection.execute(sa.select(runs.c.plan)).scalar_one()
+        claims = connection.execute(sa.text("SELECT node, run_id FROM run_claims ORDER BY node")).all()
+    assert plan["targets"] == ["node-2b", "node-2"]
+    assert (plan["fresh_nodes"], plan["existing_nodes"]) == (["node-2b"], ["node-2"])
+    assert [tuple(claim) for claim in claims] == [("node-2", run.id), ("node-2b", run.id)]
+    assert journal.get(run.id).targets == (node_target("node-2b"), node_target("node-2"))
+
+
+def test_a_command_that_no_verb_knows_any_more_does_not_hide_its_run(world: World, journal: Journal) -> None:
+    run = journal.create(make_run())
+    with world.engine.begin() as connection:
+        connection.execute(sa.text("UPDATE run_steps SET command = 'defragment node-2'"))
+    stored = journal.get(run.id)
+    assert stored.steps[0].target is None
+    assert stored.to_dict()["steps"][0]["target"] == ""
+    assert journal.last_action("drain", node_target("node-2")) is None

@@ -238,6 +238,30 @@ async def test_a_dry_run_changes_nothing(client: ControllerClient) -> None:
     assert await client.routing() == table
 
 
+async def test_verbs_are_listed_with_what_they_take(client: ControllerClient) -> None:
+    verbs = {verb.name: verb for verb in await client.verbs()}
+    assert verbs["drain"].targets == ["node"]
+    assert verbs["scale"].targets == ["pool"]
+    assert [option.name for option in verbs["scale"].options if option.required] == ["--to"]
+
+
+async def test_a_pool_is_scaled_out_and_back_by_nodes_that_are_named_before(client: ControllerClient) -> None:
+    plan = await client.act(ActionRequest(command="scale default --to +1", dry_run=True))
+    assert plan.targets == ["pool/default"]
+    assert "starts node-4 like node-3" in plan.steps[0].receipt["predicted"]
+    run = await _ended(client, (await client.act(ActionRequest(command="scale default --to +1"))).id)
+    assert (run.status, run.error) == (RunStatus.SUCCEEDED, "")
+    assert run.verification == "held for 5 s: 4 nodes of pool default answer"
+    table = await client.routing()
+    assert table is not None
+    assert "node-4" in {route.node for route in table.routes if route.state is RouteState.ACTIVE}
+    back = await _ended(client, (await client.act(ActionRequest(command="scale default --to before"))).id)
+    assert (back.status, back.error) == (RunStatus.SUCCEEDED, "")
+    assert back.steps[0].receipt["stopped"] == {"node-4": "drained"}
+    ready = [node.name for node in await client.nodes() if node.phase is NodePhase.READY]
+    assert ready == ["node-1", "node-2", "node-3"]
+
+
 async def test_runbooks_can_be_read(client: ControllerClient) -> None:
     names = {runbook.name for runbook in await client.runbooks()}
     assert "replace-node" in names
@@ -316,7 +340,7 @@ async def test_no_table_yet_is_not_an_empty_table(tmp_path: Path) -> None:
 
 async def _ended(client: ControllerClient, run_id: str):  # type: ignore[no-untyped-def]
     async def ended() -> object:
-        run = await client.run(run_id)
+        run = await client.get_run(run_id)
         return run if run.status.is_terminal else None
 
     return await until(ended, f"{run_id} ends")
