@@ -16,7 +16,7 @@ import typer
 
 from fleetctl.cli import output as out
 from fleetctl.cli.alerts_backtest import register_backtest
-from fleetctl.cli.context import call
+from fleetctl.cli.context import call, current
 from fleetctl.cli.output import Output, OutputOption, print_data, print_fields, print_table
 from fleetctl.kit.errors import BadInputError, FleetctlError
 
@@ -170,11 +170,16 @@ def _existing(files: Sequence[Path]) -> Sequence[Path]:
 
 
 def _views(files: list[Path] | None) -> list[RuleView]:
-    from alerts.evaluation.builtin import builtin_rule_files, builtin_signal_files
+    """The rules of the files; without any, those that a controller with these settings has in force."""
     from alerts.review.explain import rule_views
+    from fleetctl.controller.content.load import load_content
 
-    paths = _existing(files) if files else [*builtin_signal_files(), *builtin_rule_files()]
-    return reading(lambda: rule_views(paths))
+    if files:
+        return reading(lambda: rule_views(_existing(files)))
+    content = load_content(current().settings().content)
+    in_force = {(group.file, group.name, rule.name) for group in content.groups for rule in group.rules}
+    views = reading(lambda: rule_views(content.rule_files))
+    return [view for view in views if (view.file, view.group, view.name) in in_force]
 
 
 def _current(view: RuleView) -> dict[str, Any]:

@@ -79,6 +79,7 @@ class Content:
     pages: Mapping[str, Page]
     no_tree: Mapping[str, str]  # alert to what to do, where no tree explains it
     policies: Mapping[str, PolicyName]  # cause to what happens with its page
+    rule_files: tuple[Path, ...]  # of all sources; what is overridden in them is not in force
     cases: tuple[Path, ...]  # unit tests of the users' rules
     objects: tuple[ContentObject, ...]
     warnings: tuple[ContentProblem, ...] = ()

@@ -65,9 +65,14 @@ def user_source(folder: Path) -> tuple[Source, list[ContentProblem]]:
         reason = "not a folder" if folder.exists() else "no such folder"
         problem = _error(folder, reason, "make it, or correct `content` of the settings")
         return Source(str(folder), dict.fromkeys(FOLDERS, ()), None), [problem]
+    try:
+        strays = list(_strays(folder))
+    except OSError as error:
+        problem = _error(folder, f"can't be read: {error.strerror or error}", "let the controller's user read it")
+        return Source(str(folder), dict.fromkeys(FOLDERS, ()), None), [problem]
     files = {name: tuple(_files_in(folder / name, "*.md" if name == "pages" else "*.yaml")) for name in FOLDERS}
     source = Source(str(folder), files, no_tree if no_tree.is_file() else None)
-    return source, list(_strays(folder))
+    return source, strays
 
 
 def watched_files(folder: Path) -> dict[str, tuple[int, int]]:

@@ -59,6 +59,9 @@ def overlay(parts: Sequence[Part], problems: list[ContentProblem]) -> Content:
         pages=pages,
         no_tree=no_tree,
         policies=dict(policies.values()),
+        rule_files=tuple(
+            dict.fromkeys(path for part in parts for _, path in (*part.signals, *part.objectives, *part.rules))
+        ),
         cases=tuple(path for part in parts if part.source != BUILT_IN for path in part.cases),
         objects=ledger.objects(),
     )

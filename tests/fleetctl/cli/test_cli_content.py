@@ -70,6 +70,19 @@ def test_check_takes_the_folders_of_the_settings(
     assert f"{tmp_path / 'nowhere'}: no such folder" in capsys.readouterr().out
 
 
+def test_alerts_are_listed_as_they_are_in_force_with_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_content(tmp_path / "mine")
+    put(folder / "rules/queue.yaml", FILES["rules/neighbours.yaml"].replace("NodeStepsSlow", "LLMQueueDepth"))
+    monkeypatch.setenv("FLEETCTL_CONTENT", str(folder))
+    assert fleetctl("alerts", "list", "-o", "json") == 0
+    found = [(one["name"], one["file"]) for one in json.loads(capsys.readouterr().out)]
+    assert ("NodeStepsSlow", str(folder / "rules/neighbours.yaml")) in found
+    assert [file for name, file in found if name == "LLMQueueDepth"] == [str(folder / "rules/queue.yaml")]
+    assert ("LLMPreemptions", "rules/capacity.yaml") in found
+
+
 @pytest.mark.anyio
 async def test_list_and_reload_show_sources_and_overrides_within_80_columns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -16,7 +16,7 @@ from fleetctl.controller.content.content import BadContentError, alert_names
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.kit.errors import BadInputError
 from runbooks.run import Run, RunStatus
-from tests.fixtures.content import RULE, TREE, put, write_content
+from tests.fixtures.content import PAGE, RULE, TREE, put, write_content
 from tests.fixtures.controller import TOKEN, make_config, make_provider, serving, stop_all, until
 from tests.fixtures.driven import DrivenClock, Traffic, drive
 
@@ -83,6 +83,9 @@ async def test_a_users_alert_fires_is_diagnosed_by_the_users_tree_and_the_users_
         await drive(controller, clock, traffic, lambda: has_alert(controller, "NodeStepsVerySlow"), limit_s=10)
         assert "NodeStepsSlow" not in states(controller)
         assert others.items() <= states(controller).items()
+        standing = controller.book.get(incident.id)
+        assert standing is not None
+        assert standing.diagnosis == incident.diagnosis
         await drive(controller, clock, traffic, lambda: states(controller).get("NodeStepsVerySlow") == "firing")
         told = [entry for entry in await controller.timeline.read() if entry.kind == "alert.resolved"]
         assert any(entry.text.startswith("NodeStepsSlow resolved") for entry in told)
@@ -123,6 +126,23 @@ async def test_bad_content_changes_nothing_and_is_shown_until_it_is_mended(tmp_p
         assert rule.kind == "alert"
         assert rule.for_s == 7.0
         assert set(controller.loops.failures().values()) == {0}
+
+
+async def test_a_run_keeps_the_steps_of_the_page_that_it_was_proposed_with(tmp_path: Path) -> None:
+    folder = write_content(tmp_path / "content")
+    clock, traffic = DrivenClock(), Traffic()
+    async with opened(tmp_path / "state", clock, folder) as controller:
+        await healthy(controller, clock, traffic)
+        run = await controller.executor.propose("leave-host", {"node": "node-1"}, reason="", requested_by="ann")
+        put(folder / "pages/leave-host.md", PAGE.replace("fleetctl cordon {{node}}", "fleetctl drain {{node}}"))
+        await controller.content.reload("a test")
+
+        assert controller.content.pages["leave-host"].steps[0].command == "drain {{node}}"
+        await controller.executor.decide(run.id, "approve", "ann")
+        await drive(controller, clock, traffic, lambda: runs(controller)[0].status.is_terminal)
+        (run,) = runs(controller)
+        assert run.status is RunStatus.SUCCEEDED, run.error
+        assert [step.command for step in run.steps] == ["cordon node-1"]
 
 
 async def test_a_controller_with_bad_content_does_not_start(tmp_path: Path) -> None:
