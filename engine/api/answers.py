@@ -15,11 +15,15 @@ Seconds = Annotated[float, Field(ge=0)]
 Finish = Literal["stop", "length", "tool_calls"]
 
 
-class Answer(BaseModel):
+class AnswerBody(BaseModel):
+    """Any answer; clients must expect more fields than are listed."""
+
     model_config = ConfigDict(protected_namespaces=())
 
 
-class ErrorFacts(Answer):
+class ErrorFacts(AnswerBody):
+    """OpenAI's four facts of an error."""
+
     model_config = ConfigDict(extra="forbid")
 
     message: str
@@ -28,7 +32,7 @@ class ErrorFacts(Answer):
     code: str | None
 
 
-class Error(Answer):
+class ErrorAnswer(AnswerBody):
     """Every status from 400 on."""
 
     model_config = ConfigDict(extra="forbid")
@@ -36,25 +40,33 @@ class Error(Answer):
     error: ErrorFacts
 
 
-class PromptTokens(Answer):
+class PromptTokens(AnswerBody):
+    """What of the prompt had not to be computed."""
+
     cached_tokens: Count
 
 
-class Usage(Answer):
+class Usage(AnswerBody):
+    """Tokens of the whole request, also those that other nodes generated."""
+
     prompt_tokens: Count
     completion_tokens: Count
     total_tokens: Count
     prompt_tokens_details: PromptTokens
 
 
-class CompletionLogprobs(Answer):
+class CompletionLogprobs(AnswerBody):
+    """Parallel lists over the tokens of a completion."""
+
     tokens: list[str]
     token_logprobs: list[float | None]  # null for the first token of an echoed prompt
     top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[Count]
 
 
-class CompletionChoice(Answer):
+class CompletionChoice(AnswerBody):
+    """One choice of a completion."""
+
     index: Count
     text: str
     logprobs: CompletionLogprobs | None
@@ -62,7 +74,9 @@ class CompletionChoice(Answer):
     stop_reason: str | int | None
 
 
-class Completion(Answer):
+class Completion(AnswerBody):
+    """A whole completion."""
+
     id: str
     object: Literal["text_completion"]
     created: int
@@ -71,38 +85,52 @@ class Completion(Answer):
     usage: Usage
 
 
-class ChatLogprob(Answer):
+class ChatLogprob(AnswerBody):
+    """One token of a chat and its log probability."""
+
     token: str
     logprob: float
     bytes: list[int]
 
 
 class ChatTokenLogprobs(ChatLogprob):
+    """A token that was drawn, and the most likely ones at its place."""
+
     top_logprobs: list[ChatLogprob]
 
 
-class ChatLogprobs(Answer):
+class ChatLogprobs(AnswerBody):
+    """Of all tokens of a choice."""
+
     content: list[ChatTokenLogprobs]
 
 
-class CalledFunction(Answer):
+class AnsweredFunction(AnswerBody):
+    """What is called; `arguments` is JSON as text."""
+
     name: str
     arguments: str
 
 
-class ToolCall(Answer):
+class AnsweredToolCall(AnswerBody):
+    """One call that the model made."""
+
     id: str
     type: Literal["function"]
-    function: CalledFunction
+    function: AnsweredFunction
 
 
-class ChatMessage(Answer):
+class ChatMessage(AnswerBody):
+    """What the model said."""
+
     role: Literal["assistant"]
     content: str | None
-    tool_calls: list[ToolCall] | None = None  # left out when there are none
+    tool_calls: list[AnsweredToolCall] | None = None  # left out when there are none
 
 
-class ChatChoice(Answer):
+class ChatChoice(AnswerBody):
+    """One choice of a chat."""
+
     index: Count
     message: ChatMessage
     logprobs: ChatLogprobs | None
@@ -110,7 +138,9 @@ class ChatChoice(Answer):
     stop_reason: str | int | None
 
 
-class ChatCompletion(Answer):
+class ChatCompletion(AnswerBody):
+    """A whole answer of a chat."""
+
     id: str
     object: Literal["chat.completion"]
     created: int
@@ -119,7 +149,7 @@ class ChatCompletion(Answer):
     usage: Usage
 
 
-class Handoff(Answer):
+class HandoffAnswer(AnswerBody):
     """A request that left this node unfinished; see docs/architecture.md."""
 
     version: int
@@ -128,7 +158,9 @@ class Handoff(Answer):
     state: dict[str, Any]
 
 
-class Model(Answer):
+class ModelEntry(AnswerBody):
+    """One name that this node answers to."""
+
     id: str
     object: Literal["model"]
     created: int
@@ -136,28 +168,38 @@ class Model(Answer):
     max_model_len: Count
 
 
-class Models(Answer):
+class ModelList(AnswerBody):
+    """All names that this node answers to."""
+
     object: Literal["list"]
-    data: list[Model]
+    data: list[ModelEntry]
 
 
-class Tokens(Answer):
+class Tokens(AnswerBody):
+    """A text as token ids."""
+
     count: Count
     max_model_len: Count
     tokens: list[Count]
     token_strs: list[str] | None = None  # left out unless asked for
 
 
-class DetokenizedText(Answer):
+class DetokenizedText(AnswerBody):
+    """Token ids as text."""
+
     prompt: str
 
 
-class Live(Answer):
+class Live(AnswerBody):
+    """The API process answers."""
+
     live: Literal[True]
     since: float
 
 
-class Readiness(Answer):
+class Readiness(AnswerBody):
+    """Whether requests are taken, and why not; `age_s` since when it is so."""
+
     ready: bool
     reason: str
     since: float
@@ -165,12 +207,16 @@ class Readiness(Answer):
 
 
 class DeepHealth(Readiness):
+    """Readiness, and what it is judged by."""
+
     progress: dict[str, Any] | None
     work: dict[str, Any]
     golden: dict[str, Any]
 
 
-class Info(Answer):
+class Info(AnswerBody):
+    """What this node is, and its limits in force."""
+
     name: str
     engine: str
     version: str
@@ -185,7 +231,9 @@ class Info(Answer):
     faults_enabled: bool
 
 
-class Receipt(Answer):
+class ReceiptAnswer(AnswerBody):
+    """What became of the requests held when the drain began."""
+
     in_flight: Count
     finished: Count
     moved: Count
@@ -193,16 +241,20 @@ class Receipt(Answer):
     aborted: Count
 
 
-class DrainStatus(Answer):
+class DrainStatus(AnswerBody):
+    """State of the drain; times in unix seconds, counts in sequences."""
+
     state: Literal["serving", "draining", "drained"]
     since: float
     deadline_at: float | None
     running: Count
     waiting: Count
-    receipt: Receipt
+    receipt: ReceiptAnswer
 
 
-class HeldRequest(Answer):
+class HeldRequest(AnswerBody):
+    """One request in flight, without its prompt or text."""
+
     request_id: str
     id: str
     kind: Literal["chat", "completion"]
@@ -217,22 +269,30 @@ class HeldRequest(Answer):
     deadline_s: float | None
 
 
-class HeldRequests(Answer):
+class HeldRequests(AnswerBody):
+    """All requests in flight, oldest first."""
+
     requests: list[HeldRequest]
     kv_blocks_unknown: str | None = None  # why they are null; left out when they are not
 
 
-class Aborted(Answer):
+class Aborted(AnswerBody):
+    """Whose requests were ended, and which names nobody bears."""
+
     aborted: list[str]
     unknown: list[str]
 
 
-class Exported(Answer):
-    requests: list[Handoff]
+class Exported(AnswerBody):
+    """Requests as another node can go on with them."""
+
+    requests: list[HandoffAnswer]
     unknown: list[str]
 
 
-class Limits(Answer):
+class LimitsAnswer(AnswerBody):
+    """Limits in force; null: none, or by capacity."""
+
     max_num_seqs: Count
     max_num_batched_tokens: Count
     prefill_chunk_tokens: Count | None
@@ -241,18 +301,22 @@ class Limits(Answer):
     max_queue_wait_s: Seconds | None
 
 
-class Sleep(Answer):
+class SleepAnswer(AnswerBody):
+    """Whether the node sleeps, and what became of its weights."""
+
     state: Literal["awake", "falling_asleep", "asleep", "waking"]
     level: Annotated[int, Field(ge=0, le=2)]  # 0: awake
     since: float
     weights: Literal["kept", "offloaded", "discarded"] | None = None  # left out when awake
 
 
-class Success(Answer):
+class Success(AnswerBody):
+    """It was done."""
+
     success: Literal[True]
 
 
-class Faults(Answer):
+class FaultsAnswer(AnswerBody):
     """Each fault that is or was on."""
 
     model_config = ConfigDict(extra="allow")

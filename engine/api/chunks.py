@@ -79,6 +79,7 @@ def _scored_prompt(choice: Choice) -> list[Scored]:
 
 
 def usage_event(inflight: InflightRequest) -> bytes:
+    """The last event before [DONE], for streams that asked for usage."""
     return event(_chunk(inflight, []) | {"usage": usage(inflight)})
 
 

@@ -40,10 +40,12 @@ class LimitedProtocol(HttpToolsProtocol):
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Starts the clock of the first head."""
         self._stop_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        """Counts the bytes of a head."""
         if self._is_refused:
             return
         self._unset_keepalive_if_required()
@@ -75,6 +77,7 @@ class LimitedProtocol(HttpToolsProtocol):
         return b"".join(lines) + rest
 
     def on_message_begin(self) -> None:
+        """A head begins."""
         if self._is_taking_over:
             return
         super().on_message_begin()
@@ -83,18 +86,21 @@ class LimitedProtocol(HttpToolsProtocol):
         self._start_timer()
 
     def on_url(self, url: bytes) -> None:
+        """The target counts as part of the head."""
         if self._is_taking_over:
             return
         self._count(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """A header counts as part of the head."""
         if self._is_taking_over:
             return
         self._count(len(name) + len(value))
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        """The head is whole: its clock stops."""
         if self._is_taking_over:
             self._is_taking_over = False
             return
@@ -103,6 +109,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
+        """The next head may come."""
         if not self.parser.should_upgrade():  # else its body is yet to come
             super().on_message_complete()
 

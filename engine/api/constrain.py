@@ -94,6 +94,7 @@ def _json(schema: str | Mapping[str, Any], whitespace: str | None = WHITESPACE) 
 
 
 def bad_grammar(error: BadGrammarError, path: str) -> ApiError:
+    """400, naming the field that holds the grammar and the place in it."""
     # Below the field the names are the client's own, of any length.
     path = f"{path}.{error.where[:MAX_PATH_CHARS]}" if error.where else path
     return ApiError(400, f"{path}: {error}", param=path, code="invalid_grammar")

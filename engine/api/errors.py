@@ -38,14 +38,17 @@ class ApiError(Exception):
 
     @property
     def type(self) -> str:
+        """OpenAI's word for this status."""
         return TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
 
 
 def error_body(message: str, type_: str, *, code: str | None = None, param: str | None = None) -> bytes:
+    """The JSON of an error, in OpenAI's shape."""
     return msgspec.json.encode({"error": {"message": message, "type": type_, "param": param, "code": code}})
 
 
 def error_response(error: ApiError) -> Response:
+    """The whole answer."""
     body = error_body(error.message, error.type, code=error.code, param=error.param)
     return Response(body, error.status, headers=error.headers, media_type="application/json")
 

@@ -33,6 +33,7 @@ class HttpMetrics:
         )
 
     def note(self, handler: str, method: str, status: int, seconds: float) -> None:
+        """One answer was written, or broken off."""
         self.requests.labels(handler=handler, status=f"{status // 100}xx", method=method).inc()
         self.durations.labels(handler=handler, method=method).observe(seconds)
 

@@ -66,6 +66,7 @@ class Operation:
 
     @property
     def takes_body(self) -> bool:
+        """Whether the route reads a body."""
         return self.body is not None or self.is_untyped
 
 
@@ -82,18 +83,20 @@ _EVENT: dict[str, Any] = {
 _READINESS = {200: answers.Readiness, 503: answers.Readiness}
 
 OPERATIONS: tuple[Operation, ...] = (
-    Operation("GET", "/v1/models", "Models served", {200: answers.Models}, errors=(401,)),
-    Operation("GET", "/v1/models/{model}", "One of them", {200: answers.Model}, errors=(401, 404), in_path=("model",)),
+    Operation("GET", "/v1/models", "Models served", {200: answers.ModelList}, errors=(401,)),
+    Operation(
+        "GET", "/v1/models/{model}", "One of them", {200: answers.ModelEntry}, errors=(401, 404), in_path=("model",)
+    ),
     Operation(
         *("POST", "/v1/completions", "Complete a prompt"),
-        {200: (answers.Completion, STREAM), 202: answers.Handoff},
+        {200: (answers.Completion, STREAM), 202: answers.HandoffAnswer},
         body=schema.CompletionBody,
         errors=WORK_ERRORS,
         headers=_FLEET_HEADERS,
     ),
     Operation(
         *("POST", "/v1/chat/completions", "Answer a conversation"),
-        {200: (answers.ChatCompletion, STREAM), 202: answers.Handoff},
+        {200: (answers.ChatCompletion, STREAM), 202: answers.HandoffAnswer},
         body=schema.ChatBody,
         errors=WORK_ERRORS,
         headers=_FLEET_HEADERS,
@@ -119,7 +122,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation("GET", "/metrics", "Prometheus text", {200: (METRICS,)}),
     Operation("GET", "/info", "Name, model, limits, capacity", {200: answers.Info}),
-    Operation("GET", "/openapi.json", "This document", {200: answers.Answer}),
+    Operation("GET", "/openapi.json", "This document", {200: answers.AnswerBody}),
     Operation("GET", "/admin/drain", "State of the drain", {200: answers.DrainStatus}, is_guarded=True),
     Operation(
         *("POST", "/admin/drain", "Take no more work"),
@@ -128,17 +131,17 @@ OPERATIONS: tuple[Operation, ...] = (
         is_guarded=True,
     ),
     Operation("POST", "/admin/resume", "Take work again", {200: answers.DrainStatus}, is_guarded=True),
-    Operation("GET", "/admin/sleep", "Whether it sleeps", {200: answers.Sleep}, is_guarded=True),
+    Operation("GET", "/admin/sleep", "Whether it sleeps", {200: answers.SleepAnswer}, is_guarded=True),
     Operation(
         *("POST", "/admin/sleep", "Give the memory of KV cache and weights back"),
-        {200: answers.Sleep},
+        {200: answers.SleepAnswer},
         query=schema.SleepQuery,
         errors=(400, 409),
         is_guarded=True,
     ),
     Operation(
         *("POST", "/admin/wake_up", "Load what sleep gave back"),
-        {200: answers.Sleep},
+        {200: answers.SleepAnswer},
         errors=(409, 503),
         is_guarded=True,
     ),
@@ -155,10 +158,10 @@ OPERATIONS: tuple[Operation, ...] = (
         body=schema.ExportBody,
         is_guarded=True,
     ),
-    Operation("GET", "/admin/limits", "Limits in force", {200: answers.Limits}, is_guarded=True),
+    Operation("GET", "/admin/limits", "Limits in force", {200: answers.LimitsAnswer}, is_guarded=True),
     Operation(
         *("POST", "/admin/limits", "Change limits"),
-        {200: answers.Limits},
+        {200: answers.LimitsAnswer},
         body=schema.LimitsBody,
         is_guarded=True,
     ),
@@ -168,17 +171,19 @@ OPERATIONS: tuple[Operation, ...] = (
         errors=(503,),
         is_guarded=True,
     ),
-    Operation("GET", "/admin/faults", "Faults that are on", {200: answers.Faults}, errors=(404,), is_guarded=True),
+    Operation(
+        "GET", "/admin/faults", "Faults that are on", {200: answers.FaultsAnswer}, errors=(404,), is_guarded=True
+    ),
     Operation(
         *("POST", "/admin/faults", "Turn faults on or off"),
-        {200: answers.Faults},
+        {200: answers.FaultsAnswer},
         body=schema.FaultsBody,
         errors=(404,),
         is_guarded=True,
     ),
     Operation(
         *("POST", "/internal/continue", "Go on with another node's request"),
-        {200: (answers.Completion, answers.ChatCompletion, STREAM), 202: answers.Handoff},
+        {200: (answers.Completion, answers.ChatCompletion, STREAM), 202: answers.HandoffAnswer},
         errors=(*WORK_ERRORS, 409),
         is_guarded=True,
         is_untyped=True,
@@ -187,6 +192,7 @@ OPERATIONS: tuple[Operation, ...] = (
 
 
 def routes() -> list[Route]:
+    """For the application."""
     return [Route("/openapi.json", show, methods=["GET"])]
 
 
@@ -216,7 +222,7 @@ def _schemas(operations: Iterable[Operation]) -> dict[str, Any]:
     """Bodies as they are checked, answers as they are written: what has a default may be left out of a body only."""
     bodies = {o.body for o in operations if o.body is not None}
     shown = {kind for o in operations for kinds in o.answers.values() for kind in _kinds(kinds)}
-    models = {kind for kind in shown if not isinstance(kind, str)} | {answers.Error}
+    models = {kind for kind in shown if not isinstance(kind, str)} | {answers.ErrorAnswer}
     wanted = [(b, "validation") for b in bodies] + [(m, "serialization") for m in models]
     _, schemas = models_json_schema(sorted(wanted, key=lambda w: w[0].__name__), ref_template=REF)  # type: ignore[arg-type]
     defined: dict[str, Any] = schemas["$defs"]
@@ -242,7 +248,7 @@ def _describe(operation: Operation) -> dict[str, Any]:
         errors.add(401)
         described["security"] = [{"token": []}]
     for status in sorted(errors - set(operation.answers)):
-        responses[str(status)] = {"description": MEANINGS[status], "content": _content((answers.Error,))}
+        responses[str(status)] = {"description": MEANINGS[status], "content": _content((answers.ErrorAnswer,))}
     query = {} if operation.query is None else operation.query.model_json_schema()["properties"]
     in_path = {name: {"type": "string"} for name in operation.in_path}
     if operation.headers or query or in_path:

@@ -82,12 +82,16 @@ TemplateArguments = Annotated[
 
 
 class Body(BaseModel):
+    """Any body of a request. Fields that nobody knows are ignored, as OpenAI does."""
+
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False, protected_namespaces=())
 
     model: Annotated[str, StringConstraints(max_length=256)] | None = None
 
 
 class StreamOptions(BaseModel):
+    """What a stream tells beside text."""
+
     include_usage: bool = False
     continuous_usage_stats: bool = False  # vLLM's: in every chunk, not only the last
 
@@ -128,12 +132,15 @@ class GenerationBody(Body, OutputFields, UnsupportedFields):
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
+        """`stop` as a tuple, whichever form it came in."""
         if self.stop is None:
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
 
 class CompletionBody(GenerationBody):
+    """`/v1/completions`."""
+
     prompt: (
         Text | TokenIds | Annotated[list[Text | TokenIds], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
     )
@@ -153,11 +160,15 @@ class CompletionBody(GenerationBody):
 
 
 class TextPart(BaseModel):
+    """A part of a message; text is the only kind."""
+
     type: Literal["text"]
     text: Text
 
 
 class Message(BaseModel):
+    """One message of a chat."""
+
     model_config = ConfigDict(extra="ignore")
 
     role: Annotated[str, StringConstraints(min_length=1, max_length=32)]
@@ -197,6 +208,8 @@ class Message(BaseModel):
 
 
 class ChatBody(GenerationBody, ToolFields, UnsupportedChatFields):
+    """`/v1/chat/completions`."""
+
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
     logprobs: bool | None = None
@@ -213,6 +226,8 @@ class ChatBody(GenerationBody, ToolFields, UnsupportedChatFields):
 
 
 class TokenizeBody(Body):
+    """`/tokenize`: a prompt, or a chat."""
+
     prompt: Text | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] | None = None
     add_special_tokens: bool | None = None
@@ -229,16 +244,22 @@ class TokenizeBody(Body):
 
 
 class DetokenizeBody(Body):
+    """`/detokenize`."""
+
     tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKENS, fail_fast=True)]
 
 
 class DrainBody(BaseModel):
+    """`/admin/drain`."""
+
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     deadline_s: Annotated[float, Field(ge=0, le=86_400)]
 
 
 class SleepQuery(BaseModel):
+    """The query of `/admin/sleep`."""
+
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     level: Annotated[int, Field(ge=1, le=2)] = 1
@@ -250,12 +271,16 @@ RequestId = Annotated[str, StringConstraints(max_length=160)]
 
 
 class AbortBody(BaseModel):
+    """`/admin/abort`; null: all."""
+
     model_config = ConfigDict(extra="forbid")
 
     request_ids: Annotated[list[RequestId], Field(max_length=MAX_NAMED, fail_fast=True)] | None
 
 
 class ExportBody(BaseModel):
+    """`/admin/export`."""
+
     model_config = ConfigDict(extra="forbid")
 
     request_ids: Annotated[list[RequestId], Field(min_length=1, max_length=MAX_EXPORTED, fail_fast=True)]
@@ -280,10 +305,13 @@ class Changes(BaseModel):
         return self
 
     def changes(self) -> dict[str, Any]:
+        """The fields that were given."""
         return self.model_dump(include=self.model_fields_set)
 
 
 class LimitsBody(Changes):
+    """`/admin/limits`: those to change."""
+
     max_num_seqs: Annotated[int, Field(ge=1, le=65_536)] = 1
     max_num_batched_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] = 1
     prefill_chunk_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
@@ -298,6 +326,8 @@ SeriesNames = Annotated[
 
 
 class FaultsBody(Changes):
+    """`/admin/faults`: those to turn on, or off with null."""
+
     slow_steps: Annotated[float, Field(ge=1, le=1000)] | None = None
     hung_core: bool | None = None
     wrong_numbers: bool | None = None

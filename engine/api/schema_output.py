@@ -29,6 +29,8 @@ Choices = Annotated[
 
 
 class JsonSchemaFormat(BaseModel):
+    """The schema that the answer must fit."""
+
     model_config = ConfigDict(extra="ignore", protected_namespaces=())
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=64)]
@@ -38,6 +40,8 @@ class JsonSchemaFormat(BaseModel):
 
 
 class ResponseFormat(BaseModel):
+    """OpenAI's `response_format`."""
+
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
 

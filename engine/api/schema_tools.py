@@ -20,6 +20,8 @@ CallId = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 
 
 class FunctionSpec(BaseModel):
+    """A function that the model may call; `parameters` is a JSON schema."""
+
     model_config = ConfigDict(extra="ignore")
 
     name: FunctionName
@@ -29,10 +31,13 @@ class FunctionSpec(BaseModel):
 
 
 class Tool(BaseModel):
+    """One of the body's tools."""
+
     type: Literal["function"]
     function: FunctionSpec
 
     def for_template(self) -> dict[str, Any]:
+        """As chat templates expect it."""
         function = self.function.model_dump(exclude_none=True, exclude={"strict"})
         return {"type": "function", "function": function}
 
@@ -41,10 +46,14 @@ Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)]
 
 
 class NamedFunction(BaseModel):
+    """A function by name."""
+
     name: FunctionName
 
 
 class NamedToolChoice(BaseModel):
+    """The function that must be called."""
+
     type: Literal["function"]
     function: NamedFunction
 
@@ -61,6 +70,8 @@ ToolChoice = Annotated[
 
 
 class CalledFunction(BaseModel):
+    """A call in a message of before."""
+
     name: Annotated[str, StringConstraints(min_length=1, max_length=128)]
     arguments: Annotated[str, StringConstraints(max_length=MAX_ARGUMENTS_CHARS)] = "{}"
 

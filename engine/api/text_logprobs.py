@@ -57,8 +57,10 @@ def _by_text(top: Iterable[tuple[int, float]], tokenizer: Tokenizer) -> dict[str
 
 
 def shown(piece: bytes) -> str:
+    """The text of a token; what is no whole character becomes U+FFFD."""
     return piece.decode("utf-8", "replace")
 
 
 def finite(logprob: float) -> float:
+    """A log probability that JSON can say."""
     return max(logprob, LOWEST_LOGPROB)

@@ -49,15 +49,20 @@ REAP_GRACE_S = 1.0  # of a core whose connection ended: it exits by itself
 class CoreListener(Protocol):
     """Who is told of requests."""
 
-    def on_ready(self, message: CoreReady) -> None: ...
+    def on_ready(self, message: CoreReady) -> None:
+        """A core came up and can answer."""
 
-    def on_awake(self, message: CoreAwake) -> None: ...
+    def on_awake(self, message: CoreAwake) -> None:
+        """The core that slept answers again."""
 
-    def on_step(self, report: StepReport) -> None: ...
+    def on_step(self, report: StepReport) -> None:
+        """One step, with news of its sequences."""
 
-    def on_idle(self, message: CoreIdle) -> None: ...
+    def on_idle(self, message: CoreIdle) -> None:
+        """Nothing runs or waits in the core."""
 
-    def on_core_lost(self, reason: str) -> None: ...
+    def on_core_lost(self, reason: str) -> None:
+        """The core is gone, and all that it held."""
 
 
 class CoreLink:
@@ -228,6 +233,7 @@ class CoreLink:
         await self._wakes.wait()
 
     async def stop(self) -> None:
+        """Ends the core for good."""
         self._is_stopping = True
         if self._client is not None:
             # One that loads hears nothing before it is done, and holds nothing that could be lost.

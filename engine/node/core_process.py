@@ -36,6 +36,7 @@ class CoreClient:
 
     @property
     def pid(self) -> int | None:
+        """None before it was started."""
         return None if self._process is None else self._process.pid
 
     @property

@@ -115,6 +115,7 @@ class DrainControl:
 
     @property
     def state(self) -> DrainState:
+        """Serving, draining or drained."""
         return self._drain.state
 
     @property

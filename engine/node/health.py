@@ -17,6 +17,8 @@ UNMEASURED_S = 60.0  # allowed while no step was measured
 
 
 class CorePhase(StrEnum):
+    """Where the core process is, as far as it has said."""
+
     LOADING = "loading"
     WARMING_UP = "warming_up"
     UP = "up"
@@ -93,6 +95,7 @@ class Health:
         return True
 
     def report(self, now: float) -> dict[str, object]:
+        """For `/health`; `now` in unix seconds."""
         return {
             "ready": self.reason is Reason.READY,
             "reason": self.reason.value,

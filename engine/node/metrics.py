@@ -265,6 +265,7 @@ class NodeMetrics:
         self._cache_config.labels(**facts).set(1)
 
     def note_step(self, report: StepReport) -> None:
+        """One step of the core was reported."""
         if report.num_tokens > 0:  # a report without a step carries the ends of aborted requests
             self.step.labels(**self._labels, kind=report.kind).observe(report.seconds)
             self.iteration.observe(report.num_tokens)
@@ -337,6 +338,7 @@ class NodeMetrics:
         self.note_fate(fate)
 
     def note_fate(self, fate: Fate) -> None:
+        """One request ended, also one that was never taken in."""
         self.fates.labels(state=fate.value).inc()
 
     def note_refused(self, reason: str, limit: str | None = None) -> None:
@@ -376,4 +378,5 @@ class NodeMetrics:
         self.tasks.set(len(asyncio.all_tasks()))
 
     def exposition(self) -> bytes:
+        """The Prometheus text of all series."""
         return generate_latest(self.registry)

@@ -90,12 +90,15 @@ class ServingNode:
     # What the core says
 
     def on_ready(self, message: CoreReady) -> None:
+        """The golden prompt was answered with it."""
         self.golden.on_ready(message, self.model.max_sequence_tokens)
 
     def on_awake(self, message: CoreAwake) -> None:
+        """The golden prompt was answered again."""
         self.golden.on_awake(message.golden)
 
     def on_step(self, report: StepReport) -> None:
+        """Each update goes to its choice, or to the golden probe."""
         if report.out_of_memory:
             self.faults.note_out_of_memory(report.out_of_memory)
         now = time.monotonic()
@@ -104,9 +107,11 @@ class ServingNode:
                 self.golden.note_update(update)
 
     def on_idle(self, message: CoreIdle) -> None:
+        """What the core should hold and does not is lost."""
         self.requests.fail_lost(message.at)
 
     def on_core_lost(self, reason: str) -> None:
+        """Everything in flight fails; faults of the core died with it."""
         self.faults.note_core_lost()
         self.golden.on_core_lost()
         self.requests.fail_all(f"the engine core died: {reason}", "core_dead")

@@ -63,14 +63,17 @@ class RequestRecord:
 
     @property
     def queue_s(self) -> float | None:
+        """Arrival to the first step."""
         return _between(self.arrival.at, self.scheduled_at)
 
     @property
     def prefill_s(self) -> float | None:
+        """First step to first token."""
         return _between(self.scheduled_at, self.first_token_at)
 
     @property
     def decode_s(self) -> float | None:
+        """First token to last."""
         return _between(self.first_token_at, self.last_token_at)
 
     @property

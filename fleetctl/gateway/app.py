@@ -161,6 +161,7 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
+        """Nothing: signals are handled by `serve_until_stopped`."""
         yield
 
 
