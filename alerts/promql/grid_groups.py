@@ -10,6 +10,7 @@ from alerts.promql.grid_values import Grid, concat_grids, empty_grid, merge_rows
 from alerts.promql.histogram import quantiles
 from alerts.promql.nodes import Aggregate, Binary, Matching
 from alerts.promql.operators import ARITHMETIC, COMPARISON, result_labels, vector_and_vector
+from alerts.series.label_column import LabelColumn
 
 _FILL = {"sum": 0.0, "avg": 0.0, "count": 0.0, "group": 0.0, "max": -np.inf, "min": np.inf}
 _CANCELS = 1e6
@@ -165,7 +166,7 @@ def bucket_quantiles(q: Floats, buckets: Grid) -> Grid | None:
             bound = float(labels.get("le"))
         except ValueError:
             continue
-        bounds = histograms.setdefault(labels.drop((METRIC_NAME, "le")), {})
+        bounds = histograms.setdefault(labels.drop(("le",)), {})
         if bound in bounds:
             return None
         bounds[bound] = row
@@ -181,4 +182,4 @@ def bucket_quantiles(q: Floats, buckets: Grid) -> Grid | None:
             return None
         out.present[index] = present[0]
         out.values[index] = quantiles(float(q[0]), np.array(order), counts)
-    return out
+    return merge_rows(list(LabelColumn(histograms).without_names()), out.values, out.present)

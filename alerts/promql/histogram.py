@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from alerts.arrays import Floats, Index
-from alerts.labels import METRIC_NAME, LabelSet
-from alerts.promql.values import CallArgs, EvalContext, Function, Vector, empty_vector
+from alerts.labels import LabelSet
+from alerts.promql.values import CallArgs, EvalContext, Function, Vector, drop_names, empty_vector
 from alerts.series.head import MIN_TIME_MS
 from alerts.series.label_column import LabelColumn
 
@@ -29,7 +29,7 @@ def _histograms(vector: Vector) -> dict[LabelSet, tuple[Buckets, int]]:
             bound = float(labels.get("le"))
         except ValueError:
             continue
-        key = labels.drop((METRIC_NAME, "le"))
+        key = labels.drop(("le",))  # buckets of two metrics are two histograms
         buckets, newest = found.get(key, ([], at_ms))
         buckets.append((bound, value))
         found[key] = (buckets, max(newest, at_ms))
@@ -182,20 +182,22 @@ def _layout(labels: LabelColumn) -> _Layout:
     bounds = np.array([_number(text) for text in labels.values_of("le")], dtype=np.float64)
     buckets = np.flatnonzero(~np.isnan(bounds))
     kept = labels if len(buckets) == len(labels) else labels.take_rows(buckets)
-    groups = kept.groups(False, (METRIC_NAME, "le"))
+    if not len(kept):
+        return _Layout(kept, buckets, buckets, [], buckets)
+    groups = kept.groups(False, ("le",))  # buckets of two metrics are two histograms
     by_bounds: dict[bytes, tuple[Floats, list[int], list[Index]]] = {}
     odd = []
     for place, rows in enumerate(np.split(buckets[groups.order], groups.starts[1:])):
         rows = rows[np.argsort(bounds[rows], kind="stable")]
         own = bounds[rows]
-        if (np.diff(own) == 0).any():
+        if (own[1:] == own[:-1]).any():
             odd.append(place)
             continue
         same = by_bounds.setdefault(own.tobytes(), (own, [], []))
         same[1].append(place)
         same[2].append(rows)
     even = [(own, np.array(places), np.stack(rows, axis=1)) for own, places, rows in by_bounds.values()]
-    return _Layout(groups.labels, groups.group_of, buckets, even, np.array(odd, dtype=np.intp))
+    return _Layout(drop_names(groups.labels), groups.group_of, buckets, even, np.array(odd, dtype=np.intp))
 
 
 def _number(le: str) -> float:
@@ -235,7 +237,7 @@ def _histogram_fraction(context: EvalContext, args: CallArgs) -> Vector:
 
 
 def _as_vector(found: dict[LabelSet, tuple[Buckets, int]], values: list[float]) -> Vector:
-    labels = LabelColumn(found)
+    labels = drop_names(LabelColumn(found))
     newest = np.array([at_ms for _, at_ms in found.values()], dtype=np.int64)
     return Vector(labels, np.array(values, dtype=np.float64), newest)
 

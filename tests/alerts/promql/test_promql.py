@@ -180,3 +180,32 @@ def test_increase_reaches_past_its_points_by_at_most_half_an_interval_when_the_n
     (sample,) = evaluate("increase(x_total[60s])", store, 60.0)
     # The left border is 12 s away, more than 1.1 intervals: 5 s count. The right one is 8 s away: all of them count.
     assert sample.value == pytest.approx(40.0 + 5.0 + 8.0)
+
+
+@pytest.mark.parametrize("function", ["histogram_quantile(0.9, up)", "histogram_fraction(0, 1, up)"])
+def test_series_without_buckets_are_no_histogram(function: str, store: SeriesStore) -> None:
+    store.append({"__name__": "up", "node": "a"}, 40.0, 1.0)
+    store.append({"__name__": "up", "node": "b", "le": "high"}, 40.0, 1.0)
+    assert evaluate(function, store, 40.0) == []
+    assert evaluate_range(function, store, 40.0, 50.0, 10.0) == []
+
+
+@pytest.mark.parametrize("function", ["histogram_quantile(0.5, {})", "histogram_fraction(0, 1, {})"])
+def test_buckets_of_two_metrics_are_two_histograms(function: str) -> None:
+    store = SeriesStore()
+    for metric, inner in (("a_bucket", 20.0), ("b_bucket", 10.0)):
+        for bound, count in (("1", 10.0), ("2", inner), ("+Inf", 20.0)):
+            store.append({"__name__": metric, "le": bound}, 1.0, count)
+    both = function.format('{__name__=~"a_bucket|b_bucket"}')
+    with pytest.raises(QueryError, match="same labelset"):
+        evaluate(both, store, 1.0)
+    with pytest.raises(QueryError, match="same labelset"):
+        evaluate_range(both, store, 1.0, 2.0, 1.0)
+    assert len(evaluate(function.format("a_bucket"), store, 1.0)) == 1
+
+
+def test_counts_of_one_bound_written_in_two_ways_are_added() -> None:
+    store = SeriesStore()
+    for bound, count in (("1", 10.0), ("1.0", 10.0), ("+Inf", 15.0), ("Inf", 15.0)):
+        store.append({"__name__": "h_bucket", "le": bound}, 1.0, count)
+    assert evaluate("histogram_quantile(0.5, h_bucket)", store, 1.0)[0].value == pytest.approx(0.75)
