@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from alerts.errors import QueryError
-from alerts.labels import EMPTY, LabelSet
+from alerts.labels import LabelSet
 from alerts.promql import nodes as n
 from alerts.promql.aggregation import aggregate
 from alerts.promql.functions import FUNCTIONS
 from alerts.promql.operators import scalars, vector_and_scalar, vector_and_vector
 from alerts.promql.shared_results import SharedResults
-from alerts.promql.values import Matrix, Value, Vector, empty_vector, single
+from alerts.promql.values import Matrix, Value, Vector, empty_vector
 from alerts.series.label_column import LabelColumn
 from alerts.series.selection import Selection
 from alerts.series.store import SeriesStore
@@ -144,8 +144,6 @@ class InstantEvaluator:
         points: dict[LabelSet, tuple[array[int], array[float]]] = {}
         for at_ms in range(first_ms, until_ms + 1, step_ms):
             value = self.at_step(at_ms).evaluate(node.expr)
-            if isinstance(value, float):
-                value = single(EMPTY, value, at_ms)
             assert isinstance(value, Vector), "the grammar checked types"
             for labels, number in zip(value.labels, value.values.tolist(), strict=True):
                 found = points.get(labels)
