@@ -21,9 +21,15 @@ DRIVER_NOT_LOADED, NOT_SUPPORTED, NO_PERMISSION, GPU_IS_LOST, MISMATCH, RESET_RE
     999,
 )
 FAULTS = {
-    "hw_slowdown", "hw_thermal", "hw_power_brake", "ecc_uncorrected", "row_remap_failed", "recovery_action",
-    "xid_reset", "lost",
-}  # fmt: skip
+    "hw_slowdown",
+    "hw_thermal",
+    "hw_power_brake",
+    "ecc_uncorrected",
+    "row_remap_failed",
+    "recovery_action",
+    "xid_reset",
+    "lost",
+}
 
 
 @pytest.fixture(scope="module")
@@ -68,16 +74,31 @@ def fault(node: EngineNode, name: str, gpu: int = 0) -> float | None:
 def test_readings_carry_dcgms_names_units_and_labels(node: EngineNode) -> None:
     wait_for(lambda: node.metric("DCGM_FI_DEV_POWER_USAGE", gpu="1") == 250, "the second card's power")
     expected = {
-        "DCGM_FI_DEV_GPU_UTIL": 87, "DCGM_FI_DEV_MEM_COPY_UTIL": 42, "DCGM_FI_DEV_FB_USED": 60928,
-        "DCGM_FI_DEV_FB_FREE": 20480, "DCGM_FI_DEV_FB_RESERVED": 512, "DCGM_FI_DEV_GPU_TEMP": 61,
-        "DCGM_FI_DEV_MEMORY_TEMP": 70, "DCGM_FI_DEV_POWER_USAGE": 300, "engine_gpu_power_limit_watts": 700,
-        "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": 123456789, "DCGM_FI_DEV_SM_CLOCK": 1980, "DCGM_FI_DEV_MEM_CLOCK": 2619,
-        "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL": 0, "DCGM_FI_DEV_ECC_DBE_AGG_TOTAL": 0, "DCGM_FI_DEV_ROW_REMAP_FAILURE": 0,
-        "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS": 0, "DCGM_FI_DEV_RETIRED_DBE": 0, "DCGM_FI_DEV_RETIRED_PENDING": 0,
-        "DCGM_FI_DEV_PCIE_REPLAY_COUNTER": 0, "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL": 1 + 2 + 3 + 4,
-        "engine_gpu_nvlinks_up": 4, "engine_gpu_nvlinks_down": 0, "DCGM_FI_DEV_GPU_RECOVERY_ACTION": 0,
+        "DCGM_FI_DEV_GPU_UTIL": 87,
+        "DCGM_FI_DEV_MEM_COPY_UTIL": 42,
+        "DCGM_FI_DEV_FB_USED": 60928,
+        "DCGM_FI_DEV_FB_FREE": 20480,
+        "DCGM_FI_DEV_FB_RESERVED": 512,
+        "DCGM_FI_DEV_GPU_TEMP": 61,
+        "DCGM_FI_DEV_MEMORY_TEMP": 70,
+        "DCGM_FI_DEV_POWER_USAGE": 300,
+        "engine_gpu_power_limit_watts": 700,
+        "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": 123456789,
+        "DCGM_FI_DEV_SM_CLOCK": 1980,
+        "DCGM_FI_DEV_MEM_CLOCK": 2619,
+        "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL": 0,
+        "DCGM_FI_DEV_ECC_DBE_AGG_TOTAL": 0,
+        "DCGM_FI_DEV_ROW_REMAP_FAILURE": 0,
+        "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS": 0,
+        "DCGM_FI_DEV_RETIRED_DBE": 0,
+        "DCGM_FI_DEV_RETIRED_PENDING": 0,
+        "DCGM_FI_DEV_PCIE_REPLAY_COUNTER": 0,
+        "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL": 1 + 2 + 3 + 4,
+        "engine_gpu_nvlinks_up": 4,
+        "engine_gpu_nvlinks_down": 0,
+        "DCGM_FI_DEV_GPU_RECOVERY_ACTION": 0,
         "engine_gpu_slowdown_celsius": 95,
-    }  # fmt: skip
+    }
     labels = {"gpu": "0", "UUID": "GPU-fake-0", "pci_bus_id": "00000000:01:00.0", "device": "nvidia0"}
     assert {name: node.metric(name, **labels) for name in expected} == expected
     assert node.metric("DCGM_FI_DEV_GPU_TEMP", modelName="NVIDIA Fake 80GB", gpu="1") == 61
@@ -90,9 +111,16 @@ def test_healthy_cards_have_every_fault_known_and_none_set(node: EngineNode) -> 
 
 @pytest.mark.parametrize(
     ("bit", "reason", "is_fault"),
-    [(0x1, "gpu_idle", False), (0x4, "power_cap", False), (0x8, "hw_slowdown", True), (0x20, "sw_thermal", False),
-     (0x40, "hw_thermal", True), (0x80, "hw_power_brake", True), (0x400, "reliability", False)],
-)  # fmt: skip
+    [
+        (0x1, "gpu_idle", False),
+        (0x4, "power_cap", False),
+        (0x8, "hw_slowdown", True),
+        (0x20, "sw_thermal", False),
+        (0x40, "hw_thermal", True),
+        (0x80, "hw_power_brake", True),
+        (0x400, "reliability", False),
+    ],
+)
 def test_each_throttle_bit_is_a_series(
     node: EngineNode, library: FakeNvml, bit: int, reason: str, is_fault: bool
 ) -> None:
@@ -108,9 +136,12 @@ def test_each_throttle_bit_is_a_series(
 
 @pytest.mark.parametrize(
     ("change", "name"),
-    [({"ecc_dbe_vol": 1}, "ecc_uncorrected"), ({"row_remap_failure": 1}, "row_remap_failed"),
-     ({"field__230": 1}, "recovery_action")],
-)  # fmt: skip
+    [
+        ({"ecc_dbe_vol": 1}, "ecc_uncorrected"),
+        ({"row_remap_failure": 1}, "row_remap_failed"),
+        ({"field__230": 1}, "recovery_action"),
+    ],
+)
 def test_signs_of_a_broken_card(node: EngineNode, library: FakeNvml, change: dict[str, int], name: str) -> None:
     library.set(count=2, **{f"{key}__0": value for key, value in change.items()})
     wait_for(lambda: fault(node, name) == 1, name)
