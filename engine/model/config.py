@@ -87,6 +87,7 @@ class ModelConfig:
         return self.sliding_window if layer in self.windowed_layers else None
 
     def has_experts(self, layer: int) -> bool:
+        """Whether this layer is a mixture of experts."""
         return self.moe is not None and layer not in self.moe.dense_layers
 
 
@@ -106,7 +107,7 @@ def parse_config(tree: Mapping[str, Any]) -> ModelConfig:
     if heads % kv_heads:
         raise BadConfigError(f"num_attention_heads: {heads} is no multiple of num_key_value_heads {kv_heads}")
     if head_dim % 2:
-        raise BadConfigError(f"head_dim: {head_dim} is odd; rotary embedding turns pairs")
+        raise BadConfigError(f"head_dim: {head_dim} is odd; rotary embedding rotates pairs")
     positions = _count(tree, "max_position_embeddings", MAX_POSITIONS)
     bias = bool(tree.get("attention_bias", False)) and kind in ("llama", "qwen3", "qwen3_moe")
     window = _window(tree, kind)

@@ -40,6 +40,7 @@ class Sequence:
             self._counts[token_id] = self._counts.get(token_id, 0) + 1
 
     def append(self, token_id: int) -> None:
+        """Takes the drawn token in; its grammar and its counts with it."""
         self.token_ids.append(token_id)
         if self.matcher is not None:
             self.matcher.accept_token(token_id)
@@ -81,4 +82,5 @@ class Sequence:
 
 
 def logprobs_of(drawn: Drawn) -> TokenLogprobs | None:
+    """What was asked of a drawn token, as the core passes it on; None when nothing was."""
     return None if drawn.logprob is None else TokenLogprobs(drawn.logprob, drawn.top)

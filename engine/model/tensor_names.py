@@ -23,6 +23,7 @@ def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
 
 
 def layer_prefix(layer: int) -> str:
+    """What the names of a layer's tensors begin with."""
     return f"model.layers.{layer}."
 
 
@@ -36,6 +37,7 @@ def expert_names(config: ModelConfig, layer: int, expert: int) -> tuple[str, str
 
 
 def router_name(config: ModelConfig, layer: int) -> str:
+    """The name of the matrix that scores experts: [experts, hidden]."""
     block = "block_sparse_moe" if config.architecture == "MixtralForCausalLM" else "mlp"
     return f"{layer_prefix(layer)}{block}.gate.weight"
 

@@ -22,6 +22,8 @@ from kernels.linear import Weight, pack
 
 @dataclass(slots=True)
 class DenseWeights:
+    """A gated feed-forward network."""
+
     gate_up: Weight  # [2 x intermediate, hidden]
     down: Weight  # [hidden, intermediate]
     gate_up_bias: Tensor | None = None
@@ -30,6 +32,8 @@ class DenseWeights:
 
 @dataclass(slots=True)
 class ExpertWeights:
+    """A mixture of experts; lists once they are packed."""
+
     router: Weight  # [experts, hidden]
     gate_up: Tensor | list[Weight]  # [experts, 2 x intermediate, hidden]
     down: Tensor | list[Weight]  # [experts, hidden, intermediate]
@@ -37,6 +41,8 @@ class ExpertWeights:
 
 @dataclass(slots=True)
 class LayerWeights:
+    """One layer. Norms are [hidden], those of heads [head_dim]; biases are as long as their matrix has rows."""
+
     input_norm: Tensor
     qkv: Weight  # [(heads + 2 x kv heads) x head_dim, hidden]
     output: Weight  # [hidden, heads x head_dim]
@@ -50,6 +56,8 @@ class LayerWeights:
 
 @dataclass(slots=True)
 class DecoderWeights:
+    """All of a model, in one dtype on one device."""
+
     embedding: Tensor  # [vocab, hidden]
     head: Weight  # [vocab, hidden]; the embedding itself when tied and not packed
     final_norm: Tensor

@@ -52,6 +52,8 @@ class PlanDescriptor(NamedTuple):
 
 
 class AttentionTask(NamedTuple):
+    """A chunk is an item of the plan."""
+
     q: Tensor  # [num_tokens, heads, head_dim]
     k_cache: Tensor  # [num_blocks, block_size, kv_heads, head_dim], perhaps in tiles
     v_cache: Tensor  # like k_cache

@@ -18,6 +18,8 @@ CHUNK_ROWS = 8
 
 
 class RmsNormTask(NamedTuple):
+    """A chunk is `CHUNK_ROWS` rows. Without a residual there is no h."""
+
     itemsize: int  # 2: bfloat16, 4: float32
     rows: int
     width: int

@@ -20,6 +20,8 @@ CHUNK_ROWS = 32  # neighbours in a prompt write to the same cache lines: with 4,
 
 
 class RopeStoreTask(NamedTuple):
+    """A chunk is `CHUNK_ROWS` rows. Tensors are in the dtype of qkv where nothing else is said."""
+
     itemsize: int  # 2: bfloat16, 4: float32
     rows: int
     heads: int

@@ -30,6 +30,8 @@ _LARGEST, _SMALLEST = np.int32(0x7F7FFFFF), np.int32(-0x7F800000)  # finite floa
 
 
 class DrawTask(NamedTuple):
+    """A chunk is a row."""
+
     rows: int
     vocab: int
     raw: Tensor  # [rows, vocab], float32

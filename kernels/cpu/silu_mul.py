@@ -19,6 +19,8 @@ CHUNK_ROWS = 4
 
 
 class SiluMulTask(NamedTuple):
+    """A chunk is `CHUNK_ROWS` rows."""
+
     itemsize: int  # 2: bfloat16, 4: float32
     rows: int
     width: int  # of the result
