@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 BUILT_IN = "built-in"
 _SOURCE_CHARS = 20
-_NAME_CHARS = 36
+_NAME_CHARS = 32
 
 COLUMNS = [
     Column("kind", lambda one: one.kind),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from alerts.evaluation.builtin import builtin_signal_files
 from diagnostics.tree import tree_for_alert
 from fleetctl.controller.content.content import BadContentError, Content, ContentObject, alert_names
 from fleetctl.controller.content.load import load_content
@@ -80,6 +81,47 @@ def test_an_objective_overrides_one_series_and_is_evaluated_before_what_reads_it
     assert found[0] < min(readers)
     assert object_of(content, "objective", "llm:objective_ttft_seconds").overrides == ("built-in",)
     assert object_of(content, "objective", 'llm:objective_ratio{slo="ttft"}').overrides == ()
+
+
+def test_signals_of_an_engine_are_exchanged_together_by_their_group(tmp_path: Path) -> None:
+    (ours,) = [path for path in builtin_signal_files() if path.stem == "tgi"]
+    put(tmp_path / "signals/tgi.yaml", ours.read_text("utf-8"))
+    content = load_content([tmp_path])
+
+    files = {group.name: group.file for group in content.signals}
+    assert len(files) == len(content.signals)
+    assert {name for name, file in files.items() if file == str(tmp_path / "signals/tgi.yaml")} == {
+        name for name in files if name.startswith("signals_tgi")
+    }
+    assert object_of(content, "signal", "signals_tgi").overrides == ("built-in",)
+    assert object_of(content, "signal", "signals_trtllm").overrides == ()
+
+
+def test_the_signals_of_an_engine_that_we_do_not_know_are_added_with_its_metrics(tmp_path: Path) -> None:
+    signals = """
+    # engines: acme
+    groups:
+      - name: signals_acme
+        rules:
+          - record: llm:waiting
+            expr: acme_queue_depth
+    """
+    put(tmp_path / "signals/acme.yaml", signals)
+    assert any("acme" in problem for problem in refused(tmp_path))
+    catalog = """
+    namespaces:
+      "acme_":
+        engine: acme
+        versions: "2.1"
+        source: its manual, chapter 4
+        families: {queue_depth: gauge requests}
+    """
+    put(tmp_path / "metrics_catalog.yaml", catalog)
+    content = load_content([tmp_path])
+
+    recording = [group.name for group in content.signals for rule in group.rules if rule.name == "llm:waiting"]
+    assert "signals_acme" in recording
+    assert "signals_engine" in recording
 
 
 def test_a_tree_takes_the_alert_from_the_built_in_tree_that_explained_it(tmp_path: Path) -> None:
@@ -215,3 +257,15 @@ def test_doubtful_content_loads_with_a_warning(tmp_path: Path) -> None:
     warnings = [str(one) for one in load_content([tmp_path]).warnings]
     assert any("no rule here gives alert HostBusy" in one for one in warnings)
     assert any("noisy_neighbour is treated by leave-host, which comes before this page" in one for one in warnings)
+
+
+def test_the_page_that_a_cause_names_comes_before_one_that_only_lists_the_cause(tmp_path: Path) -> None:
+    write_content(tmp_path, page=PAGE.replace("[noisy_neighbour]", "[noisy_neighbour, slow_node, overload]"))
+    content = load_content([tmp_path])
+
+    chosen = {cause: content.page_for_cause(cause) for cause in ("slow_node", "overload", "downstream")}
+    assert {cause: page.name if page else None for cause, page in chosen.items()} == {
+        "slow_node": "replace-node",
+        "overload": "leave-host",
+        "downstream": None,
+    }
