@@ -14,7 +14,7 @@ _LONGEST_S = 2.0**63 / 1e9  # Go counts nanoseconds in 64 bits
 
 
 class BadDurationError(AlertsError):
-    pass
+    """A text that is no duration; its message has the remedy."""
 
 
 def parse_duration_s(text: str, *, typed: bool = False) -> float:

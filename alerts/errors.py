@@ -18,6 +18,8 @@ class AlertsError(Exception):
 
 
 class BadExpositionError(AlertsError):
+    """A scraped text is not the Prometheus text format. `line_number` counts from 1; `reason` is without the place."""
+
     def __init__(self, line_number: int, reason: str) -> None:
         super().__init__(f"line {line_number}: {reason}")
         self.line_number = line_number
@@ -25,24 +27,24 @@ class BadExpositionError(AlertsError):
 
 
 class BadExpressionError(AlertsError):
-    pass
+    """An expression cannot be parsed, or uses what we do not support."""
 
 
 class QueryError(AlertsError):
-    pass
+    """A valid expression failed on the data that it met, as Prometheus fails it."""
 
 
 class BadRuleError(AlertsError):
-    pass
+    """A rule file cannot be used: file, group and rule, then the reason."""
 
 
 class BadCaseError(AlertsError):
-    pass
+    """A file of promtool's unit tests cannot be used: file and test, then the reason."""
 
 
 class BadCatalogError(AlertsError):
-    pass
+    """A metrics catalog cannot be used: file and place, then the reason."""
 
 
 class BadRecordingError(AlertsError):
-    pass
+    """Recorded series cannot be read or fetched: file and line, or the server, then the reason."""

@@ -77,6 +77,7 @@ class LabelSet:
 
     @property
     def name(self) -> str:
+        """The metric name, "" without one."""
         return self.get(METRIC_NAME)
 
     def keep(self, names: tuple[str, ...]) -> LabelSet:
@@ -90,6 +91,7 @@ class LabelSet:
         return self._derive(key, lambda: self.intern(tuple([p for p in self.pairs if p[0] not in names])))
 
     def without_name(self) -> LabelSet:
+        """All labels but the metric name."""
         return self.drop((METRIC_NAME,))
 
     def having(self, added: Labels) -> LabelSet:
@@ -110,6 +112,7 @@ class LabelSet:
         return found
 
     def as_dict(self) -> dict[str, str]:
+        """The labels as a dictionary of the caller's own."""
         return dict(self.pairs)
 
     def __repr__(self) -> str:

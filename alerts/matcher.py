@@ -32,6 +32,7 @@ class Matcher:
         return self._hash
 
     def accepts(self, value: str) -> bool:
+        """Whether a series with this value of the label matches; "" for a series without the label."""
         if self._pattern is None:
             return (value == self.value) == (self.op == "=")
         return (self._pattern.fullmatch(value) is not None) == (self.op == "=~")

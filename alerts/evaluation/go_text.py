@@ -24,10 +24,12 @@ def plain(value: float) -> str:
 
 
 def humanize(value: float) -> str:
+    """Four significant digits with an SI prefix: `1.234k`, `12m`."""
     return _prefixed(value, 1000.0, _LARGE)
 
 
 def humanize1024(value: float) -> str:
+    """Four significant digits with a binary prefix: `1.5ki`."""
     if abs(value) <= 1 or not math.isfinite(value):
         return _significant(value)
     prefix = ""
@@ -40,6 +42,7 @@ def humanize1024(value: float) -> str:
 
 
 def humanize_percentage(value: float) -> str:
+    """A ratio as percent, four significant digits: `12.34%`."""
     return _significant(value * 100) + "%"
 
 
@@ -66,6 +69,7 @@ def humanize_duration(value: float) -> str:
 
 
 def humanize_timestamp(value: float) -> str:
+    """Unix seconds in UTC, as Go prints a time.Time."""
     if not math.isfinite(value):
         return _significant(value)
     moment = datetime.fromtimestamp(math.trunc(value * 1000) / 1000, UTC)  # Prometheus counts in milliseconds

@@ -37,6 +37,8 @@ class GroupShape:
 
 @dataclass(frozen=True, slots=True)
 class RuleShape:
+    """One rule as the file has it: durations are text, `for_` is its key `for`."""
+
     expr: str
     record: str | None = None
     alert: str | None = None
@@ -52,6 +54,7 @@ def read_groups(raw: Any) -> list[Any]:
 
 
 def read_group(raw: Any) -> GroupShape:
+    """One group, its rules unchecked. Raises BadShapeError."""
     checks: dict[str, _Check] = {
         "name": _name,
         "interval": _or_none(_text),
@@ -64,6 +67,7 @@ def read_group(raw: Any) -> GroupShape:
 
 
 def read_rule(raw: Any) -> RuleShape:
+    """One rule. Raises BadShapeError."""
     checks: dict[str, _Check] = {
         "record": _or_none(_text),
         "alert": _or_none(_text),

@@ -22,6 +22,8 @@ _LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class RecordingRule:
+    """Writes the result of `query` as the series `name`, with `labels` set."""
+
     name: str
     query: Query
     labels: tuple[tuple[str, str], ...]
@@ -30,6 +32,8 @@ class RecordingRule:
 
 @dataclass(frozen=True, slots=True)
 class AlertingRule:
+    """Each series of the result of `query` is an alert instance; labels and annotations are templates."""
+
     name: str
     query: Query
     for_s: float

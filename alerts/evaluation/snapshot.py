@@ -36,6 +36,7 @@ def alert_from_json(raw: Mapping[str, Any]) -> ActiveAlert:
 
 
 def check_version(snapshot: Mapping[str, Any], version: int) -> None:
+    """Raises ValueError when the snapshot is of another version than this program reads."""
     found = snapshot.get("version")
     if found != version:
         raise ValueError(f"alert snapshot: version {found!r}, this program reads {version}")

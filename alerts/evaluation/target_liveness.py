@@ -28,6 +28,8 @@ _UP = (Matcher(METRIC_NAME, "=", "up"),)
 
 
 class Liveness(StrEnum):
+    """Whether the silence of a target means that the condition is over."""
+
     LIVE = "live"  # signals flow: no sample means the condition is over
     LOST = "lost"  # scrapes fail, stopped, or started again only now
     REMOVED = "removed"  # the target was given up on purpose

@@ -66,6 +66,8 @@ _Step = Callable[[_Frame], None]
 
 @dataclass(frozen=True, slots=True)
 class Template:
+    """A parsed template of Go's text/template, with Prometheus' functions."""
+
     text: str
     steps: tuple[_Step, ...]
 

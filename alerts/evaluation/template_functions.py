@@ -20,7 +20,7 @@ _PRINTF = re.compile(r"%(?:%|[-+ 0#]*\d*(?:\.\d+)?[a-zA-Z])")
 
 
 class BadTemplateError(AlertsError):
-    pass
+    """A template cannot be parsed or expanded; the alert fires all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,7 @@ def shown(value: Value) -> str:
 
 
 def number_of(value: Value) -> float:
+    """The value as a float. Raises BadTemplateError for what is no number."""
     if isinstance(value, int | float):
         return float(value)
     try:

@@ -60,6 +60,8 @@ class AlertReport:
 
 @dataclass(frozen=True, slots=True)
 class Backtest:
+    """What the rules would have said between start and end (Unix seconds)."""
+
     start: float
     end: float
     step_s: float

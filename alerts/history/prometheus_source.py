@@ -69,6 +69,7 @@ def metric_selectors(groups: Iterable[RuleGroup], *, only: str = "") -> list[str
 
 
 def selector_of(name: str, *, op: str = "=", only: str = "") -> str:
+    """A selector of this metric name, with further matchers in `only`."""
     return f"{{{METRIC_NAME}{op}{json.dumps(name)}{',' if only else ''}{only}}}"
 
 

@@ -38,6 +38,7 @@ class PointBudget:
         self.left = points
 
     def spend(self, points: int) -> None:
+        """Raises QueryError when more points are read than the query may."""
         self.left -= points
         if self.left < 0:
             raise QueryError(f"the query reads more than {MAX_POINTS} points")
@@ -75,16 +76,19 @@ class InstantEvaluator:
         return replace(self, at_ms=at_ms)
 
     def vector(self, node: n.Node) -> Vector:
+        """The value of an expression that the grammar knows to be a vector."""
         value = self.evaluate(node)
         assert isinstance(value, Vector), "the grammar checked types"
         return value
 
     def matrix(self, node: n.Node) -> Matrix:
+        """The value of an expression that the grammar knows to be a range vector."""
         value = self.evaluate(node)
         assert isinstance(value, Matrix), "the grammar checked types"
         return value
 
     def scalar(self, node: n.Node) -> float:
+        """The value of an expression that the grammar knows to be a scalar."""
         value = self.evaluate(node)
         assert isinstance(value, float), "the grammar checked types"
         return value

@@ -14,12 +14,14 @@ from alerts.promql.values import CallArgs, EvalContext, Function, Vector, empty_
 
 
 def absent(context: EvalContext, args: CallArgs) -> Vector:
+    """1 with the labels that the selector fixes when there is no sample, else nothing."""
     if len(context.vector(args[0])):
         return empty_vector()
     return single(_labels_of(args[0]), 1.0, context.at_ms)
 
 
 def absent_over_time(context: EvalContext, args: CallArgs) -> Vector:
+    """As absent(), of a window."""
     if len(context.matrix(args[0])):
         return empty_vector()
     return single(_labels_of(args[0]), 1.0, context.at_ms)

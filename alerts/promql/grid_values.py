@@ -38,6 +38,7 @@ class Grid:
         return self if keep.all() else self.take(np.flatnonzero(keep))
 
     def take(self, index: Index | Sequence[int]) -> Grid:
+        """Those series, in that order."""
         picked = np.asarray(index, dtype=np.intp)
         return Grid([self.labels[i] for i in picked], self.values[picked], self.present[picked])
 

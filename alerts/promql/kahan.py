@@ -27,6 +27,7 @@ def add(increment: float, total: float, lost: float) -> tuple[float, float]:
 
 
 def kahan_sum(values: Iterable[float]) -> float:
+    """The sum with Neumaier's compensation, as Prometheus sums."""
     total, lost = 0.0, 0.0
     for value in values:
         total, lost = add(value, total, lost)

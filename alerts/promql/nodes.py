@@ -15,11 +15,15 @@ AtTime = int | Literal["start", "end"] | None
 
 @dataclass(frozen=True, slots=True)
 class Number:
+    """A number literal."""
+
     value: float
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
+    """A string literal."""
+
     value: str
 
 
@@ -34,12 +38,16 @@ class Selector:
 
 @dataclass(frozen=True, slots=True)
 class RangeSelector:
+    """A selector with a window: `x[5m]`."""
+
     selector: Selector
     range_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class Subquery:
+    """An expression evaluated at steps of a window: `x[5m:30s]`."""
+
     expr: Node
     range_ms: int
     step_ms: int | None  # None: the evaluation interval
@@ -49,17 +57,23 @@ class Subquery:
 
 @dataclass(frozen=True, slots=True)
 class Call:
+    """A function with its unevaluated arguments."""
+
     function: str
     args: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Negate:
+    """Unary minus."""
+
     expr: Node
 
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
+    """An aggregation by, or without, `labels`; `param`: k of topk, q of quantile, label of count_values."""
+
     op: str
     expr: Node
     param: Node | None
@@ -79,6 +93,8 @@ class Matching:
 
 @dataclass(frozen=True, slots=True)
 class Binary:
+    """A binary operator, comparisons and set operators included."""
+
     op: str
     lhs: Node
     rhs: Node

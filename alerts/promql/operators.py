@@ -152,6 +152,7 @@ def _matched(op: str, many: Vector, one: Vector, matching: Matching, returns_boo
 
 
 def result_labels(many: LabelSet, one: LabelSet, matching: Matching, drops_name: bool) -> LabelSet:
+    """The labels of what two matched series give."""
     result = many.without_name() if drops_name else many
     if matching.many == "none":
         result = result.keep(matching.labels) if matching.on else result.drop(matching.labels)

@@ -61,6 +61,7 @@ class SharedResults:
         return self._shared_expr_of.get(id(node))
 
     def cached(self, part: SharedExpr, at_ms: int, start_ms: int) -> Value | None:
+        """The result of this evaluation time, None when there is none or a rule has since written what it read."""
         found = self._results.get((part.number, at_ms, start_ms))
         if found is None:
             return None
@@ -69,6 +70,7 @@ class SharedResults:
         return None if any(written.get(name, 0) > known_at for name in part.names) else value
 
     def store_result(self, part: SharedExpr, at_ms: int, start_ms: int, value: Value) -> None:
+        """Remembers a result until the tick is over."""
         self._results[part.number, at_ms, start_ms] = self._num_writes, value
 
 

@@ -41,6 +41,7 @@ class Vector:
         return Vector(self.labels.take_rows(picked), self.values[picked], self.at_ms[picked])
 
     def where(self, keep: Bools) -> Vector:
+        """The series where the mask is true."""
         if keep.all():
             return self
         return Vector(self.labels.where(keep), self.values[keep], self.at_ms[keep])
@@ -69,6 +70,7 @@ class Matrix:
 
     @property
     def counts(self) -> Index:
+        """Points of each series."""
         return np.diff(self.starts)
 
     @property
@@ -78,6 +80,7 @@ class Matrix:
 
     @property
     def lasts(self) -> Index:
+        """Index of each series' last point."""
         return self.starts[1:] - 1
 
     def windows(self) -> list[list[float]]:
@@ -99,6 +102,7 @@ class Matrix:
         )
 
     def to_vector(self, values: Floats, *, keep_name: bool = False) -> Vector:
+        """One value a series, measured at the newest point of its window."""
         if not len(self.labels):
             return empty_vector()
         labels = self.labels if keep_name else drop_names(self.labels)
@@ -125,10 +129,12 @@ _EMPTY = Vector(LabelColumn(), np.empty(0), np.empty(0, dtype=np.int64))
 
 
 def empty_vector() -> Vector:
+    """A vector without series."""
     return _EMPTY
 
 
 def single(labels: LabelSet, value: float, at_ms: int) -> Vector:
+    """A vector of one series."""
     return Vector(LabelColumn([labels]), np.array([value]), np.array([at_ms], dtype=np.int64))
 
 
@@ -136,18 +142,32 @@ class EvalContext(Protocol):
     """The part of evaluator.InstantEvaluator that functions use."""
 
     @property
-    def at_ms(self) -> int: ...
-    @property
-    def start_ms(self) -> int: ...
-    @property
-    def end_ms(self) -> int: ...
-    @property
-    def step_ms(self) -> int: ...
+    def at_ms(self) -> int:
+        """The evaluation timestamp, Unix milliseconds."""
 
-    def evaluate(self, node: Node) -> Value: ...
-    def vector(self, node: Node) -> Vector: ...
-    def matrix(self, node: Node) -> Matrix: ...
-    def scalar(self, node: Node) -> float: ...
+    @property
+    def start_ms(self) -> int:
+        """Of the range query; `at_ms` in an instant one."""
+
+    @property
+    def end_ms(self) -> int:
+        """Of the range query; `at_ms` in an instant one."""
+
+    @property
+    def step_ms(self) -> int:
+        """Of the range query; 0 in an instant one."""
+
+    def evaluate(self, node: Node) -> Value:
+        """Raises QueryError when the data does not allow the operation."""
+
+    def vector(self, node: Node) -> Vector:
+        """As `evaluate`, of an argument that is a vector."""
+
+    def matrix(self, node: Node) -> Matrix:
+        """As `evaluate`, of an argument that is a range vector."""
+
+    def scalar(self, node: Node) -> float:
+        """As `evaluate`, of an argument that is a scalar."""
 
 
 CallArgs = tuple[Node, ...]

@@ -16,6 +16,7 @@ _OF_PRESENCE = frozenset({"absent", "absent_over_time", "timestamp", "present_ov
 
 
 def name_matcher(selector: Selector) -> Matcher | None:
+    """The selector's matcher for the metric name, None without one."""
     return next((matcher for group in selector.groups for matcher in group if matcher.name == METRIC_NAME), None)
 
 

@@ -17,6 +17,7 @@ _COMPARISONS = (">", "<", ">=", "<=", "==", "!=")
 
 
 def rule_problems(rule: Rule) -> Iterator[Problem]:
+    """Of an alerting rule as a whole; a recording rule has none."""
     if not isinstance(rule, AlertingRule):
         return
     root = rule.query.root

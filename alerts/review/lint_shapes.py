@@ -31,6 +31,7 @@ _SENTINEL = 1e15
 
 
 def shape_problems(rule: Rule, catalog: Catalog) -> Iterator[Problem]:
+    """Of the rule's expression and all that is in it."""
     yield from _walk(rule.query.root, catalog)
 
 

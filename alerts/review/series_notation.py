@@ -18,7 +18,7 @@ _HISTOGRAM = re.compile(r"\{\{.*?\}\}(?:[-+]\{\{.*?\}\})?(?:x\d+)?")
 
 
 class BadNotationError(AlertsError):
-    pass
+    """A text that is not promtool's notation of series or values."""
 
 
 class NativeHistogramError(BadNotationError):

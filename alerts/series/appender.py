@@ -17,12 +17,15 @@ from alerts.series.series_group import MemSeries, SeriesGroup
 class SeriesAllocator(Protocol):
     """What a appender needs of the store."""
 
-    def new_group(self, *, is_scrape: bool = False, keep_ms: int = 0) -> SeriesGroup: ...
+    def new_group(self, *, is_scrape: bool = False, keep_ms: int = 0) -> SeriesGroup:
+        """A group without series, kept for `keep_ms` at least."""
+
     def series_for(self, group: SeriesGroup, labels: LabelSet) -> MemSeries | None:
         """The series, made in this group when it is new; None when the store is full."""
 
     @property
-    def has_room(self) -> bool: ...
+    def has_room(self) -> bool:
+        """Whether a new series would be taken."""
 
 
 class Appender:
@@ -59,6 +62,7 @@ class Appender:
 
     @property
     def group(self) -> SeriesGroup | None:
+        """Where its series lie; None before the first ones."""
         return self._group
 
     def keep_at_least(self, keep_s: float) -> None:

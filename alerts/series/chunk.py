@@ -20,11 +20,16 @@ class Chunk(Protocol):
     """`ids` name the series by their number in their group, rising; rows and columns of `read` follow them."""
 
     @property
-    def ids(self) -> Index: ...
+    def ids(self) -> Index:
+        """Numbers of the series in their group, rising."""
+
     @property
-    def times(self) -> Times: ...
+    def times(self) -> Times:
+        """Unix milliseconds, rising."""
+
     @property
-    def num_bytes(self) -> int: ...
+    def num_bytes(self) -> int:
+        """What it takes in memory."""
 
     def read(self, rows: Index, low: int, high: int) -> Floats:
         """Values of these rows (positions in `ids`) at times[low:high]."""
@@ -40,9 +45,11 @@ class PlainChunk:
 
     @property
     def num_bytes(self) -> int:
+        """What it takes in memory."""
         return self._values.nbytes + self.times.nbytes
 
     def read(self, rows: Index, low: int, high: int) -> Floats:
+        """As Chunk.read."""
         part = self._values[:, low:high]
         return part if np.array_equal(rows, np.arange(len(part))) else part[rows]
 
@@ -60,13 +67,16 @@ class PackedChunk:
 
     @property
     def ids(self) -> Index:
+        """As Chunk.ids."""
         return np.arange(self._num_rows) if self._own_ids is None else self._own_ids.astype(np.intp)
 
     @property
     def num_bytes(self) -> int:
+        """What it takes in memory."""
         return len(self._blob) + self.times.nbytes + (0 if self._own_ids is None else self._own_ids.nbytes)
 
     def read(self, rows: Index, low: int, high: int) -> Floats:
+        """As Chunk.read."""
         values = _unpacked(self._blob, self._num_rows, len(self.times))
         return values[rows, low:high]
 
@@ -82,6 +92,7 @@ def find_rows(chunk: Chunk, ids: Index) -> tuple[Index, Index]:
 
 
 def is_missing(values: Floats) -> Bools:
+    """Where the value is MISSING, an element each."""
     found: Bools = values.view(np.int64) == MISSING_BITS
     return found
 

@@ -41,6 +41,7 @@ class HeadBlock:
 
     @property
     def num_bytes(self) -> int:
+        """What it takes in memory, spare rows left out."""
         own = self._num_rows * HEAD_POINTS * self.values.itemsize
         return own + self.times.nbytes + self.fill.nbytes + self.chunks_until_ms.nbytes
 
@@ -55,10 +56,12 @@ class HeadBlock:
         return self._num_rows - 1
 
     def free_row(self, row: int) -> None:
+        """The row may be given to another series."""
         self.values[row] = MISSING
         self._free_rows.append(row)
 
     def new_group(self) -> int:
+        """A row of `times`."""
         if self._free_groups:
             return self._free_groups.pop()
         if self._num_groups == len(self.times):
@@ -69,6 +72,7 @@ class HeadBlock:
         return self._num_groups - 1
 
     def free_group(self, group: int) -> None:
+        """The row of `times` may be given to another group."""
         self.times[group] = MAX_TIME_MS
         self.fill[group] = 0
         self.chunks_until_ms[group] = MIN_TIME_MS

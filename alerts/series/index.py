@@ -56,6 +56,7 @@ class SeriesIndex:
         return (series for postings in self._by_name.values() for series in postings.values())
 
     def find(self, labels: LabelSet) -> MemSeries | None:
+        """The series of exactly these labels."""
         postings = self._by_name.get(labels.name)
         return postings.get(labels) if postings is not None else None
 
@@ -70,6 +71,7 @@ class SeriesIndex:
     # -- changes ------------------------------------------------------------------------------------------------
 
     def add(self, series: MemSeries) -> None:
+        """A new series; its labels must not be known yet."""
         postings = self._by_name.get(series.labels.name)
         if postings is None:
             postings = self._by_name[series.labels.name] = _Postings()
@@ -79,6 +81,7 @@ class SeriesIndex:
         postings.version += 1
 
     def remove(self, series: MemSeries) -> None:
+        """A series that the store forgets."""
         postings = self._by_name[series.labels.name]
         del postings[series.labels]
         if not postings:
@@ -118,6 +121,7 @@ class SeriesIndex:
         return Selection(self._head, list(found.values()))
 
     def check_integrity(self) -> None:
+        """Asserts that names, label sets and the count agree."""
         assert sum(len(postings) for postings in self._by_name.values()) == self._num_series
         for name, postings in self._by_name.items():
             assert postings

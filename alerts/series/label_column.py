@@ -127,6 +127,7 @@ class LabelColumn(Sequence[LabelSet]):
         return self.remembered("distinct", lambda: (len(set(self.keys(False, ()))) == len(self),))[0]
 
     def without_names(self) -> LabelColumn:
+        """Each set without the metric name."""
         return self.having_only(False, (METRIC_NAME,))
 
     def having_only(self, keeps: bool, names: tuple[str, ...]) -> LabelColumn:
@@ -222,4 +223,5 @@ def _plain(key: Hashable) -> Hashable:
 
 
 def as_column(labels: Iterable[LabelSet]) -> LabelColumn:
+    """The column itself, or a new one of these labels."""
     return labels if isinstance(labels, LabelColumn) else LabelColumn(labels)

@@ -36,6 +36,7 @@ class LayoutCache:
         self._pairs: dict[tuple[str, str], tuple[str, str]] = {}
 
     def of(self, texts: Sequence[str], labels: Sequence[LabelSet]) -> ExpositionLayout:
+        """The layout of these texts: the same object for the same texts."""
         key = tuple(texts)
         found = self._layouts.get(key)
         if found is None:
@@ -43,6 +44,7 @@ class LayoutCache:
         return found
 
     def learn(self, text: str, labels: LabelSet) -> None:
+        """Remembers what a line up to its value means."""
         if len(self.labels_of) >= MAX_KNOWN_TEXTS:
             self.labels_of.clear()
             self._pairs.clear()

@@ -99,6 +99,7 @@ class SeriesGroup:
         return series
 
     def remove(self, series: MemSeries) -> None:
+        """The series leaves; its points are gone."""
         del self.members[series.number]
         self.head.free_row(series.row)
         series.group = None
@@ -115,6 +116,7 @@ class SeriesGroup:
 
     @property
     def is_closed(self) -> bool:
+        """True after `close`: nothing can be appended any more."""
         return self.number < 0
 
     # -- writing ------------------------------------------------------------------------------------------------
@@ -230,12 +232,14 @@ class SeriesGroup:
 
     @property
     def first_ms(self) -> int | None:
+        """Timestamp of the oldest sample, None without one."""
         if self.chunks:
             return int(self.chunks[0].times[0])
         return int(self.head.times[self.number, 0]) if self.head.fill[self.number] else None
 
     @property
     def last_ms(self) -> int | None:
+        """Timestamp of the newest sample, also of one that was forgotten; None without one."""
         fill = int(self.head.fill[self.number])
         if fill:
             return int(self.head.times[self.number, fill - 1])
@@ -244,6 +248,7 @@ class SeriesGroup:
 
     @property
     def num_points(self) -> int:
+        """Timestamps of the group, in chunks and head."""
         return int(self.head.fill[self.number]) + sum(len(chunk.times) for chunk in self.chunks)
 
     @property

@@ -243,6 +243,7 @@ class SeriesStore:
 
     @property
     def num_series(self) -> int:
+        """How many series are held."""
         return len(self._index)
 
     @property
@@ -275,6 +276,7 @@ class SeriesStore:
     # -- for writers --------------------------------------------------------------------------------------------
 
     def new_group(self, *, is_scrape: bool = False, keep_ms: int = 0) -> SeriesGroup:
+        """A group without series; `keep_ms` counts when it is longer than the retention."""
         group = SeriesGroup(
             self._head,
             is_scrape=is_scrape,
@@ -300,6 +302,7 @@ class SeriesStore:
 
     @property
     def has_room(self) -> bool:
+        """Whether a new series would be taken."""
         return len(self._index) < self.max_series
 
     # -- inside -------------------------------------------------------------------------------------------------
