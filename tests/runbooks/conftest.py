@@ -7,11 +7,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from runbooks.schema import metadata, open_engine
 from tests.fixtures.runbooks import World
 
 POSTGRES_URL = os.environ.get("FLEETCTL_TEST_POSTGRES_URL")
+
+
+@pytest.fixture(autouse=True)
+def _plain_tracebacks() -> Iterator[None]:
+    """One with every local of each frame takes seconds, and runs that fail on purpose log many."""
+    render = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
+    structlog.configure(processors=[render])
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(params=["sqlite", "postgres"] if POSTGRES_URL else ["sqlite"])
