@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import queue
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from engine.core.fake_runner import FakeCost, generate
+from engine.core.fake_runner import FakeCost, FakeRunner, generate
 from engine.core.runner import Slept
-from engine.core.step_loop import MAX_FAILED_STEPS, GoldenError
+from engine.core.scheduler import Scheduler
+from engine.core.step_loop import MAX_FAILED_STEPS, GoldenError, StepLoop
+from engine.protocol.clock import ManualClock
 from engine.protocol.failure import FailureKind, SequenceFailure
 from engine.protocol.frames import ConnectionClosed
 from engine.protocol.golden_prompt import golden_sequence
@@ -20,6 +24,7 @@ from engine.protocol.messages import (
     CoreAwake,
     CoreFailed,
     CoreIdle,
+    FromCore,
     ListBlocks,
     ResetPrefixCache,
     SetFaults,
@@ -30,7 +35,7 @@ from engine.protocol.messages import (
     StepReport,
     WakeUp,
 )
-from tests.fixtures.core import VOCAB_SIZE, make_request
+from tests.fixtures.core import VOCAB_SIZE, make_config, make_request
 from tests.fixtures.step_loop import STEP_S, Desk
 
 Events = list[dict[str, Any]]
@@ -372,3 +377,70 @@ def test_seconds_of_a_step_are_those_of_the_clock_not_of_the_runner() -> None:
     desk.runner.cost = FakeCost(STEP_S, 0.001, 0.0, 0.0)
     desk.run(SetFaults(slow_steps=3.0), make_request("a", 10, max_tokens=3), make_request("b", 3, max_tokens=9))
     assert desk.scheduler.preemption_cost.step_seconds(4) == pytest.approx(3 * (STEP_S + 0.004), rel=0.01)
+
+
+# --- waiting ---
+
+
+class WatchedInbox:
+    """An inbox that never waits, and keeps how long it was asked to wait and whether there was work then."""
+
+    def __init__(self, *messages: object) -> None:
+        self.messages = list(messages)
+        self.waits: list[float] = []
+
+    def put(self, message: object) -> None:
+        self.messages.append(message)
+
+    def get(self, timeout: float) -> object:
+        self.waits.append(timeout)
+        return self.get_nowait()
+
+    def get_nowait(self) -> object:
+        if not self.messages:
+            raise queue.Empty
+        return self.messages.pop(0)
+
+
+def make_loop(inbox: WatchedInbox, published: list[FromCore]) -> StepLoop:
+    """With every default; it ends after its second idle report."""
+    clock = ManualClock()
+    runner = FakeRunner(vocab_size=VOCAB_SIZE, clock=clock, cost=FakeCost(STEP_S, 0.0, 0.0, 0.0))
+
+    def publish(message: FromCore) -> None:
+        published.append(message)
+        if sum(isinstance(m, CoreIdle) for m in published) == 2:
+            inbox.put(Shutdown())
+
+    return StepLoop(Scheduler(make_config()), runner, inbox, publish, clock)  # type: ignore[arg-type]
+
+
+def test_a_core_waits_a_second_when_idle_and_never_while_it_has_work() -> None:
+    inbox, published = WatchedInbox(make_request("a", max_tokens=20)), list[FromCore]()
+    assert make_loop(inbox, published).run_until_shutdown() == 0
+    assert inbox.waits == [1.0] * 4  # for the sequence, for two idle reports, for the shutdown
+    assert sum(isinstance(message, StepReport) for message in published) == 20
+
+
+def test_faults_are_off_by_default() -> None:
+    published: list[FromCore] = []
+    make_loop(WatchedInbox(SetFaults(8.0), make_request("a", max_tokens=1)), published).run_until_shutdown()
+    assert next(m for m in published if isinstance(m, StepReport)).seconds == pytest.approx(STEP_S)
+
+
+def test_news_of_no_step_has_no_tokens_and_no_rows() -> None:
+    desk = Desk()
+    desk.replies = {1: make_request("b", 500), 2: make_request("c", max_tokens=9), 3: Shutdown()}
+    desk.run(make_request("a", 500))
+    nothing = [(r.num_tokens, r.num_seqs, r.seconds, r.failed_steps) for r in desk.reports if r.kind is StepKind.NONE]
+    assert nothing == [(0, 0, 0.0, 0)] * 3
+    assert desk.ends["c"].finish_reason == "abort"
+
+
+def test_warm_up_is_measured_by_the_clock_too() -> None:
+    desk = Desk()
+    desk.runner.cost = FakeCost(STEP_S, 0.001, 0.0, 0.0)
+    run = desk.runner.run_step
+    desk.runner.run_step = lambda plan: replace(run(plan), seconds=99.0)  # type: ignore[method-assign]
+    desk.loop.warm_up(make_request("golden", 10, max_tokens=3))
+    assert desk.scheduler.preemption_cost.step_seconds(4) == pytest.approx(STEP_S + 0.004, rel=0.01)
