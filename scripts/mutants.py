@@ -79,6 +79,11 @@ class Mutant:
     is_equivalent: bool = False
 
     @property
+    def change(self) -> tuple[str, str, str, str]:
+        """What it is, whatever number mutmut gives it next time."""
+        return self.file, self.function, self.old, self.new
+
+    @property
     def is_alive(self) -> bool:
         return self.verdict in (SURVIVED, UNREACHED) and not self.is_equivalent
 
@@ -247,31 +252,48 @@ def changed_lines(base: str, files: Iterable[str], root: Path) -> dict[str, set[
 
 
 def run_target(target: Target, equivalents: Sequence[Equivalent], options: argparse.Namespace) -> list[Mutant]:
-    """Verdicts on the chosen mutants of one target."""
+    """Verdicts on the chosen mutants of one target; with `again`, the last run with its survivors judged anew."""
     root: Path = options.root
     work, kept = root / ".mutants" / target.name, root / ".mutants" / f"{target.name}.json"
-    last = json.loads(kept.read_text(encoding="utf-8")) if options.again and kept.exists() else None
+    settled: list[Mutant] = []
     prepare_copy(target, root, work)
     in_copy(work, "--generate")
     mutants = list(read_mutants(target, work))
-    chosen = mutants
-    if options.base:
-        changed = changed_lines(options.base, target.files, root)
-        chosen = [mutant for mutant in mutants if changed.get(mutant.file, set()) & set(mutant.lines)]
-    if options.sample and len(chosen) > options.sample:
-        chosen = random.Random(f"{options.seed}/{target.name}").sample(chosen, options.sample)
-    if last is not None:
-        alive = {(m["file"], m["function"], m["old"], m["new"]) for m in last if m["verdict"] in (SURVIVED, UNREACHED)}
-        chosen = [m for m in mutants if (m.file, m.function, m.old, m.new) in alive]
+    if options.again:
+        last = _read_kept(kept)
+        settled = [mutant for mutant in last if not mutant.is_alive]
+        alive = {mutant.change for mutant in last if mutant.is_alive}
+        chosen = [mutant for mutant in mutants if mutant.change in alive]
+    else:
+        chosen = choose(mutants, target, options)
     if chosen:
         names = [] if len(chosen) == len(mutants) else [mutant.name for mutant in chosen]
         (work / "chosen.json").write_text(json.dumps(names), encoding="utf-8")
         in_copy(work, "--judge", "chosen.json", "--jobs", str(options.jobs))
     wanted = {mutant.name for mutant in chosen}
-    judged = [mutant for mutant in read_mutants(target, work) if mutant.name in wanted]
+    judged = [*settled, *(mutant for mutant in read_mutants(target, work) if mutant.name in wanted)]
     judged = [_with_equivalence(mutant, equivalents) for mutant in judged]
     kept.write_text(json.dumps([asdict(mutant) for mutant in judged], indent=1), encoding="utf-8")
     return judged
+
+
+def choose(mutants: Sequence[Mutant], target: Target, options: argparse.Namespace) -> list[Mutant]:
+    """Those of changed lines, or a sample, or all."""
+    chosen = list(mutants)
+    if options.base:
+        changed = changed_lines(options.base, target.files, options.root)
+        chosen = [mutant for mutant in mutants if changed.get(mutant.file, set()) & set(mutant.lines)]
+    if options.sample and len(chosen) > options.sample:
+        chosen = random.Random(f"{options.seed}/{target.name}").sample(chosen, options.sample)
+    return chosen
+
+
+def _read_kept(path: Path) -> list[Mutant]:
+    if not path.exists():
+        raise BadTargetsError(f"AGAIN: {path.name} is not there: run the target once without it")
+    return [
+        Mutant(**{**entry, "lines": tuple(entry["lines"])}) for entry in json.loads(path.read_text(encoding="utf-8"))
+    ]
 
 
 def _with_equivalence(mutant: Mutant, equivalents: Sequence[Equivalent]) -> Mutant:

@@ -78,6 +78,8 @@ def test_what_could_not_be_looked_up_is_named() -> None:
         UNKNOWN, "could not look which nodes serve: n1 is not taken out blindly"
     )
     assert judge_names([NODE_1], [], blind) == Ruling(UNKNOWN, "could not look which nodes exist")
+    not_looked_up = parse_command("scale a --to 1")
+    assert judge_capacity(not_looked_up, view(FIVE)) == Ruling(UNKNOWN, "could not look which nodes pool a has")
 
 
 def test_a_pool_keeps_its_own_floor() -> None:
@@ -91,6 +93,14 @@ def test_a_pool_keeps_its_own_floor() -> None:
         YES, "1 nodes of pool a serve without n1, the floor is 1"
     )
     assert judge_capacity(scale, view(FIVE), change=out, floor_ratio=1.0).reason.startswith("without n1 only 4 of 5")
+
+
+def test_a_node_of_the_pool_that_the_run_took_out_still_raises_its_floor() -> None:
+    fleet = FleetView.of([NodeFacts("n0", "a", wanted=False), NodeFacts("n1", "a"), NodeFacts("n2", "a")], ["n1", "n2"])
+    out = Change(removes=frozenset({"n1"}))
+    scale = parse_command("scale a --to 1")
+    assert judge_capacity(scale, fleet, change=out, floor_ratio=0.5).allows
+    assert judge_capacity(scale, fleet, change=out, floor_ratio=0.5, gone=["n0"]).answer is NO
 
 
 def test_names_are_looked_for_where_they_belong() -> None:
@@ -107,6 +117,13 @@ def test_names_are_looked_for_where_they_belong() -> None:
 def test_a_plan_that_fits_starts() -> None:
     assert judge_start([DRAIN], view(FIVE)) == Ruling(YES, "as planned")
     assert judge_start([], view(FIVE)) == Ruling(YES, "as planned")
+
+
+def test_a_plan_starts_only_on_the_fleet_it_was_made_for() -> None:
+    to_three = parse_command("scale a --to 3 --from 2 --nodes n6 --like n1")
+    to_four = parse_command("scale a --to 4 --from 3 --nodes n7 --like n1")
+    assert judge_start([to_three, to_four], view(FIVE)) == Ruling(YES, "as planned")
+    assert judge_start([to_four], view(FIVE)) == Ruling(NO, "pool a had 3 nodes when this was planned and has 2 now")
 
 
 @pytest.mark.parametrize(
