@@ -50,3 +50,67 @@ def test_any_order_of_begins_and_ends_adds_up() -> None:
             flying.append(fates.begin(f"r{number}"))
         fates.check_integrity()
     assert fates.in_flight == len(flying)
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_fate_tells_all_that_is_known_of_its_request() -> None:
+    clock, ended = Clock(), list[str]()
+    fates = Fates(now=lambda: 1.5e9, clock=clock, on_end=lambda proxied: ended.append(proxied.request_id))
+    proxied = fates.begin("r1")
+    assert proxied.as_json() == {
+        "request_id": "r1",
+        "fate": "in_flight",
+        "moved": 0,
+        "retries": 0,
+        "nodes": [],
+        "status": None,
+        "reason": "",
+        "started_at": 1.5e9,
+        "duration_s": None,
+        "ttft_s": None,
+    }
+    clock.now += 0.5
+    assert fates.mark_first_byte(proxied) == 0.5
+    clock.now += 1.5
+    proxied.nodes.append("a")
+    proxied.moved, proxied.retries = 1, 2
+    assert ended == []
+    fates.end(proxied, Outcome.FAILED, reason="node_lost", status=502)
+    assert ended == ["r1"]
+    told = proxied.as_json()
+    assert (told["fate"], told["reason"], told["status"], told["duration_s"]) == ("failed", "node_lost", 502, 2.0)
+    assert (told["moved"], told["retries"], told["nodes"], told["ttft_s"]) == (1, 2, ["a"], 0.5)
+
+
+def test_a_status_that_was_sent_stays_when_the_end_brings_none() -> None:
+    fates = Fates()
+    proxied = fates.begin("r1")
+    proxied.status = 200
+    fates.end(proxied, Outcome.CLIENT_GONE)
+    assert (proxied.status, proxied.reason) == (200, "")
+
+
+def test_the_one_in_flight_is_told_before_one_of_the_same_id_that_ended() -> None:
+    fates = Fates()
+    fates.end(fates.begin("same"), Outcome.FINISHED)
+    assert not fates.is_in_flight("same")
+    again = fates.begin("same")
+    assert fates.is_in_flight("same")
+    assert fates.get("same") is again
+    assert fates.in_flight == 1
+    assert fates.get("other") is None
+
+
+def test_an_id_that_came_again_is_remembered_from_its_last_end() -> None:
+    fates = Fates(max_remembered=2)
+    for request_id in ("a", "b", "a", "c"):
+        fates.end(fates.begin(request_id), Outcome.FINISHED)
+    assert fates.get("a") is not None
+    assert fates.get("b") is None
+    assert fates.get("c") is not None

@@ -10,6 +10,7 @@ from fleetctl.gateway.routing_facts import (
     MAX_OUTPUT_TOKENS,
     PREFIX_CHARS,
     BadBodyError,
+    RoutingFacts,
     read_routing_facts,
 )
 
@@ -17,7 +18,7 @@ CHAT = "/v1/chat/completions"
 COMPLETION = "/v1/completions"
 
 
-def ask_of(path: str, **body: Any) -> Any:
+def facts_of(path: str, **body: Any) -> Any:
     return read_routing_facts(path, json.dumps(body).encode())
 
 
@@ -29,15 +30,15 @@ def test_a_body_that_is_not_an_object_is_named(body: bytes) -> None:
 
 def test_conversations_with_the_same_beginning_share_their_prefix() -> None:
     system = {"role": "system", "content": "s" * PREFIX_CHARS}
-    first = ask_of(CHAT, messages=[system, {"role": "user", "content": "one"}])
-    second = ask_of(CHAT, messages=[system, {"role": "user", "content": "two"}])
+    first = facts_of(CHAT, messages=[system, {"role": "user", "content": "one"}])
+    second = facts_of(CHAT, messages=[system, {"role": "user", "content": "two"}])
     assert first.prefix == second.prefix
     assert len(first.prefix) == PREFIX_CHARS
 
 
 def test_text_parts_and_plain_text_are_the_same_prompt() -> None:
-    plain = ask_of(CHAT, messages=[{"role": "user", "content": "hello"}])
-    parts = ask_of(CHAT, messages=[{"content": [{"type": "text", "text": "hello"}], "role": "user"}])
+    plain = facts_of(CHAT, messages=[{"role": "user", "content": "hello"}])
+    parts = facts_of(CHAT, messages=[{"content": [{"type": "text", "text": "hello"}], "role": "user"}])
     assert plain.prefix == parts.prefix
 
 
@@ -55,7 +56,7 @@ def test_text_parts_and_plain_text_are_the_same_prompt() -> None:
     ids=repr,
 )
 def test_cost_counts_prompt_and_output(asked: dict[str, Any], tokens: int) -> None:
-    assert ask_of(COMPLETION, prompt="x" * 400, **asked).tokens == 100 + tokens
+    assert facts_of(COMPLETION, prompt="x" * 400, **asked).tokens == 100 + tokens
 
 
 @pytest.mark.parametrize(
@@ -64,12 +65,83 @@ def test_cost_counts_prompt_and_output(asked: dict[str, Any], tokens: int) -> No
     ids=repr,
 )
 def test_any_prompt_shape_is_readable(prompt: Any) -> None:
-    ask = ask_of(COMPLETION, prompt=prompt, stream="yes", model=3)
-    assert ask.tokens >= DEFAULT_OUTPUT_TOKENS
-    assert ask.stream is False
-    assert ask.model is None
+    facts = facts_of(COMPLETION, prompt=prompt, stream="yes", model=3)
+    assert facts.tokens >= DEFAULT_OUTPUT_TOKENS
+    assert facts.stream is False
+    assert facts.model is None
 
 
 @pytest.mark.parametrize("messages", [None, 5, "text", [None, 1], [{}], [{"content": [1, {"text": 2}]}]], ids=repr)
 def test_any_messages_shape_is_readable(messages: Any) -> None:
-    assert ask_of(CHAT, messages=messages, stream=True).stream is True
+    assert facts_of(CHAT, messages=messages, stream=True).stream is True
+
+
+def test_a_chats_prefix_is_role_and_text_of_each_message_in_order() -> None:
+    messages = [
+        {"role": "system", "content": "be brief"},
+        "no message",
+        {"role": "user", "content": [{"text": "a"}, 5, {"text": 6}, {"image": "x"}, {"text": "b"}]},
+        {"role": "user"},
+    ]
+    facts = facts_of(CHAT, messages=messages, max_tokens=1)
+    assert facts.prefix == "system\nbe brief\nuser\nab\nuser\n\n"
+    assert facts.tokens == (8 + 2) // 4 + 1
+
+
+def test_a_prefix_ends_after_its_length_however_the_messages_are_cut() -> None:
+    long = [
+        {"role": "user", "content": "x" * 300},
+        {"role": "user", "content": "y" * 600},
+        {"role": "z", "content": "z"},
+    ]
+    facts = facts_of(CHAT, messages=long, max_tokens=1)
+    assert facts.prefix == ("user\n" + "x" * 300 + "\nuser\n" + "y" * 600)[:PREFIX_CHARS]
+    assert facts.tokens == 901 // 4 + 1, "cost counts all of it"
+    exact = facts_of(CHAT, messages=[{"role": "u", "content": "x" * (PREFIX_CHARS - 3)}, {"role": "v", "content": "w"}])
+    assert exact.prefix == "u\n" + "x" * (PREFIX_CHARS - 3) + "\n"
+
+
+def test_a_completions_prefix_is_the_beginning_of_its_first_prompt() -> None:
+    text = "p" * (PREFIX_CHARS + 8)
+    assert facts_of(COMPLETION, prompt=text, max_tokens=1).prefix == text[:PREFIX_CHARS]
+    several = facts_of(COMPLETION, prompt=["first!!!", "second!!", "third"], max_tokens=1)
+    assert (several.prefix, several.tokens) == ("first!!!", 21 // 4 + 1)
+
+
+def test_token_ids_count_as_tokens_and_their_beginning_as_prefix() -> None:
+    ids = list(range(1000, 1200))
+    facts = facts_of(COMPLETION, prompt=ids, max_tokens=1)
+    assert facts.prefix == " ".join(map(str, ids[: PREFIX_CHARS // 4]))[:PREFIX_CHARS]
+    assert facts.tokens == 200 + 1
+    several = facts_of(COMPLETION, prompt=[[1, 2, 3], [4, 5]], max_tokens=1)
+    assert (several.prefix, several.tokens) == ("1 2 3", 5 + 1)
+    assert facts_of(COMPLETION, prompt=[[1], [[2] * 100]], max_tokens=1).tokens == 1 + 1, "no prompt is a list of lists"
+
+
+def test_model_and_stream_are_read_as_they_are_given() -> None:
+    facts = facts_of(CHAT, messages=[], model="m", stream=True)
+    assert (facts.model, facts.stream, facts.prefix, facts.tokens) == ("m", True, "", DEFAULT_OUTPUT_TOKENS)
+    assert facts_of(CHAT, messages=[], stream=1).stream is False
+    assert (RoutingFacts().model, RoutingFacts().stream) == (None, False)
+    assert (RoutingFacts().prefix, RoutingFacts().tokens) == ("", 0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "tokens"),
+    [
+        ({"max_tokens": 1}, 1),
+        ({"max_tokens": 0}, DEFAULT_OUTPUT_TOKENS),
+        ({"max_completion_tokens": 0, "max_tokens": 3}, 3),
+        ({"max_tokens": MAX_OUTPUT_TOKENS}, MAX_OUTPUT_TOKENS),
+        ({"max_tokens": MAX_OUTPUT_TOKENS - 1}, MAX_OUTPUT_TOKENS - 1),
+    ],
+    ids=repr,
+)
+def test_the_output_that_is_counted_is_bounded_on_both_sides(asked: dict[str, Any], tokens: int) -> None:
+    assert facts_of(COMPLETION, **asked).tokens == tokens
+
+
+@pytest.mark.parametrize(("body", "says"), [(b"{", "not valid JSON"), (b"[]", "must be a JSON object")])
+def test_the_client_is_told_what_is_wrong_with_its_body(body: bytes, says: str) -> None:
+    with pytest.raises(BadBodyError, match=says):
+        read_routing_facts(CHAT, body)

@@ -82,3 +82,65 @@ def test_age_is_unknown_without_a_table_and_grows_with_time() -> None:
     assert routing.age_s() == 10.0
     routing.confirm(now)
     assert routing.age_s() == 0.0
+
+
+def test_a_route_keeps_every_fact_on_its_way_in_and_out() -> None:
+    route = Route(node="a", url="https://a:8000//", state=RouteState.CORDONED, pool="long", model="m")
+    table = make_table(route, version=7)
+    (endpoint,) = table.endpoints
+    assert (endpoint.node, endpoint.base, endpoint.state) == ("a", "https://a:8000", RouteState.CORDONED)
+    assert (endpoint.pool, endpoint.model, table.version, table.rejected) == ("long", "m", 7, ())
+    kept = route.model_copy(update={"url": "https://a:8000"})
+    assert table.to_wire() == RoutingTable(version=7, routes=[kept])
+
+
+def test_a_second_route_of_a_node_and_one_without_a_name_are_rejected_and_the_rest_is_kept() -> None:
+    table = make_table(make_route("a"), make_route("a", url="http://other"), make_route(""), make_route("b"))
+    assert [e.node for e in table.endpoints] == ["a", "b"]
+    assert table.endpoints[0].base == "http://a:8000"
+    assert table.rejected == ("a", "")
+
+
+@pytest.mark.parametrize("length", [199, 200, 201, 500])
+def test_paths_of_any_length_lead_to_the_node(length: int) -> None:
+    (endpoint,) = make_table(make_route("a")).endpoints
+    path = "/v1/" + "%41" * ((length - 4) // 3)
+    assert str(endpoint.url(path)) == "http://a:8000" + path, "an encoded path stays encoded"
+
+
+def test_cordoned_nodes_are_no_candidates_even_for_their_own_model() -> None:
+    table = make_table(make_route("a", model="m", state=RouteState.CORDONED), make_route("b", model="other"))
+    assert [e.node for e in table.candidates("m")] == ["b"]
+
+
+def test_age_is_never_negative_when_the_clock_goes_back() -> None:
+    routing = Routing(now=lambda: 50.0)
+    routing.replace(make_table(), 60.0)
+    assert routing.age_s() == 0.0
+    assert routing.table == make_table()
+
+
+def test_a_table_that_cannot_be_read_names_the_file_and_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError) as caught:
+        load_table(tmp_path)  # a folder where the file should be
+    assert str(tmp_path) in caught.value.message
+    assert caught.value.remedy == "make the run folder readable"
+
+
+def test_a_file_that_is_no_json_is_named_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    path.write_text("[")
+    with pytest.raises(BadInputError) as caught:
+        load_table(path)
+    assert caught.value.message.startswith(f"{path}: file: ")
+    assert caught.value.remedy == "delete the file: the next table replaces it"
+
+
+def test_what_is_stored_says_its_format_and_replaces_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    store_table(path, make_table(make_route("a"), version=1), 1.0)
+    store_table(path, make_table(make_route("b"), version=2), 2.0)
+    stored = json.loads(path.read_text())
+    assert (stored["format"], stored["stored_at"], stored["table"]["version"]) == (1, 2.0, 2)
+    path.write_text(json.dumps({key: value for key, value in stored.items() if key != "format"} | {"new": 1}))
+    assert load_table(path) == (make_table(make_route("b"), version=2), 2.0), "fields of other releases do no harm"
