@@ -4,29 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
-import socket
-import sys
-from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
-import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fleetctl.gateway.app import bind_listener
 from fleetctl.kit.errors import BadInputError
 from tests.fixtures.gateway import (
-    CONTROLLER_TOKEN,
-    DEADLINE_S,
-    NODE_TOKEN,
     Served,
-    chat_text,
     scripted_controller,
-    scripted_nodes,
     served_gateway,
     small_fleet,
     until,
@@ -142,89 +129,6 @@ async def test_an_abort_tells_every_client(tmp_path: Path) -> None:
         assert stream.error is not None
         assert stream.error["code"] == "shutting_down"
         assert whole.status == 503
-
-
-# The process.
-
-PROGRAM = f"""
-import sys
-from pathlib import Path
-from fleetctl.gateway.app import run_gateway
-from fleetctl.kit.errors import FleetctlError
-port, controller, run_dir = sys.argv[1:]
-try:
-    run_gateway(host="127.0.0.1", port=int(port), controller_url=controller, controller_token="{CONTROLLER_TOKEN}",
-        node_token="{NODE_TOKEN}", run_dir=Path(run_dir))
-except FleetctlError as error:
-    print(error.message, file=sys.stderr)
-    raise SystemExit(error.exit_code)
-"""
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
-@asynccontextmanager
-async def gateway_process(port: int, controller_url: str, run_dir: Path) -> AsyncIterator[Process]:
-    arguments = [str(port), controller_url, str(run_dir)]
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", PROGRAM, *arguments, stdout=PIPE, stderr=PIPE)
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
-
-
-async def answers(session: aiohttp.ClientSession, url: str) -> bool:
-    try:
-        async with session.get(url + "/health") as response:
-            return response.status == 200
-    except aiohttp.ClientError:
-        return False
-
-
-async def until_health(session: aiohttp.ClientSession, url: str, is_up: bool) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while await answers(session, url) is not is_up:  # noqa: ASYNC110  # another process: there is no event
-            await asyncio.sleep(0.02)
-
-
-@pytest.mark.e2e
-async def test_sigterm_lets_streams_finish_and_exits_with_zero(tmp_path: Path) -> None:
-    async with scripted_nodes("a") as (node,), scripted_controller() as controller, aiohttp.ClientSession() as session:
-        controller.set(node)
-        port = free_port()
-        url = f"http://127.0.0.1:{port}"
-        async with gateway_process(port, controller.url, tmp_path) as process:
-            await until_health(session, url, True)
-            node.wait_at = 4
-            node.gate.clear()
-            body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, "seed": 1, "stream": True}
-            async with session.post(url + "/v1/chat/completions", json=body) as response:
-                assert response.status == 200
-                process.send_signal(signal.SIGTERM)
-                await until_health(session, url, False)  # it takes nothing new: an idle gateway would be gone
-                assert process.returncode is None
-                node.gate.set()
-                text = (await response.read()).decode()
-            assert text.endswith("data: [DONE]\n\n")
-            chunks = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
-            assert "".join(c["choices"][0]["delta"]["content"] for c in chunks if c["choices"]) == chat_text()
-            async with asyncio.timeout(DEADLINE_S):
-                assert await process.wait() == 0
-
-
-@pytest.mark.e2e
-async def test_a_port_in_use_is_one_clear_line_and_exit_code_2(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        async with gateway_process(port, "http://127.0.0.1:1", tmp_path) as process:
-            _, stderr = await asyncio.wait_for(process.communicate(), DEADLINE_S)
-            assert process.returncode == 2
-            assert stderr.decode() == f"gateway: cannot listen on 127.0.0.1:{port}: {os.strerror(98)}\n"
 
 
 @pytest.mark.parametrize("host", ["256.1.1.1", "no such host", "203.0.113.7"])
