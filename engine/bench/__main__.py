@@ -21,7 +21,7 @@ from engine.bench.http_load import IncompleteAnswerError
 from engine.bench.report import describe_machine, render
 from engine.bench.servers import ServerError
 from engine.bench.workload import make_workload
-from engine.core.cpu_threads import spin_little
+from engine.core.host_tuning import limit_openmp_spin
 
 DTYPES = ("bfloat16", "float32")
 CONCURRENCIES = (1, 8, 32)
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are stopped on the way out
     state = Path(os.environ.get("FLEETCTL_STATE_DIR") or ".fleetctl")
     target = Path(args.output or state / "bench" / "engine.md")
-    spin_little()
+    limit_openmp_spin()
     comparison = Comparison(_plan(args, bench_model(Path(args.cache or state / "cache" / "bench"))), _say)
     code, note = 0, ""
     try:

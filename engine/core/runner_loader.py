@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.core.cpu_threads import default_num_threads, spin_little
 from engine.core.fake_runner import FakeRunner
-from engine.core.host_memory import keep_freed_memory
+from engine.core.host_tuning import default_num_threads, keep_freed_memory, limit_openmp_spin
 from engine.core.runner import Runner
 from engine.core.scheduler_config import SchedulerConfig
 from engine.model.directory import ModelDir, kv_bytes_per_token, open_model, size_kv, weight_bytes
@@ -107,7 +106,7 @@ def _grammars(config: CoreConfig, limits: SchedulerConfig) -> GrammarCompiler:
 
 
 def _torch_model(config: CoreConfig, progress: Progress) -> LoadedRunner:
-    spin_little()
+    limit_openmp_spin()
     keep_freed_memory()
     from engine.core.torch_runner import ModelRunner, auto_dtype  # torch: seconds to import
 

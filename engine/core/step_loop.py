@@ -15,7 +15,7 @@ import structlog
 
 from engine.core.faults import CoreFaults, InjectedOutOfMemoryError
 from engine.core.grammar_queue import GrammarCompiled, GrammarQueue
-from engine.core.host_memory import return_freed_memory
+from engine.core.host_tuning import return_freed_memory
 from engine.core.pending_step import StepOutcome
 from engine.core.runner import Runner
 from engine.core.scheduler import Scheduler

@@ -20,10 +20,9 @@ from engine.model.batch import Batch, make_batch, why_not
 from engine.model.decoder import Decoder
 from engine.model.directory import BadModelError, ModelDir, open_model
 from engine.model.mask_worker import MaskWorker
-from engine.model.offload import OffloadedWeights
 from engine.model.prompt_logprobs import score_prompts
 from engine.model.sequence import Sequence, logprobs_of
-from engine.model.weights import load_weights
+from engine.model.weights import OffloadedWeights, load_weights
 from engine.protocol.failure import FailureKind, SequenceFailure
 from engine.protocol.grammar import BadGrammarError
 from engine.protocol.request_id import log_ids

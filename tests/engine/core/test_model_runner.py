@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from engine.core.torch_runner import DeviceError, ModelRunner, auto_dtype
 from engine.model.directory import BadModelError, kv_bytes_per_token, open_model, size_kv
@@ -112,6 +113,14 @@ def test_same_tokens_after_the_cache_was_dropped_and_made_anew(runner: ModelRunn
     runner.wake()
     assert _alone(runner, drives) == expected
     assert kept.isnan().all()
+
+
+def test_a_sleeping_runner_holds_no_cache_though_its_steps_were_recorded_on_it(runner: ModelRunner) -> None:
+    _alone(runner, _drives(2))
+    cache = StorageWeakRef(runner._kv.untyped_storage())
+    runner.sleep()
+    assert cache.expired()
+    runner.wake()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -4,30 +4,30 @@ import os
 
 import pytest
 
-from engine.core import cpu_threads
+from engine.core import host_tuning
 
 
 def test_a_small_model_gets_one_thread() -> None:
-    assert cpu_threads.default_num_threads(4 << 20) == 1
+    assert host_tuning.default_num_threads(4 << 20) == 1
 
 
 def test_a_large_model_gets_no_more_threads_than_cpus() -> None:
-    assert 1 <= cpu_threads.default_num_threads(1 << 30) <= len(os.sched_getaffinity(0))
+    assert 1 <= host_tuning.default_num_threads(1 << 30) <= len(os.sched_getaffinity(0))
 
 
 def test_a_quota_limits_threads(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     quota = tmp_path / "cpu.max"
     quota.write_text("100000 100000\n")
-    monkeypatch.setattr(cpu_threads, "_QUOTA", quota)
-    assert cpu_threads.default_num_threads(1 << 30) == 1
+    monkeypatch.setattr(host_tuning, "_QUOTA", quota)
+    assert host_tuning.default_num_threads(1 << 30) == 1
 
 
 def test_waiting_threads_spin_little_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")
-    cpu_threads.spin_little()
+    host_tuning.limit_openmp_spin()
     assert os.environ["GOMP_SPINCOUNT"] == "7"
     monkeypatch.delenv("GOMP_SPINCOUNT")
-    cpu_threads.spin_little()
-    assert os.environ["GOMP_SPINCOUNT"] == str(cpu_threads.SPIN_TURNS)
+    host_tuning.limit_openmp_spin()
+    assert os.environ["GOMP_SPINCOUNT"] == str(host_tuning.SPIN_COUNT)
     monkeypatch.delenv("GOMP_SPINCOUNT")
