@@ -2,8 +2,8 @@
 
 glibc returns large freed blocks to the kernel at once, and takes new, empty pages for the next ones. A step's
 temporaries are megabytes and are made anew for every layer: measured, prompts of 300 tokens through 12 layers spent
-more than a quarter of their time on 1.3 million page faults. So the process keeps freed memory while it works, and gives
-it back when it rests.
+more than a quarter of their time on 1.3 million page faults. So the process keeps freed memory while it works, and
+gives it back when it rests.
 """
 
 from __future__ import annotations
