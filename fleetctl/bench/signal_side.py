@@ -71,7 +71,7 @@ async def _run(port: int, num_nodes: int, rules: Sequence[Path]) -> None:
 async def _scrape(scraper: SlotScraper, targets: dict[str, ScrapeTarget]) -> None:
     slot = time.monotonic()
     while True:
-        await scraper.turn(targets)
+        await scraper.scrape_round(targets)
         slot += INTERVAL_S
         await asyncio.sleep(max(0.0, slot - time.monotonic()))
 

@@ -30,7 +30,7 @@ def _run(args: argparse.Namespace) -> None:
         import uvloop
 
         from fleetctl.controller.app import serve
-        from fleetctl.controller.from_settings import controller_config
+        from fleetctl.controller.config import controller_config
         from fleetctl.kit.log import configure_logging
         from fleetctl.settings.load import load_settings
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 
-from alerts.evaluation.alert import ActiveAlert, alertmanager_fingerprint
+from alerts.evaluation.alert import alertmanager_fingerprint
+from alerts.evaluation.engine import RuleEngine
 from diagnostics.incident import FiredAlert
 from fleetctl.controller.alertmanager.alert_sender import AlertSender
 from fleetctl.controller.alertmanager.alertmanager_client import AlertmanagerClient
@@ -18,77 +20,97 @@ from fleetctl.controller.alertmanager.silences import Silences
 from fleetctl.controller.alertmanager.webhook import AlertmanagerWebhook
 from fleetctl.controller.alertmanager.webhook_auth import WebhookAuth
 from fleetctl.controller.config import ControllerConfig
-from fleetctl.controller.database import Database
 from fleetctl.controller.incidents.alerting import Alerting
-from fleetctl.controller.loops import Loops
-from fleetctl.controller.metrics import ControllerMetrics
+from fleetctl.controller.loops import Loop
 from fleetctl.controller.nodes.fleet import Fleet
-from fleetctl.controller.timeline import Timeline
-from fleetctl.kit.clock import Clock
+from fleetctl.controller.records import Records
 
 
-class AlertmanagerLink:
-    """The parts, and the order they start and stop in."""
+@dataclass(frozen=True, slots=True)
+class AlertmanagerInbound:
+    """What comes from Alertmanager: alerts by its webhook, and its silences. Without one there are none."""
 
-    def __init__(
-        self,
-        config: ControllerConfig,
-        own_alerts: Callable[[], Sequence[ActiveAlert]],
-        database: Database,
-        fleet: Fleet,
-        timeline: Timeline,
-        clock: Clock,
-        metrics: ControllerMetrics,
-    ) -> None:
-        """`own_alerts`: those of our rules. Raises BadInputError when a certificate file can't be used."""
-        self._config = config
-        self._own_alerts = own_alerts
-        self._clock = clock
-        self._metrics = metrics
-        self._clients = [AlertmanagerClient(peer) for peer in config.settings.alertmanagers]
-        self._sender: AlertSender | None = None
-        self.external = ExternalAlerts(database, fleet, clock, config.settings.webhook, self._own_fingerprints)
-        self._check = ExternalCheck(self.external, self._clients, clock)
-        self.silences = Silences(self._clients, clock)
-        self.automation = Automation(self.silences, self.external.fleet_map, self._labels)
-        self.webhook = AlertmanagerWebhook(self.external, timeline, clock, metrics, config.settings.webhook)
-        self.auth = WebhookAuth(config.settings.webhook, config.token)
+    clients: tuple[AlertmanagerClient, ...]
+    external: ExternalAlerts
+    check: ExternalCheck
+    silences: Silences
+    automation: Automation
+    webhook: AlertmanagerWebhook
+    auth: WebhookAuth
 
-    async def start(self, alerting: Alerting, loops: Loops) -> None:
-        """Take up the stored alerts; send and read silences on loops of their own, if there is an Alertmanager."""
-        await self.external.load()
-        if not self._clients:
-            return
-        self._sender = AlertSender(
-            [PeerQueue(client, self._clock, self._metrics) for client in self._clients],
-            self._own_alerts,
-            self._clock,
-            is_held_back=alerting.is_held_back,
-            is_gone=alerting.is_of_removed_node,
-            external_labels=self._config.settings.external_labels,
-            public_url=self._config.public_url,
-            resend_s=self._config.settings.delivery.resend_s,
-        )
-        loops.add("alertmanager", self._config.settings.controller.evaluation_interval_s, self._sender.turn)
-        loops.add("external", CHECK_EVERY_S, self._check.turn)
-        loops.add("silences", self._config.settings.delivery.silences_interval_s, self.silences.turn)
 
-    async def stop(self) -> None:
-        if self._sender is not None:
-            await self._sender.stop()
-        await asyncio.gather(*(client.close() for client in self._clients))
+async def open_inbound(
+    config: ControllerConfig, engine: RuleEngine, fleet: Fleet, records: Records, stack: AsyncExitStack
+) -> AlertmanagerInbound:
+    """With the stored alerts taken up. Raises BadInputError when a certificate file can't be used."""
+    settings, clock = config.settings, records.clock
+    clients = tuple(AlertmanagerClient(peer) for peer in settings.alertmanagers)
+    for client in clients:
+        stack.push_async_callback(client.close)
+    labels_of = _outgoing_labels(settings.external_labels)
+    external = ExternalAlerts(
+        records.database,
+        fleet,
+        clock,
+        settings.webhook,
+        lambda: {alertmanager_fingerprint(labels_of(alert.labels)) for alert in engine.alerts()},
+    )
+    await external.load()
+    silences = Silences(clients, clock)
 
-    @property
-    def sender(self) -> AlertSender | None:
-        """None without an Alertmanager."""
-        return self._sender
-
-    def _own_fingerprints(self) -> set[str]:
-        return {alertmanager_fingerprint(self._outgoing_labels(alert.labels)) for alert in self._own_alerts()}
-
-    def _outgoing_labels(self, labels: Mapping[str, str]) -> dict[str, str]:
-        return labels_in_alertmanager(labels, self._config.settings.external_labels)
-
-    def _labels(self, alert: FiredAlert) -> Mapping[str, str]:
+    def labels_there(alert: FiredAlert) -> Mapping[str, str]:
         """The labels that an alert of either kind has in Alertmanager."""
-        return self.external.labels_of(alert.fingerprint) or self._outgoing_labels(alert.labels)
+        return external.labels_of(alert.fingerprint) or labels_of(alert.labels)
+
+    return AlertmanagerInbound(
+        clients=clients,
+        external=external,
+        check=ExternalCheck(external, clients, clock),
+        silences=silences,
+        automation=Automation(silences, external.fleet_map, labels_there),
+        webhook=AlertmanagerWebhook(external, records.timeline, clock, records.metrics, settings.webhook),
+        auth=WebhookAuth(settings.webhook, config.token),
+    )
+
+
+def open_sender(
+    config: ControllerConfig,
+    inbound: AlertmanagerInbound,
+    alerting: Alerting,
+    records: Records,
+    stack: AsyncExitStack,
+) -> AlertSender | None:
+    """What sends our alerts to every Alertmanager; None without one."""
+    if not inbound.clients:
+        return None
+    settings = config.settings
+    sender = AlertSender(
+        [PeerQueue(client, records.clock, records.metrics) for client in inbound.clients],
+        alerting.own_alerts,
+        records.clock,
+        is_held_back=alerting.is_held_back,
+        is_gone=alerting.is_of_removed_node,
+        external_labels=settings.external_labels,
+        public_url=config.public_url,
+        resend_s=settings.delivery.resend_s,
+    )
+    stack.push_async_callback(sender.stop)
+    return sender
+
+
+def alertmanager_loops(
+    config: ControllerConfig, inbound: AlertmanagerInbound, sender: AlertSender | None
+) -> Iterable[Loop]:
+    """The loops both ways; none without an Alertmanager."""
+    if sender is None:
+        return ()
+    settings = config.settings
+    return (
+        Loop("alertmanager", settings.controller.evaluation_interval_s, sender.queue_due),
+        Loop("external", CHECK_EVERY_S, inbound.check.end_forgotten),
+        Loop("silences", settings.delivery.silences_interval_s, inbound.silences.read_silences),
+    )
+
+
+def _outgoing_labels(external_labels: Mapping[str, str]) -> Callable[[Mapping[str, str]], dict[str, str]]:
+    return lambda labels: labels_in_alertmanager(labels, external_labels)

@@ -69,7 +69,7 @@ async def _run(controller: Controller, listener: socket.socket, ready: Ready | N
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(server.serve(sockets=[listener]), name="http")
-            loops = group.create_task(controller.loops.run(), name="loops")
+            loops = group.create_task(controller.loops.run_all(), name="loops")
             group.create_task(controller.executor.run_forever(), name="runs")
             resumed = await controller.executor.resume()
             log.info("controller.started", epoch=controller.database.epoch, resumed_runs=resumed)

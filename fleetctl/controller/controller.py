@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
-import structlog
 
-from alerts.evaluation.engine import RuleEngine
-from alerts.evaluation.rules import RuleGroup, lookback_s_by_metric
-from alerts.evaluation.target_liveness import CLEAR_AFTER_S
 from alerts.series.store import SeriesStore
-from fleetctl.controller.alertmanager_link import AlertmanagerLink
+from fleetctl.controller.alertmanager.alert_sender import AlertSender
+from fleetctl.controller.alertmanager_link import (
+    AlertmanagerInbound,
+    alertmanager_loops,
+    open_inbound,
+    open_sender,
+)
 from fleetctl.controller.config import ControllerConfig
-from fleetctl.controller.content.content import Content
 from fleetctl.controller.content.load import load_content
 from fleetctl.controller.content.store import POLL_S, ContentStore
 from fleetctl.controller.database import Database
@@ -25,54 +26,56 @@ from fleetctl.controller.incidents.closing import Closing
 from fleetctl.controller.incidents.diagnosing import Diagnosing
 from fleetctl.controller.incidents.incident_book import IncidentBook
 from fleetctl.controller.incidents.remediation import Remediation
-from fleetctl.controller.loops import Loops
+from fleetctl.controller.loops import Loop, Loops
 from fleetctl.controller.metrics import ControllerMetrics
 from fleetctl.controller.nodes.effects import FleetEffects
 from fleetctl.controller.nodes.fleet import Fleet
-from fleetctl.controller.nodes.gateway_watch import GatewayWatch
 from fleetctl.controller.nodes.lookup import FleetLookup
 from fleetctl.controller.nodes.node_client import NodeClient
-from fleetctl.controller.nodes.routing import Routing
-from fleetctl.controller.signals.prometheus_signals import PrometheusSignals, rules_for, window_s
+from fleetctl.controller.nodes.routing import GatewayWatch, Routing
+from fleetctl.controller.records import Records
+from fleetctl.controller.signals.prometheus_signals import PrometheusSignals
+from fleetctl.controller.signals.rules_in_force import RulesInForce
 from fleetctl.controller.signals.scrape import Scraper, Signals
 from fleetctl.controller.state_lock import hold_state_lock
 from fleetctl.controller.timeline import Timeline
 from fleetctl.kit.clock import Clock, SystemClock
 from fleetctl.kit.errors import BadInputError
 from fleetctl.providers.provider import NodeProvider
-from fleetctl.settings.signals import PrometheusSettings
 from fleetctl.wire import NodePhase
 from runbooks.errors import RunbookError
 from runbooks.executor import Executor
 from runbooks.journal import Journal
 from runbooks.run import Run
 
-log = structlog.get_logger()
-
 
 @dataclass(frozen=True, slots=True)
 class Controller:
+    """Every part of one controller, ready: what the HTTP API and the process work with."""
+
     config: ControllerConfig
     clock: Clock
     database: Database
     timeline: Timeline
-    routing: Routing
-    provider: NodeProvider
-    fleet: Fleet
+    metrics: ControllerMetrics
+    content: ContentStore
     store: SeriesStore
+    provider: NodeProvider
+    routing: Routing
+    fleet: Fleet
     scraper: Scraper
     signals: Signals
     book: IncidentBook
-    alerting: Alerting
-    diagnosing: Diagnosing
-    content: ContentStore
     journal: Journal
-    executor: Executor
     effects: FleetEffects
     lookup: FleetLookup
+    executor: Executor
+    alertmanager: AlertmanagerInbound
+    alert_sender: AlertSender | None
+    """None without an Alertmanager."""
+    alerting: Alerting
+    diagnosing: Diagnosing
     loops: Loops
-    metrics: ControllerMetrics
-    alertmanager: AlertmanagerLink
     started_at: float
 
     def exposition(self) -> bytes:
@@ -83,7 +86,7 @@ class Controller:
         states = [str(alert.state) for alert in self.alerting.alerts()]
         for state in ("pending", "firing", "unknown"):
             self.metrics.alerts.labels(state=state).set(states.count(state))
-        self.metrics.open_incidents.set(len(self.book.open()))
+        self.metrics.open_incidents.set(len(self.book.open_incidents()))
         self.metrics.silences_known.set(self.alertmanager.silences.state().known)
         return self.metrics.exposition()
 
@@ -94,197 +97,163 @@ async def open_controller(
 ) -> AsyncIterator[Controller]:
     """A controller with its state open and its past taken up; nothing runs yet.
 
+    Each part is built from parts that are ready, in the order of an incident's way: state, content, nodes, signals,
+    actions, alerts, incidents.
+
     Raises BadInputError when the state can't be used, or a rule, tree or page is wrong.
     """
-    clock = clock or SystemClock()
     settings = config.settings
-    prometheus = settings.signals.prometheus
-    content = load_content(settings.content)
-    groups = _rules(content, prometheus)
-    store = SeriesStore(retention_s=_retention_s(groups), max_bytes=settings.signals.max_history_mb << 20)
-    clear_after_s = CLEAR_AFTER_S if prometheus is None else max(CLEAR_AFTER_S, window_s(prometheus))
-    engine = RuleEngine(groups, store, clear_after_s=clear_after_s)
+    content_now = load_content(settings.content)  # before the state: what is wrong there must change nothing
+    clock = clock or SystemClock()
+    rules = RulesInForce(content_now, settings.signals, clock)
     async with AsyncExitStack() as stack:
-        stack.enter_context(hold_state_lock(settings.state_dir))
-        database = Database(settings.database_url)
-        stack.callback(database.close)
-        try:
-            journal = Journal(database.engine)
-        except RunbookError as error:
-            raise BadInputError(error.message, remedy=error.remedy) from error
-        database.claim(journal.claim_epoch())
-        http = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
-        client = NodeClient(http, config.node_token)
-        metrics = ControllerMetrics()
-        timeline = Timeline(database, clock)
-        contents = ContentStore(settings.content, content, timeline, metrics, clock)
-        routing = Routing(database, clock)
-        book = IncidentBook(database, clock)
-        fleet = Fleet(database, provider, client, routing, timeline, clock, book.of_node)
-        scraper = Scraper(
-            fleet,
-            store,
-            clock,
-            metrics,
-            interval_s=settings.controller.scrape_interval_s,
-            max_bytes=settings.signals.max_scrape_bytes,
-            gateway_url=config.gateway_url,
-            scrapes_nodes=prometheus is None,
-        )
-        stack.push_async_callback(scraper.stop)
-        signals: Signals = scraper
-        if prometheus is not None:
-            read = PrometheusSignals(prometheus, groups, store, clock, metrics, scraper)
-            stack.push_async_callback(read.stop)
-            signals = read
-        effects = FleetEffects(
-            database=database,
-            fleet=fleet,
-            provider=provider,
-            client=client,
-            routing=routing,
-            gateway=GatewayWatch(client, config.gateway_url, clock, settings.actions.gateway_wait_s),
-            clock=clock,
-            forget_signals=scraper.forget,
-            default_spec=config.node_specs[0] if config.node_specs else None,
-            drain_grace_s=settings.actions.drain_grace_s,
-        )
-        lookup = FleetLookup(database, fleet, store, clock, stale_after_s=settings.stale_after_s)
-        executor = Executor(
-            journal,
-            contents.pages,
-            effects,
-            lookup,
-            clock=clock,
-            on_event=_RunEvents(timeline, metrics),
-            capacity_floor_ratio=settings.controller.capacity_floor_ratio,
-        )
-        stack.callback(executor.close)
-        link = AlertmanagerLink(config, engine.alerts, database, fleet, timeline, clock, metrics)
-        stack.push_async_callback(link.stop)
-        automation = link.automation
-        alerting = Alerting(
-            engine,
-            database,
-            fleet,
-            book,
-            timeline,
-            clock,
-            metrics,
-            link.external,
-            automation.may_open,
-            signals.known_until,
-        )
-        diagnosing = Diagnosing(
-            lambda: contents.current,
-            store,
-            book,
-            timeline,
-            clock,
-            every_s=settings.incidents.diagnose_every_s,
-            for_s=settings.incidents.diagnose_for_s,
-            may_diagnose=automation.may_diagnose,
-        )
-        remediation = Remediation(
-            executor,
-            journal,
-            lambda: contents.current,
-            lookup,
-            database,
-            book,
-            timeline,
-            clock,
-            policy=settings.controller.policy,
-            policy_causes=settings.controller.policy_causes,
-            may_propose=automation.may_propose,
-            may_run_unasked=automation.may_run_unasked,
-        )
-        closing = Closing(
-            database,
-            book,
-            journal,
-            executor,
-            store,
-            timeline,
-            clock,
-            folder=settings.incidents_dir,
-            quiet_s=settings.incidents.resolve_quiet_s,
-            withdraw_after_s=settings.incidents.withdraw_after_s,
-            blackbox_lead_s=settings.incidents.blackbox_lead_s,
-        )
-
-        def exchange_rules(new: Content) -> None:
-            groups = _rules(new, prometheus)
-            store.keep_at_least(_retention_s(groups))
-            engine.replace_groups(groups, clock.now())
-            if isinstance(signals, PrometheusSignals):
-                signals.read_for(groups)
-
-        contents.when_loaded(exchange_rules)
-        loops = Loops(clock)
-        loops.add("content", POLL_S, contents.turn)
-        loops.add("fleet", settings.controller.probe_interval_s, fleet.turn)
-        loops.add("scrape", settings.controller.scrape_interval_s, signals.turn)
-        loops.add("alerts", settings.controller.evaluation_interval_s, alerting.turn)
-        loops.add("diagnosis", settings.controller.evaluation_interval_s, diagnosing.turn)
-        loops.add("remediation", settings.controller.evaluation_interval_s, remediation.turn)
-        loops.add("closing", settings.controller.evaluation_interval_s, closing.turn)
-        metrics.watch_loops(loops, clock)
-        await timeline.load()
-        await routing.load()
-        await book.load()
+        records, journal = await _open_state(config, clock, stack)
+        client = NodeClient(await stack.enter_async_context(httpx.AsyncClient(trust_env=False)), config.node_token)
+        content = ContentStore(settings.content, content_now, records.timeline, records.metrics, records.clock)
+        routing = await Routing.opened(records)
+        book = await IncidentBook.opened(records)
+        fleet = Fleet(records, provider, client, routing, book.of_node)
+        scraper, signals = _open_signals(config, rules, fleet, records, stack)
+        content.when_loaded(rules.exchange)
+        content.when_loaded(lambda _: signals.read_for(rules.groups))
+        effects = _effects(config, provider, client, fleet, routing, scraper, records)
+        lookup = FleetLookup(records.database, fleet, rules.store, clock, stale_after_s=settings.stale_after_s)
+        executor = _open_executor(config, content, journal, effects, lookup, records, stack)
+        inbound = await open_inbound(config, rules.engine, fleet, records, stack)
+        alerting = Alerting(rules.engine, signals, fleet, book, inbound.external, inbound.automation, records)
         await alerting.restore()
-        await link.start(alerting, loops)
+        sender = open_sender(config, inbound, alerting, records, stack)
+        diagnosing = Diagnosing(content, rules.store, book, inbound.automation, records, settings.incidents)
+        remediation = Remediation(
+            content, executor, journal, lookup, book, inbound.automation, records, settings.controller
+        )
+        closing = Closing(executor, journal, rules.store, book, records, settings.incidents, settings.incidents_dir)
+        every_s = settings.controller.evaluation_interval_s
+        loops = Loops(
+            clock,
+            Loop("content", POLL_S, content.reload_changed),
+            Loop("fleet", settings.controller.probe_interval_s, fleet.observe_nodes),
+            Loop("scrape", settings.controller.scrape_interval_s, signals.collect),
+            Loop("alerts", every_s, alerting.evaluate_rules),
+            Loop("diagnosis", every_s, diagnosing.diagnose_incidents),
+            Loop("remediation", every_s, remediation.propose_runbooks),
+            Loop("closing", every_s, closing.close_incidents),
+            *alertmanager_loops(config, inbound, sender),
+        )
+        records.metrics.watch_loops(loops, records.clock)
         await fleet.seed(config.node_specs)
-        await timeline.append("controller.started", f"controller started, epoch {database.epoch}")
+        started = f"controller started, epoch {records.database.epoch}"
+        await records.timeline.append("controller.started", started)
         yield Controller(
             config=config,
             clock=clock,
-            database=database,
-            timeline=timeline,
-            routing=routing,
+            database=records.database,
+            timeline=records.timeline,
+            metrics=records.metrics,
+            content=content,
+            store=rules.store,
             provider=provider,
+            routing=routing,
             fleet=fleet,
-            store=store,
             scraper=scraper,
             signals=signals,
             book=book,
-            alerting=alerting,
-            diagnosing=diagnosing,
-            content=contents,
             journal=journal,
-            executor=executor,
             effects=effects,
             lookup=lookup,
+            executor=executor,
+            alertmanager=inbound,
+            alert_sender=sender,
+            alerting=alerting,
+            diagnosing=diagnosing,
             loops=loops,
-            metrics=metrics,
-            alertmanager=link,
             started_at=clock.now(),
         )
 
 
-def _rules(content: Content, prometheus: PrometheusSettings | None) -> list[RuleGroup]:
-    return list(content.groups) if prometheus is None else rules_for(prometheus, content)
+async def _open_state(config: ControllerConfig, clock: Clock, stack: AsyncExitStack) -> tuple[Records, Journal]:
+    """The database, claimed for this controller, and what is kept in it."""
+    stack.enter_context(hold_state_lock(config.settings.state_dir))
+    database = Database(config.settings.database_url)
+    stack.callback(database.close)
+    try:
+        journal = Journal(database.engine)
+    except RunbookError as error:
+        raise BadInputError(error.message, remedy=error.remedy) from error
+    database.claim(journal.claim_epoch())
+    return Records(clock, database, await Timeline.opened(database, clock), ControllerMetrics()), journal
 
 
-def _retention_s(groups: Sequence[RuleGroup]) -> float:
-    """An hour for people, trees and black boxes; longer when a rule reads what we do not record further back."""
-    recorded = {rule.name for group in groups for rule in group.rules if rule.kind == "record"}
-    reaches = [reach_s for name, reach_s in lookback_s_by_metric(groups).items() if name not in recorded]
-    return max(3600.0, *(reach_s + 300.0 for reach_s in reaches))
+def _open_signals(
+    config: ControllerConfig, rules: RulesInForce, fleet: Fleet, records: Records, stack: AsyncExitStack
+) -> tuple[Scraper, Signals]:
+    """Who scrapes what is ours, and who fills the store: the same, unless there is a Prometheus."""
+    prometheus = config.settings.signals.prometheus
+    scraper = Scraper(fleet, rules.store, records, config.settings, config.gateway_url)
+    stack.push_async_callback(scraper.stop)
+    if prometheus is None:
+        return scraper, scraper
+    signals = PrometheusSignals(prometheus, rules.groups, rules.store, records.clock, records.metrics, scraper)
+    stack.push_async_callback(signals.stop)
+    return scraper, signals
+
+
+def _effects(
+    config: ControllerConfig,
+    provider: NodeProvider,
+    client: NodeClient,
+    fleet: Fleet,
+    routing: Routing,
+    scraper: Scraper,
+    records: Records,
+) -> FleetEffects:
+    limits = config.settings.actions
+    return FleetEffects(
+        database=records.database,
+        fleet=fleet,
+        provider=provider,
+        client=client,
+        routing=routing,
+        gateway=GatewayWatch(client, config.gateway_url, records.clock, limits.gateway_wait_s),
+        clock=records.clock,
+        forget_signals=scraper.forget,
+        default_spec=config.node_specs[0] if config.node_specs else None,
+        drain_grace_s=limits.drain_grace_s,
+    )
+
+
+def _open_executor(
+    config: ControllerConfig,
+    content: ContentStore,
+    journal: Journal,
+    effects: FleetEffects,
+    lookup: FleetLookup,
+    records: Records,
+    stack: AsyncExitStack,
+) -> Executor:
+    executor = Executor(
+        journal,
+        content.pages,
+        effects,
+        lookup,
+        clock=records.clock,
+        on_event=_RunEvents(records),
+        capacity_floor_ratio=config.settings.controller.capacity_floor_ratio,
+    )
+    stack.callback(executor.close)
+    return executor
 
 
 class _RunEvents:
     """Puts what the executor tells on the timeline, and counts the runs that end."""
 
-    def __init__(self, timeline: Timeline, metrics: ControllerMetrics) -> None:
-        self._timeline = timeline
-        self._metrics = metrics
+    def __init__(self, records: Records) -> None:
+        self._records = records
 
     def __call__(self, kind: str, text: str, run: Run, data: dict[str, Any]) -> None:
         if kind == f"run.{run.status.value}" and run.status.is_terminal:
-            self._metrics.runs.labels(status=run.status.value).inc()
-        self._timeline.append_soon(
+            self._records.metrics.runs.labels(status=run.status.value).inc()
+        self._records.timeline.append_soon(
             kind,
             text,
             incident_id=run.incident_id,

@@ -129,7 +129,7 @@ class _Api:
 
     async def status(self, _: Request) -> Response:
         now = self._c.clock.now()
-        link = self._c.alertmanager
+        link, sender = self._c.alertmanager, self._c.alert_sender
         wanted = [state for state in self._c.fleet.nodes.values() if state.row.wanted]
         return _json(
             Status(
@@ -141,9 +141,9 @@ class _Api:
                 nodes_ready=sum(state.phase is NodePhase.READY for state in wanted),
                 nodes_total=len(wanted),
                 firing=sum(str(alert.state) == "firing" for alert in self._alerts()),
-                open_incidents=len(self._c.book.open()),
+                open_incidents=len(self._c.book.open_incidents()),
                 loops=self._c.loops.ages(now),
-                alertmanagers=link.sender.states() if link.sender is not None else [],
+                alertmanagers=sender.states() if sender is not None else [],
                 silences=link.silences.state(),
                 webhook=link.webhook.state,
                 content=self._c.content.state(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import structlog
 
@@ -17,10 +18,19 @@ MAX_BACKOFF_S = 30.0
 TURN_LIMIT_S = 60.0  # a turn that hangs longer is abandoned, so that a loop can't stop for ever without a word
 
 
+class Loop(NamedTuple):
+    """What is done again and again, and how often it begins."""
+
+    name: str
+    interval_s: float
+    work: Callable[[], Awaitable[None]]
+
+
 @dataclass(slots=True)
 class LoopState:
-    interval_s: float
-    turn: Callable[[], Awaitable[None]]
+    """A loop and how it goes."""
+
+    loop: Loop
     last_completed_at: float
     failures_in_row: int = 0
     failures: int = 0
@@ -28,62 +38,61 @@ class LoopState:
 
 
 class Loops:
-    """A set of periodic turns. `run` ends when cancelled, or with FencedError when another controller took over."""
+    """A set of loops. `run_all` ends when cancelled, or with FencedError when another controller took over."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *loops: Loop) -> None:
         self._clock = clock
-        self._loops: dict[str, LoopState] = {}
-
-    def add(self, name: str, interval_s: float, turn: Callable[[], Awaitable[None]]) -> None:
-        self._loops[name] = LoopState(interval_s, turn, self._clock.now())
+        self._loops = {loop.name: LoopState(loop, clock.now()) for loop in loops}
 
     def ages(self, now: float) -> dict[str, float]:
         """Loop name to seconds since its last completed turn."""
-        return {name: max(0.0, now - loop.last_completed_at) for name, loop in self._loops.items()}
+        return {name: max(0.0, now - state.last_completed_at) for name, state in self._loops.items()}
 
     def failures(self) -> dict[str, int]:
-        return {name: loop.failures for name, loop in self._loops.items()}
+        """Loop name to how many of its turns failed since the start."""
+        return {name: state.failures for name, state in self._loops.items()}
 
-    async def run(self) -> None:
+    async def run_all(self) -> None:
+        """Run every loop on its slots, for ever."""
         async with asyncio.TaskGroup() as group:
             for name in self._loops:
                 group.create_task(self._run_loop(name), name=f"loop-{name}")
 
-    async def turn(self, name: str) -> None:
+    async def run_turn(self, name: str) -> None:
         """One turn of one loop, its failure recorded and not raised."""
-        loop = self._loops[name]
+        state = self._loops[name]
         try:
             async with asyncio.timeout(TURN_LIMIT_S):
-                await loop.turn()
+                await state.loop.work()
         except FencedError:
             raise
         except Exception as error:
-            loop.failures += 1
-            loop.failures_in_row += 1
-            loop.last_error = str(error) or type(error).__name__
+            state.failures += 1
+            state.failures_in_row += 1
+            state.last_error = str(error) or type(error).__name__
             log.error(
                 "loop.failed",
                 loop=name,
-                error=loop.last_error,
-                in_row=loop.failures_in_row,
-                exc_info=loop.failures_in_row == 1,
+                error=state.last_error,
+                in_row=state.failures_in_row,
+                exc_info=state.failures_in_row == 1,
             )
         else:
-            if loop.failures_in_row:
-                log.info("loop.recovered", loop=name, after_failures=loop.failures_in_row)
-            loop.failures_in_row = 0
-            loop.last_completed_at = self._clock.now()
+            if state.failures_in_row:
+                log.info("loop.recovered", loop=name, after_failures=state.failures_in_row)
+            state.failures_in_row = 0
+            state.last_completed_at = self._clock.now()
 
     async def _run_loop(self, name: str) -> None:
-        loop = self._loops[name]
+        state = self._loops[name]
         slot = self._clock.now()
         while True:
-            await self.turn(name)
+            await self.run_turn(name)
             now = self._clock.now()
-            slot = next_slot(slot, loop.interval_s, now)
+            slot = next_slot(slot, state.loop.interval_s, now)
             pause = slot - now
-            if loop.failures_in_row:
-                pause = max(pause, min(loop.interval_s * 2**loop.failures_in_row, MAX_BACKOFF_S))
+            if state.failures_in_row:
+                pause = max(pause, min(state.loop.interval_s * 2**state.failures_in_row, MAX_BACKOFF_S))
             await self._clock.sleep(pause)
 
 

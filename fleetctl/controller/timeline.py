@@ -34,10 +34,14 @@ class Timeline:
         self._last_seq = 0
         self._pending: set[asyncio.Task[None]] = set()
 
-    async def load(self) -> None:
-        self._last_seq = await self._database.read(
+    @classmethod
+    async def opened(cls, database: Database, clock: Clock) -> Timeline:
+        """The timeline as the database has it."""
+        timeline = cls(database, clock)
+        timeline._last_seq = await database.read(
             lambda c: c.execute(sa.select(sa.func.coalesce(sa.func.max(events.c.seq), 0))).scalar_one()
         )
+        return timeline
 
     async def append(
         self,
@@ -142,6 +146,7 @@ class Timeline:
 
 
 def insert_event(connection: sa.Connection, values: Mapping[str, Any]) -> int:
+    """Store one entry. Returns its sequence number."""
     result = connection.execute(sa.insert(events).values(**values))
     assert result.inserted_primary_key is not None
     seq: int = result.inserted_primary_key[0]

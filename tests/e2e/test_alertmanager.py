@@ -192,7 +192,7 @@ async def test_our_alert_arrives_at_every_peer_is_silenced_there_and_resolves(fo
             traffic.step_s["node-2"] = 0.15
             await drive(controller, clock, traffic, lambda: is_firing(controller, "LLMNodeSlow"))
             await passes(controller, 5)
-            assert controller.book.open() == [], "a silenced alert opens no incident"
+            assert controller.book.open_incidents() == [], "a silenced alert opens no incident"
             assert list(controller.journal.list()) == []
             (alert,) = await until(lambda: there(am), "our alert is in Alertmanager")
             assert (alert["labels"]["node"], alert["labels"]["cluster"]) == ("node-2", "test")
@@ -200,7 +200,7 @@ async def test_our_alert_arrives_at_every_peer_is_silenced_there_and_resolves(fo
             assert alert["status"]["silencedBy"] == [silence.id]
 
             await silences.expire(silence.id)
-            await drive(controller, clock, traffic, lambda: controller.book.open() != [])
+            await drive(controller, clock, traffic, lambda: controller.book.open_incidents() != [])
             (alert,) = await until(lambda: there(other), "and in the other one")
             assert alert["status"] == {"state": "active", "silencedBy": [], "inhibitedBy": []}
             client = AlertmanagerClient(AlertmanagerPeer(url=other))
@@ -216,7 +216,7 @@ async def test_our_alert_arrives_at_every_peer_is_silenced_there_and_resolves(fo
                 return await there(am) == [] == await there(other)
 
             await until(is_gone, "both know that it is over")
-            states = {one.url: one for one in controller.alertmanager.sender.states()}
+            states = {one.url: one for one in controller.alert_sender.states()}
             assert states[dead].sent == 0
             assert states[dead].failed > 0
             assert states[am].failed == states[am].dropped == states[other].failed == 0

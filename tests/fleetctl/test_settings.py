@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fleetctl.cli.app import run
-from fleetctl.controller.from_settings import initial_fleet
+from fleetctl.controller.config import initial_fleet
 from fleetctl.kit.errors import BadInputError
 from fleetctl.providers.spec import words_from_options
 from fleetctl.settings.document import markdown, setting_docs

@@ -14,6 +14,8 @@ RESEND_S = 60.0
 
 
 class AlertSender:
+    """Decides what is due, and to whom; each peer's queue sends it."""
+
     def __init__(
         self,
         peers: Sequence[PeerQueue],
@@ -38,7 +40,7 @@ class AlertSender:
         self._sent: dict[str, SentAlert] = {}
         self._gone_at: dict[str, float] = {}
 
-    async def turn(self) -> None:
+    async def queue_due(self) -> None:
         """Queue what is due. Waits for nothing."""
         now = self._clock.now()
         alerts = self._alerts()
@@ -60,9 +62,11 @@ class AlertSender:
             peer.offer(due)
 
     def states(self) -> list[AlertmanagerState]:
+        """What became of our alerts at each peer."""
         return [peer.state() for peer in self._peers]
 
     async def stop(self) -> None:
+        """End what is being sent."""
         for peer in self._peers:
             await peer.stop()
 

@@ -26,7 +26,7 @@ PRUNE_EVERY_S = 3600.0
 
 
 class ExternalAlerts:
-    """Owner of their state. `take` is durable when it returns; the next tick of the alerts makes incidents of it."""
+    """Owner of their state. `record_notification` is durable when it returns; the next tick makes incidents of it."""
 
     def __init__(
         self,
@@ -47,11 +47,12 @@ class ExternalAlerts:
         self._pruned_at = 0.0
 
     async def load(self) -> None:
+        """Take up what the database has."""
         since = self._clock.now() - RESOLVED_KEPT_S
         stored = await self._database.read(lambda c: list_active(c, since))
         self._alerts = {one.fingerprint: one for one in stored}
 
-    async def take(self, notification: Notification) -> Taken:
+    async def record_notification(self, notification: Notification) -> Taken:
         """Store the notification. A notice that came before changes nothing.
 
         Raises UnreachableError when too many alerts fire, and what the database raises: then nothing was taken.

@@ -29,13 +29,15 @@ HEARD_EVERY_S = 3600.0  # how often being listed is worth a write
 
 
 class ExternalCheck:
+    """Ends alerts from outside that no Alertmanager lists any more."""
+
     def __init__(self, alerts: ExternalAlerts, clients: Sequence[AlertmanagerClient], clock: Clock) -> None:
         self._alerts = alerts
         self._clients = clients
         self._clock = clock
         self._missing_since: dict[str, float] = {}
 
-    async def turn(self) -> None:
+    async def end_forgotten(self) -> None:
         """End what every Alertmanager has forgotten for `MISSING_FOR_S`. One that does not answer proves nothing."""
         firing = self._alerts.firing()
         if not firing:

@@ -49,7 +49,8 @@ class Silences:
         self._last_error = ""
         self._has_tried = not clients
 
-    async def turn(self) -> None:
+    async def read_silences(self) -> None:
+        """Read them again; a failure makes them unknown after a minute."""
         await self._read_all()
 
     async def _read_all(self) -> bool:

@@ -17,7 +17,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from fleetctl.controller.alertmanager.external_alerts import ExternalAlerts
-from fleetctl.controller.alertmanager.rate_limit import RateLimit
 from fleetctl.controller.alertmanager.webhook_payload import Notification, decode_notification
 from fleetctl.controller.metrics import ControllerMetrics
 from fleetctl.controller.timeline import Timeline
@@ -52,6 +51,8 @@ def _unpacked(body: bytes, limit: int) -> bytes | None:
 
 
 class AlertmanagerWebhook:
+    """Takes notifications, as many as the settings allow, and says what became of them."""
+
     def __init__(
         self,
         alerts: ExternalAlerts,
@@ -98,7 +99,7 @@ class AlertmanagerWebhook:
             return self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, error)
         now, max_alerts = self._clock.now(), self._settings.max_alerts
         notification = await asyncio.to_thread(decode_notification, body, now, max_alerts=max_alerts)
-        taken = await self._alerts.take(notification)
+        taken = await self._alerts.record_notification(notification)
         self._count("accepted")
         self.state.last_at = now
         for result, count in (
@@ -192,3 +193,24 @@ class AlertmanagerWebhook:
     def _count(self, result: str) -> None:
         self._metrics.webhook_notifications.labels(result=result).inc()
         setattr(self.state, result, getattr(self.state, result) + 1)
+
+
+class RateLimit:
+    """A token bucket: `per_minute` on average, and as many at once after a quiet minute."""
+
+    def __init__(self, per_minute: int) -> None:
+        self._per_s = per_minute / 60
+        self._capacity = float(per_minute)
+        self._left = self._capacity
+        self._at: float | None = None
+
+    def wait_s(self, now: float) -> float:
+        """0 and one taken, or the seconds after which there is one again."""
+        if self._at is not None:
+            passed = max(0.0, now - self._at)  # a clock that was set back gives nothing and takes nothing
+            self._left = min(self._capacity, self._left + passed * self._per_s)
+        self._at = now
+        if self._left >= 1:
+            self._left -= 1
+            return 0.0
+        return (1 - self._left) / self._per_s

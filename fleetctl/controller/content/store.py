@@ -67,7 +67,7 @@ class ContentStore:
         """The next turn reads the folders again, changed or not. May be called by a signal handler."""
         self._is_asked = True
 
-    async def turn(self) -> None:
+    async def reload_changed(self) -> None:
         """Reads the folders again when a file changed or `ask_reload` was called; a failure is told, not raised."""
         files = await asyncio.to_thread(self._files)
         if not self._is_asked and files == self._seen:

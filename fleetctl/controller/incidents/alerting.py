@@ -15,14 +15,14 @@ from alerts.evaluation.engine import RuleEngine
 from diagnostics.grouping import group_alerts
 from diagnostics.incident import FiredAlert, Incident, IncidentStatus, clear, fired_alert, join
 from diagnostics.scope import Nodes, scope_text
+from fleetctl.controller.alertmanager.automation import Automation
 from fleetctl.controller.alertmanager.external_alerts import ExternalAlerts
 from fleetctl.controller.alertmanager.external_scope import FleetMap
-from fleetctl.controller.database import Database, get_meta, put_meta
+from fleetctl.controller.database import get_meta, put_meta
 from fleetctl.controller.incidents.incident_book import IncidentBook
-from fleetctl.controller.metrics import ControllerMetrics
 from fleetctl.controller.nodes.fleet import Fleet
-from fleetctl.controller.timeline import Timeline
-from fleetctl.kit.clock import Clock
+from fleetctl.controller.records import Records
+from fleetctl.controller.signals.scrape import Signals
 from fleetctl.wire import NodePhase
 
 log = structlog.get_logger()
@@ -35,31 +35,29 @@ _WORTH_TELLING = {"firing": "fired", "resolved": "resolved", "unknown": "unknown
 
 
 class Alerting:
+    """Owner of the rules' tick. Incidents themselves belong to the incident book."""
+
     def __init__(
         self,
         engine: RuleEngine,
-        database: Database,
+        signals: Signals,
         fleet: Fleet,
         book: IncidentBook,
-        timeline: Timeline,
-        clock: Clock,
-        metrics: ControllerMetrics,
         external: ExternalAlerts,
-        may_open: Callable[[FiredAlert], bool],
-        known_until: Callable[[float], float | None],
+        automation: Automation,
+        records: Records,
     ) -> None:
-        """`may_open`: whether an alert may open an incident now, e.g. is not silenced. `known_until`: see Signals."""
-        self._known_until = known_until
         self._engine = engine
-        self._database = database
+        self._signals = signals
         self._fleet = fleet
         self._book = book
-        self._timeline = timeline
-        self._clock = clock
-        self._metrics = metrics
         self._external = external
-        self._may_open = may_open
-        self._started_at = clock.now()
+        self._automation = automation
+        self._database = records.database
+        self._timeline = records.timeline
+        self._metrics = records.metrics
+        self._clock = records.clock
+        self._started_at = records.clock.now()
         self._snapshot_at = 0.0
 
     async def restore(self) -> None:
@@ -72,9 +70,10 @@ class Alerting:
         except (ValueError, KeyError, TypeError) as error:
             log.error("alerts.snapshot_unreadable", error=str(error), remedy="alerts start anew from their signals")
 
-    async def turn(self) -> None:
+    async def evaluate_rules(self) -> None:
+        """One tick: the rules, the incidents that follow, and what the timeline tells of both."""
         now = self._clock.now()
-        at = self._known_until(now)
+        at = self._signals.known_until(now)
         changes = self._engine.mark_all_unknown(now) if at is None else self._engine.tick(at)
         await self._book.settle()
         active = [alert for alert in self.alerts() if not self.is_of_removed_node(alert.labels)]
@@ -86,7 +85,7 @@ class Alerting:
             changed[incident.id] = incident
         before = {incident.id: incident for incident in recent}
         for incident in changed.values():
-            self._book.take(incident)
+            self._book.hold_incident(incident)
         # No await up to here: a diagnosis can't be told before the alert that it explains.
         for change in changes:
             self._tell_alert(fired_alert(change.alert), change.previous)
@@ -125,9 +124,10 @@ class Alerting:
         return not row.wanted or row.is_cordoned or row.is_restarting or state.phase is NodePhase.STARTING
 
     def _opens_nothing(self, alert: FiredAlert) -> bool:
-        return self.is_expected(alert) or not self._may_open(alert)
+        return self.is_expected(alert) or not self._automation.may_open(alert)
 
     def is_of_removed_node(self, labels: Mapping[str, str]) -> bool:
+        """Whether these labels name a node that was taken out."""
         state = self._fleet.nodes.get(labels.get("node", ""))
         return state is not None and not state.row.wanted
 

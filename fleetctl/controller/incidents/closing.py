@@ -12,14 +12,13 @@ from alerts.labels import LabelSet
 from alerts.series.store import SeriesStore
 from diagnostics import blackbox, postmortem
 from diagnostics.incident import Incident, IncidentStatus, is_over, mitigate, resolve, unmitigate
-from fleetctl.controller.database import Database
 from fleetctl.controller.incidents.impact import impact_of
 from fleetctl.controller.incidents.incident_book import IncidentBook
-from fleetctl.controller.incidents.incident_record import record_of
 from fleetctl.controller.incidents.incident_store import save_incident
-from fleetctl.controller.timeline import Timeline
+from fleetctl.controller.incidents.views import record_of
+from fleetctl.controller.records import Records
 from fleetctl.controller.version import software_version
-from fleetctl.kit.clock import Clock
+from fleetctl.settings.controller import IncidentSettings
 from fleetctl.wire import TimelineEntry
 from runbooks.errors import RunbookError
 from runbooks.executor import Executor
@@ -34,46 +33,43 @@ ACTING = frozenset({RunStatus.APPROVED, RunStatus.RUNNING, RunStatus.VERIFYING, 
 
 
 class Closing:
+    """Ends incidents, and writes their post-mortem and black box."""
+
     def __init__(
         self,
-        database: Database,
-        book: IncidentBook,
-        journal: Journal,
         executor: Executor,
+        journal: Journal,
         store: SeriesStore,
-        timeline: Timeline,
-        clock: Clock,
-        *,
+        book: IncidentBook,
+        records: Records,
+        limits: IncidentSettings,
         folder: Path,
-        quiet_s: float,
-        withdraw_after_s: float,
-        blackbox_lead_s: float,
     ) -> None:
-        self._database = database
-        self._book = book
-        self._journal = journal
+        """`folder`: where post-mortems and black boxes go."""
         self._executor = executor
+        self._journal = journal
         self._store = store
-        self._timeline = timeline
-        self._clock = clock
+        self._book = book
+        self._database = records.database
+        self._timeline = records.timeline
+        self._clock = records.clock
+        self._limits = limits
         self._folder = folder
-        self._quiet_s = quiet_s
-        self._withdraw_after_s = withdraw_after_s
-        self._blackbox_lead_s = blackbox_lead_s
 
-    async def turn(self) -> None:
-        for incident in self._book.open():
+    async def close_incidents(self) -> None:
+        """Follow the runs of every open incident, withdraw what nobody answered, and end what is over."""
+        for incident in self._book.open_incidents():
             runs = await self._runs_of(incident)
             acting = any(run.status in ACTING for run in runs)
             if acting and incident.status is IncidentStatus.OPEN:
-                await self._book.change(incident.id, mitigate)
+                await self._book.change_incident(incident.id, mitigate)
             elif not acting and incident.status is IncidentStatus.MITIGATING:
-                await self._book.change(incident.id, unmitigate)
+                await self._book.change_incident(incident.id, unmitigate)
             await self._withdraw(incident, runs)
             now = self._clock.now()
             standing = any(not run.status.is_terminal for run in runs)
             current = self._book.get(incident.id)
-            if current and is_over(current, now, has_active_run=standing, quiet_s=self._quiet_s):
+            if current and is_over(current, now, has_active_run=standing, quiet_s=self._limits.resolve_quiet_s):
                 await self._resolve(current, now)
 
     async def _runs_of(self, incident: Incident) -> tuple[Run, ...]:
@@ -81,7 +77,9 @@ class Closing:
 
     async def _withdraw(self, incident: Incident, runs: Sequence[Run]) -> None:
         """Cancel proposals that nobody answered while the trouble went away: they would act on a healthy fleet."""
-        quiet = incident.cleared_at is not None and self._clock.now() - incident.cleared_at > self._withdraw_after_s
+        quiet = (
+            incident.cleared_at is not None and self._clock.now() - incident.cleared_at > self._limits.withdraw_after_s
+        )
         for run in runs if quiet else ():
             if run.status is RunStatus.PROPOSED:
                 try:
@@ -102,7 +100,7 @@ class Closing:
             incident_id=incident.id,
         )
         record = record_of(resolved, await self._runs_of(incident), [*entries, said])
-        since = incident.opened_at - self._blackbox_lead_s
+        since = incident.opened_at - self._limits.blackbox_lead_s
         series = await self._recorded(resolved, since, now)
         folder = self._folder / incident.id
         page = postmortem.render(postmortem.PostmortemInput(record, now, impact_of(record, self._store, since, now)))
@@ -118,7 +116,7 @@ class Closing:
                 "postmortem.failed", f"{folder}: {error.strerror or error}", incident_id=incident.id
             )
         await self._database.write(lambda c: save_incident(c, resolved, paths))
-        await self._book.put(resolved)
+        await self._book.store_incident(resolved)
         await self._timeline.append(
             said.kind,
             said.text,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 
 import structlog
@@ -13,11 +13,12 @@ from diagnostics.incident import SEVERITY_ORDER, Incident, gravest, with_diagnos
 from diagnostics.query import store_query
 from diagnostics.tree import Tree, tree_for_alert
 from diagnostics.walker import walk
-from fleetctl.controller.content.content import Content
+from fleetctl.controller.alertmanager.automation import Automation
+from fleetctl.controller.content.store import ContentStore
 from fleetctl.controller.incidents.incident_book import IncidentBook
-from fleetctl.controller.timeline import Timeline
-from fleetctl.kit.clock import Clock
+from fleetctl.controller.records import Records
 from fleetctl.kit.errors import BadInputError
+from fleetctl.settings.controller import IncidentSettings
 
 log = structlog.get_logger()
 
@@ -30,36 +31,31 @@ class Diagnosing:
 
     def __init__(
         self,
-        content: Callable[[], Content],
+        content: ContentStore,
         store: SeriesStore,
         book: IncidentBook,
-        timeline: Timeline,
-        clock: Clock,
-        *,
-        every_s: float,
-        for_s: float,
-        may_diagnose: Callable[[Incident], bool] = lambda _: True,
+        automation: Automation,
+        records: Records,
+        limits: IncidentSettings,
     ) -> None:
-        """`content` gives what is in force: the next walk is by what was loaded last."""
         self._content = content
         self._store = store
         self._book = book
-        self._timeline = timeline
-        self._clock = clock
-        self._every_s = every_s
-        self._for_s = for_s
-        self._may_diagnose = may_diagnose
+        self._automation = automation
+        self._timeline = records.timeline
+        self._clock = records.clock
+        self._limits = limits
         self._walked_at: dict[str, float] = {}
 
-    async def turn(self) -> None:
-        """One walk for each open incident that is due."""
+    async def diagnose_incidents(self) -> None:
+        """Walk the tree of every open incident that is due."""
         now = self._clock.now()
-        incidents = self._book.open()
+        incidents = self._book.open_incidents()
         for gone in self._walked_at.keys() - {incident.id for incident in incidents}:
             del self._walked_at[gone]
-        content = self._content()
+        content = self._content.current
         for incident in incidents:
-            if not self._is_due(incident, now) or not self._may_diagnose(incident):
+            if not self._is_due(incident, now) or not self._automation.may_diagnose(incident):
                 continue
             self._walked_at[incident.id] = now
             tree = tree_for_incident(content.trees, incident)
@@ -75,7 +71,7 @@ class Diagnosing:
         Raises BadInputError when there is no such tree.
         """
         now = self._clock.now()
-        trees = self._content().trees
+        trees = self._content.current.trees
         tree = trees.get(tree_name or DEFAULT_TREE)
         if tree is None:
             known = ", ".join(sorted(trees))
@@ -90,9 +86,9 @@ class Diagnosing:
         walked = self._walked_at.get(incident.id)
         if walked is None and incident.diagnosis is None:
             return True  # at once, also when the incident opened while no controller ran
-        if now - incident.opened_at > self._for_s:
+        if now - incident.opened_at > self._limits.diagnose_for_s:
             return False
-        return walked is None or now - walked >= self._every_s
+        return walked is None or now - walked >= self._limits.diagnose_every_s
 
     async def _keep_better(self, incident_id: str, found: Diagnosis) -> None:
         incident = self._book.get(incident_id)
@@ -101,7 +97,7 @@ class Diagnosing:
         before = incident.diagnosis
         if before is not None and not is_better(found, before) and not is_outgrown(incident, before):
             return
-        await self._book.change(incident_id, lambda one: with_diagnosis(one, found))
+        await self._book.change_incident(incident_id, lambda one: with_diagnosis(one, found))
         if before is not None and (before.cause, before.confidence) == (found.cause, found.confidence):
             return
         kind = "diagnosis.named" if found.cause is not None else "diagnosis.open"

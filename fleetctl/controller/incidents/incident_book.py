@@ -9,9 +9,8 @@ from concurrent.futures import Future
 import structlog
 
 from diagnostics.incident import REOPEN_WITHIN_S, Incident, IncidentStatus, nodes_of
-from fleetctl.controller.database import Database
 from fleetctl.controller.incidents.incident_store import list_recent, save_incident
-from fleetctl.kit.clock import Clock
+from fleetctl.controller.records import Records
 
 log = structlog.get_logger()
 
@@ -23,18 +22,22 @@ class IncidentBook:
     the database follows in the same order.
     """
 
-    def __init__(self, database: Database, clock: Clock) -> None:
-        self._database = database
-        self._clock = clock
+    def __init__(self, records: Records) -> None:
+        self._database = records.database
+        self._clock = records.clock
         self._recent: dict[str, Incident] = {}
         self._storing: dict[str, Future[None]] = {}  # what the database has not confirmed
 
-    async def load(self) -> None:
-        since = self._clock.now() - REOPEN_WITHIN_S
-        stored = await self._database.read(lambda c: list_recent(c, since))
-        self._recent = {one.incident.id: one.incident for one in stored}
+    @classmethod
+    async def opened(cls, records: Records) -> IncidentBook:
+        """With the open and recent incidents that the database has."""
+        book = cls(records)
+        since = records.clock.now() - REOPEN_WITHIN_S
+        stored = await records.database.read(lambda c: list_recent(c, since))
+        book._recent = {one.incident.id: one.incident for one in stored}
+        return book
 
-    def open(self) -> list[Incident]:
+    def open_incidents(self) -> list[Incident]:
         """Not resolved, the oldest first."""
         found = [one for one in self._recent.values() if one.status is not IncidentStatus.RESOLVED]
         return sorted(found, key=lambda one: (one.opened_at, one.id))
@@ -49,27 +52,27 @@ class IncidentBook:
 
     def of_node(self, node: str) -> str | None:
         """The id of the open incident that covers the node."""
-        for incident in self.open():
+        for incident in self.open_incidents():
             if incident.scope.get("node") == node or node in nodes_of(incident):
                 return incident.id
         return None
 
-    def take(self, incident: Incident) -> None:
+    def hold_incident(self, incident: Incident) -> None:
         """Hold this state of an incident, new or known, and begin to store it."""
         if self._recent.get(incident.id) == incident:
             return
         self._recent[incident.id] = incident
         self._storing[incident.id] = self._database.write_soon(lambda c: save_incident(c, incident))
 
-    async def put(self, incident: Incident) -> None:
-        """As `take`, and wait until it is stored."""
-        self.take(incident)
+    async def store_incident(self, incident: Incident) -> None:
+        """As `hold_incident`, and wait until it is stored."""
+        self.hold_incident(incident)
         await self.settle()
 
-    async def change(self, incident_id: str, change: Callable[[Incident], Incident]) -> Incident:
+    async def change_incident(self, incident_id: str, change: Callable[[Incident], Incident]) -> Incident:
         """Apply `change` to the incident as it is now."""
         changed = change(self._recent[incident_id])
-        await self.put(changed)
+        await self.store_incident(changed)
         return changed
 
     async def settle(self) -> None:

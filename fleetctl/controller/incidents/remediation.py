@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import structlog
 
 from diagnostics.incident import Incident, IncidentStatus
 from diagnostics.scope import is_wide
+from fleetctl.controller.alertmanager.automation import Automation
 from fleetctl.controller.content.content import Content
-from fleetctl.controller.database import Database
+from fleetctl.controller.content.store import ContentStore
 from fleetctl.controller.incidents.incident_book import IncidentBook
 from fleetctl.controller.nodes.node_row import list_nodes
-from fleetctl.controller.timeline import Timeline
-from fleetctl.kit.clock import Clock
-from fleetctl.settings.controller import PolicyName
+from fleetctl.controller.records import Records
+from fleetctl.settings.controller import ControllerSettings, PolicyName
 from runbooks.errors import RunbookError
 from runbooks.executor import Executor
 from runbooks.guard import Policy, needs_person
@@ -35,45 +35,38 @@ class Remediation:
 
     def __init__(
         self,
+        content: ContentStore,
         executor: Executor,
         journal: Journal,
-        content: Callable[[], Content],
         lookup: Lookup,
-        database: Database,
         book: IncidentBook,
-        timeline: Timeline,
-        clock: Clock,
-        *,
-        policy: PolicyName,
-        policy_causes: Collection[str],
-        may_propose: Callable[[Incident], bool] = lambda _: True,
-        may_run_unasked: Callable[[Incident], bool] = lambda _: True,
+        automation: Automation,
+        records: Records,
+        settings: ControllerSettings,
     ) -> None:
+        self._content = content
         self._executor = executor
         self._journal = journal
-        self._content = content
         self._lookup = lookup
-        self._database = database
         self._book = book
-        self._timeline = timeline
-        self._clock = clock
-        self._policy = policy
-        self._policy_causes = policy_causes
-        self._may_propose = may_propose
-        self._may_run_unasked = may_run_unasked
+        self._automation = automation
+        self._database = records.database
+        self._timeline = records.timeline
+        self._clock = records.clock
+        self._settings = settings
         self._settled: set[tuple[str, int, str, float | None]] = set()
 
-    async def turn(self) -> None:
-        """Looks at each open incident whose cause is named, until the question of its page is settled."""
+    async def propose_runbooks(self) -> None:
+        """Propose, or run, what treats each open incident's cause; once for each."""
         now = self._clock.now()
-        for incident in self._book.open():
+        for incident in self._book.open_incidents():
             diagnosis = incident.diagnosis
             if diagnosis is None or diagnosis.cause is None or incident.cleared_at is not None:
                 continue
             if diagnosis.confidence != "confirmed" and now - diagnosis.at < LIKELY_HOLD_S:
                 continue
             key = (incident.id, incident.reopened, diagnosis.cause, incident.widened_at)
-            if key in self._settled or not self._may_propose(incident):
+            if key in self._settled or not self._automation.may_propose(incident):
                 continue
             # The guards' first word on a run is final: not before they can look, e.g. right after a start.
             if await self._lookup.serving_nodes() is not None and await self._propose(incident, diagnosis.cause):
@@ -81,7 +74,7 @@ class Remediation:
 
     async def _propose(self, incident: Incident, cause: str) -> bool:
         """Whether the question is settled; not while the incident's scope changes under it."""
-        content = self._content()
+        content = self._content.current
         page = content.page_for_cause(cause)
         if page is None:
             known = content.causes.get(cause)
@@ -105,7 +98,7 @@ class Remediation:
         confirmed = incident.diagnosis is not None and incident.diagnosis.confidence == "confirmed"
         unasked = (
             confirmed
-            and self._may_run_unasked(incident)
+            and self._automation.may_run_unasked(incident)
             and is_for_scope(page, incident.scope)
             and not self._is_part_of_open(incident)
             and not needs_person(Policy(self._policy_for(content, cause)), page.risk)
@@ -134,8 +127,8 @@ class Remediation:
         """What content says of the cause; else the settings, where `run` may be for named causes only."""
         if (named := content.policies.get(cause)) is not None:
             return named
-        is_left_out = bool(self._policy_causes) and cause not in self._policy_causes
-        return "ask" if self._policy == "run" and is_left_out else self._policy
+        is_left_out = bool(self._settings.policy_causes) and cause not in self._settings.policy_causes
+        return "ask" if self._settings.policy == "run" and is_left_out else self._settings.policy
 
     async def _say_impossible(self, incident: Incident, why: str) -> None:
         await self._timeline.append(

@@ -1,4 +1,4 @@
-"""From the controller's own types to those of its API."""
+"""From the controller's own types to those of its API, and to what post-mortem and black box take."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from alerts.promql import evaluate
 from alerts.series.store import SeriesStore
 from diagnostics.diagnosis import Diagnosis
 from diagnostics.incident import FiredAlert, Incident, fired_alert
+from diagnostics.record import IncidentRecord
 from fleetctl import wire
 from fleetctl.controller.alertmanager.silence import Silenced, Verdict
 from fleetctl.controller.incidents.incident_store import StoredIncident
@@ -132,4 +133,17 @@ def runbook_view(page: Page, *, with_page: bool) -> wire.RunbookInfo:
         causes=list(page.causes),
         inputs={name: spec.description for name, spec in page.inputs.items()},
         page=page.markdown if with_page else "",
+    )
+
+
+def record_of(incident: Incident, runs: Sequence[Run], timeline: Sequence[wire.TimelineEntry]) -> IncidentRecord:
+    """The incident with its runs and timeline, as the post-mortem and the black box take it."""
+    return IncidentRecord.model_validate(
+        {
+            **asdict(incident),
+            "scope": dict(incident.scope),
+            "status": incident.status.value,
+            "runs": [run_view(run).model_dump(mode="json") for run in runs],
+            "timeline": [entry.model_dump(mode="json") for entry in timeline],
+        }
     )

@@ -15,10 +15,9 @@ import structlog
 
 from fleetctl.controller.database import Database
 from fleetctl.controller.nodes.fleet import Fleet, NodeState
-from fleetctl.controller.nodes.gateway_watch import GatewayWatch
 from fleetctl.controller.nodes.node_client import DrainState, NoAnswerError, NodeClient, NotAllowedError
 from fleetctl.controller.nodes.node_row import NodeRow, Role, RouteIntent, get_node, want_node
-from fleetctl.controller.nodes.routing import Routing
+from fleetctl.controller.nodes.routing import GatewayWatch, Routing
 from fleetctl.kit.clock import Clock
 from fleetctl.kit.errors import FleetctlError
 from fleetctl.providers.provider import NodeProvider
@@ -62,7 +61,7 @@ class FleetEffects:
         # Only a node that is new to the table: one that somebody cordoned stays so.
         new = {"wanted": True, "route": RouteIntent.NONE}
         version = await self.routing.change(name, only_if=new, route=RouteIntent.ACTIVE, role=Role.MEMBER)
-        state = await self.fleet.look(name)
+        state = await self.fleet.observe_node(name)
         return {
             "node": name,
             "like": like,
@@ -80,17 +79,17 @@ class FleetEffects:
         if view.running and view.url and not force:
             await self._refuse_while_holding(row, view.url)
         version = await self.routing.change(name, wanted=False, route=RouteIntent.NONE)
-        await self.fleet.look(name)
+        await self.fleet.observe_node(name)
         self.forget_signals(name)  # before it falls silent: nobody is paged for a node that we stop
         if view.running:
             await self._stop_process(name, grace_s)
-        await self.fleet.look(name)
+        await self.fleet.observe_node(name)
         return {**receipt, "table_version": version}
 
     async def cordon(self, name: str) -> Receipt:
         row = await self._wanted(name)
         version = await self.routing.change(name, route=RouteIntent.CORDONED)
-        await self.fleet.look(name)
+        await self.fleet.observe_node(name)
         said = await self.gateway.follow(version)
         return {"node": name, "was": row.route.value, "table_version": version, "gateway": said}
 
@@ -103,7 +102,7 @@ class FleetEffects:
         if drain.state != "serving":
             await self._answer(self.client.resume(view.url))
         version = await self.routing.change(name, route=RouteIntent.ACTIVE, role=Role.MEMBER)
-        await self.fleet.look(name)
+        await self.fleet.observe_node(name)
         said = await self.gateway.follow(version)
         return {"node": name, "was": row.route.value, "table_version": version, "gateway": said}
 
@@ -129,9 +128,9 @@ class FleetEffects:
                 # Asked once only: a second request would begin a second drain with its own counts.
                 drain = await self._answer(self.client.start_drain(view.url, deadline_s))
                 asked = True
-                await self.fleet.look(name)
+                await self.fleet.observe_node(name)
             if drain.state == "drained":
-                await self.fleet.look(name)
+                await self.fleet.observe_node(name)
                 took_s = round(self.clock.now() - started, 2)
                 return {**receipt, "state": "drained", "took_s": took_s, **drain.receipt}
             if self.clock.now() - started > deadline_s + self.drain_grace_s:
@@ -154,7 +153,7 @@ class FleetEffects:
             assert row.restart is not None
             mark = row.restart
         if view.running and view.instance == mark.get("instance"):
-            await self.fleet.look(name)
+            await self.fleet.observe_node(name)
             self.forget_signals(name)
             await self._stop_process(name, RESTART_GRACE_S)
         await self._ensure_process(row)
@@ -166,7 +165,7 @@ class FleetEffects:
         }
         done_mark = {**mark, "state": "done", "at": self.clock.now(), "receipt": receipt}
         version = await self.routing.change(name, route=RouteIntent.ACTIVE, restart=done_mark)
-        await self.fleet.look(name)
+        await self.fleet.observe_node(name)
         return {**receipt, "table_version": version, "gateway": await self.gateway.follow(version)}
 
     async def scale_pool(
@@ -232,7 +231,7 @@ class FleetEffects:
         if view.running and row.started:
             return
         try:
-            await self.fleet.start(row)
+            await self.fleet.start_node(row)
         except FleetctlError as error:
             raise TemporaryError(error.message) from error
 
@@ -246,7 +245,7 @@ class FleetEffects:
         """Seconds until the node was ready."""
         started = self.clock.now()
         while True:
-            state = await self.fleet.look(name)
+            state = await self.fleet.observe_node(name)
             if state is not None and _answers_ready(state):
                 return self.clock.now() - started
             view = await asyncio.to_thread(self.provider.observe, name)

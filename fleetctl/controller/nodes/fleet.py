@@ -9,12 +9,10 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from fleetctl.controller.database import Database
 from fleetctl.controller.nodes.node_client import DrainState, Health, NoAnswerError, NodeClient, NotAllowedError
 from fleetctl.controller.nodes.node_row import NodeRow, Role, RouteIntent, get_node, list_nodes, want_node
 from fleetctl.controller.nodes.routing import Routing
-from fleetctl.controller.timeline import Timeline
-from fleetctl.kit.clock import Clock
+from fleetctl.controller.records import Records
 from fleetctl.kit.errors import FleetctlError
 from fleetctl.providers.provider import NodeProvider
 from fleetctl.providers.spec import NodeSpec
@@ -40,10 +38,12 @@ class NodeState:
 
     @property
     def name(self) -> str:
+        """The node's name."""
         return self.row.name
 
     @property
     def is_serving(self) -> bool:
+        """Whether it is ready and gets requests."""
         return self.phase is NodePhase.READY and self.row.route is RouteIntent.ACTIVE
 
 
@@ -55,25 +55,24 @@ class Fleet:
 
     def __init__(
         self,
-        database: Database,
+        records: Records,
         provider: NodeProvider,
         client: NodeClient,
         routing: Routing,
-        timeline: Timeline,
-        clock: Clock,
-        incident_of: Callable[[str], str | None] = lambda _: None,
+        incident_of: Callable[[str], str | None],
     ) -> None:
-        self._database = database
+        """`incident_of`: the id of the open incident that covers a node."""
+        self._database = records.database
+        self._timeline = records.timeline
+        self._clock = records.clock
         self._provider = provider
         self._client = client
         self._routing = routing
-        self._timeline = timeline
-        self._clock = clock
         self.incident_of = incident_of
         self.nodes: dict[str, NodeState] = {}
         self.looked_at: float | None = None  # when every node was last looked at
         self._looks = itertools.count(1)
-        self._taken: dict[str, int] = {}  # the look that each node's state comes from
+        self._learnt_from: dict[str, int] = {}  # the look that each node's state comes from
 
     async def seed(self, specs: Sequence[NodeSpec]) -> None:
         """Want the initial fleet when no node was ever wanted; else take charge of what runs already.
@@ -96,7 +95,7 @@ class Fleet:
             if one.name not in {row.name for row in rows}:
                 log.warning("node.unclaimed", node=one.name, url=one.url, reason="it runs, and no fleet wants it")
 
-    async def turn(self) -> None:
+    async def observe_nodes(self) -> None:
         """Look at every node once, at the same time."""
         look = next(self._looks)
         rows = await self._database.read(list_nodes)
@@ -105,21 +104,21 @@ class Fleet:
         for row in shown:
             if row.wanted and not row.started and not row.is_restarting and row.role is Role.MEMBER:
                 await self._start_member(row)
-        states = await asyncio.gather(*(self._look(row) for row in shown))
+        states = await asyncio.gather(*(self._observe(row) for row in shown))
         for gone in self.nodes.keys() - {row.name for row in shown}:
             del self.nodes[gone]
         for state in states:
-            await self._take(state, look)
+            await self._learn(state, look)
         self.looked_at = now
 
     async def _start_member(self, row: NodeRow) -> None:
         try:
-            await self.start(row)
+            await self.start_node(row)
         except FleetctlError as error:
             # The others must be looked at all the same; the next turn tries again.
             log.error("node.start_failed", node=row.name, error=error.message)
 
-    async def start(self, row: NodeRow) -> None:
+    async def start_node(self, row: NodeRow) -> None:
         """Ask the provider for the node's process, then record that it was asked. Raises FleetctlError."""
         await asyncio.to_thread(self._provider.ensure_started, row.spec)
         await self._routing.change(row.name, started=True)
@@ -130,13 +129,13 @@ class Fleet:
             incident_id=self.incident_of(row.name),
         )
 
-    async def look(self, name: str) -> NodeState | None:
+    async def observe_node(self, name: str) -> NodeState | None:
         """Look at one node now, without waiting for the next turn. None: no such node."""
         look = next(self._looks)
         row = await self._database.read(lambda c: get_node(c, name))
-        return None if row is None else await self._take(await self._look(row), look)
+        return None if row is None else await self._learn(await self._observe(row), look)
 
-    async def _look(self, row: NodeRow) -> NodeState:
+    async def _observe(self, row: NodeRow) -> NodeState:
         view = await asyncio.to_thread(self._provider.observe, row.name)
         before = self.nodes.get(row.name)
         was_ready = before is not None and before.was_ready and before.instance == view.instance
@@ -154,12 +153,12 @@ class Fleet:
         phase, reason = judge_phase(row, view.running, health, drain, was_ready)
         return NodeState(row, phase, reason, None, view.url, view.instance, was_ready)
 
-    async def _take(self, state: NodeState, look: int) -> NodeState:
+    async def _learn(self, state: NodeState, look: int) -> NodeState:
         row = state.row
         # Looks overlap: one that began before another and ends after it tells old news.
-        if look < self._taken.get(row.name, 0):
+        if look < self._learnt_from.get(row.name, 0):
             return self.nodes.get(row.name, state)
-        self._taken[row.name] = look
+        self._learnt_from[row.name] = look
         # What was read may be old by now: an effect may have cordoned or stopped the node since.
         if state.url and state.url != row.url and row.wanted:
             await self._routing.change(row.name, only_if={"wanted": True}, url=state.url)

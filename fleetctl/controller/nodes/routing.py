@@ -1,4 +1,4 @@
-"""The table the gateway routes by: versioned, stored, and waited for by long polls."""
+"""The table the gateway routes by: versioned, stored, waited for by long polls; and whether the gateway follows it."""
 
 from __future__ import annotations
 
@@ -8,23 +8,30 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from fleetctl.controller.database import Database
+from fleetctl.controller.nodes.node_client import NoAnswerError, NodeClient, NotAllowedError
 from fleetctl.controller.nodes.node_row import change_node, is_published, list_nodes, routing_version
+from fleetctl.controller.records import Records
 from fleetctl.kit.clock import Clock
 from fleetctl.wire import Route, RouteState, RoutingTable
+
+GATEWAY_POLL_S = 0.1
 
 
 class Routing:
     """Owner of the current table. Every change of a node's desired state goes through `change`."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
-        self._database = database
-        self._clock = clock
+    def __init__(self, records: Records) -> None:
+        self._database = records.database
+        self._clock = records.clock
         self._changed = asyncio.Condition()
         self.table = RoutingTable(version=0, routes=[])
 
-    async def load(self) -> None:
-        await self._publish(await self._database.read(_read_table))
+    @classmethod
+    async def opened(cls, records: Records) -> Routing:
+        """With the table that the database has."""
+        routing = cls(records)
+        await routing._publish(await records.database.read(_read_table))
+        return routing
 
     async def change(self, name: str, *, only_if: Mapping[str, Any] | None = None, **values: Any) -> int:
         """Set columns of a node (route, wanted, url...), if its columns are as `only_if` says when it is done.
@@ -57,6 +64,38 @@ class Routing:
         async with self._changed:
             self.table = table
             self._changed.notify_all()
+
+
+class GatewayWatch:
+    """Asks the gateway, after each change that an effect depends on, by which table it routes."""
+
+    def __init__(self, client: NodeClient, url: str | None, clock: Clock, wait_s: float) -> None:
+        self._client = client
+        self._url = url
+        self._clock = clock
+        self._wait_s = wait_s
+
+    async def follow(self, version: int) -> str:
+        """Wait until the gateway routes by `version` or a newer one. Returns what was seen, for the receipt.
+
+        A gateway that can't be asked is waited for a few seconds and then not any more: its long poll may work all
+        the same, and a node that is drained refuses new requests itself.
+        """
+        if self._url is None:
+            return "no gateway is configured"
+        started = self._clock.now()
+        while True:
+            try:
+                seen = await self._client.gateway_table_version(self._url)
+            except (NoAnswerError, NotAllowedError) as error:
+                problem = f"not known: {error}"
+            else:
+                if seen >= version:
+                    return f"routes by table {seen}"
+                problem = f"still routes by table {seen}"
+            if self._clock.now() - started > self._wait_s:
+                return f"{problem}; went on after {self._wait_s:.0f} s"
+            await self._clock.sleep(GATEWAY_POLL_S)
 
 
 def _read_table(connection: sa.Connection) -> RoutingTable:

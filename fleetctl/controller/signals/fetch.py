@@ -95,7 +95,7 @@ class Fetcher:
 
     async def _ask(self, connection: HttpConnection, request: _Request) -> HttpAnswer:
         try:
-            answer = await connection.ask(request.head, self._max_bytes)
+            answer = await connection.request(request.head, self._max_bytes)
         except BaseException:
             connection.abort()  # also when the time is up: the rest of the answer would come later
             raise

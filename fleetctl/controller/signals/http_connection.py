@@ -42,7 +42,7 @@ class HttpConnection(asyncio.Protocol):
         self._is_body = False
         self._is_until_end = True  # without a length the end of the connection is the end of the answer
 
-    async def ask(self, request: bytes, max_bytes: int) -> HttpAnswer:
+    async def request(self, request: bytes, max_bytes: int) -> HttpAnswer:
         """The answer to these bytes, with at most `max_bytes` of body, unpacked.
 
         Raises HttpAnswerError, and ConnectionError when the peer closes first.

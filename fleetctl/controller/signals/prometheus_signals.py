@@ -72,9 +72,9 @@ class PrometheusSignals:
         """From the next read on, reads what these rules need."""
         self._selectors = _selectors(groups, self._settings.match)
 
-    async def turn(self) -> None:
+    async def collect(self) -> None:
         """Scrapes the gateway, begins a read when one is due, and takes up one that has ended."""
-        await self._gateway.turn()
+        await self._gateway.collect()
         now = self._clock.now()
         if self._reading is None and now >= self._next_read_at:
             self._next_read_at = now + self._settings.interval_s

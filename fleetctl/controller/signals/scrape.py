@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from alerts.evaluation.rules import RuleGroup
 from alerts.series.store import SeriesStore
-from fleetctl.controller.metrics import ControllerMetrics
 from fleetctl.controller.nodes.fleet import Fleet, NodeState
+from fleetctl.controller.records import Records
 from fleetctl.controller.signals.fetch import Fetcher
 from fleetctl.controller.signals.scrape_slots import ScrapeTarget, SlotScraper
-from fleetctl.kit.clock import Clock
+from fleetctl.settings.tree import Settings
 from fleetctl.wire import NodePhase
 
 JOB = "llm-node"
@@ -27,7 +28,11 @@ class Signals(Protocol):
     def last_success_at(self) -> Mapping[str, float]:
         """Node name to when its signals were last measured (Unix seconds)."""
 
-    async def turn(self) -> None: ...
+    async def collect(self) -> None:
+        """Fill the store with what is new."""
+
+    def read_for(self, groups: Sequence[RuleGroup]) -> None:
+        """From now on these rules read the store: what they need is collected."""
 
     def known_until(self, now: float) -> float | None:
         """Up to when all there is to know is in the store; None: too long ago to judge anything by it."""
@@ -37,34 +42,27 @@ class Scraper:
     """The fleet's nodes and the gateway as targets."""
 
     def __init__(
-        self,
-        fleet: Fleet,
-        store: SeriesStore,
-        clock: Clock,
-        metrics: ControllerMetrics,
-        *,
-        interval_s: float,
-        max_bytes: int,
-        gateway_url: str | None = None,
-        scrapes_nodes: bool = True,
+        self, fleet: Fleet, store: SeriesStore, records: Records, settings: Settings, gateway_url: str | None
     ) -> None:
-        """`scrapes_nodes` False: the nodes' signals come from elsewhere."""
-        self._scrapes_nodes = scrapes_nodes
+        """With a Prometheus in the settings the nodes' signals come from there, and only the gateway is scraped."""
+        self._scrapes_nodes = settings.signals.prometheus is None
         self._fleet = fleet
-        self._clock = clock
-        self._metrics = metrics
+        self._clock = records.clock
+        self._metrics = records.metrics
         self._gateway_url = gateway_url
-        fetcher = Fetcher(timeout_s=max(MIN_TIMEOUT_S, interval_s), max_bytes=max_bytes)
-        self._slots = SlotScraper(store, fetcher, clock, interval_s=interval_s, told=self._count)
+        interval_s = settings.controller.scrape_interval_s
+        fetcher = Fetcher(timeout_s=max(MIN_TIMEOUT_S, interval_s), max_bytes=settings.signals.max_scrape_bytes)
+        self._slots = SlotScraper(store, fetcher, records.clock, interval_s=interval_s, told=self._count)
 
-    async def turn(self) -> None:
+    async def collect(self) -> None:
+        """One scrape of every target."""
         now = self._clock.now()
         states = [state for state in self._fleet.nodes.values() if self._scrapes_nodes and is_target(state, now)]
         wanted = {state.name: ScrapeTarget(_metrics_of(state), target_labels(state)) for state in states}
         if self._gateway_url is not None:
             labels = {"job": GATEWAY_JOB, "instance": _address(self._gateway_url)}
             wanted[_GATEWAY] = ScrapeTarget(f"{self._gateway_url}/metrics", labels)
-        await self._slots.turn(wanted)
+        await self._slots.scrape_round(wanted)
 
     @property
     def in_flight(self) -> int:
@@ -73,7 +71,11 @@ class Scraper:
 
     @property
     def last_success_at(self) -> dict[str, float]:
+        """Node name to the time of its last scrape that went well."""
         return self._slots.last_success_at
+
+    def read_for(self, groups: Sequence[RuleGroup]) -> None:
+        """A scrape takes all that a target tells: nothing changes."""
 
     def known_until(self, now: float) -> float | None:
         """Now: a node that does not answer is a fact of its own (`up` 0)."""
@@ -84,6 +86,7 @@ class Scraper:
         self._slots.forget(name)
 
     async def stop(self) -> None:
+        """End what is in flight."""
         await self._slots.stop()
 
     def _count(self, went_well: bool) -> None:
@@ -105,6 +108,7 @@ def is_target(state: NodeState, now: float) -> bool:
 
 
 def target_labels(state: NodeState) -> dict[str, str]:
+    """The labels that every series of the node gets."""
     spec = state.row.spec
     address = _address(state.url or state.row.url or "")
     return {

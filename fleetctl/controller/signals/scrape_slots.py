@@ -40,7 +40,7 @@ class SlotScraper:
         self._errors: dict[str, str] = {}
         self.last_success_at: dict[str, float] = {}
 
-    async def turn(self, wanted: Mapping[str, ScrapeTarget]) -> None:
+    async def scrape_round(self, wanted: Mapping[str, ScrapeTarget]) -> None:
         """Begins a scrape of every target that is not being scraped still; ends with the last, or the interval.
 
         Targets that are no longer wanted are forgotten.

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from fleetctl.controller.database import FencedError
-from fleetctl.controller.loops import Loops, next_slot
+from fleetctl.controller.loops import Loop, Loops, next_slot
 
 
 class StepClock:
@@ -41,7 +41,6 @@ def test_next_slot_is_on_the_grid_and_soon(slot: float, now: float, expected: fl
 @pytest.mark.anyio
 async def test_a_failing_loop_backs_off_shows_its_age_and_leaves_the_others_alone() -> None:
     clock = StepClock()
-    loops = Loops(clock)
     good_turns = 0
     enough = asyncio.Event()
 
@@ -54,10 +53,9 @@ async def test_a_failing_loop_backs_off_shows_its_age_and_leaves_the_others_alon
     async def bad() -> None:
         raise RuntimeError("always")
 
-    loops.add("good", 1.0, good)
-    loops.add("bad", 1.0, bad)
+    loops = Loops(clock, Loop("good", 1.0, good), Loop("bad", 1.0, bad))
     started = clock.now()
-    running = asyncio.create_task(loops.run())
+    running = asyncio.create_task(loops.run_all())
     await enough.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -71,7 +69,6 @@ async def test_a_failing_loop_backs_off_shows_its_age_and_leaves_the_others_alon
 @pytest.mark.anyio
 async def test_a_loop_that_recovers_is_young_again() -> None:
     clock = StepClock()
-    loops = Loops(clock)
     outcomes = [RuntimeError("once"), None]
 
     async def turn() -> None:
@@ -79,18 +76,17 @@ async def test_a_loop_that_recovers_is_young_again() -> None:
         if outcome:
             raise outcome
 
-    loops.add("one", 1.0, turn)
-    await loops.turn("one")
+    loops = Loops(clock, Loop("one", 1.0, turn))
+    await loops.run_turn("one")
     clock.time += 5
     assert loops.ages(clock.now())["one"] == 5
-    await loops.turn("one")
+    await loops.run_turn("one")
     assert loops.ages(clock.now())["one"] == 0
     assert loops.failures() == {"one": 1}
 
 
 @pytest.mark.anyio
 async def test_all_loops_end_when_another_controller_took_over() -> None:
-    loops = Loops(StepClock())
 
     async def fenced() -> None:
         raise FencedError("epoch 2 took over")
@@ -98,8 +94,7 @@ async def test_all_loops_end_when_another_controller_took_over() -> None:
     async def good() -> None:
         pass
 
-    loops.add("fenced", 1.0, fenced)
-    loops.add("good", 1.0, good)
+    loops = Loops(StepClock(), Loop("fenced", 1.0, fenced), Loop("good", 1.0, good))
     with pytest.raises(ExceptionGroup) as caught:
-        await loops.run()
+        await loops.run_all()
     assert caught.value.subgroup(FencedError) is not None

@@ -136,7 +136,7 @@ async def all_settled(controller: Controller) -> None:
     with contextlib.suppress(AssertionError):
         async with asyncio.timeout(10):
             for _ in range(200):
-                await controller.loops.turn("fleet")
+                await controller.loops.run_turn("fleet")
                 states = [s for s in controller.fleet.nodes.values() if s.row.wanted and s.row.started]
                 if states and all(s.phase.value in ("ready", "cordoned", "draining", "drained") for s in states):
                     return

@@ -120,7 +120,7 @@ class Story:
         """What the peer was sent by this turn."""
         self.clock.move(seconds)
         before = len(self.peer.nodes())
-        await self.sender.turn()
+        await self.sender.queue_due()
         for _ in range(20):
             await asyncio.sleep(0)
         return self.peer.nodes()[before:]
@@ -209,7 +209,7 @@ async def test_a_peer_that_hangs_delays_neither_the_turn_nor_the_other_peer() ->
         public_url="",
         resend_s=60,
     )
-    await asyncio.wait_for(both.turn(), 10)
+    await asyncio.wait_for(both.queue_due(), 10)
 
     async def arrived() -> bool:
         return other.nodes() == ["n1"]

@@ -33,7 +33,7 @@ class Peer(AlertmanagerClient):
 
 async def tell(controller: Controller, *fingerprints: str) -> None:
     notices = tuple(Notice(one, True, {"alertname": one, "node": one}, {}, 1, None) for one in fingerprints)
-    await controller.alertmanager.external.take(Notification("4", "g", "r", 0, "", notices))
+    await controller.alertmanager.external.record_notification(Notification("4", "g", "r", 0, "", notices))
 
 
 def states(controller: Controller) -> dict[str, str]:
@@ -47,16 +47,16 @@ async def test_only_what_was_listed_and_is_missing_everywhere_for_long_has_ended
         external = controller.alertmanager.external
         await tell(controller, "a", "b", "c", "never-listed")
         check = ExternalCheck(external, [first, second], clock)
-        await check.turn()
+        await check.end_forgotten()
         first.listed, second.listed = {"b"}, None
         await passes(check, clock, 3)
         assert set(states(controller).values()) == {"firing"}, "one peer does not answer: it may have it"
         second.listed = {"c"}
-        await check.turn()
+        await check.end_forgotten()
         assert states(controller)["a"] == "firing", "an Alertmanager that was just restarted has none either"
         clock.move(MISSING_FOR_S)
         await tell(controller, "a")
-        await check.turn()
+        await check.end_forgotten()
         assert states(controller)["a"] == "firing", "a notification has just named it"
         await passes(check, clock, 2)
         assert states(controller) == {"a": "resolved", "b": "firing", "c": "firing", "never-listed": "firing"}
@@ -65,7 +65,7 @@ async def test_only_what_was_listed_and_is_missing_everywhere_for_long_has_ended
         assert states(controller) == {"a": "resolved", "b": "firing", "c": "firing", "never-listed": "firing"}
         first.listed = set()
         check = ExternalCheck(controller.alertmanager.external, [first, second], clock)
-        await check.turn()
+        await check.end_forgotten()
         await passes(check, clock, 2)
         assert states(controller)["b"] == "resolved", "that it was listed is known after a restart"
 
@@ -73,4 +73,4 @@ async def test_only_what_was_listed_and_is_missing_everywhere_for_long_has_ended
 async def passes(check: ExternalCheck, clock: DrivenClock, times: int) -> None:
     for _ in range(times):
         clock.move(MISSING_FOR_S + 1)
-        await check.turn()
+        await check.end_forgotten()

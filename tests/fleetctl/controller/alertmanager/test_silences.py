@@ -100,13 +100,13 @@ async def test_known_unknown_and_none() -> None:
     silences = Silences([dead, peer], clock)
     assert silences.verdict(LABELS).silenced is Silenced.UNKNOWN
     assert silences.holds(LABELS), "nobody has looked yet"
-    await silences.turn()
+    await silences.read_silences()
     assert silences.verdict(LABELS).by == ("s",)
     assert silences.verdict({"node": "n2"}).silenced is Silenced.NO
     assert not silences.holds({"node": "n2"})
     peer.trees = None
     clock.move(60)
-    await silences.turn()
+    await silences.read_silences()
     assert silences.verdict(LABELS).silenced is Silenced.YES
     clock.move(1)
     assert silences.verdict(LABELS).silenced is Silenced.UNKNOWN
@@ -119,14 +119,14 @@ async def test_a_first_look_that_fails_holds_nothing_back() -> None:
     peer = Peer()
     peer.trees = None
     silences = Silences([peer], DrivenClock(NOW))
-    await silences.turn()
+    await silences.read_silences()
     assert not silences.holds(LABELS)
 
 
 async def test_a_silence_that_is_not_understood_makes_the_others_unknown() -> None:
     odd = tree(matcher("node", r"\p{Greek}", isRegex=True), silence_id="odd")
     silences = Silences([Peer(odd, tree(matcher("node", "n1")))], DrivenClock(NOW))
-    await silences.turn()
+    await silences.read_silences()
     assert silences.verdict(LABELS).silenced is Silenced.YES
     assert silences.verdict({"node": "n2"}).silenced is Silenced.UNKNOWN
     assert not silences.state().known
@@ -135,7 +135,7 @@ async def test_a_silence_that_is_not_understood_makes_the_others_unknown() -> No
 async def test_what_ended_at_one_peer_has_ended() -> None:
     mine = tree(matcher("node", "n1"))
     silences = Silences([Peer(mine), Peer({**mine, "status": {"state": "expired"}})], DrivenClock(NOW))
-    await silences.turn()
+    await silences.read_silences()
     assert silences.verdict(LABELS).silenced is Silenced.NO
 
 
@@ -156,7 +156,7 @@ async def automation(*silences: dict[str, Any], answers: bool = True) -> Automat
     peer = Peer(*silences)
     peer.trees = peer.trees if answers else None
     read = Silences([peer], DrivenClock(NOW))
-    await read.turn()
+    await read.read_silences()
     return Automation(read, lambda: FleetMap({"n1": {"pool": "p"}}, {}), lambda alert: alert.labels)
 
 

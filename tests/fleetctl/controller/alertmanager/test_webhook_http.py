@@ -253,15 +253,15 @@ async def test_what_was_answered_is_stored_though_nothing_else_happened(tmp_path
         async with open_controller(config, NoProvider()) as controller:
             again = await take(controller, WEBHOOKS / "17_am025_01_all.json")
             assert (again["new"], again["repeated"]) == (0, 3)
-            await controller.loops.turn("alerts")
-            (incident,) = controller.book.open()
+            await controller.loops.run_turn("alerts")
+            (incident,) = controller.book.open_incidents()
             ids.add(incident.id)
             assert {one.labels["node"] for one in incident.alerts} == {"n1", "n2", "n3"}
     assert len(ids) == 1
     async with open_controller(config, NoProvider()) as controller:
         await take(controller, WEBHOOKS / "22_am025_06_all.json")
-        await controller.loops.turn("alerts")
-        (incident,) = controller.book.open()
+        await controller.loops.run_turn("alerts")
+        (incident,) = controller.book.open_incidents()
         assert incident.cleared_at is not None
     assert stored(tmp_path) == [("firing", 3)] * 3 + [("resolved", 1)] * 3
 
@@ -308,7 +308,7 @@ async def test_our_own_alert_that_comes_back_is_no_second_one(tmp_path: Path) ->
             lambda: {alertmanager_fingerprint(own)},
         )
         content = body({"labels": own, "status": "firing"}, {"labels": {**own, "x": "y"}})
-        await external.take(decode_notification(content, 0.0, max_alerts=10))
+        await external.record_notification(decode_notification(content, 0.0, max_alerts=10))
         assert [one.labels.get("x") for one in external.alerts()] == ["y"]
         assert [one.labels.get("x") for one, _ in external.take_changes()] == ["y"]
         again = ExternalAlerts(controller.database, controller.fleet, controller.clock, WebhookSettings(), set)

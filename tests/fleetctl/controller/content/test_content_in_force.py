@@ -43,7 +43,7 @@ async def healthy(controller: Controller, clock: DrivenClock, traffic: Traffic) 
     await drive(controller, clock, traffic, lambda: sum(s.is_serving for s in controller.fleet.nodes.values()) == 3)
     start = clock.now()
     await drive(controller, clock, traffic, lambda: clock.now() - start >= 40)
-    assert controller.book.open() == []
+    assert controller.book.open_incidents() == []
 
 
 def runs(controller: Controller) -> list[Run]:
@@ -66,7 +66,7 @@ async def test_a_users_alert_fires_is_diagnosed_by_the_users_tree_and_the_users_
         traffic.step_s["node-2"] = 0.03  # slow for the user, not for our rules
         await drive(controller, clock, traffic, lambda: bool(runs(controller)))
 
-        (incident,) = controller.book.open()
+        (incident,) = controller.book.open_incidents()
         assert "NodeStepsSlow" in {alert.name for alert in incident.alerts}
         assert incident.diagnosis is not None
         assert (incident.diagnosis.tree, incident.diagnosis.cause) == ("neighbours", "noisy_neighbour")
@@ -104,7 +104,7 @@ async def test_bad_content_changes_nothing_and_is_shown_until_it_is_mended(tmp_p
         put(folder / "rules/neighbours.yaml", RULE.replace("for: 5s", "for: 7s"))
         put(folder / "trees/neighbours.yaml", TREE.replace("cause: noisy_neighbour", "cause: noisy"))
         clock.move(5.0)
-        await controller.loops.turn("content")
+        await controller.loops.run_turn("content")
 
         assert controller.content.current is before
         state = controller.content.state()
@@ -113,13 +113,13 @@ async def test_bad_content_changes_nothing_and_is_shown_until_it_is_mended(tmp_p
         assert b"fleetctl_content_load_failed 1.0" in controller.exposition()
         (entry,) = [one for one in await controller.timeline.read() if one.kind == "content.load_failed"]
         assert "trees/neighbours.yaml:16" in entry.text
-        await controller.loops.turn("content")
+        await controller.loops.run_turn("content")
         assert (await kinds(controller)).count("content.load_failed") == 1
         with pytest.raises(BadContentError):
             await controller.content.reload("once more")
 
         put(folder / "trees/neighbours.yaml", TREE)
-        await controller.loops.turn("content")
+        await controller.loops.run_turn("content")
         assert controller.content.state().failed_at is None
         assert b"fleetctl_content_load_failed 0.0" in controller.exposition()
         (rule,) = [r for g in controller.content.current.rules for r in g.rules if r.name == "NodeStepsSlow"]

@@ -38,7 +38,7 @@ async def healthy(controller: Controller, clock: DrivenClock, traffic: Traffic) 
     await drive(controller, clock, traffic, lambda: sum(s.is_serving for s in controller.fleet.nodes.values()) == 3)
     start = clock.now()
     await drive(controller, clock, traffic, lambda: clock.now() - start >= 40)
-    assert controller.book.open() == []
+    assert controller.book.open_incidents() == []
 
 
 def runs(controller: Controller) -> list[Run]:
@@ -61,7 +61,7 @@ async def test_slow_node_is_found_named_replaced_on_approval_and_written_up(tmp_
             traffic.step_s["node-2"] = 0.15
             found_s = await drive(controller, clock, traffic, lambda: bool(runs(controller)))
             assert found_s <= 60
-            (incident,) = controller.book.open()
+            (incident,) = controller.book.open_incidents()
             assert dict(incident.scope) == {"node": "node-2", "pool": "default"}
             assert incident.diagnosis is not None
             assert incident.diagnosis.cause == "slow_node"
@@ -70,7 +70,7 @@ async def test_slow_node_is_found_named_replaced_on_approval_and_written_up(tmp_
             assert dict(run.inputs) | {"node": "node-2", "replacement": "node-2b"} == dict(run.inputs)
 
             await controller.executor.decide(run.id, "approve", "ann")
-            await drive(controller, clock, traffic, lambda: controller.book.open() == [])
+            await drive(controller, clock, traffic, lambda: controller.book.open_incidents() == [])
 
             (run,) = runs(controller)
             assert run.status is RunStatus.SUCCEEDED, run.error
@@ -104,7 +104,7 @@ async def test_slow_node_is_found_named_replaced_on_approval_and_written_up(tmp_
 
             later = clock.now()
             await drive(controller, clock, traffic, lambda: clock.now() - later > 60)
-            assert controller.book.open() == []
+            assert controller.book.open_incidents() == []
             assert len(runs(controller)) == 1
     finally:
         stop_all(tmp_path)
@@ -117,7 +117,7 @@ async def test_policy_run_acts_unasked_on_a_confirmed_cause(tmp_path: Path) -> N
             await healthy(controller, clock, traffic)
             traffic.step_s["node-2"] = 0.15
             await drive(controller, clock, traffic, lambda: bool(runs(controller)))
-            await drive(controller, clock, traffic, lambda: controller.book.open() == [])
+            await drive(controller, clock, traffic, lambda: controller.book.open_incidents() == [])
             (run,) = runs(controller)
             assert run.status is RunStatus.SUCCEEDED, run.error
             assert run.decided_by == "policy:slow_node"
@@ -145,7 +145,7 @@ async def test_trouble_that_passes_withdraws_the_proposal_and_ends_the_incident(
             traffic.step_s["node-2"] = 0.15
             await drive(controller, clock, traffic, lambda: bool(runs(controller)))
             traffic.step_s["node-2"] = 0.02
-            await drive(controller, clock, traffic, lambda: controller.book.open() == [])
+            await drive(controller, clock, traffic, lambda: controller.book.open_incidents() == [])
             assert runs(controller)[0].status is RunStatus.CANCELLED
             assert {node.phase.value for node in controller.fleet.nodes.values()} == {"ready"}
     finally:
@@ -159,19 +159,19 @@ async def test_an_incident_outlives_its_controller(tmp_path: Path) -> None:
             await healthy(first, clock, traffic)
             traffic.step_s["node-2"] = 0.15
             await drive(first, clock, traffic, lambda: bool(runs(first)))
-            (incident,) = first.book.open()
+            (incident,) = first.book.open_incidents()
         clock.move(20.0)
         async with opened(tmp_path, clock) as second:
-            assert [one.id for one in second.book.open()] == [incident.id]
+            assert [one.id for one in second.book.open_incidents()] == [incident.id]
             start = clock.now()
             await drive(second, clock, traffic, lambda: clock.now() - start >= 60)
-            (again,) = second.book.open()
+            (again,) = second.book.open_incidents()
             assert again.id == incident.id
             assert again.diagnosis == incident.diagnosis
             assert len(runs(second)) == 1
             assert (await kinds(second)).count("incident.opened") == 1
             await second.executor.decide(runs(second)[0].id, "approve", "ann")
-            await drive(second, clock, traffic, lambda: second.book.open() == [])
+            await drive(second, clock, traffic, lambda: second.book.open_incidents() == [])
             assert runs(second)[0].status is RunStatus.SUCCEEDED
             assert_no_loop_failed(second)
     finally:
@@ -189,7 +189,7 @@ async def test_draining_a_node_by_hand_is_no_incident(tmp_path: Path) -> None:
             start = clock.now()
             await drive(controller, clock, traffic, lambda: clock.now() - start >= 60)
             assert any(alert.state == "firing" for alert in controller.alerting.alerts())
-            assert controller.book.open() == []
+            assert controller.book.open_incidents() == []
     finally:
         stop_all(tmp_path)
 
@@ -199,12 +199,12 @@ async def test_a_full_disk_does_not_keep_an_incident_open(tmp_path: Path) -> Non
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     try:
-        async with opened(tmp_path / "state", clock, postmortem_dir=blocked, withdraw_after_s=5.0) as controller:
+        async with opened(tmp_path / "state", clock, dir=blocked, withdraw_after_s=5.0) as controller:
             await healthy(controller, clock, traffic)
             traffic.step_s["node-2"] = 0.15
             await drive(controller, clock, traffic, lambda: bool(runs(controller)))
             traffic.step_s["node-2"] = 0.02
-            await drive(controller, clock, traffic, lambda: controller.book.open() == [])
+            await drive(controller, clock, traffic, lambda: controller.book.open_incidents() == [])
             assert "postmortem.failed" in await kinds(controller)
     finally:
         stop_all(tmp_path / "state")

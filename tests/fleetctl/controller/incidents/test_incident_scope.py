@@ -14,8 +14,8 @@ from diagnostics.postmortem import PostmortemInput, render
 from fleetctl.controller.alertmanager.webhook_payload import decode_notification
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.controller.incidents.diagnosing import is_outgrown
-from fleetctl.controller.incidents.incident_record import record_of
 from fleetctl.controller.incidents.incident_store import get_incident, save_incident
+from fleetctl.controller.incidents.views import record_of
 from fleetctl.controller.tables import incidents
 from tests.fixtures.controller import NoProvider, make_config
 
@@ -36,8 +36,8 @@ async def fires(controller: Controller, *nodes: str) -> None:
         for node in nodes
     )
     content = f'{{"version":"4","groupKey":"g","status":"firing","alerts":[{alerts}]}}'.encode()
-    await controller.alertmanager.external.take(decode_notification(content, 0.0, max_alerts=10))
-    await controller.loops.turn("alerts")
+    await controller.alertmanager.external.record_notification(decode_notification(content, 0.0, max_alerts=10))
+    await controller.loops.run_turn("alerts")
     await controller.timeline.flush()
 
 
@@ -49,26 +49,26 @@ async def test_the_timeline_says_why_an_incident_widened(tmp_path: Path) -> None
     async with open_controller(make_config(tmp_path, nodes=1), NoProvider()) as controller:
         await fires(controller, "h1")
         await fires(controller, "h2", "h3")
-        (wide,) = controller.book.open()
+        (wide,) = controller.book.open_incidents()
         assert dict(wide.scope) == {"zone": "a"}
         why = "from h1 to zone a: Slow on 3 of 3 nodes of zone a: h1, h2, h3"
         assert await told(controller, "incident.widened") == [(wide.id, why)]
-        await controller.loops.turn("alerts")
+        await controller.loops.run_turn("alerts")
         await controller.timeline.flush()
         assert len(await told(controller, "incident.widened")) == 1
     async with open_controller(make_config(tmp_path, nodes=1), NoProvider()) as controller:
-        (again,) = controller.book.open()
+        (again,) = controller.book.open_incidents()
         assert (again.id, again.widened_why, dict(again.first_scope)) == (wide.id, wide.widened_why, {"node": "h1"})
 
 
 async def test_an_incident_that_is_acted_on_is_left_alone_and_linked(tmp_path: Path) -> None:
     async with open_controller(make_config(tmp_path, nodes=1), NoProvider()) as controller:
         await fires(controller, "h1")
-        (first,) = controller.book.open()
-        await controller.book.change(first.id, mitigate)
+        (first,) = controller.book.open_incidents()
+        await controller.book.change_incident(first.id, mitigate)
         await fires(controller, "h2", "h3")
         acting = controller.book.get(first.id)
-        (wide,) = (one for one in controller.book.open() if one.id != first.id)
+        (wide,) = (one for one in controller.book.open_incidents() if one.id != first.id)
         assert acting is not None
         assert (acting.status, dict(acting.scope)) == (IncidentStatus.MITIGATING, {"node": "h1"})
         assert (acting.part_of, dict(wide.scope)) == (wide.id, {"zone": "a"})

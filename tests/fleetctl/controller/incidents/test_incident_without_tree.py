@@ -23,9 +23,9 @@ async def test_incident_without_a_tree_says_so_and_what_to_do(tmp_path: Path) ->
     try:
         async with open_controller(make_config(tmp_path, nodes=1), make_provider(tmp_path), clock) as controller:
             incident = open_incident(alert("LLMOutOfMemory"), clock.now())
-            await controller.book.put(incident)
-            await controller.diagnosing.turn()
-            (standing,) = controller.book.open()
+            await controller.book.store_incident(incident)
+            await controller.diagnosing.diagnose_incidents()
+            (standing,) = controller.book.open_incidents()
             assert standing.diagnosis is not None
             assert (standing.diagnosis.cause, standing.diagnosis.confidence) == (None, "unknown")
             entries = await controller.timeline.read(incident_id=incident.id)
@@ -40,7 +40,7 @@ async def test_a_drain_that_hangs_is_no_consequence_of_the_drain(tmp_path: Path)
     clock = DrivenClock()
     try:
         async with open_controller(make_config(tmp_path, nodes=1), make_provider(tmp_path), clock) as controller:
-            await controller.fleet.turn()
+            await controller.fleet.observe_nodes()
             await controller.effects.cordon("node-1")
             assert controller.alerting.is_expected(alert("LLMNodeDown"))
             assert not controller.alerting.is_expected(alert("LLMDrainStuck", "ticket"))

@@ -234,7 +234,7 @@ async def test_restart_that_a_crash_cut_off_goes_on(tmp_path: Path, stopped: boo
             if stopped:
                 first.effects.provider.stop("node-1", 1.0)
         async with open_controller(make_config(tmp_path), make_provider(tmp_path)) as second:
-            await second.loops.turn("fleet")
+            await second.loops.run_turn("fleet")
             assert second.effects.provider.observe("node-1").running is not stopped, "not the fleet's business"
             await second.effects.restart_node("node-1", wait_s=20)
             assert second.fleet.nodes["node-1"].instance not in (None, old)
@@ -251,7 +251,7 @@ async def test_restart_that_ended_before_the_crash_is_not_done_twice(tmp_path: P
         async with open_controller(make_config(tmp_path), make_provider(tmp_path)) as second:
             receipt = await second.effects.restart_node("node-1", wait_s=20)
             assert "before the controller restarted" in receipt["note"]
-            await second.loops.turn("fleet")
+            await second.loops.run_turn("fleet")
             assert second.fleet.nodes["node-1"].instance == instance
     finally:
         stop_all(tmp_path)
@@ -322,7 +322,7 @@ async def test_guards_see_pools_loads_and_stopped_nodes(controller: Controller) 
 
 
 async def _is_phase(controller: Controller, name: str, phase: NodePhase) -> bool:
-    state = await controller.fleet.look(name)
+    state = await controller.fleet.observe_node(name)
     return state is not None and state.phase is phase
 
 

@@ -83,7 +83,7 @@ async def test_a_second_controller_adopts_running_nodes_and_keeps_their_routes(t
             instances = {name: state.instance for name, state in first.fleet.nodes.items()}
             table = first.routing.table
         async with open_controller(make_config(tmp_path), make_provider(tmp_path)) as second:
-            await second.loops.turn("fleet")
+            await second.loops.run_turn("fleet")
             assert {name: state.instance for name, state in second.fleet.nodes.items()} == instances
             assert second.routing.table == table
             assert second.database.epoch == 2
@@ -98,7 +98,7 @@ async def test_a_node_that_died_is_not_started_behind_the_operators_back(tmp_pat
             kill(tmp_path, "node-1")
             controller.effects.provider.stop("node-1", 1.0)  # waits until it is gone
             for _ in range(2):
-                await controller.loops.turn("fleet")
+                await controller.loops.run_turn("fleet")
             assert controller.fleet.nodes["node-1"].phase is NodePhase.UNREACHABLE
             assert not controller.effects.provider.observe("node-1").running
             kinds = [(entry.kind, entry.node) for entry in await controller.timeline.read()]
@@ -129,7 +129,7 @@ async def test_one_node_that_can_not_be_started_does_not_hide_the_others(tmp_pat
         async with open_controller(make_config(tmp_path, node_specs=specs), make_provider(tmp_path)) as controller:
 
             async def second_serves() -> bool:
-                await controller.loops.turn("fleet")
+                await controller.loops.run_turn("fleet")
                 return controller.fleet.nodes["node-2"].is_serving
 
             await until(second_serves, "node-2 serves")
@@ -167,7 +167,7 @@ async def test_a_node_that_says_it_is_stuck_does_not_serve(tmp_path: Path) -> No
     try:
         async with running_fleet(make_config(tmp_path)) as controller:
             await tell_node(controller, "node-1", health="core_stuck")
-            await controller.loops.turn("fleet")
+            await controller.loops.run_turn("fleet")
             assert controller.fleet.nodes["node-1"].reason == "core_stuck"
             assert await controller.lookup.serving_nodes() == ["node-2"]
     finally:
@@ -196,7 +196,7 @@ async def test_a_look_that_is_overtaken_by_a_later_one_is_old_news(tmp_path: Pat
         async with running_fleet(make_config(tmp_path)) as controller:
             slow = SlowProvider(make_provider(tmp_path))
             controller.fleet._provider = slow  # type: ignore[assignment]
-            overtaken = asyncio.create_task(controller.fleet.turn())
+            overtaken = asyncio.create_task(controller.fleet.observe_nodes())
             await asyncio.to_thread(slow.asked.wait, 20)
             await controller.effects.cordon("node-1")
             slow.go_on.set()

@@ -52,7 +52,7 @@ async def test_a_restart_that_an_earlier_version_began_goes_on(tmp_path: Path) -
             mark = {"state": "begun", "pid": pid, "epoch": first.database.epoch, "at": first.clock.now()}
             await first.database.write(lambda c: c.execute(sa.update(nodes).values(restart=mark)))
         async with open_controller(config, make_provider(tmp_path)) as second:
-            await second.loops.turn("fleet")
+            await second.loops.run_turn("fleet")
             old = second.fleet.nodes["node-1"].instance
             receipt = await second.effects.restart_node("node-1", wait_s=20)
             assert receipt["replaced_instance"] == old

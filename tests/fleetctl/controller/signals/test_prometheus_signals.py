@@ -149,7 +149,7 @@ class Nothing:
     def __init__(self) -> None:
         self.last_success_at: dict[str, float] = {}
 
-    async def turn(self) -> None: ...
+    async def collect(self) -> None: ...
 
     def known_until(self, now: float) -> float | None:
         return now
@@ -203,8 +203,8 @@ async def test_same_alerts_fire_from_both_sources_and_lost_sight_is_unknown(tmp_
                 nonlocal slot
                 if int(time.time()) != slot:
                     slot = int(time.time())
-                    await scraper.turn(targets)
-                await signals.turn()
+                    await scraper.scrape_round(targets)
+                await signals.collect()
                 scraped.tick(time.time())
                 read.tick(signals.known_until(time.time()))
 
@@ -295,7 +295,7 @@ async def test_recorded_series_are_read_over_tls_with_a_password(tmp_path: Path)
             engine = RuleEngine(only_alerts, store)
 
             async def step() -> None:
-                await signals.turn()
+                await signals.collect()
                 if (at := signals.known_until(time.time())) is not None:
                     engine.tick(at)
 
@@ -318,7 +318,7 @@ async def test_recorded_series_are_read_over_tls_with_a_password(tmp_path: Path)
                     ControllerMetrics(),
                     Nothing(),
                 )
-                await refused.turn()
+                await refused.collect()
                 assert words in refused.problem.lower()
                 assert "secret-pw" not in refused.problem
                 assert refused.known_until(time.time()) is None
@@ -349,8 +349,8 @@ async def test_controller_reads_its_nodes_signals_from_prometheus(tmp_path: Path
                         return [sample.value for sample in found]
 
                     async def step() -> None:
-                        await controller.loops.turn("scrape")
-                        await controller.loops.turn("alerts")
+                        await controller.loops.run_turn("scrape")
+                        await controller.loops.run_turn("alerts")
 
                     await tell_node(first, "node-1", held=4)
                     seen = controller.signals.last_success_at  # Prometheus finds one target later than the other

@@ -65,7 +65,7 @@ async def test_half_of_the_targets_hanging_delays_none_of_the_others() -> None:
             store, Fetcher(timeout_s=60, max_bytes=1000), SystemClock(), interval_s=1.0, told=lambda well: None
         )
         for _ in range(TURNS):
-            await scraper.turn(targets_of(url))
+            await scraper.scrape_round(targets_of(url))
         healthy = [number for number in range(NUM_NODES) if number % 2 == 0]
         assert {num_points(store, str(number), "x") for number in healthy} == {TURNS}
         assert scraper.in_flight == NUM_NODES - len(healthy)
@@ -80,7 +80,7 @@ async def test_target_that_hangs_longer_than_its_time_is_down() -> None:
         scraper = SlotScraper(
             store, Fetcher(timeout_s=0.2, max_bytes=1000), SystemClock(), interval_s=30.0, told=told.append
         )
-        await scraper.turn({"1": ScrapeTarget(f"{url}/1/metrics", {"node": "1"})})
+        await scraper.scrape_round({"1": ScrapeTarget(f"{url}/1/metrics", {"node": "1"})})
         assert told == [False]
         assert store.last_error({"node": "1"}) == "scrape failed"
         assert num_points(store, "1", "up") == 1

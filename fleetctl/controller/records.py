@@ -1,0 +1,20 @@
+"""What every part of the controller is given: the time, and where it writes down what it did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fleetctl.controller.database import Database
+from fleetctl.controller.metrics import ControllerMetrics
+from fleetctl.controller.timeline import Timeline
+from fleetctl.kit.clock import Clock
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """The state, its history and the counters of one controller."""
+
+    clock: Clock
+    database: Database
+    timeline: Timeline
+    metrics: ControllerMetrics
