@@ -379,7 +379,7 @@ async def test_a_prometheus_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         settings = PrometheusSettings(url=url, timeout_s=0.3, interval_s=1)
         signals = PrometheusSignals(settings, groups, SeriesStore(), SystemClock(), ControllerMetrics(), Nothing())
-        await until(lambda: bool(signals.problem), signals.turn, lambda: signals.problem)
+        await until(lambda: bool(signals.problem), signals.collect, lambda: signals.problem)
         assert "timed out" in signals.problem.lower()
         assert signals.known_until(time.time()) is None
 

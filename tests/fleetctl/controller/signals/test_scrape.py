@@ -35,9 +35,9 @@ def value(controller: Controller, expression: str) -> float | None:
 
 async def scrape(controller: Controller) -> None:
     """One turn, and whatever it left in flight."""
-    await controller.scraper.scrape_round()
+    await controller.scraper.collect()
     while controller.scraper.in_flight:
-        await controller.scraper.scrape_round()
+        await controller.scraper.collect()
 
 
 async def test_series_carry_the_labels_of_their_node(controller: Controller) -> None:
@@ -116,7 +116,7 @@ async def test_a_peer_that_misbehaves_is_down_and_delays_nobody(controller: Cont
     async with _server(handler) as url:
         state = controller.fleet.nodes["node-1"]
         object.__setattr__(state, "url", url)  # as if the node itself answered so
-        await controller.scraper.scrape_round()
+        await controller.scraper.collect()
         assert value(controller, 'up{node="node-2"}') == 1
         await until(lambda: _is(controller, 'up{node="node-1"}', 0), "node-1 is down")
 
@@ -140,7 +140,7 @@ async def test_an_answer_that_comes_after_a_node_was_removed_does_not_bring_it_b
 
     async with _server(late) as url:
         object.__setattr__(controller.fleet.nodes["node-1"], "url", url)
-        await controller.scraper.scrape_round()
+        await controller.scraper.collect()
         await asked.wait()
         controller.scraper.forget("node-1")
         await controller.routing.change("node-1", wanted=False)
@@ -165,7 +165,7 @@ async def test_a_node_on_its_way_up_is_not_down(tmp_path: Path) -> None:
 
 
 async def _is(controller: Controller, expression: str, wanted: float) -> bool:
-    await controller.scraper.scrape_round()
+    await controller.scraper.collect()
     return value(controller, expression) == wanted
 
 
