@@ -1,8 +1,8 @@
-"""The golden prompt: a fixed question whose answer is known, so that wrong numbers are told from right ones.
+"""The golden prompt: fixed tokens whose greedy answer is known, so that silent corruption of the output is found.
 
 The model's first greedy answer (or the one kept in a file for this revision, type and device) is what every later
-answer is held to. Two answers agree when their tokens do; a token may differ only where the model itself was in two
-minds, and then what follows says nothing.
+answer is held to. Two answers agree when their tokens do; a token may differ only where the model's two best candidates
+were nearly tied, and then what follows says nothing.
 """
 
 from __future__ import annotations
