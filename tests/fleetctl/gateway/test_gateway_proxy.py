@@ -498,3 +498,113 @@ async def test_the_callers_trace_goes_to_the_node_and_to_the_one_that_continues(
         seen = [request for node in nodes for request in node.seen]
         assert sum(request["path"] == "/internal/continue" for request in seen) >= 2
         assert all(request["headers"].get(name) == value for request in seen for name, value in trace.items())
+
+
+# Boundaries.
+
+
+async def test_what_a_node_says_to_us_is_not_passed_on_and_all_else_is(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a") as (served, nodes, _):
+        said = {"X-Fleet-Secret": "1", "X-Other": "2", "X-Request-Id": "theirs", "Server": "node"}
+        nodes[0].script.refuse = (404, said)
+        async with served.session.get(served.url + "/v1/models", headers={"X-Request-Id": "mine"}) as response:
+            assert response.status == 404
+            assert response.headers.getall("X-Request-Id") == ["mine"]
+            assert response.headers["X-Other"] == "2"
+            assert "X-Fleet-Secret" not in response.headers
+            assert "node" not in response.headers.getall("Server", [])
+            assert response.headers["Content-Length"] == str(len(await response.read()))
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome", "reason"),
+    [
+        (399, "finished", ""),
+        (400, "refused", "status_400"),
+        (499, "refused", "status_499"),
+        (500, "failed", "status_500"),
+    ],
+)
+async def test_a_nodes_status_decides_the_outcome(tmp_path: Path, status: int, outcome: str, reason: str) -> None:
+    async with small_fleet(tmp_path, "a") as (served, nodes, _):
+        nodes[0].script.refuse = (status, {})
+        async with served.session.get(served.url + "/v1/models", headers={"X-Request-Id": "r"}) as response:
+            assert response.status == status
+        fate = await served.fate("r")
+        assert (fate["fate"], fate["reason"], fate["status"]) == (outcome, reason, status)
+        assert (fate["retries"], fate["moved"], fate["ttft_s"]) == (0, 0, None)
+
+
+async def test_a_body_of_exactly_the_limit_is_taken(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a") as (served, _, _):
+        assert served.gateway.proxy is not None
+        body = json.dumps({"prompt": "x", "max_tokens": 1}).encode()
+        served.gateway.proxy._max_body_bytes = len(body)
+        for data, status in ((body, 200), (body + b" ", 413)):
+            headers = {"Content-Type": "application/json"}
+            async with served.session.post(served.url + "/v1/completions", data=data, headers=headers) as response:
+                assert response.status == status
+
+
+async def test_only_so_many_requests_are_held_at_once(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a") as (served, nodes, _):
+        assert served.gateway.proxy is not None
+        served.gateway.proxy._max_in_flight = 1
+        nodes[0].gate.clear()
+        first = asyncio.create_task(served.chat())
+        await until(lambda: bool(nodes[0].open))
+        reply = await served.chat()
+        assert (reply.status, reply.headers["Retry-After"]) == (429, "1")
+        assert reply.error is not None
+        assert reply.error["code"] == "overloaded"
+        nodes[0].gate.set()
+        assert (await first).is_done, "one is within the limit"
+        assert len(nodes[0].seen) == 1
+
+
+async def test_a_read_of_another_path_is_not_offered_a_move_and_goes_without_a_body(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a") as (served, nodes, _):
+        async with served.session.get(served.url + "/v1/models") as response:
+            assert response.status == 200
+        (seen,) = nodes[0].seen
+        assert "X-Fleet-Handoff" not in seen["headers"]
+        assert "Content-Length" not in seen["headers"]
+
+
+async def test_what_continues_a_request_is_told_its_id_and_the_clients_trace_and_nothing_else_of_it(
+    tmp_path: Path,
+) -> None:
+    async with small_fleet(tmp_path, "a", "b") as (served, nodes, controller):
+        controller.set(nodes[0])
+        await until(lambda: served.gateway.routing.table is not None and served.gateway.routing.table.version == 2)
+        nodes[0].script.hand_off_at = 2
+        nodes[0].gate.clear()
+        headers = {"X-Request-Id": "moving", "Authorization": "Bearer user", "Traceparent": "00-1-2-01", "X-More": "1"}
+        task = asyncio.create_task(served.chat(headers=headers))
+        await until(lambda: bool(nodes[0].open))
+        controller.set(*nodes)
+        await until(lambda: served.gateway.routing.table is not None and served.gateway.routing.table.version == 3)
+        nodes[0].gate.set()
+        reply = await task
+        assert (reply.text, reply.headers["X-Request-Id"]) == (chat_text(), "moving")
+        (seen,) = nodes[1].seen
+        told = seen["headers"]
+        assert (told["X-Request-Id"], told["Authorization"]) == ("moving", f"Bearer {NODE_TOKEN}")
+        assert (told["X-Fleet-Handoff"], told["Content-Type"]) == ("accept", "application/json")
+        assert told["Traceparent"] == "00-1-2-01"
+        assert "X-More" not in told
+        assert (await served.fate("moving"))["moved"] == 1
+
+
+async def test_a_stream_cut_before_its_first_event_goes_on_twice_at_most(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a", "b", "c", "d", "e") as (served, nodes, _):
+        set_all(nodes, cut_at=0)
+        reply = await served.chat(headers={"X-Request-Id": "cut"})
+        assert reply.status == 502
+        assert reply.error is not None
+        assert reply.error["code"] == "node_lost"
+        assert sum(len(node.seen) for node in nodes) == 3
+        fate = await served.fate("cut")
+        assert (fate["fate"], fate["reason"], fate["retries"], fate["status"]) == ("failed", "node_lost", 2, 502)
+        assert len(set(fate["nodes"])) == 3, "each at another node"
+        assert served.gateway.metrics.registry.get_sample_value("gateway_retries_total", {"reason": "cut"}) == 2
