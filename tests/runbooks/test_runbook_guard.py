@@ -1,24 +1,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from runbooks.command import parse_command
-from runbooks.fleet_view import FleetView
+from runbooks.fleet_view import Change, FleetView
 from runbooks.guard import (
     GuardAnswer,
     Policy,
+    Ruling,
     capacity_floor,
+    held_text,
     judge_capacity,
     judge_names,
     judge_plan,
+    judge_repeat,
+    judge_start,
     needs_person,
+    overlap_by_name,
 )
 from runbooks.ports import NodeFacts
-from runbooks.target import node_target
+from runbooks.run import Run, RunStatus
+from runbooks.target import Target, TargetKind, node_target
 from runbooks.verb import PAUSES, REMOVES
 from runbooks.verbs import VERBS
 
@@ -103,6 +110,122 @@ def test_names_must_exist_or_be_free() -> None:
     assert judge_names([node_target("n7")], [], seen).reason == "there is no node n7; nodes: n1, n2"
     assert judge_names([node_target("n1")], ["n2"], seen).reason == "the new node's name n2 is taken: give a free one"
     assert judge_names([node_target("n1")], [], view(None, None)).answer is GuardAnswer.UNKNOWN
+
+
+def test_the_floor_ratio_is_the_one_that_is_given() -> None:
+    drain = parse_command("drain n1")
+    assert judge_capacity(drain, fleet(10), floor_ratio=0.9).allows
+    assert not judge_capacity(drain, fleet(10), floor_ratio=0.91).allows
+    drains = [drain, parse_command("drain n2")]
+    assert [ruling.allows for ruling in judge_plan(drains, fleet(10), floor_ratio=0.9)] == [True, False]
+
+
+def test_nodes_that_the_run_took_out_do_not_lower_its_floor() -> None:
+    seen = view(["n2", "n3", "n4"], ["n2", "n3", "n4"])  # n1 was stopped by the same run
+    drain = parse_command("drain n2")
+    assert judge_capacity(drain, seen).allows
+    ruling = judge_capacity(drain, seen, gone=["n1"])
+    assert ruling.reason == "without n2 only 2 of 3 nodes would serve, the floor is 3"
+
+
+SHRINK = parse_command("scale small --to 3 --from 5 --nodes s1,s2")
+
+
+def pools(serving: Iterable[str] | None = None) -> FleetView:
+    """Five nodes in pool small, twenty in pool large."""
+    nodes = [NodeFacts(f"s{i}", "small") for i in range(1, 6)] + [NodeFacts(f"l{i}", "large") for i in range(1, 21)]
+    return FleetView.of(nodes, [node.name for node in nodes] if serving is None else serving)
+
+
+def test_an_action_on_a_pool_leaves_the_pools_floor_too() -> None:
+    assert judge_capacity(SHRINK, pools()).reason == "3 nodes of pool small serve without s1, s2, the floor is 3"
+    few = pools([*(f"l{i}" for i in range(1, 21)), "s1", "s3", "s4"])
+    ruling = judge_capacity(SHRINK, few)
+    assert ruling.answer is GuardAnswer.NO
+    assert ruling.reason == "without s1, s2 only 2 of 3 nodes of pool small would serve, the floor is 3"
+    assert judge_capacity(parse_command("drain s1"), few).allows, "a node of the pool is judged by the whole fleet"
+    assert not judge_capacity(SHRINK, pools(["l1", "l2", "s1", "s2", "s3", "s4", "s5"])).allows, "and the fleet's"
+
+
+def test_the_pools_floor_counts_its_own_nodes_only() -> None:
+    gone = judge_capacity(SHRINK, pools(), change=Change(removes=frozenset({"s3"})), gone=["s1", "l1"])
+    assert gone.reason == "4 nodes of pool small serve without s3, the floor is 3"
+    fresh = judge_capacity(SHRINK, pools(), fresh=["s4", "s5"])
+    assert fresh.reason == "3 nodes of pool small serve without s1, s2, the floor is 2"
+    leaving = judge_capacity(SHRINK, pools(), leaving=["s5"])
+    assert leaving.reason == "without s1, s2 only 2 of 4 nodes of pool small would serve, the floor is 3"
+
+
+def test_what_takes_no_requests_may_go_whatever_the_floor() -> None:
+    one = judge_capacity(parse_command("node stop n3"), fleet(3, serving=1))
+    assert one.reason == "n3 takes no requests now; 1 serve, the floor is 2"
+    others = pools([f"l{i}" for i in range(1, 21)])
+    assert judge_capacity(SHRINK, others).reason == "s1, s2 take no requests now; 0 serve of pool small, the floor is 3"
+
+
+def test_an_action_that_does_not_say_its_nodes_is_unknown_and_one_without_nodes_is_allowed() -> None:
+    ruling = judge_capacity(parse_command("scale small --to -1"), pools())
+    assert ruling == Ruling(GuardAnswer.UNKNOWN, "could not look which nodes pool small has")
+    same = judge_capacity(parse_command("scale small --to 5 --from 5"), view(None, None))
+    assert same == Ruling(GuardAnswer.YES, "changes nothing")
+    assert judge_capacity(parse_command("uncordon n1"), view(None, None)).reason == "adds capacity"
+    assert judge_capacity(parse_command("node start n9"), view(None, None)).reason == "adds capacity"
+
+
+def test_pools_and_revisions_must_exist_and_what_has_no_nodes_is_not_asked_for() -> None:
+    seen = FleetView.of([NodeFacts("n1", "p", "m", "r1"), NodeFacts("n2", "q", "m", "r1", wanted=False)], ["n1"])
+    assert judge_names([Target(TargetKind.POOL, "p"), Target(TargetKind.MODEL, "m")], [], seen).allows
+    assert judge_names([Target(TargetKind.POOL, "q")], [], seen).reason == "there is no pool q; pools: p"
+    missing = judge_names([Target(TargetKind.REVISION, "r2")], [], seen)
+    assert (missing.answer, missing.reason) == (GuardAnswer.NO, "there is no revision r2; revisions: r1")
+    nobody = judge_names([node_target("n1")], [], FleetView.of([], []))
+    assert nobody.reason == "there is no node n1; nodes: none"
+    tenant, pool = Target(TargetKind.TENANT, "acme"), Target(TargetKind.POOL, "q")
+    assert judge_names([tenant], [], seen).allows
+    assert not judge_names([tenant, pool], [], seen).allows, "what follows is asked for all the same"
+    assert judge_names([], ["n2"], seen).allows, "the name of a stopped node is free"
+
+
+def test_a_plan_that_no_longer_fits_does_not_start() -> None:
+    grow = parse_command("scale small --to 6 --from 5 --nodes s6 --like s5")
+    assert judge_start([grow], pools()).allows
+    twice = judge_start([grow, grow], pools())
+    assert twice.answer is GuardAnswer.NO
+    assert twice.reason == "pool small had 5 nodes when this was planned and has 6 now"
+    assert judge_start([parse_command("drain s1")], pools()).allows
+
+
+def past_run(**fields: object) -> Run:
+    run = Run("run-1", "replace-node", "t", RunStatus.UNDONE, {}, 0, 0, targets=(node_target("n1"), node_target("n2")))
+    return replace(run, **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("earlier", "allows"),
+    [
+        (past_run(), False),
+        (past_run(status=RunStatus.FAILED), False),
+        (past_run(status=RunStatus.SUCCEEDED), True),
+        (past_run(status=RunStatus.CANCELLED), True),
+        (past_run(dry_run=True), True),
+        (past_run(runbook="drain-node"), True),
+        (past_run(targets=(node_target("n3"),)), True),
+    ],
+)
+def test_what_did_not_help_on_the_same_target_is_not_repeated(earlier: Run, allows: bool) -> None:
+    asked = [node_target("n2"), node_target("n9")]
+    assert judge_repeat("replace-node", asked, [past_run(runbook="x"), earlier]).allows is allows
+    assert judge_repeat("replace-node", asked, []).allows
+
+
+def test_a_held_target_says_by_whom_and_what_is_not_known() -> None:
+    run, node, pool = past_run(status=RunStatus.RUNNING), node_target("n1"), Target(TargetKind.POOL, "p")
+    assert held_text(node, node, run) == "n1 is held by run run-1 (t, running)"
+    assert held_text(node, pool, run) == "n1 is not free: pool/p is held by run run-1 (t, running)"
+    assert held_text(node, pool, run, is_known=False).endswith(", and whether n1 belongs to it is not known")
+    assert overlap_by_name(node, node)
+    assert overlap_by_name(node, node_target("n2")) is False
+    assert overlap_by_name(node, pool) is None
 
 
 def test_only_the_run_policy_starts_unasked_and_never_what_is_risky() -> None:
