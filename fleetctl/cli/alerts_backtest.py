@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fleetctl.cli import output as out
+from fleetctl.cli.context import current
 from fleetctl.cli.output import Output, OutputOption, print_data, print_table
 from fleetctl.kit.errors import BadInputError, UnreachableError
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from alerts.evaluation.rules import RuleGroup
     from alerts.history.backtest import Backtest
     from alerts.series.store import SeriesStore
+    from fleetctl.controller.content.content import Content
 
 BLACK_BOX_SUFFIX = ".blackbox.jsonl.gz"
 POINTS_PER_WINDOW = 4  # a rate over fewer is luck
@@ -29,7 +31,7 @@ MAX_SINCE_S = 10 * 366 * 86400.0
 def register_backtest(alerts: typer.Typer) -> None:
     @alerts.command()
     def backtest(
-        rules: Annotated[list[Path] | None, typer.Argument(help="Rule files; without them the built-in ones.")] = None,
+        rules: Annotated[list[Path] | None, typer.Argument(help="Rule files; without them those in force.")] = None,
         recording: Annotated[
             list[Path] | None,
             typer.Option("--from", help="OpenMetrics text with times (.gz too), or a black box. Repeatable."),
@@ -90,17 +92,20 @@ def _secret(path: Path) -> str:
 
 
 def _groups(rules: list[Path] | None) -> list[RuleGroup]:
-    """The rules to try; our signal rules come first when a rule reads a signal that no file records."""
-    from alerts.evaluation.builtin import builtin_rule_files, builtin_signal_files
+    """The rules to try, else those in force; the signals in force come first when one that no file records is read."""
     from alerts.evaluation.rules import load_rule_files
     from alerts.history.backtest import in_order, needs_order
     from alerts.promql.nodes import metric_names
+    from fleetctl.controller.content.load import load_content
 
-    groups: list[RuleGroup] = _reading(lambda: load_rule_files(rules or builtin_rule_files()))
+    def in_force() -> Content:
+        return load_content(current().settings().content)
+
+    groups = _reading(lambda: load_rule_files(rules)) if rules else list(in_force().rules)
     recorded = {rule.name for group in groups for rule in group.rules if rule.kind == "record"}
     read = {name for group in groups for rule in group.rules for name in metric_names(rule.query.root)}
     if any(name.startswith("llm:") for name in read - recorded):
-        groups = [*_reading(lambda: load_rule_files(builtin_signal_files())), *groups]
+        groups = [*in_force().signals, *groups]
     groups = in_order(groups)
     late = needs_order(groups)
     if late:

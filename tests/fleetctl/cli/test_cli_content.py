@@ -122,5 +122,9 @@ async def test_list_and_reload_show_sources_and_overrides_within_80_columns(
             code, table, error = await typed("list", "--own")
             assert (code, "neighbours" in table) == (0, True)
             assert "the newest content can't be loaded, older content is in force:" in error
+            assert await asyncio.to_thread(fleetctl, "--controller", url, "status") == 0
+            told = capsys.readouterr().out
+            assert "1 override others; older than what lies there" in told
+            assert 'unknown cause "noisy"' in told
     finally:
         stop_all(tmp_path / "state")
