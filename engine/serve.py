@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,14 +26,16 @@ from engine.api.connection import protocol_with
 from engine.config import BadConfigError, NodeConfig
 from engine.gpu.series import GpuCollector
 from engine.gpu.watch import GpuWatch
+from engine.node.drain import DrainControl
 from engine.node.generation_config import FILE as GENERATION_CONFIG
+from engine.node.inflight import InflightRequest
 from engine.node.metrics import NodeMetrics
 from engine.node.node import ServingNode
+from engine.node.request_registry import RequestRegistry
 from engine.node.served_model import ModelFacts, read_model_facts
 from engine.protocol.core_config import CoreConfig
 from engine.protocol.golden_prompt import BadGoldenFileError, GoldenAnswerFile
 from engine.start_report import show_loading, start_lines, what_limits
-from engine.stopping import stop_serving
 from engine.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ CLOSE_GRACE_S = 5  # for connections that are still being written to
 BACKLOG = 2048
 FLUSH_GRACE_S = 3.0  # for spans that are not sent yet
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+HANDOFF_GRACE_S = 5.0  # after the drain's deadline, for hand-offs to be written
 KEEP_ALIVE_S = 75  # longer than a gateway's idle connections live, so that the gateway closes first
 
 
@@ -190,7 +193,7 @@ async def _run(node: ServingNode, listener: socket.socket) -> None:
     try:
         if stop.is_set():
             log.info("node.stopping", drain_timeout_s=node.config.drain_timeout_s)
-            await stop_serving(node.drain, node.requests, node.config.drain_timeout_s)
+            await _stop_serving(node.drain, node.requests, node.config.drain_timeout_s)
         elif core.done():
             raise StartError(f"the engine core can't start: {node.core.error}") from core.exception()
     finally:
@@ -202,6 +205,28 @@ async def _run(node: ServingNode, listener: socket.socket) -> None:
         server.should_exit = True
         await serving
         log.info("node.stopped")
+
+
+async def _stop_serving(drain: DrainControl, requests: RequestRegistry, drain_timeout_s: float) -> None:
+    """Drains; at the deadline moves what can be moved and ends the rest with an error. Nothing is held after."""
+    deadline_at = drain.deadline_at
+    left_s = None if deadline_at is None else max(0.0, deadline_at - time.time())
+    deadline_s = drain_timeout_s if left_s is None else min(drain_timeout_s, left_s)
+    drain.begin_drain(deadline_s)
+    if await requests.is_empty_within(deadline_s):
+        return
+    requests.hand_off()
+    _fail_requests(requests, [f for f in requests.held if not f.accepts_handoff])
+    if await requests.is_empty_within(HANDOFF_GRACE_S):
+        return
+    _fail_requests(requests, list(requests.held))
+    if not await requests.is_empty_within(HANDOFF_GRACE_S):
+        log.warning("node.requests_cut", count=len(requests.held))
+
+
+def _fail_requests(requests: RequestRegistry, held: Iterable[InflightRequest]) -> None:
+    for inflight in held:
+        requests.fail(inflight, "the node is stopping", "node_stopping")
 
 
 def _handle_signals(node: ServingNode, stop: asyncio.Event) -> None:

@@ -82,7 +82,7 @@ class CallScan:
 
     @property
     def is_shown(self) -> bool:
-        """Whether it is sure to be a call: its name is known and its arguments have begun, or it is whole."""
+        """Whether it is certain to be a call: its name is known and its arguments have begun, or it is whole."""
         return self.name is not None and (self.has_arguments or self.is_done) and not self.is_bad
 
     def feed(self, char: str) -> None:

@@ -49,7 +49,7 @@ class ToolStream:
         self._max_calls = max_calls
         self._text = ""  # not yet understood
         self._state: Callable[[], bool] = self._in_content if self._format.is_marker_needed else self._at_start
-        self._prefix = ""  # what led up to a call that is not sure yet: text after all, if it is none
+        self._prefix = ""  # text before a possible call: content after all, if it becomes none
         self._scan: CallScan | None = None
         self._value: ValueScan | None = None
         self._is_open = False  # a call was begun to be shown

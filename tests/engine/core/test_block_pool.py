@@ -239,7 +239,7 @@ def test_copy_on_write_leaves_a_private_block_in_place() -> None:
 
 
 @pytest.mark.parametrize("num_holders", [1, 2])
-def test_copy_on_write_gives_another_block_for_a_findable_one(num_holders: int) -> None:
+def test_copy_on_write_gives_another_block_for_a_cached_one(num_holders: int) -> None:
     pool = BlockPool(2, SIZE)
     (source,) = hold_cached(pool, prompt(0, 1))
     for _ in range(num_holders - 1):
@@ -255,7 +255,7 @@ def test_copy_on_write_says_so_when_no_block_is_free() -> None:
     assert pool.copy_on_write(source) is None
 
 
-def test_forgetting_makes_nothing_findable_and_keeps_holders() -> None:
+def test_a_reset_empties_the_cache_and_keeps_references() -> None:
     pool = BlockPool(4, SIZE)
     held = hold_cached(pool, prompt(0, 1))
     pool.release(hold_cached(pool, prompt(100, 1)))

@@ -361,7 +361,7 @@ def test_bfloat16_runs(model_dir: Path) -> None:
     assert all(len(output) == 4 for output in run_all(runner, drives))
 
 
-def test_warm_up_refuses_weights_that_are_no_numbers(model_dir: Path) -> None:
+def test_warm_up_refuses_weights_with_nan(model_dir: Path) -> None:
     runner = ModelRunner(model_dir, num_blocks=8, block_size=BLOCK_SIZE)
     runner._decoder.weights.final_norm.fill_(torch.nan)
     with pytest.raises(BadModelError, match="non-finite"):

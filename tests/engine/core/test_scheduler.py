@@ -286,7 +286,7 @@ def test_unchunked_prompt_waits_for_a_step_with_room() -> None:
     bench.run()
 
 
-def test_no_more_requests_run_than_there_are_seats() -> None:
+def test_no_more_requests_run_than_max_num_seqs() -> None:
     bench = Bench(make_config(max_num_seqs=2))
     bench.add(*(make_request(name) for name in "abc"))
     bench.step()
@@ -443,7 +443,7 @@ def test_nobody_starts_in_the_step_in_which_somebody_gave_way() -> None:
     bench = Bench(make_config(num_blocks=16, max_model_len=60, max_num_seqs=3, prefix_caching=False))
     bench.add(*(make_request(name, size, max_tokens=30) for name, size in [("a", 10), ("b", 10), ("big", 26)]))
     bench.step()
-    bench.add(make_request("tiny", 2, priority=-9, max_tokens=1))  # first in the queue, kept out by seats alone
+    bench.add(make_request("tiny", 2, priority=-9, max_tokens=1))  # first in the queue, kept out by max_num_seqs alone
     while not bench.preemptions:
         plan = bench.step()
     assert plan.new == ()
@@ -565,7 +565,7 @@ def test_blocks_of_a_failed_step_can_not_be_found() -> None:
     assert bench.scheduler.pool.num_cached == 0
 
 
-def test_blocks_of_a_request_whose_answer_is_no_number_can_not_be_found() -> None:
+def test_blocks_of_a_request_with_nan_logits_leave_the_prefix_cache() -> None:
     bench = Bench(make_config(prefill_chunk_tokens=8))
     bench.add(make_request("a", range(12)))
     bench.step()
@@ -720,7 +720,7 @@ def test_what_a_failed_step_was_to_forget_is_forgotten_by_the_next() -> None:
     assert bench.step().forgotten == ("a", "b")
 
 
-def test_lack_of_memory_costs_the_largest_row_and_the_others_start_over() -> None:
+def test_out_of_memory_costs_the_largest_row_and_the_others_start_over() -> None:
     bench = Bench()
     bench.add(make_request("small", 4, max_tokens=6))
     bench.step()

@@ -126,7 +126,7 @@ def test_what_one_admission_promises_is_not_promised_to_the_next() -> None:
     assert list(bench_ids(bench)) == ["a", "b", "c"]
 
 
-def test_seats_are_counted_in_the_step_that_fills_them() -> None:
+def test_max_num_seqs_holds_within_one_step() -> None:
     bench = Bench(make_config(max_num_seqs=3))
     bench.add(*(make_request(name, max_tokens=9) for name in "abcd"))
     assert list(bench_ids(bench)) == ["a", "b", "c"]
@@ -248,7 +248,7 @@ def test_out_of_memory_of_a_step_whose_sequences_were_all_aborted_ends_nobody() 
     assert not bench.scheduler.has_work
 
 
-def test_of_equally_large_rows_the_newest_pays_for_lack_of_memory() -> None:
+def test_of_equally_large_rows_the_newest_pays_for_out_of_memory() -> None:
     bench = Bench()
     bench.add(make_request("old", 8), make_request("new", 8))
     bench.plan()
