@@ -302,6 +302,13 @@ def _with_equivalence(mutant: Mutant, equivalents: Sequence[Equivalent]) -> Muta
     return mutant
 
 
+def unmatched(equivalents: Iterable[Equivalent], mutants: Sequence[Mutant]) -> list[Equivalent]:
+    """Entries about these mutants' files that fit none of them: the code has changed, or a test kills them now."""
+    files = {mutant.file for mutant in mutants}
+    about = [entry for entry in equivalents if any(fnmatch.fnmatchcase(file, entry.file) for file in files)]
+    return [entry for entry in about if not any(m.is_equivalent and entry.is_about(m) for m in mutants)]
+
+
 def killed_share(mutants: Sequence[Mutant]) -> float:
     """Killed of those that could be; 1 when there was none."""
     real = [mutant for mutant in mutants if not mutant.is_equivalent]
@@ -363,6 +370,9 @@ def main(argv: Sequence[str]) -> int:
         sys.stderr.write(f"error: {error}\n")
         return 2
     sys.stdout.write(f"{show(by_target)}\n")
+    if not (options.base or options.sample or options.again):
+        for entry in unmatched(equivalents, [mutant for mutants in by_target.values() for mutant in mutants]):
+            sys.stdout.write(f"equivalent: {entry.file}: no mutant of {entry.old!r} is {entry.new}: drop the entry\n")
     return 0 if all(killed_share(mutants) >= goal for mutants in by_target.values()) else 1
 
 

@@ -37,6 +37,9 @@ equivalent:
 EQUIVALENT = """
   - {file: engine/price.py, old: "return tokens > 100", new: ["return tokens >= 100", "*101"], why: planted}
 """
+STALE = """
+  - {file: engine/price.py, old: "return tokens / per_token", new: "*", why: that line is gone}
+"""
 
 
 @pytest.fixture
@@ -75,11 +78,14 @@ def test_a_planted_survivor_is_shown_with_its_line_and_fails_the_goal(clone: Pat
     assert "| engine/price.py | 3 | 1 | 0 | 2 | 0 | 0 | 33.3% |" in done.stdout
 
 
-def test_equivalent_mutants_do_not_count(clone: Path) -> None:
-    (clone / "plan.yaml").write_text(PLAN + EQUIVALENT)
+def test_equivalent_mutants_do_not_count_and_stale_entries_are_named(clone: Path) -> None:
+    (clone / "plan.yaml").write_text(PLAN + EQUIVALENT + STALE)
     done = mutants(clone)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "| engine/price.py | 3 | 1 | 0 | 0 | 0 | 2 | 100.0% |" in done.stdout
+    assert [line for line in done.stdout.splitlines() if line.endswith("drop the entry")] == [
+        "equivalent: engine/price.py: no mutant of 'return tokens / per_token' is ('*',): drop the entry"
+    ]
 
 
 def test_only_changed_lines_are_mutated_against_a_base(clone: Path) -> None:

@@ -206,6 +206,8 @@ def test_each_change_is_counted_once_and_nothing_else_is() -> None:
     assert pool.allocate(2) is None
     assert pool.match([content]) == []
     assert pool.num_changes == 6
+    assert pool.allocate(1) is not None
+    assert pool.num_changes == 7
 
 
 def test_oldest_of_too_many_reused_blocks_is_evicted_like_one_used_once() -> None:
