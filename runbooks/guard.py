@@ -108,9 +108,9 @@ def _judge_floor(
 
 def judge_names(existing: Iterable[Target], fresh: Iterable[str], fleet: FleetView) -> Ruling:
     """Whether the things to act on exist, and the names of new nodes are free."""
-    wanted = fleet.wanted
-    if wanted is None or fleet.nodes is None:
+    if fleet.nodes is None:
         return Ruling(GuardAnswer.UNKNOWN, "could not look which nodes exist")
+    wanted = {node.name for node in fleet.nodes.values() if node.wanted}
     for target in existing:
         if target.kind is TargetKind.NODE:
             is_there, known = target.name in wanted, sorted(wanted)
