@@ -207,6 +207,9 @@ class NodeMetrics:
             "engine_preempted_tokens", "Computed tokens thrown away by preemption.", registry=registry
         )
         self.failed_steps = Counter("engine_failed_steps", "Steps that failed as a whole.", registry=registry)
+        self.output_failures = Counter(
+            "engine_output_failures", "Requests ended because their output could not be read.", registry=registry
+        )
         self.oom_caught = Counter(
             "engine_oom_caught", "Steps that ran out of memory; the node goes on.", registry=registry
         )

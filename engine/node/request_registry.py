@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import structlog
 
@@ -21,6 +22,15 @@ from engine.node.request_record import record_of
 from engine.protocol.messages import AbortSequence, AddSequence, SequenceUpdate, ToCore
 
 log = structlog.get_logger()
+
+
+def origin_of(error: BaseException) -> dict[str, str]:
+    """Type and place of an error for the log. Its message may quote a prompt or an answer, so it stays out."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    where = "" if frame is None else f"{Path(frame.tb_frame.f_code.co_filename).name}:{frame.tb_lineno}"
+    return {"error": type(error).__name__, "where": where}
 
 
 class RequestRegistry:
@@ -84,7 +94,18 @@ class RequestRegistry:
         if not inflight.waits_for(choice):
             return True  # drawn after the client left or a stop string was found
         num_before, is_new = len(choice.output_token_ids), choice.scheduled_at is None
-        delta = choice.apply(update)
+        try:
+            delta = choice.apply(update)
+        except Exception as error:  # noqa: BLE001  whatever reading one answer runs into ends that request alone
+            self._metrics.output_failures.inc()
+            log.error(
+                "request.output_failed",
+                request_id=inflight.request.request_id,
+                seq_id=choice.seq_id,
+                **origin_of(error),
+            )
+            self.fail(inflight, "the node could not read the model's output for this request", "engine_error")
+            return True
         if is_new:
             self._metrics.note_scheduled(inflight, choice)
         self._metrics.note_tokens(inflight, choice, len(choice.output_token_ids) - num_before, now)

@@ -153,5 +153,5 @@ class CallScan:
 def _decoded(text: str) -> object:
     try:
         return json.loads(text, strict=False)
-    except ValueError:
+    except (ValueError, RecursionError):  # the parser recurses: about 1,000 levels of brackets are too many for it
         return None

@@ -96,3 +96,19 @@ async def test_a_sequence_counts_where_it_ends_also_when_its_move_came_to_nothin
     exposition = node.metrics.exposition().decode()
     assert sample(exposition, "vllm:request_success_total", {"finished_reason": "abort"}) == counted
     assert sample(exposition, "vllm:e2e_request_latency_seconds_count", {}) == counted
+
+
+@pytest.mark.anyio
+async def test_output_that_can_not_be_read_ends_its_own_request_and_no_other(node: ServingNode) -> None:
+    broken, sound = admit(node, "broken"), admit(node, "sound")
+
+    def bytes_of_no_token(token_id: int) -> bytes:
+        raise RecursionError
+
+    broken.choices[0].text.bytes_of = bytes_of_no_token
+    unreadable = SequenceUpdate(broken.choices[0].seq_id, token_ids=(4,))
+    last = SequenceUpdate(sound.choices[0].seq_id, token_ids=(4,), finish_reason="length")
+    node.core._hear(StepReport(1, "decode", 0.0, 0.01, 2, 2, (unreadable, last), 0, 0, 0, 100))
+    assert (broken.outcome, broken.error_code) == (Fate.FAILED, "engine_error")
+    assert sound.outcome is Fate.FINISHED
+    assert b"engine_output_failures_total 1.0" in node.exposition()

@@ -130,3 +130,12 @@ def test_a_cut_call_is_no_whole_call() -> None:
     assert not stream.has_whole_calls
     stream.push("}")
     assert stream.has_whole_calls
+
+
+@pytest.mark.parametrize("opening", ["[", '{"a":'])
+def test_a_call_nested_two_thousand_deep_is_read_like_any_other(opening: str) -> None:
+    """The JSON parser recurses; about 1,000 levels ended the process that read them."""
+    value = opening * 2_000 + "1" + {"[": "]", '{"a":': "}"}[opening] * 2_000
+    content, calls = _read("hermes", ['<tool_call>{"name": "f", "arguments": ' + value + "}</tool_call>"])
+    assert content == ""
+    assert [name for name, _ in calls] == ["f"]
