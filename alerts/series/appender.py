@@ -139,11 +139,11 @@ class Appender:
         assert group is not None
         given = values if self._places is None else values[self._places]
         own = [series for series in self.series if series.group is group]
-        group.append_range(np.array([series.number for series in own], dtype=np.intp), times, given)
+        group.append_range(np.array([series.ref for series in own], dtype=np.intp), times, given)
         for place, series in self._foreign:
             there = ~is_missing(values[place])
             if series.group is not None and there.any():
-                series.group.append_range(np.array([series.number]), times[there], values[place : place + 1, there])
+                series.group.append_range(np.array([series.ref]), times[there], values[place : place + 1, there])
 
     def mark_stale(self) -> None:
         """All its series end, right after their last point; nothing is written until `set_series` is called again."""

@@ -17,10 +17,10 @@ _CONSTANT, _STEPS_8, _STEPS_16, _FLOAT_32, _FLOAT_64 = range(5)
 
 
 class Chunk(Protocol):
-    """`ids` name the series by their number in their group, rising; rows and columns of `read` follow them."""
+    """`refs` name the series within their group, rising; rows and columns of `read` follow them."""
 
     @property
-    def ids(self) -> Index:
+    def refs(self) -> Index:
         """Numbers of the series in their group, rising."""
 
     @property
@@ -32,16 +32,16 @@ class Chunk(Protocol):
         """What it takes in memory."""
 
     def read(self, rows: Index, low: int, high: int) -> Floats:
-        """Values of these rows (positions in `ids`) at times[low:high]."""
+        """Values of these rows (positions in `refs`) at times[low:high]."""
 
 
 class PlainChunk:
     """Values as they are: for recordings, which are read many times and not kept for long."""
 
-    __slots__ = ("_values", "ids", "times")
+    __slots__ = ("_values", "refs", "times")
 
-    def __init__(self, ids: Index, times: Times, values: Floats) -> None:
-        self.ids, self.times, self._values = ids, times, values
+    def __init__(self, refs: Index, times: Times, values: Floats) -> None:
+        self.refs, self.times, self._values = refs, times, values
 
     @property
     def num_bytes(self) -> int:
@@ -57,23 +57,23 @@ class PlainChunk:
 class PackedChunk:
     """One string of bytes: the first value and the kind of each row, then the rows kind by kind."""
 
-    __slots__ = ("_blob", "_num_rows", "_own_ids", "times")
+    __slots__ = ("_blob", "_num_rows", "_own_refs", "times")
 
-    def __init__(self, ids: Index, times: Times, values: Floats) -> None:
-        self._num_rows = len(ids)
-        self._own_ids = None if _counts_up(ids) else ids.astype(np.int32)
+    def __init__(self, refs: Index, times: Times, values: Floats) -> None:
+        self._num_rows = len(refs)
+        self._own_refs = None if _counts_up(refs) else refs.astype(np.int32)
         self.times = times
         self._blob = _pack(values)
 
     @property
-    def ids(self) -> Index:
-        """As Chunk.ids."""
-        return np.arange(self._num_rows) if self._own_ids is None else self._own_ids.astype(np.intp)
+    def refs(self) -> Index:
+        """As Chunk.refs."""
+        return np.arange(self._num_rows) if self._own_refs is None else self._own_refs.astype(np.intp)
 
     @property
     def num_bytes(self) -> int:
         """What it takes in memory."""
-        return len(self._blob) + self.times.nbytes + (0 if self._own_ids is None else self._own_ids.nbytes)
+        return len(self._blob) + self.times.nbytes + (0 if self._own_refs is None else self._own_refs.nbytes)
 
     def read(self, rows: Index, low: int, high: int) -> Floats:
         """As Chunk.read."""
@@ -81,13 +81,13 @@ class PackedChunk:
         return values[rows, low:high]
 
 
-def find_rows(chunk: Chunk, ids: Index) -> tuple[Index, Index]:
-    """Which of `ids` the chunk has: their positions in `ids`, and their rows in the chunk."""
-    own = chunk.ids
+def find_rows(chunk: Chunk, refs: Index) -> tuple[Index, Index]:
+    """Which of `refs` the chunk has: their positions in `refs`, and their rows in the chunk."""
+    own = chunk.refs
     if not len(own):
         return np.empty(0, dtype=np.intp), np.empty(0, dtype=np.intp)
-    rows = np.searchsorted(own, ids)
-    there = np.flatnonzero(own[np.minimum(rows, len(own) - 1)] == ids)
+    rows = np.searchsorted(own, refs)
+    there = np.flatnonzero(own[np.minimum(rows, len(own) - 1)] == refs)
     return there, rows[there]
 
 
@@ -99,19 +99,19 @@ def is_missing(values: Floats) -> Bools:
 
 def merge_chunks(first: Chunk, second: Chunk) -> PackedChunk:
     """Both as one; `second` begins after `first` ends."""
-    ids = sorted_unique(np.concatenate((first.ids, second.ids)))
+    refs = sorted_unique(np.concatenate((first.refs, second.refs)))
     times = np.concatenate((first.times, second.times))
-    values = np.full((len(ids), len(times)), MISSING)
+    values = np.full((len(refs), len(times)), MISSING)
     border = len(first.times)
     for chunk, low, high in ((first, 0, border), (second, border, len(times))):
-        there, rows = find_rows(chunk, ids)
+        there, rows = find_rows(chunk, refs)
         values[there, low:high] = chunk.read(rows, 0, high - low)
-    return PackedChunk(ids, times, values)
+    return PackedChunk(refs, times, values)
 
 
-def _counts_up(ids: Index) -> bool:
-    """Whether `ids`, which rise, are 0, 1, 2, ..."""
-    return len(ids) == 0 or (int(ids[0]) == 0 and int(ids[-1]) == len(ids) - 1)
+def _counts_up(refs: Index) -> bool:
+    """Whether `refs`, which rise, are 0, 1, 2, ..."""
+    return len(refs) == 0 or (int(refs[0]) == 0 and int(refs[-1]) == len(refs) - 1)
 
 
 def _pack(values: Floats) -> bytes:

@@ -33,13 +33,13 @@ class HeadWindow(NamedTuple):
 
 
 class SeriesGroupSet:
-    """`numbers` are the groups' rows in the head's times."""
+    """`head_rows` are the groups' rows in the head's `times`."""
 
-    __slots__ = ("__weakref__", "_is_scraped", "_known_at", "_windows", "groups", "numbers")
+    __slots__ = ("__weakref__", "_is_scraped", "_known_at", "_windows", "groups", "head_rows")
 
     def __init__(self, groups: list[SeriesGroup]) -> None:
         self.groups = groups
-        self.numbers: Index = np.array([group.number for group in groups], dtype=np.intp)
+        self.head_rows: Index = np.array([group.head_row for group in groups], dtype=np.intp)
         self._is_scraped = all(group.is_scrape for group in groups)
         self._known_at = -1
         self._windows: dict[tuple[int, int], HeadWindow] = {}
@@ -57,7 +57,7 @@ class SeriesGroupSet:
         return found
 
     def _looked_up(self, head: HeadBlock, after_ms: int, until_ms: int) -> HeadWindow:
-        times = head.times[self.numbers]
+        times = head.times[self.head_rows]
         low = (times <= after_ms).sum(axis=1)
         counts = (times <= until_ms).sum(axis=1) - low
         width, first = int(counts[0]), int(low[0])
@@ -67,5 +67,5 @@ class SeriesGroupSet:
             counts,
             width if (counts == width).all() else 0,
             first if (low == first).all() else None,
-            bool((head.chunks_until_ms[self.numbers] > after_ms).any()),
+            bool((head.chunks_until_ms[self.head_rows] > after_ms).any()),
         )

@@ -38,7 +38,7 @@ class Selection:
         for index, one in enumerate(series):
             group = one.group
             assert group is not None
-            place = places.setdefault(group.number, len(places))
+            place = places.setdefault(group.head_row, len(places))
             if place == len(groups):
                 groups.append(group)
             group_of[index] = place
@@ -53,7 +53,7 @@ class Selection:
 
     def newest(self, at_ms: int, after_ms: int) -> tuple[Bools, Floats, Times]:
         """Of each series: whether it has a point in (after_ms, at_ms] and had not ended then; value; time."""
-        head, groups = self._head, self._group_set.numbers
+        head, groups = self._head, self._group_set.head_rows
         if len(groups) == 1 and (found := self._newest_of_one(int(groups[0]), at_ms, after_ms)) is not None:
             return found
         last = head.fill[groups] - 1
@@ -139,8 +139,8 @@ class Selection:
             yield own, *self._block(place, own, after_ms, until_ms)
 
     def _block(self, place: int, own: Index, after_ms: int, until_ms: int) -> tuple[Times, Floats]:
-        ids = np.array([self.series[index].number for index in own.tolist()], dtype=np.intp)
-        return self._group_set.groups[place].block(ids, self._rows[own], after_ms, until_ms)
+        refs = np.array([self.series[index].ref for index in own.tolist()], dtype=np.intp)
+        return self._group_set.groups[place].block(refs, self._rows[own], after_ms, until_ms)
 
     def aligned(
         self, after_ms: int, until_ms: int, *, keep_stale: bool
@@ -181,9 +181,9 @@ def _shared(own: SeriesGroupSet, known: MutableMapping[bytes, SeriesGroupSet] | 
     """The same set of groups that another selection has, or this one."""
     if known is None:
         return own
-    found = known.setdefault(own.numbers.tobytes(), own)
-    if found.groups != own.groups:  # a number has been given to another group since
-        found = known[own.numbers.tobytes()] = own
+    found = known.setdefault(own.head_rows.tobytes(), own)
+    if found.groups != own.groups:  # a row has been given to another group since
+        found = known[own.head_rows.tobytes()] = own
     return found
 
 

@@ -98,7 +98,7 @@ class SeriesStore:
         self.dropped_samples += start
         if start < len(at):
             own = np.array(values, dtype=np.float64)[np.newaxis, start:]
-            group.append_range(np.array([series.number]), at[start:], own)
+            group.append_range(np.array([series.ref]), at[start:], own)
             self._advance(int(at[-1]))
 
     def append_matrix(self, labels: Sequence[LabelSet], times: Times, values: Floats) -> None:
@@ -113,8 +113,8 @@ class SeriesStore:
         kept = [index for index, series in enumerate(made) if series is not None]
         self.dropped_samples += (len(made) - len(kept)) * len(times)
         if kept:
-            ids = np.array([series.number for series in made if series is not None], dtype=np.intp)
-            group.append_range(ids, times, values if len(kept) == len(made) else values[kept])
+            refs = np.array([series.ref for series in made if series is not None], dtype=np.intp)
+            group.append_range(refs, times, values if len(kept) == len(made) else values[kept])
             self._advance(int(times[-1]))
 
     def appender(self, *, keep_s: float = 0.0) -> Appender:
@@ -259,13 +259,13 @@ class SeriesStore:
         assert sum(len(group.members) for group in self._groups.values()) == len(self._index)
         for series in self._index:
             assert series.group is not None
-            assert series.group.members[series.number] is series
-            assert self._groups[series.group.number] is series.group
+            assert series.group.members[series.ref] is series
+            assert self._groups[series.group.head_row] is series.group
         for group in self._groups.values():
-            ids, own = group.ids_and_rows()
-            times, _ = group.block(ids, own, -(1 << 62), 1 << 62)
+            refs, own = group.refs_and_rows()
+            times, _ = group.block(refs, own, -(1 << 62), 1 << 62)
             assert (np.diff(times) > 0).all()
-            assert list(ids) == sorted(ids)
+            assert list(refs) == sorted(refs)
 
     def keep_at_least(self, retention_s: float) -> None:
         """Points are kept for this long, from now on: a new rule may look further back."""
@@ -285,7 +285,7 @@ class SeriesStore:
             max_chunk_ms=self.retention_ms // 8,
             max_chunk_points=min(MAX_CHUNK_POINTS, max(16, self.max_points // 4)),
         )
-        self._groups[group.number] = group
+        self._groups[group.head_row] = group
         return group
 
     def series_for(self, group: SeriesGroup, labels: LabelSet) -> MemSeries | None:
@@ -336,10 +336,10 @@ class SeriesStore:
         shared.remove(series)
         group = self.new_group()
         own = group.add(series.labels)
-        group.members[own.number] = series
-        series.group, series.number, series.row = group, own.number, own.row
+        group.members[own.ref] = series
+        series.group, series.ref, series.row = group, own.ref, own.row
         if len(times):
-            group.append_range(np.array([series.number]), times, values[np.newaxis, :])
+            group.append_range(np.array([series.ref]), times, values[np.newaxis, :])
         self._index.moved(series)
 
     def _target_of(self, target: Mapping[str, str]) -> TargetState:
@@ -370,7 +370,7 @@ class SeriesStore:
             assert series.group is not None
             series.group.remove(series)
         for group in [group for group in self._groups.values() if not group.members]:
-            del self._groups[group.number]
+            del self._groups[group.head_row]
             group.close()
         for labels, owner in list(self._targets.items()):
             if owner.is_forgotten and (owner.appender.group is None or owner.appender.group.is_closed):

@@ -50,7 +50,7 @@ def test_merged_chunks_hold_the_series_of_both(seed: int) -> None:
     first_ids, second_ids = np.array([0, 2, 3, 9]), np.array([2, 3, 4])
     first, second = rows(dice, 4, 7), rows(dice, 3, 9)
     whole = merge_chunks(PackedChunk(first_ids, np.arange(7), first), PackedChunk(second_ids, np.arange(7, 16), second))
-    assert whole.ids.tolist() == [0, 2, 3, 4, 9]
+    assert whole.refs.tolist() == [0, 2, 3, 4, 9]
     wanted = np.full((5, 16), MISSING)
     wanted[[0, 1, 2, 4], :7] = first
     wanted[[1, 2, 3], 7:] = second

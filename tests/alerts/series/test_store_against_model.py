@@ -205,7 +205,7 @@ resets(a[20m])
 stddev by (x) (r)
 max_over_time(rate(a[1m])[5m:30s])
 r > 20
-histogram_quantile(0.9, label_replace(a, "le", "1", "", "") or label_replace(b, "le", "+Inf", "", ""))
+histogram_quantile(0.9, label_replace(a + 0, "le", "1", "", "") or label_replace(b + 0, "le", "+Inf", "", ""))
 """.strip().splitlines()
 
 
@@ -220,9 +220,9 @@ def test_both_evaluators_agree_over_scraped_and_recorded_series(seed: int) -> No
         root = parse(expression).root
         grid = evaluate_grid(root, world.store, steps, 17_000)
         for index, at_ms in enumerate(steps.tolist()):
-            moment = InstantEvaluator(world.store, at_ms, int(steps[0]), int(steps[-1]), 17_000).evaluate(root)
-            assert isinstance(moment, Vector)
-            wanted = dict(zip(moment.labels, moment.values.tolist(), strict=True))
+            instant = InstantEvaluator(world.store, at_ms, int(steps[0]), int(steps[-1]), 17_000).evaluate(root)
+            assert isinstance(instant, Vector)
+            wanted = dict(zip(instant.labels, instant.values.tolist(), strict=True))
             column = grid.at(index, at_ms)
             got = dict(zip(column.labels, column.values.tolist(), strict=True))
             assert got.keys() == wanted.keys(), (expression, at_ms)
