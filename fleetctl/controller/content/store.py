@@ -46,6 +46,7 @@ class ContentStore:
         self._current = content
         self._appliers: list[Callable[[Content], None]] = []
         self._seen = self._files()
+        self._changing = self._seen  # what the last look found
         self._is_asked = False
         self._loading = asyncio.Lock()
         self._loaded_at = clock.now()
@@ -70,8 +71,12 @@ class ContentStore:
     async def reload_changed(self) -> None:
         """Reads the folders again when a file changed or `ask_reload` was called; a failure is told, not raised."""
         files = await asyncio.to_thread(self._files)
-        if not self._is_asked and files == self._seen:
-            return
+        if not self._is_asked:
+            if files == self._seen:
+                return
+            if files != self._changing:
+                self._changing = files
+                return  # somebody may be writing: read when two looks in a row find the same
         why = "asked for by a signal" if self._is_asked else "files changed"
         self._is_asked = False
         with contextlib.suppress(BadContentError):  # told by `reload`
