@@ -6,7 +6,6 @@ These commands work on files, so they use the alerts package itself; it is impor
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -17,6 +16,7 @@ import typer
 from fleetctl.cli import output as out
 from fleetctl.cli.alerts_backtest import register_backtest
 from fleetctl.cli.context import call, current
+from fleetctl.cli.file_input import existing_files, read_or_refuse
 from fleetctl.cli.output import Output, OutputOption, print_data, print_fields, print_table
 from fleetctl.kit.errors import BadInputError, FleetctlError
 
@@ -45,7 +45,7 @@ def register(app: typer.Typer) -> None:
         """
         from alerts.review.lint import UNREADABLE, lint_files
 
-        findings = reading(lambda: lint_files(_existing(files)))
+        findings = read_or_refuse(lambda: lint_files(existing_files(files)))
         if output in (Output.json, Output.yaml):
             print_data([dataclasses.asdict(finding) for finding in findings], output)
         else:
@@ -69,9 +69,9 @@ def register(app: typer.Typer) -> None:
         """Run promtool's unit-test files with our own engine. Exit 1 when an expectation does not hold."""
         from alerts.review.casefile import run_case_file
 
-        replaced = _existing(rules) if rules else None
+        replaced = existing_files(rules) if rules else None
         run = partial(run_case_file, rule_files=replaced, with_annotations=not ignore_annotations)
-        reports = [reading(partial(run, path)) for path in _existing(files)]
+        reports = [read_or_refuse(partial(run, path)) for path in existing_files(files)]
         if output in (Output.json, Output.yaml):
             print_data([dataclasses.asdict(report) for report in reports], output)
         else:
@@ -134,7 +134,7 @@ def register(app: typer.Typer) -> None:
         from alerts.review.coverage import coverage as covered
         from alerts.review.coverage import covered_engines
 
-        rows, engines = reading(covered), reading(covered_engines)
+        rows, engines = read_or_refuse(covered), read_or_refuse(covered_engines)
         if output in (Output.json, Output.yaml):
             print_data([{"signal": row.signal, **{e: e in row.engines for e in engines}} for row in rows], output)
             return
@@ -151,34 +151,16 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def reading(work: Callable[[], T]) -> T:
-    """Work on files. What cannot be read is bad input: exit code 2, one line."""
-    from alerts.errors import AlertsError
-
-    try:
-        return work()
-    except AlertsError as error:
-        raise BadInputError(str(error)) from error
-
-
-def _existing(files: Sequence[Path]) -> Sequence[Path]:
-    for path in files:
-        if not path.is_file():
-            kind = "a folder" if path.is_dir() else "no such file"
-            raise BadInputError(f"{path}: {kind}", remedy="give the files themselves: *.yaml")
-    return files
-
-
 def _views(files: list[Path] | None) -> list[RuleView]:
     """The rules of the files; without any, those that a controller with these settings has in force."""
     from alerts.review.explain import rule_views
     from fleetctl.controller.content.load import load_content
 
     if files:
-        return reading(lambda: rule_views(_existing(files)))
+        return read_or_refuse(lambda: rule_views(existing_files(files)))
     content = load_content(current().settings().content)
     in_force = {(group.file, group.name, rule.name) for group in content.groups for rule in group.rules}
-    views = reading(lambda: rule_views(content.rule_files))
+    views = read_or_refuse(lambda: rule_views(content.rule_files))
     return [view for view in views if (view.file, view.group, view.name) in in_force]
 
 

@@ -8,12 +8,13 @@ import math
 import time
 from array import array
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fleetctl.cli import output as out
 from fleetctl.cli.context import current
+from fleetctl.cli.file_input import read_or_refuse
 from fleetctl.cli.output import Output, OutputOption, print_data, print_table
 from fleetctl.kit.errors import BadInputError, UnreachableError
 
@@ -71,7 +72,7 @@ def register_backtest(alerts: typer.Typer) -> None:
         spacing_s = store.typical_spacing_s() or step_s
         groups = widened(groups, POINTS_PER_WINDOW * spacing_s)
         began = time.monotonic()
-        result = _reading(lambda: run_backtest(groups, store, start, end, step_s=step_s, incident=marked))
+        result = read_or_refuse(lambda: run_backtest(groups, store, start, end, step_s=step_s, incident=marked))
         took_s = time.monotonic() - began
         if output in (Output.json, Output.yaml):
             print_data(dataclasses.asdict(result), output)
@@ -101,7 +102,7 @@ def _groups(rules: list[Path] | None) -> list[RuleGroup]:
     def in_force() -> Content:
         return load_content(current().settings().content)
 
-    groups = _reading(lambda: load_rule_files(rules)) if rules else list(in_force().rules)
+    groups = read_or_refuse(lambda: load_rule_files(rules)) if rules else list(in_force().rules)
     recorded = {rule.name for group in groups for rule in group.rules if rule.kind == "record"}
     read = {name for group in groups for rule in group.rules for name in metric_names(rule.query.root)}
     if any(name.startswith("llm:") for name in read - recorded):
@@ -123,7 +124,7 @@ def _recorded(paths: list[Path], groups: list[RuleGroup]) -> tuple[SeriesStore, 
     store = recording_store()
     wanted = wanted_names(groups)
     texts = [path for path in paths if not path.name.endswith(BLACK_BOX_SUFFIX)]
-    kept = _reading(lambda: read_recordings(texts, store, wanted))
+    kept = read_or_refuse(lambda: read_recordings(texts, store, wanted))
     for path in paths:
         if path.name.endswith(BLACK_BOX_SUFFIX):
             kept += _black_box(path, store)
@@ -168,7 +169,7 @@ def _fetched(
     if since_s > MAX_SINCE_S:
         raise BadInputError(f"--since: more than {MAX_SINCE_S / 86400:.0f} days back", remedy="e.g. --since 7d")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    selectors = _reading(lambda: metric_selectors(groups))
+    selectors = read_or_refuse(lambda: metric_selectors(groups))
     try:
         server = PrometheusServer(url, headers, verify=str(ca_file) if ca_file else True, timeout_s=timeout_s)
         kept = fetch(server, selectors, end - since_s, end, store)
@@ -178,12 +179,6 @@ def _fetched(
     if not kept or bounds is None:
         raise UnreachableError("Prometheus has no series that these rules read", remedy="is it the right Prometheus?")
     return store, *bounds
-
-
-def _reading(work: Any) -> Any:
-    from fleetctl.cli.alerts import reading
-
-    return reading(work)
 
 
 def _duration(text: str, option: str) -> float:

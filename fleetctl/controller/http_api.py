@@ -183,8 +183,8 @@ class _Api:
                 await self._until_stopping(self._c.clock.sleep(LOG_POLL_S))
 
     async def alerts(self, _: Request) -> Response:
-        verdict = self._c.alertmanager.automation.verdict
-        return _json_list([alert_view(alert, verdict) for alert in self._alerts()])
+        silencing = self._c.alertmanager.automation.silencing_of
+        return _json_list([alert_view(alert, silencing) for alert in self._alerts()])
 
     async def incidents(self, request: Request) -> Response:
         status = request.query_params.get("status")
@@ -345,8 +345,8 @@ class _Api:
         if stored is None:
             raise HTTPException(404, f"there is no incident {incident_id[:100]}")
         timeline = await self._c.timeline.read_all(incident_id)
-        verdict = self._c.alertmanager.automation.verdict
-        return incident_view(stored, await self._runs(incident_id), timeline, verdict)
+        silencing = self._c.alertmanager.automation.silencing_of
+        return incident_view(stored, await self._runs(incident_id), timeline, silencing)
 
     async def _runs(self, incident_id: str | None) -> tuple[Run, ...]:
         return await self._c.database.call(lambda: self._c.journal.list(incident_id=incident_id))

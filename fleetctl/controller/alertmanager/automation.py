@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from diagnostics.incident import FiredAlert, Incident
 from fleetctl.controller.alertmanager.external_scope import SOURCE, FleetMap, is_known_scope
-from fleetctl.controller.alertmanager.silence import Silenced, Verdict
+from fleetctl.controller.alertmanager.silence import Silenced, Silencing
 from fleetctl.controller.alertmanager.silences import Silences
 
 
@@ -24,11 +24,11 @@ class Automation:
         self._fleet_map = fleet_map
         self._labels = labels_in_alertmanager
 
-    def verdict(self, alert: FiredAlert) -> Verdict:
+    def silencing_of(self, alert: FiredAlert) -> Silencing:
         """Whether the alert is silenced, and by what. One that is over is not."""
         if alert.state in ("resolved", "inactive"):
-            return Verdict(Silenced.NO)
-        return self._silences.verdict(self._labels(alert))
+            return Silencing(Silenced.NO)
+        return self._silences.silencing_of(self._labels(alert))
 
     def may_open(self, alert: FiredAlert) -> bool:
         """Whether the alert may open an incident now."""
@@ -47,7 +47,7 @@ class Automation:
 
     def _silenced(self, incident: Incident) -> Silenced:
         """Yes when every alert that stands is silenced: one that is not is reason enough to go on."""
-        standing = [self.verdict(one).silenced for one in incident.alerts if one.state != "resolved"]
+        standing = [self.silencing_of(one).silenced for one in incident.alerts if one.state != "resolved"]
         if standing and all(one is Silenced.YES for one in standing):
             return Silenced.YES
         return Silenced.UNKNOWN if Silenced.UNKNOWN in standing else Silenced.NO

@@ -9,8 +9,8 @@ from diagnostics.incident import FiredAlert
 from fleetctl.controller.alertmanager.external_alert import ExternalAlert
 from fleetctl.controller.alertmanager.external_scope import FleetMap, as_fired
 from fleetctl.controller.alertmanager.external_store import (
-    Change,
-    Taken,
+    ExternalAlertChange,
+    RecordedNotification,
     list_active,
     prune,
     save_alerts,
@@ -52,7 +52,7 @@ class ExternalAlerts:
         stored = await self._database.read(lambda c: list_active(c, since))
         self._alerts = {one.fingerprint: one for one in stored}
 
-    async def record_notification(self, notification: Notification) -> Taken:
+    async def record_notification(self, notification: Notification) -> RecordedNotification:
         """Store the notification. A notice that came before changes nothing.
 
         Raises UnreachableError when too many alerts fire, and what the database raises: then nothing was taken.
@@ -71,7 +71,7 @@ class ExternalAlerts:
         """As they are in Alertmanager, our own echoes too."""
         return [one for one in self._alerts.values() if one.is_firing]
 
-    async def change(self, changes: Sequence[Change]) -> None:
+    async def change(self, changes: Sequence[ExternalAlertChange]) -> None:
         """Store changes that no notification told of; not those of alerts that a notification changed meanwhile."""
         if changes:
             self._learn(await self._database.write(lambda c: save_alerts(c, changes)))
@@ -103,7 +103,7 @@ class ExternalAlerts:
         """What of the fleet an alert's label may name, as the fleet is now."""
         return FleetMap.of(self._fleet.nodes.values())
 
-    def _learn(self, changes: Sequence[Change]) -> None:
+    def _learn(self, changes: Sequence[ExternalAlertChange]) -> None:
         for before, after in changes:
             known = self._alerts.get(after.fingerprint)
             # Two notifications may be answered in another order than they were stored in.

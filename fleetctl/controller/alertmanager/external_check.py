@@ -16,7 +16,7 @@ import structlog
 from fleetctl.controller.alertmanager.alertmanager_client import AlertmanagerClient
 from fleetctl.controller.alertmanager.external_alert import ended
 from fleetctl.controller.alertmanager.external_alerts import ExternalAlerts
-from fleetctl.controller.alertmanager.external_store import Change
+from fleetctl.controller.alertmanager.external_store import ExternalAlertChange
 from fleetctl.kit.clock import Clock
 from fleetctl.kit.errors import FleetctlError
 
@@ -47,18 +47,18 @@ class ExternalCheck:
         listed = {fingerprint for answer in answers if answer is not None for fingerprint in answer}
         is_whole = all(answer is not None for answer in answers)
         now = self._clock.now()
-        changes: list[Change] = []
+        changes: list[ExternalAlertChange] = []
         for alert in firing:
             key = alert.fingerprint
             if key in listed:
                 self._missing_since.pop(key, None)
                 if not alert.is_listed or now - alert.heard_at > HEARD_EVERY_S:
-                    changes.append(Change(alert, replace(alert, is_listed=True, heard_at=now)))
+                    changes.append(ExternalAlertChange(alert, replace(alert, is_listed=True, heard_at=now)))
             elif alert.is_listed and is_whole:
                 since = self._missing_since.setdefault(key, now)
                 if now - max(since, alert.heard_at) > MISSING_FOR_S:
                     log.info("external_alert.forgotten", alert=alert.labels.get("alertname"), fingerprint=key)
-                    changes.append(Change(alert, ended(alert, now)))
+                    changes.append(ExternalAlertChange(alert, ended(alert, now)))
         await self._alerts.change(changes)
         present = {alert.fingerprint for alert in self._alerts.firing()}
         for key in self._missing_since.keys() - present:

@@ -23,21 +23,21 @@ _DOCUMENT = TypeAdapter(ExternalAlert)
 T = TypeVar("T")
 
 
-class Change(NamedTuple):
+class ExternalAlertChange(NamedTuple):
     before: ExternalAlert | None
     after: ExternalAlert
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    changes: tuple[Change, ...]  # one for each alert that is different now, repeats included
+class RecordedNotification:
+    changes: tuple[ExternalAlertChange, ...]  # one for each alert that is different now, repeats included
     new: int
     repeated: int
 
 
 def take_notification(
     connection: sa.Connection, notification: Notification, now: float, own: Collection[str], *, max_active: int
-) -> Taken:
+) -> RecordedNotification:
     """Store the notification's notices and what follows for their alerts. `own`: fingerprints of our own alerts.
 
     Raises UnreachableError, and stores nothing, when more than `max_active` alerts would fire.
@@ -69,7 +69,7 @@ def take_notification(
             "last_at": now,
             "times": 1,
         }
-    changes = [Change(before.get(key), one) for key, one in after.items() if one != before.get(key)]
+    changes = [ExternalAlertChange(before.get(key), one) for key, one in after.items() if one != before.get(key)]
     _refuse_when_full(connection, changes, max_active)
     _save(connection, [one.after for one in changes])
     if first:
@@ -81,10 +81,10 @@ def take_notification(
             .values(last_at=now, times=webhook_notices.c.times + sa.bindparam("more")),
             [{"of_key": key, "more": more} for key, more in repeats.items()],
         )
-    return Taken(tuple(changes), len(first), sum(repeats.values()))
+    return RecordedNotification(tuple(changes), len(first), sum(repeats.values()))
 
 
-def save_alerts(connection: sa.Connection, changes: Sequence[Change]) -> list[Change]:
+def save_alerts(connection: sa.Connection, changes: Sequence[ExternalAlertChange]) -> list[ExternalAlertChange]:
     """Store those whose alert is still as it was before the change. Returns them."""
     stored = _load(connection, [one.after.fingerprint for one in changes])
     kept = [one for one in changes if stored.get(one.after.fingerprint) == one.before]
@@ -108,7 +108,7 @@ def prune(connection: sa.Connection, now: float) -> int:
     return notices.rowcount + alerts.rowcount
 
 
-def _refuse_when_full(connection: sa.Connection, changes: Sequence[Change], max_active: int) -> None:
+def _refuse_when_full(connection: sa.Connection, changes: Sequence[ExternalAlertChange], max_active: int) -> None:
     more = sum(one.after.is_firing - bool(one.before and one.before.is_firing) for one in changes)
     if more <= 0:
         return

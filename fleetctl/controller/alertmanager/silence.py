@@ -22,7 +22,7 @@ class Silenced(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Silencing:
     silenced: Silenced
     by: tuple[str, ...] = ()  # ids of silences
 

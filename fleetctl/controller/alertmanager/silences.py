@@ -19,7 +19,7 @@ from fleetctl.controller.alertmanager.outgoing_alert import rfc3339
 from fleetctl.controller.alertmanager.silence import (
     KnownSilence,
     Silenced,
-    Verdict,
+    Silencing,
     covering,
     decode_silence,
     encode_matcher,
@@ -66,20 +66,20 @@ class Silences:
             self._take([one for answer in found for one in answer])
         return bool(found)
 
-    def verdict(self, labels: Mapping[str, str]) -> Verdict:
+    def silencing_of(self, labels: Mapping[str, str]) -> Silencing:
         """Whether an alert with these labels (those it has in Alertmanager) is silenced now."""
         if not self._clients:
-            return Verdict(Silenced.NO)
+            return Silencing(Silenced.NO)
         now = self._clock.now()
         if not self._is_fresh(now):
-            return Verdict(Silenced.UNKNOWN)
+            return Silencing(Silenced.UNKNOWN)
         if by := covering(self._known.values(), labels, now):
-            return Verdict(Silenced.YES, by)
-        return Verdict(Silenced.UNKNOWN if self._unjudged else Silenced.NO)
+            return Silencing(Silenced.YES, by)
+        return Silencing(Silenced.UNKNOWN if self._unjudged else Silenced.NO)
 
     def holds(self, labels: Mapping[str, str]) -> bool:
         """Whether no incident may open for such an alert: it is silenced, or nobody has even tried to look yet."""
-        return not self._has_tried or self.verdict(labels).silenced is Silenced.YES
+        return not self._has_tried or self.silencing_of(labels).silenced is Silenced.YES
 
     def state(self) -> SilencesState:
         now = self._clock.now()

@@ -12,7 +12,7 @@ from diagnostics.diagnosis import Diagnosis
 from diagnostics.incident import FiredAlert, Incident, fired_alert
 from diagnostics.record import IncidentRecord
 from fleetctl import wire
-from fleetctl.controller.alertmanager.silence import Silenced, Verdict
+from fleetctl.controller.alertmanager.silence import Silenced, Silencing
 from fleetctl.controller.incidents.incident_store import StoredIncident
 from fleetctl.controller.nodes.fleet import NodeState
 from runbooks.page import Page
@@ -63,16 +63,16 @@ def node_view(
 
 
 def alert_view(
-    alert: ActiveAlert | FiredAlert, verdict_of: Callable[[FiredAlert], Verdict] = lambda _: Verdict(Silenced.NO)
+    alert: ActiveAlert | FiredAlert, silencing_of: Callable[[FiredAlert], Silencing] = lambda _: Silencing(Silenced.NO)
 ) -> wire.Alert:
     plain = alert if isinstance(alert, FiredAlert) else fired_alert(alert)
-    verdict = verdict_of(plain)
+    silencing = silencing_of(plain)
     return wire.Alert.model_validate(
         {
             **asdict(plain),
             "labels": dict(plain.labels),
-            "silenced": verdict.silenced.value,
-            "silenced_by": list(verdict.by),
+            "silenced": silencing.silenced.value,
+            "silenced_by": list(silencing.by),
         }
     )
 
@@ -113,14 +113,14 @@ def incident_view(
     stored: StoredIncident,
     runs: Sequence[Run],
     timeline: Sequence[wire.TimelineEntry],
-    verdict_of: Callable[[FiredAlert], Verdict],
+    silencing_of: Callable[[FiredAlert], Silencing],
 ) -> wire.Incident:
     diagnosis = stored.incident.diagnosis
     return incident_summary(stored, runs).model_copy(
         update={
             "diagnosis": diagnosis_view(diagnosis) if diagnosis else None,
             "timeline": list(timeline),
-            "alerts": [alert_view(alert, verdict_of) for alert in stored.incident.alerts],
+            "alerts": [alert_view(alert, silencing_of) for alert in stored.incident.alerts],
         }
     )
 

@@ -15,7 +15,7 @@ import structlog
 
 from fleetctl.controller.database import Database
 from fleetctl.controller.nodes.fleet import Fleet, NodeState
-from fleetctl.controller.nodes.node_client import DrainState, NoAnswerError, NodeClient, NotAllowedError
+from fleetctl.controller.nodes.node_client import NoAnswerError, NodeClient, NodeDrain, NotAllowedError
 from fleetctl.controller.nodes.node_row import NodeRow, Role, RouteIntent, get_node, want_node
 from fleetctl.controller.nodes.routing import GatewayWatch, Routing
 from fleetctl.kit.clock import Clock
@@ -286,7 +286,7 @@ def _answers_ready(state: NodeState) -> bool:
     return state.phase in (NodePhase.READY, NodePhase.CORDONED) and state.was_ready and state.row.wanted
 
 
-def _held(drain: DrainState) -> str:
+def _held(drain: NodeDrain) -> str:
     return f"{drain.held} request{'' if drain.held == 1 else 's'} ({drain.running} running, {drain.waiting} waiting)"
 
 

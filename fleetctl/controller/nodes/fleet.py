@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from fleetctl.controller.nodes.node_client import DrainState, Health, NoAnswerError, NodeClient, NotAllowedError
+from fleetctl.controller.nodes.node_client import NoAnswerError, NodeClient, NodeDrain, NodeHealth, NotAllowedError
 from fleetctl.controller.nodes.node_row import NodeRow, Role, RouteIntent, get_node, list_nodes, want_node
 from fleetctl.controller.nodes.routing import Routing
 from fleetctl.controller.records import Records
@@ -139,8 +139,8 @@ class Fleet:
         view = await asyncio.to_thread(self._provider.observe, row.name)
         before = self.nodes.get(row.name)
         was_ready = before is not None and before.was_ready and before.instance == view.instance
-        health: Health | None = None
-        drain: DrainState | None = None
+        health: NodeHealth | None = None
+        drain: NodeDrain | None = None
         if view.running and view.url:
             health = await self._client.health(view.url)
             if health.answered and health.reason == "draining":
@@ -185,7 +185,7 @@ class Fleet:
 
 
 def judge_phase(
-    row: NodeRow, running: bool, health: Health | None, drain: DrainState | None, was_ready: bool
+    row: NodeRow, running: bool, health: NodeHealth | None, drain: NodeDrain | None, was_ready: bool
 ) -> tuple[NodePhase, str]:
     """A node's phase and the reason for it, from what is wanted and what was seen."""
     if not running:

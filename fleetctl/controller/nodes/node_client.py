@@ -22,7 +22,7 @@ class NotAllowedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class NodeHealth:
     """What a node says of itself; `answered` False means it said nothing, and why is in `reason`."""
 
     answered: bool
@@ -32,7 +32,7 @@ class Health:
 
 
 @dataclass(frozen=True, slots=True)
-class DrainState:
+class NodeDrain:
     """`GET /admin/drain`. Counts are requests; `receipt` is complete when `state` is drained."""
 
     state: str
@@ -52,30 +52,30 @@ class NodeClient:
         self._http = http
         self._headers = {"Authorization": f"Bearer {node_token}"}
 
-    async def health(self, url: str) -> Health:
+    async def health(self, url: str) -> NodeHealth:
         try:
             async with self._http.stream("GET", f"{url}/health/ready", timeout=PROBE_TIMEOUT_S) as response:
                 body = await read_limited(response, MAX_ANSWER_BYTES)
                 status = response.status_code
         except (httpx.HTTPError, NoAnswerError) as error:
-            return Health(False, False, f"no answer: {describe(error)}")
+            return NodeHealth(False, False, f"no answer: {describe(error)}")
         if status not in (200, 503):
-            return Health(False, False, f"/health/ready answers {status}")
+            return NodeHealth(False, False, f"/health/ready answers {status}")
         answer = _parse_object(body)
         reason = answer.get("reason")
         since = answer.get("since")
-        return Health(
+        return NodeHealth(
             answered=True,
             ready=status == 200,
             reason=reason if isinstance(reason, str) else ("ready" if status == 200 else "not ready, without a reason"),
             since=float(since) if isinstance(since, int | float) else None,
         )
 
-    async def drain_state(self, url: str) -> DrainState:
+    async def drain_state(self, url: str) -> NodeDrain:
         """Raises NoAnswerError, NotAllowedError."""
         return _parse_drain(await self._admin("GET", f"{url}/admin/drain"))
 
-    async def start_drain(self, url: str, deadline_s: float) -> DrainState:
+    async def start_drain(self, url: str, deadline_s: float) -> NodeDrain:
         """Raises NoAnswerError, NotAllowedError."""
         return _parse_drain(await self._admin("POST", f"{url}/admin/drain", {"deadline_s": deadline_s}))
 
@@ -132,7 +132,7 @@ def _parse_object(content: bytes) -> dict[str, Any]:
     return answer if isinstance(answer, dict) else {}
 
 
-def _parse_drain(answer: dict[str, Any]) -> DrainState:
+def _parse_drain(answer: dict[str, Any]) -> NodeDrain:
     state = answer.get("state")
     if state not in ("serving", "draining", "drained"):
         raise NoAnswerError(f"the node states an unknown drain state {state!r}")
@@ -142,4 +142,4 @@ def _parse_drain(answer: dict[str, Any]) -> DrainState:
         # Not zero: a node that doesn't say what it holds must not be taken for idle.
         raise NoAnswerError("the node does not say how many requests it holds")
     counts = receipt if isinstance(receipt, dict) else {}
-    return DrainState(state, running, waiting, {k: v for k, v in counts.items() if isinstance(v, int)})
+    return NodeDrain(state, running, waiting, {k: v for k, v in counts.items() if isinstance(v, int)})

@@ -96,20 +96,20 @@ def test_only_in_its_time(change: dict[str, str], covers: bool) -> None:
 async def test_known_unknown_and_none() -> None:
     clock, peer, dead = DrivenClock(NOW), Peer(tree(matcher("node", "n1"))), Peer()
     dead.trees = None
-    assert Silences([], clock).verdict(LABELS).silenced is Silenced.NO
+    assert Silences([], clock).silencing_of(LABELS).silenced is Silenced.NO
     silences = Silences([dead, peer], clock)
-    assert silences.verdict(LABELS).silenced is Silenced.UNKNOWN
+    assert silences.silencing_of(LABELS).silenced is Silenced.UNKNOWN
     assert silences.holds(LABELS), "nobody has looked yet"
     await silences.read_silences()
-    assert silences.verdict(LABELS).by == ("s",)
-    assert silences.verdict({"node": "n2"}).silenced is Silenced.NO
+    assert silences.silencing_of(LABELS).by == ("s",)
+    assert silences.silencing_of({"node": "n2"}).silenced is Silenced.NO
     assert not silences.holds({"node": "n2"})
     peer.trees = None
     clock.move(60)
     await silences.read_silences()
-    assert silences.verdict(LABELS).silenced is Silenced.YES
+    assert silences.silencing_of(LABELS).silenced is Silenced.YES
     clock.move(1)
-    assert silences.verdict(LABELS).silenced is Silenced.UNKNOWN
+    assert silences.silencing_of(LABELS).silenced is Silenced.UNKNOWN
     assert not silences.holds(LABELS), "what may not be silenced is shown"
     state = silences.state()
     assert (state.known, state.read_at, state.last_error) == (False, NOW, "down")
@@ -127,8 +127,8 @@ async def test_a_silence_that_is_not_understood_makes_the_others_unknown() -> No
     odd = tree(matcher("node", r"\p{Greek}", isRegex=True), silence_id="odd")
     silences = Silences([Peer(odd, tree(matcher("node", "n1")))], DrivenClock(NOW))
     await silences.read_silences()
-    assert silences.verdict(LABELS).silenced is Silenced.YES
-    assert silences.verdict({"node": "n2"}).silenced is Silenced.UNKNOWN
+    assert silences.silencing_of(LABELS).silenced is Silenced.YES
+    assert silences.silencing_of({"node": "n2"}).silenced is Silenced.UNKNOWN
     assert not silences.state().known
 
 
@@ -136,7 +136,7 @@ async def test_what_ended_at_one_peer_has_ended() -> None:
     mine = tree(matcher("node", "n1"))
     silences = Silences([Peer(mine), Peer({**mine, "status": {"state": "expired"}})], DrivenClock(NOW))
     await silences.read_silences()
-    assert silences.verdict(LABELS).silenced is Silenced.NO
+    assert silences.silencing_of(LABELS).silenced is Silenced.NO
 
 
 def incident_of(*alerts: FiredAlert) -> Incident:

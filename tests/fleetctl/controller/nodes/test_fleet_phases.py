@@ -9,7 +9,7 @@ import pytest
 
 from fleetctl.controller.controller import open_controller
 from fleetctl.controller.nodes.fleet import judge_phase
-from fleetctl.controller.nodes.node_client import DrainState, Health
+from fleetctl.controller.nodes.node_client import NodeDrain, NodeHealth
 from fleetctl.controller.nodes.node_row import NodeRow, Role, RouteIntent
 from fleetctl.providers.local import LocalProvider
 from fleetctl.providers.provider import ObservedInstance
@@ -30,8 +30,8 @@ ROW = NodeRow(make_spec("node-1"), True, True, RouteIntent.ACTIVE, Role.MEMBER, 
 CORDONED = replace(ROW, route=RouteIntent.CORDONED)
 STOPPED = replace(ROW, wanted=False)
 RESTARTING = replace(ROW, restart={"state": "begun", "instance": "a"})
-READY = Health(True, True, "ready")
-SILENT = Health(False, False, "no answer")
+READY = NodeHealth(True, True, "ready")
+SILENT = NodeHealth(False, False, "no answer")
 
 
 @pytest.mark.parametrize(
@@ -39,9 +39,9 @@ SILENT = Health(False, False, "no answer")
     [
         pytest.param(ROW, True, READY, None, True, NodePhase.READY, id="ready"),
         pytest.param(CORDONED, True, READY, None, True, NodePhase.CORDONED, id="cordoned"),
-        pytest.param(ROW, True, Health(True, False, "loading"), None, False, NodePhase.STARTING, id="loading"),
-        pytest.param(ROW, True, Health(True, False, "core_stuck"), None, True, NodePhase.NOT_READY, id="stuck"),
-        pytest.param(ROW, True, Health(True, False, "core_dead"), None, False, NodePhase.NOT_READY, id="dead core"),
+        pytest.param(ROW, True, NodeHealth(True, False, "loading"), None, False, NodePhase.STARTING, id="loading"),
+        pytest.param(ROW, True, NodeHealth(True, False, "core_stuck"), None, True, NodePhase.NOT_READY, id="stuck"),
+        pytest.param(ROW, True, NodeHealth(True, False, "core_dead"), None, False, NodePhase.NOT_READY, id="dead core"),
         pytest.param(ROW, True, SILENT, None, True, NodePhase.UNREACHABLE, id="silent"),
         pytest.param(ROW, True, SILENT, None, False, NodePhase.STARTING, id="not there yet"),
         pytest.param(ROW, False, None, None, True, NodePhase.UNREACHABLE, id="died"),
@@ -51,8 +51,8 @@ SILENT = Health(False, False, "no answer")
         pytest.param(
             CORDONED,
             True,
-            Health(True, False, "draining"),
-            DrainState("draining", 2, 1, {}),
+            NodeHealth(True, False, "draining"),
+            NodeDrain("draining", 2, 1, {}),
             True,
             NodePhase.DRAINING,
             id="draining",
@@ -60,17 +60,17 @@ SILENT = Health(False, False, "no answer")
         pytest.param(
             CORDONED,
             True,
-            Health(True, False, "draining"),
-            DrainState("drained", 0, 0, {}),
+            NodeHealth(True, False, "draining"),
+            NodeDrain("drained", 0, 0, {}),
             True,
             NodePhase.DRAINED,
             id="drained",
         ),
-        pytest.param(CORDONED, True, Health(True, False, "draining"), None, True, NodePhase.DRAINING, id="unknown"),
+        pytest.param(CORDONED, True, NodeHealth(True, False, "draining"), None, True, NodePhase.DRAINING, id="unknown"),
     ],
 )
 def test_phase_follows_from_what_is_wanted_and_what_was_seen(
-    row: NodeRow, running: bool, health: Health | None, drain: DrainState | None, was_ready: bool, phase: NodePhase
+    row: NodeRow, running: bool, health: NodeHealth | None, drain: NodeDrain | None, was_ready: bool, phase: NodePhase
 ) -> None:
     assert judge_phase(row, running, health, drain, was_ready)[0] is phase
 
