@@ -83,7 +83,7 @@ class StepLoop:
         self._grammar_queue = GrammarQueue(grammars, inbox)
         self._heartbeats = heartbeats or HeartbeatPage.private()
         self._forecast = StepTimeForecast()
-        self._norm = StepSlowness()
+        self._slowness = StepSlowness()
         self._slowness_ratio: float | None = None  # of the last step
         self._faults = CoreFaults(scheduler, runner, clock, is_enabled=enable_faults)
         self._runner = runner
@@ -296,7 +296,7 @@ class StepLoop:
         result = self._faults.run_step(plan)
         seconds = self._clock.now() - started_at
         self._forecast.observe(size, seconds)
-        self._slowness_ratio = self._norm.ratio(size, seconds)
+        self._slowness_ratio = self._slowness.ratio(size, seconds)
         return result, seconds
 
     def _contain(self, error: Exception, plan: StepPlan, seconds: float) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from engine.core.fake_runner import FakeRunner
+from engine.core.grammar_queue import GrammarCompiled
 from engine.core.scheduler import Scheduler
 from engine.core.step_loop import StepLoop
 from engine.protocol.clock import ManualClock
@@ -137,3 +138,17 @@ def test_a_request_that_waits_for_its_grammar_can_be_ended(message: object) -> N
     book.may_compile.set()
     assert ends["a"].finish_reason == "abort"
     assert not desk.text_of("a")
+
+
+def test_a_request_that_was_aborted_is_not_ended_again_by_its_bad_grammar() -> None:
+    book = SlowBook()
+    desk = Desk(book, lambda message: book.may_compile.set())
+    ends = desk.run(make_request("a", 6, max_tokens=9, grammar="{"), AbortSequence("a", "client_gone"))
+    assert {seq_id: end.finish_reason for seq_id, end in ends.items()} == {"a": "abort"}
+
+
+def test_a_late_answer_on_the_grammar_of_an_aborted_request_is_dropped() -> None:
+    desk = Desk(make_book())
+    failure = SequenceFailure(FailureKind.GRAMMAR, "too costly")
+    assert desk.run(GrammarCompiled("gone"), GrammarCompiled("gone", failure)) == {}
+    assert desk.updates == []

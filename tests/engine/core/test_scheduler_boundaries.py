@@ -8,9 +8,11 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from engine.core.block_pool import BlockPool
+from engine.core.cached_prefix import find_cached_prefix
 from engine.core.pending_step import PreemptedBy
 from engine.core.scheduler_config import Refused
-from engine.core.sequence import CoreSequence
+from engine.core.sequence import CoreSequence, SequenceState
 from engine.protocol.failure import FailureKind, SequenceFailure
 from engine.protocol.step import StepResult
 from tests.fixtures.core import Bench, make_config, make_request
@@ -225,6 +227,19 @@ def test_a_copy_of_a_block_of_one_token_needs_a_free_block() -> None:
     assert plan is not None
     assert [(row.start, row.num_tokens) for row in plan.scheduled] == [(1, 1)]
     assert plan.copies == ()
+
+
+def test_a_swapped_sequence_shares_every_full_block_before_its_last_token() -> None:
+    pool = BlockPool(8, 4)
+    sequence = CoreSequence(make_request("a", 17), (0.0, 0))
+    block_ids = pool.allocate(4)
+    assert block_ids is not None
+    for block_id, content in zip(block_ids, sequence.contents_for(4), strict=True):
+        pool.register(block_id, content)
+    sequence.move_to(SequenceState.RUNNING)
+    sequence.move_to(SequenceState.SWAPPED)
+    sequence.num_computed_tokens = 6
+    assert find_cached_prefix(sequence, pool) == (block_ids, None, 16)
 
 
 # --- failed steps and rows ---

@@ -290,6 +290,16 @@ def test_waking_a_core_that_is_awake_asks_the_golden_prompt_only() -> None:
     assert isinstance(desk.published[0], CoreAwake)
 
 
+def test_a_core_without_a_known_vocabulary_is_asked_with_the_first_token() -> None:
+    desk = Desk()
+    desk.run(WakeUp())
+    (awake, *_) = desk.published
+    assert isinstance(awake, CoreAwake)
+    golden = golden_sequence(1, 200, 0.0)
+    assert set(golden.prompt_token_ids) == {0}
+    assert list(awake.golden.token_ids) == generate(golden.prompt_token_ids, golden.sampling, VOCAB_SIZE)
+
+
 def test_a_core_that_can_not_wake_ends() -> None:
     desk = Desk()
 
