@@ -203,4 +203,5 @@ def test_fingerprints_are_the_same_everywhere() -> None:
     assert fingerprint_of(labels) == "ccb5c68023ea00c1"
     assert fingerprint_of({}) != fingerprint_of({"a": "b"})
     assert alertmanager_fingerprint({}) == "cbf29ce484222325"  # FNV-1a of nothing
+    assert alertmanager_fingerprint(labels) == "195c6d038e736bfd"
     assert alertmanager_fingerprint(labels) == alertmanager_fingerprint(dict(sorted(labels.items())))

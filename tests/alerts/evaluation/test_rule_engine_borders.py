@@ -48,10 +48,12 @@ def test_group_is_evaluated_once_a_slot(tmp_path: Path, ticks: Sequence[float], 
 
 def test_clock_that_is_set_back_by_two_slots_is_followed(tmp_path: Path) -> None:
     store = SeriesStore()
-    store.append({"__name__": "x"}, 50.0, 6.0)
+    store.append({"__name__": "x"}, 18.0, 1.0)
+    store.append({"__name__": "x"}, 38.0, 6.0)
     engine = engine_of(tmp_path, "  - {alert: A, expr: x > 5}", store, group="  interval: 10s\n")
-    assert engine.tick(40.0) == []
-    assert engine.tick(20.0) == []
+    assert [change.alert.state for change in engine.tick(40.0)] == ["firing"]
+    assert [change.alert.state for change in engine.tick(20.0)] == ["resolved"]
+    assert engine.tick(29.0) == []
     assert [change.alert.active_at for change in engine.tick(50.0)] == [50.0]
 
 
@@ -168,7 +170,7 @@ def test_unknown_alert_is_a_series_too_and_a_resolved_one_is_stale(tmp_path: Pat
         engine.tick(float(at))
     store.ingest(NODE, None, 41.0)
     engine.tick(41.0)
-    assert [s.labels["alertstate"] for s in evaluate("ALERTS", store, 41.0)] == ["unknown"]
+    assert [(s.labels["alertstate"], s.value) for s in evaluate("ALERTS", store, 41.0)] == [("unknown", 1.0)]
     assert [s.value for s in evaluate("ALERTS_FOR_STATE", store, 41.0)] == [1.0]
     store.forget_target(NODE)
     engine.tick(42.0)
@@ -257,12 +259,13 @@ def test_labels_and_texts_of_an_alert_are_templates_of_its_sample(tmp_path: Path
     rules = (
         "  - alert: A\n    expr: x > 5\n    labels: {size: '{{ $value }}', a: 'c', plain: text, none: ''}\n"
         "    annotations: {s: '{{ $labels.a }} {{ $value }}', q: '{{ query \"x\" | first | value }}', f: plain,"
-        " e: '{{ query \"x offset\" }}'}\n"
+        " e: '{{ query \"x offset\" }}', t: '{{ now }}'}\n"
     )
     (change,) = engine_of(tmp_path, rules, store).tick(1.0)
     assert change.alert.labels == {"alertname": "A", "a": "c", "size": "6", "plain": "text"}
     texts = change.alert.annotations
     assert (texts["s"], texts["q"], texts["f"]) == ("b 6", "6", "plain")
+    assert texts["t"] == "1"
     assert texts["e"].startswith("<error expanding template: ")
 
 
