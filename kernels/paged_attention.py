@@ -95,7 +95,9 @@ def attend_plainly(
         keys, values = (
             cache[blocks].view(-1, kv_heads, width)[:length].float().transpose(0, 1) for cache in (k_cache, v_cache)
         )
-        own = q[rows].float().unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)  # [kv_heads, share, queries, head_dim]
+        own = (
+            q[rows].float().unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)
+        )  # [kv_heads, heads_per_kv, queries, head_dim]
         positions = torch.arange(length - own.shape[2], length, device=q.device)[:, None]
         at = torch.arange(length, device=q.device)
         hidden = at > positions

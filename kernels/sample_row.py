@@ -42,7 +42,7 @@ class Drawn:
 
 
 def all_drawn(tokens: Sequence[int | None], raw: Tensor, rows: Sequence[SampleRow]) -> list[Drawn]:
-    """What is said of each row's token: with log probabilities of the model's own logits, where the row asks for any.
+    """Each row's token, with log probabilities of the model's own logits where the row asks for any.
 
     Shapes: raw: [num_rows, vocab], float32. Bytes moved: 12 x vocab for each row that asks.
     """

@@ -37,9 +37,9 @@ def score_prompts(
         positions = scored_positions(s, state.num_prompt_tokens)
         entries: list[TokenLogprobs] = []
         for at in range(0, len(positions), ROWS):
-            piece = positions[at : at + ROWS]
-            rows = torch.arange(len(piece), device=batch.sample_rows.device) + first_row + piece.start - s.start
-            entries += _score(logits_of(rows), state.token_ids[piece.start + 1 : piece.stop + 1], wanted)
+            block = positions[at : at + ROWS]
+            rows = torch.arange(len(block), device=batch.sample_rows.device) + first_row + block.start - s.start
+            entries += _score(logits_of(rows), state.token_ids[block.start + 1 : block.stop + 1], wanted)
         found[s.seq_id] = tuple(entries)
         if any(entry.chosen != entry.chosen for entry in entries):
             non_finite.append(s.seq_id)

@@ -86,7 +86,7 @@ class CpuAttentionPlan:
 
     @property
     def num_items(self) -> int:
-        """Pieces of work: sequence x KV head x at most `GROUP_ROWS` rows; costly ones come first."""
+        """Chunks of work: sequence x KV head x at most `GROUP_ROWS` rows; costly ones come first."""
         return self.arrays.num_items
 
     def redirect(self, plan: CpuAttentionPlan) -> None:
@@ -111,13 +111,13 @@ def plan_attention(
 ) -> CpuAttentionPlan:
     """The plan of one batch. Shapes as in `kernels.paged_attention`."""
     tables, lens, starts = (tensor.contiguous().numpy() for tensor in (block_tables, seq_lens, query_starts))
-    share = num_heads // num_kv_heads
-    rows = np.diff(starts).astype(np.int64) * share
+    heads_per_kv = num_heads // num_kv_heads
+    rows = np.diff(starts).astype(np.int64) * heads_per_kv
     parts = -(-rows // GROUP_ROWS)
     seqs = np.repeat(np.arange(len(rows)), parts)
     first = (np.arange(len(seqs)) - np.repeat(np.cumsum(parts) - parts, parts)) * GROUP_ROWS
     last = np.minimum(first + GROUP_ROWS, rows[seqs])
-    seen = lens[seqs] - (rows[seqs] - last) // share
+    seen = lens[seqs] - (rows[seqs] - last) // heads_per_kv
     cost = seen * (8 + (last - first) // TILE_ROWS)  # packing a key costs what eight tiles of products do
     order = np.argsort(-cost, kind="stable")
     items = np.repeat(np.stack([seqs, np.zeros_like(seqs), first, last], axis=1)[order], num_kv_heads, axis=0)
@@ -183,7 +183,7 @@ def _attend(task, like, packed):
     tables = carray(pointer(plan, AT_PLAN.block_tables, int32), (num_seqs, table_width))
     seq_lens = carray(pointer(plan, AT_PLAN.seq_lens, int32), (num_seqs,))
     starts = carray(pointer(plan, AT_PLAN.query_starts, int32), (num_seqs + 1,))
-    share, width = heads // kv_heads, (head_dim + 31) // 32 * 32
+    heads_per_kv, width = heads // kv_heads, (head_dim + 31) // 32 * 32
     slots = np.empty(KEY_BLOCK, np.int64)
     keys, values = aligned_zeros(1, KEY_BLOCK * width, packed)[0], aligned_zeros(1, KEY_BLOCK * width, packed)[0]
     staged = aligned_zeros(TILE_ROWS, width, packed)
@@ -201,13 +201,13 @@ def _attend(task, like, packed):
         num_rows, first_query = last_row - first_row, starts[seq]
         first_position = seq_lens[seq] - (starts[seq + 1] - first_query)
         for row in range(num_rows):
-            query, own = divmod(first_row + row, share)
-            _load_query(queries[row], q[first_query + query, head * share + own])
+            query, own = divmod(first_row + row, heads_per_kv)
+            _load_query(queries[row], q[first_query + query, head * heads_per_kv + own])
         sums[:num_rows] = 0
         row_max[:num_rows] = -np.inf
         totals[:num_rows] = 0
-        lowest = 0 if window == 0 else max(first_position + first_row // share - window + 1, 0)
-        seen_by_last = first_position + (last_row - 1) // share + 1
+        lowest = 0 if window == 0 else max(first_position + first_row // heads_per_kv - window + 1, 0)
+        seen_by_last = first_position + (last_row - 1) // heads_per_kv + 1
         for start in range(lowest // KEY_BLOCK * KEY_BLOCK, seen_by_last, KEY_BLOCK):
             count = min(KEY_BLOCK, seen_by_last - start)
             _find_slots(keys, tables[seq], start, count, block_size, slots)
@@ -216,13 +216,13 @@ def _attend(task, like, packed):
             _pack_values(values, v_block, staged)
             for top in range(0, num_rows, TILE_ROWS):
                 bottom = min(top + TILE_ROWS, num_rows)
-                seen = min(first_position + (first_row + bottom - 1) // share + 1 - start, count)
+                seen = min(first_position + (first_row + bottom - 1) // heads_per_kv + 1 - start, count)
                 if seen <= 0:
                     continue
                 padded = (seen + 31) // 32 * 32
                 _score(queries[top:], keys, k_block, bottom - top, padded, scores)
                 for row in range(top, bottom):
-                    position = first_position + (first_row + row) // share
+                    position = first_position + (first_row + row) // heads_per_kv
                     low = 0 if window == 0 else max(position - window + 1 - start, 0)
                     high = min(position + 1 - start, count)
                     own_probs = probs[row - top]
@@ -245,8 +245,8 @@ def _attend(task, like, packed):
                     for j in range(width):
                         sums[row, j] += product[row - top, j]
         for row in range(num_rows):
-            query, own = divmod(first_row + row, share)
-            target = out[first_query + query, head * share + own]
+            query, own = divmod(first_row + row, heads_per_kv)
+            target = out[first_query + query, head * heads_per_kv + own]
             inverse = np.float32(1) / totals[row]
             for j in range(np.uintp(target.shape[0])):
                 target[j] = narrow(sums[row, j] * inverse, target[j])

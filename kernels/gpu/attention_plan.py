@@ -80,9 +80,9 @@ def plan_attention(
     """The plan of one batch. Shapes as in `paged_attention`, all on the CPU."""
     lens, starts = seq_lens.numpy().astype(np.int64), query_starts.numpy().astype(np.int64)
     counts = np.diff(starts)
-    share = 1 << (num_heads // num_kv_heads - 1).bit_length()
-    small, large = max(SMALL_ROWS, share), max(LARGE_ROWS, share)
-    fits_small, fits_large = counts * share <= small, counts * share <= large
+    head_rows = 1 << (num_heads // num_kv_heads - 1).bit_length()
+    small, large = max(SMALL_ROWS, head_rows), max(LARGE_ROWS, head_rows)
+    fits_small, fits_large = counts * head_rows <= small, counts * head_rows <= large
     tables = np.ascontiguousarray(block_tables.numpy(), dtype=np.int32)
     drafts = []
     batch = _Batch(lens, counts, starts, sliding_window)
@@ -92,7 +92,7 @@ def plan_attention(
     ):
         items, merges, num_partials = batch.split_items(split)
         if whole is not None:
-            items = np.concatenate([items, batch.whole_items(whole, rows // share)])
+            items = np.concatenate([items, batch.whole_items(whole, rows // head_rows)])
         if len(items):
             drafts.append((rows, items, merges, num_partials, int(merges[:, MERGE.num_queries].max(initial=0))))
     parts = [tables, *(part for draft in drafts for part in draft[1:3])]

@@ -49,8 +49,8 @@ def _attention_kernel(
     kv_heads,
     window,
     scale,
-    SHARE: tl.constexpr,
-    SHARE_ROWS: tl.constexpr,
+    HEADS_PER_KV: tl.constexpr,
+    HEAD_ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -76,10 +76,10 @@ def _attention_kernel(
 
     row = tl.arange(0, ROWS)
     dim = tl.arange(0, BLOCK_DIM)
-    query, head = row // SHARE_ROWS, row % SHARE_ROWS
-    is_real = (query < num_queries) & (head < SHARE)
+    query, head = row // HEAD_ROWS, row % HEAD_ROWS
+    is_real = (query < num_queries) & (head < HEADS_PER_KV)
     row_mask = is_real[:, None] & (dim < HEAD_DIM)[None, :]
-    q_place = (first_row + query) * q_token_stride + (kv_head * SHARE + head) * q_head_stride
+    q_place = (first_row + query) * q_token_stride + (kv_head * HEADS_PER_KV + head) * q_head_stride
     q = tl.load(q_ptr + q_place[:, None] + dim[None, :], mask=row_mask, other=0.0).to(DOT)
     position = first_position + query
 
@@ -111,7 +111,7 @@ def _attention_kernel(
     divisor = tl.where(total > 0, total, 1.0)
     out = out / divisor[:, None]
     if partial < 0:
-        place = ((first_row + query) * kv_heads + kv_head) * SHARE + head
+        place = ((first_row + query) * kv_heads + kv_head) * HEADS_PER_KV + head
         tl.store(out_ptr + place[:, None] * HEAD_DIM + dim[None, :], out.to(out_ptr.dtype.element_ty), mask=row_mask)
     else:
         place = (partial * kv_heads + kv_head) * ROWS + row
@@ -128,8 +128,8 @@ def _merge_kernel(
     out_ptr,
     heads,
     kv_heads,
-    SHARE: tl.constexpr,
-    SHARE_ROWS: tl.constexpr,
+    HEADS_PER_KV: tl.constexpr,
+    HEAD_ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     ROWS: tl.constexpr,
@@ -141,7 +141,7 @@ def _merge_kernel(
     if query < tl.load(merge + _MERGE_QUERIES):
         first = tl.load(merge + _FIRST_PARTIAL)
         num_partials = tl.load(merge + _NUM_PARTIALS)
-        row = query * SHARE_ROWS + head % SHARE
+        row = query * HEAD_ROWS + head % HEADS_PER_KV
         dim = tl.arange(0, BLOCK_DIM)
         largest = tl.full([1], _FLOOR, dtype=tl.float32)
         total = tl.zeros([1], dtype=tl.float32)
@@ -149,7 +149,7 @@ def _merge_kernel(
         for start in range(0, num_partials, CHUNK):
             part = start + tl.arange(0, CHUNK)
             is_inside = part < num_partials
-            place = ((first + part).to(tl.int64) * kv_heads + head // SHARE) * ROWS + row
+            place = ((first + part).to(tl.int64) * kv_heads + head // HEADS_PER_KV) * ROWS + row
             log_sum = tl.load(log_sum_ptr + place, mask=is_inside, other=float("-inf"))
             mask = is_inside[:, None] & (dim < HEAD_DIM)[None, :]
             values = tl.load(partial_ptr + place[:, None] * HEAD_DIM + dim[None, :], mask=mask, other=0.0)
@@ -213,7 +213,7 @@ def _attend(
     partials = torch.empty((*shape, head_dim), dtype=torch.float32, device=q.device)
     log_sums = torch.empty(shape, dtype=torch.float32, device=q.device)
     tile = tile_of(q.dtype, head_dim, group.rows)
-    shared = _share_constants(num_heads, kv_heads, head_dim)
+    constants = _head_constants(num_heads, kv_heads, head_dim)
     _attention_kernel[(group.items.shape[0], kv_heads)](
         q,
         k_cache,
@@ -229,7 +229,7 @@ def _attend(
         kv_heads,
         plan.sliding_window or 0,
         scale * math.log2(math.e),
-        **shared,
+        **constants,
         BLOCK_SIZE=k_cache.shape[1],
         ROWS=group.rows,
         KEYS=tile.keys,
@@ -247,7 +247,7 @@ def _attend(
             out,
             num_heads,
             kv_heads,
-            **shared,
+            **constants,
             ROWS=group.rows,
             CHUNK=MERGE_CHUNK,
             **_MERGE_OPTIONS,
@@ -276,11 +276,11 @@ def tile_of(dtype: torch.dtype, head_dim: int, rows: int) -> Tile:
 _MERGE_OPTIONS = {"num_warps": 2, "enable_fp_fusion": True}
 
 
-def _share_constants(num_heads: int, kv_heads: int, head_dim: int) -> dict[str, int]:
-    share = num_heads // kv_heads
+def _head_constants(num_heads: int, kv_heads: int, head_dim: int) -> dict[str, int]:
+    heads_per_kv = num_heads // kv_heads
     return {
-        "SHARE": share,
-        "SHARE_ROWS": power_of_two(share),
+        "HEADS_PER_KV": heads_per_kv,
+        "HEAD_ROWS": power_of_two(heads_per_kv),
         "HEAD_DIM": head_dim,
         "BLOCK_DIM": max(power_of_two(head_dim), 16),
     }
@@ -289,7 +289,7 @@ def _share_constants(num_heads: int, kv_heads: int, head_dim: int) -> dict[str, 
 def variants() -> Iterator[Variant]:
     """Decode and prefill tiles for the shapes of common models, the merge among them."""
     pointers = ("q_ptr", "k_cache_ptr", "v_cache_ptr", "out_ptr")
-    for share, head_dim, dtype, rows, has_window in [
+    for heads_per_kv, head_dim, dtype, rows, has_window in [
         (3, 64, torch.float32, SMALL_ROWS, False),
         (3, 64, torch.float32, LARGE_ROWS, False),
         (4, 128, torch.float32, SMALL_ROWS, False),
@@ -307,8 +307,9 @@ def variants() -> Iterator[Variant]:
         (4, 256, torch.bfloat16, LARGE_ROWS, False),
     ]:
         tile = tile_of(dtype, head_dim, rows)
+        window = "yes" if has_window else "no"
         yield Variant(
-            f"{type_name(dtype)} rows={rows} head_dim={head_dim} share={share} window={'yes' if has_window else 'no'}",
+            f"{type_name(dtype)} rows={rows} head_dim={head_dim} heads_per_kv={heads_per_kv} window={window}",
             _attention_kernel,
             {
                 **dict.fromkeys(pointers, POINTERS[dtype]),
@@ -319,7 +320,7 @@ def variants() -> Iterator[Variant]:
                 "scale": "fp32",
             },
             {
-                **_share_constants(share, 1, head_dim),
+                **_head_constants(heads_per_kv, 1, head_dim),
                 "BLOCK_SIZE": 16,
                 "ROWS": rows,
                 "KEYS": tile.keys,
@@ -340,6 +341,6 @@ def variants() -> Iterator[Variant]:
                 "heads": "i32",
                 "kv_heads": "i32",
             },
-            {**_share_constants(4, 1, head_dim), "ROWS": SMALL_ROWS, "CHUNK": MERGE_CHUNK},
+            {**_head_constants(4, 1, head_dim), "ROWS": SMALL_ROWS, "CHUNK": MERGE_CHUNK},
             _MERGE_OPTIONS,
         )
