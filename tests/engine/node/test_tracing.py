@@ -102,7 +102,7 @@ def test_the_log_line_and_the_span_tell_the_same(node: EngineNode, collector: Co
     span, line = request_span(collector, "same"), line_of(node, "same")
     assert (line["trace_id"], line["state"], line["status"], line["kind"]) == (TRACE, "finished", 200, "chat")
     assert line["tokens_out"] == span.attributes["gen_ai.usage.output_tokens"] == 5
-    assert line["id"] == span.attributes["gen_ai.response.id"]
+    assert line["answer_id"] == span.attributes["gen_ai.response.id"]
     for name, attribute in (
         ("queue_s", "time_in_queue"),
         ("prefill_s", "time_in_model_prefill"),
