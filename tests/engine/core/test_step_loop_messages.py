@@ -45,6 +45,42 @@ def named(events: Events, name: str) -> Events:
     return [event for event in events if event["event"] == name]
 
 
+class WatchedInbox:
+    """An inbox that never waits, and keeps how long it was asked to wait and whether there was work then."""
+
+    def __init__(self, *messages: object) -> None:
+        self.messages = list(messages)
+        self.while_blocked: list[object] = []  # come one by one to who waits without a limit
+        self.waits: list[float] = []
+
+    def put(self, message: object) -> None:
+        self.messages.append(message)
+
+    def get(self, timeout: float | None = None) -> object:
+        if timeout is None:
+            return self.while_blocked.pop(0)
+        self.waits.append(timeout)
+        return self.get_nowait()
+
+    def get_nowait(self) -> object:
+        if not self.messages:
+            raise queue.Empty
+        return self.messages.pop(0)
+
+
+def make_loop(inbox: WatchedInbox, published: list[FromCore], **options: bool) -> StepLoop:
+    """With every default; it ends after its second idle report."""
+    clock = ManualClock()
+    runner = FakeRunner(vocab_size=VOCAB_SIZE, clock=clock, cost=FakeCost(STEP_S, 0.0, 0.0, 0.0))
+
+    def publish(message: FromCore) -> None:
+        published.append(message)
+        if sum(isinstance(m, CoreIdle) for m in published) == 2:
+            inbox.put(Shutdown())
+
+    return StepLoop(Scheduler(make_config()), runner, inbox, publish, clock, **options)  # type: ignore[arg-type]
+
+
 # --- reports ---
 
 
@@ -342,18 +378,41 @@ def test_warm_up_that_is_refused_or_fails_is_an_error() -> None:
 # --- faults and failures ---
 
 
+HANG = SetFaults(hung_core=True)
+
+
+def hung(*after: object) -> tuple[int, list[FromCore]]:
+    """What a loop says that hangs at once and gets these messages one by one while it does."""
+    published: list[FromCore] = []
+    inbox = WatchedInbox(HANG)
+    inbox.while_blocked = list(after)
+    code = make_loop(inbox, published, enable_faults=True).run_until_shutdown()
+    return code, published
+
+
 def test_a_hung_core_does_nothing_until_the_fault_ends_and_then_all_of_it() -> None:
-    desk = Desk(enable_faults=True)
     messages = [make_request("a", max_tokens=1), make_request("b", max_tokens=1), AbortSequence("b", "moved")]
-    desk.run(SetFaults(hung_core=True), *messages, SetFaults())
-    assert {name: end.finish_reason for name, end in desk.ends.items()} == {"a": "length", "b": "abort"}
+    code, published = hung(*messages, SetFaults())
+    assert code == 0
+    updates = [update for m in published if isinstance(m, StepReport) for update in m.updates]
+    assert {update.seq_id: update.finish_reason for update in updates} == {"a": "length", "b": "abort"}
 
 
 @pytest.mark.parametrize("end", [Shutdown(), ConnectionClosed("gone")], ids=["shutdown", "lost connection"])
 def test_a_hung_core_ends_when_told(end: Shutdown | ConnectionClosed) -> None:
-    desk = Desk(enable_faults=True)
-    assert desk.run(SetFaults(hung_core=True), end) == 0
-    assert desk.published == []
+    assert hung(end) == (0, [CoreIdle(0.0, 0, 64)]), "what it said before it hung"
+
+
+def test_a_fault_that_is_set_anew_keeps_the_core_hung() -> None:
+    code, published = hung(make_request("a", max_tokens=1), HANG, HANG, Shutdown())
+    assert code == 0
+    assert not [m for m in published if isinstance(m, StepReport) and m.num_tokens]
+
+
+def test_the_seconds_of_a_failed_step_are_its_own() -> None:
+    desk = Desk(None, RuntimeError("boom"))
+    desk.run(make_request("a"))
+    assert [report.seconds for report in desk.reports] == pytest.approx([STEP_S, 0.0])
 
 
 @pytest.mark.parametrize(
@@ -390,39 +449,6 @@ def test_seconds_of_a_step_are_those_of_the_clock_not_of_the_runner() -> None:
 
 
 # --- waiting ---
-
-
-class WatchedInbox:
-    """An inbox that never waits, and keeps how long it was asked to wait and whether there was work then."""
-
-    def __init__(self, *messages: object) -> None:
-        self.messages = list(messages)
-        self.waits: list[float] = []
-
-    def put(self, message: object) -> None:
-        self.messages.append(message)
-
-    def get(self, timeout: float) -> object:
-        self.waits.append(timeout)
-        return self.get_nowait()
-
-    def get_nowait(self) -> object:
-        if not self.messages:
-            raise queue.Empty
-        return self.messages.pop(0)
-
-
-def make_loop(inbox: WatchedInbox, published: list[FromCore]) -> StepLoop:
-    """With every default; it ends after its second idle report."""
-    clock = ManualClock()
-    runner = FakeRunner(vocab_size=VOCAB_SIZE, clock=clock, cost=FakeCost(STEP_S, 0.0, 0.0, 0.0))
-
-    def publish(message: FromCore) -> None:
-        published.append(message)
-        if sum(isinstance(m, CoreIdle) for m in published) == 2:
-            inbox.put(Shutdown())
-
-    return StepLoop(Scheduler(make_config()), runner, inbox, publish, clock)  # type: ignore[arg-type]
 
 
 def test_a_core_waits_a_second_when_idle_and_never_while_it_has_work() -> None:
