@@ -48,11 +48,21 @@ def test_a_scope_without_a_node_lacks_it() -> None:
     assert inputs_from_scope(LIBRARY["replace-node"], {"pool": "chat"}, set())[1] == ["node"]
 
 
-@pytest.mark.parametrize("name", sorted(LIBRARY))
+NODE_PAGES = sorted(name for name, page in LIBRARY.items() if "node" in page.inputs)
+
+
+@pytest.mark.parametrize("name", NODE_PAGES)
 def test_a_nodes_page_never_runs_unasked_for_more_than_a_node(name: str) -> None:
     assert is_for_scope(LIBRARY[name], {"node": "node-2", "pool": "chat"})
     for scope in ({"pool": "chat"}, {"zone": "a"}, {"revision": "r2"}, {}):
         assert not is_for_scope(LIBRARY[name], scope)
+
+
+def test_a_page_without_a_node_is_for_the_pool_that_it_takes() -> None:
+    assert set(LIBRARY) - set(NODE_PAGES) == {"scale-pool"}
+    assert is_for_scope(LIBRARY["scale-pool"], {"pool": "chat"})
+    for scope in ({"zone": "a"}, {"revision": "r2"}):
+        assert not is_for_scope(LIBRARY["scale-pool"], scope)
 
 
 def test_a_page_of_a_pool_may_run_for_that_pool_and_for_nothing_else() -> None:
