@@ -327,7 +327,7 @@ class StepLoop:
         outcome: StepOutcome,
         *,
         failed_steps: int = 0,
-        out_of_memory: int = 0,
+        out_of_memory: int,
     ) -> None:
         for preemption in outcome.preemptions:
             log.info(

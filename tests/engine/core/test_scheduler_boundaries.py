@@ -216,6 +216,12 @@ def test_computes_itself_when_less_than_half_of_what_it_lacks_is_being_computed(
     assert bench.ids_in(bench.step()) == {"a": 4, "b": 9}
 
 
+def test_nobody_waits_for_a_block_that_is_not_full_after_the_step() -> None:
+    bench = Bench(make_config(prefill_chunk_tokens=3))
+    bench.add(make_request("a", range(12)), make_request("b", range(12)))
+    assert bench_ids(bench) == {"a": 3, "b": 3}
+
+
 def test_a_copy_of_a_block_of_one_token_needs_a_free_block() -> None:
     bench = Bench(make_config(block_size=1, num_blocks=3, max_model_len=200))
     bench.add(make_request("a", range(2), max_tokens=1))
