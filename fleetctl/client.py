@@ -83,15 +83,19 @@ class ControllerClient:
         await self.close()
 
     async def close(self) -> None:
+        """Close the connections."""
         await self._http.aclose()
 
     async def status(self) -> Status:
+        """How the controller is, and whom it reaches."""
         return await self._get(Status, "/v1/status")
 
     async def nodes(self) -> list[Node]:
+        """Every node, with its signals and their ages."""
         return await self._list(Node, "/v1/nodes")
 
     async def node(self, name: str) -> Node:
+        """One node. Raises BadInputError when there is none of that name."""
         return await self._get(Node, f"/v1/nodes/{_part(name)}")
 
     async def node_logs(self, name: str, lines: int) -> list[str]:
@@ -115,6 +119,7 @@ class ControllerClient:
             raise self._unreachable(error) from error
 
     async def alerts(self) -> list[Alert]:
+        """Every alert that is not clear, of our rules and from outside."""
         return await self._list(Alert, "/v1/alerts")
 
     async def incidents(self, status: str | None = None) -> list[Incident]:
@@ -122,6 +127,7 @@ class ControllerClient:
         return await self._list(Incident, "/v1/incidents", status=status)
 
     async def incident(self, incident_id: str) -> Incident:
+        """One incident with timeline and evidence."""
         return await self._get(Incident, f"/v1/incidents/{_part(incident_id)}")
 
     async def events(self, after: int = 0, wait_s: float = 0.0, incident_id: str | None = None) -> list[TimelineEntry]:
@@ -131,9 +137,11 @@ class ControllerClient:
         )
 
     async def runbooks(self) -> list[RunbookInfo]:
+        """Every runbook, without its page."""
         return await self._list(RunbookInfo, "/v1/runbooks")
 
     async def runbook(self, name: str) -> RunbookInfo:
+        """One runbook with its page."""
         return await self._get(RunbookInfo, f"/v1/runbooks/{_part(name)}")
 
     async def verbs(self) -> list[VerbInfo]:
@@ -141,6 +149,7 @@ class ControllerClient:
         return await self._list(VerbInfo, "/v1/verbs")
 
     async def runs(self, incident_id: str | None = None) -> list[Run]:
+        """Runs, the newest first; of one incident, when named."""
         return await self._list(Run, "/v1/runs", incident_id=incident_id)
 
     async def get_run(self, run_id: str) -> Run:
@@ -151,6 +160,7 @@ class ControllerClient:
         return await self._post(Run, "/v1/runs", request)
 
     async def act(self, request: ActionRequest) -> Run:
+        """Carry out one command as a run of one step."""
         return await self._post(Run, "/v1/actions", request)
 
     async def decide(self, run_id: str, answer: ApprovalRequest) -> Run:
@@ -158,9 +168,11 @@ class ControllerClient:
         return await self._post(Run, f"/v1/runs/{_part(run_id)}/approval", answer)
 
     async def cancel(self, run_id: str, by: str) -> Run:
+        """Stop a run before its next step."""
         return _parse(Run, await self._send("POST", f"/v1/runs/{_part(run_id)}/cancel", json={"by": by}))
 
     async def diagnose(self, request: DiagnoseRequest) -> Diagnosis:
+        """Walk a tree now; stored nowhere."""
         return await self._post(Diagnosis, "/v1/diagnose", request)
 
     async def query(self, expr: str) -> dict[str, Any]:
@@ -186,10 +198,12 @@ class ControllerClient:
         return await self._list(Silence, "/v1/silences", SILENCE_S)
 
     async def add_silence(self, request: SilenceRequest) -> Silence:
+        """Make a silence in Alertmanager."""
         body = request.model_dump(mode="json")
         return _parse(Silence, await self._send("POST", "/v1/silences", SILENCE_S, json=body))
 
     async def expire_silence(self, silence_id: str) -> Silence:
+        """End a silence now."""
         return _parse(Silence, await self._send("DELETE", f"/v1/silences/{_part(silence_id)}", SILENCE_S))
 
     async def _get(self, model: type[W], path: str) -> W:

@@ -22,6 +22,7 @@ _WARM_S = 55.0  # rules of one minute have mostly been evaluated twice by then
 
 
 def main(argv: Sequence[str]) -> int:
+    """Run the contest that the arguments describe, and write the table."""
     args = _parser().parse_args(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the processes are stopped on the way out
     prometheus = args.prometheus or shutil.which("prometheus") or "/usr/bin/prometheus"

@@ -79,6 +79,7 @@ class BenchRow:
     note: str = ""
 
     def to_json(self) -> dict[str, Any]:
+        """Ready for json.dumps."""
         return asdict(self)
 
 

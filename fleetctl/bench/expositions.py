@@ -46,6 +46,7 @@ class NodeExposition:
 
     @property
     def num_samples(self) -> int:
+        """Sample lines in each text."""
         return sum(isinstance(line, _Line) for line in self._lines)
 
     def next_text(self) -> str:

@@ -11,6 +11,7 @@ from fleetctl.bench.contest import BenchPlan, BenchRow
 
 
 def render(plan: BenchPlan, rows: Sequence[BenchRow], note: str) -> str:
+    """The table, with what it was measured on above and a note below."""
     lines = [
         f"{describe_machine()}. Scraped every 5 s, rules evaluated every 5 s or as the column says, which holds for "
         f"both; measured for at least {plan.measure_s:g} s after {plan.warm_s:g} s, one after the other. Ratios are "

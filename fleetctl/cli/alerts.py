@@ -34,6 +34,7 @@ OptionalFiles = Annotated[
 
 
 def register(app: typer.Typer) -> None:
+    """Add the commands."""
     alerts = typer.Typer(no_args_is_help=True, help="Check, test, explain and backtest alert rules.")
     app.add_typer(alerts, name="alerts")
 
@@ -148,6 +149,7 @@ def register(app: typer.Typer) -> None:
 
 
 def counted(count: int, noun: str) -> str:
+    """A number with its noun: "1 file", "2 files"."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 

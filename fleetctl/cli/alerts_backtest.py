@@ -30,6 +30,8 @@ MAX_SINCE_S = 10 * 366 * 86400.0
 
 
 def register_backtest(alerts: typer.Typer) -> None:
+    """Add the command to the group of alerts."""
+
     @alerts.command()
     def backtest(
         rules: Annotated[list[Path] | None, typer.Argument(help="Rule files; without them those in force.")] = None,

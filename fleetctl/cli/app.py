@@ -39,6 +39,7 @@ Exit codes: 0 done, 1 failed, 2 bad input, 3 refused by a guard, 4 unknown or un
 
 
 def build() -> typer.Typer:
+    """The command with all its verbs."""
     app = typer.Typer(
         name="fleetctl",
         help=HELP,

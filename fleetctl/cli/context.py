@@ -46,6 +46,7 @@ _current = Context()
 
 
 def current() -> Context:
+    """The options before the verb, as this process was given them."""
     return _current
 
 
@@ -67,6 +68,7 @@ def controller_url(settings: Settings) -> str:
 
 
 def make_client(settings: Settings) -> ControllerClient:
+    """A client of the controller that the settings name."""
     from fleetctl.client import ControllerClient
 
     return ControllerClient(controller_url(settings), settings.controller_token())

@@ -31,6 +31,8 @@ Plain = Annotated[bool, typer.Option("--plain", help="Lines instead of the cockp
 
 
 def register(app: typer.Typer) -> None:
+    """Add the command."""
+
     @app.command()
     def demo(
         trace: Trace = None,

@@ -14,6 +14,8 @@ from fleetctl.wire import DiagnoseRequest, Diagnosis
 
 
 def register(app: typer.Typer) -> None:
+    """Add the command."""
+
     @app.command()
     def diagnose(
         node: Annotated[str | None, typer.Argument(help="The node to ask about; without it, its whole pool.")] = None,

@@ -27,6 +27,8 @@ from fleetctl.wire import Evidence, Incident, Node, Run, RunbookInfo, Signal, Ti
 
 
 class Kind(StrEnum):
+    """What can be listed."""
+
     nodes = "nodes"
     alerts = "alerts"
     incidents = "incidents"
@@ -36,6 +38,8 @@ class Kind(StrEnum):
 
 
 class OneKind(StrEnum):
+    """What can be described."""
+
     node = "node"
     incident = "incident"
     run = "run"
@@ -46,6 +50,8 @@ STALE_S = 10.0
 
 
 def register(app: typer.Typer) -> None:
+    """Add the commands."""
+
     @app.command("get")
     def get(
         kind: Annotated[Kind, typer.Argument(help="What to list.")],
@@ -216,6 +222,7 @@ def clock(at: float | None) -> str:
 
 
 def ago(at: float | None) -> str:
+    """How long ago, for people; "-" when not known."""
     return "-" if at is None else f"{seconds(max(0.0, time.time() - at))} ago"
 
 

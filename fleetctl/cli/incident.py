@@ -16,6 +16,7 @@ IncidentId = Annotated[str, typer.Argument(help="Id of the incident; `fleetctl i
 
 
 def register(app: typer.Typer) -> None:
+    """Add the commands."""
     group = typer.Typer(help="Incidents: evidence, actions, timeline, post-mortem.", no_args_is_help=True)
     app.add_typer(group, name="incident")
 

@@ -33,6 +33,8 @@ EnableFaults = Annotated[bool | None, setting_option("fleet.enable_faults", "--e
 
 
 def register(app: typer.Typer) -> None:
+    """Add the commands."""
+
     @app.command()
     def up(
         nodes: Nodes = None,

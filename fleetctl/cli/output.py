@@ -20,6 +20,8 @@ from rich.text import Text
 
 
 class Output(StrEnum):
+    """Forms of a result: two for people, two for scripts."""
+
     table = "table"
     wide = "wide"
     json = "json"
@@ -51,10 +53,12 @@ class Column:
 
 
 def stdout() -> Console:
+    """Where results go. Made anew for each use: tests exchange sys.stdout."""
     return Console(file=sys.stdout, highlight=False, emoji=False, soft_wrap=not sys.stdout.isatty())
 
 
 def stderr() -> Console:
+    """Where errors and progress go."""
     return Console(file=sys.stderr, highlight=False, emoji=False, soft_wrap=True)
 
 
@@ -125,6 +129,7 @@ def print_fields(title: str, fields: Sequence[tuple[str, str]]) -> None:
 
 
 def styled(value: str) -> Text:
+    """The cell in its state's colour; control characters are shown, not sent to the terminal."""
     return Text(visible(value), style=STATE_STYLE.get(value, ""))
 
 
@@ -155,8 +160,10 @@ def seconds(value: float | None) -> str:
 
 
 def number(value: float | None) -> str:
+    """A number for people; "-" when not known."""
     return "-" if value is None else f"{value:.4g}"
 
 
 def ratio(value: float | None) -> str:
+    """A ratio in percent; "-" when not known."""
     return "-" if value is None else f"{value:.0%}"

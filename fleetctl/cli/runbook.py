@@ -18,6 +18,7 @@ Comment = Annotated[str, typer.Option("--comment", help="Why; kept with the run.
 
 
 def register(app: typer.Typer) -> None:
+    """Add the commands."""
     group = typer.Typer(help="Runbooks: pages that people read and automation runs.", no_args_is_help=True)
     app.add_typer(group, name="runbook")
 

@@ -13,6 +13,7 @@ from fleetctl.cli.logs import print_logs
 
 
 def register(app: typer.Typer) -> None:
+    """Add the commands."""
     controller = typer.Typer(help="The controller process.", no_args_is_help=True)
     gateway = typer.Typer(help="The gateway process.", no_args_is_help=True)
     node = command_group(app, "node")

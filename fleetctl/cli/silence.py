@@ -28,6 +28,7 @@ COLUMNS = [
 
 
 def register(app: typer.Typer) -> None:
+    """Add the commands."""
     group = typer.Typer(help="Mute alerts for a time, in Alertmanager.", no_args_is_help=True)
     app.add_typer(group, name="silence")
 

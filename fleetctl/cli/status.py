@@ -21,6 +21,8 @@ COLUMNS = [
 
 
 def register(app: typer.Typer) -> None:
+    """Add the command."""
+
     @app.command()
     def status(output: OutputOption = Output.table) -> None:
         """Show the controller's state: its loops, and what it sends to and gets from Alertmanager."""

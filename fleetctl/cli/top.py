@@ -11,6 +11,8 @@ from fleetctl.kit.errors import BadInputError
 
 
 def register(app: typer.Typer) -> None:
+    """Add the command."""
+
     @app.command()
     def top() -> None:
         """Open the cockpit: the fleet live, incidents with evidence, approvals by one key."""

@@ -16,6 +16,7 @@ from fleetctl.kit.hidden_imports import hidden_imports
 
 
 def main(argv: Sequence[str]) -> int:
+    """Run the controller until SIGTERM. Returns the exit code."""
     args = _parser().parse_args(argv)
     try:
         _run(args)

@@ -59,9 +59,11 @@ class Database:
 
     @property
     def epoch(self) -> int:
+        """The epoch that this controller claimed; 0 before."""
         return self._epoch or 0
 
     async def read(self, work: Callable[[sa.Connection], T]) -> T:
+        """Run `work` on the worker thread, without checking the epoch."""
         return await asyncio.wrap_future(self._thread.submit(self._run, work, False))
 
     async def write(self, work: Callable[[sa.Connection], T]) -> T:
@@ -136,6 +138,7 @@ def get_meta(connection: sa.Connection, key: str) -> Any:
 
 
 def put_meta(connection: sa.Connection, key: str, value: Any) -> None:
+    """Store one value under a key, in place of what was there."""
     changed = connection.execute(sa.update(tables.meta).where(tables.meta.c.key == key).values(value=value))
     if changed.rowcount == 0:
         connection.execute(sa.insert(tables.meta).values(key=key, value=value))

@@ -69,6 +69,8 @@ T = TypeVar("T")
 
 
 class CancelRequest(BaseModel):
+    """Who stops a run."""
+
     by: str = "api"
 
 

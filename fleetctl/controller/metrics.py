@@ -85,6 +85,7 @@ class ControllerMetrics:
         self.open_incidents = Gauge("controller_open_incidents", "Incidents not resolved.", registry=self.registry)
 
     def watch_loops(self, loops: Loops, clock: Clock) -> None:
+        """Tell the loops' ages and failures at each scrape."""
         self.registry.register(_LoopCollector(loops, clock.now))
 
     def exposition(self) -> bytes:

@@ -10,6 +10,8 @@ EXPECTED_CAUSE = "slow_node"
 
 @dataclass(frozen=True, slots=True)
 class RequestCounts:
+    """Requests of the demo, by fate."""
+
     sent: int = 0
     finished: int = 0
     moved: int = 0  # of the finished: went on at another node in the middle
@@ -51,6 +53,7 @@ class DemoReport:
         return wrong
 
     def to_json(self) -> dict[str, Any]:
+        """Ready for json.dumps."""
         data = asdict(self)
         data["requests"] = asdict(self.requests)
         data["ok"] = not self.failures()

@@ -37,6 +37,8 @@ NODE_OPTIONS = {"max_num_seqs": 16, "max_model_len": 4096, "num_kv_blocks": 1024
 
 @dataclass(frozen=True, slots=True)
 class DemoPlan:
+    """What the demo does: its traffic, and the fault that it injects."""
+
     trace: Path | None = None
     rate_per_s: float = 4.0
     seed: int = 0

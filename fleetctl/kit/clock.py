@@ -16,8 +16,12 @@ class Clock(Protocol):
 
 
 class SystemClock:
+    """The machine's wall clock."""
+
     def now(self) -> float:
+        """Unix seconds."""
         return time.time()
 
     async def sleep(self, seconds: float) -> None:
+        """Wait for so many seconds."""
         await asyncio.sleep(seconds)

@@ -21,12 +21,18 @@ class FleetctlError(Exception):
 
 
 class BadInputError(FleetctlError):
+    """The request is wrong: the message names the place."""
+
     exit_code = 2
 
 
 class RefusedError(FleetctlError):
+    """A guard, or a person, said no."""
+
     exit_code = 3
 
 
 class UnreachableError(FleetctlError):
+    """Could not look: what is asked about is unknown."""
+
     exit_code = 4

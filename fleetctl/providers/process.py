@@ -63,9 +63,11 @@ class ProcessTable:
         return sorted(p.name for p in self._root.iterdir() if (p / "spec.json").exists() or (p / "pid").exists())
 
     def running(self) -> list[str]:
+        """Names whose process lives."""
         return [name for name in self.names() if self._is_locked(name)]
 
     def observe(self, name: str) -> ProcessView:
+        """One name, now."""
         folder = self._root / name
         spec = _read_json(folder / "spec.json")
         running = self._is_locked(name)

@@ -38,6 +38,8 @@ POLL_EVERY_S = 1.0
 
 
 class Closable(CockpitClient, Protocol):
+    """What the cockpit closes at its end."""
+
     async def close(self) -> None: ...
 
 
@@ -101,6 +103,7 @@ class Cockpit(App[None]):
         self._story: list[str] = []  # told before the screen was there
 
     def compose(self) -> ComposeResult:
+        """Status bar, tabs and footer."""
         yield self._bar
         with self._tabs:
             with TabPane("1 Fleet", id="fleet-tab"):
@@ -112,6 +115,7 @@ class Cockpit(App[None]):
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
+        """Begin to read snapshots."""
         self._controller = self._client_factory()
         self._draw()
         self._fleet.table.focus()
@@ -127,6 +131,7 @@ class Cockpit(App[None]):
             self._on_ready(self)
 
     async def on_unmount(self) -> None:
+        """Close the client."""
         if self._controller is not None:
             await self._controller.close()
 
@@ -140,6 +145,7 @@ class Cockpit(App[None]):
     # -- what comes in ------------------------------------------------------------------------------------------
 
     def on_snapshot_taken(self, message: SnapshotTaken) -> None:
+        """Draw the newest state."""
         known = {one.id for one in self.snapshot.incidents if one.status is not IncidentStatus.RESOLVED}
         first = self.snapshot.known_at is None
         self.snapshot = message.snapshot
@@ -149,13 +155,16 @@ class Cockpit(App[None]):
         self._draw()
 
     def on_incident_pane_chosen(self) -> None:
+        """Read the chosen incident in full."""
         self._wake.set()  # fetch the chosen one in full now
 
     def on_story_told(self, message: StoryTold) -> None:
+        """Add a line to the story."""
         self._story_panel.add_class("-told")
         self._story_log.write(message.line)
 
     def on_tabbed_content_tab_activated(self, event: TabbedContent.TabActivated) -> None:
+        """Draw the tab that came to the front."""
         (self._fleet.table if event.pane.id == "fleet-tab" else self._pane.table).focus()
         self._offer_keys()
 
@@ -175,15 +184,19 @@ class Cockpit(App[None]):
         return True
 
     def action_tab(self, tab: str) -> None:
+        """Bring a tab to the front."""
         self._tabs.active = tab
 
     def action_page(self) -> None:
+        """Show or hide the runbook's page."""
         self._pane.to_page()
 
     def action_refresh_now(self) -> None:
+        """Read a snapshot now."""
         self._wake.set()
 
     def action_decide(self, decision: str) -> None:
+        """Approve or deny the proposal that is shown."""
         run = proposal(self._pane.shown)
         if run is None:
             return

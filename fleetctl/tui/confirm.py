@@ -31,6 +31,7 @@ class Confirm(ModalScreen[bool]):
         self._dangerous = dangerous
 
     def compose(self) -> ComposeResult:
+        """The question and its two answers."""
         with Vertical(id="confirm"):
             yield Static(Text(self._question, style="bold"), id="confirm-question")
             with VerticalScroll(id="confirm-details", can_focus=False):
@@ -40,6 +41,7 @@ class Confirm(ModalScreen[bool]):
                 yield Button("Back (n)", id="no")
 
     def on_mount(self) -> None:
+        """Give the safe answer the focus."""
         # Enter alone carries out what was asked for, except where that can't be taken back.
         self.query_one("#no" if self._dangerous else "#yes", Button).focus()
 
@@ -49,4 +51,5 @@ class Confirm(ModalScreen[bool]):
         self.dismiss(event.button.id == "yes")
 
     def action_answer(self, answer: bool) -> None:
+        """Close with the answer."""
         self.dismiss(answer)

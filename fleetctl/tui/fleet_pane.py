@@ -15,6 +15,8 @@ from fleetctl.wire import Node
 
 
 class FleetPane(Vertical):
+    """The table of nodes, and the chosen one in detail."""
+
     def __init__(self) -> None:
         super().__init__(id="fleet")
         self.table = KeyedTable(FLEET_COLUMNS, id="nodes", numbers=FLEET_NUMBERS)
@@ -23,21 +25,25 @@ class FleetPane(Vertical):
         self._now = 0.0
 
     def compose(self) -> ComposeResult:
+        """Table above, detail below."""
         yield self.table
         yield self._detail
 
     @property
     def selected(self) -> Node | None:
+        """The node under the cursor; None without one."""
         key = self.table.selected_key
         return next((node for node in self._snapshot.nodes if node.name == key), None)
 
     def show(self, snapshot: Snapshot, now: float) -> None:
+        """Draw this snapshot."""
         self._snapshot, self._now = snapshot, now
         self.set_class(snapshot.cut_off_since is not None, "-cut-off")
         self.table.show(fleet_rows(snapshot, now, self.app.size.width))
         self._show_node()
 
     def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
+        """Show the node that the cursor moved to."""
         event.stop()
         self._show_node()
 

@@ -22,6 +22,8 @@ _SECTIONS = (("head", 1), ("ask", 1), ("run", 2), ("diagnosis", 1), ("timeline",
 
 
 class IncidentPane(Vertical):
+    """The list of incidents, and the chosen one with its page."""
+
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("j", "scroll_detail(4)", "Down"),
         Binding("k", "scroll_detail(-4)", "Up"),
@@ -46,6 +48,7 @@ class IncidentPane(Vertical):
         self._page_drawn = ""
 
     def compose(self) -> ComposeResult:
+        """List, detail, page."""
         yield self.table
         with self._detail:
             yield from self._sections.values()
@@ -65,6 +68,7 @@ class IncidentPane(Vertical):
         return next((one for one in self._snapshot.incidents if one.id == self._chosen), None)
 
     def show(self, snapshot: Snapshot, now: float) -> None:
+        """Draw this snapshot."""
         self._snapshot = snapshot
         self.set_class(snapshot.cut_off_since is not None, "-cut-off")
         width = self.table.size.width or self.app.size.width
@@ -85,6 +89,7 @@ class IncidentPane(Vertical):
         self._draw_page(incident)
 
     def action_scroll_detail(self, lines: int) -> None:
+        """Scroll the detail by so many lines."""
         self._detail.scroll_relative(y=lines, animate=False)
 
     def to_page(self) -> None:
@@ -92,6 +97,7 @@ class IncidentPane(Vertical):
         self._page.scroll_visible(top=True, animate=False)
 
     def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
+        """Tell which incident the cursor moved to."""
         event.stop()
         key = event.row_key.value
         # Rows that come and go move the cursor as well: only a move by hand chooses.

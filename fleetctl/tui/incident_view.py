@@ -62,6 +62,8 @@ class StorySection:
 
 @dataclass(frozen=True, slots=True)
 class IncidentView:
+    """What is shown of one incident, section by section."""
+
     head: StorySection
     ask: StorySection | None  # what waits for a person; None when nothing does
     diagnosis: StorySection

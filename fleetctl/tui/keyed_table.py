@@ -25,6 +25,7 @@ class KeyedTable(DataTable[Text]):
         self._shown: dict[str, TableRow] = {}
 
     def on_mount(self) -> None:
+        """Make the columns."""
         for index, name in enumerate(self._columns):
             justify: Literal["left", "right"] = "right" if name in self._numbers else "left"
             self.add_column(Text(name, justify=justify), key=str(index))

@@ -15,6 +15,7 @@ class SnapshotTaken(Message):
         self.snapshot = snapshot
 
     def can_replace(self, message: Message) -> bool:
+        """Any earlier snapshot in the queue."""
         return isinstance(message, SnapshotTaken)
 
 

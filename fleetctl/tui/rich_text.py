@@ -22,10 +22,12 @@ STYLES: dict[Tone, str] = {
 
 
 def paint(cell: Cell) -> Text:
+    """One cell in its tone."""
     return Text(cell.text, style=STYLES[cell.tone], justify="right" if cell.right else "left", no_wrap=True)
 
 
 def line(cells: Iterable[Cell], gap: str = "   ") -> Text:
+    """Cells side by side."""
     return Text(gap).join(paint(cell) for cell in cells)
 
 

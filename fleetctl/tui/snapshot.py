@@ -41,6 +41,8 @@ class CockpitClient(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
+    """Everything that is shown, as it was at one moment."""
+
     status: Status | None = None  # None: the controller never answered
     nodes: tuple[Node, ...] = ()
     alerts: tuple[Alert, ...] = ()

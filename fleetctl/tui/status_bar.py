@@ -12,11 +12,14 @@ from fleetctl.tui.view_model import header
 
 
 class StatusBar(Static):
+    """The line at the top."""
+
     def __init__(self, title: str) -> None:
         super().__init__(id="status")
         self._title = title
 
     def show(self, snapshot: Snapshot, now: float) -> None:
+        """Draw this snapshot's header."""
         view = header(snapshot, now)
         bar = Table.grid(expand=True)
         bar.add_column(ratio=1, no_wrap=True, overflow="ellipsis")

@@ -32,6 +32,8 @@ class Tone(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Cell:
+    """A text, its tone, and whether it stands at the right."""
+
     text: str
     tone: Tone = Tone.PLAIN
     right: bool = False  # numbers line up at the right
@@ -39,12 +41,16 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
+    """Cells under a key that stays the same while the row is shown."""
+
     key: str
     cells: tuple[Cell, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class HeaderView:
+    """The facts of the status bar, and how the link to the controller is."""
+
     facts: tuple[Cell, ...]
     link: Cell  # how we stand with the controller
 
@@ -129,6 +135,7 @@ def span(seconds: float | None) -> str:
 
 
 def clip(text: str, width: int) -> str:
+    """The text, cut with an ellipsis where it is wider."""
     return text if len(text) <= width else f"{text[: width - 1]}…"
 
 

@@ -27,6 +27,7 @@ class AlertmanagerClient:
         self._http = httpx.AsyncClient(verify=peer.tls(), timeout=peer.timeout_s, trust_env=False)
 
     async def close(self) -> None:
+        """Close the connections."""
         await self._http.aclose()
 
     async def post_alerts(self, alerts: Sequence[Mapping[str, Any]]) -> None:
@@ -63,6 +64,7 @@ class AlertmanagerClient:
         return str(answer["silenceID"])
 
     async def expire(self, silence_id: str) -> None:
+        """End a silence. Raises as `silences` does."""
         await self._ask("DELETE", f"/silence/{quote(silence_id, safe='')}")
 
     async def _ask(self, method: str, path: str, body: Any = None) -> Any:

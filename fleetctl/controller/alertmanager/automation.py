@@ -35,14 +35,17 @@ class Automation:
         return not self._silences.holds(self._labels(alert))
 
     def may_diagnose(self, incident: Incident) -> bool:
+        """Whether the incident's tree may be walked."""
         if self._silenced(incident) is Silenced.YES:
             return False
         return any(one.source != SOURCE for one in incident.alerts) or is_known_scope(incident, self._fleet_map())
 
     def may_propose(self, incident: Incident) -> bool:
+        """Whether a run may be proposed for the incident."""
         return self._silenced(incident) is not Silenced.YES
 
     def may_run_unasked(self, incident: Incident) -> bool:
+        """Whether a run may start without a person: only while silences are known."""
         return self._silenced(incident) is Silenced.NO
 
     def _silenced(self, incident: Incident) -> Silenced:

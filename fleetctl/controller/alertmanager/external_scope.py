@@ -26,6 +26,7 @@ class FleetMap:
 
     @classmethod
     def of(cls, states: Iterable[NodeState]) -> FleetMap:
+        """The map of these nodes."""
         nodes: dict[str, Mapping[str, str]] = {}
         addresses: dict[str, str] = {}
         for state in states:

@@ -24,12 +24,16 @@ T = TypeVar("T")
 
 
 class ExternalAlertChange(NamedTuple):
+    """An alert before (None: it is new) and after."""
+
     before: ExternalAlert | None
     after: ExternalAlert
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedNotification:
+    """What a notification changed, counted as its answer tells it."""
+
     changes: tuple[ExternalAlertChange, ...]  # one for each alert that is different now, repeats included
     new: int
     repeated: int

@@ -100,4 +100,5 @@ def labels_in_alertmanager(labels: Mapping[str, str], external_labels: Mapping[s
 
 
 def rfc3339(at: float) -> str:
+    """Unix seconds in the notation of Alertmanager's API, UTC."""
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

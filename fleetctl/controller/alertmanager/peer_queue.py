@@ -57,6 +57,7 @@ class PeerQueue:
             self._task = asyncio.get_running_loop().create_task(self._run(), name=f"alertmanager-{self.client.url}")
 
     def state(self) -> AlertmanagerState:
+        """What became of the alerts given to this peer."""
         return self._state.model_copy(update={"queued": len(self._waiting)})
 
     async def stop(self) -> None:

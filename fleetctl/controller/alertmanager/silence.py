@@ -16,6 +16,8 @@ MAX_MATCHERS = 100
 
 
 class Silenced(StrEnum):
+    """Whether a silence covers an alert."""
+
     NO = "no"  # there is no silence for it
     YES = "yes"
     UNKNOWN = "unknown"  # silences could not be read
@@ -23,12 +25,16 @@ class Silenced(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Silencing:
+    """Whether, and by which silences."""
+
     silenced: Silenced
     by: tuple[str, ...] = ()  # ids of silences
 
 
 @dataclass(frozen=True, slots=True)
 class KnownSilence:
+    """One silence, decoded. Times are Unix seconds."""
+
     id: str
     matchers: tuple[Matcher, ...]
     starts_at: float
@@ -48,6 +54,7 @@ class KnownSilence:
         return self.state == "active" or self.starts_at <= now
 
     def to_wire(self) -> Silence:
+        """As our API tells it."""
         return Silence(
             id=self.id,
             state=self.state,

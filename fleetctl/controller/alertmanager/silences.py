@@ -82,6 +82,7 @@ class Silences:
         return not self._has_tried or self.silencing_of(labels).silenced is Silenced.YES
 
     def state(self) -> SilencesState:
+        """How much is known of them."""
         now = self._clock.now()
         return SilencesState(
             known=not self._clients or (self._is_fresh(now) and not self._unjudged),

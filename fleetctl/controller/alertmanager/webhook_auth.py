@@ -19,6 +19,8 @@ log = structlog.get_logger()
 
 
 class WebhookAuth:
+    """Who may notify: whoever has the webhook's own credentials, else the controller's token."""
+
     def __init__(self, credentials: Credentials, controller_token: str) -> None:
         self._credentials = credentials
         self._controller_token = controller_token

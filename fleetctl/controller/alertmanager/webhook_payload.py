@@ -40,6 +40,8 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Notification:
+    """One POST of Alertmanager, decoded."""
+
     version: str
     group_key: str
     receiver: str

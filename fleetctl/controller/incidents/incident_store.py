@@ -20,6 +20,8 @@ MAX_LIST = 500
 
 @dataclass(frozen=True, slots=True)
 class StoredIncident:
+    """An incident and where its post-mortem and black box are."""
+
     incident: Incident
     postmortem: str | None = None
     blackbox: str | None = None
@@ -42,6 +44,7 @@ def save_incident(
 
 
 def get_incident(connection: sa.Connection, incident_id: str) -> StoredIncident | None:
+    """One incident; None when there is none, or it can't be read."""
     row = connection.execute(sa.select(incidents).where(incidents.c.id == incident_id)).first()
     return None if row is None else _decode(row._mapping)
 

@@ -43,6 +43,7 @@ def signals_by_node(store: SeriesStore, now: float) -> dict[str, dict[str, wire.
 def node_view(
     state: NodeState, signals: Mapping[str, wire.Signal], scraped_at: float | None, alerts: Sequence[str], now: float
 ) -> wire.Node:
+    """A node as seen last, with its signals and their ages."""
     spec = state.row.spec
     return wire.Node(
         name=state.name,
@@ -65,6 +66,7 @@ def node_view(
 def alert_view(
     alert: ActiveAlert | FiredAlert, silencing_of: Callable[[FiredAlert], Silencing] = lambda _: Silencing(Silenced.NO)
 ) -> wire.Alert:
+    """An alert of either kind, with its silences."""
     plain = alert if isinstance(alert, FiredAlert) else fired_alert(alert)
     silencing = silencing_of(plain)
     return wire.Alert.model_validate(
@@ -78,10 +80,12 @@ def alert_view(
 
 
 def diagnosis_view(diagnosis: Diagnosis) -> wire.Diagnosis:
+    """A diagnosis with its evidence."""
     return wire.Diagnosis.model_validate(asdict(diagnosis))
 
 
 def run_view(run: Run) -> wire.Run:
+    """A run with its steps."""
     return wire.Run.model_validate(run.to_dict())
 
 
@@ -115,6 +119,7 @@ def incident_view(
     timeline: Sequence[wire.TimelineEntry],
     silencing_of: Callable[[FiredAlert], Silencing],
 ) -> wire.Incident:
+    """An incident with all that is known of it."""
     diagnosis = stored.incident.diagnosis
     return incident_summary(stored, runs).model_copy(
         update={
@@ -126,6 +131,7 @@ def incident_view(
 
 
 def runbook_view(page: Page, *, with_page: bool) -> wire.RunbookInfo:
+    """A runbook, with or without its page."""
     return wire.RunbookInfo(
         name=page.name,
         title=page.title,

@@ -42,6 +42,7 @@ class NodeDrain:
 
     @property
     def held(self) -> int:
+        """Requests that the node holds."""
         return self.running + self.waiting
 
 
@@ -53,6 +54,7 @@ class NodeClient:
         self._headers = {"Authorization": f"Bearer {node_token}"}
 
     async def health(self, url: str) -> NodeHealth:
+        """What the node says of itself. No answer is a value too: nothing is raised."""
         try:
             async with self._http.stream("GET", f"{url}/health/ready", timeout=PROBE_TIMEOUT_S) as response:
                 body = await read_limited(response, MAX_ANSWER_BYTES)

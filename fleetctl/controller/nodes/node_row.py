@@ -15,18 +15,24 @@ from fleetctl.providers.spec import NodeSpec
 
 
 class RouteIntent(StrEnum):
+    """What the routing table is to say of a node."""
+
     NONE = "none"  # not in the routing table: not ready for the first time yet, or not wanted
     ACTIVE = "active"  # takes new requests
     CORDONED = "cordoned"  # takes no new requests by our will
 
 
 class Role(StrEnum):
+    """Who admits a node to the routing table."""
+
     MEMBER = "member"  # admitted to the table by the fleet loop when ready
     REPLACEMENT = "replacement"  # admitted by the effect that starts it
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
+    """A node as it should be. `restart` is the mark of the last restart; times are Unix seconds."""
+
     spec: NodeSpec
     wanted: bool
     started: bool
@@ -39,10 +45,12 @@ class NodeRow:
 
     @property
     def name(self) -> str:
+        """The node's name."""
         return self.spec.name
 
     @property
     def is_cordoned(self) -> bool:
+        """Whether it takes no new requests by our will."""
         return self.route is RouteIntent.CORDONED
 
     @property
@@ -58,6 +66,7 @@ def list_nodes(connection: sa.Connection) -> list[NodeRow]:
 
 
 def get_node(connection: sa.Connection, name: str) -> NodeRow | None:
+    """One node; None when it was never wanted."""
     row = connection.execute(sa.select(nodes).where(nodes.c.name == name)).first()
     return None if row is None else _decode(row._mapping)
 
@@ -114,11 +123,13 @@ def change_node(
 
 
 def routing_version(connection: sa.Connection) -> int:
+    """The routing table's version; 0 before the first table."""
     version = get_meta(connection, "routing_version")
     return version if isinstance(version, int) else 0
 
 
 def is_published(row: NodeRow) -> bool:
+    """Whether the routing table has the node."""
     return row.wanted and row.url is not None and row.route is not RouteIntent.NONE
 
 

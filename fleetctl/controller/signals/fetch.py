@@ -71,6 +71,7 @@ class Fetcher:
             return Fetched(None, str(error) or type(error).__name__)
 
     async def close(self) -> None:
+        """Close every idle connection."""
         for connections in self._idle.values():
             for connection in connections:
                 connection.abort()

@@ -61,6 +61,7 @@ class HttpConnection(asyncio.Protocol):
             self._parts = []
 
     def abort(self) -> None:
+        """Close at once; a request in flight fails."""
         self.is_open = False
         if self._transport is not None:
             self._transport.abort()
@@ -68,10 +69,12 @@ class HttpConnection(asyncio.Protocol):
     # -- asyncio's protocol -------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by asyncio."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
         self.is_open = True
 
     def data_received(self, data: bytes) -> None:
+        """Called by asyncio: bytes of the answer."""
         if self._waiter is None or self._waiter.done():
             self.abort()  # nobody asked
             return
@@ -86,6 +89,7 @@ class HttpConnection(asyncio.Protocol):
             self._fail(HttpAnswerError(f"headers longer than {MAX_HEAD_BYTES} bytes"))
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Called by asyncio: without a length this is the end of the answer."""
         self.is_open = False
         if exc is None and self._is_body and self._is_until_end:
             self._finish()
@@ -95,10 +99,12 @@ class HttpConnection(asyncio.Protocol):
     # -- httptools' callbacks -----------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
+        """Called by httptools."""
         if self._waiter is None or self._waiter.done():
             self.is_reusable = False  # more than was asked for: what comes next would be taken for another answer
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """Called by httptools for each header."""
         name = name.lower()
         if name in (b"content-length", b"transfer-encoding"):
             self._is_until_end = False
@@ -106,6 +112,7 @@ class HttpConnection(asyncio.Protocol):
             self._encoding = value.strip().lower()
 
     def on_headers_complete(self) -> None:
+        """Called by httptools: a body follows, packed or not."""
         if self._parser.get_status_code() < 200:
             return
         self._is_body = True
@@ -115,6 +122,7 @@ class HttpConnection(asyncio.Protocol):
             self._fail(HttpAnswerError(f"packed as {self._encoding.decode('latin-1')}, which was not asked for"))
 
     def on_body(self, part: bytes) -> None:
+        """Called by httptools for each part of the body."""
         if self._waiter is None or self._waiter.done():
             return
         if self._unpacker is not None:
@@ -130,6 +138,7 @@ class HttpConnection(asyncio.Protocol):
         self._parts.append(part)
 
     def on_message_complete(self) -> None:
+        """Called by httptools: the answer is whole."""
         if self._parser.get_status_code() < 200:
             self._begin_answer()  # "continue" and the like: the answer is still to come
         else:

@@ -94,6 +94,7 @@ class PrometheusSignals:
         return self._until if self._until is not None and now - self._until <= longest_s else None
 
     async def stop(self) -> None:
+        """Give up the read in progress."""
         if self._reading is not None:
             self._reading.cancel()
 

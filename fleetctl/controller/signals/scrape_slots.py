@@ -19,6 +19,8 @@ SPREAD_RATIO = 0.8  # of the interval: the last ones are begun well before the n
 
 
 class ScrapeTarget(NamedTuple):
+    """Where a target's metrics are, and the labels that its series get."""
+
     url: str | None  # of its metrics; None: not known, which is a failed scrape
     labels: dict[str, str]
 
@@ -76,6 +78,7 @@ class SlotScraper:
             self._store.forget_target(target.labels)
 
     async def stop(self) -> None:
+        """End what is in flight and close the connections."""
         tasks = list(self._in_flight.values())
         for task in tasks:
             task.cancel()
