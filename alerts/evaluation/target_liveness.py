@@ -40,7 +40,7 @@ _ORDER = (Liveness.LIVE, Liveness.LOST, Liveness.REMOVED)
 
 
 class TargetLiveness:
-    """Who is present at one moment: looked up once, for all alerts that may clear then."""
+    """Which targets are live at one timestamp: looked up once, for all alerts that may clear then."""
 
     def __init__(self, store: SeriesStore, now: float, clear_after_s: float = CLEAR_AFTER_S) -> None:
         self._up = store.select(_UP)

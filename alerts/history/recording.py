@@ -110,7 +110,7 @@ def _is_openmetrics(path: Path) -> bool:
 
 
 class _File:
-    """Reads one file's lines into `found`. Series come one after the other or, moment by moment, all at once."""
+    """Reads one file's lines into `found`. Series come one after the other or, timestamp by timestamp, all at once."""
 
     def __init__(
         self, path: Path, found: dict[LabelSet, Points], wanted: Callable[[str], bool], *, in_seconds: bool

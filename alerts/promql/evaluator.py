@@ -1,4 +1,4 @@
-"""Walk the nodes of an expression at one moment over the series of a store."""
+"""Walk the nodes of an expression at one timestamp over the series of a store."""
 
 from __future__ import annotations
 

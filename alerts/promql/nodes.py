@@ -146,7 +146,7 @@ def metric_names(node: Node) -> set[str]:
 
 
 def lookback_ms_by_metric(node: Node, back_ms: int = 0) -> dict[str, int]:
-    """How far before the moment of evaluation each metric (by name, "" for no exact one) is read, without lookback.
+    """How far before the evaluation timestamp each metric (by name, "" for no exact one) is read, without lookback.
 
     A fixed time (@) is not counted: no retention can promise it.
     """

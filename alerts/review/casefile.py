@@ -198,7 +198,7 @@ def _run_test(
 
 
 def _start_s(text: str | None) -> float:
-    """Unix seconds, or a moment as RFC 3339 has it."""
+    """Unix seconds, or a timestamp as RFC 3339 has it."""
     if text is None:
         return 0.0
     try:
@@ -206,10 +206,10 @@ def _start_s(text: str | None) -> float:
     except ValueError:
         pass
     try:
-        moment = dt.datetime.fromisoformat(text)
+        timestamp = dt.datetime.fromisoformat(text)
     except ValueError:
-        raise BadCaseError(f"start_timestamp: {text!r} is no moment such as 2026-11-20T10:00:00Z") from None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)).timestamp()
+        raise BadCaseError(f"start_timestamp: {text!r} is no timestamp such as 2026-11-20T10:00:00Z") from None
+    return (timestamp if timestamp.tzinfo else timestamp.replace(tzinfo=dt.UTC)).timestamp()
 
 
 def _points(series: list[_SeriesEdge], start_s: float, step_s: float) -> list[tuple[float, LabelSet, float]]:
@@ -226,7 +226,7 @@ def _points(series: list[_SeriesEdge], start_s: float, step_s: float) -> list[tu
 
 
 def _looks_ahead_s(node: Node) -> float:
-    """How far beyond the moment of its evaluation an expression reads."""
+    """How far beyond the timestamp of its evaluation an expression reads."""
     match node:
         case Selector(offset_ms=offset_ms, at=at) | Subquery(offset_ms=offset_ms, at=at):
             own = math.inf if at is not None else -offset_ms / 1000

@@ -29,7 +29,7 @@ class SeriesAllocator(Protocol):
 
 
 class Appender:
-    """Remembers where its series lie: as long as it writes the same ones, a moment is one write of one column."""
+    """Remembers where its series lie: as long as it writes the same ones, a timestamp is one write of one column."""
 
     __slots__ = (
         "_allocator",
@@ -58,7 +58,7 @@ class Appender:
         self._ended: list[MemSeries] = []  # had values before, have none now: not yet marked so
         self._foreign: list[tuple[int, MemSeries]] = []  # also written by others, so with times of their own
         self._refused = 0
-        self.series: Sequence[MemSeries] = ()  # of the last moment
+        self.series: Sequence[MemSeries] = ()  # of the last timestamp
 
     @property
     def group(self) -> SeriesGroup | None:
