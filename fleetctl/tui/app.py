@@ -103,7 +103,7 @@ class Cockpit(App[None]):
         self._story: list[str] = []  # told before the screen was there
 
     def compose(self) -> ComposeResult:
-        """Status bar, tabs and footer."""
+        """Status bar, tabs, story and footer."""
         yield self._bar
         with self._tabs:
             with TabPane("1 Fleet", id="fleet-tab"):
@@ -164,7 +164,7 @@ class Cockpit(App[None]):
         self._story_log.write(message.line)
 
     def on_tabbed_content_tab_activated(self, event: TabbedContent.TabActivated) -> None:
-        """Draw the tab that came to the front."""
+        """Focus the table of the tab that came to the front, and offer its keys."""
         (self._fleet.table if event.pane.id == "fleet-tab" else self._pane.table).focus()
         self._offer_keys()
 
@@ -188,7 +188,7 @@ class Cockpit(App[None]):
         self._tabs.active = tab
 
     def action_page(self) -> None:
-        """Show or hide the runbook's page."""
+        """Bring the runbook's page into view."""
         self._pane.to_page()
 
     def action_refresh_now(self) -> None:

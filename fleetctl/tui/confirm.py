@@ -41,7 +41,7 @@ class Confirm(ModalScreen[bool]):
                 yield Button("Back (n)", id="no")
 
     def on_mount(self) -> None:
-        """Give the safe answer the focus."""
+        """Focus "yes", except where it can't be taken back."""
         # Enter alone carries out what was asked for, except where that can't be taken back.
         self.query_one("#no" if self._dangerous else "#yes", Button).focus()
 

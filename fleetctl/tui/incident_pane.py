@@ -48,7 +48,7 @@ class IncidentPane(Vertical):
         self._page_drawn = ""
 
     def compose(self) -> ComposeResult:
-        """List, detail, page."""
+        """The list; below it the sections and the page."""
         yield self.table
         with self._detail:
             yield from self._sections.values()
