@@ -86,7 +86,8 @@ class Gateway:
                 with suppress(asyncio.CancelledError):
                     await loop
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    # uvicorn calls what takes any arguments as a factory, and a mutant's wrapper does.
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # pragma: no mutate block
         path: str = scope["path"]
         if path.startswith("/v1/"):
             if ".." in path or "//" in path:
