@@ -164,7 +164,7 @@ tests:
         ("tests: [{input_series: [{series: 'x{', values: '1'}]}]", "test 1: 'x{': expected a label name"),
         ("tests: [{input_series: [{series: x, values: '1x99999999'}]}]", "test 1: more than 1000000 values"),
         ("tests: [{interval: 5}]", "test 1: '5' is not a duration: write 5s for seconds"),
-        ("tests: [{start_timestamp: noon}]", "start_timestamp: 'noon' is no moment"),
+        ("tests: [{start_timestamp: noon}]", "start_timestamp: 'noon' is no timestamp"),
         (
             "tests: [{promql_expr_test: [{expr: x, eval_time: 0, exp_samples: [{histogram: '{{}}'}]}]}]",
             "x: native histograms are not supported",
