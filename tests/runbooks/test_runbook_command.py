@@ -84,7 +84,20 @@ def test_own_time_counts_all_durations() -> None:
     assert parse_command("cordon a").own_time_s == 0
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("30s", 30), ("2m", 120), ("1h", 3600), ("45", 45), ("0.5s", 0.5)])
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("30s", 30),
+        ("2m", 120),
+        ("1h", 3600),
+        ("45", 45),
+        ("0.5s", 0.5),
+        ("1h30m", 5400),
+        ("1.5h", 5400),
+        ("500ms", 0.5),
+        ("24h", 86400),
+    ],
+)
 def test_durations(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
 

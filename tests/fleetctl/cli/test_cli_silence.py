@@ -44,6 +44,7 @@ def test_what_is_no_matcher_is_refused(text: str) -> None:
         ("1w", 604800),
         ("1y", 31536000),
         ("1h500ms", 3600.5),
+        ("1.5h", 5400),
     ],
 )
 def test_durations(text: str, seconds: float) -> None:
