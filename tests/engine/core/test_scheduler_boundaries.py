@@ -13,6 +13,7 @@ from engine.core.cached_prefix import find_cached_prefix
 from engine.core.pending_step import PreemptedBy
 from engine.core.scheduler_config import Refused
 from engine.core.sequence import CoreSequence, SequenceState
+from engine.core.sequence_queue import SequenceQueue
 from engine.protocol.failure import FailureKind, SequenceFailure
 from engine.protocol.step import StepResult
 from tests.fixtures.core import Bench, make_config, make_request
@@ -423,3 +424,12 @@ def test_pools_are_not_rebuilt_under_a_sequence(is_planned: bool) -> None:
 
 def test_orders_of_sequences_are_their_own() -> None:
     assert CoreSequence(make_request("a"), (1.0, 2)).order == (1.0, 2)
+
+
+@pytest.mark.parametrize("order", [(0.0, 0), (1.0, 0), (9.0, 0)], ids=["before", "same order", "behind"])
+def test_a_sequence_that_is_not_queued_can_not_be_taken_out(order: tuple[float, int]) -> None:
+    queue = SequenceQueue()
+    queue.add(CoreSequence(make_request("a"), (1.0, 0)))
+    with pytest.raises(KeyError, match="b"):
+        queue.remove(CoreSequence(make_request("b"), order))
+    assert [sequence.seq_id for sequence in queue] == ["a"]

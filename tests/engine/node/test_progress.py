@@ -89,17 +89,17 @@ class Site:
         """Serves these to their ends."""
         for request in requests:
             self.inbox.put(request)
-        self.loop._take_messages()
+        self.loop._handle_messages()
         while self.scheduler.has_work:
             self.loop._step()
-            self.loop._take_messages() if self.scheduler.has_work else None
+            self.loop._handle_messages() if self.scheduler.has_work else None
 
     def hang_in_next_step(self, request: AddSequence) -> float:
         """Serves until the judge cries; returns how long the hung step had been running."""
         hang: Callable[[StepPlan], float] = lambda plan: 1e9  # noqa: E731
         self.loop._faults._runner.cost.seconds = hang  # type: ignore[attr-defined]
         self.inbox.put(request)
-        self.loop._take_messages()
+        self.loop._handle_messages()
         plan = self.scheduler.plan(self.clock.now())
         assert plan is not None
         started_at = self.clock.now()
