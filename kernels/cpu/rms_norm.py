@@ -42,12 +42,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
     """
     x, out = x.contiguous(), empty_result(x.shape, x.dtype)
     width = weight.shape[0]
-    task = RmsNormTask(x.element_size(), x.numel() // width, width, float(eps), x, weight, out)
+    sizes = (x.element_size(), x.numel() // width, width, float(eps))
     if residual is None:
-        _region.launch(threads_for(x.numel()), task)
+        _region.launch(threads_for(x.numel()), RmsNormTask(*sizes, x, weight, out))
         return out
     residual, h = residual.contiguous(), empty_result(x.shape, x.dtype)
-    _region.launch(threads_for(x.numel()), task._replace(residual=residual, h=h))
+    _region.launch(threads_for(x.numel()), RmsNormTask(*sizes, x, weight, out, residual, h))
     return out, h
 
 

@@ -17,6 +17,7 @@ Field 0 comes before the layout's own: how many chunks of the work were taken so
 
 from __future__ import annotations
 
+from struct import Struct
 from typing import Any, TypeVar
 
 import numpy as np
@@ -31,6 +32,7 @@ __all__ = ["FIELD_BYTES", "encode", "field", "float32_field", "next_chunk", "off
 
 FIELD_BYTES = 8
 _FIELD = ir.IntType(64)
+_FLOAT32, _INT32 = Struct("=f"), Struct("=i")
 _Layout = TypeVar("_Layout", bound=tuple[Any, ...])
 
 
@@ -49,14 +51,19 @@ def encode(values: tuple[object, ...]) -> np.ndarray:
 
 
 def _bits(value: object) -> int:
-    if isinstance(value, int):
+    kind = type(value)  # exact types first: a launch encodes a dozen fields, and asking a tensor's class is slow
+    if kind is int:
         return value
-    if isinstance(value, Tensor):
+    if kind is Tensor:
         return value.data_ptr()
     if value is None:
         return 0
-    if isinstance(value, float):
-        return int(np.float32(value).view(np.int32))
+    if kind is float:
+        return _INT32.unpack(_FLOAT32.pack(value))[0]
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, Tensor):
+        return value.data_ptr()
     if isinstance(value, np.ndarray):
         return value.ctypes.data
     raise TypeError(f"a task's field is an int, a float, a tensor, an array or None, not {type(value).__name__}")
