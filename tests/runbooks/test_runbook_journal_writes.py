@@ -237,3 +237,13 @@ def test_lists_newest_first_and_no_more_than_asked(journal: Journal) -> None:
     assert journal.find("never") is None
     with pytest.raises(NotFoundError):
         journal.decide("run-none", "approve", "ann", "", NOW)
+
+
+def test_newer_runs_that_did_nothing_there_do_not_hide_the_last_action(journal: Journal) -> None:
+    run = carried(journal, running(journal, "node-7"), 2)
+    journal.move(run.id, RunStatus.VERIFYING, NOW + 50)
+    journal.move(run.id, RunStatus.SUCCEEDED, NOW + 60)
+    journal.create(make_run(RunStatus.APPROVED, "node-7", created_at=NOW + 70))  # planned, not begun
+    other = journal.create(make_run(RunStatus.APPROVED, "node-9", created_at=NOW + 80))
+    carried(journal, journal.move(other.id, RunStatus.RUNNING, NOW + 81), 2)  # begun, elsewhere
+    assert journal.last_action("drain", node_target("node-7")) == run.step("do", 1).action
