@@ -153,6 +153,7 @@ class ControllerClient:
         return await self._list(Run, "/v1/runs", incident_id=incident_id)
 
     async def get_run(self, run_id: str) -> Run:
+        """One run with its steps."""
         return await self._get(Run, f"/v1/runs/{_part(run_id)}")
 
     async def start_run(self, request: RunRequest) -> Run:

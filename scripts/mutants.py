@@ -58,6 +58,7 @@ class Equivalent:
     why: str
 
     def is_about(self, mutant: Mutant) -> bool:
+        """Whether `mutant` is one of these."""
         return (
             fnmatch.fnmatchcase(mutant.file, self.file)
             and _matches(mutant.old, self.old)
@@ -85,6 +86,7 @@ class Mutant:
 
     @property
     def is_alive(self) -> bool:
+        """Whether no test noticed it, and it could have been noticed."""
         return self.verdict in (SURVIVED, UNREACHED) and not self.is_equivalent
 
 

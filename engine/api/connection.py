@@ -36,6 +36,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """From now on the first request head has its time limit."""
         super().connection_made(transport)
         self._start_timer()
 

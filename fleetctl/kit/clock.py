@@ -10,9 +10,13 @@ from typing import Protocol
 class Clock(Protocol):
     """Wall time in Unix seconds, and a sleep that tests can drive."""
 
-    def now(self) -> float: ...
+    def now(self) -> float:
+        """Unix seconds."""
+        ...
 
-    async def sleep(self, seconds: float) -> None: ...
+    async def sleep(self, seconds: float) -> None:
+        """Return after that long by this clock."""
+        ...
 
 
 class SystemClock:

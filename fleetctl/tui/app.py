@@ -40,7 +40,9 @@ POLL_EVERY_S = 1.0
 class Closable(CockpitClient, Protocol):
     """What the cockpit closes at its end."""
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Give its connections back."""
+        ...
 
 
 ClientFactory = Callable[[], Closable]

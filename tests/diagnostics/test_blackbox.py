@@ -23,9 +23,13 @@ SERIES = RecordedSeries(
 
 def make_box(**changes: Any) -> BlackBox:
     fields: dict[str, Any] = {
-        "incident": make_record(), "written_at": OPENED + 95, "since": OPENED - 600, "until": OPENED + 95,
-        "series": (SERIES,), "software": "fleetctl 0.1.0",
-    }  # fmt: skip
+        "incident": make_record(),
+        "written_at": OPENED + 95,
+        "since": OPENED - 600,
+        "until": OPENED + 95,
+        "series": (SERIES,),
+        "software": "fleetctl 0.1.0",
+    }
     return BlackBox(**fields | changes)
 
 

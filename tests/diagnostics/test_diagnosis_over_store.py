@@ -25,12 +25,23 @@ SCOPE = {"node": "node-2", "pool": "default"}
 
 # Values of a calm node.
 CALM = {
-    "up": 1.0, "llm:up": 1.0, "llm:running": 4.0, "llm:waiting": 0.0, "llm:kv_ratio": 0.4, "llm:ttft_seconds:mean": 0.2,
-    "llm:queue_seconds:mean": 0.01, "llm:step_seconds:mean": 0.02, "llm:prompt_tokens:mean": 300.0,
-    "llm:prompt_tokens:p99": 900.0, "llm:prefix_hit_ratio": 0.6, "llm:preemptions:rate": 0.0,
-    "llm:requests:rate": 3.0, "llm:steps:rate": 20.0, "llm:gpu_unhealthy": 0.0,
+    "up": 1.0,
+    "llm:up": 1.0,
+    "llm:running": 4.0,
+    "llm:waiting": 0.0,
+    "llm:kv_ratio": 0.4,
+    "llm:ttft_seconds:mean": 0.2,
+    "llm:queue_seconds:mean": 0.01,
+    "llm:step_seconds:mean": 0.02,
+    "llm:prompt_tokens:mean": 300.0,
+    "llm:prompt_tokens:p99": 900.0,
+    "llm:prefix_hit_ratio": 0.6,
+    "llm:preemptions:rate": 0.0,
+    "llm:requests:rate": 3.0,
+    "llm:steps:rate": 20.0,
+    "llm:gpu_unhealthy": 0.0,
     "llm:deploy_age_seconds": 90_000.0,
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -156,9 +167,13 @@ def record_incident(path: Path) -> BlackBox:
     fill(store, BEGIN + 125, BEGIN + 185, {"node-2": {"llm:step_seconds:mean": 0.07}})
     fill(store, BEGIN + 190, BEGIN + 240, {})
     box = BlackBox(
-        incident=make_record(scope=SCOPE), written_at=BEGIN + 240, since=BEGIN, until=BEGIN + 240,
-        series=record_series(store.dump(BEGIN, BEGIN + 240)), software="test",
-    )  # fmt: skip
+        incident=make_record(scope=SCOPE),
+        written_at=BEGIN + 240,
+        since=BEGIN,
+        until=BEGIN + 240,
+        series=record_series(store.dump(BEGIN, BEGIN + 240)),
+        software="test",
+    )
     write(path, box)
     return read(path)
 

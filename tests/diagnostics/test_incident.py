@@ -28,9 +28,15 @@ def make_alert(
 ) -> FiredAlert:
     labels = {key: value for key, value in (("node", node), ("pool", pool)) if value is not None}
     alert = FiredAlert(
-        fingerprint=f"{name}-{node}-{pool}", name=name, severity="page", state="firing", labels=labels,
-        summary=f"{name} summary", active_at=NOW - 10, fired_at=NOW,
-    )  # fmt: skip
+        fingerprint=f"{name}-{node}-{pool}",
+        name=name,
+        severity="page",
+        state="firing",
+        labels=labels,
+        summary=f"{name} summary",
+        active_at=NOW - 10,
+        fired_at=NOW,
+    )
     return replace(alert, **fields)  # type: ignore[arg-type]
 
 

@@ -8,9 +8,15 @@ from diagnostics.postmortem import Impact, PostmortemInput, durations, follow_up
 from tests.fixtures.incident import OPENED, make_record
 
 IMPACT = Impact(
-    requests=420, finished=417, moved=3, lost=0, duplicated=0,
-    p99_ttft_before_s=0.21, p99_ttft_worst_s=1.9, p99_ttft_after_s=0.2,
-)  # fmt: skip
+    requests=420,
+    finished=417,
+    moved=3,
+    lost=0,
+    duplicated=0,
+    p99_ttft_before_s=0.21,
+    p99_ttft_worst_s=1.9,
+    p99_ttft_after_s=0.2,
+)
 
 
 def page(impact: Impact = IMPACT, **changes: object) -> str:
@@ -62,15 +68,42 @@ def test_every_table_keeps_its_columns_whatever_the_texts_hold() -> None:
         title=nasty,
         alerts=[{"fingerprint": "f", "name": nasty, "state": "firing", "labels": {"node": nasty}}],
         diagnosis={
-            "tree": nasty, "cause": "slow_node", "title": nasty, "ruled_out": [nasty], "not_known": [nasty],
-            "evidence": [{"question": nasty, "title": nasty, "answer": "no", "query": nasty, "threshold": nasty,
-                          "why_unknown": nasty}],
+            "tree": nasty,
+            "cause": "slow_node",
+            "title": nasty,
+            "ruled_out": [nasty],
+            "not_known": [nasty],
+            "evidence": [
+                {
+                    "question": nasty,
+                    "title": nasty,
+                    "answer": "no",
+                    "query": nasty,
+                    "threshold": nasty,
+                    "why_unknown": nasty,
+                }
+            ],
         },
-        runs=[{**record.runs[0].model_dump(), "title": nasty, "inputs": {"a": nasty}, "error": nasty,
-               "steps": [{"index": 0, "status": "failed", "title": nasty, "command": nasty, "error": nasty,
-                          "receipt": {"n": {"deep": nasty}}}]}],
+        runs=[
+            {
+                **record.runs[0].model_dump(),
+                "title": nasty,
+                "inputs": {"a": nasty},
+                "error": nasty,
+                "steps": [
+                    {
+                        "index": 0,
+                        "status": "failed",
+                        "title": nasty,
+                        "command": nasty,
+                        "error": nasty,
+                        "receipt": {"n": {"deep": nasty}},
+                    }
+                ],
+            }
+        ],
         timeline=[{"at": OPENED, "kind": nasty, "text": nasty}],
-    )  # fmt: skip
+    )
 
     found = tables(text)
     assert [rows[0] for rows in found] == [2, 3, 6, 5, 7, 3]

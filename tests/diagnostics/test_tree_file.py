@@ -48,7 +48,7 @@ def test_loads_a_tree_with_its_limits(tmp_path: Path) -> None:
 
 
 BROKEN = [
-    ("unknown placeholder", "llm:one{{{scope}}}", "llm:one{a=\"{{rack}}\"}", "first: unknown placeholder rack"),
+    ("unknown placeholder", "llm:one{{{scope}}}", 'llm:one{a="{{rack}}"}', "first: unknown placeholder rack"),
     ("bad promql", "max(llm:two", "max((llm:two", "question second: "),
     ("unknown function", "max(llm:two", "frobnicate(llm:two", "question second: "),
     ("branch upwards", "if_yes: slow\nverdicts", "if_yes: first\nverdicts", "second: if_yes leads up to first"),
@@ -65,7 +65,7 @@ BROKEN = [
     ("no symptoms", "[SomethingWrong]", "[]", "symptoms: "),
     ("not yaml", "tree: sample", "tree: [", "not YAML"),
     ("not a mapping", GOOD, "- 1", "expected a mapping"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("old", "new", "message"), [case[1:] for case in BROKEN], ids=[c[0] for c in BROKEN])

@@ -19,11 +19,26 @@ POOL = {"pool": "chat"}
 
 # What a healthy node answers, unless a case says otherwise.
 CALM: dict[str, float | None] = {
-    "prefix_hit": 0.01, "queue_wait": 0.02, "load_up": 1.0, "slow_steps": 1.1, "input_tokens": 1.0,
-    "long_context_outlier": 1.0, "kv_pressure": 0.5, "preemptions": 0.0, "gpu_health": 0.0,
-    "recent_deploy": 86_400.0, "pool_saturated": 0.0, "nodes_quick": 2.0, "silent": 1.0, "peers_silent": 1.0,
-    "holds_requests": 4.0, "no_steps": 20.0, "peers_fell": 0.0, "fell_here": 0.0, "lost": 0.0,
-}  # fmt: skip
+    "prefix_hit": 0.01,
+    "queue_wait": 0.02,
+    "load_up": 1.0,
+    "slow_steps": 1.1,
+    "input_tokens": 1.0,
+    "long_context_outlier": 1.0,
+    "kv_pressure": 0.5,
+    "preemptions": 0.0,
+    "gpu_health": 0.0,
+    "recent_deploy": 86_400.0,
+    "pool_saturated": 0.0,
+    "nodes_quick": 2.0,
+    "silent": 1.0,
+    "peers_silent": 1.0,
+    "holds_requests": 4.0,
+    "no_steps": 20.0,
+    "peers_fell": 0.0,
+    "fell_here": 0.0,
+    "lost": 0.0,
+}
 
 # Questions on two branches that ask the same: one answer serves both.
 SAME = {
@@ -157,11 +172,18 @@ def test_a_pool_wide_incident_is_asked_about_the_pool(trees: dict[str, Tree]) ->
 @pytest.mark.parametrize(
     ("alert", "tree"),
     [
-        ("LLMTTFTRegression", "latency"), ("LLMNodeSlow", "latency"), ("LLMTTFTHigh", "latency"),
-        ("LLMQueueDepth", "capacity"), ("LLMKVCacheSaturated", "capacity"), ("LLMPreemptions", "capacity"),
-        ("LLMNodeDown", "node"), ("LLMSignalLost", "node"), ("LLMPrefixHitDrop", "cache"), ("LLMGPUXid", "gpu"),
+        ("LLMTTFTRegression", "latency"),
+        ("LLMNodeSlow", "latency"),
+        ("LLMTTFTHigh", "latency"),
+        ("LLMQueueDepth", "capacity"),
+        ("LLMKVCacheSaturated", "capacity"),
+        ("LLMPreemptions", "capacity"),
+        ("LLMNodeDown", "node"),
+        ("LLMSignalLost", "node"),
+        ("LLMPrefixHitDrop", "cache"),
+        ("LLMGPUXid", "gpu"),
     ],
-)  # fmt: skip
+)
 def test_each_alert_has_its_tree(trees: dict[str, Tree], alert: str, tree: str) -> None:
     found = tree_for_alert(trees, alert)
     assert found is not None

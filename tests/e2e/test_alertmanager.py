@@ -59,9 +59,12 @@ def fleetctl(url: str, state_dir: Path, *words: str) -> Any:
     command = [sys.executable, "-m", "fleetctl.cli", "--state-dir", str(state_dir), "--controller", url]
     done = subprocess.run(
         [*command, *words, "-o", "json"],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
         env={**os.environ, "FLEETCTL_CONTROLLER__TOKEN": TOKEN},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -175,9 +178,11 @@ async def test_our_alert_arrives_at_every_peer_is_silenced_there_and_resolves(fo
     with alertmanager(folder / "am") as am, alertmanager(folder / "other") as other:
         dead = f"http://127.0.0.1:{free_ports(1)[0]}"
         config = make_config(
-            folder / "state", nodes=3, external_labels={"cluster": "test"},
+            folder / "state",
+            nodes=3,
+            external_labels={"cluster": "test"},
             alertmanagers=tuple(AlertmanagerPeer(url=url) for url in (dead, am, other)),
-        )  # fmt: skip
+        )
         async with open_controller(config, make_provider(folder / "state"), clock) as controller:
             await drive(
                 controller, clock, traffic, lambda: sum(s.is_serving for s in controller.fleet.nodes.values()) == 3
@@ -186,8 +191,10 @@ async def test_our_alert_arrives_at_every_peer_is_silenced_there_and_resolves(fo
             silences = controller.alertmanager.silences
             muted = SilenceRequest(
                 matchers=[SilenceMatcher(name="cluster", op="=", value="test")],
-                duration_s=3600, comment="drill", created_by="ann",
-            )  # fmt: skip
+                duration_s=3600,
+                comment="drill",
+                created_by="ann",
+            )
             silence = await silences.add(muted)
             traffic.step_s["node-2"] = 0.15
             await drive(controller, clock, traffic, lambda: is_firing(controller, "LLMNodeSlow"))

@@ -59,8 +59,12 @@ SCENARIOS = {
     it_does_not_help: (
         RunStatus.UNDONE,
         {
-            "start node-2b": 1, "drain node-2": 3, "stop node-2": 1,
-            "start node-2": 1, "drain node-2b": 0, "stop node-2b": 1,
+            "start node-2b": 1,
+            "drain node-2": 3,
+            "stop node-2": 1,
+            "start node-2": 1,
+            "drain node-2b": 0,
+            "stop node-2b": 1,
         },
     ),
     the_drain_fails: (
@@ -69,10 +73,16 @@ SCENARIOS = {
     ),
     the_old_node_does_not_come_back: (
         RunStatus.FAILED,
-        {"start node-2b": 1, "drain node-2": 3, "stop node-2": 1, "uncordon node-2": 1, "drain node-2b": 0,
-         "stop node-2b": 1},
+        {
+            "start node-2b": 1,
+            "drain node-2": 3,
+            "stop node-2": 1,
+            "uncordon node-2": 1,
+            "drain node-2b": 0,
+            "stop node-2b": 1,
+        },
     ),
-}  # fmt: skip
+}
 
 
 Live = Callable[[World], Coroutine[Any, Any, Run]]

@@ -63,9 +63,14 @@ async def test_replaces_a_node_and_tells_what_happens(world: World) -> None:
     assert run.verification.startswith("held for 15 s: node-2b answers")
     assert world.fleet.state == {"node-1": "serving", "node-2": "stopped", "node-3": "serving", "node-2b": "serving"}
     assert world.kinds() == [
-        "run.proposed", "run.approved", "run.started", *["step.started", "step.finished"] * 3,
-        "run.verifying", "run.verified", "run.succeeded",
-    ]  # fmt: skip
+        "run.proposed",
+        "run.approved",
+        "run.started",
+        *["step.started", "step.finished"] * 3,
+        "run.verifying",
+        "run.verified",
+        "run.succeeded",
+    ]
     assert ("step.finished", "step 2 of 3: drain node-2 --deadline 2s: done in 0.0 s") in world.events
 
 
@@ -140,8 +145,10 @@ async def test_gives_up_after_the_last_attempt_and_undoes_in_reverse(world: Worl
     assert run.status is RunStatus.UNDONE
     assert run.error == ("step 2 (drain node-2 --deadline 2s) failed: holds 2 requests (tried 5 times); undone")
     assert [step.command for step in run.undo_steps] == [
-        "uncordon node-2", "drain node-2b --deadline 2s", "node stop node-2b",
-    ]  # fmt: skip
+        "uncordon node-2",
+        "drain node-2b --deadline 2s",
+        "node stop node-2b",
+    ]
     assert run.step("do", 2).status == "skipped"
     assert world.fleet.state["node-2"] == "serving"
     assert world.fleet.state["node-2b"] == "stopped"

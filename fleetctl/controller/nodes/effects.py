@@ -51,6 +51,7 @@ class FleetEffects:
     drain_grace_s: float = 60.0
 
     async def start_node(self, name: str, *, like: str | None, wait_s: float) -> Receipt:
+        """A node that is wanted already is waited for. It enters the routing table once it is ready."""
         row = await self._row(name)
         if row is None or not row.wanted:
             spec = await self._spec_for(name, like, row)
@@ -73,6 +74,7 @@ class FleetEffects:
         }
 
     async def stop_node(self, name: str, *, grace_s: float, force: bool = False) -> Receipt:
+        """What it holds is asked right before; its route and its signals go before its process does."""
         row = await self._known(name)
         view = await asyncio.to_thread(self.provider.observe, name)
         receipt: Receipt = {"node": name, "was_running": view.running, "forced": force}
@@ -87,6 +89,7 @@ class FleetEffects:
         return {**receipt, "table_version": version}
 
     async def cordon(self, name: str) -> Receipt:
+        """Ends when the gateway has the new table, or did not say so in time: the receipt tells which."""
         row = await self._wanted(name)
         version = await self.routing.change(name, route=RouteIntent.CORDONED)
         await self.fleet.observe_node(name)
@@ -94,6 +97,7 @@ class FleetEffects:
         return {"node": name, "was": row.route.value, "table_version": version, "gateway": said}
 
     async def uncordon(self, name: str) -> Receipt:
+        """The node takes work again first, then the table routes to it."""
         row = await self._wanted(name)
         view = await asyncio.to_thread(self.provider.observe, name)
         if not view.running or not view.url:
@@ -107,6 +111,7 @@ class FleetEffects:
         return {"node": name, "was": row.route.value, "table_version": version, "gateway": said}
 
     async def drain(self, name: str, *, deadline_s: float) -> Receipt:
+        """The counts are the node's own; a process that ended before it was drained has none."""
         row = await self._known(name)
         if not row.wanted:
             return {"node": name, "state": "stopped", "note": "the node is stopped already"}
@@ -138,6 +143,7 @@ class FleetEffects:
             await self.clock.sleep(POLL_S)
 
     async def restart_node(self, name: str, *, wait_s: float) -> Receipt:
+        """The instance to be replaced is marked first, so that no later call replaces another one."""
         row = await self._wanted(name)
         now = self.clock.now()
         view = await asyncio.to_thread(self.provider.observe, name)
@@ -179,6 +185,7 @@ class FleetEffects:
         deadline_s: float,
         before_removal: Callable[[str], Awaitable[None]],
     ) -> Receipt:
+        """All starts at once; stops one after the other, each asked about right before."""
         # All are waited for, also when one fails: a start that is cut off would go on unseen.
         starts = [self.start_node(name, like=like, wait_s=wait_s) for name in start]
         results = await asyncio.gather(*starts, return_exceptions=True)

@@ -66,8 +66,11 @@ def test_abort_ends_the_named_requests_with_an_error_event(node: EngineNode) -> 
     answer = node.http.post("/admin/abort", json={"request_ids": ["named", "nobody"]})
     assert answer.json() == {"aborted": ["named"], "unknown": ["nobody"]}
     assert named.answer().error == {
-        "message": "aborted by an operator", "type": "server_error", "param": None, "code": "aborted",
-    }  # fmt: skip
+        "message": "aborted by an operator",
+        "type": "server_error",
+        "param": None,
+        "code": "aborted",
+    }
     assert not named.answer().is_done
     assert other.is_alive()
     assert node.http.post("/admin/abort", json={"request_ids": None}).json()["aborted"] == ["other"]

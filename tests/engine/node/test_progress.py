@@ -121,9 +121,15 @@ def gpu(seed: int) -> Machine:
 @pytest.mark.parametrize("seed", range(3))
 def test_an_hour_of_very_long_prompts_raises_no_alarm(seed: int) -> None:
     site = Site(
-        cpu(seed), num_blocks=20_000, block_size=16, max_model_len=262_144, max_num_seqs=4,
-        max_num_batched_tokens=2048, prefill_chunk_tokens=2048, prefix_caching=False,
-    )  # fmt: skip
+        cpu(seed),
+        num_blocks=20_000,
+        block_size=16,
+        max_model_len=262_144,
+        max_num_seqs=4,
+        max_num_batched_tokens=2048,
+        prefill_chunk_tokens=2048,
+        prefix_caching=False,
+    )
     lengths = [60_000, 131_000, 3_000, 40_000]
     number = 0
     while site.clock.now() < HOUR_S:
@@ -135,9 +141,16 @@ def test_an_hour_of_very_long_prompts_raises_no_alarm(seed: int) -> None:
 
 def test_a_prompt_in_one_step_far_larger_than_any_before_raises_no_alarm() -> None:
     site = Site(
-        cpu(0), num_blocks=2048, block_size=16, max_model_len=16_384, max_num_seqs=4, prefix_caching=False,
-        max_num_batched_tokens=32_768, prefill_chunk_tokens=None, chunked_prefill=False,
-    )  # fmt: skip
+        cpu(0),
+        num_blocks=2048,
+        block_size=16,
+        max_model_len=16_384,
+        max_num_seqs=4,
+        prefix_caching=False,
+        max_num_batched_tokens=32_768,
+        prefill_chunk_tokens=None,
+        chunked_prefill=False,
+    )
     site.serve([make_request("a", 8000, max_tokens=2)])
     assert max(report.seconds for report in site.reports) > 5 * STUCK_FLOOR_S
 
@@ -145,9 +158,15 @@ def test_a_prompt_in_one_step_far_larger_than_any_before_raises_no_alarm() -> No
 @pytest.mark.parametrize("machine", [cpu, gpu])
 def test_bursts_of_1280_requests_raise_no_alarm(machine: Callable[[int], Machine]) -> None:
     site = Site(
-        machine(1), num_blocks=40_000, block_size=16, max_model_len=4096, max_num_seqs=256,
-        max_num_batched_tokens=4096, prefill_chunk_tokens=512, prefix_caching=False,
-    )  # fmt: skip
+        machine(1),
+        num_blocks=40_000,
+        block_size=16,
+        max_model_len=4096,
+        max_num_seqs=256,
+        max_num_batched_tokens=4096,
+        prefill_chunk_tokens=512,
+        prefix_caching=False,
+    )
     dice = random.Random(2)
     for burst in range(2):
         site.serve(
@@ -165,8 +184,15 @@ def test_a_step_that_hangs_after_quick_ones_is_found_within_five_seconds(seed: i
 
 
 def test_a_step_that_hangs_after_long_ones_is_found_after_a_multiple_of_its_forecast() -> None:
-    site = Site(cpu(0), num_blocks=4000, block_size=16, max_model_len=60_000, max_num_batched_tokens=2048,
-                prefill_chunk_tokens=2048, prefix_caching=False)  # fmt: skip
+    site = Site(
+        cpu(0),
+        num_blocks=4000,
+        block_size=16,
+        max_model_len=60_000,
+        max_num_batched_tokens=2048,
+        prefill_chunk_tokens=2048,
+        prefix_caching=False,
+    )
     site.serve([make_request("a", 40_000, max_tokens=3)])
     hung_for_s = site.hang_in_next_step(make_request("hung", 2048))
     heartbeat = site.heartbeats.read()

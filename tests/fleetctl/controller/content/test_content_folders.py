@@ -155,38 +155,83 @@ def test_of_two_folders_the_later_one_counts_and_both_overrides_are_shown(tmp_pa
 
 
 UNFIT = [
-    ("tree names an unknown cause", {"tree": TREE.replace("cause: noisy_neighbour", "cause: noisy_neighbor")},
-     'trees/neighbours.yaml:16: verdict neighbour: unknown cause "noisy_neighbor", did you mean "noisy_neighbour"?'),
-    ("question rules out an unknown cause", {"tree": TREE.replace("rules_out: noisy_neighbour", "rules_out: moon")},
-     'trees/neighbours.yaml:10: question slow_here: unknown cause "moon"; known: bad_deploy,'),
-    ("cause names an unknown page", {"cause": CAUSE.replace("leave-host", "leave-hots")},
-     'causes/neighbours.yaml:2: cause noisy_neighbour: unknown page "leave-hots", did you mean "leave-host"?'),
-    ("cause names a page that does not treat it", {"cause": CAUSE.replace("leave-host", "replace-node")},
-     "its page replace-node does not say that it treats it; add noisy_neighbour to `causes` of that page"),
-    ("cause without page and without a word why", {"cause": CAUSE.replace("    page: leave-host\n", "")},
-     "causes/neighbours.yaml:2: cause noisy_neighbour: give `page`"),
-    ("cause is confused with an unknown one", {"cause": CAUSE.replace("[slow_node]", "[slow_nod]")},
-     'confused_with: unknown cause "slow_nod", did you mean "slow_node"?'),
-    ("cause shows in a signal that nobody records", {"cause": CAUSE.replace("step_seconds:mean", "step_second:mean")},
-     'signals: no rule records "llm:step_second:mean"; did you mean "llm:step_seconds:mean"?'),
-    ("page for an unknown cause", {"page": PAGE.replace("[noisy_neighbour]", "[noisy_neighbour, moon]")},
-     'pages/leave-host.md: causes: unknown cause "moon"'),
-    ("page with an unknown verb", {"page": PAGE.replace("fleetctl cordon", "fleetctl corden")},
-     "pages/leave-host.md:22: unknown command 'corden'; did you mean 'cordon'?"),
-    ("alert without a tree", {"tree": TREE.replace("[NodeStepsSlow]", "[SomebodyElses]")},
-     "rules/neighbours.yaml: alert NodeStepsSlow: no tree explains it; name it in `symptoms` of a tree"),
-    ("tree asks for a signal that nobody records", {"tree": TREE.replace("llm:step_seconds:mean", "llm:steps")},
-     'question slow_here: no rule records "llm:steps"'),
-    ("rule on a signal that nobody records", {"rule": RULE.replace("llm:step_seconds:mean", "llm:step_seconds:men")},
-     "rules/neighbours.yaml:5: neighbours, NodeStepsSlow: "),
-    ("rule that is no PromQL", {"rule": RULE.replace("llm:step_seconds:mean >", "llm:step_seconds:mean >>")},
-     "rules/neighbours.yaml:5: neighbours, NodeStepsSlow: "),
+    (
+        "tree names an unknown cause",
+        {"tree": TREE.replace("cause: noisy_neighbour", "cause: noisy_neighbor")},
+        'trees/neighbours.yaml:16: verdict neighbour: unknown cause "noisy_neighbor", did you mean "noisy_neighbour"?',
+    ),
+    (
+        "question rules out an unknown cause",
+        {"tree": TREE.replace("rules_out: noisy_neighbour", "rules_out: moon")},
+        'trees/neighbours.yaml:10: question slow_here: unknown cause "moon"; known: bad_deploy,',
+    ),
+    (
+        "cause names an unknown page",
+        {"cause": CAUSE.replace("leave-host", "leave-hots")},
+        'causes/neighbours.yaml:2: cause noisy_neighbour: unknown page "leave-hots", did you mean "leave-host"?',
+    ),
+    (
+        "cause names a page that does not treat it",
+        {"cause": CAUSE.replace("leave-host", "replace-node")},
+        "its page replace-node does not say that it treats it; add noisy_neighbour to `causes` of that page",
+    ),
+    (
+        "cause without page and without a word why",
+        {"cause": CAUSE.replace("    page: leave-host\n", "")},
+        "causes/neighbours.yaml:2: cause noisy_neighbour: give `page`",
+    ),
+    (
+        "cause is confused with an unknown one",
+        {"cause": CAUSE.replace("[slow_node]", "[slow_nod]")},
+        'confused_with: unknown cause "slow_nod", did you mean "slow_node"?',
+    ),
+    (
+        "cause shows in a signal that nobody records",
+        {"cause": CAUSE.replace("step_seconds:mean", "step_second:mean")},
+        'signals: no rule records "llm:step_second:mean"; did you mean "llm:step_seconds:mean"?',
+    ),
+    (
+        "page for an unknown cause",
+        {"page": PAGE.replace("[noisy_neighbour]", "[noisy_neighbour, moon]")},
+        'pages/leave-host.md: causes: unknown cause "moon"',
+    ),
+    (
+        "page with an unknown verb",
+        {"page": PAGE.replace("fleetctl cordon", "fleetctl corden")},
+        "pages/leave-host.md:22: unknown command 'corden'; did you mean 'cordon'?",
+    ),
+    (
+        "alert without a tree",
+        {"tree": TREE.replace("[NodeStepsSlow]", "[SomebodyElses]")},
+        "rules/neighbours.yaml: alert NodeStepsSlow: no tree explains it; name it in `symptoms` of a tree",
+    ),
+    (
+        "tree asks for a signal that nobody records",
+        {"tree": TREE.replace("llm:step_seconds:mean", "llm:steps")},
+        'question slow_here: no rule records "llm:steps"',
+    ),
+    (
+        "rule on a signal that nobody records",
+        {"rule": RULE.replace("llm:step_seconds:mean", "llm:step_seconds:men")},
+        "rules/neighbours.yaml:5: neighbours, NodeStepsSlow: ",
+    ),
+    (
+        "rule that is no PromQL",
+        {"rule": RULE.replace("llm:step_seconds:mean >", "llm:step_seconds:mean >>")},
+        "rules/neighbours.yaml:5: neighbours, NodeStepsSlow: ",
+    ),
     ("not YAML", {"rule": "groups: ["}, "rules/neighbours.yaml:"),
-    ("policy for an unknown cause", {"policy": "policies: {noisy: run}"},
-     'policies/neighbours.yaml:1: policy noisy: unknown cause "noisy"'),
-    ("policy that there is not", {"policy": "policies: {noisy_neighbour: sometimes}"},
-     "policies/neighbours.yaml:1: policies.noisy_neighbour: Input should be 'propose', 'ask' or 'run'"),
-]  # fmt: skip
+    (
+        "policy for an unknown cause",
+        {"policy": "policies: {noisy: run}"},
+        'policies/neighbours.yaml:1: policy noisy: unknown cause "noisy"',
+    ),
+    (
+        "policy that there is not",
+        {"policy": "policies: {noisy_neighbour: sometimes}"},
+        "policies/neighbours.yaml:1: policies.noisy_neighbour: Input should be 'propose', 'ask' or 'run'",
+    ),
+]
 
 
 @pytest.mark.parametrize(("changes", "message"), [case[1:] for case in UNFIT], ids=[case[0] for case in UNFIT])
