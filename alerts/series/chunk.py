@@ -124,8 +124,9 @@ def _pack(values: Floats) -> bytes:
         single = values.astype(np.float32)
         kinds[(single.astype(np.float64).view(np.int64) == bits).all(axis=1)] = _FLOAT_32
         steps = np.diff(values, axis=1)
-        # Whole steps from a whole start add up exactly, and give back the very same bits unless zero has a sign.
-        whole = ((values == np.rint(values)) & (np.abs(values) < 2.0**52)).all(axis=1)
+        # Whole steps from a whole start add up exactly, and give back the very same bits unless zero has a sign: of
+        # numbers too large for each whole one, neighbours within two bytes of each other still subtract exactly.
+        whole = (values == np.rint(values)).all(axis=1)
         whole &= ~((values == 0) & np.signbit(values)).any(axis=1)
     reach = np.abs(steps).max(axis=1, initial=0.0)
     kinds[whole & (reach <= 32767)] = _STEPS_16

@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from structlog.testing import CapturingLogger
 
 from alerts.evaluation.engine import RuleEngine
 from alerts.evaluation.rules import load_rule_files
-from alerts.promql import evaluate
+from alerts.promql import Query, evaluate, evaluate_vector
+from alerts.promql.shared_results import SharedResults
+from alerts.promql.values import Vector
 from alerts.sample import is_stale_nan
 from alerts.series.store import SeriesStore
 
@@ -279,3 +282,115 @@ def test_failure_is_told_until_the_rule_works_again(tmp_path: Path) -> None:
         assert list(engine.failures()) == (["g/r"] if at < 3.0 else [])
     assert times_of(store, "ok") == [1.0, 2.0, 3.0]
     assert times_of(store, "r") == [3.0]
+
+
+def test_tick_of_one_slot_back_judges_nothing(tmp_path: Path) -> None:
+    store = SeriesStore()
+    store.append({"__name__": "x"}, 28.0, 1.0)
+    store.append({"__name__": "x"}, 38.0, 6.0)
+    engine = engine_of(tmp_path, "  - {alert: A, expr: x > 5}", store, group="  interval: 10s\n")
+    assert [change.alert.state for change in engine.tick(40.0)] == ["firing"]
+    assert engine.tick(33.0) == []
+    assert [alert.state for alert in engine.alerts()] == ["firing"]
+
+
+def test_alerts_after_one_whose_rule_is_gone_are_restored(tmp_path: Path) -> None:
+    store = SeriesStore()
+    store.append({"__name__": "x"}, 1.0, 6.0)
+    engine = engine_of(tmp_path, "  - {alert: A, expr: x > 5}\n  - {alert: B, expr: x > 4}", store)
+    engine.tick(1.0)
+    snapshot = engine.snapshot()
+    assert snapshot["taken_at"] == 1.0
+    other = engine_of(tmp_path, "  - {alert: B, expr: x > 4}", store)
+    other.restore(snapshot, 2.0)
+    assert [(alert.name, alert.state, alert.active_at) for alert in other.alerts()] == [("B", "firing", 1.0)]
+    assert other.tick(3.0) == []
+
+
+def test_snapshot_was_taken_at_the_newest_slot_of_any_group(tmp_path: Path) -> None:
+    path = tmp_path / "rules.yaml"
+    rules = "rules: [{record: r, expr: vector(1)}]"
+    path.write_text(f"groups: [{{name: a, interval: 10s, {rules}}}, {{name: b, {rules}}}, {{name: c, {rules}}}]")
+    engine = RuleEngine(load_rule_files([path]), SeriesStore(), default_interval_s=4.0)
+    engine.tick(107.0)
+    assert engine.snapshot()["taken_at"] == 104.0
+
+
+def test_failure_is_logged_once_for_each_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logged = CapturingLogger()
+    monkeypatch.setattr("alerts.evaluation.engine.log", logged)
+    store = SeriesStore()
+    engine = engine_of(tmp_path, "  - {record: r, expr: x / on(a) y}", store, group="  limit: 1\n")
+    twice = 'x{a="1"} 1\ny{a="1",b="1"} 2\ny{a="1",b="2"} 2\n'
+    too_many = 'x{a="1"} 1\nx{a="2"} 1\ny{a="1"} 2\ny{a="2"} 2\n'
+    for at, text in enumerate([twice, twice, twice, too_many, too_many], 1):
+        store.ingest({}, text, float(at))
+        assert engine.tick(float(at)) == []
+    assert [(call.args, call.kwargs["rule"]) for call in logged.calls] == [(("rule.failed",), "g/r")] * 2
+    assert "limit" in logged.calls[1].kwargs["reason"]
+
+
+def test_rule_on_metrics_by_pattern_is_evaluated_whatever_there_is(tmp_path: Path) -> None:
+    store = SeriesStore()
+    store.append({"__name__": "x"}, 1.0, 4.0)
+    engine = engine_of(tmp_path, "  - {record: r, expr: 'sum({__name__=~\"x|y\"})'}", store)
+    engine.tick(1.0)
+    assert [sample.value for sample in evaluate("r", store, 1.0)] == [4.0]
+
+
+def test_rule_of_which_one_metric_is_there_is_evaluated(tmp_path: Path) -> None:
+    store = SeriesStore()
+    store.append({"__name__": "x"}, 1.0, 4.0)
+    engine = engine_of(tmp_path, "  - {record: r, expr: x or y}\n  - {record: s, expr: y unless x}", store)
+    engine.tick(1.0)
+    assert (times_of(store, "r"), times_of(store, "s")) == ([1.0], [])
+
+
+def test_rule_whose_metrics_do_not_exist_is_not_evaluated_until_one_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluated: list[float] = []
+
+    def counted(query: Query, store: SeriesStore, at: float, *, shared: SharedResults | None) -> Vector | float:
+        evaluated.append(at)
+        return evaluate_vector(query, store, at, shared=shared)
+
+    monkeypatch.setattr("alerts.evaluation.engine.evaluate_vector", counted)
+    store = SeriesStore()
+    engine = engine_of(tmp_path, "  - {record: r, expr: x + y}", store)
+    for at in (1.0, 2.0):
+        engine.tick(at)
+    store.append({"__name__": "z"}, 3.0, 1.0)
+    engine.tick(3.0)
+    assert evaluated == []
+    store.append({"__name__": "y"}, 4.0, 1.0)
+    engine.tick(4.0)
+    store.append({"__name__": "x"}, 5.0, 1.0)
+    engine.tick(5.0)
+    assert evaluated == [4.0, 5.0]
+    assert times_of(store, "r") == [5.0]
+
+
+def test_alert_on_scrapes_alone_clears_at_the_first_good_one(tmp_path: Path) -> None:
+    store, told = SeriesStore(), []
+    rules = "  - {alert: Down, expr: 'up + on (node) llm:up == 0'}\n  - {record: 'llm:up', expr: up}"
+    engine = engine_of(tmp_path, rules, store)
+    for at in range(1, 45):
+        store.ingest(NODE, None if at in (40, 41) else "x 1\n", float(at))
+        told += [(change.alert.state, at) for change in engine.tick(float(at))]
+    assert told == [("firing", 41), ("resolved", 42)]
+
+
+def test_alert_rule_that_reads_alerts_sees_those_of_rules_before_it(tmp_path: Path) -> None:
+    """`count(ALERTS)` occurs twice: its value of before the second rule must not be given to the last."""
+    store = SeriesStore()
+    rules = (
+        "  - {record: before, expr: 'count(ALERTS) or vector(0)'}\n  - {alert: A, expr: x > 5}\n"
+        "  - {record: after, expr: 'count(ALERTS) or vector(0)'}\n  - {record: since, expr: max(ALERTS_FOR_STATE)}"
+    )
+    engine = engine_of(tmp_path, rules, store)
+    for at in (1.0, 2.0):
+        store.append({"__name__": "x"}, at, 6.0)
+        engine.tick(at)
+    recorded = {labels["__name__"]: [value for _, value in found] for labels, found in store.dump(0.0, 9.0)}
+    assert (recorded["before"], recorded["after"], recorded["since"]) == ([0.0, 1.0], [1.0, 1.0], [1.0, 1.0])
