@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import structlog
 
+from runbooks.journal import Journal
 from runbooks.schema import metadata, open_engine
 from tests.fixtures.runbooks import World
 
@@ -42,3 +43,11 @@ def world(database_url: str) -> Iterator[World]:
     made = World(database_url)
     yield made
     made.close()
+
+
+@pytest.fixture
+def journal(world: World) -> Journal:
+    """The world's journal, claimed by this controller."""
+    made = Journal(world.engine)
+    made.claim_epoch()
+    return made

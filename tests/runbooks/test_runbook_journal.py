@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -15,42 +14,10 @@ from runbooks.errors import (
     StaleEpochError,
 )
 from runbooks.journal import Journal
-from runbooks.plan import plan_page
-from runbooks.run import ACTIVE, TRANSITIONS, IdempotencyConflictError, Run, RunStatus, StepStatus
+from runbooks.run import ACTIVE, TRANSITIONS, IdempotencyConflictError, RunStatus, StepStatus
 from runbooks.schema import meta, open_engine, runs
 from runbooks.target import node_target
-from tests.fixtures.runbooks import LIBRARY, REPLACE, World
-
-NOW = 1_000_000.0
-_ids = itertools.count()
-
-
-def make_run(status: RunStatus = RunStatus.PROPOSED, node: str = "node-2", **fields: object) -> Run:
-    plan = plan_page(LIBRARY["replace-node"], {**REPLACE, "node": node, "replacement": f"{node}b"})
-    run = Run(
-        f"run-{next(_ids)}",
-        plan.runbook,
-        plan.title,
-        status,
-        plan.inputs,
-        NOW,
-        NOW,
-        steps=plan.steps,
-        risk=plan.risk,
-        verify=plan.verify,
-        undo=plan.undo,
-        targets=plan.targets,
-        fresh_nodes=plan.fresh,
-        existing=plan.existing,
-    )
-    return replace(run, **fields)  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def journal(world: World) -> Journal:
-    made = Journal(world.engine)
-    made.claim_epoch()
-    return made
+from tests.fixtures.runbooks import NOW, World, make_run
 
 
 def test_a_run_comes_back_as_it_was_stored(journal: Journal, world: World) -> None:

@@ -2,45 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 import pytest
 
 from runbooks.errors import IllegalTransitionError, NotFoundError, StaleEpochError
 from runbooks.journal import AuditEntry, Journal
-from runbooks.plan import plan_page
 from runbooks.run import Run, RunStatus, StepStatus
 from runbooks.target import node_target
-from tests.fixtures.runbooks import LIBRARY, REPLACE, World
-
-NOW = 1_000_000.0
-_ids = itertools.count()
-
-
-def make_run(status: RunStatus = RunStatus.PROPOSED, node: str = "node-2", **fields: object) -> Run:
-    plan = plan_page(LIBRARY["replace-node"], {**REPLACE, "node": node, "replacement": f"{node}b"})
-    run = Run(
-        f"run-{next(_ids)}",
-        plan.runbook,
-        plan.title,
-        status,
-        plan.inputs,
-        NOW,
-        NOW,
-        steps=plan.steps,
-        targets=plan.targets,
-        fresh_nodes=plan.fresh,
-        existing=plan.existing,
-    )
-    return replace(run, **fields)  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def journal(world: World) -> Journal:
-    made = Journal(world.engine)
-    made.claim_epoch()
-    return made
+from tests.fixtures.runbooks import NOW, World, make_run
 
 
 def running(journal: Journal, node: str = "node-2") -> Run:
