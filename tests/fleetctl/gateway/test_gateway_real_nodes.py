@@ -121,7 +121,7 @@ async def test_the_books_of_a_load_run_agree_with_the_nodes_receipts(
             await until(lambda: served.gateway.routing.table is not None)
             run = LoadRun(LoadSettings(url=served.url, model="tiny"))
             shapes = [RequestShape(0.0, 20, 200) for _ in range(NUM_STREAMS)]
-            task = asyncio.create_task(run.run(shapes, asyncio.Event()))
+            task = asyncio.create_task(run.send_all(shapes, asyncio.Event()))
             await wait_busy(first, 3)
             await asyncio.to_thread(first.drain, 0.0)
             report = await task
@@ -142,7 +142,7 @@ async def test_a_killed_node_is_told_to_its_clients_and_loses_nobody_elses(
             await until(lambda: served.gateway.routing.table is not None)
             run = LoadRun(LoadSettings(url=served.url, model="tiny"))
             shapes = [RequestShape(0.0, 20, 300) for _ in range(NUM_STREAMS)]
-            task = asyncio.create_task(run.run(shapes, asyncio.Event()))
+            task = asyncio.create_task(run.send_all(shapes, asyncio.Event()))
             await wait_busy(first, 3)
             first.proc.send_signal(signal.SIGKILL)
             report = await task
@@ -150,5 +150,5 @@ async def test_a_killed_node_is_told_to_its_clients_and_loses_nobody_elses(
             assert 1 <= report.lost < NUM_STREAMS
             assert report.reasons == {"error_event": report.lost}, "each was told, none was cut in silence"
             more = LoadRun(LoadSettings(url=served.url, model="tiny"))
-            after = await more.run([RequestShape(0.0, 20, 5) for _ in range(NUM_STREAMS)], asyncio.Event())
+            after = await more.send_all([RequestShape(0.0, 20, 5) for _ in range(NUM_STREAMS)], asyncio.Event())
             assert after.finished == NUM_STREAMS, "new requests go round the dead node"
