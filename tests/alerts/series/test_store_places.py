@@ -168,13 +168,16 @@ def test_selection_sees_that_one_series_came_while_another_one_left() -> None:
     assert store.names_version == version
 
 
-def test_selection_knows_whether_all_its_series_are_of_one_metric() -> None:
+def test_selection_knows_whether_its_series_are_of_one_metric_and_whether_a_target_gave_them() -> None:
     store = SeriesStore()
     store.ingest(TARGET, "x 1\ny 1\n", 1.0)
     one, several = store.select(NAMED_X).labels, store.select(X_OR_Y).labels
     assert (one.has_one_name, several.has_one_name) == (True, False)
     assert one.without_names().is_distinct
     assert not several.without_names().is_distinct
+    store.append_at(numbered("recorded", 1), 1000, 1.0)
+    recorded = store.select((Matcher("__name__", "=", "recorded"),)).labels
+    assert (one.is_wide, several.is_wide, recorded.is_wide) == (True, True, False)
 
 
 def test_selector_whose_metric_is_gone_finds_nothing_and_finds_it_again() -> None:
@@ -265,6 +268,16 @@ def test_failed_target_keeps_its_error_when_its_series_are_gone_and_a_forgotten_
     assert [owner.labels.as_dict() for owner in store._targets.values()] == [TARGET]
 
 
+@pytest.mark.parametrize(("spacing_s", "num_points"), [(4, 16), (5, 8)])
+def test_chunk_spans_at_most_an_eighth_of_the_retention(spacing_s: int, num_points: int) -> None:
+    store = SeriesStore(retention_s=480.0)
+    for at in range(0, 60 * spacing_s, spacing_s):
+        store.append_at(X, at * 1000, float(at))
+    (series,) = store.select(NAMED_X).series
+    assert series.group is not None
+    assert max(len(chunk.times) for chunk in series.group.chunks) == num_points
+
+
 def test_history_that_just_fits_is_kept_and_a_byte_less_cuts_the_oldest_chunk() -> None:
     values, labels = np.random.default_rng(3).random(512), numbered("x", 1)
 
@@ -310,8 +323,11 @@ def test_full_store_is_logged_once_until_a_series_has_left(monkeypatch: pytest.M
     assert [call.args for call in logged.calls] == [("store.full",)]
     store.append_at(numbered("x", 2), 70_000, 1.0)
     store.append_at(numbered("x", 2), 71_000, 1.0)
-    store.append_at(numbered("x", 3), 72_000, 1.0)
+    store.ingest({"n": "3"}, "x 1\n", 72.0)
     assert [call.args for call in logged.calls] == [("store.full",)] * 2
+    assert [call.kwargs["refused"] for call in logged.calls] == [
+        repr(numbered(name, n)) for name, n in (("x", 2), ("up", 3))
+    ]
 
 
 def test_history_that_is_cut_for_bytes_is_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:
