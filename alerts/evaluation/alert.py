@@ -67,7 +67,7 @@ def fingerprint_of(labels: Mapping[str, str]) -> str:
 def alertmanager_fingerprint(labels: Mapping[str, str]) -> str:
     """64-bit FNV-1a over the sorted labels, in 16 hex digits: what Alertmanager puts beside an alert."""
     digest = _FNV_OFFSET
-    for name in sorted(labels, key=lambda one: one.encode()):
+    for name in sorted(labels):
         for byte in name.encode() + _SEPARATOR + labels[name].encode() + _SEPARATOR:
             digest = ((digest ^ byte) * _FNV_PRIME) & _FNV_MASK
     return f"{digest:016x}"

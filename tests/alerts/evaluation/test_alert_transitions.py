@@ -181,6 +181,14 @@ def test_target_that_was_never_seen_is_given_up_after_five_minutes(blind_s: floa
     assert lost.state == "unknown"
 
 
+def test_unknown_that_was_pending_and_clears_is_told_without_its_time() -> None:
+    before = replace(PENDING, state="unknown", unknown_since=997.0)
+    _, (change,) = advance(
+        "High", {KEY: before}, {}, NOW, for_s=0.0, keep_firing_for_s=0.0, liveness_of=lambda _: Liveness.LIVE
+    )
+    assert change == AlertChange(replace(PENDING, state="inactive"), "unknown")
+
+
 def test_instances_that_are_there_come_before_new_ones() -> None:
     new = LabelSet.of({"alertname": "High", "node": "n0"})
     after, changes = advance(
@@ -205,3 +213,5 @@ def test_fingerprints_are_the_same_everywhere() -> None:
     assert alertmanager_fingerprint({}) == "cbf29ce484222325"  # FNV-1a of nothing
     assert alertmanager_fingerprint(labels) == "195c6d038e736bfd"
     assert alertmanager_fingerprint(labels) == alertmanager_fingerprint(dict(sorted(labels.items())))
+    turned = {"ü": "1", "z": "2", "日": "3"}
+    assert alertmanager_fingerprint(turned) == alertmanager_fingerprint(dict(reversed(turned.items())))

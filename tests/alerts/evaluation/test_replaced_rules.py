@@ -226,3 +226,17 @@ def test_what_a_rule_reads_of_another_is_kept_for_its_window_and_five_minutes_mo
     oldest_minute = (recorded[0][0] - START) / 60
     assert 59 - 25 - 10 < oldest_minute <= 59 - 24  # chunk by chunk, so that some more may be left
     assert last[-1][1] == 20.0
+
+
+@pytest.mark.parametrize("is_exchanged", [False, True])
+def test_what_no_rule_reads_is_kept_for_five_minutes_to_the_second(tmp_path: Path, is_exchanged: bool) -> None:
+    groups = groups_of(tmp_path, "groups: [{name: g, rules: [{record: r, expr: x}]}]")
+    store = SeriesStore(retention_s=1.0)
+    engine = RuleEngine(groups, store)
+    for minute in range(10):
+        store.append({"__name__": "x"}, START + 60.0 * minute, 1.0)
+        engine.tick(START + 60.0 * minute)
+        if is_exchanged:
+            engine.replace_groups(groups, START + 60.0 * minute)
+    ((_, recorded),) = store.dump(START, START + 600.0, names=["r"])
+    assert [at - START for at, _ in recorded] == [60.0 * minute for minute in range(5, 10)]

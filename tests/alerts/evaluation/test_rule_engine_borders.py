@@ -394,3 +394,25 @@ def test_alert_rule_that_reads_alerts_sees_those_of_rules_before_it(tmp_path: Pa
         engine.tick(at)
     recorded = {labels["__name__"]: [value for _, value in found] for labels, found in store.dump(0.0, 9.0)}
     assert (recorded["before"], recorded["after"], recorded["since"]) == ([0.0, 1.0], [1.0, 1.0], [1.0, 1.0])
+
+
+def test_group_after_one_that_has_had_its_slot_is_evaluated(tmp_path: Path) -> None:
+    path, store = tmp_path / "rules.yaml", SeriesStore()
+    path.write_text(
+        "groups: [{name: a, interval: 10s, rules: [{record: r, expr: vector(1)}]},"
+        " {name: b, rules: [{record: s, expr: vector(1)}]}]"
+    )
+    engine = RuleEngine(load_rule_files([path]), store)
+    for at in (10.0, 11.0, 12.0):
+        engine.tick(at)
+    assert (times_of(store, "r"), times_of(store, "s")) == ([10.0], [10.0, 11.0, 12.0])
+
+
+def test_label_of_the_name_alertname_gives_way_to_the_rules_name(tmp_path: Path) -> None:
+    store = SeriesStore()
+    store.append({"__name__": "x"}, 1.0, 6.0)
+    rules = (
+        "  - {alert: A, expr: x, labels: {alertname: 'n{{ $value }}'}}\n  - {alert: B, expr: x, labels: {alertname: n}}"
+    )
+    engine_of(tmp_path, rules, store).tick(1.0)
+    assert sorted(sample.labels["alertname"] for sample in evaluate("ALERTS", store, 1.0)) == ["A", "B"]
