@@ -83,6 +83,7 @@ def test_firing_that_clears_is_resolved_now_and_keeps_its_value() -> None:
     alert, changes = step(FIRING, None)
     assert changes == [("firing", "resolved")]
     assert alert == replace(FIRING, state="resolved", resolved_at=NOW)
+    assert step(UNKNOWN, None) == (alert, [("unknown", "resolved")])
 
 
 @pytest.mark.parametrize(

@@ -260,12 +260,13 @@ def test_labels_and_texts_of_an_alert_are_templates_of_its_sample(tmp_path: Path
     store = SeriesStore()
     store.append({"__name__": "x", "a": "b"}, 1.0, 6.0)
     rules = (
-        "  - alert: A\n    expr: x > 5\n    labels: {size: '{{ $value }}', a: 'c', plain: text, none: ''}\n"
+        "  - alert: A\n    expr: x > 5\n"
+        "    labels: {size: '{{ $value }}', of: '{{ $labels.a }}', a: 'c', plain: text, none: ''}\n"
         "    annotations: {s: '{{ $labels.a }} {{ $value }}', q: '{{ query \"x\" | first | value }}', f: plain,"
         " e: '{{ query \"x offset\" }}', t: '{{ now }}'}\n"
     )
     (change,) = engine_of(tmp_path, rules, store).tick(1.0)
-    assert change.alert.labels == {"alertname": "A", "a": "c", "size": "6", "plain": "text"}
+    assert change.alert.labels == {"alertname": "A", "a": "c", "size": "6", "of": "b", "plain": "text"}
     texts = change.alert.annotations
     assert (texts["s"], texts["q"], texts["f"]) == ("b 6", "6", "plain")
     assert texts["t"] == "1"
@@ -376,6 +377,8 @@ def test_alert_on_scrapes_alone_clears_at_the_first_good_one(tmp_path: Path) -> 
     rules = "  - {alert: Down, expr: 'up + on (node) llm:up == 0'}\n  - {record: 'llm:up', expr: up}"
     engine = engine_of(tmp_path, rules, store)
     for at in range(1, 45):
+        if at == 42:
+            store.ingest(NODE, None, 41.5)
         store.ingest(NODE, None if at in (40, 41) else "x 1\n", float(at))
         told += [(change.alert.state, at) for change in engine.tick(float(at))]
     assert told == [("firing", 41), ("resolved", 42)]

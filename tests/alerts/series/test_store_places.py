@@ -344,7 +344,7 @@ def test_history_that_is_cut_for_bytes_is_logged_once(monkeypatch: pytest.Monkey
 
 def test_typical_spacing_of_a_single_series_and_of_thousands() -> None:
     store = SeriesStore()
-    store.append_points(X, array("q", [0, 5000]), array("d", [1.0, 1.0]))
+    store.append_points(X, array("q", [100_000, 105_000]), array("d", [1.0, 1.0]))
     assert store.typical_spacing_s() == 5.0
     labels = [numbered("x", number) for number in range(2500)]
     store.append_matrix(labels, np.array([0, 15_000, 30_000]), np.ones((2500, 3)))
@@ -388,11 +388,11 @@ def test_plain_chunk_reads_rows_in_the_order_that_is_asked_for() -> None:
     [(0, 0), (1, 1), (127, 1), (-127, 1), (128, 2), (32767, 2), (-32767, 2), (32768, 4), (0.1, 8)],
 )
 def test_point_takes_as_many_bytes_as_its_step_needs(step: float, num_bytes: int) -> None:
-    values = np.array([[0.0, step, 2 * step], [5.0, 5.0, 5.0]])
-    chunk = PackedChunk(np.arange(2), np.arange(3), values)
+    values = np.array([[0.0, step, 2 * step], [5.0, 5.0, 5.0], [0.1, 0.2, 0.3]])
+    chunk = PackedChunk(np.arange(3), np.arange(3), values)
     num_points = 3 if num_bytes > 2 else 2
-    assert chunk.num_bytes == 3 * 8 + 2 * (8 + 1) + num_points * num_bytes
-    assert chunk.read(np.arange(2), 0, 3).tobytes() == values.tobytes()
+    assert chunk.num_bytes == 3 * 8 + 3 * (8 + 1) + num_points * num_bytes + 3 * 8
+    assert chunk.read(np.arange(3), 0, 3).tobytes() == values.tobytes()
 
 
 def test_bytes_of_a_packed_chunk_count_its_times_and_its_refs() -> None:
