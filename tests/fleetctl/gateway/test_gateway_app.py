@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import json
+import os
+import signal
+import socket
+import threading
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fleetctl.gateway.app import bind_listener
+from fleetctl.gateway.app import Gateway, bind_listener, make_server, run_gateway, serve_until_stopped
 from fleetctl.kit.errors import BadInputError
 from tests.fixtures.gateway import (
+    CONTROLLER_TOKEN,
+    NODE_TOKEN,
+    Reply,
+    ScriptedNode,
     Served,
+    chat_text,
     scripted_controller,
+    scripted_nodes,
     served_gateway,
     small_fleet,
     until,
@@ -34,7 +51,7 @@ async def test_is_not_ready_before_it_has_a_table(tmp_path: Path) -> None:
         await controller.stop()
         async with served_gateway(tmp_path, controller.url) as served:
             status, text = await get(served, "/health")
-            assert (status, json.loads(text)["ready"]) == (503, False)
+            assert (status, json.loads(text)) == (503, {"ready": False, "reason": "no routing table yet"})
             assert served.gateway.status()["table_version"] is None
             reply = await served.chat()
             assert reply.status == 503
@@ -135,3 +152,167 @@ async def test_an_abort_tells_every_client(tmp_path: Path) -> None:
 async def test_a_host_that_is_not_ours_is_a_clear_error(host: str) -> None:
     with pytest.raises(BadInputError, match="cannot listen on"):
         bind_listener(host, 0)
+
+
+async def test_what_is_not_remembered_is_404_and_a_write_to_a_route_of_ours_too(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a") as (served, _, _):
+        for path, message in (
+            ("/gateway/requests/none", "no such recent request"),
+            ("/none", "no such path: /none"),
+            ("/health", "no such path: /health"),
+        ):
+            method = "POST" if path == "/health" else "GET"
+            async with served.session.request(method, served.url + path) as response:
+                error = (await response.json())["error"]
+                assert (response.status, error["code"], error["message"]) == (404, "not_found", message)
+
+
+async def test_status_counts_outcomes_and_metrics_name_what_they_are(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a") as (served, _, controller):
+        await served.chat()
+        await controller.stop()
+        await until(lambda: not served.gateway.routing.controller_is_reachable)
+        status = json.loads((await get(served, "/gateway/status"))[1])
+        assert (status["outcomes"], status["in_flight"]) == ({"finished": 1}, 0)
+        assert status["controller"] == "unreachable"
+        async with served.session.get(served.url + "/metrics") as response:
+            assert response.status == 200
+            assert response.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+            text = await response.text()
+        assert "# HELP gateway_ttft_seconds From a streamed request's arrival" in text
+        assert 'gateway_ttft_seconds_bucket{le="0.005"}' in text
+
+
+async def test_bytes_and_headers_pass_to_the_node_as_the_client_sent_them(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a") as (served, nodes, _):
+        nodes[0].script.refuse = (200, {"Set-Cookie": "session=1; Path=/"})
+        bare = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
+        for _ in range(2):
+            async with served.session.get(served.url + "/v1/models", skip_auto_headers=bare) as response:
+                assert response.status == 200
+            served.session.cookie_jar.clear()
+        for seen in nodes[0].seen:
+            assert not {*bare, "Cookie"} & set(seen["headers"]), "no word of ours, and no client's cookie for another"
+
+
+async def test_a_port_that_another_process_holds_is_named_with_what_to_do() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        with pytest.raises(BadInputError) as caught:
+            bind_listener("127.0.0.1", port)
+    assert caught.value.message == f"gateway: cannot listen on 127.0.0.1:{port}: {os.strerror(98)}"
+    assert caught.value.remedy == "stop the process that holds it, or choose another port"
+    with pytest.raises(BadInputError) as caught:
+        bind_listener("203.0.113.7", 0)
+    assert caught.value.message == f"gateway: cannot listen on 203.0.113.7:0: {os.strerror(99)}"
+    assert caught.value.remedy is None
+
+
+async def test_a_port_is_taken_again_at_once_after_a_restart() -> None:
+    with contextlib.closing(bind_listener("127.0.0.1", 0)) as listener:
+        assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
+        assert (listener.family, listener.type) == (socket.AF_INET, socket.SOCK_STREAM)
+        assert listener.getsockname()[0] == "127.0.0.1"
+
+
+def make_gateway(run_dir: Path, controller_url: str) -> Gateway:
+    return Gateway(
+        controller_url=controller_url, controller_token=CONTROLLER_TOKEN, node_token=NODE_TOKEN, run_dir=run_dir
+    )
+
+
+def test_the_server_passes_bytes_on_and_outlives_its_streams(tmp_path: Path) -> None:
+    gateway = make_gateway(tmp_path, "http://c")
+    config = make_server(gateway, drain_grace_s=7.9).config
+    assert config.app is gateway
+    assert (config.http, config.ws, config.lifespan, config.log_config) == ("httptools", "none", "off", None)
+    assert (config.access_log, config.server_header, config.proxy_headers) == (False, False, False)
+    assert (config.backlog, config.timeout_keep_alive) == (2048, 75)
+    assert config.timeout_graceful_shutdown == 12, "our own drain ends first"
+
+
+@asynccontextmanager
+async def draining(tmp_path: Path, **options: Any) -> AsyncIterator[tuple[Gateway, ScriptedNode, Any, Any]]:
+    """A gateway that serves until a signal comes, and a stream of it that waits at its third token."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    previous = {number: signal.signal(number, lambda *_: None) for number in numbers}  # a broken drain ends no suite
+    async with scripted_nodes("a") as (node,), scripted_controller() as controller, aiohttp.ClientSession() as session:
+        controller.set(node)
+        gateway = make_gateway(tmp_path, controller.url)
+        listener = bind_listener("127.0.0.1", 0)
+        served = Served(gateway, f"http://127.0.0.1:{listener.getsockname()[1]}", session, lambda: None)
+        serving = asyncio.create_task(serve_until_stopped(gateway, listener, **options))
+        await until(lambda: gateway.routing.table is not None or serving.done())
+        node.wait_at = 2
+        node.gate.clear()
+        stream = asyncio.create_task(served.chat())
+        ttft = "gateway_ttft_seconds_count"
+        await until(lambda: gateway.metrics.registry.get_sample_value(ttft) == 1 or serving.done() or stream.done())
+        try:
+            yield gateway, node, serving, stream
+            await asyncio.wait_for(serving, 20)
+        finally:
+            for number in numbers:
+                asyncio.get_running_loop().remove_signal_handler(number)
+                signal.signal(number, previous[number])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_lets_streams_end_and_takes_nothing_new(tmp_path: Path, number: signal.Signals) -> None:
+    async with draining(tmp_path) as (_, node, serving, stream):
+        signal.raise_signal(number)
+        await asyncio.sleep(0)
+        assert not serving.done()
+        node.gate.set()
+        reply: Reply = await stream
+        assert (reply.text, reply.is_done) == (chat_text(), True)
+
+
+@pytest.mark.parametrize(("grace_s", "signals"), [(0.0, 1), (60.0, 2)], ids=["grace is over", "asked twice"])
+async def test_a_drain_that_may_not_wait_ends_streams_with_an_error(
+    tmp_path: Path, grace_s: float, signals: int
+) -> None:
+    async with draining(tmp_path, drain_grace_s=grace_s) as (gateway, _, _, stream):
+        for _ in range(signals):
+            signal.raise_signal(signal.SIGTERM)
+        reply: Reply = await stream
+        assert reply.error is not None
+        assert reply.error["code"] == "shutting_down"
+        assert gateway.fates.in_flight == 0
+
+
+def test_a_gateway_in_the_foreground_serves_until_sigterm(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+    answers: list[str] = []
+
+    def stop() -> None:
+        try:
+            for _ in range(2000):
+                with contextlib.suppress(OSError):
+                    with urllib.request.urlopen(f"http://127.0.0.1:{port}/gateway/status", timeout=5) as response:
+                        answers.append(response.read().decode())
+                    break
+                threading.Event().wait(0.01)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    threshold, previous = gc.get_threshold(), signal.signal(signal.SIGTERM, lambda *_: pytest.fail("nobody drains"))
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    try:
+        run_gateway(
+            host="127.0.0.1",
+            port=port,
+            controller_url="http://127.0.0.1:1",
+            controller_token=None,
+            node_token=NODE_TOKEN,
+            run_dir=tmp_path,
+        )
+        assert gc.get_threshold()[0] > threshold[0], "collections are rare, as most objects are fates"
+    finally:
+        stopper.join()
+        signal.signal(signal.SIGTERM, previous)
+        gc.set_threshold(*threshold)
+        gc.unfreeze()
+    assert json.loads(answers[0])["controller"] == "unreachable"

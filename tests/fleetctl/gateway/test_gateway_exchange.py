@@ -218,4 +218,5 @@ async def test_a_whole_answer_has_begun_and_ended() -> None:
 async def test_errors_of_ours_have_openais_shape(error: ErrorAnswer, expected: tuple[Any, ...]) -> None:
     assert (error.status, error.kind, error.code, error.param, error.retry_after_s) == expected
     assert error.headers() == ([] if expected[4] is None else [(b"retry-after", str(expected[4]).encode())])
+    assert error.message == ("no such path: /x" if error.status == 404 else "m")
     assert len(answers.not_found("/" + "x" * 500).message) < 230

@@ -11,7 +11,10 @@ import pytest
 
 from fleetctl.gateway import event_stream
 from fleetctl.gateway import exchange as exchange_module
+from fleetctl.gateway import proxy as proxy_module
 from fleetctl.gateway.fates import Outcome
+from fleetctl.gateway.place import Placer
+from fleetctl.gateway.proxy import Proxy
 from tests.fixtures.gateway import NODE_TOKEN, Script, ScriptedNode, chat_text, expected_text, small_fleet, until
 
 pytestmark = pytest.mark.anyio
@@ -177,6 +180,7 @@ async def test_no_active_node_is_503_with_retry_after(tmp_path: Path) -> None:
         assert int(reply.headers["Retry-After"]) >= 1
         assert reply.error is not None
         assert reply.error["code"] == "no_node_available"
+        assert reply.error["message"] == "no node takes requests (no active node)"
         assert (await served.fate(reply.headers["X-Request-Id"]))["fate"] == "refused"
         assert not nodes[0].seen
 
@@ -188,6 +192,7 @@ async def test_all_overloaded_is_429_with_the_nodes_retry_after(tmp_path: Path) 
         assert (reply.status, reply.headers["Retry-After"]) == (429, "7")
         assert reply.error is not None
         assert reply.error["type"] == "rate_limit_error"
+        assert reply.error["message"] == "every node is overloaded (a: overloaded, b: overloaded)"
         assert all(len(node.seen) == 1 for node in nodes)
 
 
@@ -343,6 +348,7 @@ async def test_a_handoff_that_nobody_takes_ends_with_an_error_event(tmp_path: Pa
         assert not reply.is_done
         assert reply.error is not None
         assert reply.error["code"] == "not_continued"
+        assert reply.error["message"] == "no node could continue the request (no active node)"
         assert reply.frames[-1].startswith('data: {"error"')
         fate = await served.fate(reply.headers["X-Request-Id"])
         assert (fate["fate"], fate["reason"], fate["moved"]) == ("failed", "not_continued", 0)
@@ -429,6 +435,8 @@ async def test_a_body_over_the_limit_is_413(tmp_path: Path) -> None:
         served.gateway.proxy._max_body_bytes = 1000
         reply = await served.chat("x" * 2000)
         assert reply.status == 413
+        assert reply.error is not None
+        assert (reply.error["code"], reply.error["message"]) == ("too_large", "the body is larger than 1000 bytes")
 
         async def pieces() -> Any:
             for _ in range(20):
@@ -446,6 +454,10 @@ async def test_a_body_that_never_comes_is_refused(tmp_path: Path, monkeypatch: p
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n123")
         assert b" 408 " in await reader.readline()
+        head = await reader.readuntil(b"\r\n\r\n")
+        (length,) = [int(line.split(b":")[1]) for line in head.splitlines() if line.startswith(b"content-length:")]
+        error = json.loads(await reader.readexactly(length))["error"]
+        assert (error["code"], error["message"]) == ("timeout", "the body did not come")
         writer.close()
         await writer.wait_closed()
 
@@ -455,7 +467,12 @@ async def test_a_body_that_is_no_object_is_400_in_openais_shape(tmp_path: Path, 
     async with small_fleet(tmp_path, "a") as (served, nodes, _):
         async with served.session.post(served.url + "/v1/chat/completions", data=body) as response:
             assert response.status == 400
-            assert (await response.json())["error"]["type"] == "invalid_request_error"
+            error = (await response.json())["error"]
+            assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_request")
+            assert "JSON" in error["message"]
+            request_id = response.headers["X-Request-Id"]
+        fate = await served.fate(request_id)
+        assert (fate["fate"], fate["reason"], fate["status"]) == ("refused", "invalid_request", 400)
         assert not nodes[0].seen
 
 
@@ -556,7 +573,7 @@ async def test_only_so_many_requests_are_held_at_once(tmp_path: Path) -> None:
         reply = await served.chat()
         assert (reply.status, reply.headers["Retry-After"]) == (429, "1")
         assert reply.error is not None
-        assert reply.error["code"] == "overloaded"
+        assert (reply.error["code"], reply.error["message"]) == ("overloaded", "the gateway holds too many requests")
         nodes[0].gate.set()
         assert (await first).is_done, "one is within the limit"
         assert len(nodes[0].seen) == 1
@@ -603,8 +620,99 @@ async def test_a_stream_cut_before_its_first_event_goes_on_twice_at_most(tmp_pat
         assert reply.status == 502
         assert reply.error is not None
         assert reply.error["code"] == "node_lost"
+        assert reply.error["message"].endswith(" stopped before the answer was complete")
         assert sum(len(node.seen) for node in nodes) == 3
         fate = await served.fate("cut")
         assert (fate["fate"], fate["reason"], fate["retries"], fate["status"]) == ("failed", "node_lost", 2, 502)
         assert len(set(fate["nodes"])) == 3, "each at another node"
         assert served.gateway.metrics.registry.get_sample_value("gateway_retries_total", {"reason": "cut"}) == 2
+
+
+@pytest.mark.parametrize(("at", "status"), [(1, 200), (0, 502)], ids=["mid-stream", "before the first byte"])
+async def test_a_request_that_moves_too_often_ends_with_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, status: int
+) -> None:
+    monkeypatch.setattr(proxy_module, "MAX_MOVES", 1)
+    async with small_fleet(tmp_path, "a", "b", "c") as (served, nodes, _):
+        for node in nodes:
+            node.script.hand_off_at = at
+        reply = await served.chat(headers={"X-Request-Id": "restless"})
+        assert reply.status == status
+        assert reply.error is not None
+        assert (reply.error["code"], reply.error["message"]) == ("upstream_failed", "moved too often")
+        fate = await served.fate("restless")
+        assert (fate["fate"], fate["reason"], fate["moved"]) == ("failed", "moved_too_often", 1)
+        assert fate["status"] == status
+        assert sum(len(node.seen) for node in nodes) == 2
+
+
+async def test_an_error_of_our_own_is_told_to_the_client_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def crash(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    async with small_fleet(tmp_path, "a") as (served, nodes, _):
+        with monkeypatch.context() as patched:
+            patched.setattr(Placer, "place", crash)
+            reply = await served.chat(headers={"X-Request-Id": "crashed"})
+        assert reply.status == 500
+        told = {"message": "gateway error", "type": "server_error", "param": None, "code": "internal"}
+        assert reply.error == told
+        assert reply.headers["X-Request-Id"] == "crashed"
+        fate = await served.fate("crashed")
+        assert (fate["fate"], fate["reason"], fate["status"]) == ("failed", "internal", 500)
+
+        nodes[0].script.hand_off_at = 2
+        with monkeypatch.context() as patched:
+            patched.setattr(Proxy, "_move", crash)
+            reply = await served.chat(headers={"X-Request-Id": "begun"})
+        assert (reply.status, reply.text, reply.error) == (200, chat_text(max_tokens=2), told)
+        assert (await served.fate("begun"))["reason"] == "internal"
+        assert served.gateway.fates.counts == {Outcome.FAILED: 2}
+        nodes[0].script.hand_off_at = None
+        assert (await served.chat()).is_done, "the next request is served"
+
+
+async def test_a_request_whose_task_is_cancelled_from_outside_has_failed(tmp_path: Path) -> None:
+    asked = asyncio.Event()
+
+    async def receive() -> Any:
+        asked.set()
+        await asyncio.Event().wait()
+
+    async with small_fleet(tmp_path, "a") as (served, _, _):
+        assert served.gateway.proxy is not None
+        scope = {"method": "POST", "path": "/v1/completions", "headers": [(b"x-request-id", b"cancelled")]}
+        task = asyncio.create_task(served.gateway.proxy.serve(scope, receive, None))  # type: ignore[arg-type]
+        await asked.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        fate = await served.fate("cancelled")
+        assert (fate["fate"], fate["reason"], fate["status"]) == ("failed", "interrupted", None)
+        assert served.gateway.proxy.abort_all() == 0
+
+
+async def test_a_client_that_leaves_within_its_body_has_no_answer_and_a_fate(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a") as (served, nodes, _):
+        host, port = served.url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Request-Id: left\r\nContent-Length: 9\r\n\r\n1")
+        await until(lambda: served.gateway.fates.is_in_flight("left"))
+        writer.close()
+        await until(lambda: not served.gateway.fates.in_flight)
+        assert (await served.fate("left"))["fate"] == "client_gone"
+        assert not nodes[0].seen
+
+
+async def test_an_answer_beyond_the_limit_is_cut_and_one_of_its_size_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with small_fleet(tmp_path, "a") as (served, _, _):
+        size = len((await served.chat(stream=False, headers={"X-Request-Id": "r"})).body)
+        for limit, status in ((size, 200), (size - 1, 503)):
+            monkeypatch.setattr(proxy_module, "MAX_ANSWER_BYTES", limit)
+            assert (await served.chat(stream=False, headers={"X-Request-Id": "r"})).status == status
+        fate = await served.fate("r")
+        assert (fate["reason"], fate["retries"]) == ("not_continued", 1), "the cut answer is asked for once more"

@@ -1,12 +1,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 
-from fleetctl.gateway.table import FILE_NAME, load_table
+from fleetctl.gateway import sync as sync_module
+from fleetctl.gateway.sync import TableSync
+from fleetctl.gateway.table import FILE_NAME, Routing, Table, load_table, store_table
+from fleetctl.wire import RoutingTable
 from tests.fixtures.gateway import scripted_controller, scripted_nodes, served_gateway, small_fleet, until
 
 pytestmark = pytest.mark.anyio
@@ -127,3 +136,188 @@ async def test_streams_in_flight_go_on_when_their_node_leaves_the_table(tmp_path
             node.gate.set()
         assert (await task).is_done
         assert served.gateway.status()["nodes"] == {idle.name: {"inflight": 0, "state": "active"}}
+
+
+# The loop alone: a controller that answers from a list, pauses that are noted instead of waited for.
+
+
+class Content:
+    """A body that comes in pieces."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self.pieces = list(pieces)
+
+    async def read(self, limit: int) -> bytes:
+        return self.pieces.pop(0)
+
+    async def readany(self) -> bytes:
+        return self.pieces.pop(0) if self.pieces else b""
+
+    def at_eof(self) -> bool:
+        return not self.pieces
+
+
+class Controller:
+    """Stands in for a client session. After the last answer the loop is cancelled."""
+
+    def __init__(self, *answers: tuple[int, bytes] | Exception) -> None:
+        self.answers = list(answers)
+        self.asked: list[dict[str, Any]] = []
+
+    @asynccontextmanager
+    async def get(self, url: str, **options: Any) -> AsyncIterator[SimpleNamespace]:
+        self.asked.append({"url": url, **options})
+        if not self.answers:
+            raise asyncio.CancelledError
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        status, body = answer
+        half = len(body) // 2
+        yield SimpleNamespace(status=status, content=Content(body[:half], body[half:]))
+
+
+class Rig:
+    """A sync loop on a clock that a request to the controller moves on by a second."""
+
+    def __init__(self, run_dir: Path, controller: Controller, **options: Any) -> None:
+        self.controller = controller
+        self.routing = Routing()
+        self.tables: list[Table] = []
+        self.path = run_dir / FILE_NAME
+        options = {"controller_url": "http://c:1/", "controller_token": "t", **options}
+        self.sync = TableSync(
+            controller,  # type: ignore[arg-type]
+            self.routing,
+            run_dir=run_dir,
+            on_table=self.tables.append,
+            now=lambda: 1000.0 + len(controller.asked),
+            **options,
+        )
+
+    async def follow(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+        """The pauses of the loop until the controller has no more answers."""
+        pauses: list[float] = []
+
+        async def note(seconds: float) -> None:
+            pauses.append(seconds)
+
+        monkeypatch.setattr(sync_module, "asyncio", SimpleNamespace(sleep=note, to_thread=asyncio.to_thread))
+        with pytest.raises(asyncio.CancelledError):
+            await self.sync.run_forever()
+        return pauses
+
+
+def table_json(version: int, *nodes: str) -> bytes:
+    routes = [{"node": node, "url": f"http://{node}:1", "state": "active", "model": "demo"} for node in nodes]
+    return json.dumps({"version": version, "routes": routes}).encode()
+
+
+LOST = aiohttp.ClientConnectionError("gone")
+
+
+async def test_each_poll_names_the_table_in_use_and_how_long_it_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path, Controller((200, table_json(7, "a")), (204, b"")), wait_s=20.0)
+    assert await rig.follow(monkeypatch) == []
+    assert [asked["url"] for asked in rig.controller.asked] == ["http://c:1/v1/routing"] * 3
+    assert [asked["params"] for asked in rig.controller.asked] == [{}, *[{"after": "7", "wait_s": "20"}] * 2]
+    for asked in rig.controller.asked:
+        assert asked["headers"] == {"Authorization": "Bearer t"}
+        assert (asked["timeout"].total, asked["timeout"].sock_connect) == (30.0, 2)
+    await Rig(tmp_path, bare := Controller(), controller_token=None).follow(monkeypatch)
+    assert bare.asked[0]["headers"] == {}
+    assert bare.asked[0]["timeout"].total == 30.0
+
+
+async def test_a_table_that_still_holds_is_confirmed_and_not_adopted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = [(200, table_json(1, "a")), (204, b""), (200, table_json(1, "a")), (200, table_json(2, "a", "b"))]
+    rig = Rig(tmp_path, Controller(*answers[:1]))
+    await rig.follow(monkeypatch)
+    assert (rig.routing.confirmed_at, rig.routing.controller_is_reachable) == (1001.0, True)
+    assert load_table(rig.path) == (rig.routing.table, 1001.0)
+    for held in (2, 3):
+        rig = Rig(tmp_path, Controller(*answers[:held]))
+        await rig.follow(monkeypatch)
+        assert rig.routing.confirmed_at == 1000.0 + held
+        assert [table.version for table in rig.tables] == [1]
+    rig = Rig(tmp_path, Controller(*answers))
+    await rig.follow(monkeypatch)
+    assert [table.version for table in rig.tables] == [1, 2]
+    assert rig.routing.table == rig.tables[1]
+    assert load_table(rig.path) == (rig.tables[1], 1004.0)
+
+
+async def test_pauses_double_up_to_five_seconds_and_begin_anew_after_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync_module, "random", SimpleNamespace(uniform=lambda low, high: (low + high) / 2))
+    answers = [*[LOST] * 7, (200, table_json(1, "a")), LOST, (200, table_json(1, "a"))]
+    pauses = await Rig(tmp_path, Controller(*answers)).follow(monkeypatch)
+    assert pauses == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 0.2])
+
+
+async def test_pauses_of_gateways_that_lost_their_controller_together_spread_by_a_third(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spreads: list[tuple[float, float]] = []
+
+    def uniform(low: float, high: float) -> float:
+        spreads.append((low, high))
+        return low
+
+    monkeypatch.setattr(sync_module, "random", SimpleNamespace(uniform=uniform))
+    pauses = await Rig(tmp_path, Controller(LOST)).follow(monkeypatch)
+    assert spreads == [(0.7, 1.3)]
+    assert pauses == pytest.approx([0.14])
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [LOST, TimeoutError(), OSError("no route"), (500, b""), (203, table_json(1, "b")), (200, b"{}"), (200, b"[")],
+    ids=repr,
+)
+async def test_after_a_failure_the_controller_is_asked_for_whatever_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Any
+) -> None:
+    rig = Rig(tmp_path, Controller((200, table_json(9, "a")), failure))
+    pauses = await rig.follow(monkeypatch)
+    assert len(pauses) == 1
+    assert rig.controller.asked[2]["params"] == {}
+    assert not rig.routing.controller_is_reachable
+    assert [table.version for table in rig.tables] == [9]
+    assert rig.routing.confirmed_at == 1001.0
+
+
+async def test_a_controller_without_any_table_is_asked_again_after_a_quarter_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path, Controller((204, b""), (204, b""), (200, table_json(1, "a"))))
+    assert await rig.follow(monkeypatch) == [0.25, 0.25]
+    assert [asked["params"] for asked in rig.controller.asked[:3]] == [{}, {}, {}]
+    assert rig.routing.controller_is_reachable
+    assert rig.routing.confirmed_at == 1003.0
+
+
+async def test_a_table_beyond_the_limit_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = table_json(1, "a")
+    for limit, versions in ((len(body), [1]), (len(body) - 1, [])):
+        monkeypatch.setattr(sync_module, "MAX_TABLE_BYTES", limit)
+        rig = Rig(tmp_path, Controller((200, body)))
+        await rig.follow(monkeypatch)
+        assert [table.version for table in rig.tables] == versions
+        assert rig.routing.controller_is_reachable == bool(versions)
+
+
+async def test_the_last_good_table_is_in_use_from_when_it_was_stored(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, Controller())
+    rig.sync.load_last_good()
+    assert (rig.routing.table, rig.tables) == (None, []), "there is none yet"
+    table = Table.from_wire(RoutingTable.model_validate_json(table_json(3, "a")))
+    store_table(rig.path, table, 77.0)
+    rig.sync.load_last_good()
+    assert (rig.routing.table, rig.routing.confirmed_at, rig.tables) == (table, 77.0, [table])
+    assert not rig.routing.controller_is_reachable
