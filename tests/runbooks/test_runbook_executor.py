@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 import pytest
+import structlog
 
 from runbooks.errors import (
     BadCommandError,
@@ -415,8 +416,9 @@ async def test_cancel_before_the_start_ends_the_run(world: World) -> None:
     assert (await controller.executor.cancel(proposed.id, "ann")).status is RunStatus.CANCELLED
     approved = await propose(controller, approve=True)
     assert (await controller.executor.cancel(approved.id, "ann")).status is RunStatus.CANCELLED
-    with pytest.raises(ConflictError, match="has ended: cancelled"):
+    with pytest.raises(ConflictError, match="has ended: cancelled") as late:
         await controller.executor.cancel(approved.id, "ann")
+    assert late.value.run == controller.journal.get(approved.id)
     assert world.fleet.calls == []
 
 
@@ -533,6 +535,17 @@ async def test_a_run_whose_database_fails_for_a_while_goes_on_by_itself(world: W
     async with running(controller):
         assert (await ended(controller, run)).status is RunStatus.SUCCEEDED
     assert failures == 0
+
+
+async def test_a_run_that_is_carried_to_its_end_is_not_reported_as_broken_off(world: World) -> None:
+    controller = world.start()
+    run = await propose(controller, approve=True)
+    with structlog.testing.capture_logs() as logs:
+        async with running(controller):
+            assert (await ended(controller, run)).status is RunStatus.SUCCEEDED
+            cordoned = await controller.executor.act("cordon node-3", reason="", requested_by="ann")
+            assert (await ended(controller, cordoned)).status is RunStatus.SUCCEEDED
+    assert [event["event"] for event in logs if event["log_level"] == "error"] == []
 
 
 async def test_a_listener_that_fails_does_not_stop_a_run(world: World) -> None:
