@@ -217,3 +217,18 @@ def test_newer_runs_that_did_nothing_there_do_not_hide_the_last_action(journal: 
     other = journal.create(make_run(RunStatus.APPROVED, "node-9", created_at=NOW + 80))
     carried(journal, journal.move(other.id, RunStatus.RUNNING, NOW + 81), 2)  # begun, elsewhere
     assert journal.last_action("drain", node_target("node-7")) == run.step("do", 1).action
+
+
+def test_the_last_action_is_the_newer_of_two_runs_on_the_same_target(journal: Journal) -> None:
+    older = carried(journal, running(journal, "node-7"), 2)
+    journal.move(older.id, RunStatus.FAILED, NOW + 50)
+    made = make_run(RunStatus.APPROVED, "node-7", created_at=NOW + 60)
+    slower = replace(made.steps[1], command="drain node-7 --deadline 9s")
+    newer = journal.create(replace(made, steps=(made.steps[0], slower, made.steps[2])))
+    carried(journal, journal.move(newer.id, RunStatus.RUNNING, NOW + 61), 2)
+    assert journal.last_action("drain", node_target("node-7")) == slower.action
+
+
+def test_a_proposal_does_not_hold_its_targets(journal: Journal) -> None:
+    journal.create(make_run())
+    assert journal.why_held(make_run(RunStatus.APPROVED), lambda one, other: one == other) is None
