@@ -159,15 +159,18 @@ class _Api:
         name = request.path_params["name"]
         found = next((node for node in self._nodes() if node.name == name), None)
         if found is None:
-            known = ", ".join(sorted(self._c.fleet.nodes)) or "none"
-            raise HTTPException(404, f"there is no node named {name}; nodes: {known}")
+            raise self._no_such_node(name)
         return _json(found)
+
+    def _no_such_node(self, name: str) -> HTTPException:
+        known = ", ".join(sorted(self._c.fleet.nodes)) or "none"
+        return HTTPException(404, f"there is no node named {name[:100]}; nodes: {known}")
 
     async def node_logs(self, request: Request) -> Response:
         """Lines as plain text; with `follow`, those to come too, until the client or the controller ends it."""
         name = request.path_params["name"]
         if await self._c.database.read(lambda c: get_node(c, name)) is None:
-            raise HTTPException(404, f"there is no node named {name[:100]}")
+            raise self._no_such_node(name)
         lines = min(int_param(request, "lines", DEFAULT_LOG_LINES), MAX_LOG_LINES)
         logs = NodeLogs(self._c.provider, name)
         found = await logs.last_lines(lines)
