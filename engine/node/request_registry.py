@@ -24,7 +24,7 @@ from engine.protocol.messages import AbortSequence, AddSequence, SequenceUpdate,
 log = structlog.get_logger()
 
 
-def origin_of(error: BaseException) -> dict[str, str]:
+def _raised_at(error: BaseException) -> dict[str, str]:
     """Type and place of an error for the log. Its message may quote a prompt or an answer, so it stays out."""
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
@@ -102,7 +102,7 @@ class RequestRegistry:
                 "request.output_failed",
                 request_id=inflight.request.request_id,
                 seq_id=choice.seq_id,
-                **origin_of(error),
+                **_raised_at(error),
             )
             self.fail(inflight, "the node could not read the model's output for this request", "engine_error")
             return True

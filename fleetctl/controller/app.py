@@ -48,7 +48,10 @@ async def serve(
         settings = config.settings
         provider = provider or LocalProvider(settings.run_dir, node_token_file=settings.node_token_file)
         async with open_controller(config, provider, clock) as controller:
-            with _stop_on_signals(stopping), _reload_on_hangup(controller.content.ask_reload):
+            with (
+                _on_signals(stopping.set, signal.SIGTERM, signal.SIGINT),
+                _on_signals(controller.content.ask_reload, signal.SIGHUP),  # as servers do with their configuration
+            ):
                 await _run(controller, listener, ready, stopping)
             log.info("controller.stopped")
     finally:
@@ -124,29 +127,16 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 @contextlib.contextmanager
-def _reload_on_hangup(reload: Callable[[], None]) -> Iterator[None]:
-    """SIGHUP reads the content again, as servers do with their configuration."""
-    loop = asyncio.get_running_loop()
-    try:
-        loop.add_signal_handler(signal.SIGHUP, reload)
-    except (ValueError, RuntimeError, NotImplementedError):
-        yield  # not the main thread: whoever embeds us reloads over HTTP
-        return
-    try:
-        yield
-    finally:
-        loop.remove_signal_handler(signal.SIGHUP)
-
-
-@contextlib.contextmanager
-def _stop_on_signals(stopping: asyncio.Event) -> Iterator[None]:
+def _on_signals(act: Callable[[], None], *numbers: signal.Signals) -> Iterator[None]:
+    """Within, `act` is called at each of these signals. Outside of the main thread it is not: whoever embeds us stops
+    us by `stopping`, and reloads over HTTP."""
     loop = asyncio.get_running_loop()
     taken: list[signal.Signals] = []
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in numbers:
         try:
-            loop.add_signal_handler(number, stopping.set)
+            loop.add_signal_handler(number, act)
         except (ValueError, RuntimeError, NotImplementedError):
-            continue  # not the main thread: whoever embeds us sets `stopping`
+            continue
         taken.append(number)
     try:
         yield
