@@ -28,7 +28,7 @@ from engine.gpu.series import GpuCollector
 from engine.gpu.watch import GpuWatch
 from engine.node.drain import DrainControl
 from engine.node.generation_config import FILE as GENERATION_CONFIG
-from engine.node.inflight import InflightRequest
+from engine.node.inflight import NODE_STOPPING, InflightRequest
 from engine.node.metrics import NodeMetrics
 from engine.node.node import ServingNode
 from engine.node.request_registry import RequestRegistry
@@ -226,7 +226,7 @@ async def _stop_serving(drain: DrainControl, requests: RequestRegistry, drain_ti
 
 def _fail_requests(requests: RequestRegistry, held: Iterable[InflightRequest]) -> None:
     for inflight in held:
-        requests.fail(inflight, "the node is stopping", "node_stopping")
+        requests.fail(inflight, "the node is stopping", NODE_STOPPING)
 
 
 def _handle_signals(node: ServingNode, stop: asyncio.Event) -> None:

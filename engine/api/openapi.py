@@ -43,7 +43,7 @@ MEANINGS = {
     415: "The body is not JSON.",
     429: "Too much waits here. Retry-After says when to come back; nothing was begun.",
     500: "The node failed; its log has the cause.",
-    503: "Not now: loading, draining or broken. With X-Fleet-Refused nothing was begun.",
+    503: "Not now: loading, draining or broken. With X-Fleet-Refused another node may take it.",
     504: "The request's deadline passed.",
 }
 

@@ -1,6 +1,7 @@
 """Writing the answer of a request in flight: a stream of events, or one body. Ends the request, whatever happens.
 
-Both watch for the client hanging up while they wait: its sequences are then aborted in the core at once.
+Both watch for the client hanging up while they wait: its sequences are then aborted in the core at once. A stream's
+head is sent with its first event, so what fails before has a status of its own, which lets another node take it.
 """
 
 from __future__ import annotations
@@ -18,15 +19,20 @@ from engine.api import chunks
 from engine.api.errors import error_body
 from engine.api.handoff import write_handoff
 from engine.node.choice import BAD_GRAMMAR
-from engine.node.inflight import Fate, InflightRequest
+from engine.node.inflight import CORE_DEAD, NODE_STOPPING, Fate, InflightRequest
 from engine.node.queue_guard import QUEUE_TIMEOUT
 from engine.node.refusal import LONGEST_RETRY_AFTER_S
 from engine.node.request_registry import RequestRegistry
 from engine.text.tokenizer import Tokenizer
 
 HANDOFF_EVENT = "fleet.handoff"
-# Of whole answers that failed, by error code; what is not here is the node's own fault.
-STATUS_OF = {BAD_GRAMMAR: 400, "deadline_exceeded": 504, QUEUE_TIMEOUT: 503}
+EVENT_STREAM = "text/event-stream; charset=utf-8"
+# Of answers that failed before anything of them was sent, by error code; what is not here is the node's own fault.
+STATUS_OF = {BAD_GRAMMAR: 400, "deadline_exceeded": 504, QUEUE_TIMEOUT: 503, CORE_DEAD: 503, NODE_STOPPING: 503}
+# Seconds until a client may come again, with 503. A core is back within seconds.
+RETRY_AFTER_S = {QUEUE_TIMEOUT: LONGEST_RETRY_AFTER_S, CORE_DEAD: 2, NODE_STOPPING: 2}
+# Said in X-Fleet-Refused: the request ended with what held it, and may begin anew on another node.
+MAY_GO_ELSEWHERE = frozenset({CORE_DEAD, NODE_STOPPING})
 
 
 class GenerationResponse(Response):
@@ -48,15 +54,23 @@ class GenerationResponse(Response):
 
     async def _write_stream(self, send: Send) -> None:
         inflight, tokenizer = self.inflight, self.tokenizer
-        await self._start(send, 200, "text/event-stream; charset=utf-8")
+        has_begun = False
         while True:
             deltas = await inflight.next_deltas()
             if deltas:
                 events = b"".join([chunks.delta_events(inflight, delta, tokenizer) for delta in deltas])
                 if events:
+                    if not has_begun:
+                        has_begun = True
+                        await self._start(send, 200, EVENT_STREAM)
                     await send({"type": "http.response.body", "body": events, "more_body": True})
             elif inflight.outcome is not None:
                 break
+        if not has_begun:
+            if inflight.outcome is Fate.FAILED:
+                await self._send_failure(send)
+                return
+            await self._start(send, 200, EVENT_STREAM)
         await send({"type": "http.response.body", "body": self._tail(), "more_body": False})
 
     def _tail(self) -> bytes:
@@ -88,19 +102,30 @@ class GenerationResponse(Response):
                 status, headers = 202, {"X-Fleet-Handoff": "state"}
                 body = msgspec.json.encode(write_handoff(inflight, time.monotonic()))
             case Fate.FAILED:
-                status = STATUS_OF.get(inflight.error_code or "", 500)
-                body = self._error()
-                if status == 503:
-                    headers = {"Retry-After": str(LONGEST_RETRY_AFTER_S)}
+                await self._send_failure(send)
+                return
             case _:
                 return
+        await self._send_body(send, status, body, headers)
+
+    async def _send_failure(self, send: Send) -> None:
+        """The answer of a request that failed before anything was sent; the gateway may take it to another node."""
+        code = self.inflight.error_code or ""
+        headers = {}
+        if code in RETRY_AFTER_S:
+            headers["Retry-After"] = str(RETRY_AFTER_S[code])
+        if code in MAY_GO_ELSEWHERE:
+            headers["X-Fleet-Refused"] = code
+        await self._send_body(send, STATUS_OF.get(code, 500), self._error(), headers)
+
+    async def _send_body(self, send: Send, status: int, body: bytes, headers: dict[str, str]) -> None:
         await self._start(send, status, "application/json", {**headers, "Content-Length": str(len(body))})
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _start(self, send: Send, status: int, media_type: str, headers: dict[str, str] | None = None) -> None:
         self.inflight.status = status
         pairs = {"Content-Type": media_type, "X-Request-Id": self.inflight.request.request_id, **(headers or {})}
-        if self.inflight.request.stream:
+        if media_type == EVENT_STREAM:
             pairs |= {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # proxies must not gather events
         raw = [(key.lower().encode(), value.encode()) for key, value in pairs.items()]
         await send({"type": "http.response.start", "status": status, "headers": raw})

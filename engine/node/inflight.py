@@ -10,6 +10,10 @@ from enum import StrEnum
 from engine.node.choice import Choice, ChoiceDelta
 from engine.node.generation_request import GenerationRequest
 
+# Error codes of requests that ended with what held them.
+CORE_DEAD = "core_dead"
+NODE_STOPPING = "node_stopping"
+
 
 class Fate(StrEnum):
     """How a request ended here. Each request that reached the API has exactly one."""

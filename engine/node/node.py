@@ -15,6 +15,7 @@ from engine.node.drain import DrainControl
 from engine.node.faults import FaultControl
 from engine.node.golden_probe import GoldenProbe
 from engine.node.health_watch import HealthWatch
+from engine.node.inflight import CORE_DEAD
 from engine.node.limits import LimitsInForce, LiveLimits
 from engine.node.metrics import NodeMetrics
 from engine.node.queue_guard import QueueGuard
@@ -114,7 +115,7 @@ class ServingNode:
         """Everything in flight fails; faults of the core died with it."""
         self.faults.note_core_lost()
         self.golden.on_core_lost()
-        self.requests.fail_all(f"the engine core died: {reason}", "core_dead")
+        self.requests.fail_all(f"the engine core died: {reason}", CORE_DEAD)
 
     # What a scraper and a person see of it as a whole
 

@@ -154,5 +154,6 @@ def _whole(
     except (ValueError, KeyError, TypeError) as reason:
         return Outcome(request_id, kind, "cut", status, detail=f"{status} {reason}: {body[:100]!r}")
     ending = "failed" if status >= 500 else "invalid"
-    ending = "refused" if "X-Fleet-Refused" in headers else ending
+    if headers.get("X-Fleet-Refused") not in (None, "core_dead", "node_stopping"):  # those two had been taken in
+        ending = "refused"
     return Outcome(request_id, kind, ending, status, detail=str(error["code"]), is_continuation=is_continuation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -83,7 +84,8 @@ def test_a_request_that_waits_too_long_ends_and_says_when_to_come_back(tmp_path:
         assert (whole.status_code, whole.json()["error"]["code"]) == (503, "queue_timeout")
         assert int(whole.headers["Retry-After"]) >= 1
         streamed = read_stream(node, "/v1/completions", body | {"stream": True})
-        assert (streamed.error or {})["code"] == "queue_timeout"
+        assert (streamed.status, json.loads(streamed.body)["error"]["code"]) == (503, "queue_timeout")
+        assert int(streamed.headers["Retry-After"]) >= 1
         assert node.metric("engine_admission_rejected_total", reason="queue_timeout") == 2
         assert node.metric("vllm:num_requests_running") == 1, "what runs is not ended"
         assert node.http.post("/admin/limits", json={"max_queue_wait_s": None}).json()["max_queue_wait_s"] is None
