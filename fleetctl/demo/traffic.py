@@ -9,6 +9,7 @@ from pathlib import Path
 from fleetctl.demo.report import RequestCounts
 from fleetctl.load.client import LoadRun, LoadSettings, measure_chars_per_token
 from fleetctl.load.generated_shapes import TrafficKind, generate_shapes
+from fleetctl.load.request_fate import JudgedFate
 from fleetctl.load.shape import RequestShape, Scale, scale_shapes
 from fleetctl.load.streamed_answer import StreamedAnswer
 from fleetctl.load.trace import load_trace
@@ -61,7 +62,7 @@ class DemoTraffic:
         chosen = sorted(ttft for sent_at, ttft in self._ttft if since <= sent_at < until)
         return chosen[min(len(chosen) - 1, int(0.95 * len(chosen)))] if chosen else None
 
-    def _note(self, answer: StreamedAnswer) -> None:
+    def _note(self, answer: StreamedAnswer, judged: JudgedFate) -> None:
         if answer.ttft_s is not None:
             self._ttft.append((answer.sent_at, answer.ttft_s))
 

@@ -22,6 +22,7 @@ from fleetctl.load.streamed_answer import EventLines, StreamedAnswer
 log = structlog.get_logger()
 
 CHAT_PATH = "/v1/chat/completions"
+PLAIN_TYPE = "application/json"
 CONNECT_TIMEOUT_S = 5.0
 LOOKUP_TIMEOUT_S = 5.0
 MAX_REMEMBERED = 10_000  # moved requests kept for verification
@@ -46,6 +47,7 @@ class LoadSettings:
     chars_per_token: float = CHARS_PER_TOKEN
     stall_timeout_s: float = 120.0  # a stream without news for so long is lost
     drain_timeout_s: float = 120.0  # after the stop, for what is in flight
+    plain_every: int = 0  # each n-th request asks for its answer in one piece; 0: all are streamed
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +68,9 @@ class LoadRun:
         settings: LoadSettings,
         *,
         clock: Callable[[], float] = time.monotonic,
-        on_answer: Callable[[StreamedAnswer], None] | None = None,
+        on_answer: Callable[[StreamedAnswer, JudgedFate], None] | None = None,
     ) -> None:
-        """`on_answer` sees each answer when its request has ended."""
+        """`on_answer` sees each answer and its fate when the request has ended."""
         self._settings = settings
         self._clock = clock
         self._on_answer = on_answer
@@ -146,7 +148,7 @@ class LoadRun:
         finally:
             self._ledger.book_end(request_id, judged, answer)
             if self._on_answer is not None:
-                self._on_answer(answer)
+                self._on_answer(answer, judged)
             if judged.fate in (RequestFate.LOST, RequestFate.DUPLICATED):
                 log.warning(
                     "request.went_wrong",
@@ -167,6 +169,8 @@ class LoadRun:
         try:
             async with session.post(self._url + CHAT_PATH, data=body, headers=headers) as response:
                 answer.status = response.status
+                if response.status == 200 and response.content_type == PLAIN_TYPE:
+                    answer.take_plain(await response.read(), self._clock())
                 while data := await response.content.readany():
                     if response.status == 200:
                         for event in events.events_in(data):
@@ -237,19 +241,18 @@ class LoadRun:
         settings = self._settings
         salt = settings.seed * 1_000_003 + number
         text = prompt_text(shape, salt=salt, chars_per_token=settings.chars_per_token)
-        return json.dumps(
-            {
-                "model": settings.model,
-                "messages": [{"role": "user", "content": text}],
-                "max_tokens": shape.output_tokens,
-                "temperature": settings.temperature,
-                "seed": salt % 2**31,
-                "ignore_eos": True,
-                "return_token_ids": True,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-            }
-        ).encode()
+        body: dict[str, Any] = {
+            "model": settings.model,
+            "messages": [{"role": "user", "content": text}],
+            "max_tokens": shape.output_tokens,
+            "temperature": settings.temperature,
+            "seed": salt % 2**31,
+            "ignore_eos": True,
+            "return_token_ids": True,
+        }
+        if not (settings.plain_every and number % settings.plain_every == settings.plain_every - 1):
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        return json.dumps(body).encode()
 
 
 async def measure_chars_per_token(url: str, model: str) -> float:

@@ -1,4 +1,4 @@
-"""One streamed answer as the client saw it, read event by event, and when."""
+"""One answer as the client saw it, read event by event or in one piece, and when."""
 
 from __future__ import annotations
 
@@ -44,19 +44,33 @@ class StreamedAnswer:
     gaps_s: list[float] = field(default_factory=list)
     ended_at: float | None = None
 
+    def take_plain(self, data: bytes, at: float) -> None:
+        """Take in an answer that came in one piece: its only event, and its end."""
+        if (body := self._parsed(data)) is None:
+            return
+        choices = [{**choice, "delta": choice.get("message") or {}} for choice in body.get("choices") or ()]
+        self._take_body({**body, "choices": choices}, at)
+        self.num_dones += 1
+
     def take_event(self, data: bytes, at: float) -> None:
         """Take one event's data in."""
         if data == b"[DONE]":
             self.num_dones += 1
-            return
+        elif (event := self._parsed(data)) is not None:
+            self._take_body(event, at)
+
+    def _parsed(self, data: bytes) -> dict[str, Any] | None:
+        """The object; None, and the answer is garbled, when it is none."""
         try:
             event = json.loads(data)
         except ValueError:
-            self.is_garbled = True
-            return
-        if not isinstance(event, dict):
-            self.is_garbled = True
-            return
+            event = None
+        if isinstance(event, dict):
+            return event
+        self.is_garbled = True
+        return None
+
+    def _take_body(self, event: dict[str, Any], at: float) -> None:
         if event.get("error"):
             self.error = _message(event["error"])
             return

@@ -1,0 +1,136 @@
+"""What came of one fault, and what of it is not right."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from fleetctl.first_night.fault import Expectation
+from fleetctl.first_night.traffic import RequestCounts
+
+READY_NODES = 3  # of a healthy fleet
+
+
+@dataclass(frozen=True, slots=True)
+class FiredAlert:
+    """The first time that an alert fired after the fault; seconds count from the fault."""
+
+    name: str
+    where: str
+    severity: str
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SeenRun:
+    """A run that was proposed, approved by the person on call, and ended so."""
+
+    runbook: str
+    title: str
+    status: str
+    proposed_after_s: float
+    ended_after_s: float | None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenIncident:
+    """An incident that opened after the fault, as its page shows it at the end."""
+
+    id: str
+    title: str
+    severity: str
+    scope: dict[str, str]
+    alerts: tuple[str, ...]
+    opened_after_s: float
+    resolved_after_s: float | None
+    cause: str | None
+    confidence: str
+    verdict: str
+    runs: tuple[SeenRun, ...]
+    not_proposed: tuple[str, ...] = ()  # why, in the timeline's words
+    postmortem: str | None = None  # path
+    false: tuple[str, ...] = ()  # what its post-mortem says that is not so
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One fault's row."""
+
+    fault: str
+    title: str
+    at: float  # Unix seconds of the strike
+    alerts: tuple[FiredAlert, ...]
+    incidents: tuple[SeenIncident, ...]
+    requests: RequestCounts
+    ended_by: str  # page: a run succeeded; itself; person: the harness ended the fault
+    over_after_s: float | None  # all incidents resolved; None: not while it was watched
+    ready_nodes: int
+    windows: str = "default"  # of the alerts: default, or compressed
+    problems: tuple[str, ...] = ()  # of the harness itself: the row counts for nothing
+    software: str = ""
+    machine: str = ""
+    wrong: tuple[str, ...] = field(default=())
+
+    @property
+    def is_right(self) -> bool:
+        """Nothing is wrong, and the harness saw all of it."""
+        return not self.wrong and not self.problems
+
+    @property
+    def main_incident(self) -> SeenIncident | None:
+        """The first with a run that succeeded, else the first with a cause, else the first."""
+        ranked = sorted(
+            self.incidents,
+            key=lambda i: (not any(r.status == "succeeded" for r in i.runs), i.cause is None, i.opened_after_s),
+        )
+        return ranked[0] if ranked else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Ready for json.dumps."""
+        return {**asdict(self), "right": self.is_right}
+
+
+def find_wrong(outcome: Outcome, expects: Expectation) -> tuple[str, ...]:
+    """What is not as it should be, each as half a sentence. Pure."""
+    return (
+        *_wrong_alerts(outcome, expects),
+        *_wrong_incidents(outcome, expects),
+        *_wrong_requests(outcome.requests, expects),
+        *(f"post-mortem: {false}" for incident in outcome.incidents for false in incident.false),
+        *([] if outcome.over_after_s is not None else ["not over while it was watched"]),
+        *([] if outcome.ready_nodes >= READY_NODES else [f"{max(0, outcome.ready_nodes)} of 3 nodes ready at the end"]),
+    )
+
+
+def _wrong_alerts(outcome: Outcome, expects: Expectation) -> list[str]:
+    names = [alert.name for alert in outcome.alerts]
+    if not expects.alerts:
+        return [f"paged by {name}, and there is nothing to do" for name in dict.fromkeys(names)]
+    if not names:
+        return ["no alert"]
+    if not set(names) & set(expects.alerts):
+        return [f"the alert is {names[0]}, expected {' or '.join(expects.alerts)}"]
+    return []
+
+
+def _wrong_incidents(outcome: Outcome, expects: Expectation) -> list[str]:
+    main = outcome.main_incident
+    wrong: list[str] = []
+    if expects.causes and main is not None and main.cause not in expects.causes:
+        wrong.append(f"the cause named is {main.cause or 'none'}, expected {' or '.join(expects.causes)}")
+    runs = [run for incident in outcome.incidents for run in incident.runs]
+    if expects.pages and main is not None and not any(run.runbook in expects.pages for run in runs):
+        wrong.append(f"{' or '.join(expects.pages)} was not proposed")
+    if not expects.pages:
+        wrong += [f"{run.runbook} was proposed, which does not treat it" for run in runs]
+    return wrong + [f"{run.runbook} ended {run.status}" for run in runs if run.status not in ("succeeded", "cancelled")]
+
+
+def _wrong_requests(requests: RequestCounts, expects: Expectation) -> list[str]:
+    wrong = []
+    if requests.lost and not expects.loss:
+        wrong.append(f"{requests.lost} requests lost")
+    if requests.waited and not expects.late and not expects.loss:
+        wrong.append(f"{requests.waited} users waited more than 30 s for a first token")
+    return wrong

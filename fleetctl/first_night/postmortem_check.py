@@ -1,0 +1,67 @@
+"""Whether a post-mortem is true: what it states, beside what the harness counted as a client and did itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+ONSET_TOLERANCE_S = 30.0  # rates look back over 20 s, and a scrape is a second old
+
+_ONSET = re.compile(r"It began (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
+_CAUSE = re.compile(r"Cause: \*\*(?P<cause>[^*]+)\*\*")
+_LOST = re.compile(r"^\| lost \| (?P<lost>[^|]+) \|", re.MULTILINE)
+_RUN = re.compile(r"^### (?P<title>.+): (?P<status>\w+)$", re.MULTILINE)
+_DONE = re.compile(r"^## What was done$(?P<part>.*?)^## ", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """What a post-mortem says. None: it says nothing of that."""
+
+    began_at: float | None
+    cause: str | None
+    lost: int | None
+    runs: tuple[str, ...]  # their statuses, in order
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the harness knows by itself."""
+
+    struck_at: float
+    lost: int  # from the strike to the incident's end, as clients saw it
+    lost_late: int  # of other requests, those that ended in the seconds around that end
+    causes: Collection[str]  # those that are right; empty: none is asked for
+    runs: Sequence[str]  # statuses of the runs that it approved
+
+
+def read_postmortem(page: str) -> Stated:
+    """The statements of a page in Markdown."""
+    began = _ONSET.search(page)
+    cause = _CAUSE.search(page)
+    lost = _LOST.search(page)
+    done = _DONE.search(page)
+    return Stated(
+        began_at=datetime.fromisoformat(began[1]).replace(tzinfo=UTC).timestamp() if began else None,
+        cause=cause["cause"].replace("\\", "") if cause else None,
+        lost=int(lost["lost"]) if lost and lost["lost"].strip().isdecimal() else None,
+        runs=tuple(match["status"] for match in _RUN.finditer(done["part"])) if done else (),
+    )
+
+
+def find_false(stated: Stated, known: Known) -> tuple[str, ...]:
+    """What the page states that is not so, each as a sentence's half. What it leaves open is not false."""
+    false: list[str] = []
+    if stated.lost is not None and not known.lost <= stated.lost <= known.lost + known.lost_late:
+        false.append(f"says lost {stated.lost}, clients lost {known.lost}")
+    if stated.lost is None and known.lost:
+        false.append(f"does not say how many were lost, clients lost {known.lost}")
+    if stated.began_at is not None and (gap := abs(stated.began_at - known.struck_at)) > ONSET_TOLERANCE_S:
+        false.append(f"its onset is {gap:.0f} s off")
+    if known.causes and stated.cause is not None and stated.cause not in known.causes:
+        false.append(f"names {stated.cause}")
+    if list(stated.runs) != list(known.runs):
+        false.append(f"lists runs {', '.join(stated.runs) or 'none'}, there were {', '.join(known.runs) or 'none'}")
+    return tuple(false)

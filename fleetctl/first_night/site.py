@@ -1,0 +1,146 @@
+"""The fleet that a fault strikes: its processes, its nodes' fault switches, and requests against its gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from fleetctl.client import ControllerClient
+from fleetctl.first_night.traffic import NightTraffic
+from fleetctl.kit.errors import FleetctlError, UnreachableError
+from fleetctl.settings.tree import read_token
+from fleetctl.stack import Stack
+from fleetctl.wire import ActionRequest, Alert, AlertState, NodePhase, RunStatus
+
+VICTIM = "node-2"  # the node that faults of one node strike
+NODES = ("node-1", "node-2", "node-3")
+CORE_WORDS = ("engine", "core")  # in a core's command line
+FAULT_TIMEOUT_S = 10.0
+POLL_S = 0.2
+ACT_TIMEOUT_S = 30.0
+OPERATOR = "first-night"  # who asks and approves, in the fleet's own records
+
+
+class Site:
+    """What faults are made of. Every method acts on this fleet's own processes alone."""
+
+    def __init__(self, stack: Stack, client: ControllerClient, traffic: NightTraffic) -> None:
+        self.stack = stack
+        self.client = client
+        self.traffic = traffic
+
+    def send_signal(self, name: str, number: signal.Signals) -> None:
+        """Signal one process by its name (controller, gateway, node-2), and none of its children.
+
+        Raises FleetctlError when it does not run.
+        """
+        _send(self._pid(name), number)
+
+    def signal_core(self, node: str, number: signal.Signals) -> None:
+        """Signal the node's core process. Raises FleetctlError when the node has none."""
+        if (pid := self.core_pid(node)) is None:
+            raise FleetctlError(f"{node} has no core process")
+        _send(pid, number)
+
+    def core_pid(self, node: str) -> int | None:
+        """The pid of the node's core process; None while it has none."""
+        for child in _children(self._pid(node)):
+            words = _command_line(child)
+            if any(words[at : at + 2] == list(CORE_WORDS) for at in range(len(words))):
+                return child
+        return None
+
+    def is_running(self, name: str) -> bool:
+        """Whether the process lives, stopped ones included."""
+        return self.stack.table.observe(name).running
+
+    async def set_faults(self, node: str, **faults: Any) -> None:
+        """Turn faults of a node on, or off with None. Raises FleetctlError when the node refuses or is silent."""
+        url = self.stack.table.observe(node).url
+        headers = {"Authorization": f"Bearer {read_token(self.stack.settings.node_token_file)}"}
+        try:
+            async with httpx.AsyncClient(timeout=FAULT_TIMEOUT_S, trust_env=False) as http:
+                answer = await http.post(f"{url}/admin/faults", json=faults, headers=headers)
+        except httpx.HTTPError as error:
+            raise UnreachableError(f"{node} does not take the fault: {type(error).__name__}") from error
+        if answer.status_code != 200:
+            raise FleetctlError(f"{node} refused the fault: {answer.status_code} {answer.text[:200]}")
+
+    async def clear_faults(self, node: str, *names: str) -> None:
+        """Turn faults off on a node that may be gone."""
+        with suppress(FleetctlError):
+            await self.set_faults(node, **dict.fromkeys(names))
+
+    async def act(self, command: str) -> None:
+        """Carry out one fleetctl command, as an operator would. Raises FleetctlError when it is refused or fails."""
+        run = await self.client.act(ActionRequest(command=command, reason="first night", requested_by=OPERATOR))
+        deadline = time.monotonic() + ACT_TIMEOUT_S
+        while not run.status.is_terminal and time.monotonic() < deadline:
+            await asyncio.sleep(POLL_S)
+            run = await self.client.get_run(run.id)
+        if run.status is not RunStatus.SUCCEEDED:
+            raise FleetctlError(f"{command}: {run.status.value} {run.error}")
+
+    async def start_missing(self) -> None:
+        """`fleetctl up` again: start what does not run, and wait until all is ready."""
+        await self.stack.up(lambda _: None)
+
+    async def alerts_of(self, node: str) -> list[Alert]:
+        """The node's alerts that are pending or firing; none while the controller does not answer."""
+        try:
+            alerts = await self.client.alerts()
+        except UnreachableError:
+            return []
+        standing = (AlertState.PENDING, AlertState.FIRING)
+        return [alert for alert in alerts if alert.labels.get("node") == node and alert.state in standing]
+
+    async def ready_nodes(self) -> int:
+        """Nodes that are ready, as the controller sees them; -1 when it does not answer."""
+        try:
+            return sum(node.phase is NodePhase.READY for node in await self.client.nodes())
+        except FleetctlError:
+            return -1
+
+    def _pid(self, name: str) -> int:
+        pid = self.stack.table.observe(name).pid
+        if pid is None:
+            raise FleetctlError(f"{name} does not run")
+        return pid
+
+
+async def wait_for(condition: Callable[[], bool], timeout_s: float) -> bool:
+    """Whether the condition came to hold in time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        await asyncio.sleep(POLL_S)
+    return True
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            found += [int(word) for word in task.read_text().split()]
+    return found
+
+
+def _command_line(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+    except OSError:
+        return []

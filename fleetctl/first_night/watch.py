@@ -1,0 +1,136 @@
+"""The person on call: reads alerts and incidents as they come, approves what is proposed, and notes when."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from fleetctl.client import ControllerClient
+from fleetctl.first_night.outcome import FiredAlert, SeenIncident, SeenRun
+from fleetctl.first_night.postmortem_check import Known, find_false, read_postmortem
+from fleetctl.first_night.site import OPERATOR
+from fleetctl.first_night.traffic import NightTraffic
+from fleetctl.kit.errors import FleetctlError, UnreachableError
+from fleetctl.wire import (
+    Alert,
+    AlertState,
+    ApprovalRequest,
+    Incident,
+    IncidentStatus,
+    Run,
+    RunStatus,
+)
+
+READS_FOR_S = 3.0  # a person, before they approve
+EDGE_S = 5.0  # around an incident's end: the gateway's counters are read once a second, and clients end later
+
+
+class Watch:
+    """What was seen from the strike on. Times are Unix seconds."""
+
+    def __init__(self, client: ControllerClient, struck_at: float) -> None:
+        self._client = client
+        self.struck_at = struck_at
+        self.alerts: dict[tuple[str, str], FiredAlert] = {}
+        self.incidents: list[Incident] = []
+        self.runs: list[Run] = []
+        self._standing: Sequence[Alert] = ()
+        self.answered = False  # whether the controller answered the last look
+
+    async def look(self) -> None:
+        """One look at everything; approves what has been proposed for a while."""
+        try:
+            self._standing = await self._client.alerts()
+            listed = [i for i in await self._client.incidents() if i.opened_at >= self.struck_at]
+            self.incidents = sorted(listed, key=lambda incident: incident.opened_at)
+            ids = {incident.id for incident in self.incidents}
+            self.runs = [run for run in await self._client.runs() if run.incident_id in ids]
+            self.answered = True
+        except UnreachableError:
+            self.answered = False
+            return
+        now = time.time()
+        for alert in self._standing:
+            fired = alert.fired_at
+            if fired is not None and fired >= self.struck_at and alert.state is not AlertState.PENDING:
+                where = alert.labels.get("node") or alert.labels.get("pool") or "fleet"
+                self.alerts.setdefault(
+                    (alert.name, where), FiredAlert(alert.name, where, alert.severity, fired - self.struck_at)
+                )
+        for run in self.runs:
+            if run.status is RunStatus.PROPOSED and now - run.created_at >= READS_FOR_S:
+                await self._approve(run)
+
+    async def _approve(self, run: Run) -> None:
+        try:
+            await self._client.decide(run.id, ApprovalRequest(decision="approve", by=OPERATOR))
+        except FleetctlError:
+            return  # withdrawn in this very moment, or the controller is away: the next look tells
+
+    @property
+    def first_fired_at(self) -> float | None:
+        """When the first alert fired."""
+        return min((self.struck_at + alert.after_s for alert in self.alerts.values()), default=None)
+
+    @property
+    def is_firing(self) -> bool:
+        """Whether any alert fires or is pending now."""
+        return any(alert.state in (AlertState.PENDING, AlertState.FIRING) for alert in self._standing)
+
+    @property
+    def has_active_run(self) -> bool:
+        """Whether a run is under way, or waits for the person."""
+        return any(not run.status.is_terminal for run in self.runs)
+
+    @property
+    def has_open_incident(self) -> bool:
+        """Whether an incident is not over, or has no post-mortem yet."""
+        return any(i.status is not IncidentStatus.RESOLVED for i in self.incidents)
+
+    def last_run_ended_at(self) -> float | None:
+        """When the last run ended; None without one."""
+        return max((run.updated_at for run in self.runs if run.status.is_terminal), default=None)
+
+    async def seen_incidents(self, traffic: NightTraffic, causes: Sequence[str]) -> tuple[SeenIncident, ...]:
+        """Every incident with its post-mortem judged. Call it when all requests have ended."""
+        return tuple([await self._seen(incident.id, traffic, causes) for incident in self.incidents])
+
+    async def _seen(self, incident_id: str, traffic: NightTraffic, causes: Sequence[str]) -> SeenIncident:
+        incident = await self._client.incident(incident_id)
+        diagnosis = incident.diagnosis
+        return SeenIncident(
+            id=incident.id,
+            title=incident.title,
+            severity=incident.severity,
+            scope=incident.scope,
+            alerts=tuple(alert.name for alert in incident.alerts),
+            opened_after_s=incident.opened_at - self.struck_at,
+            resolved_after_s=None if incident.resolved_at is None else incident.resolved_at - self.struck_at,
+            cause=diagnosis.cause if diagnosis else None,
+            confidence=diagnosis.confidence if diagnosis else "unknown",
+            verdict=diagnosis.title if diagnosis else "",
+            runs=tuple(self._seen_run(run) for run in incident.runs),
+            not_proposed=tuple(e.text for e in incident.timeline if e.kind == "remediation.not_proposed"),
+            postmortem=incident.postmortem,
+            false=self._false_in(incident, traffic, causes),
+        )
+
+    def _seen_run(self, run: Run) -> SeenRun:
+        ended = run.updated_at - self.struck_at if run.status.is_terminal else None
+        return SeenRun(
+            run.runbook, run.title, run.status.value, run.created_at - self.struck_at, ended, run.error[:500]
+        )
+
+    def _false_in(self, incident: Incident, traffic: NightTraffic, causes: Sequence[str]) -> tuple[str, ...]:
+        if incident.postmortem is None:
+            return ("there is none",) if incident.status is IncidentStatus.RESOLVED else ()
+        resolved_at = incident.resolved_at or time.time()
+        known = Known(
+            struck_at=self.struck_at,
+            lost=traffic.lost_between(self.struck_at, resolved_at - EDGE_S),
+            lost_late=traffic.lost_between(resolved_at - EDGE_S, resolved_at + EDGE_S),
+            causes=causes,
+            runs=[run.status.value for run in incident.runs],
+        )
+        return find_false(read_postmortem(Path(incident.postmortem).read_text(encoding="utf-8")), known)
