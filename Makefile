@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 export FLEETCTL_STATE_DIR ?= $(CURDIR)/.fleetctl
 PYTEST_ARGS ?=
 
-.PHONY: help bench-engine bench-signals soak-node demo up down top test test-gpu test-wheel wheel mutants bench-kernels check format setup setup-dev debs clean
+.PHONY: help bench-engine bench-signals first-night soak-node demo up down top test test-gpu test-wheel wheel mutants bench-kernels check format setup setup-dev debs clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 18
@@ -54,6 +54,9 @@ bench-signals: setup-dev debs ## CPU, memory and rule time of our signals beside
 
 soak-node: setup ## Mixed traffic and disturbances against a real node for 30 minutes (SOAK_ARGS="--minutes 1")
 	@$(BIN)/python -m engine.soak $(SOAK_ARGS)
+
+first-night: setup ## Break a real fleet in 22 ways under traffic and judge what comes of it (FAULT=sigstop-api)
+	@$(BIN)/python -m fleetctl.first_night $(if $(FAULT),--fault $(FAULT)) $(FIRST_NIGHT_ARGS)
 
 check: setup-dev ## Format, lint, types, imports
 	$(BIN)/ruff format --check .

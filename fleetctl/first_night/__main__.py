@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
         results = settings.state_dir / FOLDER / "results"
         if not args.write_only:
             faults = _chosen(args.fault)
-            rows = _run(settings, faults, NightPlan(args.rate, args.seed, args.quick), results)
+            rows = _run(settings, faults, NightPlan(args.rate, args.seed, args.runner, args.quick), results)
         else:
             rows = load_results(results)
         if args.write:
@@ -95,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="the faults, and nothing else")
     parser.add_argument("--quick", action="store_true", help="shorter windows of the slow alerts, shorter baselines")
     parser.add_argument("--rate", type=_rate, default=2.0, help="requests a second (%(default)s)")
+    parser.add_argument("--runner", default="torch", choices=("torch", "fake"), help="of the nodes (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the traffic (%(default)s)")
     parser.add_argument("-o", "--output", default="table", choices=("table", "json"), help="%(default)s")
     parser.add_argument("--write", metavar="FILE", help="write the page from the last result of every fault")

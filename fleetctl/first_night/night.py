@@ -45,6 +45,9 @@ class NightPlan:
 
     rate_per_s: float = 2.0
     seed: int = 0
+    runner: str = (
+        "torch"  # or fake: repeatable tokens and a cost model, where the machine is too busy for three engines
+    )
     is_compressed: bool = False  # shorter windows of the slow alerts, and shorter baselines
 
 
@@ -57,7 +60,7 @@ def settings_for_night(base: Settings, fault: Fault, plan: NightPlan) -> Setting
         state_dir=state_dir,
         controller={"host": "127.0.0.1", "port": port, "url": f"http://127.0.0.1:{port}", "policy": "ask"},
         gateway={"host": "127.0.0.1", "port": free_port()},
-        fleet={"nodes": READY_NODES, "enable_faults": True, "node_options": NODE_OPTIONS},
+        fleet={"nodes": READY_NODES, "enable_faults": True, "node_options": {**NODE_OPTIONS, "runner": plan.runner}},
         content=(*base.content, state_dir / "content") if plan.is_compressed else None,
     )
 
@@ -115,6 +118,7 @@ class _Night:
             over_after_s=None if self._is_open(watch) else self._over_after_s(watch),
             ready_nodes=await self._site.ready_nodes(),
             windows="compressed" if self._plan.is_compressed else "default",
+            runner=self._plan.runner,
             problems=tuple(self._problems),
         )
         return replace(outcome, wrong=find_wrong(outcome, self._fault.expects))

@@ -67,8 +67,8 @@ class Outcome:
     over_after_s: float | None  # all incidents resolved; None: not while it was watched
     ready_nodes: int
     windows: str = "default"  # of the alerts: default, or compressed
+    runner: str = "torch"  # of the nodes
     problems: tuple[str, ...] = ()  # of the harness itself: the row counts for nothing
-    software: str = ""
     machine: str = ""
     wrong: tuple[str, ...] = field(default=())
 

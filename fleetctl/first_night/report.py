@@ -120,7 +120,10 @@ def _not_right(rows: Iterable[Row]) -> list[str]:
 
 def _notes(rows: Sequence[Row]) -> list[str]:
     compressed = [row["fault"] for row in rows if row["windows"] == "compressed"]
+    fake = [row["fault"] for row in rows if row["runner"] == "fake"]
     notes = [
+        "- The nodes computed a small model"
+        + (f", and only pretended to for {', '.join(fake)} (`--runner fake`)." if fake else " in every row."),
         "- Windows (`for:`) of the alerts are the package's own"
         + (f", but shorter for {', '.join(compressed)}." if compressed else " in every row."),
     ]

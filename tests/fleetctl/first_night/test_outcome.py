@@ -1,0 +1,92 @@
+"""What counts as right after a fault, and what its row says otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fleetctl.first_night.fault import FAULTS, Expectation
+from fleetctl.first_night.outcome import FiredAlert, Outcome, SeenIncident, SeenRun, find_wrong
+from fleetctl.first_night.report import WIDTH, page, table
+from fleetctl.first_night.traffic import RequestCounts
+
+RUN = SeenRun("replace-node", "Replace node-2 with node-2b", "succeeded", 63.0, 90.0)
+INCIDENT = SeenIncident(
+    id="inc-1",
+    title="LLMNodeDown on node-2",
+    severity="page",
+    scope={"node": "node-2"},
+    alerts=("LLMNodeDown",),
+    opened_after_s=61.0,
+    resolved_after_s=95.0,
+    cause="node_down",
+    confidence="confirmed",
+    verdict="node-2 does not answer",
+    runs=(RUN,),
+    postmortem="/state/incidents/inc-1/postmortem.md",
+)
+MENDED = Outcome(
+    fault="sigstop-api",
+    title="SIGSTOP of a node's API process",
+    at=1_800_000_000.0,
+    alerts=(FiredAlert("LLMNodeDown", "node-2", "page", 61.0),),
+    incidents=(INCIDENT,),
+    requests=RequestCounts(sent=300, finished=300, moved=3),
+    ended_by="page",
+    over_after_s=95.0,
+    ready_nodes=3,
+)
+EXPECTED = Expectation(alerts=("LLMNodeDown",), causes=("node_down",), pages=("replace-node",))
+QUIET = replace(MENDED, alerts=(), incidents=(), ended_by="itself", over_after_s=0.0)
+
+
+def incident_with(**changes: object) -> Outcome:
+    return replace(MENDED, incidents=(replace(INCIDENT, **changes),))  # type: ignore[arg-type]
+
+
+def test_night_with_page_cause_repair_and_no_loss_is_right() -> None:
+    assert find_wrong(MENDED, EXPECTED) == ()
+
+
+def test_fault_that_heals_itself_is_right_in_silence() -> None:
+    assert find_wrong(QUIET, Expectation()) == ()
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expects", "word"),
+    [
+        (replace(MENDED, alerts=()), EXPECTED, "no alert"),
+        (replace(MENDED, alerts=(FiredAlert("LLMNodeSlow", "node-2", "page", 9.0),)), EXPECTED, "LLMNodeSlow"),
+        (MENDED, Expectation(pages=("replace-node",)), "nothing to do"),
+        (incident_with(cause="slow_node"), EXPECTED, "slow_node"),
+        (incident_with(cause=None), EXPECTED, "named is none"),
+        (incident_with(runs=()), EXPECTED, "not proposed"),
+        (incident_with(runs=(replace(RUN, status="undone"),)), EXPECTED, "ended undone"),
+        (MENDED, replace(EXPECTED, pages=()), "does not treat"),
+        (incident_with(false=("says lost 0, clients lost 5",)), EXPECTED, "clients lost 5"),
+        (replace(MENDED, requests=RequestCounts(sent=300, finished=298, lost=2)), EXPECTED, "2 requests lost"),
+        (replace(MENDED, requests=RequestCounts(sent=300, finished=300, waited=13)), EXPECTED, "13 users waited"),
+        (replace(MENDED, over_after_s=None), EXPECTED, "not over"),
+        (replace(MENDED, ready_nodes=2), EXPECTED, "2 of 3 nodes"),
+    ],
+)
+def test_what_went_wrong_is_named(outcome: Outcome, expects: Expectation, word: str) -> None:
+    (wrong,) = find_wrong(outcome, expects)
+    assert word in wrong
+
+
+def test_loss_that_no_other_node_could_prevent_is_not_wrong() -> None:
+    outcome = replace(MENDED, requests=RequestCounts(sent=300, finished=290, lost=10))
+    assert find_wrong(outcome, replace(EXPECTED, loss="the gateway holds them")) == ()
+
+
+def test_table_fits_the_terminal_and_page_has_every_fault() -> None:
+    wrong = replace(incident_with(cause="long_context_outlier"), wrong=("the cause named is " + "long " * 30,))
+    rows = [{**wrong.to_json(), "fault": fault.name, "machine": "a CPU"} for fault in FAULTS]
+    assert max(map(len, table(rows).splitlines())) <= WIDTH  # type: ignore[arg-type]
+    written = page(rows)
+    for fault in FAULTS:
+        assert f"**{fault.name}**" in written
+    assert "0 of 22 right" in written
+    assert "a CPU" in written
