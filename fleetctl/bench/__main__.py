@@ -15,7 +15,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fleetctl.bench.contest import BenchError, BenchPlan, BenchRow, run
+from fleetctl.bench.contest import BenchPlan, BenchRow, run
+from fleetctl.bench.measured import BenchError
 from fleetctl.bench.report import describe_machine, render
 
 _WARM_S = 55.0  # rules of one minute have mostly been evaluated twice by then

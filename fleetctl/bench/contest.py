@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -16,18 +15,12 @@ from typing import Any
 
 import httpx
 
+from fleetctl.bench.measured import BenchError, cpu_s_of, lines_of, memory_mb_of, process_of, tail_of, wait_for
 from fleetctl.bench.workload import INTERVAL_S, labels_of, rule_files
 from fleetctl.providers.local import free_port
 
-_CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
-_START_S = 60.0
-_STOP_S = 20.0
 _MANY_NODES = 2000
 _MANY_NODES_EVERY_S = 30.0
-
-
-class BenchError(Exception):
-    """A process of the bench did not do its part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +92,8 @@ def run(plan: BenchPlan, say: Callable[[str], None]) -> Iterator[BenchRow]:
 def _served(plan: BenchPlan, folder: Path) -> Iterator[int]:
     seconds = plan.warm_s + plan.measure_s + 60
     command = [sys.executable, "-m", "fleetctl.bench.serve", "--seconds", str(seconds)]
-    with _process([*command, "--full"] if plan.is_full else command, folder / "serve") as process:
-        out = _wait_for(lambda: (folder / "serve.out").read_text().strip(), process, folder / "serve")
+    with process_of([*command, "--full"] if plan.is_full else command, folder / "serve") as process:
+        out = wait_for(lambda: (folder / "serve.out").read_text().strip(), process, folder / "serve")
         yield int(out)
 
 
@@ -108,15 +101,15 @@ def _ours(plan: BenchPlan, num_nodes: int, port: int, folder: Path, stack: ExitS
     load, every_s = os.getloadavg()[0], plan.rules_every_s or INTERVAL_S
     command = [sys.executable, "-m", "fleetctl.bench.signal_side", "--port", str(port), "--nodes", str(num_nodes)]
     command += map(str, rule_files(folder, every_s))
-    process = stack.enter_context(_process(command, folder / "ours"))
+    process = stack.enter_context(process_of(command, folder / "ours"))
     time.sleep(plan.warm_s)
-    cpu, before = _cpu_s(process), len(_lines(folder / "ours.out"))
+    cpu, before = cpu_s_of(process), len(lines_of(folder / "ours.out"))
     began = time.monotonic()
     time.sleep(plan.measure_s)
-    took_s, cpu = time.monotonic() - began, _cpu_s(process) - cpu
-    ticks = [json.loads(line) for line in _lines(folder / "ours.out")[before:]]
+    took_s, cpu = time.monotonic() - began, cpu_s_of(process) - cpu
+    ticks = [json.loads(line) for line in lines_of(folder / "ours.out")[before:]]
     if process.poll() is not None or not ticks:
-        raise BenchError(f"ours ended: {_tail(folder / 'ours.err')}")
+        raise BenchError(f"ours ended: {tail_of(folder / 'ours.err')}")
     last = ticks[-1]
     num_passes = took_s / every_s
     wall_ms = sum(tick["wall_ms"] for tick in ticks) / num_passes
@@ -129,8 +122,8 @@ def _ours(plan: BenchPlan, num_nodes: int, port: int, folder: Path, stack: ExitS
         every_s,
         last["series"],
         cpu * 60 / took_s,
-        _memory_mb(process, "VmRSS"),
-        _memory_mb(process, "VmHWM"),
+        memory_mb_of(process, "VmRSS"),
+        memory_mb_of(process, "VmHWM"),
         wall_ms,
         load,
         note,
@@ -143,7 +136,7 @@ def _prometheus(plan: BenchPlan, num_nodes: int, port: int, folder: Path, stack:
     config = folder / "prometheus.yml"
     config.write_text(json.dumps(_config(num_nodes, port, rule_files(folder, every_s))))  # JSON is YAML
     process = stack.enter_context(
-        _process(
+        process_of(
             [
                 plan.prometheus,
                 f"--config.file={config}",
@@ -155,14 +148,14 @@ def _prometheus(plan: BenchPlan, num_nodes: int, port: int, folder: Path, stack:
         )
     )
     with httpx.Client(base_url=f"http://127.0.0.1:{own}", trust_env=False, timeout=20.0) as client:
-        _wait_for(lambda: _is_ready(client), process, folder / "prometheus")
+        wait_for(lambda: _is_ready(client), process, folder / "prometheus")
         time.sleep(plan.warm_s)
-        cpu, evaluated_s = _cpu_s(process), _evaluated_s(client)
+        cpu, evaluated_s = cpu_s_of(process), _evaluated_s(client)
         began = time.monotonic()
         time.sleep(plan.measure_s)
-        took_s, cpu = time.monotonic() - began, _cpu_s(process) - cpu
+        took_s, cpu = time.monotonic() - began, cpu_s_of(process) - cpu
         evaluated_s = _evaluated_s(client) - evaluated_s
-        memory = _memory_mb(process, "VmRSS"), _memory_mb(process, "VmHWM")
+        memory = memory_mb_of(process, "VmRSS"), memory_mb_of(process, "VmHWM")
         series = round(_asked(client, "prometheus_tsdb_head_series"))
         missed = round(_asked(client, "sum(prometheus_rule_group_iterations_missed_total)"))
         firing = round(_asked(client, 'count(ALERTS{alertstate="firing"}) or vector(0)'))
@@ -218,48 +211,3 @@ def _asked(client: httpx.Client, query: str) -> float:
         return sum(value for each, value in _metrics(client) if each.startswith(name))
     result = client.get("/api/v1/query", params={"query": query}).json()["data"]["result"]
     return float(result[0]["value"][1]) if result else 0.0
-
-
-@contextmanager
-def _process(command: list[str], out: Path) -> Iterator[subprocess.Popen[bytes]]:
-    with Path(f"{out}.out").open("wb") as stdout, Path(f"{out}.err").open("wb") as stderr:
-        process = subprocess.Popen(command, stdout=stdout, stderr=stderr)
-        try:
-            yield process
-        finally:
-            process.terminate()
-            try:
-                process.wait(_STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-def _wait_for(look: Callable[[], str], process: subprocess.Popen[bytes], out: Path) -> str:
-    deadline = time.monotonic() + _START_S
-    while not (found := look()):
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise BenchError(f"{out.name} did not start: {_tail(Path(f'{out}.err'))}")
-        time.sleep(0.1)
-    return found
-
-
-def _cpu_s(process: subprocess.Popen[bytes]) -> float:
-    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _CLOCK_TICKS
-
-
-def _memory_mb(process: subprocess.Popen[bytes], field: str) -> float:
-    for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024 / 1e6
-    raise BenchError(f"/proc/{process.pid}/status has no {field}")
-
-
-def _lines(path: Path) -> list[str]:
-    """Whole lines."""
-    return path.read_text().split("\n")[:-1]
-
-
-def _tail(path: Path) -> str:
-    return " ".join(path.read_text(errors="replace").split())[-500:]

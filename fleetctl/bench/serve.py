@@ -1,4 +1,6 @@
-"""`python -m fleetctl.bench.serve`: many nodes' /<number>/metrics in one small HTTP server process.
+"""`python -m fleetctl.bench.serve`: many nodes' metrics and health in one small HTTP server process.
+
+Node n answers at /<n>/metrics and /<n>/health/*.
 
 Texts are made before the first request, so that what it costs to make them is nobody's measurement.
 """
@@ -17,6 +19,8 @@ from fleetctl.bench.expositions import NodeExposition
 from fleetctl.bench.workload import ENGINE_OF, INTERVAL_S, NUM_KINDS
 
 _HEAD = "HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: {}\r\n\r\n"
+_READY_BODY = b'{"ready": true, "reason": "ready", "since": 1700000000.0, "age_s": 1.0}'
+_READY = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(_READY_BODY)
 _NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
 _MAX_REQUEST_BYTES = 16 * 1024
 
@@ -39,9 +43,11 @@ class _Connection(asyncio.Protocol):
 
     def _answer(self, request: bytes) -> bytes:
         path = request.split(b" ", 2)[1]
-        number = path.strip(b"/").partition(b"/")[0]
+        number, _, rest = path.strip(b"/").partition(b"/")
         if not number.isdigit():
             return _NOT_FOUND
+        if rest.startswith(b"health/"):
+            return _READY + _READY_BODY
         texts = self._texts[int(number) % NUM_KINDS]
         slot = int((time.monotonic() - self._started_at) / INTERVAL_S)
         return texts[min(slot, len(texts) - 1)]
@@ -56,7 +62,7 @@ async def _serve(seconds: float, *, is_full: bool) -> None:
         texts.append([_HEAD.format(len(body)).encode() + body for body in bodies])
     started_at = time.monotonic()
     server = await asyncio.get_running_loop().create_server(
-        lambda: _Connection(texts, started_at), "127.0.0.1", 0, backlog=1024
+        lambda: _Connection(texts, started_at), "127.0.0.1", 0, backlog=8192
     )
     sys.stdout.write(f"{server.sockets[0].getsockname()[1]}\n")
     sys.stdout.flush()

@@ -22,9 +22,9 @@ with hidden_imports("rich"):  # as the controller starts
     from alerts.evaluation.rules import load_rule_files
     from alerts.series.store import SeriesStore
     from fleetctl.bench.workload import INTERVAL_S, labels_of
-    from fleetctl.controller.signals.fetch import Fetcher
     from fleetctl.controller.signals.scrape_slots import ScrapeTarget, SlotScraper
     from fleetctl.kit.clock import SystemClock
+    from fleetctl.kit.fetch import Fetcher
     from fleetctl.kit.log import configure_logging
 
 

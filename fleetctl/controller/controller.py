@@ -31,7 +31,7 @@ from fleetctl.controller.metrics import ControllerMetrics
 from fleetctl.controller.nodes.effects import FleetEffects
 from fleetctl.controller.nodes.fleet import Fleet
 from fleetctl.controller.nodes.lookup import FleetLookup
-from fleetctl.controller.nodes.node_client import NodeClient
+from fleetctl.controller.nodes.node_client import MAX_ANSWER_BYTES, PROBE_TIMEOUT_S, NodeClient
 from fleetctl.controller.nodes.routing import GatewayWatch, Routing
 from fleetctl.controller.records import Records
 from fleetctl.controller.signals.prometheus_signals import PrometheusSignals
@@ -41,6 +41,8 @@ from fleetctl.controller.state_lock import hold_state_lock
 from fleetctl.controller.timeline import Timeline
 from fleetctl.kit.clock import Clock, SystemClock
 from fleetctl.kit.errors import BadInputError
+from fleetctl.kit.fetch import Fetcher
+from fleetctl.kit.stall import StallMonitor
 from fleetctl.providers.provider import NodeProvider
 from fleetctl.wire import NodePhase
 from runbooks.errors import RunbookError
@@ -108,12 +110,14 @@ async def open_controller(
     rules = RulesInForce(content_now, settings.signals, clock)
     async with AsyncExitStack() as stack:
         records, journal = await _open_state(config, clock, stack)
-        client = NodeClient(await stack.enter_async_context(httpx.AsyncClient(trust_env=False)), config.node_token)
+        stalls = _open_stall_monitor(stack)
+        client = await _open_node_client(config, stalls, stack)
         content = ContentStore(settings.content, content_now, records.timeline, records.metrics, records.clock)
         routing = await Routing.opened(records)
         book = await IncidentBook.opened(records)
-        fleet = Fleet(records, provider, client, routing, book.of_node)
-        scraper, signals = _open_signals(config, rules, fleet, records, stack)
+        fleet = Fleet(records, provider, client, routing, book.of_node, interval_s=settings.controller.probe_interval_s)
+        stack.push_async_callback(fleet.stop)
+        scraper, signals = _open_signals(config, rules, fleet, stalls, records, stack)
         content.when_loaded(rules.exchange)
         content.when_loaded(lambda _: signals.read_for(rules.groups))
         effects = _effects(config, provider, client, fleet, routing, scraper, records)
@@ -184,12 +188,31 @@ async def _open_state(config: ControllerConfig, clock: Clock, stack: AsyncExitSt
     return Records(clock, database, await Timeline.opened(database, clock), ControllerMetrics()), journal
 
 
+def _open_stall_monitor(stack: AsyncExitStack) -> StallMonitor:
+    stalls = StallMonitor()
+    stalls.start()
+    stack.callback(stalls.stop)
+    return stalls
+
+
+async def _open_node_client(config: ControllerConfig, stalls: StallMonitor, stack: AsyncExitStack) -> NodeClient:
+    probes = Fetcher(timeout_s=PROBE_TIMEOUT_S, max_bytes=MAX_ANSWER_BYTES, stalls=stalls)
+    stack.push_async_callback(probes.close)
+    http = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
+    return NodeClient(http, probes, config.node_token)
+
+
 def _open_signals(
-    config: ControllerConfig, rules: RulesInForce, fleet: Fleet, records: Records, stack: AsyncExitStack
+    config: ControllerConfig,
+    rules: RulesInForce,
+    fleet: Fleet,
+    stalls: StallMonitor,
+    records: Records,
+    stack: AsyncExitStack,
 ) -> tuple[Scraper, Signals]:
     """Who scrapes what is ours, and who fills the store: the same, unless there is a Prometheus."""
     prometheus = config.settings.signals.prometheus
-    scraper = Scraper(fleet, rules.store, records, config.settings, config.gateway_url)
+    scraper = Scraper(fleet, rules.store, records, config.settings, config.gateway_url, stalls)
     stack.push_async_callback(scraper.stop)
     if prometheus is None:
         return scraper, scraper

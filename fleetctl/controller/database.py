@@ -7,10 +7,10 @@ slept can't change anything.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import sqlalchemy as sa
 import structlog
@@ -21,6 +21,8 @@ from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError
 log = structlog.get_logger()
 
 T = TypeVar("T")
+R = TypeVar("R")
+MAX_GROUP = 1000  # items in one transaction: others wait for it
 BUSY_TIMEOUT_MS = 10_000
 
 
@@ -130,6 +132,46 @@ class Database:
             remedy="restore it, or start with an empty history, which finds running nodes again:"
             f" mv {self._place} {self._place}.broken",
         )
+
+
+class GroupCommit(Generic[T, R]):
+    """Many small writes in few transactions: those that come while one is under way go together into the next.
+
+    A fleet of thousands changes all at once; one commit each would take minutes. Threading: belongs to one event loop.
+    """
+
+    def __init__(self, database: Database, write: Callable[[sa.Connection, Sequence[T]], Sequence[R]]) -> None:
+        """`write` stores all items, in their order, and gives each one's result."""
+        self._database = database
+        self._write = write
+        self._waiting: list[tuple[T, asyncio.Future[R]]] = []
+        self._writer: asyncio.Task[None] | None = None
+
+    def add(self, item: T) -> asyncio.Future[R]:
+        """The item's result, once its transaction is committed. Raises what the transaction raised."""
+        result: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        self._waiting.append((item, result))
+        if self._writer is None:
+            self._writer = asyncio.get_running_loop().create_task(self._write_all(), name="group-commit")
+        return result
+
+    async def _write_all(self) -> None:
+        try:
+            while self._waiting:
+                batch, self._waiting = self._waiting[:MAX_GROUP], self._waiting[MAX_GROUP:]
+                items = [item for item, _ in batch]
+                try:
+                    results = await self._database.write(lambda c, items=items: self._write(c, items))  # type: ignore[misc]
+                except Exception as error:  # noqa: BLE001 - each of those who wait gets it
+                    for _, result in batch:
+                        if not result.done():
+                            result.set_exception(error)
+                else:
+                    for (_, result), value in zip(batch, results, strict=True):
+                        if not result.done():
+                            result.set_result(value)
+        finally:
+            self._writer = None
 
 
 def get_meta(connection: sa.Connection, key: str) -> Any:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 import structlog
 
-from fleetctl.controller.database import Database
+from fleetctl.controller.database import Database, GroupCommit
 from fleetctl.controller.tables import events
 from fleetctl.kit.clock import Clock
 from fleetctl.wire import TimelineEntry
@@ -33,6 +33,7 @@ class Timeline:
         self._changed = asyncio.Condition()
         self._last_seq = 0
         self._pending: set[asyncio.Task[None]] = set()
+        self._entries = GroupCommit(database, insert_events)
 
     @classmethod
     async def opened(cls, database: Database, clock: Clock) -> Timeline:
@@ -56,7 +57,7 @@ class Timeline:
         """Store one entry. Returns its sequence number."""
         values = self._values(kind, text, incident_id, run_id, node, data)
         log.info(kind, text=text, incident_id=incident_id, node=node)
-        seq = await self._database.write(lambda c: insert_event(c, values))
+        seq = await self._entries.add(values)
         await self._announce(seq)
         return seq
 
@@ -72,8 +73,7 @@ class Timeline:
     ) -> None:
         """As `append`, from synchronous code on the event loop, and not logged; a failure is."""
         values = self._values(kind, text, incident_id, run_id, node, data)
-        future = asyncio.wrap_future(self._database.write_soon(lambda c: insert_event(c, values)))
-        task = asyncio.get_running_loop().create_task(self._finish(future, kind))
+        task = asyncio.get_running_loop().create_task(self._finish(self._entries.add(values), kind))
         self._pending.add(task)
         task.add_done_callback(self._pending.discard)
 
@@ -143,6 +143,11 @@ class Timeline:
             "node": node and node[:MAX_NODE_CHARS],
             "data": dict(data or {}),
         }
+
+
+def insert_events(connection: sa.Connection, entries: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Store several entries. Returns their sequence numbers."""
+    return [insert_event(connection, values) for values in entries]
 
 
 def insert_event(connection: sa.Connection, values: Mapping[str, Any]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,6 +14,7 @@ from fleetctl.controller.nodes.node_client import NoAnswerError, NodeClient, Nod
 from fleetctl.controller.nodes.node_row import NodeRow, Role, RouteIntent, get_node, list_nodes, want_node
 from fleetctl.controller.nodes.routing import Routing
 from fleetctl.controller.records import Records
+from fleetctl.controller.slots import Slots
 from fleetctl.kit.errors import FleetctlError
 from fleetctl.providers.provider import NodeProvider
 from fleetctl.providers.spec import NodeSpec
@@ -21,6 +23,7 @@ from fleetctl.wire import NodePhase
 log = structlog.get_logger()
 
 SHOW_STOPPED_S = 3600.0  # a stopped node stays in lists this long
+MIN_ROUND_S = 1.0  # of a turn, when not all answer: with a shorter interval too an answer has some time to come
 LOADING_REASONS = frozenset({"loading", "warming_up"})
 
 
@@ -60,8 +63,10 @@ class Fleet:
         client: NodeClient,
         routing: Routing,
         incident_of: Callable[[str], str | None],
+        *,
+        interval_s: float = 1.0,
     ) -> None:
-        """`incident_of`: the id of the open incident that covers a node."""
+        """`incident_of`: the id of the open incident that covers a node; `interval_s`: between two looks at a node."""
         self._database = records.database
         self._timeline = records.timeline
         self._clock = records.clock
@@ -71,6 +76,9 @@ class Fleet:
         self.incident_of = incident_of
         self.nodes: dict[str, NodeState] = {}
         self.looked_at: float | None = None  # when every node was last looked at
+        self._slots = Slots(records.clock, interval_s=interval_s, name="probe", min_round_s=MIN_ROUND_S)
+        self._seen_at: dict[str, float] = {}  # when the newest look at each node began
+        self._look_errors: dict[str, str] = {}
         self._looks = itertools.count(1)
         self._learnt_from: dict[str, int] = {}  # the look that each node's state comes from
 
@@ -96,20 +104,39 @@ class Fleet:
                 log.warning("node.unclaimed", node=one.name, url=one.url, reason="it runs, and no fleet wants it")
 
     async def observe_nodes(self) -> None:
-        """Look at every node once, at the same time."""
-        look = next(self._looks)
+        """Look at every node once, spread over the interval; ends with the last look, or with the interval."""
         rows = await self._database.read(list_nodes)
         now = self._clock.now()
-        shown = [row for row in rows if row.wanted or now - row.updated_at < SHOW_STOPPED_S]
-        for row in shown:
-            if row.wanted and not row.started and not row.is_restarting and row.role is Role.MEMBER:
-                await self._start_member(row)
-        states = await asyncio.gather(*(self._observe(row) for row in shown))
-        for gone in self.nodes.keys() - {row.name for row in shown}:
+        shown = {row.name: row for row in rows if row.wanted or now - row.updated_at < SHOW_STOPPED_S}
+        missing = [
+            row
+            for row in shown.values()
+            if row.wanted and not row.started and not row.is_restarting and row.role is Role.MEMBER
+        ]
+        await asyncio.gather(*(self._start_member(row) for row in missing))
+        for gone in self.nodes.keys() - shown.keys():
             del self.nodes[gone]
-        for state in states:
-            await self._learn(state, look)
-        self.looked_at = now
+            self._seen_at.pop(gone, None)
+        await self._slots.run_round(list(shown), lambda name: self._look_at(shown[name]))
+        self.looked_at = min((self._seen_at.get(name, -math.inf) for name in shown), default=now)
+
+    async def stop(self) -> None:
+        """Give up the looks that are under way."""
+        await self._slots.stop()
+
+    async def _look_at(self, row: NodeRow) -> None:
+        """One node's turn. A provider that can't look leaves what was known, which grows old."""
+        look, now = next(self._looks), self._clock.now()
+        try:
+            state = await self._observe(row)
+        except FleetctlError as error:
+            if self._look_errors.get(row.name) != error.message:
+                log.error("node.look_failed", node=row.name, error=error.message)
+                self._look_errors[row.name] = error.message
+            return
+        self._look_errors.pop(row.name, None)
+        await self._learn(state, look)
+        self._seen_at[row.name] = now
 
     async def _start_member(self, row: NodeRow) -> None:
         try:

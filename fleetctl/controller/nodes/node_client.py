@@ -8,6 +8,8 @@ from typing import Any
 
 import httpx
 
+from fleetctl.kit.fetch import Fetcher
+
 PROBE_TIMEOUT_S = 2.0
 ADMIN_TIMEOUT_S = 5.0
 MAX_ANSWER_BYTES = 256 * 1024
@@ -47,23 +49,23 @@ class NodeDrain:
 
 
 class NodeClient:
-    """Nodes' health and admin routes, and the gateway's status. Share one; it holds the connection pool."""
+    """Nodes' health and admin routes, and the gateway's status. Share one; it holds the connections."""
 
-    def __init__(self, http: httpx.AsyncClient, node_token: str) -> None:
+    def __init__(self, http: httpx.AsyncClient, probes: Fetcher, node_token: str) -> None:
+        """`probes`: for the health of every node, each on a connection of its own; `http`: for what actions ask."""
         self._http = http
+        self._probes = probes
         self._headers = {"Authorization": f"Bearer {node_token}"}
 
     async def health(self, url: str) -> NodeHealth:
         """What the node says of itself. No answer is a value too: nothing is raised."""
-        try:
-            async with self._http.stream("GET", f"{url}/health/ready", timeout=PROBE_TIMEOUT_S) as response:
-                body = await read_limited(response, MAX_ANSWER_BYTES)
-                status = response.status_code
-        except (httpx.HTTPError, NoAnswerError) as error:
-            return NodeHealth(False, False, f"no answer: {describe(error)}")
+        answered = await self._probes.get(f"{url}/health/ready")
+        status = answered.status
+        if status is None:
+            return NodeHealth(False, False, f"no answer: {answered.problem}")
         if status not in (200, 503):
             return NodeHealth(False, False, f"/health/ready answers {status}")
-        answer = _parse_object(body)
+        answer = _parse_object(answered.text.encode())
         reason = answer.get("reason")
         since = answer.get("since")
         return NodeHealth(

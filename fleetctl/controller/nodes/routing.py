@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from fleetctl.controller.database import GroupCommit
 from fleetctl.controller.nodes.node_client import NoAnswerError, NodeClient, NotAllowedError
 from fleetctl.controller.nodes.node_row import change_node, is_published, list_nodes, routing_version
 from fleetctl.controller.records import Records
@@ -17,6 +18,13 @@ from fleetctl.wire import Route, RouteState, RoutingTable
 GATEWAY_POLL_S = 0.1
 
 
+class _Change(NamedTuple):
+    name: str
+    at: float
+    values: Mapping[str, Any]
+    only_if: Mapping[str, Any] | None
+
+
 class Routing:
     """Owner of the current table. Every change of a node's desired state goes through `change`."""
 
@@ -24,6 +32,7 @@ class Routing:
         self._database = records.database
         self._clock = records.clock
         self._changed = asyncio.Condition()
+        self._changes = GroupCommit(records.database, _write_changes)
         self.table = RoutingTable(version=0, routes=[])
 
     @classmethod
@@ -38,13 +47,7 @@ class Routing:
 
         Returns the version of the table that shows it.
         """
-        now = self._clock.now()
-
-        def work(connection: sa.Connection) -> RoutingTable:
-            change_node(connection, name, now, values, only_if)
-            return _read_table(connection)
-
-        await self._publish(await self._database.write(work))
+        await self._publish(await self._changes.add(_Change(name, self._clock.now(), values, only_if)))
         return self.table.version
 
     async def wait(self, after: int, wait_s: float) -> RoutingTable | None:
@@ -61,6 +64,8 @@ class Routing:
         return self.table
 
     async def _publish(self, table: RoutingTable) -> None:
+        if table is self.table or table.version < self.table.version:
+            return  # another change of the same transaction, or of a later one, has published it
         async with self._changed:
             self.table = table
             self._changed.notify_all()
@@ -96,6 +101,12 @@ class GatewayWatch:
             if self._clock.now() - started > self._wait_s:
                 return f"{problem}; went on after {self._wait_s:.0f} s"
             await self._clock.sleep(GATEWAY_POLL_S)
+
+
+def _write_changes(connection: sa.Connection, changes: Sequence[_Change]) -> list[RoutingTable]:
+    for change in changes:
+        change_node(connection, change.name, change.at, change.values, change.only_if)
+    return [_read_table(connection)] * len(changes)
 
 
 def _read_table(connection: sa.Connection) -> RoutingTable:

@@ -9,8 +9,9 @@ from alerts.evaluation.rules import RuleGroup
 from alerts.series.store import SeriesStore
 from fleetctl.controller.nodes.fleet import Fleet, NodeState
 from fleetctl.controller.records import Records
-from fleetctl.controller.signals.fetch import Fetcher
 from fleetctl.controller.signals.scrape_slots import ScrapeTarget, SlotScraper
+from fleetctl.kit.fetch import Fetcher
+from fleetctl.kit.stall import StallMonitor
 from fleetctl.settings.tree import Settings
 from fleetctl.wire import NodePhase
 
@@ -42,7 +43,13 @@ class Scraper:
     """The fleet's nodes and the gateway as targets."""
 
     def __init__(
-        self, fleet: Fleet, store: SeriesStore, records: Records, settings: Settings, gateway_url: str | None
+        self,
+        fleet: Fleet,
+        store: SeriesStore,
+        records: Records,
+        settings: Settings,
+        gateway_url: str | None,
+        stalls: StallMonitor,
     ) -> None:
         """With a Prometheus in the settings the nodes' signals come from there, and only the gateway is scraped."""
         self._scrapes_nodes = settings.signals.prometheus is None
@@ -51,7 +58,9 @@ class Scraper:
         self._metrics = records.metrics
         self._gateway_url = gateway_url
         interval_s = settings.controller.scrape_interval_s
-        fetcher = Fetcher(timeout_s=max(MIN_TIMEOUT_S, interval_s), max_bytes=settings.signals.max_scrape_bytes)
+        fetcher = Fetcher(
+            timeout_s=max(MIN_TIMEOUT_S, interval_s), max_bytes=settings.signals.max_scrape_bytes, stalls=stalls
+        )
         self._slots = SlotScraper(store, fetcher, records.clock, interval_s=interval_s, told=self._count)
 
     async def collect(self) -> None:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import structlog
 
 from alerts.series.store import SeriesStore
-from fleetctl.controller.signals.fetch import Fetched, Fetcher
+from fleetctl.controller.slots import Slots
 from fleetctl.kit.clock import Clock
+from fleetctl.kit.fetch import Fetched, Fetcher
 
 log = structlog.get_logger()
-
-AT_ONCE = 50  # targets begun together; more are spread over the interval, so that neither side works in bursts
-SPREAD_RATIO = 0.8  # of the interval: the last ones are begun well before the next round
 
 
 class ScrapeTarget(NamedTuple):
@@ -35,10 +32,9 @@ class SlotScraper:
         self._store = store
         self._fetcher = fetcher
         self._clock = clock
-        self._interval_s = interval_s
+        self._slots = Slots(clock, interval_s=interval_s, name="scrape")
         self._told = told
         self._targets: dict[str, ScrapeTarget] = {}
-        self._in_flight: dict[str, asyncio.Task[None]] = {}
         self._errors: dict[str, str] = {}
         self.last_success_at: dict[str, float] = {}
 
@@ -47,27 +43,14 @@ class SlotScraper:
 
         Targets that are no longer wanted are forgotten.
         """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._interval_s
         for name in self._targets.keys() - wanted.keys():
             self.forget(name)
-        names = list(wanted)
-        batches = [names[at : at + AT_ONCE] for at in range(0, len(names), AT_ONCE)]
-        for number, batch in enumerate(batches):
-            for name in batch:
-                self._begin(name, wanted[name])
-            if number + 1 < len(batches):
-                await self._clock.sleep(self._interval_s * SPREAD_RATIO / len(batches))
-        if self._in_flight:
-            left_s = max(0.0, deadline - loop.time())
-            done, _ = await asyncio.wait(list(self._in_flight.values()), timeout=left_s)
-            for task in done:
-                task.result()  # a bug in ingestion is this loop's failure, not silence
+        await self._slots.run_round(list(wanted), lambda name: self._scrape(name, self._begin(name, wanted[name])))
 
     @property
     def in_flight(self) -> int:
         """Scrapes that were begun and have no answer yet."""
-        return len(self._in_flight)
+        return self._slots.in_flight
 
     def forget(self, name: str) -> None:
         """The target is gone by our will: its series end now, and its alerts with them."""
@@ -79,22 +62,15 @@ class SlotScraper:
 
     async def stop(self) -> None:
         """End what is in flight and close the connections."""
-        tasks = list(self._in_flight.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._slots.stop()
         await self._fetcher.close()
 
-    def _begin(self, name: str, target: ScrapeTarget) -> None:
-        if name in self._in_flight:
-            return
+    def _begin(self, name: str, target: ScrapeTarget) -> ScrapeTarget:
         standing = self._targets.get(name)
         if standing is not None and standing.labels != target.labels:
             self.forget(name)
         self._targets[name] = target
-        task = asyncio.create_task(self._scrape(name, target), name=f"scrape-{name}")
-        self._in_flight[name] = task
-        task.add_done_callback(lambda _: self._in_flight.pop(name, None))
+        return target
 
     async def _scrape(self, name: str, target: ScrapeTarget) -> None:
         fetched = Fetched(None, "its address is not known")

@@ -26,11 +26,11 @@ from alerts.series.store import SeriesStore
 from fleetctl.controller.content.load import load_content
 from fleetctl.controller.controller import open_controller
 from fleetctl.controller.metrics import ControllerMetrics
-from fleetctl.controller.signals.fetch import Fetcher
 from fleetctl.controller.signals.prometheus_signals import PrometheusSignals, rules_for
 from fleetctl.controller.signals.scrape_slots import ScrapeTarget, SlotScraper
 from fleetctl.kit.clock import SystemClock
 from fleetctl.kit.errors import BadInputError
+from fleetctl.kit.fetch import Fetcher
 from fleetctl.settings.signals import PrometheusSettings
 from tests.fixtures.alertmanager import NEEDS_PROMETHEUS, PROMETHEUS, free_ports
 from tests.fixtures.controller import make_config, running_fleet, stop_all, tell_node

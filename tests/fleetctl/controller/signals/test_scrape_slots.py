@@ -12,9 +12,10 @@ from aiohttp import web
 from alerts.labels import METRIC_NAME
 from alerts.matcher import Matcher
 from alerts.series.store import SeriesStore
-from fleetctl.controller.signals.fetch import Fetcher
-from fleetctl.controller.signals.scrape_slots import AT_ONCE, ScrapeTarget, SlotScraper
+from fleetctl.controller.signals.scrape_slots import ScrapeTarget, SlotScraper
+from fleetctl.controller.slots import AT_ONCE
 from fleetctl.kit.clock import SystemClock
+from fleetctl.kit.fetch import Fetcher
 
 pytestmark = pytest.mark.anyio
 NUM_NODES = 2 * AT_ONCE + 20

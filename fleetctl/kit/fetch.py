@@ -1,6 +1,6 @@
-"""One GET of metrics text: within a time, within a size, or a reason why not.
+"""One GET of a text: within a time, within a size, or a reason why not.
 
-Thousands of targets are asked every few seconds, so this stands on httptools and a connection kept for each: half the
+Thousands of peers are asked every few seconds, so this stands on httptools and a connection kept for each: half the
 CPU of a general HTTP client, and a seventh of the memory of a small controller.
 """
 
@@ -15,9 +15,12 @@ from urllib.parse import quote, unquote, urlsplit
 
 import aiohappyeyeballs
 
-from fleetctl.controller.signals.http_connection import HttpAnswer, HttpAnswerError, HttpConnection
+from fleetctl.kit.http_connection import HttpAnswer, HttpAnswerError, HttpConnection
+from fleetctl.kit.stall import StallMonitor
 
-_HEADERS = "Accept: text/plain;version=0.0.4\r\nAccept-Encoding: gzip, identity\r\nUser-Agent: fleetctl\r\n"
+_HEADERS = (
+    "Accept: text/plain;version=0.0.4, application/json\r\nAccept-Encoding: gzip, identity\r\nUser-Agent: fleetctl\r\n"
+)
 _PORTS = {"http": 80, "https": 443}
 _SAFE = "/%:@!$&'()*+,;=~-._?"
 _MAX_KNOWN_URLS = 20_000
@@ -29,6 +32,14 @@ class Fetched(NamedTuple):
     """`text` is None when there is no whole answer; `problem` then says why."""
 
     text: str | None
+    problem: str = ""
+
+
+class TextAnswer(NamedTuple):
+    """`status` is None when there is no whole answer; `problem` then says why."""
+
+    status: int | None
+    text: str = ""
     problem: str = ""
 
 
@@ -46,29 +57,42 @@ class _Request(NamedTuple):
 class Fetcher:
     """A pool of connections without a limit: a peer that hangs holds its own connection and nobody else's."""
 
-    def __init__(self, *, timeout_s: float, max_bytes: int) -> None:
+    def __init__(self, *, timeout_s: float, max_bytes: int, stalls: StallMonitor | None = None) -> None:
+        """`stalls`: time in which we did not attend is not counted as the peer's. `max_bytes`: of a body, unpacked."""
         self._timeout_s = timeout_s
         self._max_bytes = max_bytes
+        self._stalls = stalls or StallMonitor()
         self._requests: dict[str, _Request] = {}
         self._idle: dict[_Origin, list[HttpConnection]] = {}
         self._tls: ssl.SSLContext | None = None
         self._next_look_s = 0.0
 
     async def fetch(self, url: str) -> Fetched:
-        """The metrics text at `url`. Reads at most `max_bytes`, unpacked, and takes at most `timeout_s`."""
+        """The metrics text at `url`, if it answers 200 with one."""
+        answer = await self.get(url)
+        if answer.status is None:
+            return Fetched(None, answer.problem)
+        return Fetched(answer.text) if answer.status == 200 else Fetched(None, f"answered {answer.status}")
+
+    async def get(self, url: str) -> TextAnswer:
+        """The answer of any status. Reads at most `max_bytes` and takes at most `timeout_s` of our attention."""
         try:
-            # A limit on the whole: a peer that drips bytes must not hold the scrape for ever.
-            async with asyncio.timeout(self._timeout_s):
-                answer = await self._answer(self._request_for(url))
+            # A limit on the whole: a peer that drips bytes must not hold its asker for ever.
+            async with asyncio.timeout(None) as limit:
+                timer = _AttendedTimer(self._timeout_s, self._stalls, limit)
+                try:
+                    answer = await self._answer(self._request_for(url))
+                finally:
+                    timer.cancel()
             if answer.status != 200:
-                return Fetched(None, f"answered {answer.status}")
-            return Fetched(answer.body.decode("utf-8"))
+                return TextAnswer(answer.status, answer.body.decode("utf-8", "replace"))
+            return TextAnswer(200, answer.body.decode("utf-8"))
         except UnicodeDecodeError:
-            return Fetched(None, "not in Prometheus' text format: not UTF-8")
+            return TextAnswer(None, "", "not in Prometheus' text format: not UTF-8")
         except TimeoutError:
-            return Fetched(None, f"no whole answer within {self._timeout_s:g} s")
+            return TextAnswer(None, "", f"no whole answer within {self._timeout_s:g} s")
         except (HttpAnswerError, ValueError, OSError) as error:
-            return Fetched(None, str(error) or type(error).__name__)
+            return TextAnswer(None, "", str(error) or type(error).__name__)
 
     async def close(self) -> None:
         """Close every idle connection."""
@@ -158,6 +182,28 @@ class Fetcher:
                 self._requests.clear()
             known = self._requests[url] = _request(url)
         return known
+
+
+class _AttendedTimer:
+    """Lets `limit` expire after so many seconds, those of our own stalls not counted."""
+
+    def __init__(self, timeout_s: float, stalls: StallMonitor, limit: asyncio.Timeout) -> None:
+        self._timeout_s, self._stalls, self._limit = timeout_s, stalls, limit
+        self._granted_s = stalls.stalled_s
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(timeout_s, self._expire)
+
+    def cancel(self) -> None:
+        """The answer is there."""
+        self._timer.cancel()
+
+    def _expire(self) -> None:
+        stalled_s = self._stalls.stalled_s
+        more_s, self._granted_s = min(stalled_s - self._granted_s, self._timeout_s), stalled_s
+        if more_s > 0:
+            self._timer = self._loop.call_later(more_s, self._expire)
+        else:
+            self._limit.reschedule(self._loop.time())
 
 
 def _request(url: str) -> _Request:

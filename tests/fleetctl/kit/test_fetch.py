@@ -13,8 +13,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from fleetctl.controller.signals.fetch import Fetched, Fetcher
-from fleetctl.controller.signals.http_connection import MAX_HEAD_BYTES
+from fleetctl.kit.fetch import Fetched, Fetcher
+from fleetctl.kit.http_connection import MAX_HEAD_BYTES
 
 pytestmark = pytest.mark.anyio
 
