@@ -22,6 +22,10 @@ def main(argv: Sequence[str]) -> int:
         from engine.core.process import main as core_main
 
         return core_main(list(argv[1:])) or 0
+    if argv[:1] == ["grammar-helper"]:  # so is this
+        from engine.text.grammar_helper import main as helper_main
+
+        return helper_main(list(argv[1:]))
     parser = _parser()
     args = parser.parse_args(argv)
     try:
@@ -50,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))
     check.set_defaults(run=_check)
     commands.add_parser("core", help="the engine core process; started by serve")
+    commands.add_parser("grammar-helper", help="compiles clients' grammars in processes of their own; started by serve")
     return parser
 
 

@@ -199,6 +199,7 @@ async def _run(node: ServingNode, listener: socket.socket) -> None:
     finally:
         for task in helpers:
             task.cancel()
+        await node.grammars.close()
         await node.core.stop()
         core.cancel()
         await asyncio.wait((core,))

@@ -206,7 +206,7 @@ class AdminRoutes:
             state = read_handoff(await read_body(request), self._model)
             arrival = replace(arrival, kind=state.request.kind, request_id=state.request.request_id)
             try:
-                await check_continued(self._model, state.request.sampling.grammar)
+                await check_continued(self._model, state.request.sampling.grammar, arrival.client)
                 inflight = self._admission.admit(
                     state.request,
                     arrival=arrival,

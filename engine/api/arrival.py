@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from engine.node.request_record import Arrival
 
 TRACE_HEADERS = ("traceparent", "tracestate")
 MAX_TRACE_CHARS = 1024  # W3C asks for 512 of tracestate; what is longer is dropped, as the recommendation allows
+MAX_ADDRESS_CHARS = 64
 CLIENT_GONE = "client_gone"
 
 
@@ -28,7 +30,19 @@ def arrival_of(request: Request, kind: Kind | None, *, is_continued: bool = Fals
         time.monotonic(),
         {name: value for name, value in given.items() if value is not None and len(value) <= MAX_TRACE_CHARS},
         is_continued,
+        client_of(request),
     )
+
+
+def client_of(request: Request) -> str:
+    """Whose share the request takes: of its API key, else of the address it came from, by the gateway's word if a
+    gateway is between."""
+    given = request.headers.get("Authorization")
+    if given is not None:
+        return f"key {hashlib.sha256(given.encode(errors='replace')).hexdigest()}"
+    forwarded = request.headers.get("X-Forwarded-For", "").rpartition(",")[2].strip()
+    own = "" if request.client is None else request.client.host
+    return f"address {forwarded[:MAX_ADDRESS_CHARS] or own}"
 
 
 @contextmanager

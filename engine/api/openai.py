@@ -22,6 +22,7 @@ from engine.api.text_logprobs import shown
 from engine.node.admission import Admission
 from engine.node.generation_request import GenerationRequest, Kind
 from engine.node.refusal import RefusedError, TooLongError
+from engine.node.request_record import Arrival
 from engine.node.request_registry import RequestRegistry
 from engine.node.served_model import ServedModel
 
@@ -84,7 +85,7 @@ class OpenAIRoutes:
         request: Request,
         kind: Kind,
         schema: type[B],
-        prepared: Callable[[ServedModel, B, str], Awaitable[GenerationRequest]],
+        prepared: Callable[[ServedModel, B, Arrival], Awaitable[GenerationRequest]],
     ) -> Response:
         arrival = arrival_of(request, kind)
         with admitting(self._admission, arrival):
@@ -92,7 +93,7 @@ class OpenAIRoutes:
             body = await parse_body(request, schema)
             try:
                 self._admission.check()  # before the work of tokenising
-                wanted = await prepared(self._model, body, arrival.request_id)
+                wanted = await prepared(self._model, body, arrival)
                 if (deadline_s := deadline_of(request)) is not None:
                     wanted = msgspec.structs.replace(
                         wanted, deadline_s=min(deadline_s, wanted.deadline_s or deadline_s)

@@ -18,6 +18,7 @@ from engine.api.schema import MAX_ECHOED_LOGPROBS, ChatBody, CompletionBody, Gen
 from engine.api.tools import chat_grammar, plan_tools
 from engine.node.generation_request import MAX_SEED, GenerationRequest, Kind
 from engine.node.refusal import TooLongError, check_fits
+from engine.node.request_record import Arrival
 from engine.node.served_model import INLINE_CHARS, ServedModel
 from engine.protocol.step import SamplingParams
 from engine.text.tokenizer import BadChatError
@@ -38,7 +39,7 @@ def check_model(model: ServedModel, name: str | None) -> str:
     return name
 
 
-async def completion_request(model: ServedModel, body: CompletionBody, request_id: str) -> GenerationRequest:
+async def completion_request(model: ServedModel, body: CompletionBody, arrival: Arrival) -> GenerationRequest:
     """What a body asks for, as one request. Raises ApiError, TooLongError, RefusedError."""
     name = check_model(model, body.model)
     texts, prompts = [], []
@@ -64,12 +65,12 @@ async def completion_request(model: ServedModel, body: CompletionBody, request_i
             message = f"logprobs: {asked} log probabilities of prompt tokens, at most {MAX_ECHOED_LOGPROBS} are allowed"
             raise ApiError(400, message, param="logprobs", code="invalid_value")
     request = _generation_request(
-        model, body, "completion", name, request_id, prompts, max_tokens, body.logprobs, tuple(texts)
+        model, body, "completion", name, arrival.request_id, prompts, max_tokens, body.logprobs, tuple(texts)
     )
-    return with_grammar(request, await output_grammar(model, body))
+    return with_grammar(request, await output_grammar(model, body, arrival.client))
 
 
-async def chat_request(model: ServedModel, body: ChatBody, request_id: str) -> GenerationRequest:
+async def chat_request(model: ServedModel, body: ChatBody, arrival: Arrival) -> GenerationRequest:
     """What a body asks for, as one request. Raises ApiError, TooLongError, RefusedError."""
     name = check_model(model, body.model)
     plan = plan_tools(model, body)
@@ -77,9 +78,9 @@ async def chat_request(model: ServedModel, body: ChatBody, request_id: str) -> G
     asked = body.max_completion_tokens or body.max_tokens
     max_tokens = asked or _room(model, [prompt], model.facts.sampling.max_new_tokens)
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    request = _generation_request(model, body, "chat", name, request_id, [prompt], max_tokens, num_logprobs, ())
+    request = _generation_request(model, body, "chat", name, arrival.request_id, [prompt], max_tokens, num_logprobs, ())
     request = msgspec.structs.replace(request, tool_format=plan.format, max_tool_calls=plan.max_calls)
-    return with_grammar(request, await chat_grammar(model, body, body, plan))
+    return with_grammar(request, await chat_grammar(model, body, body, plan, arrival.client))
 
 
 def with_grammar(request: GenerationRequest, grammar: str | None) -> GenerationRequest:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.api.constrain import ANY_OBJECT, bad_grammar, check_compiles, compiled, output_grammar
+from engine.api.constrain import ANY_OBJECT, bad_grammar, check_compiles, output_grammar
 from engine.api.errors import ApiError
 from engine.api.schema_output import OutputFields
 from engine.api.schema_tools import NamedToolChoice, ToolFields
@@ -66,13 +66,15 @@ def plan_tools(model: ServedModel, body: ToolFields) -> ToolPlan:
     )
 
 
-async def chat_grammar(model: ServedModel, body: OutputFields, tools: ToolFields, plan: ToolPlan) -> str | None:
+async def chat_grammar(
+    model: ServedModel, body: OutputFields, tools: ToolFields, plan: ToolPlan, client: str
+) -> str | None:
     """The grammar of a chat's answer: calls where they are forced, what the body asks for, or either of both.
 
     Raises ApiError, RefusedError.
     """
     if plan.format is None:
-        return await output_grammar(model, body)
+        return await output_grammar(model, body, client)
     content = _content_schema(body, plan)
     if not plan.forced and content is None:
         return None
@@ -86,9 +88,9 @@ async def chat_grammar(model: ServedModel, body: OutputFields, tools: ToolFields
             special_ids=model.tokenizer.special_ids,
             content_schema=content,
         )
-        await compiled(model, grammar)
+        await check_compiles(model, grammar, client)
     except BadGrammarError as error:
-        await _blame(model, functions, indices, body if content is not None else None)
+        await _blame(model, functions, indices, body if content is not None else None, client)
         raise bad_grammar(BadGrammarError(str(error)), "tools") from error
     return grammar
 
@@ -106,7 +108,7 @@ def _content_schema(body: OutputFields, plan: ToolPlan) -> Mapping[str, Any] | N
 
 
 async def _blame(
-    model: ServedModel, functions: list[Function], indices: tuple[int, ...], body: OutputFields | None
+    model: ServedModel, functions: list[Function], indices: tuple[int, ...], body: OutputFields | None, client: str
 ) -> None:
     """Raises ApiError for the first part of a grammar that does not even compile alone."""
     for index in indices:
@@ -114,9 +116,8 @@ async def _blame(
         if parameters is not None:
             path = f"tools.{index}.function.parameters"
             try:
-                grammar = json_grammar(parameters)
+                await check_compiles(model, json_grammar(parameters), client)
             except BadGrammarError as error:
                 raise bad_grammar(error, path) from error
-            await check_compiles(model, grammar, path)
     if body is not None:
-        await output_grammar(model, body)
+        await output_grammar(model, body, client)

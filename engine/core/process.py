@@ -8,12 +8,9 @@ outlive its parent: the kernel kills it when that dies, and an end of the connec
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 import queue
-import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,6 +22,7 @@ from engine.core.runner_loader import load_runner
 from engine.core.scheduler import Scheduler
 from engine.core.step_loop import StepLoop
 from engine.log import configure_logging
+from engine.parent_death import die_with_parent
 from engine.protocol.clock import SystemMonotonicClock
 from engine.protocol.core_config import CoreConfig, read_config
 from engine.protocol.frames import ConnectionClosed, FrameSocket, start_reader
@@ -38,7 +36,6 @@ log = structlog.get_logger()
 
 EXIT_FAILED = 1
 EXIT_ORPHANED = 3
-_PR_SET_PDEATHSIG = 1
 _ORPHAN_GRACE_S = 5.0  # a step or a load in progress may take this long after the API process is gone
 _MIN_PROGRESS = 0.01  # smaller advances are not worth a message
 
@@ -57,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     except ValueError as error:
         parser.error(str(error))
     configure_logging(level=config.log_level, process="core")
-    _follow_parent()
+    die_with_parent()
     try:
         return _serve(config, frames, heartbeats)
     except OSError as error:
@@ -157,15 +154,6 @@ def _open_frames(fd: int) -> FrameSocket[ToCore]:
         raise ValueError(f"--fd {fd}: not a socket ({error.strerror})") from error
     sock.set_inheritable(False)  # a child that keeps it open would hide the core's death
     return FrameSocket(sock, ToCore)
-
-
-def _follow_parent() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-            log.warning("core.parent_not_followed", reason=os.strerror(ctypes.get_errno()))
 
 
 def _exit_soon() -> None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from engine.protocol.grammar import BadGrammarError
-from engine.text.grammar_compiler import GrammarMatcher, TokenMask
+from engine.text.grammar_compiler import GrammarMatcher, TokenMask, grammar_thread
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class MaskWorker:
             yield Masks
             return
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar-masks")
+            self._thread = grammar_thread("grammar-masks")
         computing = self._thread.submit(_masks_of, matchers)
         try:
             yield computing.result

@@ -25,6 +25,7 @@ from engine.node.choice import Choice
 from engine.node.drain import DrainState
 from engine.node.inflight import Fate, InflightRequest, oldest_ages_s
 from engine.node.queue_guard import QUEUE_TIMEOUT
+from engine.protocol.grammar_trial import TrialResult
 from engine.protocol.messages import CoreReady, StepReport
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -210,6 +211,14 @@ class NodeMetrics:
         self.output_failures = Counter(
             "engine_output_failures", "Requests ended because their output could not be read.", registry=registry
         )
+        self.grammar_trials = Counter(
+            "engine_grammar_trials",
+            "Grammars of clients that were tried in the grammar helper, by how that ended.",
+            ("result",),
+            registry=registry,
+        )
+        for trial_result in TrialResult:
+            self.grammar_trials.labels(result=trial_result.value)
         self.oom_caught = Counter(
             "engine_oom_caught", "Steps that ran out of memory; the node goes on.", registry=registry
         )
@@ -237,6 +246,10 @@ class NodeMetrics:
                 "engine_integrity_ok", "0 once the core's own block check failed.", registry=self.registry
             )
         self._integrity_ok.set(1 if is_ok else 0)
+
+    def note_grammar_trial(self, result: TrialResult) -> None:
+        """One grammar of a client was tried."""
+        self.grammar_trials.labels(result=result.value).inc()
 
     def note_golden(self, result: str) -> None:
         """One golden prompt was asked: passed, failed, or error when it has no answer, which says nothing."""

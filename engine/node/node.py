@@ -14,6 +14,7 @@ from engine.node.core_link import CoreLink
 from engine.node.drain import DrainControl
 from engine.node.faults import FaultControl
 from engine.node.golden_probe import GoldenProbe
+from engine.node.grammar_trials import GrammarHelper, GrammarTrials
 from engine.node.health_watch import HealthWatch
 from engine.node.inflight import CORE_DEAD
 from engine.node.limits import LimitsInForce, LiveLimits
@@ -25,6 +26,7 @@ from engine.node.served_model import ModelFacts, ServedModel
 from engine.node.sleep import Sleeper
 from engine.protocol.core_config import CoreConfig
 from engine.protocol.golden_prompt import GoldenAnswerFile
+from engine.protocol.grammar_trial import GrammarHelperConfig
 from engine.protocol.messages import CoreAwake, CoreIdle, CoreReady, StepReport
 from engine.text.tokenizer import Tokenizer
 
@@ -47,7 +49,18 @@ class ServingNode:
         self.core = CoreLink(core_config, metrics, self)
         self.faults = FaultControl(self.core.send)
         self.limits = LimitsInForce(LiveLimits.of(config, core_config), self.core.set_limits)
-        self.model = ServedModel(config, tokenizer, facts, self.core, lambda: self.faults.now.slow_tokenizer)
+        helper = GrammarHelper(
+            GrammarHelperConfig(
+                model_dir=str(config.model_dir),
+                vocab_size=facts.vocab_size,
+                eos_token_ids=facts.eos_token_ids,
+                log_level=config.log_level,
+            )
+        )
+        self.grammars = GrammarTrials(helper, on_trial=metrics.note_grammar_trial)
+        self.model = ServedModel(
+            config, tokenizer, facts, self.core, lambda: self.faults.now.slow_tokenizer, self.grammars
+        )
         queue = QueueGuard()
         request_log = RequestLog(spans)
         self.drain = DrainControl(num_held=lambda: len(self.requests.held), hand_off=lambda: self.requests.hand_off())

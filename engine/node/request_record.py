@@ -33,6 +33,7 @@ class Arrival:
     at: float  # monotonic
     trace_headers: Mapping[str, str] = field(default_factory=dict)  # W3C trace context of the caller
     is_continued: bool = False  # comes from another node
+    client: str = ""  # who sent it, for fair shares; in no log
 
 
 @dataclass(frozen=True, slots=True)

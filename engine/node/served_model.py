@@ -18,7 +18,7 @@ from engine.config import BadConfigError, NodeConfig
 from engine.model.directory import open_model
 from engine.node.core_link import CoreLink
 from engine.node.generation_config import SamplingDefaults, read_sampling_defaults
-from engine.text.grammar_compiler import GrammarCompiler
+from engine.node.grammar_trials import GrammarTrials
 from engine.text.tokenizer import Tokenizer
 
 FAKE_MAX_MODEL_LEN = 8192
@@ -82,15 +82,14 @@ class ServedModel:
         facts: ModelFacts,
         core: CoreLink,
         slow_tokenizer_s: Callable[[], float | None],
+        grammars: GrammarTrials,
     ) -> None:
         """`slow_tokenizer_s`: seconds that a fault makes each text take longer, None without one."""
         self.names = config.served_model_names
         self.max_output_tokens = config.max_output_tokens  # None: as many as fit
         self.tokenizer = tokenizer
         self.facts = facts
-        self.grammars = GrammarCompiler(
-            lambda: tokenizer, vocab_size=facts.vocab_size, eos_token_ids=facts.eos_token_ids
-        )
+        self.grammars = grammars
         self.tool_format = config.tool_call_parser or tokenizer.tool_format
         self._core = core
         self._slow_tokenizer_s = slow_tokenizer_s

@@ -2,7 +2,7 @@
 
 The text is llguidance's own serialised form, so it travels through messages and hand-offs unchanged. Building it checks
 size and shape; whether it can be compiled, and at what cost, is `grammar_compiler.py`'s question. Importing this module
-does not import llguidance: a node that is never asked for a grammar does not pay for it.
+does not import llguidance: only `regex_grammar` and `lark_grammar` do, which the API process leaves to its helper.
 """
 
 from __future__ import annotations
@@ -11,7 +11,12 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from enum import StrEnum
 from typing import Any
+
+import msgspec
+
+from engine.protocol.schema_references import MAX_REFERENCED_DEPTH, find_too_deep
 
 MAX_SCHEMA_BYTES = 64 * 2**10
 MAX_SCHEMA_DEPTH = 64
@@ -35,24 +40,46 @@ class BadGrammarError(ValueError):
         self.where = where
 
 
+class GrammarKind(StrEnum):
+    """What the text of a `GrammarSource` is."""
+
+    TEXT = "text"  # a grammar already
+    REGEX = "regex"
+    LARK = "lark"  # or GBNF
+
+
+class GrammarSource(msgspec.Struct, frozen=True):
+    """What a client gave, to be made a grammar where that may fail: converters are as little to be trusted with a
+    stranger's text as the compiler (GBNF of 16,000 blank lines takes ten seconds)."""
+
+    kind: GrammarKind
+    text: str
+
+    def build(self) -> str:
+        """The grammar. Raises BadGrammarError."""
+        match self.kind:
+            case GrammarKind.REGEX:
+                return regex_grammar(self.text)
+            case GrammarKind.LARK:
+                return lark_grammar(self.text)
+            case GrammarKind.TEXT:
+                return self.text
+
+
 def json_grammar(schema: Mapping[str, Any], *, whitespace: str | None = WHITESPACE) -> str:
     """JSON that the schema accepts; `whitespace` is a regex for what may stand between its parts, None for nothing.
 
     Raises BadGrammarError.
     """
-    from llguidance import LLMatcher
-
-    with _telling():
-        return checked_size(LLMatcher.grammar_from_json_schema(with_options(schema, whitespace=whitespace)))
+    grammars = [{"json_schema": with_options(schema, whitespace=whitespace)}]
+    return checked_size(json.dumps({"grammars": grammars}, ensure_ascii=False, separators=(",", ":")))
 
 
 @contextmanager
 def _telling() -> Iterator[None]:
-    """llguidance can't take integers of more than 64 bits, nor text that is no Unicode; it says so by ValueError."""
+    """llguidance can't take text that is no Unicode; it says so by ValueError."""
     try:
         yield
-    except BadGrammarError:
-        raise
     except ValueError as error:
         raise BadGrammarError(str(error)[:MAX_CHOICE_CHARS]) from error
 
@@ -92,12 +119,17 @@ def check_schema(schema: object) -> None:
             texts = [node] if isinstance(node, str) else []
             if isinstance(node, float) and not math.isfinite(node):
                 raise BadGrammarError("a number is no JSON", path)
+            if isinstance(node, int) and not -(2**63) <= node < 2**64:
+                raise BadGrammarError("an integer has more than 64 bits", path)
         for text in texts:
             num_chars += len(text)
             if len(text) > MAX_STRING_CHARS and path.rpartition(".")[2] not in {"description", "title", "$comment"}:
                 raise BadGrammarError(f"a string is longer than {MAX_STRING_CHARS} characters", path)
         if num_chars > MAX_SCHEMA_BYTES:
             raise BadGrammarError(f"the schema is larger than {MAX_SCHEMA_BYTES} bytes")
+    too_deep = find_too_deep(schema)
+    if too_deep is not None:
+        raise BadGrammarError(f"the schema is nested deeper than {MAX_REFERENCED_DEPTH} along its $refs", too_deep)
 
 
 def parse_schema(text: str) -> dict[str, Any]:
@@ -122,14 +154,14 @@ def regex_grammar(pattern: str) -> str:
 
     `\d`, `\w` and `\s` are ASCII: a digit that only the newest Unicode knows would match here and not at the client's.
     """
-    from llguidance import LLMatcher, regex_to_lark
+    from llguidance import regex_to_lark
 
     if not pattern:
         raise BadGrammarError("an empty pattern matches no text")
     if len(pattern) > MAX_REGEX_CHARS:
         raise BadGrammarError(f"the pattern is longer than {MAX_REGEX_CHARS} characters")
     with _telling():
-        return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(pattern, 'dws')}/\n")
+        return checked_size(f"start: /{regex_to_lark(pattern, 'dws')}/\n")
 
 
 def choice_grammar(choices: Sequence[str]) -> str:
@@ -139,28 +171,21 @@ def choice_grammar(choices: Sequence[str]) -> str:
     for index, choice in enumerate(choices):
         if not 1 <= len(choice) <= MAX_CHOICE_CHARS:
             raise BadGrammarError(f"a choice has 1 to {MAX_CHOICE_CHARS} characters", str(index))
-    return from_lark(f"start: {' | '.join(map(literal, dict.fromkeys(choices)))}\n")
+    return checked_size(f"start: {' | '.join(map(literal, dict.fromkeys(choices)))}\n")
 
 
 def lark_grammar(text: str) -> str:
     """A context-free grammar in Lark's syntax, or in GBNF (llama.cpp's). Raises BadGrammarError."""
-    from llguidance import LLMatcher
     from llguidance.gbnf_to_lark import any_to_lark
 
     if len(text) > MAX_LARK_CHARS:
         raise BadGrammarError(f"the grammar is longer than {MAX_LARK_CHARS} characters")
+    checked_size(text)
     try:
-        return LLMatcher.grammar_from_lark(any_to_lark(text))
+        converted: str = any_to_lark(text)
     except Exception as error:  # the converter raises bare Exception for bad syntax
         raise BadGrammarError(f"not a grammar in Lark's syntax or GBNF: {error}") from error
-
-
-def from_lark(text: str) -> str:
-    """The grammar that we wrote in Lark's syntax. Raises BadGrammarError."""
-    from llguidance import LLMatcher
-
-    with _telling():
-        return checked_size(LLMatcher.grammar_from_lark(text))
+    return checked_size(converted)
 
 
 def literal(text: str) -> str:

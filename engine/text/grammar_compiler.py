@@ -32,6 +32,9 @@ MAX_REASON_CHARS = 300
 # Of CPU time. A mask mostly takes 0.1 ms; limits counted in work (`_limits`) end nearly all grammars long before this.
 MAX_MASK_S = 0.25
 MAX_REPLAYED_TOKEN_S = 0.0005
+# Of threads that compile and follow grammars: much more than the trial of a grammar may take in the helper, as what
+# survived there must never end an engine core. Only what is used of it takes memory.
+STACK_BYTES = 64 * 2**20
 NUM_TRIED_TOKENS = 2  # an object's properties, which may be many, begin with its second token
 
 
@@ -128,7 +131,6 @@ class GrammarCompiler:
         self._tokens_lock = threading.Lock()  # of its own: `has` never waits for a tokenizer to be read
         self._tokens: LLTokenizer | None = None
         self._thread: ThreadPoolExecutor | None = None
-        self.num_compiling = 0  # submitted, and neither compiled nor refused yet
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
 
     def has(self, grammar: str) -> bool:
@@ -147,15 +149,8 @@ class GrammarCompiler:
         """`compile` in the book's own thread, one after the other: strangers' grammars take one core at most."""
         with self._lock:
             if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
-            self.num_compiling += 1
-        compiling = self._thread.submit(self.compile, grammar)
-        compiling.add_done_callback(self._on_compiled)
-        return compiling
-
-    def _on_compiled(self, _: Future[None]) -> None:
-        with self._lock:
-            self.num_compiling -= 1
+                self._thread = grammar_thread("grammars")
+        return self._thread.submit(self.compile, grammar)
 
     def matcher(self, grammar: str, token_ids: Sequence[int] = ()) -> GrammarMatcher:
         """A matcher that has taken these tokens. Raises BadGrammarError."""
@@ -185,6 +180,17 @@ class GrammarCompiler:
                 self._tokens = _tokens_of(self._load(), self._eos_token_ids)
                 log.info("grammar.tokenizer_made", vocab_size=self._tokens.vocab_size)
             return self._tokens
+
+
+def grammar_thread(name: str) -> ThreadPoolExecutor:
+    """One thread, already running, with room for the compiler's recursion."""
+    before = threading.stack_size(STACK_BYTES)
+    try:
+        thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        thread.submit(int).result()
+    finally:
+        threading.stack_size(before)
+    return thread
 
 
 def _limits() -> LLParserLimits:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
-from engine.protocol.grammar import BadGrammarError, from_lark, literal, with_options
+from engine.protocol.grammar import BadGrammarError, checked_size, literal, with_options
 
 ToolFormatName = Literal["hermes", "llama3_json", "mistral", "json"]
 
@@ -110,7 +110,7 @@ def tools_grammar(
     if content_schema is not None:
         rules.append(f"content: %json {json.dumps(with_options(content_schema))}")
     rules.insert(0, "start: calls" if content_schema is None else "start: calls | content")
-    return from_lark("\n".join(rules) + "\n")
+    return checked_size("\n".join(rules) + "\n")
 
 
 def _args_schema(function: Function, index: int) -> str:

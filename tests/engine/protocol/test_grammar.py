@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from engine.protocol.grammar import (
     MAX_SCHEMA_DEPTH,
     BadGrammarError,
+    check_schema,
     checked_size,
     choice_grammar,
     json_grammar,
@@ -256,6 +257,36 @@ def _deep(levels: int) -> dict[str, Any]:
 def test_schemas_beyond_the_limits_are_refused(schema: dict[str, Any], words: str) -> None:
     with pytest.raises(BadGrammarError, match=words):
         json_grammar(schema)
+
+
+def _linked(num_links: int) -> dict[str, Any]:
+    links = {f"a{i}": {"type": "array", "items": {"$ref": f"#/$defs/a{i + 1}"}} for i in range(num_links)}
+    return {"$defs": {**links, f"a{num_links}": {"type": "integer"}}, "$ref": "#/$defs/a0"}
+
+
+def test_depth_is_counted_along_references_and_the_place_is_named() -> None:
+    check_schema(_linked(100))
+    with pytest.raises(BadGrammarError, match=r"deeper than 256 along its \$refs") as refused:
+        check_schema(_linked(1300))
+    assert refused.value.where.startswith("$defs.a12")
+    escaped = {"a/b~c": {"items": _linked(200)["$defs"]["a0"]}, "$defs": _linked(200)["$defs"]}
+    with pytest.raises(BadGrammarError, match="along"):
+        check_schema({**escaped, "$ref": "#/a~1b~0c/items"})
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"left": {"$ref": "#"}, "right": {"$ref": "#"}}},
+        {"$defs": {f"a{i}": {"items": {"$ref": f"#/$defs/a{(i + 1) % 40}"}} for i in range(40)}},
+        {"$defs": {f"a{i}": {"anyOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 8} for i in range(40)}},
+        {"$ref": "#/$defs/x"},
+        {"properties": {"$ref": {"type": "string"}}},
+    ],
+    ids=["tree", "ring", "shared", "nowhere", "a property of that name"],
+)
+def test_references_that_are_not_deep_pass(schema: dict[str, Any]) -> None:
+    check_schema(schema)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "1", '{"a": NaN}', "[" * 50_000, "x" * 70_000])
