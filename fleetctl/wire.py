@@ -250,6 +250,15 @@ class RunbookInfo(Wire):
     inputs: dict[str, str]  # name to description
     page: str = ""  # the Markdown itself
 
+    @property
+    def body(self) -> str:
+        """The page without its front matter, which the other fields tell."""
+        lines = self.page.splitlines(keepends=True)
+        if not lines or lines[0].rstrip() != "---":
+            return self.page
+        end = next((number for number, line in enumerate(lines[1:], 1) if line.rstrip() == "---"), None)
+        return self.page if end is None else "".join(lines[end + 1 :]).lstrip("\n")
+
 
 class VerbOption(Wire):
     """One option of a verb. `default` is in seconds for durations, and None where there is none."""

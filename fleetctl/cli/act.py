@@ -177,7 +177,8 @@ def show_run(run: Run, output: Output) -> None:
             counts = {k: v for k, v in step.receipt.items() if isinstance(v, int) and not isinstance(v, bool)}
             if counts and not run.dry_run:
                 stdout().print(f"  {step.title}: " + ", ".join(f"{k} {v}" for k, v in counts.items()))
-        stdout().print(f"run {run.id} ", styled(run.status.value), f"  {run.error}" if run.error else "", sep="")
+        told = styled("dry run: nothing was changed" if run.dry_run else run.status.value)
+        stdout().print(f"run {run.id} ", told, f"  {run.error}" if run.error else "", sep="")
     if run.status is RunStatus.REFUSED:
         raise RefusedError(run.error or "refused by a guard", remedy=f"fleetctl describe run {run.id}")
     if run.status.is_terminal and run.status is not RunStatus.SUCCEEDED:

@@ -26,10 +26,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Files = Annotated[list[Path], typer.Argument(help="Rule files (Prometheus' format).", show_default=False)]
-CaseFiles = Annotated[list[Path], typer.Argument(help="Unit-test files (promtool's format).", show_default=False)]
+Files = Annotated[
+    list[Path], typer.Argument(help="Rule files (Prometheus' format), or folders of them.", show_default=False)
+]
+CaseFiles = Annotated[
+    list[Path], typer.Argument(help="Unit-test files (promtool's format), or folders of them.", show_default=False)
+]
 OptionalFiles = Annotated[
-    list[Path] | None, typer.Option("--rules", help="Rule files instead of the usual ones.", show_default=False)
+    list[Path] | None,
+    typer.Option("--rules", help="Rule files, or a folder of them, instead of the usual ones.", show_default=False),
 ]
 
 
@@ -46,14 +51,15 @@ def register(app: typer.Typer) -> None:
         """
         from alerts.review.lint import UNREADABLE, lint_files
 
-        findings = read_or_refuse(lambda: lint_files(existing_files(files)))
+        found = existing_files(files)
+        findings = read_or_refuse(lambda: lint_files(found))
         if output in (Output.json, Output.yaml):
             print_data([dataclasses.asdict(finding) for finding in findings], output)
         else:
             for finding in findings:
                 out.stdout().print(out.visible(str(finding)), markup=False)
             errors = sum(finding.severity == "error" for finding in findings)
-            told = [counted(len(files), "file"), counted(errors, "error"), counted(len(findings) - errors, "warning")]
+            told = [counted(len(found), "file"), counted(errors, "error"), counted(len(findings) - errors, "warning")]
             out.stderr().print(f"{told[0]}: {told[1]}, {told[2]}")
         if any(finding.severity == "error" for finding in findings):
             raise typer.Exit(2 if any(finding.check == UNREADABLE for finding in findings) else 1)

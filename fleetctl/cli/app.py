@@ -6,6 +6,7 @@ Commands import what they need when they run, so that `fleetctl --help` and comp
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 import typer
 
@@ -16,6 +17,7 @@ from fleetctl.cli import (
     content,
     context,
     demo,
+    describe,
     diagnose,
     get,
     incident,
@@ -27,8 +29,14 @@ from fleetctl.cli import (
     status,
     top,
 )
-from fleetctl.cli.output import stderr, visible
+from fleetctl.cli.output import DATA, ListOutput, emitted, print_data, stderr, visible
 from fleetctl.kit.errors import FleetctlError
+from fleetctl.wire import Problem
+
+# What typer raises for words that can't be parsed. It has them from click, in some versions its own copy of it.
+USAGE_ERRORS: tuple[type[Exception], ...] = tuple(
+    base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException" and issubclass(base, Exception)
+)
 
 HELP = """Operate a fleet of LLM serving nodes: see it, find the cause, act safely.
 
@@ -54,6 +62,7 @@ def build() -> typer.Typer:
         demo,
         status,
         get,
+        describe,
         logs,
         top,
         act,
@@ -75,26 +84,58 @@ def main(argv: list[str] | None = None) -> None:
     sys.exit(run(argv))
 
 
-def run(argv: list[str] | None = None) -> int:
-    """Run one command. Returns the exit code; prints errors as one line with the next thing to do."""
+def run(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Returns the exit code; prints errors as one line with the next thing to do.
+
+    A script that asked for JSON or YAML gets the error as an object too, unless it was given its document already.
+    """
+    words = sys.argv[1:] if argv is None else list(argv)
+    emitted.data = False
     try:
-        build()(args=argv, prog_name="fleetctl")
+        code = build()(args=words, prog_name="fleetctl", standalone_mode=False)
     except FleetctlError as error:
-        _print_error(error.message, error.remedy)
-        return error.exit_code
-    except SystemExit as stop:  # help, usage errors (2) and interrupts, which typer prints itself
+        return _told(Problem(error=error.message, remedy=error.remedy, exit_code=error.exit_code), words)
+    except USAGE_ERRORS as error:
+        return _told(_usage_problem(error), words)
+    except typer.Abort:
+        return _told(Problem(error="not confirmed: nothing was done", exit_code=1), words)
+    except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(bool(stop.code))
     except BrokenPipeError:
         sys.stderr.close()  # the reader went away (`| head`): not an error
         return 0
-    return 0
+    return code if isinstance(code, int) else 0
 
 
-def _print_error(message: str, remedy: str | None) -> None:
+def asked_for_data(words: Sequence[str]) -> ListOutput | None:
+    """JSON or YAML when these words ask for it; None otherwise. Words that can't be parsed may ask for it too."""
+    forms: list[str] = []
+    for word, value in zip(words, [*words[1:], ""], strict=True):
+        if word in ("-o", "--output"):
+            forms.append(value)
+        elif word.startswith(("-o", "--output=")):
+            forms.append(word.removeprefix("--output=").removeprefix("-o").removeprefix("="))
+    return ListOutput(forms[-1]) if forms and forms[-1] in DATA else None
+
+
+def _usage_problem(error: Exception) -> Problem:
+    """A command that can't be parsed: what is wrong with it, and where its help is."""
+    context = getattr(error, "ctx", None)
+    message = str(getattr(error, "message", error)) if context is None else error.format_message()  # type: ignore[attr-defined]
+    path = context.command_path if context is not None else "fleetctl"
+    return Problem(error=" ".join(message.split()), remedy=f"{path} --help", exit_code=2)
+
+
+def _told(problem: Problem, words: Sequence[str]) -> int:
+    form = asked_for_data(words)
+    if form is not None and not emitted.data:
+        print_data(problem.model_dump(mode="json"), form)
     console = stderr()
-    console.print(f"[bold red]error:[/] {_plain(message)}")
-    if remedy:
-        console.print(f"  [dim]try:[/] {_plain(remedy)}")
+    if problem.error:  # typer printed the help of a group that was called without a command
+        console.print(f"[bold red]error:[/] {_plain(problem.error)}")
+    if problem.error and problem.remedy:
+        console.print(f"  [dim]try:[/] {_plain(problem.remedy)}")
+    return problem.exit_code
 
 
 def _plain(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -12,9 +13,11 @@ import yaml
 from pydantic import BaseModel, SecretStr
 
 from fleetctl.cli.context import current
-from fleetctl.cli.output import Output, OutputOption, print_data, print_fields, print_table
+from fleetctl.cli.output import DATA, Output, OutputOption, print_data, print_fields, stdout
+from fleetctl.settings.document import SettingDoc, markdown, setting_docs
 from fleetctl.settings.tree import Settings
 
+WIDTH = 80
 YAML_END = "...\n"  # what safe_dump puts after a bare value
 URL_PASSWORD = re.compile(r"(?<=://)([^:/@]*):[^@/]*@")
 
@@ -36,23 +39,39 @@ def register(app: typer.Typer) -> None:
     @group.command("explain")
     def explain(
         key: Annotated[str, typer.Argument(help="A setting or a section, e.g. controller.port; default: all.")] = "",
-        markdown: Annotated[bool, typer.Option("--markdown", help="As a page: what docs/settings.md is.")] = False,
+        as_markdown: Annotated[bool, typer.Option("--markdown", help="As a page: what docs/settings.md is.")] = False,
         output: OutputOption = Output.table,
     ) -> None:
         """Say what settings mean, with their bounds, defaults and variables."""
-        from fleetctl.settings import document
-
-        if markdown:
-            sys.stdout.write(document.markdown())
+        if as_markdown:
+            sys.stdout.write(markdown())
             return
-        found = document.setting_docs(key)
-        if output in (Output.json, Output.yaml):
+        found = setting_docs(key)
+        if output in DATA:
             print_data([_plain_doc(one) for one in found], output)
         elif len(found) == 1:
             print_fields(found[0].key, [*_plain_doc(found[0]).items()][1:])
         else:
-            rows = [(one.key, one.kind, one.bounds, one.default, one.description) for one in found]
-            print_table(("key", "value", "bounds", "default", "meaning"), rows, empty="")
+            for one in found:
+                _print_doc(one)
+
+
+def _print_doc(one: SettingDoc) -> None:
+    """A key with its value's kind, bounds and default, and its meaning below: no column is too narrow for either."""
+    if one.is_section:
+        stdout().print()
+        _print_wrapped(f"{one.key}: {one.description}", "", "  ")
+        return
+    facts = [one.kind, one.bounds, f"default {one.default}" if one.default else ""]
+    _print_wrapped(f"{one.key}: {', '.join(fact for fact in facts if fact)}", "  ", "      ")
+    _print_wrapped(one.description, "      ", "      ")
+
+
+def _print_wrapped(text: str, first: str, rest: str) -> None:
+    lines = textwrap.wrap(
+        text, WIDTH, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+    )
+    stdout().print("\n".join(lines), markup=False, soft_wrap=True)
 
 
 def _plain_doc(one: Any) -> dict[str, str]:

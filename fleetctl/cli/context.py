@@ -92,11 +92,23 @@ def whoami() -> str:
         return f"uid-{os.getuid()}"
 
 
+def _print_version(is_wanted: bool) -> None:
+    """Print which fleetctl this is, and stop."""
+    if is_wanted:
+        from fleetctl.kit.version import software_version
+
+        typer.echo(f"fleetctl {software_version()}")
+        raise typer.Exit
+
+
 def set_globals(
     config: Annotated[Path | None, typer.Option("--config", help="Settings file (YAML).", show_default=False)] = None,
     state_dir: Annotated[Path | None, setting_option("state_dir", "--state-dir")] = None,
     controller: Annotated[str | None, setting_option("controller.url", "--controller")] = None,
     log_level: Annotated[str | None, setting_option("log.level", "--log-level")] = None,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
 ) -> None:
     """Operate a fleet of LLM serving nodes: see it, find the cause, act safely."""
     _current.config, _current.state_dir = config, state_dir

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fleetctl.cli.context import call
-from fleetctl.cli.get import EVIDENCE_COLUMNS
+from fleetctl.cli.kinds import EVIDENCE_COLUMNS
 from fleetctl.cli.output import Output, OutputOption, print_data, print_fields, print_rows
 from fleetctl.kit.errors import UnreachableError
 from fleetctl.wire import DiagnoseRequest, Diagnosis

@@ -21,10 +21,17 @@ def read_or_refuse(work: Callable[[], T]) -> T:
         raise BadInputError(str(error)) from error
 
 
-def existing_files(files: Sequence[Path]) -> Sequence[Path]:
-    """The same files. Raises BadInputError naming the first that is none."""
-    for path in files:
-        if not path.is_file():
-            kind = "a folder" if path.is_dir() else "no such file"
-            raise BadInputError(f"{path}: {kind}", remedy="give the files themselves: *.yaml")
-    return files
+def existing_files(paths: Sequence[Path]) -> Sequence[Path]:
+    """The files, and those that lie in or below the folders. Raises BadInputError for a path that holds none."""
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            within = sorted(one for one in path.rglob("*") if one.suffix in (".yaml", ".yml") and one.is_file())
+            if not within:
+                raise BadInputError(f"{path}: no .yaml file in this folder", remedy="name a file, or a folder of .yaml files")
+            found += within
+        elif path.is_file():
+            found.append(path)
+        else:
+            raise BadInputError(f"{path}: no such file", remedy="name a file, or a folder of .yaml files")
+    return found

@@ -1,334 +1,243 @@
-"""`get` lists things, `describe` shows one with all that is known of it."""
+"""`get` lists things of one kind: all or named ones, selected, sorted, once or as they change."""
 
 from __future__ import annotations
 
-import datetime as dt
-import time
-from enum import StrEnum
-from typing import Annotated, Any
+import asyncio
+import difflib
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import BaseModel
 
-from fleetctl.cli import output as out
+from fleetctl.cli.completion import complete_kind, complete_label, complete_name, complete_sort_key
 from fleetctl.cli.context import call
+from fleetctl.cli.kinds import VIEWS, Kind, KindView
 from fleetctl.cli.output import (
+    DATA,
     Column,
-    Output,
-    OutputOption,
-    number,
-    print_data,
-    print_fields,
+    ListOutput,
+    ListOutputOption,
+    Table,
+    emitted,
+    finite,
     print_rows,
-    ratio,
-    seconds,
+    stderr,
 )
-from fleetctl.wire import Evidence, Incident, Node, Run, RunbookInfo, Signal, TimelineEntry
+from fleetctl.cli.selector import Requirement, parse_selector, refuse_unknown_keys
+from fleetctl.kit.errors import BadInputError, UnreachableError
 
+if TYPE_CHECKING:
+    from fleetctl.client import ControllerClient
 
-class Kind(StrEnum):
-    """What can be listed."""
+WATCH_EVERY_S = 1.0
 
-    nodes = "nodes"
-    alerts = "alerts"
-    incidents = "incidents"
-    runs = "runs"
-    runbooks = "runbooks"
-    events = "events"
-
-
-class OneKind(StrEnum):
-    """What can be described."""
-
-    node = "node"
-    incident = "incident"
-    run = "run"
-    runbook = "runbook"
-
-
-STALE_S = 10.0
+KindName = Annotated[
+    str,
+    typer.Argument(
+        metavar="KIND",
+        help=f"{', '.join(Kind)}; or one of them in the singular.",
+        autocompletion=complete_kind,
+        show_default=False,
+    ),
+]
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[NAME]...", help="Only these.", autocompletion=complete_name, show_default=False),
+]
+Watch = Annotated[bool, typer.Option("-w", "--watch", help="Then each row again when it changes, until Ctrl-C.")]
+Selectors = Annotated[
+    list[str] | None,
+    typer.Option(
+        "-l",
+        "--selector",
+        metavar="KEY=VALUE",
+        help="Only rows with this label, or without it (KEY!=VALUE); several with commas.",
+        autocompletion=complete_label,
+        show_default=False,
+    ),
+]
+SortBy = Annotated[
+    str | None,
+    typer.Option(
+        "--sort-by",
+        metavar="COLUMN",
+        help="Sort by a column; what is not known comes last.",
+        autocompletion=complete_sort_key,
+        show_default=False,
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Add the command."""
 
-    @app.command("get")
+    @app.command("get", epilog="Example: fleetctl get nodes -l pool=default --sort-by wait --reverse")
     def get(
-        kind: Annotated[Kind, typer.Argument(help="What to list.")],
-        output: OutputOption = Output.table,
+        kind: KindName,
+        names: Names = None,
+        selectors: Selectors = None,
+        sort_by: SortBy = None,
+        reverse: Annotated[bool, typer.Option("--reverse", help="In the opposite order.")] = False,
+        show_all: Annotated[bool, typer.Option("--all", help="Dry runs too.")] = False,
+        watch: Watch = False,
+        output: ListOutputOption = ListOutput.table,
     ) -> None:
         """List nodes, alerts, incidents, runs, runbooks or events."""
-        rows = call(lambda client: _fetch(client, kind))
-        print_rows(rows, COLUMNS[kind], output, empty=EMPTY[kind])
+        found = parse_kind(kind)
+        view = VIEWS[found]
+        listing = Listing(found, tuple(names or ()), parse_selector(selectors or ()), sort_by, reverse, show_all)
+        if watch:
+            call(lambda client: _watch(client, listing, output))
+            return
+        rows, missing = call(listing.read)
+        if missing is not None and not rows:
+            raise missing
+        print_rows(rows, view.columns, output, empty=view.empty, name=view.name)
+        if missing is not None:
+            raise missing
 
-    @app.command("describe")
-    def describe(
-        kind: Annotated[OneKind, typer.Argument(help="What kind of thing.")],
-        name: Annotated[str, typer.Argument(help="Its name or id.")],
-        output: OutputOption = Output.table,
+
+class Listing:
+    """What was asked for: a kind, and which of its rows in which order."""
+
+    def __init__(
+        self,
+        kind: Kind,
+        names: Sequence[str] = (),
+        selector: Sequence[Requirement] = (),
+        sort_by: str | None = None,
+        is_reversed: bool = False,
+        with_unusual: bool = False,
     ) -> None:
-        """Show one node, incident, run or runbook with all that is known of it."""
-        thing = call(lambda client: _fetch_one(client, kind, name))
-        if output in (Output.json, Output.yaml):
-            print_data(thing.model_dump(mode="json"), output)
+        """Raises BadInputError for a column that there isn't, and for names of what has none."""
+        self.kind = kind
+        self.view = VIEWS[kind]
+        if names and kind is Kind.events:
+            raise BadInputError("events have no names", remedy="fleetctl get events -l incident=ID")
+        self._names = names
+        self._selector = selector
+        self._sort_by = column_of(self.view, sort_by) if sort_by is not None else None
+        self._is_reversed = is_reversed
+        self._with_unusual = with_unusual
+
+    async def read(self, client: ControllerClient) -> tuple[list[BaseModel], BadInputError | None]:
+        """The rows, and what is wrong with a name that there isn't."""
+        rows = list(await self.view.read_all(client))
+        missing = None
+        if self._names:
+            by_name: dict[str, list[BaseModel]] = {}
+            for row in rows:
+                by_name.setdefault(self.view.name(row), []).append(row)
+            wrong = [name for name in self._names if name not in by_name]
+            rows = [row for name in dict.fromkeys(self._names) for row in by_name.get(name, ())]
+            missing = _no_such(self.kind, wrong, list(by_name)) if wrong else None
+        return self.arranged(rows), missing
+
+    def arranged(self, rows: list[BaseModel]) -> list[BaseModel]:
+        """Those that are selected, in order. Raises BadInputError for a label that this kind doesn't have."""
+        if rows and not self.view.has_open_labels:
+            refuse_unknown_keys(self._selector, list(self.view.labels(rows[0])), self.kind)
+        # A named row is wanted, whatever it is; so is what a selector asks for by its very oddity.
+        has_choice = self._names or self._with_unusual or any(one.key == "dry_run" for one in self._selector)
+        found = [
+            row
+            for row in rows
+            if (has_choice or self.view.is_usual(row))
+            and all(one.accepts(self.view.labels(row)) for one in self._selector)
+        ]
+        if self._sort_by is None:
+            return found[::-1] if self._is_reversed else found
+        read = self._sort_by.sort_key or self._sort_by.read
+        known = [row for row in found if read(row) not in (None, "", "-")]
+        unknown = [row for row in found if read(row) in (None, "", "-")]
+        return [*sorted(known, key=read, reverse=self._is_reversed), *unknown]
+
+
+def parse_kind(text: str) -> Kind:
+    """The kind, by its name in the plural or singular. Raises BadInputError."""
+    for kind in Kind:
+        if text in (kind.value, kind.singular):
+            return kind
+    near = difflib.get_close_matches(text, list(Kind), n=1)
+    remedy = f"did you mean {near[0]}?" if near else f"one of {', '.join(Kind)}"
+    raise BadInputError(f"there is no kind {text[:50]!r}", remedy=remedy)
+
+
+def column_of(view: KindView, title: str) -> Column:
+    """The column of this title. Raises BadInputError."""
+    for column in view.columns:
+        if column.title.lower() == title.strip().lower():
+            return column
+    known = ", ".join(column.title.lower() for column in view.columns)
+    raise BadInputError(f"--sort-by {title[:50]}: there is no such column", remedy=f"one of {known}")
+
+
+def _no_such(kind: Kind, wrong: Sequence[str], known: Sequence[str]) -> BadInputError:
+    near = difflib.get_close_matches(wrong[0], list(known), n=1)
+    remedy = f"did you mean {near[0]}?" if near else f"fleetctl get {kind} lists them"
+    return BadInputError(f"there is no {kind.singular} named {', '.join(name[:100] for name in wrong)}", remedy=remedy)
+
+
+async def _watch(client: ControllerClient, listing: Listing, output: ListOutput) -> None:
+    """Print every row, then each again when it has changed. A controller that is away is waited for."""
+    rows, missing = await listing.read(client)
+    if missing is not None and not rows:
+        raise missing
+    changes = Changes(listing.view, output)
+    changes.print(rows)
+    is_away = False
+    while True:
+        await asyncio.sleep(WATCH_EVERY_S)
+        try:
+            rows, _ = await listing.read(client)
+        except UnreachableError as error:
+            if not is_away:
+                stderr().print(f"{error.message}; waiting for it", markup=False)
+            is_away = True
+            continue
+        is_away = False
+        changes.print(rows)
+
+
+class Changes:
+    """Prints rows that are new or not as they were. What changes by itself (ages, load) is no change."""
+
+    def __init__(self, view: KindView, output: ListOutput) -> None:
+        self._view = view
+        self._output = output
+        self._known: dict[object, tuple[str, ...]] = {}
+        self._widths: list[int] = []
+
+    def print(self, rows: Sequence[BaseModel]) -> None:
+        """Print those of the rows that changed since the last call."""
+        changed = [row for row in rows if self._known.get(self._view.key_of(row)) != self._state(row)]
+        self._known = {self._view.key_of(row): self._state(row) for row in rows}
+        if not changed:
+            return
+        if self._output in DATA:
+            # One document a line for JSON, one after the other for YAML: a stream has no end to close a list at.
+            for row in changed:
+                self._print_document(row)
+        elif self._output == "name":
+            print_rows(changed, self._view.columns, self._output, empty="", name=self._view.name)
         else:
-            describe_thing(thing)
+            table = Table.of(changed, self._view.columns, wide=self._output == "wide")
+            table.print(self._widths, with_titles=not self._widths)
+            self._widths = [max(pair) for pair in zip(table.widths(), self._widths or table.widths(), strict=True)]
+        sys.stdout.flush()
 
+    def _print_document(self, row: BaseModel) -> None:
+        import yaml
 
-async def _fetch(client: Any, kind: Kind) -> list[BaseModel]:
-    match kind:
-        case Kind.nodes:
-            return list(await client.nodes())
-        case Kind.alerts:
-            return list(await client.alerts())
-        case Kind.incidents:
-            return list(await client.incidents())
-        case Kind.runs:
-            return list(await client.runs())
-        case Kind.runbooks:
-            return list(await client.runbooks())
-        case Kind.events:
-            return list(await client.events())
+        emitted.data = True
+        data: Any = finite(row.model_dump(mode="json"))
+        if self._output == "yaml":
+            sys.stdout.write("---\n" + yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
+        else:
+            sys.stdout.write(json.dumps(data, ensure_ascii=False) + "\n")
 
-
-async def _fetch_one(client: Any, kind: OneKind, name: str) -> BaseModel:
-    match kind:
-        case OneKind.node:
-            return _model(await client.node(name))
-        case OneKind.incident:
-            return _model(await client.incident(name))
-        case OneKind.run:
-            return _model(await client.get_run(name))
-        case OneKind.runbook:
-            return _model(await client.runbook(name))
-
-
-def _model(thing: Any) -> BaseModel:
-    assert isinstance(thing, BaseModel)
-    return thing
-
-
-def describe_thing(thing: BaseModel) -> None:
-    """Print one object for a person."""
-    match thing:
-        case Node():
-            _describe_node(thing)
-        case Incident():
-            describe_incident(thing)
-        case Run():
-            _describe_run(thing)
-        case RunbookInfo():
-            out.stdout().print(thing.page, markup=False)
-        case _:
-            raise AssertionError(type(thing))
-
-
-def _describe_node(node: Node) -> None:
-    print_fields(
-        node.name,
-        [
-            ("phase", node.phase.value),
-            ("reason", node.reason),
-            ("url", node.url),
-            ("pool, model", f"{node.pool}, {node.model}"),
-            ("engine", node.engine),
-            ("zone, revision", f"{node.zone}, {node.revision}"),
-            ("instance", node.instance or ""),
-            ("since", ago(node.since)),
-            ("signal age", seconds(node.signal_age_s)),
-            ("running", value(node.running, number)),
-            ("waiting", value(node.waiting, number)),
-            ("KV used", value(node.kv_ratio, ratio)),
-            ("TTFT mean", value(node.ttft_s, seconds)),
-            ("decode step", value(node.step_s, seconds)),
-            ("requests/s", value(node.requests_per_s, number)),
-            ("alerts", ", ".join(node.alerts)),
-        ],
-    )
-
-
-def describe_incident(incident: Incident) -> None:
-    """The whole story of an incident, as a person reads it."""
-    diagnosis = incident.diagnosis
-    print_fields(
-        f"{incident.id}: {incident.title}",
-        [
-            ("status", incident.status.value),
-            ("severity", incident.severity),
-            ("scope", ", ".join(f"{k}={v}" for k, v in incident.scope.items()) or "fleet"),
-            ("widened", f"{clock(incident.widened_at)}: {incident.widened_why}" if incident.widened_at else ""),
-            ("part of", incident.part_of or ""),
-            ("opened", clock(incident.opened_at)),
-            ("resolved", clock(incident.resolved_at)),
-            (
-                "cause",
-                f"{diagnosis.cause} ({diagnosis.confidence}): {diagnosis.title}"
-                if diagnosis and diagnosis.cause
-                else "",
-            ),
-            ("ruled out", ", ".join(diagnosis.ruled_out) if diagnosis else ""),
-            ("not known", ", ".join(diagnosis.not_known) if diagnosis else ""),
-            ("post-mortem", incident.postmortem or ""),
-            ("black box", incident.blackbox or ""),
-        ],
-    )
-    if incident.alerts:
-        out.stdout().print("\nAlerts")
-        print_rows(incident.alerts, COLUMNS[Kind.alerts], Output.table, empty="")
-    if diagnosis and diagnosis.evidence:
-        out.stdout().print("\nEvidence")
-        print_rows(diagnosis.evidence, EVIDENCE_COLUMNS, Output.table, empty="")
-    if incident.runs:
-        out.stdout().print("\nRuns")
-        print_rows(incident.runs, COLUMNS[Kind.runs], Output.table, empty="")
-    if incident.timeline:
-        out.stdout().print("\nTimeline")
-        print_rows(incident.timeline, COLUMNS[Kind.events], Output.table, empty="")
-
-
-def _describe_run(run: Run) -> None:
-    print_fields(
-        f"{run.id}: {run.title}",
-        [
-            ("status", run.status.value),
-            ("runbook", run.runbook),
-            ("inputs", ", ".join(f"{k}={v}" for k, v in run.inputs.items())),
-            ("reason", run.reason),
-            ("incident", run.incident_id or ""),
-            ("asked for by", run.requested_by),
-            ("decided by", run.decided_by or ""),
-            ("verification", run.verification),
-            ("error", run.error),
-        ],
-    )
-    out.stdout().print("\nSteps")
-    print_rows(run.steps, STEP_COLUMNS, Output.table, empty="no steps")
-    for step in run.steps:
-        if step.receipt:
-            out.stdout().print(f"  {step.phase} {step.index}: {step.receipt}", markup=False)
-
-
-def value(signal: Signal, show: Any) -> str:
-    """A signal for people: "-" when not known, with its age when it is too old to trust."""
-    if signal.value is None:
-        return "-"
-    text = str(show(signal.value))
-    return text if signal.age_s is not None and signal.age_s <= STALE_S else f"{text}? ({seconds(signal.age_s)} old)"
-
-
-def clock(at: float | None) -> str:
-    """UTC time of day, as in the logs; empty when there is none."""
-    return "" if at is None else dt.datetime.fromtimestamp(at, dt.UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-
-
-def ago(at: float | None) -> str:
-    """How long ago, for people; "-" when not known."""
-    return "-" if at is None else f"{seconds(max(0.0, time.time() - at))} ago"
-
-
-def _scope(incident: Incident) -> str:
-    """A node with its pool as `node-2,default`; what is wider says what it is: `zone=a`, `fleet`."""
-    if incident.scope.get("node"):
-        return ",".join(incident.scope.values())
-    return ",".join(f"{name}={value}" for name, value in incident.scope.items()) or "fleet"
-
-
-def _at(entry: TimelineEntry) -> str:
-    return dt.datetime.fromtimestamp(entry.at, dt.UTC).strftime("%H:%M:%S")
-
-
-EVIDENCE_COLUMNS: list[Column] = [
-    Column("answer", lambda e: e.answer),
-    Column("question", lambda e: e.title),
-    Column("value", lambda e: _evidence_value(e), right=True),
-    Column("threshold", lambda e: e.threshold),
-    Column("age", lambda e: seconds(e.age_s), right=True),
-]
-
-
-def _evidence_value(evidence: Evidence) -> str:
-    return evidence.why_unknown or "-" if evidence.value is None else number(evidence.value)
-
-
-STEP_COLUMNS: list[Column] = [
-    Column("phase", lambda s: s.phase),
-    Column("step", lambda s: str(s.index), right=True),
-    Column("status", lambda s: s.status),
-    Column("tries", lambda s: str(s.attempts), right=True),
-    Column("command", lambda s: f"fleetctl {s.command}"),
-    Column("error", lambda s: s.error),
-]
-
-COLUMNS: dict[Kind, list[Column]] = {
-    Kind.nodes: [
-        Column("name", lambda n: n.name),
-        Column("phase", lambda n: n.phase.value),
-        Column("pool", lambda n: n.pool),
-        Column("running", lambda n: value(n.running, number), right=True),
-        Column("waiting", lambda n: value(n.waiting, number), right=True),
-        Column("KV", lambda n: value(n.kv_ratio, ratio), right=True),
-        Column("TTFT", lambda n: value(n.ttft_s, seconds), right=True),
-        Column("step", lambda n: value(n.step_s, seconds), right=True),
-        Column("age", lambda n: seconds(n.signal_age_s), right=True),
-        Column("alerts", lambda n: ",".join(n.alerts)),
-        Column("model", lambda n: n.model, wide=True),
-        Column("engine", lambda n: n.engine, wide=True),
-        Column("zone", lambda n: n.zone, wide=True),
-        Column("revision", lambda n: n.revision, wide=True),
-        Column("url", lambda n: n.url, wide=True),
-        Column("reason", lambda n: n.reason, wide=True),
-    ],
-    Kind.alerts: [
-        Column("alert", lambda a: a.name),
-        Column("state", lambda a: a.state.value),
-        Column("silenced", lambda a: a.silenced),
-        Column("severity", lambda a: a.severity),
-        Column("scope", lambda a: a.labels.get("node") or a.labels.get("pool") or "fleet"),
-        Column("source", lambda a: a.source),
-        Column("value", lambda a: number(a.value), right=True),
-        Column("since", lambda a: ago(a.active_at), right=True),
-        Column("summary", lambda a: a.summary, wide=True),
-        Column("silences", lambda a: ",".join(a.silenced_by), wide=True),
-        Column("source url", lambda a: a.source_url, wide=True),
-    ],
-    Kind.incidents: [
-        Column("id", lambda i: i.id),
-        Column("status", lambda i: i.status.value),
-        Column("severity", lambda i: i.severity),
-        Column("scope", _scope),
-        Column("cause", lambda i: (i.diagnosis.cause if i.diagnosis else None) or "-"),
-        Column("opened", lambda i: ago(i.opened_at), right=True),
-        Column("title", lambda i: i.title, wide=True),
-    ],
-    Kind.runs: [
-        Column("id", lambda r: r.id),
-        Column("status", lambda r: r.status.value),
-        Column("runbook", lambda r: r.runbook),
-        Column("target", lambda r: ",".join(r.targets)),
-        Column("started", lambda r: ago(r.created_at), right=True),
-        Column("by", lambda r: r.decided_by or r.requested_by),
-        Column("error", lambda r: r.error, wide=True),
-    ],
-    Kind.runbooks: [
-        Column("name", lambda r: r.name),
-        Column("risk", lambda r: r.risk),
-        Column("for causes", lambda r: ",".join(r.causes)),
-        Column("title", lambda r: r.title),
-    ],
-    Kind.events: [
-        Column("time", _at),
-        Column("event", lambda e: e.kind),
-        Column("what", lambda e: e.text),
-        Column("incident", lambda e: e.incident_id or "", wide=True),
-        Column("run", lambda e: e.run_id or "", wide=True),
-    ],
-}
-
-EMPTY = {
-    Kind.nodes: "no nodes: start a fleet with fleetctl up",
-    Kind.alerts: "no alerts",
-    Kind.incidents: "no incidents",
-    Kind.runs: "no runs",
-    Kind.runbooks: "no runbooks",
-    Kind.events: "no events",
-}
+    def _state(self, row: BaseModel) -> tuple[str, ...]:
+        return tuple(column.read(row) for column in self._view.columns if not column.is_volatile)

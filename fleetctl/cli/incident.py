@@ -7,12 +7,26 @@ from typing import Annotated
 
 import typer
 
+from fleetctl.cli.completion import complete_incident
 from fleetctl.cli.context import call
-from fleetctl.cli.get import COLUMNS, EMPTY, Kind, describe_incident
-from fleetctl.cli.output import Output, OutputOption, print_data, print_rows, stdout
+from fleetctl.cli.describe import describe_incident
+from fleetctl.cli.kinds import VIEWS, Kind
+from fleetctl.cli.output import (
+    DATA,
+    ListOutput,
+    ListOutputOption,
+    Output,
+    OutputOption,
+    print_data,
+    print_rows,
+    stdout,
+)
 from fleetctl.kit.errors import BadInputError
 
-IncidentId = Annotated[str, typer.Argument(help="Id of the incident; `fleetctl incident list` lists them.")]
+IncidentId = Annotated[
+    str,
+    typer.Argument(help="Id of the incident; `fleetctl incident list` lists them.", autocompletion=complete_incident),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -21,21 +35,22 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="incident")
 
     @group.command("list")
-    def list_incidents(output: OutputOption = Output.table) -> None:
+    def list_incidents(output: ListOutputOption = ListOutput.table) -> None:
         """List incidents, newest first."""
-        print_rows(call(lambda c: c.incidents()), COLUMNS[Kind.incidents], output, empty=EMPTY[Kind.incidents])
+        view = VIEWS[Kind.incidents]
+        print_rows(call(lambda c: c.incidents()), view.columns, output, empty=view.empty)
 
     @group.command("show")
     def show(incident_id: IncidentId, output: OutputOption = Output.table) -> None:
         """Show an incident: cause, evidence, runs, timeline."""
         incident = call(lambda c: c.incident(incident_id))
-        if output in (Output.json, Output.yaml):
+        if output in DATA:
             print_data(incident.model_dump(mode="json"), output)
         else:
             describe_incident(incident)
 
     @group.command("postmortem")
-    def postmortem(incident_id: IncidentId) -> None:
+    def postmortem(incident_id: IncidentId, output: OutputOption = Output.table) -> None:
         """Print the post-mortem that the timeline wrote, as Markdown."""
         incident = call(lambda c: c.incident(incident_id))
         if incident.postmortem is None:
@@ -44,9 +59,13 @@ def register(app: typer.Typer) -> None:
                 remedy=f"fleetctl incident show {incident_id}",
             )
         try:
-            stdout().print(Path(incident.postmortem).read_text(), markup=False)
+            text = Path(incident.postmortem).read_text()
         except OSError as error:
             raise BadInputError(
                 f"{incident.postmortem}: {error.strerror or error}",
                 remedy="read it on the controller's machine",
             ) from error
+        if output in DATA:
+            print_data({"incident": incident.id, "path": incident.postmortem, "markdown": text}, output)
+        else:
+            stdout().print(text, markup=False)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from fleetctl.cli.context import current
-from fleetctl.cli.get import COLUMNS, EMPTY, Kind
-from fleetctl.cli.output import Output, OutputOption, print_data, print_rows, stderr, stdout
+from fleetctl.cli.kinds import VIEWS, Kind
+from fleetctl.cli.output import DATA, Output, OutputOption, print_data, print_rows, stderr, stdout
 from fleetctl.cli.setting_option import setting_option
 from fleetctl.settings.load import with_flags
 from fleetctl.settings.tree import Settings
@@ -59,7 +59,7 @@ def register(app: typer.Typer) -> None:
             },
         )
         view = bring_up(settings, tell=lambda line: stderr().print(f"  {line}", markup=False))
-        if output in (Output.json, Output.yaml):
+        if output in DATA:
             print_data(
                 {
                     "controller": view.controller_url,
@@ -70,20 +70,23 @@ def register(app: typer.Typer) -> None:
                 output,
             )
             return
-        print_rows(view.nodes, COLUMNS[Kind.nodes], output, empty=EMPTY[Kind.nodes])
+        print_rows(view.nodes, VIEWS[Kind.nodes].columns, output, empty=VIEWS[Kind.nodes].empty)
         if not view.started:
             stdout().print("already up")
         stdout().print(f"controller {view.controller_url}\ngateway    {view.gateway_url}/v1")
         stdout().print("next: fleetctl top", style="dim")
 
     @app.command()
-    def down() -> None:
+    def down(output: OutputOption = Output.table) -> None:
         """Stop every process of this machine's fleet. State and incidents stay."""
         from fleetctl.stack import Stack
 
         settings = current().settings()
         stopped = Stack(settings).down(lambda line: stderr().print(f"  {line}", markup=False))
-        stdout().print(f"stopped {', '.join(stopped)}" if stopped else f"nothing runs in {settings.state_dir}")
+        if output in DATA:
+            print_data({"stopped": list(stopped), "state_dir": str(settings.state_dir)}, output)
+        else:
+            stdout().print(f"stopped {', '.join(stopped)}" if stopped else f"nothing runs in {settings.state_dir}")
 
 
 def bring_up(settings: Settings, tell: Callable[[str], None]) -> StackView:

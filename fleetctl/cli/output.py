@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,9 +14,8 @@ from typing import Annotated, Any
 import typer
 import yaml
 from pydantic import BaseModel
-from rich import box
+from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 
@@ -28,7 +28,21 @@ class Output(StrEnum):
     yaml = "yaml"
 
 
+class ListOutput(StrEnum):
+    """Forms of a list: those of `Output`, and one name a line."""
+
+    table = "table"
+    wide = "wide"
+    json = "json"
+    yaml = "yaml"
+    name = "name"
+
+
+DATA = frozenset({"json", "yaml"})
+"""Forms for scripts, of `Output` and of `ListOutput`."""
+
 OutputOption = Annotated[Output, typer.Option("-o", "--output", help="How to print the result.")]
+ListOutputOption = Annotated[ListOutput, typer.Option("-o", "--output", help="How to print the list.")]
 
 _STATES_OF_STYLE = {
     "green": ("ready", "active", "succeeded", "resolved", "yes"),
@@ -42,14 +56,24 @@ STATE_STYLE = {state: style for style, states in _STATES_OF_STYLE.items() for st
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
+MIN_TEXT_CELLS = 16  # a terminal too narrow to wrap the last column wraps the whole line by itself
+GAP = "  "
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: a heading, how to read a row, and whether only `-o wide` shows it."""
+    """One column: a heading, how to read a row, and whether only `-o wide` shows it.
+
+    `sort_key` orders rows by it (None: not known, last); without one the shown text does. `is_volatile`: it changes by
+    itself, so that a watch doesn't count it as a change.
+    """
 
     title: str
     read: Callable[[Any], str]
     wide: bool = False
     right: bool = False
+    sort_key: Callable[[Any], Any] | None = None
+    is_volatile: bool = False
 
 
 def stdout() -> Console:
@@ -62,58 +86,129 @@ def stderr() -> Console:
     return Console(file=sys.stderr, highlight=False, emoji=False, soft_wrap=True)
 
 
-def print_rows(rows: Sequence[BaseModel], columns: Sequence[Column], output: Output, *, empty: str) -> None:
+def print_rows(
+    rows: Sequence[BaseModel],
+    columns: Sequence[Column],
+    output: Output | ListOutput,
+    *,
+    empty: str,
+    name: Callable[[Any], str] | None = None,
+) -> None:
     """A list: one row each, or the whole objects for a script. `empty` says what an empty list means."""
-    if output in (Output.json, Output.yaml):
+    if output in DATA:
         print_data([row.model_dump(mode="json") for row in rows], output)
-        return
-    if not rows:
-        stderr().print(empty)
-        return
-    shown = [column for column in columns if output is Output.wide or not column.wide]
-    if not sys.stdout.isatty():
-        _print_plain([c.title for c in shown], [[c.read(row) for c in shown] for row in rows])
-        return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for column in shown:
-        table.add_column(column.title, justify="right" if column.right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(styled(column.read(row)) for column in shown))
-    stdout().print(table)
+    elif output == "name":
+        read = name or columns[0].read
+        sys.stdout.write("".join(f"{visible(read(row))}\n" for row in rows))
+    elif not rows:
+        stderr().print(empty, markup=False)
+    else:
+        Table.of(rows, columns, wide=output == "wide").print()
 
 
 def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str) -> None:
     """Rows of text that are no wire objects. `empty` says what no rows mean."""
     if not rows:
         stderr().print(empty, markup=False)
-    elif not sys.stdout.isatty():
-        _print_plain(titles, rows)
     else:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-        for title in titles:
-            table.add_column(Text(title), overflow="fold")
-        for row in rows:
-            table.add_row(*(styled(cell) for cell in row))
-        stdout().print(table)
+        Table(tuple(titles), tuple(False for _ in titles), [list(row) for row in rows]).print()
 
 
-def print_data(data: Any, output: Output) -> None:
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Cells under headings, two spaces apart, the same on a terminal and in a pipe.
+
+    The last column takes the room that is left: on a terminal it is wrapped under itself, in a pipe it runs on, so that
+    a row stays one line for grep and awk.
+    """
+
+    titles: tuple[str, ...]
+    right: tuple[bool, ...]
+    cells: list[list[str]]
+
+    @classmethod
+    def of(cls, rows: Sequence[Any], columns: Sequence[Column], *, wide: bool) -> Table:
+        """The rows' cells in the columns that this form shows."""
+        shown = [column for column in columns if wide or not column.wide]
+        return cls(
+            tuple(column.title for column in shown),
+            tuple(column.right for column in shown),
+            [[column.read(row) for column in shown] for row in rows],
+        )
+
+    def widths(self) -> list[int]:
+        """Terminal cells that each column needs."""
+        lines = [self.titles, *([visible(cell) for cell in row] for row in self.cells)]
+        return [max(cell_len(line[i]) for line in lines) for i in range(len(self.titles))]
+
+    def print(self, widths: Sequence[int] = (), *, with_titles: bool = True) -> None:
+        """Write it to stdout. `widths` are of an earlier part of the same table, which columns keep to."""
+        console = stdout()
+        own = self.widths()
+        columns = [max(pair) for pair in zip(own, widths or own, strict=True)]
+        width = console.width if sys.stdout.isatty() else None
+        lines = [[title.upper() for title in self.titles]] if with_titles else []
+        for number, line in enumerate([*lines, *self.cells]):
+            for text in _laid_out(line, columns, self.right, width, is_title=with_titles and number == 0):
+                console.print(text, soft_wrap=True)
+
+
+def _laid_out(
+    cells: Sequence[str], widths: Sequence[int], right: Sequence[bool], width: int | None, *, is_title: bool
+) -> list[Text]:
+    """The lines of one row."""
+    line, indent = Text(), 0
+    for cell, cells_wide, at_right in list(zip(cells, widths, right, strict=True))[:-1]:
+        shown = visible(cell)
+        pad = " " * (cells_wide - cell_len(shown))
+        line.append_text(_cell(f"{pad}{shown}" if at_right else f"{shown}{pad}", shown, is_title)).append(GAP)
+        indent += cells_wide + len(GAP)
+    last = visible(cells[-1])
+    if right[-1]:
+        last = " " * (widths[-1] - cell_len(last)) + last
+    if width is None or width - indent < MIN_TEXT_CELLS or cell_len(last) <= width - indent:
+        parts = [last]
+    else:
+        parts = textwrap.wrap(last, width - indent, break_on_hyphens=False) or [""]
+    lines = [line.append_text(_cell(parts[0], cells[-1], is_title))]
+    lines += [Text(" " * indent).append_text(_cell(part, cells[-1], is_title)) for part in parts[1:]]
+    for one in lines:
+        one.rstrip()
+    return lines
+
+
+def _cell(padded: str, value: str, is_title: bool) -> Text:
+    return Text(padded, style="bold" if is_title else STATE_STYLE.get(value, ""))
+
+
+@dataclass(slots=True)
+class Emitted:
+    """What this command has written so far: a script reads one document, so an error is written only when none was."""
+
+    data: bool = False
+
+
+emitted = Emitted()
+
+
+def print_data(data: Any, output: Output | ListOutput) -> None:
     """A value for a script: JSON, or YAML when asked."""
-    if output is Output.yaml:
+    emitted.data = True
+    if output == "yaml":
         sys.stdout.write(yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
     else:
-        sys.stdout.write(json.dumps(_finite(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        sys.stdout.write(json.dumps(finite(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def _finite(data: Any) -> Any:
+def finite(data: Any) -> Any:
     """JSON has no NaN and no infinity: they become text, as in Prometheus' API."""
     match data:
         case float() if not math.isfinite(data):
             return "NaN" if math.isnan(data) else "+Inf" if data > 0 else "-Inf"
         case dict():
-            return {key: _finite(value) for key, value in data.items()}
+            return {key: finite(value) for key, value in data.items()}
         case list() | tuple():
-            return [_finite(value) for value in data]
+            return [finite(value) for value in data]
         case _:
             return data
 
@@ -136,14 +231,6 @@ def styled(value: str) -> Text:
 def visible(text: str) -> str:
     """Text from outside (labels, rule files) cannot steer the terminal: control characters are spelled out."""
     return text.translate(_CONTROL)
-
-
-def _print_plain(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Columns padded by spaces and nothing else: what grep and awk expect."""
-    cells = [[visible(cell) for cell in row] for row in rows]
-    widths = [max(len(line[i]) for line in [titles, *cells]) for i in range(len(titles))]
-    for line in [[title.upper() for title in titles], *cells]:
-        sys.stdout.write("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() + "\n")
 
 
 def seconds(value: float | None) -> str:

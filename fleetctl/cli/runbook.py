@@ -7,13 +7,27 @@ from typing import Annotated
 import typer
 
 from fleetctl.cli.act import DryRun, Yes, confirm, follow, show_run, start_and_follow
+from fleetctl.cli.completion import complete_run, complete_runbook
 from fleetctl.cli.context import call, whoami
-from fleetctl.cli.get import COLUMNS, EMPTY, Kind
-from fleetctl.cli.output import Output, OutputOption, print_data, print_rows, stdout
+from fleetctl.cli.describe import print_page
+from fleetctl.cli.kinds import VIEWS, Kind
+from fleetctl.cli.output import (
+    DATA,
+    ListOutput,
+    ListOutputOption,
+    Output,
+    OutputOption,
+    print_data,
+    print_rows,
+    stdout,
+)
 from fleetctl.kit.errors import BadInputError
-from fleetctl.wire import ApprovalRequest, RunbookInfo, RunRequest
+from fleetctl.wire import ApprovalRequest, Run, RunbookInfo, RunRequest
 
-RunId = Annotated[str, typer.Argument(help="Id of the run; `fleetctl get runs` lists them.")]
+RunId = Annotated[
+    str, typer.Argument(help="Id of the run; `fleetctl get runs` lists them.", autocompletion=complete_run)
+]
+RunbookName = Annotated[str, typer.Argument(help="Name of the runbook.", autocompletion=complete_runbook)]
 Comment = Annotated[str, typer.Option("--comment", help="Why; kept with the run.")]
 
 
@@ -23,28 +37,26 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="runbook")
 
     @group.command("list")
-    def list_runbooks(output: OutputOption = Output.table) -> None:
+    def list_runbooks(output: ListOutputOption = ListOutput.table) -> None:
         """List the runbooks and the causes they are for."""
-        print_rows(call(lambda c: c.runbooks()), COLUMNS[Kind.runbooks], output, empty=EMPTY[Kind.runbooks])
+        view = VIEWS[Kind.runbooks]
+        print_rows(call(lambda c: c.runbooks()), view.columns, output, empty=view.empty)
 
     @group.command("show")
     def show(
-        name: Annotated[str, typer.Argument(help="Name of the runbook.")], output: OutputOption = Output.table
+        name: RunbookName,
+        output: OutputOption = Output.table,
     ) -> None:
         """Print a runbook's page."""
         info: RunbookInfo = call(lambda c: c.runbook(name))
-        if output in (Output.json, Output.yaml):
+        if output in DATA:
             print_data(info.model_dump(mode="json"), output)
-        elif stdout().is_terminal:
-            from rich.markdown import Markdown
-
-            stdout().print(Markdown(info.page))
         else:
-            stdout().print(info.page, markup=False)
+            print_page(info)
 
     @group.command("run")
     def run(
-        name: Annotated[str, typer.Argument(help="Name of the runbook.")],
+        name: RunbookName,
         inputs: Annotated[
             list[str] | None, typer.Argument(help="Its inputs, as key=value.", metavar="[KEY=VALUE]...")
         ] = None,
@@ -72,17 +84,22 @@ def register(app: typer.Typer) -> None:
         show_run(call(lambda c: _decide(c, run_id, "approve", comment, output)), output)
 
     @group.command("deny")
-    def deny(run_id: RunId, comment: Comment = "") -> None:
+    def deny(run_id: RunId, comment: Comment = "", output: OutputOption = Output.table) -> None:
         """Deny a proposed run. It ends there."""
         answer = ApprovalRequest(decision="deny", by=whoami(), comment=comment)
-        denied = call(lambda c: c.decide(run_id, answer))
-        stdout().print(f"run {denied.id} {denied.status.value}")
+        _print_ended(call(lambda c: c.decide(run_id, answer)), output)
 
     @group.command("cancel")
-    def cancel(run_id: RunId) -> None:
+    def cancel(run_id: RunId, output: OutputOption = Output.table) -> None:
         """Stop a run before its next step. The step in progress is finished first."""
-        cancelled = call(lambda c: c.cancel(run_id, whoami()))
-        stdout().print(f"run {cancelled.id} {cancelled.status.value}")
+        _print_ended(call(lambda c: c.cancel(run_id, whoami())), output)
+
+
+def _print_ended(run: Run, output: Output) -> None:
+    if output in DATA:
+        print_data(run.model_dump(mode="json"), output)
+    else:
+        stdout().print(f"run {run.id} {run.status.value}")
 
 
 async def _decide(client, run_id: str, decision: str, comment: str, output: Output):  # type: ignore[no-untyped-def]

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fleetctl.cli.context import call, whoami
-from fleetctl.cli.get import clock
+from fleetctl.cli.kinds import clock
 from fleetctl.cli.output import Column, Output, OutputOption, print_data, print_rows, stdout
 from fleetctl.kit.errors import BadInputError
 from fleetctl.wire import Silence, SilenceMatcher, SilenceRequest

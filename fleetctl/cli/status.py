@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from fleetctl.cli.context import call
-from fleetctl.cli.get import ago, clock
+from fleetctl.cli.kinds import ago, clock
 from fleetctl.cli.output import Column, Output, OutputOption, print_data, print_fields, print_rows, seconds, stdout
 from fleetctl.wire import Status
 

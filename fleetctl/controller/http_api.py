@@ -41,8 +41,8 @@ from fleetctl.controller.incidents.views import (
 )
 from fleetctl.controller.nodes.node_logs import NodeLogs
 from fleetctl.controller.nodes.node_row import get_node, list_nodes
-from fleetctl.controller.version import software_version
 from fleetctl.kit.errors import BadInputError, RefusedError
+from fleetctl.kit.version import software_version
 from fleetctl.wire import (
     ActionRequest,
     ApprovalRequest,

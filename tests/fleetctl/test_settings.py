@@ -177,6 +177,10 @@ def test_explain_tells_a_setting_a_section_or_what_there_is(capsys: pytest.Captu
     assert (told["default"], told["variable"]) == ("ask", "FLEETCTL_CONTROLLER__POLICY")
     assert run(["config", "explain", "alertmanagers", "-o", "json"]) == 0
     assert "alertmanagers[].url" in capsys.readouterr().out
+    assert run(["config", "explain"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 100
+    assert [line for line in lines if len(line) > 80] == []
     assert run(["config", "explain", "controller.prot"]) == 2
     assert "controller.port" in capsys.readouterr().err
 

@@ -17,7 +17,7 @@ from fleetctl.controller.incidents.incident_book import IncidentBook
 from fleetctl.controller.incidents.incident_store import save_incident
 from fleetctl.controller.incidents.views import record_of
 from fleetctl.controller.records import Records
-from fleetctl.controller.version import software_version
+from fleetctl.kit.version import software_version
 from fleetctl.settings.controller import IncidentSettings
 from fleetctl.wire import TimelineEntry
 from runbooks.errors import RunbookError

@@ -275,10 +275,22 @@ def test_what_is_no_rule_file_is_exit_code_2_and_one_line_that_names_it(
     assert len([line for line in (printed.out + printed.err).splitlines() if "bad.yml" in line]) == 1
 
 
-@pytest.mark.parametrize("words", [("check", "."), ("test", "nothing.yml"), ("list", "--rules", ".")])
-def test_a_folder_or_nothing_is_no_file(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    assert fleetctl("alerts", *words) == 2
-    assert "give the files themselves" in capsys.readouterr().err
+@pytest.mark.parametrize("words", [("check", "EMPTY"), ("test", "nothing.yml"), ("list", "--rules", "EMPTY")])
+def test_a_folder_without_files_or_nothing_is_refused(
+    tmp_path: Path, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fleetctl("alerts", *(tmp_path if word == "EMPTY" else word for word in words)) == 2
+    assert "of .yaml files" in capsys.readouterr().err
+
+
+def test_a_folder_stands_for_the_files_in_and_below_it(
+    tmp_path: Path, rules: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "more" / "deep").mkdir(parents=True)
+    for name in ("a.yaml", "deep/b.yml", "deep/notes.txt"):
+        (tmp_path / "more" / name).write_bytes(rules.read_bytes())
+    assert fleetctl("alerts", "check", tmp_path / "more") == fleetctl("alerts", "check", rules)
+    assert "2 files:" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,171 @@
+"""`describe` shows one thing with all that is known of it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from pydantic import BaseModel
+
+from fleetctl.cli import output as out
+from fleetctl.cli.completion import complete_name, complete_one_kind
+from fleetctl.cli.context import call
+from fleetctl.cli.get import parse_kind
+from fleetctl.cli.kinds import (
+    EVIDENCE_COLUMNS,
+    STEP_COLUMNS,
+    VIEWS,
+    Kind,
+    ago,
+    clock,
+    run_status,
+    value,
+)
+from fleetctl.cli.output import DATA, Output, OutputOption, number, print_data, print_fields, print_rows, ratio, seconds
+from fleetctl.kit.errors import BadInputError
+from fleetctl.wire import Incident, Node, Run, RunbookInfo
+
+REMEDIES = {
+    Kind.alerts: "fleetctl alerts explain NAME",
+    Kind.events: "fleetctl get events -l incident=ID",
+}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+
+    @app.command("describe")
+    def describe(
+        kind: Annotated[
+            str,
+            typer.Argument(metavar="KIND", help="node, incident, run or runbook.", autocompletion=complete_one_kind),
+        ],
+        name: Annotated[str, typer.Argument(help="Its name or id.", autocompletion=complete_name)],
+        output: OutputOption = Output.table,
+    ) -> None:
+        """Show one node, incident, run or runbook with all that is known of it."""
+        found = parse_kind(kind)
+        read_one = VIEWS[found].read_one
+        if read_one is None:
+            raise BadInputError(f"one of the {found} can't be described", remedy=REMEDIES[found])
+        thing = call(lambda client: read_one(client, name))
+        if output in DATA:
+            print_data(thing.model_dump(mode="json"), output)
+        else:
+            describe_thing(thing)
+
+
+def describe_thing(thing: BaseModel) -> None:
+    """Print one object for a person."""
+    match thing:
+        case Node():
+            _describe_node(thing)
+        case Incident():
+            describe_incident(thing)
+        case Run():
+            _describe_run(thing)
+        case RunbookInfo():
+            print_page(thing)
+        case _:
+            raise AssertionError(type(thing))
+
+
+def print_page(info: RunbookInfo) -> None:
+    """A runbook's page: as it is written in a pipe; on a terminal its front matter as fields, then the page."""
+    console = out.stdout()
+    if not console.is_terminal:
+        console.print(info.page, markup=False)
+        return
+    from rich.markdown import Markdown
+
+    fields = [("risk", info.risk), ("for causes", ", ".join(info.causes))]
+    fields += [(f"input {name}", meaning) for name, meaning in info.inputs.items()]
+    print_fields(info.name, fields)
+    console.print()
+    console.print(Markdown(info.body))
+
+
+def _describe_node(node: Node) -> None:
+    print_fields(
+        node.name,
+        [
+            ("phase", node.phase.value),
+            ("reason", node.reason),
+            ("url", node.url),
+            ("pool, model", f"{node.pool}, {node.model}"),
+            ("engine", node.engine),
+            ("zone, revision", f"{node.zone}, {node.revision}"),
+            ("instance", node.instance or ""),
+            ("since", ago(node.since)),
+            ("signal age", seconds(node.signal_age_s)),
+            ("running", value(node.running, number)),
+            ("waiting", value(node.waiting, number)),
+            ("KV used", value(node.kv_ratio, ratio)),
+            ("TTFT mean", value(node.ttft_s, seconds)),
+            ("decode step", value(node.step_s, seconds)),
+            ("requests/s", value(node.requests_per_s, number)),
+            ("alerts", ", ".join(node.alerts)),
+        ],
+    )
+
+
+def describe_incident(incident: Incident) -> None:
+    """The whole story of an incident, as a person reads it."""
+    diagnosis = incident.diagnosis
+    print_fields(
+        f"{incident.id}: {incident.title}",
+        [
+            ("status", incident.status.value),
+            ("severity", incident.severity),
+            ("scope", ", ".join(f"{k}={v}" for k, v in incident.scope.items()) or "fleet"),
+            ("widened", f"{clock(incident.widened_at)}: {incident.widened_why}" if incident.widened_at else ""),
+            ("part of", incident.part_of or ""),
+            ("opened", clock(incident.opened_at)),
+            ("resolved", clock(incident.resolved_at)),
+            (
+                "cause",
+                f"{diagnosis.cause} ({diagnosis.confidence}): {diagnosis.title}"
+                if diagnosis and diagnosis.cause
+                else "",
+            ),
+            ("advice", diagnosis.title if diagnosis and not diagnosis.cause else ""),
+            ("ruled out", ", ".join(diagnosis.ruled_out) if diagnosis else ""),
+            ("not known", ", ".join(diagnosis.not_known) if diagnosis else ""),
+            ("post-mortem", incident.postmortem or ""),
+            ("black box", incident.blackbox or ""),
+        ],
+    )
+    if incident.alerts:
+        out.stdout().print("\nAlerts")
+        print_rows(incident.alerts, VIEWS[Kind.alerts].columns, Output.table, empty="")
+    if diagnosis and diagnosis.evidence:
+        out.stdout().print("\nEvidence")
+        print_rows(diagnosis.evidence, EVIDENCE_COLUMNS, Output.table, empty="")
+    if incident.runs:
+        out.stdout().print("\nRuns")
+        print_rows(incident.runs, VIEWS[Kind.runs].columns, Output.table, empty="")
+    if incident.timeline:
+        out.stdout().print("\nTimeline")
+        print_rows(incident.timeline, VIEWS[Kind.events].columns, Output.table, empty="")
+
+
+def _describe_run(run: Run) -> None:
+    print_fields(
+        f"{run.id}: {run.title}",
+        [
+            ("status", run_status(run)),
+            ("runbook", run.runbook),
+            ("inputs", ", ".join(f"{k}={v}" for k, v in run.inputs.items())),
+            ("reason", run.reason),
+            ("incident", run.incident_id or ""),
+            ("asked for by", run.requested_by),
+            ("decided by", run.decided_by or ""),
+            ("verification", run.verification),
+            ("error", run.error),
+        ],
+    )
+    out.stdout().print("\nSteps")
+    print_rows(run.steps, STEP_COLUMNS, Output.table, empty="no steps")
+    for step in run.steps:
+        if step.receipt:
+            out.stdout().print(f"  {step.phase} {step.index + 1}: {step.receipt}", markup=False)

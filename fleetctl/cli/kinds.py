@@ -1,0 +1,299 @@
+"""What `get` lists and `describe` shows: each kind's names, columns, labels, and where it is read."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from fleetctl.cli.output import Column, number, ratio, seconds
+from fleetctl.wire import Evidence, Incident, NodePhase, Run, RunStatus, Signal
+
+if TYPE_CHECKING:
+    from fleetctl.client import ControllerClient
+
+
+class Kind(StrEnum):
+    """What can be listed."""
+
+    nodes = "nodes"
+    alerts = "alerts"
+    incidents = "incidents"
+    runs = "runs"
+    runbooks = "runbooks"
+    events = "events"
+
+    @property
+    def singular(self) -> str:
+        """One of them: "node"."""
+        return self.value[:-1]
+
+
+Labels = Mapping[str, str | Sequence[str]]
+"""What a selector matches on; of several values any may match."""
+
+
+@dataclass(frozen=True, slots=True)
+class KindView:
+    """One kind: how it is read, named, selected and shown."""
+
+    columns: Sequence[Column]
+    empty: str
+    name: Callable[[Any], str]
+    labels: Callable[[Any], Labels]
+    read_all: Callable[[ControllerClient], Awaitable[Sequence[BaseModel]]]
+    read_one: Callable[[ControllerClient, str], Awaitable[BaseModel]] | None = None
+    has_open_labels: bool = False  # rows bring labels of their own: one that a row lacks is empty, not a mistake
+    is_usual: Callable[[Any], bool] = field(default=lambda _: True)  # else it is shown with --all or by name only
+    identity: Callable[[Any], object] | None = None  # tells rows of one name apart
+
+    def key_of(self, row: BaseModel) -> object:
+        """What stays the same of a row while it changes."""
+        return (self.identity or self.name)(row)
+
+
+STALE_S = 10.0
+
+
+def value(signal: Signal, show: Callable[[float], str]) -> str:
+    """A signal for people: "-" when not known, with its age when it is too old to trust."""
+    if signal.value is None:
+        return "-"
+    text = show(signal.value)
+    return text if signal.age_s is not None and signal.age_s <= STALE_S else f"{text}? ({seconds(signal.age_s)} old)"
+
+
+def clock(at: float | None) -> str:
+    """UTC time of day, as in the logs; empty when there is none."""
+    return "" if at is None else dt.datetime.fromtimestamp(at, dt.UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def ago(at: float | None) -> str:
+    """How long ago, for people; "-" when not known."""
+    return "-" if at is None else f"{seconds(max(0.0, time.time() - at))} ago"
+
+
+def run_status(run: Run) -> str:
+    """A run's status. A dry run never succeeded at anything: it says what the guards would have said."""
+    if not run.dry_run:
+        return run.status.value
+    return "dry-run" if run.status is RunStatus.SUCCEEDED else f"dry-run: {run.status.value}"
+
+
+def what_run(run: Run) -> str:
+    """The page that a run follows, or its one command."""
+    return run.title if run.runbook == "action" else run.runbook
+
+
+def scope_text(incident: Incident) -> str:
+    """A node by its name; what is wider says what it is: `zone=a`, `fleet`."""
+    if incident.scope.get("node"):
+        return incident.scope["node"]
+    return ",".join(f"{name}={value}" for name, value in incident.scope.items()) or "fleet"
+
+
+def _signal(title: str, of: Callable[[Any], Signal], show: Callable[[float], str]) -> Column:
+    return Column(
+        title,
+        lambda row: value(of(row), show),
+        right=True,
+        sort_key=lambda row: of(row).value,
+        is_volatile=True,
+    )
+
+
+def _since(title: str, at: Callable[[Any], float | None]) -> Column:
+    """How long ago; sorted by it, the newest first."""
+    return Column(
+        title,
+        lambda row: ago(at(row)).removesuffix(" ago"),
+        right=True,
+        sort_key=lambda row: _negated(at(row)),
+        is_volatile=True,
+    )
+
+
+def _negated(at: float | None) -> float | None:
+    return None if at is None else -at
+
+
+EVIDENCE_COLUMNS: list[Column] = [
+    Column("answer", lambda e: e.answer),
+    Column("value", lambda e: _evidence_value(e), right=True),
+    Column("threshold", lambda e: e.threshold),
+    Column("age", lambda e: seconds(e.age_s), right=True),
+    Column("question", lambda e: f"{e.title} ({e.why_unknown})" if e.why_unknown else e.title),
+]
+
+
+def _evidence_value(evidence: Evidence) -> str:
+    return "-" if evidence.value is None else number(evidence.value)
+
+
+STEP_COLUMNS: list[Column] = [
+    Column("phase", lambda s: s.phase),
+    Column("step", lambda s: str(s.index + 1), right=True),
+    Column("status", lambda s: s.status),
+    Column("tries", lambda s: str(s.attempts), right=True),
+    Column("command", lambda s: f"fleetctl {s.command}" + (f": {s.error}" if s.error else "")),
+]
+
+NODE_COLUMNS = [
+    Column("name", lambda n: n.name),
+    Column("phase", lambda n: n.phase.value),
+    Column("pool", lambda n: n.pool),
+    _signal("run", lambda n: n.running, number),
+    _signal("wait", lambda n: n.waiting, number),
+    _signal("KV", lambda n: n.kv_ratio, ratio),
+    _signal("TTFT", lambda n: n.ttft_s, seconds),
+    _signal("step", lambda n: n.step_s, seconds),
+    Column("age", lambda n: seconds(n.signal_age_s), right=True, sort_key=lambda n: n.signal_age_s, is_volatile=True),
+    Column("model", lambda n: n.model, wide=True),
+    Column("engine", lambda n: n.engine, wide=True),
+    Column("zone", lambda n: n.zone, wide=True),
+    Column("revision", lambda n: n.revision, wide=True),
+    Column("url", lambda n: n.url, wide=True),
+    Column("reason", lambda n: n.reason, wide=True),
+    Column("alerts", lambda n: ",".join(n.alerts)),
+]
+ALERT_COLUMNS = [
+    Column("alert", lambda a: a.name),
+    Column("state", lambda a: a.state.value),
+    Column("silenced", lambda a: a.silenced),
+    Column("severity", lambda a: a.severity),
+    Column("value", lambda a: number(a.value), right=True, sort_key=lambda a: a.value, is_volatile=True),
+    _since("for", lambda a: a.active_at),
+    Column("source", lambda a: a.source, wide=True),
+    Column("silences", lambda a: ",".join(a.silenced_by), wide=True),
+    Column("source url", lambda a: a.source_url, wide=True),
+    Column("scope", lambda a: a.labels.get("node") or a.labels.get("pool") or "fleet"),
+    Column("summary", lambda a: a.summary, wide=True),
+]
+INCIDENT_COLUMNS = [
+    Column("id", lambda i: i.id),
+    Column("status", lambda i: i.status.value),
+    Column("severity", lambda i: i.severity),
+    _since("age", lambda i: i.opened_at),
+    Column("scope", scope_text),
+    Column("cause", lambda i: (i.diagnosis.cause if i.diagnosis else None) or "-"),
+    Column("title", lambda i: i.title, wide=True),
+]
+RUN_COLUMNS = [
+    Column("id", lambda r: r.id),
+    Column("status", run_status),
+    _since("age", lambda r: r.created_at),
+    Column("by", lambda r: r.decided_by or r.requested_by),
+    Column("target", lambda r: ",".join(r.targets)),
+    Column("what", what_run),
+    Column("error", lambda r: r.error, wide=True),
+]
+RUNBOOK_COLUMNS = [
+    Column("name", lambda r: r.name),
+    Column("risk", lambda r: r.risk),
+    Column("title", lambda r: r.title),
+    Column("for causes", lambda r: ", ".join(r.causes) or "-"),
+]
+EVENT_COLUMNS = [
+    Column("time", lambda e: dt.datetime.fromtimestamp(e.at, dt.UTC).strftime("%H:%M:%S"), sort_key=lambda e: e.at),
+    Column("event", lambda e: e.kind),
+    Column("incident", lambda e: e.incident_id or "-", wide=True),
+    Column("run", lambda e: e.run_id or "-", wide=True),
+    Column("what", lambda e: e.text),
+]
+
+
+async def _nodes_at_work_first(client: ControllerClient) -> Sequence[BaseModel]:
+    return sorted(await client.nodes(), key=lambda node: node.phase is NodePhase.STOPPED)
+
+
+VIEWS: Mapping[Kind, KindView] = {
+    Kind.nodes: KindView(
+        NODE_COLUMNS,
+        "no nodes: start a fleet with fleetctl up",
+        name=lambda n: n.name,
+        labels=lambda n: {
+            "name": n.name,
+            "phase": n.phase.value,
+            "pool": n.pool,
+            "model": n.model,
+            "engine": n.engine,
+            "zone": n.zone,
+            "revision": n.revision,
+            "alert": n.alerts,
+        },
+        read_all=_nodes_at_work_first,
+        read_one=lambda client, name: client.node(name),
+    ),
+    Kind.alerts: KindView(
+        ALERT_COLUMNS,
+        "no alerts",
+        name=lambda a: a.name,
+        labels=lambda a: {
+            **a.labels,
+            "alertname": a.name,
+            "severity": a.severity,
+            "state": a.state.value,
+            "silenced": a.silenced,
+            "source": a.source,
+        },
+        read_all=lambda client: client.alerts(),
+        has_open_labels=True,
+        identity=lambda a: (a.source, a.name, *sorted(a.labels.items())),
+    ),
+    Kind.incidents: KindView(
+        INCIDENT_COLUMNS,
+        "no incidents",
+        name=lambda i: i.id,
+        labels=lambda i: {
+            **i.scope,
+            "status": i.status.value,
+            "severity": i.severity,
+            "cause": (i.diagnosis.cause if i.diagnosis else None) or "",
+            "alert": [alert.name for alert in i.alerts],
+        },
+        read_all=lambda client: client.incidents(),
+        read_one=lambda client, name: client.incident(name),
+        has_open_labels=True,
+    ),
+    Kind.runs: KindView(
+        RUN_COLUMNS,
+        "no runs; --all shows dry runs too",
+        name=lambda r: r.id,
+        labels=lambda r: {
+            "status": r.status.value,
+            "runbook": r.runbook,
+            "target": r.targets,
+            "incident": r.incident_id or "",
+            "by": r.decided_by or r.requested_by,
+            "dry_run": "yes" if r.dry_run else "no",
+        },
+        read_all=lambda client: client.runs(),
+        read_one=lambda client, name: client.get_run(name),
+        is_usual=lambda r: not r.dry_run,
+    ),
+    Kind.runbooks: KindView(
+        RUNBOOK_COLUMNS,
+        "no runbooks",
+        name=lambda r: r.name,
+        labels=lambda r: {"name": r.name, "risk": r.risk, "cause": r.causes},
+        read_all=lambda client: client.runbooks(),
+        read_one=lambda client, name: client.runbook(name),
+    ),
+    Kind.events: KindView(
+        EVENT_COLUMNS,
+        "no events",
+        name=lambda e: str(e.seq),
+        labels=lambda e: {
+            "event": e.kind,
+            "node": e.node or "",
+            "incident": e.incident_id or "",
+            "run": e.run_id or "",
+        },
+        read_all=lambda client: client.events(),
+    ),
+}

@@ -1,0 +1,252 @@
+"""`get` and `describe` over recorded answers: what is listed, in which form, and what a refusal looks like."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from fleetctl.cli.app import run
+from fleetctl.cli.get import Changes
+from fleetctl.cli.kinds import VIEWS, Kind
+from fleetctl.cli.output import ListOutput
+from fleetctl.wire import Alert, Diagnosis, NodePhase, RunbookInfo, RunStatus, Signal, TimelineEntry
+from tests.fixtures.cockpit import make_incident, make_node, make_run
+from tests.fixtures.recorded_controller import RecordedController, recorded_controller
+
+PAGE = "---\nname: replace-node\nrisk: medium\n---\n\n# Replace a node\n\nText.\n"
+RUNBOOK = RunbookInfo(
+    name="replace-node", title="Replace {{node}}", risk="medium", causes=["slow_node"], inputs={"node": "it"}, page=PAGE
+)
+
+
+@pytest.fixture(scope="module")
+def controller() -> Iterator[RecordedController]:
+    now = time.time()
+    busy = Signal(value=12, age_s=1.0)
+    nodes = [
+        make_node("node-1", phase=NodePhase.STOPPED, pool="decode", waiting=Signal(), zone="b"),
+        make_node("node-2", phase=NodePhase.UNREACHABLE, reason="no answer", alerts=["LLMNodeDown"]),
+        make_node("node-3", waiting=busy),
+    ]
+    action = make_run(
+        id="run-2", runbook="action", title="cordon node-3", status=RunStatus.SUCCEEDED, targets=["node-3"]
+    )
+    runs = [
+        make_run(targets=["node-4", "node-2"]),
+        action,
+        action.model_copy(update={"id": "run-3", "dry_run": True}),
+        action.model_copy(update={"id": "run-4", "dry_run": True, "status": RunStatus.REFUSED}),
+    ]
+    unexplained = make_incident(
+        id="inc-2",
+        opened_at=now - 7200,
+        diagnosis=Diagnosis(tree="", cause=None, title="No tree explains LLMWrongOutput: take the node out first"),
+    )
+    labels = {"pool": "default", "tenant": "a"}
+    alerts = [
+        Alert(fingerprint=str(i), name=name, severity="page", state="firing", labels={**labels, "node": f"node-{i}"})
+        for i, name in enumerate(["LLMNodeSlow", "LLMNodeSlow", "LLMNodeDown"], 1)
+    ]
+    entry = TimelineEntry(seq=1, at=now, kind="node.ready", text="node-3: ready", node="node-3")
+    answers = {
+        "/v1/nodes": nodes,
+        **{f"/v1/nodes/{node.name}": node for node in nodes},
+        "/v1/runs": runs,
+        "/v1/runs/run-3": runs[2],
+        "/v1/incidents": [make_incident(opened_at=now - 60), unexplained],
+        "/v1/incidents/inc-2": unexplained,
+        "/v1/alerts": alerts,
+        "/v1/events": [entry],
+        "/v1/runbooks": [RUNBOOK],
+        "/v1/runbooks/replace-node": RUNBOOK,
+    }
+    with recorded_controller(answers) as made:
+        yield made
+
+
+@pytest.fixture
+def fleetctl(controller: RecordedController, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run a command: its exit code, stdout and stderr."""
+
+    def run_it(*words: str) -> tuple[int, str, str]:
+        code = run(["--controller", controller.url, *words])
+        told = capsys.readouterr()
+        return code, told.out, told.err
+
+    return run_it
+
+
+def names(out: str) -> list[str]:
+    return [line.split()[0] for line in out.splitlines()[1:]]
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def test_a_dry_run_is_never_listed_as_a_run_that_succeeded(fleetctl: Run) -> None:
+    code, out, _ = fleetctl("get", "runs")
+    assert (code, names(out)) == (0, ["run-1", "run-2"])
+    _, out, _ = fleetctl("get", "runs", "--all")
+    told = {line.split("  ")[0]: line for line in out.splitlines()}
+    assert "dry-run" in told["run-3"]
+    assert "dry-run: refused" in told["run-4"]
+    assert "succeeded" not in told["run-3"]
+    assert "dry-run" in fleetctl("describe", "run", "run-3")[1]
+    assert names(fleetctl("get", "runs", "-l", "dry_run=yes")[1]) == ["run-3", "run-4"]
+    assert names(fleetctl("get", "run", "run-3")[1]) == ["run-3"], "what is named is shown"
+
+
+def test_a_run_says_what_it_does_and_to_what(fleetctl: Run) -> None:
+    _, out, _ = fleetctl("get", "runs")
+    head, first, second = out.splitlines()
+    assert "TARGET" in head
+    assert "node-4,node-2" in first
+    assert "replace-node" in first
+    assert "cordon node-3" in second
+
+
+@pytest.mark.parametrize("kind", ["nodes", "node", "alerts", "alert", "incident", "run", "runbook", "event"])
+def test_kinds_are_taken_in_the_plural_and_singular(fleetctl: Run, kind: str) -> None:
+    code, out, _ = fleetctl("get", kind, "-o", "json")
+    assert code == 0
+    assert json.loads(out)
+
+
+def test_stopped_nodes_come_last(fleetctl: Run) -> None:
+    assert names(fleetctl("get", "nodes")[1]) == ["node-2", "node-3", "node-1"]
+
+
+def test_named_rows_come_in_the_order_of_the_names(fleetctl: Run) -> None:
+    assert names(fleetctl("get", "nodes", "node-3", "node-1")[1]) == ["node-3", "node-1"]
+
+
+def test_a_name_that_there_is_not_is_told_with_the_nearest_one_and_the_rest_is_shown(fleetctl: Run) -> None:
+    code, out, err = fleetctl("get", "nodes", "node-3", "node-33")
+    assert (code, names(out)) == (2, ["node-3"])
+    assert "node-33" in err
+    assert "did you mean node-3?" in err
+
+
+@pytest.mark.parametrize(
+    ("kind", "selector", "wanted"),
+    [
+        ("nodes", "pool=default", ["node-2", "node-3"]),
+        ("nodes", "pool!=default", ["node-1"]),
+        ("nodes", "pool=default,phase=ready", ["node-3"]),
+        ("nodes", "alert=LLMNodeDown", ["node-2"]),
+        ("alerts", "node=node-2", ["LLMNodeSlow"]),
+        ("alerts", "lacking=x", []),
+        ("alerts", "alertname=LLMNodeDown,tenant==a", ["LLMNodeDown"]),
+        ("runs", "target=node-2", ["run-1"]),
+        ("incidents", "cause=slow_node", ["inc-1"]),
+        ("runbooks", "cause=slow_node", ["replace-node"]),
+    ],
+)
+def test_a_selector_keeps_the_rows_that_have_the_label(
+    fleetctl: Run, kind: str, selector: str, wanted: list[str]
+) -> None:
+    code, out, _ = fleetctl("get", kind, "-l", selector, "-o", "name")
+    assert (code, out.split()) == (0, wanted)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("nodes", "-l", "pol=x"), "pool"),
+        (("nodes", "-l", "pool"), "key=value"),
+        (("nodes", "--sort-by", "load"), "wait"),
+        (("nods",), "did you mean nodes?"),
+        (("events", "inc-1"), "-l incident=ID"),
+    ],
+)
+def test_what_can_not_be_selected_is_refused_with_what_can(fleetctl: Run, words: tuple[str, ...], says: str) -> None:
+    code, out, err = fleetctl("get", *words)
+    assert (code, out) == (2, "")
+    assert says in err
+
+
+def test_rows_are_sorted_by_value_and_what_is_unknown_comes_last_either_way(fleetctl: Run) -> None:
+    assert names(fleetctl("get", "nodes", "--sort-by", "wait")[1]) == ["node-2", "node-3", "node-1"]
+    assert names(fleetctl("get", "nodes", "--sort-by", "WAIT", "--reverse")[1]) == ["node-3", "node-2", "node-1"]
+    assert names(fleetctl("get", "incidents", "--sort-by", "age", "--reverse")[1]) == ["inc-2", "inc-1"]
+
+
+def test_a_refusal_is_an_object_for_a_script_and_one_line_for_a_person(fleetctl: Run) -> None:
+    for words, code in (
+        (("get", "nodes", "node-9", "-o", "json"), 2),
+        (("describe", "node", "node-9", "-ojson"), 2),
+        (("drain", "node-1", "--output=json"), 2),
+        (("get", "--nonsense", "-o", "json"), 2),
+        (("--controller", "http://127.0.0.1:9", "get", "nodes", "-o", "json"), 4),
+    ):
+        got, out, err = fleetctl(*words)
+        problem = json.loads(out)
+        assert (got, problem["exit_code"]) == (code, code), words
+        assert problem["error"] in err.replace("\n", " "), words
+    code, out, _ = fleetctl("get", "nodes", "node-3", "node-9", "-o", "json")
+    assert (code, [node["name"] for node in json.loads(out)]) == (2, ["node-3"]), "one document, never two"
+
+
+def test_usage_errors_are_one_line_with_the_help_to_read(fleetctl: Run) -> None:
+    code, out, err = fleetctl("get", "nodes", "--nonsense")
+    assert (code, out) == (2, "")
+    assert err == "error: No such option: --nonsense\n  try: fleetctl get --help\n"
+
+
+def test_an_incident_without_a_cause_shows_what_to_do_instead(fleetctl: Run) -> None:
+    _, out, _ = fleetctl("incident", "show", "inc-2")
+    assert "take the node out first" in out
+
+
+def test_a_page_on_a_terminal_has_its_front_matter_as_fields(fleetctl: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "---\nname: replace-node" in fleetctl("runbook", "show", "replace-node")[1], "a pipe gets the file"
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    for words in (("runbook", "show", "replace-node"), ("describe", "runbook", "replace-node")):
+        _, out, _ = fleetctl(*words)
+        assert "name: replace-node" not in out
+        assert "medium" in out
+        assert "Replace a node" in out
+
+
+def test_a_page_without_front_matter_is_all_body() -> None:
+    assert RUNBOOK.body == "# Replace a node\n\nText.\n"
+    for page in ("# A\n---\nb\n", "---\nopen", ""):
+        assert RUNBOOK.model_copy(update={"page": page}).body == page
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.events])
+def test_default_columns_fit_eighty(fleetctl: Run, kind: Kind) -> None:
+    _, out, _ = fleetctl("get", kind)
+    assert max(len(line) for line in out.splitlines()) <= 80
+
+
+def test_a_watch_prints_a_row_again_when_it_changed_but_not_because_time_passed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    changes = Changes(VIEWS[Kind.nodes], ListOutput.table)
+
+    def printed(*nodes: Any) -> list[str]:
+        changes.print(nodes)
+        return capsys.readouterr().out.splitlines()
+
+    first, second = make_node("node-1"), make_node("node-2", phase=NodePhase.STARTING)
+    assert len(printed(first, second)) == 3
+    assert printed(first.model_copy(update={"signal_age_s": 9.0}), second) == []
+    (line,) = printed(first, second.model_copy(update={"phase": NodePhase.READY}))
+    assert line.split()[:2] == ["node-2", "ready"]
+
+
+def test_a_watch_for_scripts_is_one_document_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    changes = Changes(VIEWS[Kind.nodes], ListOutput.json)
+    changes.print([make_node("node-1"), make_node("node-2")])
+    assert [json.loads(line)["name"] for line in capsys.readouterr().out.splitlines()] == ["node-1", "node-2"]
+
+
+def test_version_is_told(fleetctl: Run) -> None:
+    code, out, _ = fleetctl("--version")
+    assert code == 0
+    assert out.startswith("fleetctl ")
