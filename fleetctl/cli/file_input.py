@@ -28,7 +28,9 @@ def existing_files(paths: Sequence[Path]) -> Sequence[Path]:
         if path.is_dir():
             within = sorted(one for one in path.rglob("*") if one.suffix in (".yaml", ".yml") and one.is_file())
             if not within:
-                raise BadInputError(f"{path}: no .yaml file in this folder", remedy="name a file, or a folder of .yaml files")
+                raise BadInputError(
+                    f"{path}: no .yaml file in this folder", remedy="name a file, or a folder of .yaml files"
+                )
             found += within
         elif path.is_file():
             found.append(path)
