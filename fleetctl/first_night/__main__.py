@@ -16,13 +16,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from fleetctl import bundled  # first: the fleet's processes are started from where this one lies
+from fleetctl.first_night.drill import DrillPlan, run_fault
 from fleetctl.first_night.fault import FAULTS, Fault
-from fleetctl.first_night.night import NightPlan, run_fault
 from fleetctl.first_night.outcome import Outcome
 from fleetctl.first_night.progress import Step, progress_reporter
 from fleetctl.first_night.report import Row, load_results, machine, page, table
 from fleetctl.first_night.traffic import RequestCounts
 from fleetctl.kit.errors import BadInputError, FleetctlError
+from fleetctl.kit.log import configure_logging
 from fleetctl.load.client import CalibrationError
 from fleetctl.settings.load import load_settings, with_flags
 from fleetctl.settings.tree import Settings
@@ -38,13 +39,14 @@ def main(argv: Sequence[str]) -> int:
         sys.stdout.write("".join(f"{fault.name:<20} {fault.title}\n" for fault in FAULTS))
         return 0
     bundled.pass_to_children()
+    configure_logging("error")  # what becomes of each request is the report's
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the fleet is stopped on the way out
     try:
         settings = load_settings(flags={"state_dir": args.state_dir} if args.state_dir else None)
         results = settings.state_dir / FOLDER / "results"
         if not args.write_only:
             faults = _chosen(args.fault)
-            rows = _run(settings, faults, NightPlan(args.rate, args.seed, args.runner, args.quick), results)
+            rows = _run(settings, faults, DrillPlan(args.rate, args.seed, args.runner, args.quick), results)
         else:
             rows = load_results(results)
         if args.write:
@@ -58,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
     return 0 if all(row["right"] for row in rows) else 1
 
 
-def _run(settings: Settings, faults: Sequence[Fault], plan: NightPlan, results: Path) -> list[Row]:
+def _run(settings: Settings, faults: Sequence[Fault], plan: DrillPlan, results: Path) -> list[Row]:
     rows: list[Row] = []
     with progress_reporter(len(faults)) as report:
         report(faults[0].name, 0, "the model")
@@ -72,7 +74,7 @@ def _run(settings: Settings, faults: Sequence[Fault], plan: NightPlan, results: 
     return rows
 
 
-def _outcome(settings: Settings, fault: Fault, plan: NightPlan, done: int, report: Step) -> Outcome:
+def _outcome(settings: Settings, fault: Fault, plan: DrillPlan, done: int, report: Step) -> Outcome:
     """The fault's outcome; what broke the harness is an outcome too, so that the night goes on."""
     began = time.time()
     try:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from fleetctl.first_night.site import NODES, VICTIM, Site, wait_for
+from fleetctl.first_night.target_fleet import NODES, VICTIM, TargetFleet, wait_for
 from fleetctl.kit.errors import FleetctlError
 
-Strike = Callable[[Site], Coroutine[Any, Any, None]]
+FaultAction = Callable[[TargetFleet], Coroutine[Any, Any, None]]
 
 ENGINE_SERIES = ("vllm:",)  # beginnings of the names of a node's own series
 AWAY_S = 20.0  # controller and gateway: how long they are stopped or gone
@@ -35,116 +35,116 @@ class Fault:
 
     name: str
     title: str
-    strike: Strike
+    inject: FaultAction
     expects: Expectation
-    relieve: Strike | None = None  # ends what no page mends, as a person would; None: it ends by itself
-    prepare: Strike | None = None  # before the strike
+    clear: FaultAction | None = None  # ends what no page mends, as a person would; None: it ends by itself
+    prepare: FaultAction | None = None  # before the injection
     baseline_s: float = 30.0  # normal traffic before it
     page_within_s: float = 150.0  # after that the fault is ended without a page
     watch_s: float = 400.0  # at most
 
 
-async def _slow_step(site: Site) -> None:
-    await site.set_faults(VICTIM, slow_steps=10.0)
+async def _slow_step(fleet: TargetFleet) -> None:
+    await fleet.set_faults(VICTIM, slow_steps=10.0)
 
 
-async def _wait_until_pending(site: Site) -> None:
-    await _slow_step(site)
+async def _wait_until_pending(fleet: TargetFleet) -> None:
+    await _slow_step(fleet)
     for _ in range(150):
-        if await site.alerts_of(VICTIM):
+        if await fleet.alerts_of(VICTIM):
             return
         await asyncio.sleep(0.2)
     raise FleetctlError(f"no alert of {VICTIM} became pending")
 
 
-def _api(number: signal.Signals) -> Strike:
-    async def strike(site: Site) -> None:
-        site.send_signal(VICTIM, number)
+def _api(number: signal.Signals) -> FaultAction:
+    async def inject(fleet: TargetFleet) -> None:
+        fleet.send_signal(VICTIM, number)
 
-    return strike
-
-
-def _core(number: signal.Signals) -> Strike:
-    async def strike(site: Site) -> None:
-        site.signal_core(VICTIM, number)
-
-    return strike
+    return inject
 
 
-async def _kill_core_often(site: Site) -> None:
+def _core(number: signal.Signals) -> FaultAction:
+    async def inject(fleet: TargetFleet) -> None:
+        fleet.signal_core(VICTIM, number)
+
+    return inject
+
+
+async def _kill_core_often(fleet: TargetFleet) -> None:
     loop = asyncio.get_running_loop()
     began = loop.time()
     for count in range(KILLS):
         await asyncio.sleep(max(0.0, began + count * KILLS_WITHIN_S / (KILLS - 1) - loop.time()))
-        if await wait_for(lambda: site.is_running(VICTIM) and site.core_pid(VICTIM) is not None, 10.0):
-            site.signal_core(VICTIM, signal.SIGKILL)
+        if await wait_for(lambda: fleet.is_running(VICTIM) and fleet.core_pid(VICTIM) is not None, 10.0):
+            fleet.signal_core(VICTIM, signal.SIGKILL)
 
 
-async def _make_idle(site: Site) -> None:
-    await site.act(f"cordon {VICTIM}")
+async def _make_idle(fleet: TargetFleet) -> None:
+    await fleet.act(f"cordon {VICTIM}")
     for _ in range(300):
-        node = await site.client.node(VICTIM)
+        node = await fleet.client.node(VICTIM)
         if node.running.value == 0 and node.waiting.value == 0:
             return
         await asyncio.sleep(0.2)
     raise FleetctlError(f"{VICTIM} did not become idle")
 
 
-async def _stop_idle_core(site: Site) -> None:
-    site.signal_core(VICTIM, signal.SIGSTOP)
-    await site.act(f"uncordon {VICTIM}")
+async def _stop_idle_core(fleet: TargetFleet) -> None:
+    fleet.signal_core(VICTIM, signal.SIGSTOP)
+    await fleet.act(f"uncordon {VICTIM}")
 
 
-def _set(*nodes: str, **faults: object) -> Strike:
-    async def strike(site: Site) -> None:
+def _set(*nodes: str, **faults: object) -> FaultAction:
+    async def inject(fleet: TargetFleet) -> None:
         for node in nodes:
-            await site.set_faults(node, **faults)
+            await fleet.set_faults(node, **faults)
 
-    return strike
+    return inject
 
 
-def _clear(*names: str) -> Strike:
-    async def relieve(site: Site) -> None:
+def _clear(*names: str) -> FaultAction:
+    async def clear(fleet: TargetFleet) -> None:
         for node in NODES:
-            if site.is_running(node):
-                await site.clear_faults(node, *names)
+            if fleet.is_running(node):
+                await fleet.clear_faults(node, *names)
 
-    return relieve
-
-
-def _burst(count: int, prompt_tokens: int, output_tokens: int) -> Strike:
-    async def strike(site: Site) -> None:
-        site.traffic.send_burst(count, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
-
-    return strike
+    return clear
 
 
-def _stopped_for_a_while(name: str) -> Strike:
-    async def strike(site: Site) -> None:
-        site.send_signal(name, signal.SIGSTOP)
+def _burst(count: int, prompt_tokens: int, output_tokens: int) -> FaultAction:
+    async def inject(fleet: TargetFleet) -> None:
+        fleet.traffic.send_burst(count, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
+
+    return inject
+
+
+def _stopped_for_a_while(name: str) -> FaultAction:
+    async def inject(fleet: TargetFleet) -> None:
+        fleet.send_signal(name, signal.SIGSTOP)
         try:
             await asyncio.sleep(AWAY_S)
         finally:
-            site.send_signal(name, signal.SIGCONT)
+            fleet.send_signal(name, signal.SIGCONT)
 
-    return strike
+    return inject
 
 
-def _killed(name: str) -> Strike:
-    async def strike(site: Site) -> None:
-        site.send_signal(name, signal.SIGKILL)
+def _killed(name: str) -> FaultAction:
+    async def inject(fleet: TargetFleet) -> None:
+        fleet.send_signal(name, signal.SIGKILL)
         await asyncio.sleep(AWAY_S)
-        await site.start_missing()
+        await fleet.start_missing()
 
-    return strike
+    return inject
 
 
-async def _start_again(site: Site) -> None:
+async def _start_again(fleet: TargetFleet) -> None:
     """What a person does for a node whose process is gone or stands still, and nobody replaced."""
-    if site.is_running(VICTIM):
-        site.send_signal(VICTIM, signal.SIGCONT)
-        if site.core_pid(VICTIM) is not None:
-            site.signal_core(VICTIM, signal.SIGCONT)
+    if fleet.is_running(VICTIM):
+        fleet.send_signal(VICTIM, signal.SIGCONT)
+        if fleet.core_pid(VICTIM) is not None:
+            fleet.signal_core(VICTIM, signal.SIGCONT)
 
 
 _NODE_GONE = Expectation(alerts=("LLMNodeDown",), causes=("node_down",), pages=("replace-node",))

@@ -59,7 +59,7 @@ class Outcome:
 
     fault: str
     title: str
-    at: float  # Unix seconds of the strike
+    at: float  # Unix seconds of the injection
     alerts: tuple[FiredAlert, ...]
     incidents: tuple[SeenIncident, ...]
     requests: RequestCounts
@@ -91,7 +91,7 @@ class Outcome:
         return {**asdict(self), "right": self.is_right}
 
 
-def find_wrong(outcome: Outcome, expects: Expectation) -> tuple[str, ...]:
+def failures_of(outcome: Outcome, expects: Expectation) -> tuple[str, ...]:
     """What is not as it should be, each as half a sentence. Pure."""
     return (
         *_wrong_alerts(outcome, expects),

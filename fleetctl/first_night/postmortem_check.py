@@ -30,8 +30,8 @@ class Stated:
 class Known:
     """What the harness knows by itself."""
 
-    struck_at: float
-    lost: int  # from the strike to the incident's end, as clients saw it
+    injected_at: float
+    lost: int  # from the injection to the incident's end, as clients saw it
     lost_late: int  # of other requests, those that ended in the seconds around that end
     causes: Collection[str]  # those that are right; empty: none is asked for
     runs: Sequence[str]  # statuses of the runs that it approved
@@ -51,14 +51,14 @@ def read_postmortem(page: str) -> Stated:
     )
 
 
-def find_false(stated: Stated, known: Known) -> tuple[str, ...]:
+def false_statements(stated: Stated, known: Known) -> tuple[str, ...]:
     """What the page states that is not so, each as a sentence's half. What it leaves open is not false."""
     false: list[str] = []
     if stated.lost is not None and not known.lost <= stated.lost <= known.lost + known.lost_late:
         false.append(f"says lost {stated.lost}, clients lost {known.lost}")
     if stated.lost is None and known.lost:
         false.append(f"does not say how many were lost, clients lost {known.lost}")
-    if stated.began_at is not None and (gap := abs(stated.began_at - known.struck_at)) > ONSET_TOLERANCE_S:
+    if stated.began_at is not None and (gap := abs(stated.began_at - known.injected_at)) > ONSET_TOLERANCE_S:
         false.append(f"its onset is {gap:.0f} s off")
     if known.causes and stated.cause is not None and stated.cause not in known.causes:
         false.append(f"names {stated.cause}")

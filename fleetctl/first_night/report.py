@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetctl.first_night.fault import FAULTS
-from fleetctl.first_night.later import LATER
+from fleetctl.first_night.known_gaps import KNOWN_GAPS
 
 WIDTH = 80
 _HEAD = ("FAULT", "ALERT", "AFTER", "CAUSE", "LOST", "")
@@ -23,7 +23,7 @@ Row = Mapping[str, Any]  # an outcome as JSON
 PAGE_HEAD = """# The first night
 
 Each fault below was made on a real fleet of three nodes under traffic, with policy `ask`, one after the other and each
-on a fleet of its own. The harness (`fleetctl/first_night`) strikes, sends requests as users do, approves what is
+on a fleet of its own. The harness (`fleetctl/first_night`) injects, sends requests as users do, approves what is
 proposed after three seconds of reading, and ends by hand what no page mends. It counts every request as its client saw
 it, and holds the post-mortem to that: the lost, the onset, the cause and what was run. `make first-night` runs it all,
 `make first-night FAULT=sigstop-api` one; `make first-night FIRST_NIGHT_ARGS="--write docs/first-night.md"` writes this
@@ -113,7 +113,7 @@ def _not_right(rows: Iterable[Row]) -> list[str]:
         wrong = (*row["problems"], *row["wrong"])
         if not wrong:
             continue
-        later = LATER.get(row["fault"])
+        later = KNOWN_GAPS.get(row["fault"])
         lines.append(f"- **{row['fault']}**: {'; '.join(wrong)}." + (f" {later}" if later else ""))
     return [*lines, ""] if lines else []
 

@@ -56,7 +56,7 @@ class RequestCounts:
     reasons: dict[str, int] | None = None  # why they were refused or lost
 
 
-class NightTraffic:
+class DrillTraffic:
     """Sends steadily from `send_until_stopped` until `stop_sending`; bursts come on top."""
 
     def __init__(self, gateway_url: str, model: str, *, rate_per_s: float, seed: int) -> None:

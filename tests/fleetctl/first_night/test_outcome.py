@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fleetctl.first_night.fault import FAULTS, Expectation
-from fleetctl.first_night.outcome import FiredAlert, Outcome, SeenIncident, SeenRun, find_wrong
+from fleetctl.first_night.outcome import FiredAlert, Outcome, SeenIncident, SeenRun, failures_of
 from fleetctl.first_night.report import WIDTH, page, table
 from fleetctl.first_night.traffic import RequestCounts
 
@@ -46,11 +46,11 @@ def incident_with(**changes: object) -> Outcome:
 
 
 def test_night_with_page_cause_repair_and_no_loss_is_right() -> None:
-    assert find_wrong(MENDED, EXPECTED) == ()
+    assert failures_of(MENDED, EXPECTED) == ()
 
 
 def test_fault_that_heals_itself_is_right_in_silence() -> None:
-    assert find_wrong(QUIET, Expectation()) == ()
+    assert failures_of(QUIET, Expectation()) == ()
 
 
 @pytest.mark.parametrize(
@@ -72,13 +72,13 @@ def test_fault_that_heals_itself_is_right_in_silence() -> None:
     ],
 )
 def test_what_went_wrong_is_named(outcome: Outcome, expects: Expectation, word: str) -> None:
-    (wrong,) = find_wrong(outcome, expects)
+    (wrong,) = failures_of(outcome, expects)
     assert word in wrong
 
 
 def test_loss_that_no_other_node_could_prevent_is_not_wrong() -> None:
     outcome = replace(MENDED, requests=RequestCounts(sent=300, finished=290, lost=10))
-    assert find_wrong(outcome, replace(EXPECTED, loss="the gateway holds them")) == ()
+    assert failures_of(outcome, replace(EXPECTED, loss="the gateway holds them")) == ()
 
 
 def test_table_fits_the_terminal_and_page_has_every_fault() -> None:

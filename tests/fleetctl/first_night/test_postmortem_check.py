@@ -8,17 +8,17 @@ import pytest
 
 from diagnostics.postmortem import Impact, PostmortemInput, render
 from diagnostics.record import AlertRecord, DiagnosisRecord, IncidentRecord, RunRecord
-from fleetctl.first_night.postmortem_check import Known, find_false, read_postmortem
+from fleetctl.first_night.postmortem_check import Known, false_statements, read_postmortem
 
-STRUCK_AT = 1_800_000_000.0
-OPENED_AT = STRUCK_AT + 61
-KNOWN = Known(struck_at=STRUCK_AT, lost=5, lost_late=0, causes=("node_down",), runs=("succeeded",))
+INJECTED_AT = 1_800_000_000.0
+OPENED_AT = INJECTED_AT + 61
+KNOWN = Known(injected_at=INJECTED_AT, lost=5, lost_late=0, causes=("node_down",), runs=("succeeded",))
 
 
 def written_page(impact: Impact) -> str:
-    """What the controller writes of an incident whose first bad sample came two seconds after the strike."""
+    """What the controller writes of an incident whose first bad sample came two seconds after the inject."""
     down = AlertRecord(
-        fingerprint="f", name="LLMNodeDown", state="resolved", active_at=STRUCK_AT + 2, fired_at=OPENED_AT
+        fingerprint="f", name="LLMNodeDown", state="resolved", active_at=INJECTED_AT + 2, fired_at=OPENED_AT
     )
     run = RunRecord(
         id="run-1",
@@ -48,7 +48,7 @@ PAGE = written_page(Impact(requests=90, finished=85, moved=2, lost=5))
 
 
 def test_true_page_is_not_called_false() -> None:
-    assert find_false(read_postmortem(PAGE), KNOWN) == ()
+    assert false_statements(read_postmortem(PAGE), KNOWN) == ()
 
 
 @pytest.mark.parametrize(
@@ -56,24 +56,24 @@ def test_true_page_is_not_called_false() -> None:
     [
         (replace(KNOWN, lost=7), "says lost 5, clients lost 7"),
         (replace(KNOWN, lost=0), "says lost 5, clients lost 0"),
-        (replace(KNOWN, struck_at=STRUCK_AT - 60), "onset is 62 s off"),
+        (replace(KNOWN, injected_at=INJECTED_AT - 60), "onset is 62 s off"),
         (replace(KNOWN, causes=("slow_node",)), "names node_down"),
         (replace(KNOWN, runs=("succeeded", "undone")), "there were succeeded, undone"),
         (replace(KNOWN, runs=()), "there were none"),
     ],
 )
 def test_false_statement_is_named(known: Known, word: str) -> None:
-    (false,) = find_false(read_postmortem(PAGE), known)
+    (false,) = false_statements(read_postmortem(PAGE), known)
     assert word in false
 
 
 def test_requests_that_end_with_the_incident_may_count_or_not() -> None:
-    assert find_false(read_postmortem(PAGE), replace(KNOWN, lost=4, lost_late=2)) == ()
+    assert false_statements(read_postmortem(PAGE), replace(KNOWN, lost=4, lost_late=2)) == ()
 
 
 def test_silence_about_the_lost_is_false_only_when_some_were_lost() -> None:
     stated = read_postmortem(written_page(Impact()))
     assert stated.lost is None
-    (false,) = find_false(stated, KNOWN)
+    (false,) = false_statements(stated, KNOWN)
     assert "does not say how many" in false
-    assert find_false(stated, replace(KNOWN, lost=0)) == ()
+    assert false_statements(stated, replace(KNOWN, lost=0)) == ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fleetctl.controller.content.load import load_content
-from fleetctl.first_night.compressed import FOR, write_compressed_rules
+from fleetctl.first_night.compressed_rules import FOR, write_compressed_rules
 
 
 def test_hurried_rules_override_ours_and_keep_their_thresholds(tmp_path: Path) -> None:

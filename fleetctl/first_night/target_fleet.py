@@ -1,4 +1,4 @@
-"""The fleet that a fault strikes: its processes, its nodes' fault switches, and requests against its gateway."""
+"""The fleet that a fault is injected into: its processes, its nodes' fault switches, and its users."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Any
 import httpx
 
 from fleetctl.client import ControllerClient
-from fleetctl.first_night.traffic import NightTraffic
+from fleetctl.first_night.traffic import DrillTraffic
 from fleetctl.kit.errors import FleetctlError, UnreachableError
 from fleetctl.settings.tree import read_token
 from fleetctl.stack import Stack
 from fleetctl.wire import ActionRequest, Alert, AlertState, NodePhase, RunStatus
 
-VICTIM = "node-2"  # the node that faults of one node strike
+VICTIM = "node-2"  # of faults that are about one node
 NODES = ("node-1", "node-2", "node-3")
 CORE_WORDS = ("engine", "core")  # in a core's command line
 FAULT_TIMEOUT_S = 10.0
@@ -29,10 +29,10 @@ ACT_TIMEOUT_S = 30.0
 OPERATOR = "first-night"  # who asks and approves, in the fleet's own records
 
 
-class Site:
+class TargetFleet:
     """What faults are made of. Every method acts on this fleet's own processes alone."""
 
-    def __init__(self, stack: Stack, client: ControllerClient, traffic: NightTraffic) -> None:
+    def __init__(self, stack: Stack, client: ControllerClient, traffic: DrillTraffic) -> None:
         self.stack = stack
         self.client = client
         self.traffic = traffic

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from fleetctl.client import ControllerClient
 from fleetctl.first_night.outcome import FiredAlert, SeenIncident, SeenRun
-from fleetctl.first_night.postmortem_check import Known, find_false, read_postmortem
-from fleetctl.first_night.site import OPERATOR
-from fleetctl.first_night.traffic import NightTraffic
+from fleetctl.first_night.postmortem_check import Known, false_statements, read_postmortem
+from fleetctl.first_night.target_fleet import OPERATOR
+from fleetctl.first_night.traffic import DrillTraffic
 from fleetctl.kit.errors import FleetctlError, UnreachableError
 from fleetctl.wire import (
     Alert,
@@ -22,16 +22,16 @@ from fleetctl.wire import (
     RunStatus,
 )
 
-READS_FOR_S = 3.0  # a person, before they approve
+APPROVAL_DELAY_S = 3.0  # a person, before they approve
 EDGE_S = 5.0  # around an incident's end: the gateway's counters are read once a second, and clients end later
 
 
-class Watch:
-    """What was seen from the strike on. Times are Unix seconds."""
+class Responder:
+    """What was seen from the injection on. Times are Unix seconds."""
 
-    def __init__(self, client: ControllerClient, struck_at: float) -> None:
+    def __init__(self, client: ControllerClient, injected_at: float) -> None:
         self._client = client
-        self.struck_at = struck_at
+        self.injected_at = injected_at
         self.alerts: dict[tuple[str, str], FiredAlert] = {}
         self.incidents: list[Incident] = []
         self.runs: list[Run] = []
@@ -42,7 +42,7 @@ class Watch:
         """One look at everything; approves what has been proposed for a while."""
         try:
             self._standing = await self._client.alerts()
-            listed = [i for i in await self._client.incidents() if i.opened_at >= self.struck_at]
+            listed = [i for i in await self._client.incidents() if i.opened_at >= self.injected_at]
             self.incidents = sorted(listed, key=lambda incident: incident.opened_at)
             ids = {incident.id for incident in self.incidents}
             self.runs = [run for run in await self._client.runs() if run.incident_id in ids]
@@ -53,13 +53,13 @@ class Watch:
         now = time.time()
         for alert in self._standing:
             fired = alert.fired_at
-            if fired is not None and fired >= self.struck_at and alert.state is not AlertState.PENDING:
+            if fired is not None and fired >= self.injected_at and alert.state is not AlertState.PENDING:
                 where = alert.labels.get("node") or alert.labels.get("pool") or "fleet"
                 self.alerts.setdefault(
-                    (alert.name, where), FiredAlert(alert.name, where, alert.severity, fired - self.struck_at)
+                    (alert.name, where), FiredAlert(alert.name, where, alert.severity, fired - self.injected_at)
                 )
         for run in self.runs:
-            if run.status is RunStatus.PROPOSED and now - run.created_at >= READS_FOR_S:
+            if run.status is RunStatus.PROPOSED and now - run.created_at >= APPROVAL_DELAY_S:
                 await self._approve(run)
 
     async def _approve(self, run: Run) -> None:
@@ -71,7 +71,7 @@ class Watch:
     @property
     def first_fired_at(self) -> float | None:
         """When the first alert fired."""
-        return min((self.struck_at + alert.after_s for alert in self.alerts.values()), default=None)
+        return min((self.injected_at + alert.after_s for alert in self.alerts.values()), default=None)
 
     @property
     def is_firing(self) -> bool:
@@ -88,15 +88,25 @@ class Watch:
         """Whether an incident is not over, or has no post-mortem yet."""
         return any(i.status is not IncidentStatus.RESOLVED for i in self.incidents)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether an incident or a run is not over."""
+        return self.has_open_incident or self.has_active_run
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing fires and nothing is open, by a controller that answers."""
+        return self.answered and not self.is_firing and not self.is_open
+
     def last_run_ended_at(self) -> float | None:
         """When the last run ended; None without one."""
         return max((run.updated_at for run in self.runs if run.status.is_terminal), default=None)
 
-    async def seen_incidents(self, traffic: NightTraffic, causes: Sequence[str]) -> tuple[SeenIncident, ...]:
+    async def seen_incidents(self, traffic: DrillTraffic, causes: Sequence[str]) -> tuple[SeenIncident, ...]:
         """Every incident with its post-mortem judged. Call it when all requests have ended."""
         return tuple([await self._seen(incident.id, traffic, causes) for incident in self.incidents])
 
-    async def _seen(self, incident_id: str, traffic: NightTraffic, causes: Sequence[str]) -> SeenIncident:
+    async def _seen(self, incident_id: str, traffic: DrillTraffic, causes: Sequence[str]) -> SeenIncident:
         incident = await self._client.incident(incident_id)
         diagnosis = incident.diagnosis
         return SeenIncident(
@@ -105,8 +115,8 @@ class Watch:
             severity=incident.severity,
             scope=incident.scope,
             alerts=tuple(alert.name for alert in incident.alerts),
-            opened_after_s=incident.opened_at - self.struck_at,
-            resolved_after_s=None if incident.resolved_at is None else incident.resolved_at - self.struck_at,
+            opened_after_s=incident.opened_at - self.injected_at,
+            resolved_after_s=None if incident.resolved_at is None else incident.resolved_at - self.injected_at,
             cause=diagnosis.cause if diagnosis else None,
             confidence=diagnosis.confidence if diagnosis else "unknown",
             verdict=diagnosis.title if diagnosis else "",
@@ -117,20 +127,20 @@ class Watch:
         )
 
     def _seen_run(self, run: Run) -> SeenRun:
-        ended = run.updated_at - self.struck_at if run.status.is_terminal else None
+        ended = run.updated_at - self.injected_at if run.status.is_terminal else None
         return SeenRun(
-            run.runbook, run.title, run.status.value, run.created_at - self.struck_at, ended, run.error[:500]
+            run.runbook, run.title, run.status.value, run.created_at - self.injected_at, ended, run.error[:500]
         )
 
-    def _false_in(self, incident: Incident, traffic: NightTraffic, causes: Sequence[str]) -> tuple[str, ...]:
+    def _false_in(self, incident: Incident, traffic: DrillTraffic, causes: Sequence[str]) -> tuple[str, ...]:
         if incident.postmortem is None:
             return ("there is none",) if incident.status is IncidentStatus.RESOLVED else ()
         resolved_at = incident.resolved_at or time.time()
         known = Known(
-            struck_at=self.struck_at,
-            lost=traffic.lost_between(self.struck_at, resolved_at - EDGE_S),
+            injected_at=self.injected_at,
+            lost=traffic.lost_between(self.injected_at, resolved_at - EDGE_S),
             lost_late=traffic.lost_between(resolved_at - EDGE_S, resolved_at + EDGE_S),
             causes=causes,
             runs=[run.status.value for run in incident.runs],
         )
-        return find_false(read_postmortem(Path(incident.postmortem).read_text(encoding="utf-8")), known)
+        return false_statements(read_postmortem(Path(incident.postmortem).read_text(encoding="utf-8")), known)

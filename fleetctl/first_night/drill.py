@@ -1,6 +1,6 @@
-"""One fault on a fresh fleet: normal traffic, the strike, what the fleet makes of it, and the account of every request.
+"""One fault on a fresh fleet: normal traffic, the injection, what the fleet makes of it, the account of every request.
 
-The night only strikes, watches and approves, as the person on call would. Alerts, diagnosis, proposals and repair are
+The drill only injects, looks and approves, as the person on call would. Alerts, diagnosis, proposals and repair are
 the controller's own.
 """
 
@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fleetctl.client import ControllerClient
-from fleetctl.first_night.compressed import write_compressed_rules
+from fleetctl.first_night.compressed_rules import write_compressed_rules
 from fleetctl.first_night.fault import Fault
-from fleetctl.first_night.outcome import READY_NODES, Outcome, find_wrong
-from fleetctl.first_night.site import Site
-from fleetctl.first_night.traffic import NightTraffic
-from fleetctl.first_night.watch import Watch
+from fleetctl.first_night.outcome import READY_NODES, Outcome, failures_of
+from fleetctl.first_night.responder import Responder
+from fleetctl.first_night.target_fleet import TargetFleet
+from fleetctl.first_night.traffic import DrillTraffic
 from fleetctl.kit.errors import FleetctlError, UnreachableError
 from fleetctl.providers.local import free_port
 from fleetctl.providers.process import ProcessTable
@@ -40,7 +40,7 @@ NODE_OPTIONS = {"max_num_seqs": 16, "max_model_len": 4096, "num_kv_blocks": 1024
 
 
 @dataclass(frozen=True, slots=True)
-class NightPlan:
+class DrillPlan:
     """How every fault is run."""
 
     rate_per_s: float = 2.0
@@ -51,7 +51,7 @@ class NightPlan:
     is_compressed: bool = False  # shorter windows of the slow alerts, and shorter baselines
 
 
-def settings_for_night(base: Settings, fault: Fault, plan: NightPlan) -> Settings:
+def settings_for_drill(base: Settings, fault: Fault, plan: DrillPlan) -> Settings:
     """A fleet beside any other: own state folder, free ports, faults allowed, policy ask."""
     port = free_port()
     state_dir = base.state_dir / "first-night" / fault.name
@@ -65,12 +65,12 @@ def settings_for_night(base: Settings, fault: Fault, plan: NightPlan) -> Setting
     )
 
 
-async def run_fault(base: Settings, fault: Fault, plan: NightPlan, tell: Tell) -> Outcome:
-    """Start a fleet, strike, watch it to the end, stop the fleet. What breaks on the way is the outcome's `problems`.
+async def run_fault(base: Settings, fault: Fault, plan: DrillPlan, tell: Tell) -> Outcome:
+    """Start a fleet, inject, follow it to the end, stop the fleet. What breaks on the way is the outcome's `problems`.
 
     Raises BadInputError when a fleet of an earlier run still stands in the state folder and can't be stopped.
     """
-    settings = settings_for_night(base, fault, plan)
+    settings = settings_for_drill(base, fault, plan)
     stack = Stack(settings)
     _clear(settings.state_dir, stack)
     if plan.is_compressed:
@@ -79,49 +79,48 @@ async def run_fault(base: Settings, fault: Fault, plan: NightPlan, tell: Tell) -
         tell("starting a fleet")
         view = await stack.up(lambda _: None)
         async with ControllerClient(view.controller_url, settings.controller_token()) as client:
-            traffic = NightTraffic(view.gateway_url, settings.fleet.model, rate_per_s=plan.rate_per_s, seed=plan.seed)
-            return await _Night(fault, plan, Site(stack, client, traffic), tell).pass_through()
+            traffic = DrillTraffic(view.gateway_url, settings.fleet.model, rate_per_s=plan.rate_per_s, seed=plan.seed)
+            return await _Drill(fault, plan, TargetFleet(stack, client, traffic), tell).run_drill()
     finally:
         await asyncio.shield(asyncio.to_thread(stack.down, lambda _: None))
 
 
-class _Night:
-    def __init__(self, fault: Fault, plan: NightPlan, site: Site, tell: Tell) -> None:
-        self._fault, self._plan, self._site, self._tell = fault, plan, site, tell
+class _Drill:
+    def __init__(self, fault: Fault, plan: DrillPlan, fleet: TargetFleet, tell: Tell) -> None:
+        self._fault, self._plan, self._fleet, self._tell = fault, plan, fleet, tell
         self._problems: list[str] = []
-        self._relieved_at: float | None = None
-        self._struck_until = 0.0
+        self._cleared_at: float | None = None
 
-    async def pass_through(self) -> Outcome:
-        traffic = self._site.traffic
+    async def run_drill(self) -> Outcome:
+        traffic = self._fleet.traffic
         async with asyncio.TaskGroup() as tasks:
             sending = tasks.create_task(traffic.send_until_stopped())
             try:
                 await self._wait_for_baseline()
-                watch = await self._strike_and_watch()
+                responder = await self._inject_and_follow()
                 await asyncio.sleep(AFTERGLOW_S)
             finally:
                 traffic.stop_sending()
             self._tell("waiting for the last requests")
             await sending
         self._tell("checking every request's tokens")
-        if lost := traffic.lost_between(0.0, watch.struck_at):
+        if lost := traffic.lost_between(0.0, responder.injected_at):
             self._problems.append(f"{lost} requests were lost before the fault")
         outcome = Outcome(
             fault=self._fault.name,
             title=self._fault.title,
-            at=watch.struck_at,
-            alerts=tuple(sorted(watch.alerts.values(), key=lambda alert: alert.after_s)),
-            incidents=await watch.seen_incidents(traffic, self._fault.expects.causes),
-            requests=await traffic.account(watch.struck_at),
-            ended_by=self._ended_by(watch),
-            over_after_s=None if self._is_open(watch) else self._over_after_s(watch),
-            ready_nodes=await self._site.ready_nodes(),
+            at=responder.injected_at,
+            alerts=tuple(sorted(responder.alerts.values(), key=lambda alert: alert.after_s)),
+            incidents=await responder.seen_incidents(traffic, self._fault.expects.causes),
+            requests=await traffic.account(responder.injected_at),
+            ended_by=self._ended_by(responder),
+            over_after_s=None if responder.is_open else self._over_after_s(responder),
+            ready_nodes=await self._fleet.ready_nodes(),
             windows="compressed" if self._plan.is_compressed else "default",
             runner=self._plan.runner,
             problems=tuple(self._problems),
         )
-        return replace(outcome, wrong=find_wrong(outcome, self._fault.expects))
+        return replace(outcome, wrong=failures_of(outcome, self._fault.expects))
 
     async def _wait_for_baseline(self) -> None:
         """Until every node has normal traffic in its windows."""
@@ -130,83 +129,83 @@ class _Night:
         deadline = ready_at + SIGNALS_TIMEOUT_S
         while time.time() < deadline:
             self._tell(f"normal traffic for {max(0.0, ready_at - time.time()):.0f} s")
-            nodes = [n for n in await self._site.client.nodes() if n.phase is NodePhase.READY]
+            nodes = [n for n in await self._fleet.client.nodes() if n.phase is NodePhase.READY]
             known = [n for n in nodes if n.step_s.value is not None and n.ttft_s.value is not None]
             if time.time() >= ready_at and len(nodes) == READY_NODES and len(known) == len(nodes):
                 break
             await asyncio.sleep(LOOK_EVERY_S)
         else:
             raise UnreachableError("the nodes' signals did not become known", remedy="fleetctl get nodes")
-        if firing := [alert.name for alert in await self._site.client.alerts() if alert.fired_at is not None]:
+        if firing := [alert.name for alert in await self._fleet.client.alerts() if alert.fired_at is not None]:
             self._problems.append(f"{', '.join(firing)} fired before the fault")
 
-    async def _strike_and_watch(self) -> Watch:
+    async def _inject_and_follow(self) -> Responder:
         if self._fault.prepare is not None:
             self._tell("preparing the fault")
-            await self._fault.prepare(self._site)
-        watch = Watch(self._site.client, time.time())
-        strike = asyncio.create_task(self._fault.strike(self._site))
+            await self._fault.prepare(self._fleet)
+        responder = Responder(self._fleet.client, time.time())
+        injecting = asyncio.create_task(self._fault.inject(self._fleet))
         try:
-            await self._follow(watch, strike)
+            await self._follow(responder, injecting)
         finally:
-            if not strike.done():
-                strike.cancel()
-        await asyncio.gather(strike, return_exceptions=True)
-        if strike.cancelled() or strike.exception() is not None:
+            if not injecting.done():
+                injecting.cancel()
+        await asyncio.gather(injecting, return_exceptions=True)
+        if injecting.cancelled() or injecting.exception() is not None:
             self._problems.append("the fault was not carried out to its end")
-        return watch
+        return responder
 
-    async def _follow(self, watch: Watch, strike: asyncio.Task[None]) -> None:
+    async def _follow(self, responder: Responder, injecting: asyncio.Task[None]) -> None:
         """Look until it is over; end the fault as a person would when nothing proposed does."""
         quiet_since: float | None = None
-        while (now := time.time()) < watch.struck_at + self._fault.watch_s:
-            await watch.look()
-            self._tell(self._news(watch))
-            if strike.done() and strike.exception() is not None:
-                raise FleetctlError(f"{self._fault.name}: {strike.exception()}")
-            if self._relieved_at is None and self._fault.relieve is not None and self._needs_person(watch, now):
-                self._relieved_at = now
-                await self._fault.relieve(self._site)
-            is_quiet = strike.done() and watch.answered and not watch.is_firing and not self._is_open(watch)
-            is_quiet = is_quiet and (self._is_heard(watch) or now > watch.struck_at + self._fault.page_within_s)
-            is_quiet = is_quiet and await self._site.ready_nodes() >= READY_NODES
-            quiet_since = (quiet_since or now) if is_quiet else None
+        while (now := time.time()) < responder.injected_at + self._fault.watch_s:
+            await responder.look()
+            self._tell(self._news(responder))
+            if injecting.done() and injecting.exception() is not None:
+                raise FleetctlError(f"{self._fault.name}: {injecting.exception()}")
+            if self._cleared_at is None and self._fault.clear is not None and self._needs_person(responder, now):
+                self._cleared_at = now
+                await self._fault.clear(self._fleet)
+            is_quiet = injecting.done() and responder.is_quiet and self._is_due(responder, now)
+            is_healthy = is_quiet and await self._fleet.ready_nodes() >= READY_NODES
+            quiet_since = (quiet_since or now) if is_healthy else None
             if quiet_since is not None and now - quiet_since >= QUIET_S:
                 return
             await asyncio.sleep(LOOK_EVERY_S)
 
-    def _is_heard(self, watch: Watch) -> bool:
+    def _is_due(self, responder: Responder, now: float) -> bool:
+        """An alert that is expected has fired, or had its time."""
+        return self._was_alerted(responder) or now > responder.injected_at + self._fault.page_within_s
+
+    def _was_alerted(self, responder: Responder) -> bool:
         """An alert that is expected has fired: nothing more needs to be waited for."""
-        return any(alert.name in self._fault.expects.alerts for alert in watch.alerts.values())
+        return any(alert.name in self._fault.expects.alerts for alert in responder.alerts.values())
 
-    def _needs_person(self, watch: Watch, now: float) -> bool:
+    def _needs_person(self, responder: Responder, now: float) -> bool:
         """Nobody was woken, nothing is proposed, or what was done did not help."""
-        heard_at = watch.first_fired_at if self._is_heard(watch) else None
-        if watch.has_active_run:
+        alerted_at = responder.first_fired_at if self._was_alerted(responder) else None
+        if responder.has_active_run:
             return False
-        if (ended_at := watch.last_run_ended_at()) is not None:
+        if (ended_at := responder.last_run_ended_at()) is not None:
             return now - ended_at > HELPED_WITHIN_S
-        if heard_at is None:
-            return now - watch.struck_at > self._fault.page_within_s
-        return now - heard_at > PROPOSAL_WITHIN_S
+        if alerted_at is None:
+            return now - responder.injected_at > self._fault.page_within_s
+        return now - alerted_at > PROPOSAL_WITHIN_S
 
-    def _is_open(self, watch: Watch) -> bool:
-        return watch.has_open_incident or watch.has_active_run
+    def _over_after_s(self, responder: Responder) -> float:
+        ends = [incident.resolved_at for incident in responder.incidents if incident.resolved_at is not None]
+        return max(ends, default=responder.injected_at) - responder.injected_at
 
-    def _over_after_s(self, watch: Watch) -> float:
-        ends = [incident.resolved_at for incident in watch.incidents if incident.resolved_at is not None]
-        return max(ends, default=watch.struck_at) - watch.struck_at
-
-    def _ended_by(self, watch: Watch) -> str:
-        if self._relieved_at is not None:
+    def _ended_by(self, responder: Responder) -> str:
+        if self._cleared_at is not None:
             return "person"
-        return "page" if any(run.status.value == "succeeded" for run in watch.runs) else "itself"
+        return "page" if any(run.status.value == "succeeded" for run in responder.runs) else "itself"
 
-    def _news(self, watch: Watch) -> str:
-        parts = [f"{time.time() - watch.struck_at:.0f} s after the fault"]
-        parts += [alert.name for alert in watch.alerts.values()][:1]
-        parts += [f"{run.runbook} {run.status.value}" for run in watch.runs[:1]]
-        if self._relieved_at is not None:
+    def _news(self, responder: Responder) -> str:
+        parts = [f"{time.time() - responder.injected_at:.0f} s after the fault"]
+        parts += [alert.name for alert in responder.alerts.values()][:1]
+        parts += [f"{run.runbook} {run.status.value}" for run in responder.runs[:1]]
+        if self._cleared_at is not None:
             parts.append("a person ended the fault")
         return ", ".join(parts)
 
