@@ -69,7 +69,8 @@ class Context:
         """What is known of the fleet now; a lookup that fails or hangs is "could not look"."""
         nodes = await self._look("nodes", self.lookup.nodes())
         serving = await self._look("serving_nodes", self.lookup.serving_nodes())
-        return FleetView.of(nodes, serving)
+        changes = await self._look("wanted_changes", self.lookup.wanted_changes())
+        return FleetView.of(nodes, serving, changes)
 
     async def evaluate(self, expression: str) -> float | None:
         """The expression's value now; None is unknown."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from runbooks.ports import NodeFacts
+from runbooks.ports import NodeFacts, WantedChange
 from runbooks.target import NODE_SETS, Target, TargetKind
+from runbooks.wanted_past import WantedPast
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +31,20 @@ class FleetView:
 
     nodes: Mapping[str, NodeFacts] | None  # every node ever wanted, by name
     serving: frozenset[str] | None
+    past: WantedPast = field(default_factory=WantedPast)
 
     @classmethod
-    def of(cls, nodes: Iterable[NodeFacts] | None, serving: Iterable[str] | None) -> FleetView:
+    def of(
+        cls,
+        nodes: Iterable[NodeFacts] | None,
+        serving: Iterable[str] | None,
+        changes: Iterable[WantedChange] | None = (),
+    ) -> FleetView:
         """The view of what was looked up."""
         return cls(
             None if nodes is None else {node.name: node for node in nodes},
             None if serving is None else frozenset(serving),
+            WantedPast(tuple(changes or ())),
         )
 
     @property
@@ -87,7 +95,7 @@ class FleetView:
         if self.serving is None:
             return replace(self, nodes=nodes)
         back = frozenset(change.creates) | change.adds | change.pauses
-        return FleetView(nodes, (self.serving - change.removes) | back)
+        return replace(self, nodes=nodes, serving=(self.serving - change.removes) | back)
 
     def after_all(self, changes: Iterable[Change | None]) -> FleetView:
         """As `after`, of several actions in order."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from runbooks.fleet_view import Change, FleetView
+from runbooks.ports import WantedChange
 from runbooks.run import Run, RunStatus
 from runbooks.target import NODE_SETS, Target, TargetKind
 from runbooks.verb import Action
@@ -65,12 +66,13 @@ def judge_capacity(
     leaving: Iterable[str] = (),
     floor_ratio: float = DEFAULT_FLOOR_RATIO,
 ) -> Ruling:
-    """Whether enough nodes still take requests once `action` has begun, in the fleet and in the pool it acts on.
+    """Whether enough nodes still take requests once `action` has begun: of each pool and model that it takes nodes
+    from, and of the fleet.
 
     `change` is the part of it that comes next; without one, all of it. The floor is a share of what was wanted when the
-    run began: `fresh` nodes, which the same run started, serve but don't raise it, so that a replacement counts for the
-    node it replaces; `gone` nodes, which it took out, don't lower it. `leaving` are nodes that steps of other runs are
-    taking out right now.
+    run began or within the last hour, whichever is more: `fresh` nodes, which the same run started, serve but don't
+    raise it, so that a replacement counts for the node it replaces; `gone` nodes, which it took out, don't lower it.
+    `leaving` are nodes that steps of other runs are taking out right now.
     """
     change = action.change if change is None else change
     if change is None:
@@ -78,32 +80,102 @@ def judge_capacity(
     if not change.taken_out:
         return Ruling(GuardAnswer.YES, "adds capacity" if change.creates or change.adds else "changes nothing")
     wanted = fleet.wanted
-    names = ", ".join(sorted(change.taken_out))
     if fleet.serving is None or wanted is None:
+        names = ", ".join(sorted(change.taken_out))
         return Ruling(GuardAnswer.UNKNOWN, f"could not look which nodes serve: {names} is not taken out blindly")
-    serving = fleet.serving - frozenset(leaving)
-    planned = (wanted - frozenset(fresh)) | frozenset(gone)
-    ruling = _judge_floor(names, change, serving, planned, floor_ratio, "")
-    if not ruling.allows or action.target.kind not in NODE_SETS:
-        return ruling
-    members = fleet.members(action.target, also=frozenset(gone)) or frozenset()
-    return _judge_floor(names, change, serving & members, planned & members, floor_ratio, f" of {action.target.words}")
+    fresh, gone = frozenset(fresh), frozenset(gone)
+    whole = _Share(
+        "", fleet.serving - frozenset(leaving), (wanted - fresh) | gone, fleet.past.peak(_any, without=fresh)
+    )
+    rulings = [_judge_floor(change, whole, floor_ratio)]
+    for kind, name in _places(action, fleet, change):
+        place = Target(kind, name)
+        members = fleet.members(place, also=gone) or frozenset()
+        in_place = _in_place(kind, name)
+        share = _Share(
+            f" of {place.words}",
+            whole.serving & members,
+            whole.planned & members,
+            fleet.past.peak(in_place, without=fresh),
+        )
+        if share.figures != whole.figures:
+            rulings.append(_judge_floor(change, share, floor_ratio))
+    about_place = len(rulings) > 1 and action.target.kind in NODE_SETS
+    return next((ruling for ruling in rulings if not ruling.allows), rulings[1 if about_place else 0])
 
 
-def _judge_floor(
-    names: str, change: Change, serving: frozenset[str], planned: frozenset[str], floor_ratio: float, where: str
-) -> Ruling:
-    floor = capacity_floor(len(planned), floor_ratio)
-    left = len(serving - change.taken_out)
-    if not change.taken_out & serving:
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """The part of the fleet that a floor is about."""
+
+    where: str
+    serving: frozenset[str]
+    planned: frozenset[str]
+    num_before: int  # wanted within the last hour; 0: not known
+
+    @property
+    def figures(self) -> tuple[frozenset[str], frozenset[str], int]:
+        return self.serving, self.planned, self.num_before
+
+
+def _places(action: Action, fleet: FleetView, change: Change) -> list[tuple[TargetKind, str]]:
+    """The pools and models that lose nodes, and what the action is about, without repetition."""
+    taken = [fleet.nodes[name] for name in sorted(change.taken_out) if fleet.nodes and name in fleet.nodes]
+    target = [(action.target.kind, action.target.name)] if action.target.kind in NODE_SETS else []
+    pools = [(TargetKind.POOL, node.pool) for node in taken]
+    models = [(TargetKind.MODEL, node.model) for node in taken]
+    return list(dict.fromkeys([*target, *pools, *models]))
+
+
+def _in_place(kind: TargetKind, name: str) -> Callable[[WantedChange], bool]:
+    return lambda change: bool(getattr(change, kind.value, None) == name)
+
+
+def _any(_: WantedChange) -> bool:
+    return True
+
+
+def _judge_floor(change: Change, share: _Share, floor_ratio: float) -> Ruling:
+    names = ", ".join(sorted(change.taken_out))
+    num_wanted = max(len(share.planned), share.num_before)
+    floor = capacity_floor(num_wanted, floor_ratio)
+    left = len(share.serving - change.taken_out)
+    before = f" ({num_wanted} were wanted within the last hour)" if num_wanted > len(share.planned) else ""
+    if not change.taken_out & share.serving:
         takes = "takes" if len(change.taken_out) == 1 else "take"
-        return Ruling(GuardAnswer.YES, f"{names} {takes} no requests now; {left} serve{where}, the floor is {floor}")
+        return Ruling(
+            GuardAnswer.YES, f"{names} {takes} no requests now; {left} serve{share.where}, the floor is {floor}{before}"
+        )
     if left < floor:
         return Ruling(
             GuardAnswer.NO,
-            f"without {names} only {left} of {len(serving)} nodes{where} would serve, the floor is {floor}",
+            f"without {names} only {left} of {len(share.serving)} nodes{share.where} would serve,"
+            f" the floor is {floor}{before}",
         )
-    return Ruling(GuardAnswer.YES, f"{left} nodes{where} serve without {names}, the floor is {floor}")
+    return Ruling(GuardAnswer.YES, f"{left} nodes{share.where} serve without {names}, the floor is {floor}{before}")
+
+
+def judge_undo(
+    action: Action,
+    fleet: FleetView,
+    *,
+    change: Change | None = None,
+    fresh: Iterable[str] = (),
+    acted_on: Iterable[str] = (),
+) -> Ruling:
+    """Whether an undo step may take out what it names: never a node that serves for one that does not.
+
+    `acted_on` are the nodes that the run was about and did not start itself: each must serve again before a `fresh`
+    one, which stands for it, may go.
+    """
+    change = action.change if change is None else change
+    if change is None or fleet.serving is None or not change.taken_out & fleet.serving:
+        return Ruling(GuardAnswer.YES, "takes out nothing that serves")
+    lost = sorted(frozenset(acted_on) - frozenset(fresh) - fleet.serving)
+    if lost:
+        kept = ", ".join(sorted(change.taken_out & fleet.serving))
+        return Ruling(GuardAnswer.NO, f"{kept} serves and {', '.join(lost)} does not: what works stays")
+    return Ruling(GuardAnswer.YES, "what was there before serves again")
 
 
 def judge_names(existing: Iterable[Target], fresh: Iterable[str], fleet: FleetView) -> Ruling:

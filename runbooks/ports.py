@@ -51,6 +51,17 @@ class NodeFacts:
     held: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class WantedChange:
+    """A node began to be wanted, or ended to be, `age_s` seconds ago."""
+
+    name: str
+    pool: str
+    model: str
+    wanted: bool
+    age_s: float
+
+
 class Effects(Protocol):
     """The closed set of things a step can do."""
 
@@ -104,6 +115,13 @@ class Lookup(Protocol):
 
     async def nodes(self) -> Sequence[NodeFacts]:
         """Every node that was ever wanted, whatever its state."""
+        ...
+
+    async def wanted_changes(self) -> Sequence[WantedChange]:
+        """What began and ended to be wanted in the last hour, and each node's last change before it. Survives restarts.
+
+        Empty when nothing is known of it.
+        """
         ...
 
     async def serving_nodes(self) -> list[str] | None:

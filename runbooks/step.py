@@ -10,9 +10,10 @@ import structlog
 
 from runbooks.context import Context
 from runbooks.fleet_view import Change
-from runbooks.guard import Ruling, judge_capacity
+from runbooks.guard import Ruling, judge_capacity, judge_undo
 from runbooks.ports import PermanentError, Receipt, TemporaryError
 from runbooks.run import Phase, Run, StepRecord, StepStatus
+from runbooks.target import TargetKind
 from runbooks.verb import EffectCall
 
 log = structlog.get_logger()
@@ -77,9 +78,16 @@ async def _begin(context: Context, run: Run, step: StepRecord) -> Run | Ruling:
 
 async def _judge(context: Context, run: Run, step: StepRecord, change: Change | None = None) -> Ruling:
     others = await context.stored(context.journal.running_steps, run.id)
+    fleet = await context.fleet()
+    if step.phase == "undo":
+        named = {target.name for target in run.targets if target.kind is TargetKind.NODE}
+        acted_on = named | _taken_out(one for one in run.do_steps if one.has_begun)
+        ruling = judge_undo(step.action, fleet, change=change, fresh=run.fresh_nodes, acted_on=acted_on)
+        if not ruling.allows:
+            return ruling
     return judge_capacity(
         step.action,
-        await context.fleet(),
+        fleet,
         change=change,
         fresh=run.fresh_nodes,
         gone=_taken_out([*(one for one in run.steps if one.has_begun), step]),

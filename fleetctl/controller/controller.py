@@ -242,6 +242,7 @@ def _effects(
         forget_signals=scraper.forget,
         default_spec=config.node_specs[0] if config.node_specs else None,
         drain_grace_s=limits.drain_grace_s,
+        silent_after_s=limits.silent_after_s,
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-SCHEMA_VERSION = 2  # 2: external_alerts and webhook_notices; versions so far only added tables
+# 2: external_alerts and webhook_notices; 3: wanted_changes. Versions so far only added tables.
+SCHEMA_VERSION = 3
 
 metadata = sa.MetaData()
 
@@ -28,6 +29,19 @@ nodes = sa.Table(
     sa.Column("restart", sa.JSON),  # what the last restart replaced, and how far it got
     sa.Column("created_at", sa.Float, nullable=False),
     sa.Column("updated_at", sa.Float, nullable=False),
+)
+
+# When each node began and ended to be wanted: what capacity floors are a share of, also after a restart.
+wanted_changes = sa.Table(
+    "wanted_changes",
+    metadata,
+    sa.Column("seq", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True),
+    sa.Column("at", sa.Float, nullable=False, index=True),
+    sa.Column("node", sa.String(63), nullable=False, index=True),
+    sa.Column("pool", sa.String(200), nullable=False),
+    sa.Column("model", sa.String(500), nullable=False),
+    sa.Column("wanted", sa.Boolean, nullable=False),
+    sqlite_autoincrement=True,
 )
 
 incidents = sa.Table(

@@ -59,7 +59,11 @@ class ControllerSettings(Section):
         description="With policy run: causes that are acted on unasked; empty means every cause.",
     )
     capacity_floor_ratio: float = Field(
-        default=0.6, gt=0, le=1, description="No action may leave fewer of the wanted nodes serving."
+        default=0.6,
+        gt=0,
+        le=1,
+        description="No action may leave a smaller share serving of the nodes of a pool, a model or the fleet: of those"
+        " wanted now, or within the last hour if that was more.",
     )
 
     @property
@@ -79,6 +83,12 @@ class ActionSettings(Section):
         ge=0,
         le=3600,
         description="Beyond a drain's deadline: requests that can't be moved are left to finish.",
+    )
+    silent_after_s: float = Field(
+        default=10.0,
+        gt=0,
+        le=300,
+        description="A node that gave no answer for so long is not waited for: drain goes on, and stop stops it.",
     )
 
 

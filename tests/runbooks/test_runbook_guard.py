@@ -20,6 +20,7 @@ from runbooks.guard import (
     judge_plan,
     judge_repeat,
     judge_start,
+    judge_undo,
     needs_person,
     overlap_by_name,
 )
@@ -104,6 +105,15 @@ def test_no_allowed_action_leaves_fewer_than_the_floor(wanted: int, data: st.Dat
         assert len(serving - {target}) >= capacity_floor(wanted)
 
 
+def test_an_undo_takes_out_a_serving_node_only_once_what_it_stands_for_serves_again() -> None:
+    stop_copy, about = parse_command("node stop n2b"), {"fresh": ["n2b"], "acted_on": ["n2", "n2b"]}
+    lost = judge_undo(stop_copy, view(["n1", "n2", "n2b"], ["n1", "n2b"]), **about)
+    assert (lost.answer, lost.reason) == (GuardAnswer.NO, "n2b serves and n2 does not: what works stays")
+    assert judge_undo(stop_copy, view(["n1", "n2", "n2b"], ["n1", "n2", "n2b"]), **about).allows
+    assert judge_undo(stop_copy, view(["n1", "n2", "n2b"], ["n1"]), **about).allows, "it takes no requests itself"
+    assert judge_undo(parse_command("uncordon n2"), view(["n1", "n2"], ["n1"]), **about).allows
+
+
 def test_names_must_exist_or_be_free() -> None:
     seen = fleet(2)
     assert judge_names([node_target("n1")], ["n3"], seen).allows
@@ -143,7 +153,9 @@ def test_an_action_on_a_pool_leaves_the_pools_floor_too() -> None:
     ruling = judge_capacity(SHRINK, few)
     assert ruling.answer is GuardAnswer.NO
     assert ruling.reason == "without s1, s2 only 2 of 3 nodes of pool small would serve, the floor is 3"
-    assert judge_capacity(parse_command("drain s1"), few).allows, "a node of the pool is judged by the whole fleet"
+    one = judge_capacity(parse_command("drain s1"), few)
+    assert one.reason == "without s1 only 2 of 3 nodes of pool small would serve, the floor is 3"
+    assert judge_capacity(parse_command("drain l1"), few).allows, "another pool's floor is its own"
     assert not judge_capacity(SHRINK, pools(["l1", "l2", "s1", "s2", "s3", "s4", "s5"])).allows, "and the fleet's"
 
 

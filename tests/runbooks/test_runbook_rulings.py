@@ -43,7 +43,7 @@ def a_run(**changes: object) -> Run:
 
 
 def test_floor_follows_the_ratio_asked_for_in_the_fleet_and_in_every_step_of_a_plan() -> None:
-    fleet = view(FIVE)
+    fleet = view(dict.fromkeys(FIVE, "a"))
     assert judge_capacity(DRAIN, fleet) == Ruling(YES, "4 nodes serve without n1, the floor is 3")
     assert judge_capacity(DRAIN, fleet, floor_ratio=1.0) == Ruling(
         NO, "without n1 only 4 of 5 nodes would serve, the floor is 5"
@@ -52,7 +52,7 @@ def test_floor_follows_the_ratio_asked_for_in_the_fleet_and_in_every_step_of_a_p
 
 
 def test_nodes_that_a_run_took_out_itself_do_not_lower_the_floor() -> None:
-    fleet = view({"n1": "a", "n2": "a", "n3": "b"})
+    fleet = view({"n1": "a", "n2": "a", "n3": "a"})
     assert judge_capacity(DRAIN, fleet).reason == "2 nodes serve without n1, the floor is 2"
     ruling = judge_capacity(DRAIN, fleet, gone=["n4", "n5"])
     assert ruling == Ruling(NO, "without n1 only 2 of 3 nodes would serve, the floor is 3")

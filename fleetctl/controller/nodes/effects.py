@@ -9,13 +9,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TypeVar
 
 import structlog
 
 from fleetctl.controller.database import Database
 from fleetctl.controller.nodes.fleet import Fleet, NodeState
-from fleetctl.controller.nodes.node_client import NoAnswerError, NodeClient, NodeDrain, NotAllowedError
+from fleetctl.controller.nodes.node_client import (
+    ADMIN_TIMEOUT_S,
+    NoAnswerError,
+    NodeClient,
+    NodeDrain,
+    NotAllowedError,
+    SilentPeerError,
+)
 from fleetctl.controller.nodes.node_row import NodeRow, Role, RouteIntent, get_node, want_node
 from fleetctl.controller.nodes.routing import GatewayWatch, Routing
 from fleetctl.kit.clock import Clock
@@ -24,6 +32,7 @@ from fleetctl.providers.provider import NodeProvider
 from fleetctl.providers.spec import NodeSpec
 from fleetctl.wire import NodePhase
 from runbooks.ports import PermanentError, Receipt, TemporaryError
+from runbooks.verification import Stopwatch
 
 log = structlog.get_logger()
 
@@ -32,7 +41,22 @@ T = TypeVar("T")
 POLL_S = 0.2
 RESTART_GRACE_S = 10.0
 SCALE_IN_GRACE_S = 10.0
+SILENT_GRACE_S = 2.0  # between SIGTERM and SIGKILL, for what was given its time to answer already
 RESTART_REPEAT_S = 600.0  # a restart that an earlier controller finished this recently is the one asked for again
+
+
+class Silence(StrEnum):
+    """Why a node does not say what it holds."""
+
+    GONE = "gone"  # its process ended
+    UNREACHABLE = "unreachable"  # its process runs and gave no answer for `silent_after_s`
+
+
+_SILENCE_NOTES = {
+    # What it held is lost with it, or the gateway moved it: nothing here can know, so no counts.
+    Silence.GONE: "its process ended before it was drained",
+    Silence.UNREACHABLE: "it does not answer: what it holds is not known, and nothing is waited for",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +73,7 @@ class FleetEffects:
     forget_signals: Callable[[str], None]
     default_spec: NodeSpec | None
     drain_grace_s: float = 60.0
+    silent_after_s: float = 10.0
 
     async def start_node(self, name: str, *, like: str | None, wait_s: float) -> Receipt:
         """A node that is wanted already is waited for. It enters the routing table once it is ready."""
@@ -74,12 +99,17 @@ class FleetEffects:
         }
 
     async def stop_node(self, name: str, *, grace_s: float, force: bool = False) -> Receipt:
-        """What it holds is asked right before; its route and its signals go before its process does."""
+        """What it holds is asked right before; its route and its signals go before its process does.
+
+        A process that does not answer is stopped all the same: its requests can't finish, and the receipt says so.
+        """
         row = await self._known(name)
         view = await asyncio.to_thread(self.provider.observe, name)
         receipt: Receipt = {"node": name, "was_running": view.running, "forced": force}
         if view.running and view.url and not force:
-            await self._refuse_while_holding(row, view.url)
+            receipt |= await self._refuse_while_holding(row)
+            if "held" in receipt:
+                grace_s = min(grace_s, SILENT_GRACE_S)
         version = await self.routing.change(name, wanted=False, route=RouteIntent.NONE)
         await self.fleet.observe_node(name)
         self.forget_signals(name)  # before it falls silent: nobody is paged for a node that we stop
@@ -111,7 +141,7 @@ class FleetEffects:
         return {"node": name, "was": row.route.value, "table_version": version, "gateway": said}
 
     async def drain(self, name: str, *, deadline_s: float) -> Receipt:
-        """The counts are the node's own; a process that ended before it was drained has none."""
+        """The counts are the node's own. One that is gone, or gives no answer, is cordoned and has none."""
         row = await self._known(name)
         if not row.wanted:
             return {"node": name, "state": "stopped", "note": "the node is stopped already"}
@@ -124,14 +154,13 @@ class FleetEffects:
         started = self.clock.now()
         asked = False
         while True:
-            view = await asyncio.to_thread(self.provider.observe, name)
-            if not view.running or not view.url:
-                # What it held is lost with it, or the gateway moved it: nothing here can know, so no counts.
-                return {**receipt, "state": "gone", "note": "its process ended before it was drained"}
-            drain = await self._answer(self.client.drain_state(view.url))
+            drain = await self._ask_drain(name)
+            if isinstance(drain, Silence):
+                await self.fleet.observe_node(name)
+                return {**receipt, "state": drain.value, "note": _SILENCE_NOTES[drain]}
             if drain.state == "serving" and not asked:
                 # Asked once only: a second request would begin a second drain with its own counts.
-                drain = await self._answer(self.client.start_drain(view.url, deadline_s))
+                drain = await self._answer(self.client.start_drain(await self._url(name), deadline_s))
                 asked = True
                 await self.fleet.observe_node(name)
             if drain.state == "drained":
@@ -150,14 +179,13 @@ class FleetEffects:
         if not row.is_restarting:
             if (done := _finished_by_predecessor(row, self.database.epoch, now)) is not None:
                 return done
-            if view.running and view.url:
-                await self._refuse_while_holding(row, view.url)
+            note = await self._refuse_while_holding(row) if view.running and view.url else {}
             mark = {"state": "begun", "instance": view.instance, "epoch": self.database.epoch, "at": now}
             await self.routing.change(name, route=RouteIntent.CORDONED, restart=mark)
             row = await self._wanted(name)
         else:
             assert row.restart is not None
-            mark = row.restart
+            mark, note = row.restart, {}
         if view.running and view.instance == mark.get("instance"):
             await self.fleet.observe_node(name)
             self.forget_signals(name)
@@ -168,6 +196,7 @@ class FleetEffects:
             "node": name,
             "replaced_instance": mark.get("instance"),
             "ready_after_s": round(waited_s, 2),
+            **note,
         }
         done_mark = {**mark, "state": "done", "at": self.clock.now(), "receipt": receipt}
         version = await self.routing.change(name, route=RouteIntent.ACTIVE, restart=done_mark)
@@ -267,26 +296,62 @@ class FleetEffects:
         tail = (await asyncio.to_thread(self.provider.read_logs, name, lines=3)).lines
         return f"{name}: its process ended before it was ready" + (f": {' | '.join(tail)}" if tail else "")
 
-    async def _refuse_while_holding(self, row: NodeRow, url: str) -> None:
-        """Cordon the node and make sure that it holds nothing; put the route back when it does."""
-        drain = await self._answer(self.client.drain_state(url))
-        if not drain.held and row.route is RouteIntent.ACTIVE:
+    async def _refuse_while_holding(self, row: NodeRow) -> Receipt:
+        """Cordon the node and make sure that it holds nothing; put the route back when it does.
+
+        What the receipt should say of it. Raises PermanentError when it holds requests.
+        """
+        drain = await self._ask_drain(row.name)
+        if row.route is RouteIntent.ACTIVE and (isinstance(drain, Silence) or not drain.held):
             # A request may be on its way: only when none can be sent any more, "idle" stays true.
             version = await self.routing.change(row.name, route=RouteIntent.CORDONED)
             await self.gateway.follow(version)
-            drain = await self._answer(self.client.drain_state(url))
-            if drain.held:
+            if not isinstance(drain, Silence):
+                drain = await self._ask_drain(row.name)
+            if not isinstance(drain, Silence) and drain.held:
                 await self.routing.change(row.name, only_if={"wanted": True}, route=row.route)
+        if isinstance(drain, Silence):
+            return {"held": None, "note": _SILENCE_NOTES[drain]}
         if drain.held:
             raise PermanentError(f"{row.name} holds {_held(drain)}: drain it first, or use --force")
+        return {}
+
+    async def _ask_drain(self, name: str) -> NodeDrain | Silence:
+        """What the node says it holds. It is asked again until it has been silent for `silent_after_s`.
+
+        Raises PermanentError when it refuses our token, TemporaryError when its answer makes no sense.
+        """
+        watch = Stopwatch(self.clock)
+        while True:
+            view = await asyncio.to_thread(self.provider.observe, name)
+            if not view.running or not view.url:
+                return Silence.GONE
+            try:
+                timeout_s = min(ADMIN_TIMEOUT_S, self.silent_after_s)
+                return await self.client.drain_state(view.url, timeout_s=timeout_s)
+            except SilentPeerError as error:
+                if watch.elapsed_s() >= self.silent_after_s:
+                    log.warning("node.silent", node=name, error=str(error), for_s=self.silent_after_s)
+                    return Silence.UNREACHABLE
+            except (NotAllowedError, NoAnswerError) as error:
+                raise _effect_error(error) from error
+            await self.clock.sleep(POLL_S)
+
+    async def _url(self, name: str) -> str:
+        view = await asyncio.to_thread(self.provider.observe, name)
+        if view.url is None:
+            raise TemporaryError(f"{name}: its address is not known")
+        return view.url
 
     async def _answer(self, question: Awaitable[T]) -> T:
         try:
             return await question
-        except NotAllowedError as error:
-            raise PermanentError(str(error)) from error
-        except NoAnswerError as error:
-            raise TemporaryError(str(error)) from error
+        except (NotAllowedError, NoAnswerError) as error:
+            raise _effect_error(error) from error
+
+
+def _effect_error(error: NotAllowedError | NoAnswerError) -> PermanentError | TemporaryError:
+    return PermanentError(str(error)) if isinstance(error, NotAllowedError) else TemporaryError(str(error))
 
 
 def _answers_ready(state: NodeState) -> bool:

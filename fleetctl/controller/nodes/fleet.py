@@ -13,6 +13,7 @@ import structlog
 from fleetctl.controller.nodes.node_client import NoAnswerError, NodeClient, NodeDrain, NodeHealth, NotAllowedError
 from fleetctl.controller.nodes.node_row import NodeRow, Role, RouteIntent, get_node, list_nodes, want_node
 from fleetctl.controller.nodes.routing import Routing
+from fleetctl.controller.nodes.wanted_history import note_unrecorded
 from fleetctl.controller.records import Records
 from fleetctl.controller.slots import Slots
 from fleetctl.kit.errors import FleetctlError
@@ -88,6 +89,7 @@ class Fleet:
         What is wanted and does not run is started again by the next turn.
         """
         now = self._clock.now()
+        await self._database.write(lambda c: note_unrecorded(c, now))
         rows = await self._database.read(list_nodes)
         if not rows:
             await self._database.write(lambda c: [want_node(c, spec, Role.MEMBER, now) for spec in specs])

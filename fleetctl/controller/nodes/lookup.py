@@ -12,9 +12,10 @@ from diagnostics.query import store_query
 from fleetctl.controller.database import Database
 from fleetctl.controller.nodes.fleet import Fleet
 from fleetctl.controller.nodes.node_row import NodeRow, RouteIntent, list_nodes
+from fleetctl.controller.nodes.wanted_history import WantedHistory
 from fleetctl.kit.clock import Clock
 from fleetctl.wire import NodePhase
-from runbooks.ports import NodeFacts
+from runbooks.ports import NodeFacts, WantedChange
 
 log = structlog.get_logger()
 
@@ -32,6 +33,7 @@ class FleetLookup:
         self._store = store
         self._clock = clock
         self._stale_after_s = stale_after_s
+        self._history = WantedHistory(database, clock)
 
     async def nodes(self) -> list[NodeFacts]:
         """Every node ever wanted, with what it holds as far as that is known now."""
@@ -48,6 +50,10 @@ class FleetLookup:
             )
             for row in await self._database.read(list_nodes)
         ]
+
+    async def wanted_changes(self) -> list[WantedChange]:
+        """What began and ended to be wanted, stored with each change."""
+        return await self._history.changes()
 
     async def serving_nodes(self) -> list[str] | None:
         """Nodes that are ready and routed; None when the last look at the fleet is too old."""

@@ -19,6 +19,10 @@ class NoAnswerError(Exception):
     """The peer did not answer, or not in the agreed shape: what it does is unknown."""
 
 
+class SilentPeerError(NoAnswerError):
+    """The peer said nothing at all: no connection, or nothing in time. It may hang, or be gone."""
+
+
 class NotAllowedError(Exception):
     """The peer refused our token: trying again can't help."""
 
@@ -75,9 +79,9 @@ class NodeClient:
             since=float(since) if isinstance(since, int | float) else None,
         )
 
-    async def drain_state(self, url: str) -> NodeDrain:
-        """Raises NoAnswerError, NotAllowedError."""
-        return _parse_drain(await self._admin("GET", f"{url}/admin/drain"))
+    async def drain_state(self, url: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> NodeDrain:
+        """Raises NoAnswerError (SilentPeerError when it says nothing), NotAllowedError."""
+        return _parse_drain(await self._admin("GET", f"{url}/admin/drain", timeout_s=timeout_s))
 
     async def start_drain(self, url: str, deadline_s: float) -> NodeDrain:
         """Raises NoAnswerError, NotAllowedError."""
@@ -96,12 +100,22 @@ class NodeClient:
         return version
 
     async def _admin(
-        self, method: str, url: str, body: dict[str, Any] | None = None, *, send_token: bool = True
+        self,
+        method: str,
+        url: str,
+        body: dict[str, Any] | None = None,
+        *,
+        send_token: bool = True,
+        timeout_s: float = ADMIN_TIMEOUT_S,
     ) -> dict[str, Any]:
         headers = self._headers if send_token else {}
         try:
-            async with self._http.stream(method, url, json=body, headers=headers, timeout=ADMIN_TIMEOUT_S) as response:
+            async with self._http.stream(method, url, json=body, headers=headers, timeout=timeout_s) as response:
                 content = await read_limited(response, MAX_ANSWER_BYTES)
+        except httpx.PoolTimeout as error:  # our own queue: it says nothing about the peer
+            raise NoAnswerError(f"{method} {url}: {describe(error)}") from error
+        except httpx.TransportError as error:
+            raise SilentPeerError(f"{method} {url}: {describe(error)}") from error
         except httpx.HTTPError as error:
             raise NoAnswerError(f"{method} {url}: {describe(error)}") from error
         if response.status_code in (401, 403):

@@ -10,6 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from fleetctl.controller.database import get_meta, put_meta
+from fleetctl.controller.nodes.wanted_history import note_wanted
 from fleetctl.controller.tables import nodes
 from fleetctl.providers.spec import NodeSpec
 
@@ -90,6 +91,7 @@ def want_node(connection: sa.Connection, spec: NodeSpec, role: Role, now: float)
         connection.execute(sa.insert(nodes).values(name=spec.name, created_at=now, **values))
     else:
         connection.execute(sa.update(nodes).where(nodes.c.name == spec.name).values(**values))
+    note_wanted(connection, spec, True, now)
     created = get_node(connection, spec.name)
     assert created is not None
     return created
@@ -115,6 +117,8 @@ def change_node(
     connection.execute(sa.update(nodes).where(nodes.c.name == name).values(updated_at=now, **plain))
     after = get_node(connection, name)
     assert after is not None
+    if after.wanted is not before.wanted:
+        note_wanted(connection, after.spec, after.wanted, now)
     version = routing_version(connection)
     if _published(before) != _published(after):
         version += 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +13,12 @@ import pytest
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.controller.nodes.node_row import Role, RouteIntent, want_node
 from fleetctl.wire import NodePhase, RouteState
+from runbooks.executor import Executor
 from runbooks.ports import PermanentError, TemporaryError
+from runbooks.run import RunStatus
 from tests.fixtures.controller import (
     ask_drain,
+    kill,
     make_config,
     make_provider,
     make_spec,
@@ -79,6 +84,53 @@ async def test_draining_a_node_whose_process_died_says_that_it_is_gone(controlle
     receipt = await controller.effects.drain("node-1", deadline_s=1)
     assert receipt["state"] == "gone"
     assert "in_flight" not in receipt
+
+
+async def test_a_hung_node_is_cordoned_not_waited_for_and_stopped(controller: Controller, tmp_path: Path) -> None:
+    await tell_node(controller, "node-1", held=3)
+    kill(tmp_path, "node-1", signal.SIGSTOP)
+    drained = await controller.effects.drain("node-1", deadline_s=30)
+    assert drained["state"] == "unreachable"
+    assert "in_flight" not in drained, "what it holds is not known"
+    assert routes(controller)["node-1"] is RouteState.CORDONED
+    stopped = await controller.effects.stop_node("node-1", grace_s=0.2)
+    assert (stopped["held"], stopped["forced"]) == (None, False)
+    assert not controller.effects.provider.observe("node-1").running
+
+
+async def test_replacing_a_hung_node_leaves_three_healthy_ones(tmp_path: Path) -> None:
+    try:
+        async with running_fleet(make_config(tmp_path, nodes=3)) as controller:
+            kill(tmp_path, "node-2", signal.SIGSTOP)
+            page = controller.content.pages["replace-node"]
+            assert page.verify is not None
+            quick = replace(page, verify=replace(page.verify, settle_s=1.0))
+            executor = Executor(
+                controller.journal,
+                {page.name: quick},
+                controller.effects,
+                controller.lookup,
+                clock=controller.clock,
+            )
+            loops = asyncio.create_task(_turn(controller, "fleet", "scrape", "alerts"))
+            inputs = {"node": "node-2", "replacement": "node-2b"}
+            asked = await executor.propose(page.name, inputs, reason="hung", requested_by="ann", approve=True)
+            run = await executor.drive(asked.id)
+            loops.cancel()
+            executor.close()
+            assert run.status is RunStatus.SUCCEEDED, run.error
+            assert routes(controller) == dict.fromkeys(("node-1", "node-3", "node-2b"), RouteState.ACTIVE)
+            running = [one.name for one in controller.effects.provider.list_instances()]
+            assert sorted(running) == ["node-1", "node-2b", "node-3"]
+    finally:
+        stop_all(tmp_path)
+
+
+async def _turn(controller: Controller, *loops: str) -> None:
+    while True:
+        for name in loops:
+            await controller.loops.run_turn(name)
+        await asyncio.sleep(0.1)
 
 
 async def test_drain_that_outlasts_deadline_and_grace_may_be_tried_again(tmp_path: Path) -> None:
