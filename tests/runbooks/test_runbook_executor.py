@@ -137,6 +137,9 @@ async def test_temporary_errors_are_tried_again_with_growing_pauses(world: World
     assert (run.step("do", 1).attempts, run.step("do", 1).failures, run.step("do", 1).error) == (4, 3, "")
     assert world.clock.sleeps[:3] == [1, 2, 4]
     assert world.kinds().count("step.retried") == 3
+    started = [text for kind, text in world.events if kind == "step.started" and "drain" in text]
+    assert [text.rpartition(", ")[2] for text in started[1:]] == ["attempt 2", "attempt 3", "attempt 4"]
+    assert "attempt" not in started[0]
 
 
 async def test_gives_up_after_the_last_attempt_and_undoes_in_reverse(world: World) -> None:
@@ -453,6 +456,7 @@ async def test_cancel_while_verifying_leaves_the_steps_done(world: World) -> Non
     world.fleet.value = cancel_now
     run = await controller.executor.drive(run.id)
     assert run.status is RunStatus.CANCELLED
+    assert run.verification
     assert world.fleet.state["node-2"] == "stopped"
 
 

@@ -232,3 +232,11 @@ def test_the_last_action_is_the_newer_of_two_runs_on_the_same_target(journal: Jo
 def test_a_proposal_does_not_hold_its_targets(journal: Journal) -> None:
     journal.create(make_run())
     assert journal.why_held(make_run(RunStatus.APPROVED), lambda one, other: one == other) is None
+
+
+def test_the_only_step_of_another_run_is_told_while_it_runs(journal: Journal) -> None:
+    made = make_run(RunStatus.APPROVED, "node-7")
+    run = journal.create(replace(made, steps=made.steps[:1]))
+    journal.move(run.id, RunStatus.RUNNING, NOW)
+    journal.begin_step(run.id, "do", 0, NOW)
+    assert [step.command for step in journal.running_steps("run-none")] == [made.steps[0].command]

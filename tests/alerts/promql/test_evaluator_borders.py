@@ -8,17 +8,19 @@ import numpy as np
 import pytest
 
 from alerts.errors import BadExpressionError, QueryError
+from alerts.matcher import Matcher
 from alerts.promql import evaluate, evaluate_range, evaluate_vector, parse
 from alerts.promql.evaluator import InstantEvaluator, PointBudget
 from alerts.promql.grid import evaluate_grid
 from alerts.promql.values import Vector
 from alerts.sample import to_ms
+from alerts.series.selection import Selection
 from alerts.series.store import SeriesStore
 
 
 @pytest.fixture(scope="module")
 def store() -> SeriesStore:
-    """x{a="1"} is its own time every 10 s from 0 to 600, x{a="2"} its double; y ends at 300; z is NaN and Inf."""
+    """x{a="1"} is its own time every 10 s to 600, x{a="2"} its double, y ends at 300, z is NaN and Inf, b buckets."""
     store = SeriesStore()
     for at in range(0, 601, 10):
         store.append({"__name__": "x", "a": "1"}, at, at)
@@ -26,6 +28,8 @@ def store() -> SeriesStore:
         if at <= 300:
             store.append({"__name__": "y", "a": "1"}, at, 7.0)
         store.append({"__name__": "z", "a": "1"}, at, math.nan if at % 20 else math.inf)
+        for bound, share in (("1", 0.25), ("2", 0.5), ("+Inf", 1.0)):
+            store.append({"__name__": "b_bucket", "a": "1", "le": bound}, at, share * at)
     store.mark_stale(next(s.labels for s in store.select(()).series if s.labels.name == "y"), 300_001)
     return store
 
@@ -285,6 +289,10 @@ def test_right_side_that_cannot_fail_is_not_read_without_a_left_one(store: Serie
         "rate(none[1m])",
         "y == y",
         "z != z",
+        "histogram_quantile(0.4, b_bucket)",
+        "histogram_quantile(time() / 1000, b_bucket)",
+        "histogram_quantile(0.4, rate(b_bucket[1m]))",
+        "1 / (time() - 600)",
     ],
 )
 def test_evaluating_many_steps_at_once_gives_what_each_step_gives(store: SeriesStore, text: str) -> None:
@@ -301,3 +309,22 @@ def test_evaluating_many_steps_at_once_gives_what_each_step_gives(store: SeriesS
         assert got.keys() == wanted.keys(), at_ms
         for key, number in got.items():
             assert number == pytest.approx(wanted[key], rel=1e-9, nan_ok=True), (key, at_ms)
+
+
+class CountingStore(SeriesStore):
+    """How often its series were looked for."""
+
+    selects = 0
+
+    def select(self, matchers: tuple[Matcher, ...]) -> Selection:
+        self.selects += 1
+        return super().select(matchers)
+
+
+@pytest.mark.parametrize("text", ["x", "rate(x[1m])", "sort(x)", "clamp(x, 1, 5)", "absent(x)", "sum(x) / 2"])
+def test_many_steps_look_for_their_series_once(text: str) -> None:
+    store = CountingStore()
+    for at in range(0, 600, 10):
+        store.append({"__name__": "x"}, at, at)
+    evaluate_grid(parse(text).root, store, np.arange(60_000, 600_000, 30_000, dtype=np.int64), 30_000)
+    assert store.selects == 1
