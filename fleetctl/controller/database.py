@@ -22,7 +22,7 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 R = TypeVar("R")
-MAX_GROUP = 1000  # items in one transaction: others wait for it
+MAX_GROUP = 100  # items in one transaction: whoever writes meanwhile waits for it
 BUSY_TIMEOUT_MS = 10_000
 
 
