@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from fleetctl.controller.config import ControllerConfig
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.controller.database import FencedError
 from fleetctl.controller.http_api import create_app
+from fleetctl.controller.http_connections import ConnectionLimits, limited_protocol
 from fleetctl.kit.clock import Clock
 from fleetctl.kit.errors import BadInputError
 from fleetctl.providers.local import LocalProvider
@@ -42,6 +44,7 @@ async def serve(
     Raises BadInputError (port in use, unusable state), FencedError when another controller took over.
     """
     stopping = stopping or asyncio.Event()
+    _allow_many_files()
     # The port first: a second controller by mistake must not claim the epoch of the one that runs.
     listener = _listen(config.settings.controller.host, config.settings.controller.port)
     try:
@@ -59,9 +62,15 @@ async def serve(
 
 
 async def _run(controller: Controller, listener: socket.socket, ready: Ready | None, stopping: asyncio.Event) -> None:
+    refused = controller.metrics.http_refused
+    limits = ConnectionLimits(
+        controller.config.settings.controller.max_connections, lambda reason: refused.labels(reason=reason).inc()
+    )
     server = _Server(
         uvicorn.Config(
             create_app(controller, controller.config.token, stopping),
+            http=limited_protocol(limits),
+            ws="none",
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -89,6 +98,14 @@ async def _run(controller: Controller, listener: socket.socket, ready: Ready | N
         raise FencedError(str(_innermost(fenced)), remedy="run one controller per state") from None
     finally:
         await controller.timeline.flush()
+
+
+def _allow_many_files() -> None:
+    """A connection for each node, and a thousand for clients: the soft limit is often 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _innermost(error: BaseException) -> BaseException:

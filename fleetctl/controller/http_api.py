@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+import socket
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel
 from starlette.applications import Starlette
@@ -19,6 +21,7 @@ from alerts.promql import evaluate
 from fleetctl.controller.alertmanager.webhook import WEBHOOK_PATH
 from fleetctl.controller.controller import Controller
 from fleetctl.controller.http_edge import (
+    HostGate,
     TokenGate,
     bool_param,
     guarded,
@@ -43,6 +46,7 @@ from fleetctl.controller.nodes.node_logs import NodeLogs
 from fleetctl.controller.nodes.node_row import get_node, list_nodes
 from fleetctl.kit.errors import BadInputError, RefusedError
 from fleetctl.kit.version import software_version
+from fleetctl.settings.controller import ControllerSettings
 from fleetctl.wire import (
     ActionRequest,
     ApprovalRequest,
@@ -110,12 +114,19 @@ def create_app(controller: Controller, token: str, stopping: asyncio.Event) -> S
     return Starlette(
         routes=routes,
         middleware=[
+            Middleware(HostGate, token=token, names=host_names(controller.config.settings.controller)),
             Middleware(
                 TokenGate, token=token, own_gates=dict.fromkeys(WEBHOOK_PATHS, controller.alertmanager.auth.refusal)
-            )
+            ),
         ],
         exception_handlers={HTTPException: on_http_exception},
     )
+
+
+def host_names(settings: ControllerSettings) -> set[str]:
+    """The names under which clients may know this controller."""
+    given = {settings.host, urlsplit(settings.base_url).hostname or "", socket.gethostname(), *settings.allowed_hosts}
+    return {name for name in given if name}
 
 
 class _Api:

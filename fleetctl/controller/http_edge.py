@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from http import HTTPStatus
 from typing import TypeVar
 
@@ -26,10 +27,58 @@ from runbooks.run import ConflictError
 log = structlog.get_logger()
 
 MAX_BODY_BYTES = 256 * 1024
+BODY_TIMEOUT_S = 10.0
 MAX_WAIT_S = 30.0
 OPEN_PATHS = frozenset({"/health/live", "/metrics"})
 B = TypeVar("B", bound=BaseModel)
 Handler = Callable[[Request], Awaitable[Response]]
+
+
+class HostGate:
+    """Answers requests without the token only under a name that is ours.
+
+    A page in a browser on this machine may be served under a name that its owner then points at 127.0.0.1 (DNS
+    rebinding): such a request comes from loopback, and says the foreign name in `Host`. An IP address can't be rebound.
+    """
+
+    def __init__(self, app: ASGIApp, token: str, names: Iterable[str]) -> None:
+        self._app = app
+        self._token = token.encode()
+        self._names = {name.lower().rstrip(".") for name in names} | {"localhost"}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not _is_local(scope) or hmac.compare_digest(_bearer(scope), self._token):
+            await self._app(scope, receive, send)
+            return
+        host = _host(scope)
+        if host is None or host in self._names or host.endswith(".localhost") or _is_address(host):
+            await self._app(scope, receive, send)
+            return
+        problem = Problem(
+            error=f"Host {host[:100]!r} is no name of this controller",
+            remedy="use localhost or its IP address, add the name to controller.allowed_hosts, or send the token",
+            exit_code=2,
+        )
+        await JSONResponse(problem.model_dump(), HTTPStatus.MISDIRECTED_REQUEST)(scope, receive, send)
+
+
+def _host(scope: Scope) -> str | None:
+    """The Host header without its port, in lower case; None without one: no browser leaves it out."""
+    for name, value in scope["headers"]:
+        if name == b"host":
+            text = bytes(value).decode("latin-1").strip().lower()
+            if text.startswith("["):
+                return text[1:].partition("]")[0]
+            return text.partition(":")[0].rstrip(".")
+    return None
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 class TokenGate:
@@ -84,14 +133,19 @@ def _is_local(scope: Scope) -> bool:
 
 
 async def read_body(request: Request, model: type[B]) -> B:
-    """The body as `model`. Raises BadInputError naming the field, HTTPException 413."""
+    """The body as `model`. Raises BadInputError naming the field, HTTPException 408 and 413."""
     parts: list[bytes] = []
     size = 0
-    async for part in request.stream():
-        size += len(part)
-        if size > MAX_BODY_BYTES:
-            raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is larger than {MAX_BODY_BYTES} bytes")
-        parts.append(part)
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for part in request.stream():
+                size += len(part)
+                if size > MAX_BODY_BYTES:
+                    large = f"the body is larger than {MAX_BODY_BYTES} bytes"
+                    raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, large)
+                parts.append(part)
+    except TimeoutError:
+        raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, f"no whole body within {BODY_TIMEOUT_S:g} s") from None
     try:
         return model.model_validate_json(b"".join(parts) or b"{}")
     except ValidationError as error:

@@ -80,6 +80,12 @@ class ControllerMetrics:
             "When the content in force was loaded.",
             registry=self.registry,
         )
+        self.http_refused = Counter(
+            "controller_http_connections_refused",
+            "Connections ended before a request was read (full, head_timeout, head_too_large).",
+            ["reason"],
+            registry=self.registry,
+        )
         self.nodes = Gauge("controller_nodes", "Nodes by phase.", ["phase"], registry=self.registry)
         self.alerts = Gauge("controller_alerts", "Alerts by state.", ["state"], registry=self.registry)
         self.open_incidents = Gauge("controller_open_incidents", "Incidents not resolved.", registry=self.registry)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr
 
@@ -11,6 +11,10 @@ from fleetctl.settings.section import Section
 
 PolicyName = Literal["propose", "ask", "run"]
 """propose and ask: a proposed run waits for a person. run: causes in `policy_causes` are acted on at once."""
+
+
+HOST_NAME = r"^[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?$"
+"""A host's name without its port."""
 
 
 class LogSettings(Section):
@@ -33,6 +37,18 @@ class ControllerSettings(Section):
         default=None,
         description="Where clients, and readers of its alerts, find the controller.",
         json_schema_extra={"default": "http://<host>:<port>"},
+    )
+    allowed_hosts: frozenset[Annotated[str, Field(pattern=HOST_NAME)]] = Field(
+        default=frozenset(),
+        max_length=100,
+        description="Host names, beside localhost, its own and any IP address, under which this machine may read it"
+        " without the token.",
+    )
+    max_connections: int = Field(
+        default=1000,
+        ge=10,
+        le=100_000,
+        description="Open connections of its HTTP API; beyond them clients that have sent no whole request go first.",
     )
     token: SecretStr | None = Field(
         default=None,
