@@ -8,6 +8,9 @@ In this order, an alert
 4. reopens the incident that it ended with shortly before: flapping is one story, not many;
 5. opens a new incident.
 
+In 1, 2 and 4 the alert must also be related to the incident (`_is_related`): one sick node shows in many alerts, but
+they begin together or are symptoms of one tree; what begins minutes later for another reason is another incident.
+
 Incidents of single nodes that were open before the place was known stay as they are, runs included, and are marked as
 part of the wider one. An incident that a run acts on is never widened.
 """
@@ -25,6 +28,7 @@ from diagnostics.incident import (
     join,
     may_reopen,
     nodes_of,
+    onset_of,
     open_incident,
     reopen,
     widen,
@@ -39,24 +43,40 @@ from diagnostics.scope import (
     scope_text,
     shared_places,
 )
+from diagnostics.tree import AlertKind
+
+NEAR_S = 180.0  # alerts that begin within this time of each other are taken for one fault
+
+Kinds = Mapping[str, AlertKind]
 
 
-def group_alert(alert: FiredAlert, incidents: Sequence[Incident], now: float, known: Nodes | None = None) -> Incident:
+def group_alert(
+    alert: FiredAlert,
+    incidents: Sequence[Incident],
+    now: float,
+    known: Nodes | None = None,
+    kinds: Kinds | None = None,
+) -> Incident:
     """The incident that one `alert` belongs to, already changed: joined, reopened or new. See `group_alerts`."""
-    changed = group_alerts([alert], incidents, now, known)
+    changed = group_alerts([alert], incidents, now, known, kinds)
     everything = {one.id: one for one in incidents} | changed
-    found = _home(alert, _open(everything))
+    found = _home(alert, _open(everything), kinds or {})
     assert found is not None
     return found
 
 
 def group_alerts(
-    alerts: Iterable[FiredAlert], incidents: Iterable[Incident], now: float, known: Nodes | None = None
+    alerts: Iterable[FiredAlert],
+    incidents: Iterable[Incident],
+    now: float,
+    known: Nodes | None = None,
+    kinds: Kinds | None = None,
 ) -> dict[str, Incident]:
     """The incidents that change, by id, when `alerts` begin to fire that no open incident has.
 
     `incidents` are the open ones and those resolved within `REOPEN_WITHIN_S`. `known`: the nodes of the fleet and where
-    they are; without it, nodes are known from alerts only. An alert that finds its incident full is not kept.
+    they are; without it, nodes are known from alerts only. `kinds`: what alerts are symptoms of. An alert that finds
+    its incident full is not kept.
     """
     before = {one.id: one for one in incidents}
     working = dict(sorted(before.items(), key=lambda item: (item[1].opened_at, item[0])))
@@ -65,7 +85,9 @@ def group_alerts(
     evidence = _evidence(arrivals, _open(working), nodes)
     reasons = {(one.name, node): one for one in evidence for node in one.nodes}
     for alert in arrivals:
-        placed = _placed(alert, working, reasons.get((alert.name, alert.labels.get("node", ""))), nodes, now)
+        placed = _placed(
+            alert, working, reasons.get((alert.name, alert.labels.get("node", ""))), nodes, now, kinds or {}
+        )
         working[placed.id] = placed
         if is_wide(scope_of(alert.labels)) and is_wide(placed.scope):
             _link(working, placed.id, alert.name, nodes_in_scope(placed.scope, nodes))
@@ -80,10 +102,15 @@ def group_alerts(
 
 
 def _placed(
-    alert: FiredAlert, working: Mapping[str, Incident], shared: Shared | None, nodes: Nodes, now: float
+    alert: FiredAlert,
+    working: Mapping[str, Incident],
+    shared: Shared | None,
+    nodes: Nodes,
+    now: float,
+    kinds: Kinds,
 ) -> Incident:
     opened = _open(working)
-    if (home := _home(alert, opened)) is not None:
+    if (home := _home(alert, opened, kinds)) is not None:
         return join(home, alert, now)
     if shared is not None and (lead := _lead(opened, shared, nodes)) is not None:
         return join(widen(lead, shared.scope, shared.why, now), alert, now)
@@ -92,8 +119,8 @@ def _placed(
         if _may_widen(one) and _has_name(one, alert.name) and scope_contains(scope, _whereabouts(one, nodes)):
             return join(widen(one, scope, f"{alert.name} fires for {scope_text(scope)}", now), alert, now)
     for incident in sorted(working.values(), key=lambda one: (-(one.resolved_at or 0.0), one.id)):
-        if may_reopen(incident, alert, now):
-            found = join(reopen(incident), alert, now)
+        if may_reopen(incident, alert, now) and _is_related(incident, alert, kinds):
+            found = join(reopen(incident, alert), alert, now)
             break
     else:
         found = open_incident(alert, now)
@@ -104,19 +131,49 @@ def _placed(
     return found
 
 
-def _home(alert: FiredAlert, opened: Sequence[Incident]) -> Incident | None:
+def _home(alert: FiredAlert, opened: Sequence[Incident], kinds: Kinds) -> Incident | None:
     """The open incident that the alert belongs to without any more evidence."""
     scope = scope_of(alert.labels)
     rules: tuple[Callable[[Incident], bool], ...] = (
         lambda one: has_alert(one, alert),
-        lambda one: _covers_node(one, alert),
-        lambda one: is_wide(scope) and bool(scope) and dict(one.scope) == scope,
+        lambda one: _covers_node(one, alert) and _is_related(one, alert, kinds),
+        lambda one: is_wide(scope) and dict(one.scope) == scope != {} and _is_related(one, alert, kinds),
         lambda one: is_wide(one.scope) and scope_contains(one.scope, alert.labels) and _has_name(one, alert.name),
     )
     for related in rules:
         if (found := next((one for one in opened if related(one)), None)) is not None:
             return found
     return None
+
+
+def _is_related(incident: Incident, alert: FiredAlert, kinds: Kinds) -> bool:
+    """Whether the alert may tell of the same fault: of a kind with one of the incident's, or begun at the same time.
+
+    What stands alone (wrong answers beside a slow pool) is only ever of its own kind. Alerts from outside, of which we
+    know no kind, belong to what goes on where they point.
+    """
+    if _is_of_kind(incident, alert, kinds):
+        return True
+    if any(_stands_alone(one, kinds) for one in (alert, *incident.alerts)):
+        return False
+    onset = onset_of(alert)
+    known = [at for one in incident.alerts if (at := onset_of(one)) is not None]
+    return onset is None or not known or min(known) - NEAR_S <= onset <= max(known) + NEAR_S
+
+
+def _is_of_kind(incident: Incident, alert: FiredAlert, kinds: Kinds) -> bool:
+    """Whether the alert, or another symptom of its tree, is one of the incident's; true where nobody knows its kind."""
+    if _has_name(incident, alert.name) or (alert.source != "rules" and alert.name not in kinds):
+        return True
+    kind = kinds.get(alert.name)
+    if kind is None or kind.stands_alone:
+        return False
+    return any(kinds.get(one.name) == kind for one in incident.alerts)
+
+
+def _stands_alone(alert: FiredAlert, kinds: Kinds) -> bool:
+    kind = kinds.get(alert.name)
+    return kind is not None and kind.stands_alone
 
 
 def _evidence(arrivals: Sequence[FiredAlert], opened: Sequence[Incident], nodes: Nodes) -> list[Shared]:

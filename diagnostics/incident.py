@@ -17,6 +17,7 @@ from diagnostics.scope import is_wide, scope_of, scope_text
 
 REOPEN_WITHIN_S = 600.0
 SEVERITY_ORDER = ("ticket", "warning", "page", "critical")  # rising; a word not listed counts as a ticket
+MAX_TITLE_NAMES = 3  # of alerts beside the gravest, in a title
 MAX_ALERTS = 500  # of one incident; a storm keeps its first ones and the count
 
 
@@ -88,6 +89,9 @@ class Incident:
     scope: Mapping[str, str]  # {} is the whole fleet
     opened_at: float
     resolved_at: float | None = None
+    onset_at: float | None = (
+        None  # when it began by its alerts' own word (the earliest `active_at`); after a reopening anew
+    )
     alerts: tuple[FiredAlert, ...] = ()
     diagnosis: Diagnosis | None = None
     reopened: int = 0  # times it came back after it was resolved
@@ -131,6 +135,7 @@ def open_incident(alert: FiredAlert, now: float, *, digest_chars: int = 4) -> In
         severity=alert.severity,
         scope=scope,
         opened_at=now,
+        onset_at=onset_of(alert),
         alerts=(alert,),
         first_scope=scope,
     )
@@ -151,6 +156,7 @@ def join(incident: Incident, alert: FiredAlert, now: float) -> Incident:
     return replace(
         incident,
         alerts=alerts,
+        onset_at=incident.onset_at if known else _earlier(incident.onset_at, onset_of(alert)),
         scope=scope,
         title=_title(alerts, scope),
         severity=max(incident.severity, alert.severity, key=_severity_rank),
@@ -208,10 +214,18 @@ def unmitigate(incident: Incident) -> Incident:
     return _moved(incident, IncidentStatus.OPEN)
 
 
-def reopen(incident: Incident) -> Incident:
-    """It came back: open again, counted, and no longer part of a wider one."""
-    moved = _moved(incident, IncidentStatus.OPEN)
-    return replace(moved, resolved_at=None, cleared_at=None, reopened=incident.reopened + 1, part_of=None)
+def reopen(incident: Incident, alert: FiredAlert) -> Incident:
+    """It came back with `alert`: open again, counted, and no longer part of a wider one. Its cause is asked anew: what
+    explained it the last time need not explain it now."""
+    return replace(
+        _moved(incident, IncidentStatus.OPEN),
+        resolved_at=None,
+        cleared_at=None,
+        reopened=incident.reopened + 1,
+        part_of=None,
+        onset_at=onset_of(alert),
+        diagnosis=None,
+    )
 
 
 def has_alert(incident: Incident, alert: FiredAlert) -> bool:
@@ -229,9 +243,18 @@ def may_reopen(incident: Incident, alert: FiredAlert, now: float) -> bool:
     return scope in (dict(incident.scope), dict(incident.first_scope)) or has_alert(incident, alert)
 
 
-def gravest(alerts: Sequence[FiredAlert]) -> FiredAlert:
-    """The first of those with the highest severity. There must be one."""
-    return max(alerts, key=lambda one: _severity_rank(one.severity))
+def onset_of(alert: FiredAlert) -> float | None:
+    """When what the alert tells began: as its condition became true, not when it had waited for its `for`."""
+    return alert.active_at if alert.active_at is not None else alert.fired_at
+
+
+def _earlier(one: float | None, other: float | None) -> float | None:
+    return min((at for at in (one, other) if at is not None), default=None)
+
+
+def by_gravity(alerts: Sequence[FiredAlert]) -> list[FiredAlert]:
+    """Those with the highest severity first; of equals, in the order given."""
+    return sorted(alerts, key=lambda one: -_severity_rank(one.severity))
 
 
 def with_diagnosis(incident: Incident, diagnosis: Diagnosis) -> Incident:
@@ -268,9 +291,13 @@ def _severity_rank(severity: str) -> int:
 
 
 def _title(alerts: Sequence[FiredAlert], scope: Mapping[str, str]) -> str:
-    """The gravest alert's summary while it is about one place; else its name, the place, and the rest."""
-    worst = gravest(alerts)
+    """The gravest alert's summary while it is about one place, else its name and the place; and the others by name."""
+    ranked = by_gravity(alerts)
+    worst = ranked[0]
     same_place = scope_of(worst.labels) == dict(scope)
     text = worst.summary if same_place and worst.summary else f"{worst.name} on {scope_text(scope)}"
-    names = {one.name for one in alerts} - {worst.name}
-    return f"{text} (+{len(names)} more)" if names else text
+    others = [name for name in dict.fromkeys(one.name for one in ranked) if name != worst.name]
+    if not others:
+        return text
+    more = f" and {len(others) - MAX_TITLE_NAMES} more" if len(others) > MAX_TITLE_NAMES else ""
+    return f"{text} (also {', '.join(others[:MAX_TITLE_NAMES])}{more})"

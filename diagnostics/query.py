@@ -6,15 +6,21 @@ The controller, a replay and a guard that looks before it acts read a value in t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from alerts.errors import BadExpressionError, QueryError
-from alerts.promql import evaluate
+from alerts.labels import METRIC_NAME
+from alerts.matcher import Matcher
+from alerts.promql import evaluate, parse
+from alerts.promql.nodes import selectors_of
 from alerts.series.store import SeriesStore
 
 PLACEHOLDER = re.compile(r"\{\{\s*([a-z0-9_]+)\s*\}\}")
-QUERY_PLACEHOLDERS = frozenset({"node", "pool", "model", "scope"})
+QUERY_PLACEHOLDERS = frozenset({"node", "pool", "model", "scope", "before", "onset_age_s"})
+PAST_MARGIN_S = 15.0  # the signals look back 20 s: a fault is in them some seconds before a rule sees it
+_SAYS_WHO_ANSWERS = ("up", "llm:up")  # what the controller itself found out about a node
+_TOLD_BY_OTHERS = ("llm:gpu_",)  # may come from an exporter beside the node, whose own silence ends these series
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +34,27 @@ class QueryResult:
 
 RunQuery = Callable[[str], QueryResult]
 """A PromQL expression to its single value, bound by the caller to a store and a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskedAt:
+    """When a question is asked, and since when what it is about goes on (Unix seconds)."""
+
+    now: float
+    onset: float
+
+    @property
+    def before(self) -> str:
+        """The PromQL modifier that ends a past before the onset, so that it does not contain what it is compared with.
+
+        In Prometheus' own syntax: a query of an evidence can be pasted there.
+        """
+        return f"@ {min(self.onset, self.now) - PAST_MARGIN_S:.3f}"
+
+    @property
+    def onset_age_s(self) -> str:
+        """Seconds since the onset, as a number literal."""
+        return f"{max(0.0, self.now - self.onset):.3f}"
 
 
 def store_query(store: SeriesStore, at: float) -> RunQuery:
@@ -47,20 +74,42 @@ def store_query(store: SeriesStore, at: float) -> RunQuery:
     return run_query
 
 
-def bind_query(template: str, scope: Mapping[str, str]) -> tuple[str, str]:
-    """`(query, "")` with the scope filled in, or `("", why)` when the scope lacks a placeholder's label.
+def bind_query(template: str, scope: Mapping[str, str], asked: AskedAt) -> tuple[str, str]:
+    """`(query, "")` with scope and times filled in, or `("", why)` when the scope lacks a placeholder's label.
 
     Values are escaped: a label can't break out of its PromQL string.
     """
-    missing = [name for name in PLACEHOLDER.findall(template) if name != "scope" and not scope.get(name)]
+    given = {"scope": scope_matcher(scope), "before": asked.before, "onset_age_s": asked.onset_age_s}
+    given |= {name: _escape(scope[name]) for name in ("node", "pool", "model") if scope.get(name)}
+    missing = [name for name in PLACEHOLDER.findall(template) if name not in given]
     if missing:
         return "", f"the scope names no {missing[0]}"
+    return PLACEHOLDER.sub(lambda match: given[match.group(1)], template), ""
 
-    def fill(match: re.Match[str]) -> str:
-        name = match.group(1)
-        return scope_matcher(scope) if name == "scope" else _escape(scope[name])
 
-    return PLACEHOLDER.sub(fill, template), ""
+def liveness_query(scope: Mapping[str, str]) -> str:
+    """Whether anything in the scope answers its scrapes: 0 when all of it is silent."""
+    return f"max(llm:up{{{scope_matcher(scope)}}})"
+
+
+def reads_own_numbers(query: str, scope: Mapping[str, str]) -> bool:
+    """Whether the query reads what the scope's own nodes say of themselves: series pinned to its node (else its pool).
+
+    What others know of them is none of it: whether they answer, and the GPU exporter's word.
+    """
+    label = "node" if scope.get("node") else "pool"
+    try:
+        selectors = selectors_of(parse(query).root)
+    except BadExpressionError:
+        return False
+    return any(_is_pinned(group, label, scope.get(label, "")) for one in selectors for group in one.groups)
+
+
+def _is_pinned(matchers: Sequence[Matcher], label: str, value: str) -> bool:
+    name = next((one.value for one in matchers if one.name == METRIC_NAME and one.op == "="), "")
+    if name in _SAYS_WHO_ANSWERS or name.startswith(_TOLD_BY_OTHERS):
+        return False
+    return any((one.name, one.op, one.value) == (label, "=", value) for one in matchers)
 
 
 def scope_matcher(scope: Mapping[str, str]) -> str:

@@ -22,7 +22,7 @@ from diagnostics.incident import Incident, fired_alert, has_alert, is_over, obse
 from diagnostics.query import store_query
 from diagnostics.record import IncidentRecord
 from diagnostics.scope import Nodes
-from diagnostics.tree import Tree, tree_for_alert
+from diagnostics.tree import Tree, alert_kinds, tree_for_alert
 from diagnostics.walker import walk
 
 _ENGINE_SERIES = frozenset({"ALERTS", "ALERTS_FOR_STATE"})  # the rules write them anew
@@ -88,6 +88,7 @@ class _Story:
     def __init__(self, store: SeriesStore, trees: Mapping[str, Tree], nodes: Nodes) -> None:
         self._store = store
         self._trees = trees
+        self._kinds = alert_kinds(trees)
         self._nodes = nodes
         self.firings: list[Firing] = []
         self.incidents: dict[str, Incident] = {}
@@ -101,7 +102,7 @@ class _Story:
                 for key, incident in self.incidents.items():
                     self.incidents[key] = observe(incident, alert, now)
         before = {one.id: dict(one.scope) for one in self.incidents.values()}
-        for key, incident in group_alerts(firing, self.incidents.values(), now, self._nodes).items():
+        for key, incident in group_alerts(firing, self.incidents.values(), now, self._nodes, self._kinds).items():
             if incident.diagnosis is None or before.get(key) != dict(incident.scope):
                 new = [alert.name for alert in firing if has_alert(incident, alert)]
                 incident = self._diagnosed(incident, new, now)
@@ -114,7 +115,9 @@ class _Story:
         tree = next((tree for name in names if (tree := tree_for_alert(self._trees, name)) is not None), None)
         if tree is None:
             return incident
-        return with_diagnosis(incident, walk(tree, incident.scope, store_query(self._store, now), now))
+        return with_diagnosis(
+            incident, walk(tree, incident.scope, store_query(self._store, now), now, incident.onset_at)
+        )
 
 
 def _without(group: RuleGroup, names: Set[str]) -> RuleGroup:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from diagnostics.value_format import format_value
 
@@ -70,6 +70,13 @@ class Verdict:
     at_most: Literal["confirmed", "likely"]  # "likely" where the evidence is only that two things coincide
 
 
+class AlertKind(NamedTuple):
+    """What an alert is a symptom of, for judging which alerts are one incident."""
+
+    tree: str
+    stands_alone: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Tree:
     """The questions for one family of symptoms."""
@@ -77,6 +84,7 @@ class Tree:
     name: str
     title: str
     symptoms: tuple[str, ...]  # the alerts that it explains
+    stands_alone: frozenset[str]  # those of them that are never a part of another tree's incident
     max_age_s: float  # a value older than this is no evidence
     questions: tuple[Question, ...]
     verdicts: Mapping[str, Verdict]
@@ -84,6 +92,11 @@ class Tree:
     def position(self, question_id: str) -> int | None:
         """Where the question stands in the order; None when there is no such question."""
         return next((i for i, question in enumerate(self.questions) if question.id == question_id), None)
+
+
+def alert_kinds(trees: Mapping[str, Tree]) -> dict[str, AlertKind]:
+    """Each alert that a tree explains, with what it is a symptom of."""
+    return {name: AlertKind(tree.name, name in tree.stands_alone) for tree in trees.values() for name in tree.symptoms}
 
 
 def tree_for_alert(trees: Mapping[str, Tree], alertname: str) -> Tree | None:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 from alerts.errors import BadExpressionError
 from alerts.promql import parse
+from alerts.promql.nodes import Call, Node, Selector, children, windows_up_to_now
 from diagnostics.cause import builtin_causes
 from diagnostics.content_file import (
     BadContentFileError,
@@ -21,12 +22,13 @@ from diagnostics.content_file import (
     unknown,
     validate,
 )
-from diagnostics.query import PLACEHOLDER, QUERY_PLACEHOLDERS, bind_query
+from diagnostics.query import PLACEHOLDER, QUERY_PLACEHOLDERS, AskedAt, bind_query
 from diagnostics.tree import CONTINUE, END, Limit, Question, Tree, Verdict
-from diagnostics.value_format import Unit
+from diagnostics.value_format import Unit, format_seconds
 
 NO_TREE_FILE = "no_tree.yaml"
 IDENTIFIER = r"^[a-z][a-z0-9_]{0,63}$"
+LONG_WINDOW_S = 300.0  # from here on a window is a past to compare with; shorter ones smooth what is now
 _LIMIT = re.compile(r"^(>=|<=|==|!=|>|<)\s*(-?\d+(?:\.\d+)?)$")
 _TITLE_PLACEHOLDERS = ("where", "value", "node", "pool", "model")
 
@@ -46,6 +48,7 @@ class _QuestionForm(_Form):
     if_yes: str
     if_no: str = CONTINUE
     if_unknown: str = CONTINUE
+    window_ends_now: str = Field(default="", max_length=500)  # why a long window may contain what is asked about
     note: str = Field(default="", max_length=1000)  # why this limit; for the reader of the file
 
 
@@ -60,6 +63,7 @@ class _TreeForm(_Form):
     tree: str = Field(pattern=IDENTIFIER)
     title: str = Field(min_length=1, max_length=200)
     symptoms: list[str] = Field(min_length=1, max_length=50)
+    stands_alone: list[str] = Field(default_factory=list, max_length=50)
     max_age_s: float = Field(default=60.0, gt=0, le=3600)
     questions: list[_QuestionForm] = Field(min_length=1, max_length=100)
     verdicts: list[_VerdictForm] = Field(min_length=1, max_length=100)
@@ -125,7 +129,12 @@ def read_tree_file(path: Path, causes: Collection[str]) -> Tree:
     if not isinstance(file.document, dict):
         raise BadContentFileError([Problem(file.name, "expected a mapping with `tree`, `questions` and `verdicts`")])
     form = validate(file, _TreeForm, lambda where: _place(file.document, where))
-    problems = [*_check_branches(file, form), *_check_texts(file, form), *_check_causes(file, form, causes)]
+    problems = [
+        *_check_symptoms(file, form),
+        *_check_branches(file, form),
+        *_check_texts(file, form),
+        *_check_causes(file, form, causes),
+    ]
     if problems:
         raise BadContentFileError(sorted(problems, key=lambda problem: problem.line))
     return _to_tree(form)
@@ -144,6 +153,7 @@ def _to_tree(form: _TreeForm) -> Tree:
         name=form.tree,
         title=form.title,
         symptoms=tuple(form.symptoms),
+        stands_alone=frozenset(form.stands_alone),
         max_age_s=form.max_age_s,
         questions=tuple(_to_question(entry) for entry in form.questions),
         verdicts={entry.id: Verdict(entry.id, entry.cause, entry.title, entry.at_most) for entry in form.verdicts},
@@ -165,6 +175,13 @@ def _to_question(entry: _QuestionForm) -> Question:
         if_no=entry.if_no,
         if_unknown=entry.if_unknown,
     )
+
+
+def _check_symptoms(file: ContentFile, form: _TreeForm) -> Iterator[Problem]:
+    for index, name in enumerate(form.stands_alone):
+        if name not in form.symptoms:
+            reason = f"stands_alone names {name}, which is no symptom of this tree"
+            yield _problem(file, "", reason, "stands_alone", index, remedy="name it in `symptoms` too")
 
 
 def _check_branches(file: ContentFile, form: _TreeForm) -> Iterator[Problem]:
@@ -207,7 +224,7 @@ def _check_texts(file: ContentFile, form: _TreeForm) -> Iterator[Problem]:
     for index, question in enumerate(form.questions):
         for key in ("query", "pool_query"):
             template = getattr(question, key)
-            fault = _query_fault(template) if template else None
+            fault = _query_fault(template, may_end_now=bool(question.window_ends_now)) if template else None
             if fault is not None:
                 yield _problem(file, f"question {question.id}", fault[0], "questions", index, key, remedy=fault[1])
     known = {*(question.id for question in form.questions), *_TITLE_PLACEHOLDERS}
@@ -220,17 +237,33 @@ def _check_texts(file: ContentFile, form: _TreeForm) -> Iterator[Problem]:
                 yield _problem(file, where, reason, "verdicts", index, "title", remedy=remedy)
 
 
-def _query_fault(template: str) -> tuple[str, str] | None:
+def _query_fault(template: str, *, may_end_now: bool) -> tuple[str, str] | None:
     """`(reason, remedy)`; None when nothing is wrong."""
     for name in PLACEHOLDER.findall(template):
         if name not in QUERY_PLACEHOLDERS:
             return f"unknown placeholder {name}", f"known: {', '.join(sorted(QUERY_PLACEHOLDERS))}"
-    query, _ = bind_query(template, {"node": "n", "pool": "p", "model": "m"})
+    query, _ = bind_query(template, {"node": "n", "pool": "p", "model": "m"}, AskedAt(now=1e9, onset=1e9))
     try:
-        parse(query)
+        root = parse(query).root
     except BadExpressionError as error:
         return str(error), ""
+    longest_ms = max(windows_up_to_now(root), default=0)
+    if longest_ms >= LONG_WINDOW_S * 1000 and not may_end_now:
+        reason = f"a window of {format_seconds(longest_ms / 1000)} ends now: it contains what it is compared with"
+        return reason, "end it before the onset: [30m] {{before}}; or say why it may in `window_ends_now`"
+    if any(isinstance(one.at, int) for one in _selectors_with_age(root)):
+        return "the age of a past value is no age", "put what reads {{before}} into scalar(...)"
     return None
+
+
+def _selectors_with_age(node: Node) -> Iterator[Selector]:
+    """The selectors whose samples decide the age of the answer: those outside of every scalar()."""
+    if isinstance(node, Call) and node.function == "scalar":
+        return
+    if isinstance(node, Selector):
+        yield node
+    for child in children(node):
+        yield from _selectors_with_age(child)
 
 
 def _check_causes(file: ContentFile, form: _TreeForm, causes: Collection[str]) -> Iterator[Problem]:

@@ -10,24 +10,40 @@ import math
 from collections.abc import Mapping
 
 from diagnostics.diagnosis import AnswerWord, Confidence, Diagnosis, Evidence
-from diagnostics.query import PLACEHOLDER, QueryResult, RunQuery, bind_query
+from diagnostics.query import (
+    PLACEHOLDER,
+    AskedAt,
+    QueryResult,
+    RunQuery,
+    bind_query,
+    liveness_query,
+    reads_own_numbers,
+)
 from diagnostics.scope import scope_text
 from diagnostics.tree import CONTINUE, Question, Tree, Verdict
 from diagnostics.value_format import format_seconds, format_value
 
 
-def walk(tree: Tree, scope: Mapping[str, str], run_query: RunQuery, now: float) -> Diagnosis:
+def walk(
+    tree: Tree, scope: Mapping[str, str], run_query: RunQuery, now: float, onset: float | None = None
+) -> Diagnosis:
     """The diagnosis for `scope` (labels such as node and pool) at Unix time `now`; `run_query` gives its values.
+
+    `onset`: when what is asked about began (an alert's `active_at`), None: now. What is compared with the past is
+    compared with the time before it. A scope that does not answer at all says nothing about itself: its last numbers
+    are unknown, however fresh they look in a rule's window.
 
     `confirmed` when every question on the way had a fresh answer; `likely` when one had not, or when the
     verdict itself rests on coincidence; `unknown` when the tree ends without naming a cause.
     """
+    asked = AskedAt(now, now if onset is None else onset)
+    silence = _silence(scope, run_query)
     evidence: list[Evidence] = []
     index = 0
     verdict: Verdict | None = None
     while index < len(tree.questions):
         question = tree.questions[index]
-        found = _answer(question, scope, run_query, now, tree.max_age_s)
+        found = _answer(question, scope, run_query, asked, tree.max_age_s, silence)
         evidence.append(found)
         target = {"yes": question.if_yes, "no": question.if_no, "unknown": question.if_unknown}[found.answer]
         if target == CONTINUE:
@@ -44,16 +60,31 @@ def walk(tree: Tree, scope: Mapping[str, str], run_query: RunQuery, now: float) 
     return _conclude(tree, scope, verdict, tuple(evidence), now)
 
 
+def _silence(scope: Mapping[str, str], run_query: RunQuery) -> str:
+    """Why the scope's own numbers are no evidence; "" when something in it answers, or nobody knows."""
+    if not (scope.get("node") or scope.get("pool")):
+        return ""
+    is_silent = run_query(liveness_query(scope)).value == 0
+    return f"{scope_text(scope)} does not answer: its last numbers are no evidence" if is_silent else ""
+
+
 def _answer(
-    question: Question, scope: Mapping[str, str], run_query: RunQuery, now: float, max_age_s: float
+    question: Question,
+    scope: Mapping[str, str],
+    run_query: RunQuery,
+    asked: AskedAt,
+    max_age_s: float,
+    silence: str,
 ) -> Evidence:
-    query, why = bind_query(question.query, scope)
+    query, why = bind_query(question.query, scope, asked)
     if why and question.pool_query is not None:
-        query, why = bind_query(question.pool_query, scope)
+        query, why = bind_query(question.pool_query, scope, asked)
+    if not why and silence and reads_own_numbers(query, scope):
+        why = silence
     if why:
         return _evidence(question, "unknown", query, QueryResult(None, None, why), None)
     result = run_query(query)
-    age_s = None if result.at is None else max(0.0, now - result.at)
+    age_s = None if result.at is None else max(0.0, asked.now - result.at)
     if result.value is None:
         why = result.why_unknown or "no data"
     elif not math.isfinite(result.value):

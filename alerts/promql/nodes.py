@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -136,6 +136,29 @@ def rebuilt(node: Node, change: Callable[[Node], Node]) -> Node:
             return replace(node, expr=change(expr), param=None if param is None else change(param))
         case Binary(lhs=lhs, rhs=rhs):
             return replace(node, lhs=change(lhs), rhs=change(rhs))
+
+
+def selectors_of(node: Node) -> Iterator[Selector]:
+    """The selectors of the expression, those of its windows too."""
+    if isinstance(node, Selector):
+        yield node
+    for child in children(node):
+        yield from selectors_of(child)
+
+
+def windows_up_to_now(node: Node) -> Iterator[int]:
+    """Lengths (ms) of the windows that end at the evaluation timestamp: without offset or fixed time."""
+    match node:
+        case RangeSelector(selector=Selector(offset_ms=0, at=None), range_ms=range_ms):
+            yield range_ms
+        case Subquery(expr=expr, range_ms=range_ms, offset_ms=0, at=None):
+            yield range_ms
+            yield from windows_up_to_now(expr)
+        case Subquery() | RangeSelector():
+            pass
+        case _:
+            for child in children(node):
+                yield from windows_up_to_now(child)
 
 
 def metric_names(node: Node) -> set[str]:

@@ -107,6 +107,8 @@ class Admission:
             inflight.choices[step.index].replay(step)
         self._set_timers(inflight, may_wait=not progress)
         self._requests.enter(inflight)
+        if not arrival.is_continued:
+            self._metrics.admitted.inc()
         return inflight
 
     def turn_away(self, arrival: Arrival, fate: Fate, status: int, code: str | None) -> None:

@@ -186,6 +186,11 @@ class NodeMetrics:
         self.fates = Counter("engine_requests", "Client requests by terminal state.", ("state",), registry=registry)
         for fate in Fate:
             self.fates.labels(state=fate.value)
+        self.admitted = Counter(
+            "engine_requests_admitted",
+            "Requests taken in, but those that went on from another node.",
+            registry=registry,
+        )
         self.rejected = Counter("engine_admission_rejected", "Requests refused.", ("reason",), registry=registry)
         for reason in REJECTIONS:
             self.rejected.labels(reason=reason)

@@ -1,4 +1,4 @@
-"""`diagnose`: walk a decision tree now, whether or not an alert fired."""
+"""`diagnose`: what is wrong now and why, whether or not there is an incident."""
 
 from __future__ import annotations
 
@@ -18,13 +18,17 @@ def register(app: typer.Typer) -> None:
 
     @app.command()
     def diagnose(
-        node: Annotated[str | None, typer.Argument(help="The node to ask about; without it, its whole pool.")] = None,
-        pool: Annotated[str, typer.Option("--pool", help="The pool it is compared with.")] = "default",
-        tree: Annotated[str | None, typer.Option("--tree", help="Which decision tree; default: latency.")] = None,
+        node: Annotated[str | None, typer.Argument(help="The node to ask about; without it, the whole pool.")] = None,
+        pool: Annotated[
+            str | None, typer.Option("--pool", help="The pool to ask about; default: the only one.")
+        ] = None,
+        tree: Annotated[
+            str | None, typer.Option("--tree", help="Which decision tree; default: that of the gravest alert there.")
+        ] = None,
         output: OutputOption = Output.table,
     ) -> None:
-        """Name the most likely cause, with its evidence and what was ruled out."""
-        scope = {"pool": pool} | ({"node": node} if node else {})
+        """Say what is wrong here and why, with the evidence; or that nothing is."""
+        scope = ({"pool": pool} if pool else {}) | ({"node": node} if node else {})
         diagnosis: Diagnosis = call(lambda c: c.diagnose(DiagnoseRequest(tree=tree, scope=scope)))
         if output in (Output.json, Output.yaml):
             print_data(diagnosis.model_dump(mode="json"), output)
@@ -32,7 +36,7 @@ def register(app: typer.Typer) -> None:
             print_fields(
                 diagnosis.title or "no cause named",
                 [
-                    ("cause", diagnosis.cause or "unknown"),
+                    ("cause", diagnosis.cause or ("none" if diagnosis.confidence == "confirmed" else "unknown")),
                     ("confidence", diagnosis.confidence),
                     ("ruled out", ", ".join(diagnosis.ruled_out)),
                     ("not known", ", ".join(diagnosis.not_known)),

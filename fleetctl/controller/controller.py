@@ -25,6 +25,7 @@ from fleetctl.controller.incidents.alerting import Alerting
 from fleetctl.controller.incidents.closing import Closing
 from fleetctl.controller.incidents.diagnosing import Diagnosing
 from fleetctl.controller.incidents.incident_book import IncidentBook
+from fleetctl.controller.incidents.inquiry import Inquiry
 from fleetctl.controller.incidents.remediation import Remediation
 from fleetctl.controller.loops import Loop, Loops
 from fleetctl.controller.metrics import ControllerMetrics
@@ -77,6 +78,7 @@ class Controller:
     """None without an Alertmanager."""
     alerting: Alerting
     diagnosing: Diagnosing
+    inquiry: Inquiry
     loops: Loops
     started_at: float
 
@@ -124,7 +126,7 @@ async def open_controller(
         lookup = FleetLookup(records.database, fleet, rules.store, clock, stale_after_s=settings.stale_after_s)
         executor = _open_executor(config, content, journal, effects, lookup, records, stack)
         inbound = await open_inbound(config, rules.engine, fleet, records, stack)
-        alerting = Alerting(rules.engine, signals, fleet, book, inbound.external, inbound.automation, records)
+        alerting = Alerting(rules.engine, signals, fleet, book, inbound.external, inbound.automation, content, records)
         await alerting.restore()
         sender = open_sender(config, inbound, alerting, records, stack)
         diagnosing = Diagnosing(content, rules.store, book, inbound.automation, records, settings.incidents)
@@ -170,6 +172,7 @@ async def open_controller(
             alert_sender=sender,
             alerting=alerting,
             diagnosing=diagnosing,
+            inquiry=Inquiry(content, rules.store, fleet, alerting.alerts, clock),
             loops=loops,
             started_at=clock.now(),
         )

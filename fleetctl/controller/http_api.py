@@ -282,7 +282,7 @@ class _Api:
 
     async def diagnose(self, request: Request) -> Response:
         body = await read_body(request, DiagnoseRequest)
-        return _json(diagnosis_view(self._c.diagnosing.diagnose(body.tree, body.scope)))
+        return _json(diagnosis_view(self._c.inquiry.diagnose(body.tree, body.scope)))
 
     async def routing(self, request: Request) -> Response:
         wait_s = wait_param(request)

@@ -118,7 +118,10 @@ class IncidentSettings(Section):
     )
     diagnose_every_s: float = Field(default=3.0, gt=0, le=300, description="Between two walks of an incident's tree.")
     diagnose_for_s: float = Field(
-        default=60.0, ge=0, le=3600, description="Since it opened or widened: then its diagnosis stands."
+        default=60.0, ge=0, le=3600, description="So long it is asked this often, until a cause is confirmed."
+    )
+    rediagnose_every_s: float = Field(
+        default=30.0, gt=0, le=3600, description="After that, between two walks for as long as the incident is open."
     )
     resolve_quiet_s: float = Field(
         default=5.0, ge=0, le=3600, description="Its alerts must be clear for this long before it is over."

@@ -38,6 +38,7 @@ CALM = {
     "llm:prefix_hit_ratio": 0.6,
     "llm:preemptions:rate": 0.0,
     "llm:requests:rate": 3.0,
+    "llm:arrivals:rate": 3.0,
     "llm:steps:rate": 20.0,
     "llm:gpu_unhealthy": 0.0,
     "llm:deploy_age_seconds": 90_000.0,
@@ -49,29 +50,31 @@ def trees() -> dict[str, Tree]:
     return load_trees(builtin_tree_files())
 
 
-def fill(store: SeriesStore, begin: float, end: float, changes: Mapping[str, Mapping[str, float]]) -> None:
-    """A point every 5 s per node and series: calm, but for `changes` of node ("*" for all) to series to value."""
+def fill(
+    store: SeriesStore, begin: float, end: float, changes: Mapping[str, Mapping[str, float]], step_s: float = 5.0
+) -> None:
+    """A point every `step_s` per node and series: calm, but for `changes` of node ("*" for all) to series to value."""
     at = begin
     while at <= end:
         for node in NODES:
             for name, value in (CALM | dict(changes.get("*", {})) | dict(changes.get(node, {}))).items():
                 store.append({"__name__": name, "node": node, "pool": "default"}, at, value)
-        at += 5.0
+        at += step_s
 
 
 def diagnose(tree: Tree, changes: Mapping[str, Mapping[str, float]], scope: Mapping[str, str] = SCOPE) -> Diagnosis:
     """Thirty-five calm minutes, then half a minute of `changes`."""
     store = SeriesStore()
-    fill(store, BEGIN, BEGIN + 2100, {})
+    fill(store, BEGIN, BEGIN + 2100, {}, step_s=20)
     fill(store, BEGIN + 2105, BEGIN + 2135, changes)
-    return walk(tree, scope, store_query(store, BEGIN + 2136), BEGIN + 2136)
+    return walk(tree, scope, store_query(store, BEGIN + 2136), BEGIN + 2136, BEGIN + 2110)
 
 
 CASES: list[tuple[str, str, dict[str, dict[str, float]]]] = [
     ("latency", "slow_node", {"node-2": {"llm:step_seconds:mean": 0.07, "llm:queue_seconds:mean": 0.9}}),
     ("latency", "slow_node", {"node-2": {"llm:step_seconds:mean": 0.07}}),
     ("latency", "prefix_cache_broken", {"*": {"llm:prefix_hit_ratio": 0.1}}),
-    ("latency", "overload", {"*": {"llm:queue_seconds:mean": 0.9, "llm:requests:rate": 8.0}}),
+    ("latency", "overload", {"*": {"llm:queue_seconds:mean": 0.9, "llm:arrivals:rate": 8.0}}),
     ("latency", "overload", {"*": {"llm:queue_seconds:mean": 0.9}}),
     ("latency", "long_prompts", {"*": {"llm:prompt_tokens:mean": 900.0, "llm:prompt_tokens:p99": 1800.0}}),
     ("latency", "long_context_outlier", {"node-2": {"llm:prompt_tokens:mean": 4000.0, "llm:prompt_tokens:p99": 99e3}}),
@@ -80,7 +83,7 @@ CASES: list[tuple[str, str, dict[str, dict[str, float]]]] = [
     ("latency", "gpu_fault", {"node-2": {"llm:gpu_unhealthy": 1.0}}),
     ("latency", "bad_deploy", {"node-2": {"llm:deploy_age_seconds": 120.0}}),
     ("latency", "downstream", {}),
-    ("capacity", "overload", {"*": {"llm:requests:rate": 9.0}}),
+    ("capacity", "overload", {"*": {"llm:arrivals:rate": 9.0}}),
     ("node", "node_down", {"node-2": {"llm:up": 0.0}}),
     ("node", "downstream", {"*": {"llm:up": 0.0}}),
     ("node", "node_down", {"node-2": {"llm:steps:rate": 0.0}}),
@@ -98,6 +101,28 @@ def test_finds_the_cause_in_real_series(
     assert found.cause == cause
     assert found.not_known == ()
     assert all(one.age_s is not None and one.age_s <= 6 for one in found.evidence)
+
+
+@pytest.mark.parametrize(
+    ("cause", "changes"),
+    [
+        ("prefix_cache_broken", {"llm:prefix_hit_ratio": 0.1}),
+        ("overload", {"llm:queue_seconds:mean": 0.9, "llm:arrivals:rate": 8.0}),
+        ("long_prompts", {"llm:prompt_tokens:mean": 900.0}),
+    ],
+)
+def test_the_past_does_not_contain_what_it_is_compared_with(
+    trees: dict[str, Tree], cause: str, changes: dict[str, float]
+) -> None:
+    store = SeriesStore(retention_s=3 * 3600)
+    fill(store, BEGIN, BEGIN + 600, {}, step_s=20)
+    for minutes in (1, 45):
+        end = BEGIN + 620 + 60 * minutes
+        fill(store, end - 2600 if minutes > 1 else BEGIN + 620, end, {"*": changes}, step_s=20)
+
+        found = walk(trees["latency"], SCOPE, store_query(store, end), end, BEGIN + 640)
+
+        assert (found.cause, found.confidence) == (cause, "confirmed")
 
 
 def test_an_idle_peer_does_not_hide_the_slow_node(trees: dict[str, Tree]) -> None:

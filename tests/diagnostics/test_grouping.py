@@ -8,9 +8,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from diagnostics.diagnosis import Diagnosis
 from diagnostics.grouping import group_alerts
-from diagnostics.incident import FiredAlert, Incident, IncidentStatus, clear, has_alert, mitigate, resolve
+from diagnostics.incident import (
+    FiredAlert,
+    Incident,
+    IncidentStatus,
+    clear,
+    has_alert,
+    mitigate,
+    resolve,
+    with_diagnosis,
+)
 from diagnostics.scope import nodes_in_scope, scope_of, scope_text
+from diagnostics.tree import AlertKind
 
 NOW = 1_700_000_000.0
 # Twelve nodes: two pools, three zones; r2 is rolled out to three nodes of pool chat in different zones.
@@ -193,3 +204,60 @@ def test_order_within_a_tick_changes_nothing_and_an_alert_is_in_one_open_inciden
             assert sum(has_alert(one, alert) for one in book.values()) == 1
     for one in book.values():
         assert one.part_of is None or one.part_of in book
+
+
+KINDS = {
+    "LLMQueueDepth": AlertKind("capacity", stands_alone=False),
+    "LLMPreemptions": AlertKind("capacity", stands_alone=False),
+    "LLMOutOfMemory": AlertKind("memory", stands_alone=False),
+    "LLMWrongOutput": AlertKind("output", stands_alone=True),
+    "LLMNodeSlow": AlertKind("latency", stands_alone=False),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "minutes", "joins"),
+    [
+        ("LLMQueueDepth", 4, False),  # an overload four minutes after an OOM is no part of it
+        ("LLMQueueDepth", 2, True),  # what an OOM brings with it begins with it
+        ("LLMOutOfMemory", 30, True),
+        ("LLMWrongOutput", 0, False),
+    ],
+)
+def test_what_begins_later_for_another_reason_is_an_incident_of_its_own(name: str, minutes: int, joins: bool) -> None:
+    book = group_alerts([make_alert("LLMOutOfMemory", "node-1")], [], NOW, KNOWN, KINDS)
+    at = NOW + 60 * minutes
+    book |= group_alerts([make_alert(name, "node-1", at)], book.values(), at, KNOWN, KINDS)
+    assert len(book) == (1 if joins else 2)
+
+
+def test_a_symptom_of_the_same_tree_joins_however_late_it_comes() -> None:
+    book = group_alerts([make_alert("LLMQueueDepth", "node-1")], [], NOW, KNOWN, KINDS)
+    late = make_alert("LLMPreemptions", "node-1", NOW + 3600)
+    (incident,) = (book | group_alerts([late], book.values(), NOW + 3600, KNOWN, KINDS)).values()
+    assert [one.name for one in incident.alerts] == ["LLMQueueDepth", "LLMPreemptions"]
+    assert incident.onset_at == NOW - 10
+
+
+def test_wrong_answers_of_a_node_are_no_part_of_its_pools_incident() -> None:
+    book = group_alerts(slow(1, 2, 3), [], NOW, KNOWN, KINDS)
+    book |= group_alerts([make_alert("LLMWrongOutput", "node-2", NOW + 5)], book.values(), NOW + 5, KNOWN, KINDS)
+    assert sorted(one.title for one in book.values()) == ["LLMNodeSlow on revision r2", "LLMWrongOutput on node-2"]
+
+
+def test_what_comes_back_for_another_reason_reopens_nothing_and_what_reopens_is_asked_anew() -> None:
+    (incident,) = group_alerts([make_alert("LLMOutOfMemory", "node-1")], [], NOW, KNOWN, KINDS).values()
+    told = with_diagnosis(incident, Diagnosis("memory", "out_of_memory", confidence="confirmed"))
+    closed = resolve(clear(told, incident.alerts[0].fingerprint, NOW + 300), NOW + 310)
+    other = make_alert("LLMQueueDepth", "node-1", NOW + 400)
+    assert closed.id not in group_alerts([other], [closed], NOW + 400, KNOWN, KINDS)
+    again = make_alert("LLMOutOfMemory", "node-1", NOW + 400)
+    (reopened,) = group_alerts([again], [closed], NOW + 400, KNOWN, KINDS).values()
+    assert (reopened.id, reopened.reopened, reopened.diagnosis) == (closed.id, 1, None)
+    assert reopened.onset_at == NOW + 390
+
+
+def test_a_title_names_the_other_alerts() -> None:
+    names = ["LLMNodeSlow", "LLMQueueDepth", "LLMOutOfMemory", "LLMPreemptions", "LLMNodeDown"]
+    (incident,) = after([[make_alert(name, "node-1") for name in names]])
+    assert incident.title.endswith("(also LLMNodeSlow, LLMOutOfMemory, LLMPreemptions and 1 more)")

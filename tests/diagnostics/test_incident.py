@@ -62,7 +62,7 @@ def test_alerts_of_one_node_are_one_incident() -> None:
     assert [alert.name for alert in second.alerts] == ["LLMNodeSlow", "LLMQueueDepth"]
     assert dict(second.scope) == {"node": "node-2", "pool": "chat"}
     assert second.severity == "page"  # the gravest of its alerts
-    assert second.title == "LLMQueueDepth summary (+1 more)"
+    assert second.title == "LLMQueueDepth summary (also LLMNodeSlow)"
 
 
 def test_the_scope_keeps_the_pool_when_a_later_alert_of_the_node_lacks_it() -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from diagnostics.content_file import BadContentFileError
-from diagnostics.query import bind_query
+from diagnostics.query import AskedAt, bind_query
 from diagnostics.tree_file import load_trees
 
+ASKED = AskedAt(now=5_000.0, onset=4_000.0)
 GOOD = """
 tree: sample
 title: A sample
@@ -62,6 +63,9 @@ BROKEN = [
     ("unknown key", "unit: count", "unit: count\n    colour: red", "question first: colour: "),
     ("missing query", "    query: max(llm:one{{{scope}}})\n", "", "question first: query: Field required"),
     ("title placeholder", "{{value}}", "{{speed}}", "verdict slow: title has an unknown placeholder speed"),
+    ("past up to now", "llm:one{{{scope}}}", "avg_over_time(llm:one[30m])", "a window of 30 min 00 s ends now"),
+    ("subquery up to now", "llm:one{{{scope}}}", "max_over_time(rate(llm:one[20s])[10m:5s])", "ends now"),
+    ("age of a past", "llm:one{{{scope}}}", "avg_over_time(llm:one[30m] {{before}})", "the age of a past value"),
     ("no symptoms", "[SomethingWrong]", "[]", "symptoms: "),
     ("not yaml", "tree: sample", "tree: [", "not YAML"),
     ("not a mapping", GOOD, "- 1", "expected a mapping"),
@@ -108,14 +112,23 @@ def test_refuses_what_it_cannot_read(tmp_path: Path) -> None:
 
 
 def test_a_label_value_cannot_break_out_of_its_query() -> None:
-    query, why = bind_query('up{node="{{node}}"} or x{{{scope}}}', {"node": 'a"} or vector(1) #\\'})
+    query, why = bind_query('up{node="{{node}}"} or x{{{scope}}}', {"node": 'a"} or vector(1) #\\'}, ASKED)
 
     assert why == ""
     assert query == 'up{node="a\\"} or vector(1) #\\\\"} or x{node="a\\"} or vector(1) #\\\\"}'
 
 
 def test_the_scope_selects_by_the_narrowest_label_it_has() -> None:
-    assert bind_query("x{{{scope}}}", {"pool": "chat", "node": "n1"})[0] == 'x{node="n1"}'
-    assert bind_query("x{{{scope}}}", {"pool": "chat"})[0] == 'x{pool="chat"}'
-    assert bind_query("x{{{scope}}}", {})[0] == "x{}"
-    assert bind_query('x{node="{{node}}"}', {"pool": "chat"}) == ("", "the scope names no node")
+    assert bind_query("x{{{scope}}}", {"pool": "chat", "node": "n1"}, ASKED)[0] == 'x{node="n1"}'
+    assert bind_query("x{{{scope}}}", {"pool": "chat"}, ASKED)[0] == 'x{pool="chat"}'
+    assert bind_query("x{{{scope}}}", {}, ASKED)[0] == "x{}"
+    assert bind_query('x{node="{{node}}"}', {"pool": "chat"}, ASKED) == ("", "the scope names no node")
+
+
+def test_a_past_ends_before_the_onset_and_a_long_window_up_to_now_needs_a_reason(tmp_path: Path) -> None:
+    past = "max(llm:one) / scalar(avg(avg_over_time(llm:one[30m] {{before}})))"
+    assert bind_query(past, {}, ASKED)[0].endswith("avg_over_time(llm:one[30m] @ 3985.000)))")
+    assert bind_query("x - {{onset_age_s}}", {}, ASKED)[0] == "x - 1000.000"
+    load_trees([write(tmp_path, GOOD.replace("max(llm:one{{{scope}}})", past))])
+    marked = "max_over_time(llm:one[1h])\n    window_ends_now: counts what happened in the last hour"
+    load_trees([write(tmp_path, GOOD.replace("max(llm:one{{{scope}}})", marked))])

@@ -8,7 +8,7 @@ from alerts.evaluation.builtin import builtin_rule_files
 from alerts.evaluation.rules import load_rule_files
 from diagnostics.diagnosis import Diagnosis, undiagnosed
 from diagnostics.drawing import mermaid
-from diagnostics.query import QueryResult, bind_query
+from diagnostics.query import AskedAt, QueryResult, bind_query, liveness_query
 from diagnostics.tree import Tree, tree_for_alert
 from diagnostics.tree_file import builtin_no_tree_file, builtin_tree_files, load_no_tree, load_trees
 from diagnostics.walker import walk
@@ -56,10 +56,10 @@ def trees() -> dict[str, Tree]:
 def diagnose(tree: Tree, scope: dict[str, str], **answers: float | None) -> Diagnosis:
     """Walk with `CALM` changed by `answers`; None is "no data"."""
     heard = CALM | answers
-    by_query: dict[str, float | None] = {}
+    by_query: dict[str, float | None] = {liveness_query(scope): None}
     for question in tree.questions:
         for template in (question.query, question.pool_query or ""):
-            by_query[bind_query(template, scope)[0]] = heard[SAME.get(question.id, question.id)]
+            by_query[bind_query(template, scope, AskedAt(NOW, NOW))[0]] = heard[SAME.get(question.id, question.id)]
 
     def ask(query: str) -> QueryResult:
         return QueryResult(by_query[query], NOW - 2)

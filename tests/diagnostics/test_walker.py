@@ -58,7 +58,7 @@ def tree(tmp_path: Path) -> Tree:
 
 def answers(**by_name: QueryResult):  # type: ignore[no-untyped-def]
     def ask(query: str) -> QueryResult:
-        return next(answer for name, answer in by_name.items() if f"llm:{name}" in query)
+        return next((answer for name, answer in by_name.items() if f"llm:{name}" in query), QueryResult(None, None))
 
     return ask
 
@@ -126,3 +126,14 @@ def test_a_question_about_a_node_is_unknown_without_one(tree: Tree) -> None:
 
     assert found.evidence[0].why_unknown == "the scope names no node"
     assert found.title == "3 on pool chat"
+
+
+def test_the_last_numbers_of_a_node_that_does_not_answer_are_no_evidence(tree: Tree) -> None:
+    heard = {"one": QueryResult(9.0, NOW), "three": QueryResult(4.0, NOW)}
+
+    silent = walk(tree, {"node": "n1"}, answers(up=QueryResult(0.0, NOW), **heard), NOW)
+    assert (silent.cause, silent.confidence) == ("overload", "likely")
+    assert silent.evidence[0].why_unknown == "n1 does not answer: its last numbers are no evidence"
+
+    alive = walk(tree, {"node": "n1"}, answers(up=QueryResult(1.0, NOW), **heard), NOW)
+    assert alive.cause == "slow_node"

@@ -12,12 +12,14 @@ import structlog
 
 from alerts.evaluation.alert import ActiveAlert
 from alerts.evaluation.engine import RuleEngine
-from diagnostics.grouping import group_alerts
+from diagnostics.grouping import Kinds, group_alerts
 from diagnostics.incident import FiredAlert, Incident, IncidentStatus, clear, fired_alert, join
 from diagnostics.scope import Nodes, scope_text
+from diagnostics.tree import alert_kinds
 from fleetctl.controller.alertmanager.automation import Automation
 from fleetctl.controller.alertmanager.external_alerts import ExternalAlerts
 from fleetctl.controller.alertmanager.external_scope import FleetMap
+from fleetctl.controller.content.store import ContentStore
 from fleetctl.controller.database import get_meta, put_meta
 from fleetctl.controller.incidents.incident_book import IncidentBook
 from fleetctl.controller.nodes.fleet import Fleet
@@ -45,9 +47,11 @@ class Alerting:
         book: IncidentBook,
         external: ExternalAlerts,
         automation: Automation,
+        content: ContentStore,
         records: Records,
     ) -> None:
         self._engine = engine
+        self._content = content
         self._signals = signals
         self._fleet = fleet
         self._book = book
@@ -79,7 +83,15 @@ class Alerting:
         active = [alert for alert in self.alerts() if not self.is_of_removed_node(alert.labels)]
         settled = now - self._started_at > SETTLE_AFTER_START_S
         recent = self._book.recent()
-        changed = reconcile(recent, active, self._opens_nothing, now, forget_missing=settled, known=self._known_nodes())
+        changed = reconcile(
+            recent,
+            active,
+            self._opens_nothing,
+            now,
+            forget_missing=settled,
+            known=self._known_nodes(),
+            kinds=alert_kinds(self._content.current.trees),
+        )
         gone: list[FiredAlert] = []
         for incident in self._of_removed_nodes([changed.get(one.id, one) for one in recent], now, gone):
             changed[incident.id] = incident
@@ -240,10 +252,12 @@ def reconcile(
     *,
     forget_missing: bool,
     known: Nodes | None = None,
+    kinds: Kinds | None = None,
 ) -> dict[str, Incident]:
     """The incidents that differ from `incidents`, by id, given the alerts as they are.
 
-    `forget_missing`: an alert of an incident that is not among `alerts` has cleared. `known`: see `group_alerts`.
+    `forget_missing`: an alert of an incident that is not among `alerts` has cleared. `known`, `kinds`: see
+    `group_alerts`.
     """
     working = {incident.id: incident for incident in incidents}
     states = {alert.fingerprint: str(alert.state) for alert in alerts}
@@ -271,7 +285,7 @@ def reconcile(
             if held.state != "resolved" and gone:
                 working[incident.id] = clear(working[incident.id], held.fingerprint, now)
     if arrivals:
-        working |= group_alerts(arrivals, working.values(), now, known)
+        working |= group_alerts(arrivals, working.values(), now, known, kinds)
     before = {incident.id: incident for incident in incidents}
     return {key: incident for key, incident in working.items() if before.get(key) != incident}
 

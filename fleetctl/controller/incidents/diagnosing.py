@@ -1,33 +1,49 @@
-"""Walking the trees for open incidents: at once, and again while the answer may get better."""
+"""Walking the trees for open incidents: at once, often while the answer may get better, and again while it is open."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any
 
 import structlog
 
 from alerts.series.store import SeriesStore
 from diagnostics.diagnosis import Diagnosis, undiagnosed
-from diagnostics.incident import SEVERITY_ORDER, Incident, gravest, with_diagnosis
-from diagnostics.query import store_query
+from diagnostics.incident import FiredAlert, Incident, IncidentStatus, by_gravity, with_diagnosis
+from diagnostics.query import RunQuery, store_query
 from diagnostics.tree import Tree, tree_for_alert
 from diagnostics.walker import walk
 from fleetctl.controller.alertmanager.automation import Automation
+from fleetctl.controller.content.content import Content
 from fleetctl.controller.content.store import ContentStore
 from fleetctl.controller.incidents.incident_book import IncidentBook
 from fleetctl.controller.records import Records
-from fleetctl.kit.errors import BadInputError
 from fleetctl.settings.controller import IncidentSettings
 
 log = structlog.get_logger()
 
 DEFAULT_TREE = "latency"
+REPLACE_AFTER_S = 10.0  # another cause must be confirmed for this long before it replaces a confirmed one
 _RANK = {"unknown": 0, "likely": 1, "confirmed": 2}
 
 
+@dataclass(slots=True)
+class _Course:
+    """What was asked about one incident since this controller met it, or since it was reopened."""
+
+    began_at: float
+    walked_at: float | None = None
+    alerts: frozenset[str] = frozenset()  # fingerprints of those that it had at the last walk
+    rival: Diagnosis | None = field(default=None)  # what would replace the standing diagnosis; `at` is when it began to
+
+
 class Diagnosing:
-    """Walks an incident's tree when it opens or widens, and again for as long as the answer may get better."""
+    """Walks an incident's trees when it opens, widens or gets another alert, and again for as long as it is open.
+
+    While a run acts on it, nothing is asked again: what is done changes what is measured.
+    """
 
     def __init__(
         self,
@@ -45,77 +61,104 @@ class Diagnosing:
         self._timeline = records.timeline
         self._clock = records.clock
         self._limits = limits
-        self._walked_at: dict[str, float] = {}
+        self._courses: dict[str, _Course] = {}
 
     async def diagnose_incidents(self) -> None:
-        """Walk the tree of every open incident that is due."""
+        """Walk the trees of every open incident that is due."""
         now = self._clock.now()
         incidents = self._book.open_incidents()
-        for gone in self._walked_at.keys() - {incident.id for incident in incidents}:
-            del self._walked_at[gone]
+        for gone in self._courses.keys() - {incident.id for incident in incidents}:
+            del self._courses[gone]
         content = self._content.current
         for incident in incidents:
-            if not self._is_due(incident, now) or not self._automation.may_diagnose(incident):
+            course = self._courses.setdefault(incident.id, _course_of(incident, now))
+            why = self._why_due(incident, course, now)
+            if not why or not self._automation.may_diagnose(incident):
                 continue
-            self._walked_at[incident.id] = now
-            tree = tree_for_incident(content.trees, incident)
-            if tree is None:
-                alert = gravest(incident.alerts).name
-                await self._keep_better(incident.id, undiagnosed(alert, content.no_tree.get(alert)))
-                continue
-            await self._keep_better(incident.id, walk(tree, incident.scope, store_query(self._store, now), now))
+            course.walked_at = now
+            course.alerts = _fingerprints(incident)
+            found = diagnosis_of(incident, content, store_query(self._store, now), now)
+            await self._consider(incident.id, found, course, why)
 
-    def diagnose(self, tree_name: str | None, scope: Mapping[str, str]) -> Diagnosis:
-        """A walk now, stored nowhere; without a name, the tree that most pages lead to.
+    def _why_due(self, incident: Incident, course: _Course, now: float) -> str:
+        """Why its trees are to be walked now, in words for the timeline; "" when they are not."""
+        standing, walked = incident.diagnosis, course.walked_at
+        if standing is not None and is_outgrown(incident, standing):
+            return "it became wider"
+        if walked is None:
+            return "it was taken up"
+        if standing is not None and (incident.status is IncidentStatus.MITIGATING or incident.cleared_at is not None):
+            return ""
+        if new := _fingerprints(incident) - course.alerts:
+            names = sorted({one.name for one in incident.alerts if one.fingerprint in new})
+            return f"{', '.join(names)} joined it"
+        is_young = now - course.began_at <= self._limits.diagnose_for_s
+        is_settled = standing is not None and standing.confidence == "confirmed"
+        is_soon = course.rival is not None or (is_young and not is_settled)
+        every_s = self._limits.diagnose_every_s if is_soon else self._limits.rediagnose_every_s
+        return "asked again while it is open" if now - walked >= every_s else ""
 
-        Raises BadInputError when there is no such tree.
-        """
-        now = self._clock.now()
-        trees = self._content.current.trees
-        tree = trees.get(tree_name or DEFAULT_TREE)
-        if tree is None:
-            known = ", ".join(sorted(trees))
-            raise BadInputError(f"there is no tree named {tree_name!r}", remedy=f"trees: {known}")
-        return walk(tree, scope, store_query(self._store, now), now)
-
-    def _is_due(self, incident: Incident, now: float) -> bool:
-        if incident.diagnosis is not None and is_outgrown(incident, incident.diagnosis):
-            return True
-        if incident.diagnosis is not None and incident.diagnosis.confidence == "confirmed":
-            return False
-        walked = self._walked_at.get(incident.id)
-        if walked is None and incident.diagnosis is None:
-            return True  # at once, also when the incident opened while no controller ran
-        if now - incident.opened_at > self._limits.diagnose_for_s:
-            return False
-        return walked is None or now - walked >= self._limits.diagnose_every_s
-
-    async def _keep_better(self, incident_id: str, found: Diagnosis) -> None:
+    async def _consider(self, incident_id: str, found: Diagnosis, course: _Course, why: str) -> None:
         incident = self._book.get(incident_id)
         if incident is None:
             return
-        before = incident.diagnosis
-        if before is not None and not is_better(found, before) and not is_outgrown(incident, before):
-            return
+        standing = incident.diagnosis
+        if standing is not None and not is_outgrown(incident, standing):
+            is_confirmed = "confirmed" in (standing.confidence, found.confidence)
+            if _word(found) == _word(standing):
+                course.rival = None
+                if is_confirmed or found.at - course.began_at > self._limits.diagnose_for_s:
+                    return  # what it was named by is the better record of its beginning
+            elif not is_better(found, standing):
+                course.rival = None
+                return
+            elif standing.confidence == "confirmed" and not _has_stood(found, course):
+                return
+        course.rival = None
         await self._book.change_incident(incident_id, lambda one: with_diagnosis(one, found))
-        if before is not None and (before.cause, before.confidence) == (found.cause, found.confidence):
-            return
-        kind = "diagnosis.named" if found.cause is not None else "diagnosis.open"
+        if standing is None or _word(standing) != _word(found):
+            await self._tell(incident, found, standing, why)
+
+    async def _tell(self, incident: Incident, found: Diagnosis, before: Diagnosis | None, why: str) -> None:
         text = f"{found.title} ({found.cause}, {found.confidence})" if found.cause else found.title
-        await self._timeline.append(
-            kind,
-            text,
-            incident_id=incident_id,
-            node=incident.scope.get("node"),
-            data={
-                "cause": found.cause,
-                "confidence": found.confidence,
-                "tree": found.tree,
-                "evidence": [asdict(one) for one in found.evidence],
-                "ruled_out": list(found.ruled_out),
-                "not_known": list(found.not_known),
-            },
-        )
+        data: dict[str, Any] = {
+            "cause": found.cause,
+            "confidence": found.confidence,
+            "tree": found.tree,
+            "evidence": [asdict(one) for one in found.evidence],
+            "ruled_out": list(found.ruled_out),
+            "not_known": list(found.not_known),
+        }
+        kind = "diagnosis.named" if found.cause is not None else "diagnosis.open"
+        if before is not None and before.cause is not None and before.cause != found.cause:
+            kind = "diagnosis.replaced"
+            said_at = datetime.fromtimestamp(before.at, UTC).strftime("%H:%M:%S")
+            text += f"; in place of {before.cause} ({before.confidence}, {said_at} UTC): {why}"
+            data |= {"was": asdict(before), "why": why}
+            log.info("diagnosis.replaced", incident_id=incident.id, cause=found.cause, was=before.cause, why=why)
+        await self._timeline.append(kind, text, incident_id=incident.id, node=incident.scope.get("node"), data=data)
+
+
+def _course_of(incident: Incident, now: float) -> _Course:
+    """Where to take up an incident; one that a controller before us confirmed is asked again in its turn."""
+    if incident.diagnosis is None or incident.diagnosis.confidence != "confirmed":
+        return _Course(now)
+    return _Course(now, walked_at=now, alerts=_fingerprints(incident))
+
+
+def _fingerprints(incident: Incident) -> frozenset[str]:
+    return frozenset(one.fingerprint for one in incident.alerts)
+
+
+def _word(diagnosis: Diagnosis) -> tuple[str | None, str]:
+    return diagnosis.cause, diagnosis.confidence
+
+
+def _has_stood(found: Diagnosis, course: _Course) -> bool:
+    """Whether the rival of a confirmed cause was confirmed for long enough; it is noted otherwise."""
+    if course.rival is None or course.rival.cause != found.cause:
+        course.rival = found
+    return found.at - course.rival.at >= REPLACE_AFTER_S
 
 
 def is_outgrown(incident: Incident, standing: Diagnosis) -> bool:
@@ -130,18 +173,25 @@ def is_better(found: Diagnosis, standing: Diagnosis) -> bool:
     return found.cause is not None or standing.cause is None
 
 
-def tree_for_incident(trees: Mapping[str, Tree], incident: Incident) -> Tree | None:
-    """The tree of the gravest alert that has one; of equals, the first that fired. The names of alerts from outside are
-    not ours to know: where none has a tree, the one that most pages lead to."""
-    ranked = sorted(
-        enumerate(incident.alerts),
-        key=lambda pair: (-_severity(pair[1].severity), pair[0]),
-    )
-    for _, alert in ranked:
-        if (tree := tree_for_alert(trees, alert.name)) is not None:
-            return tree
-    return trees.get(DEFAULT_TREE) if any(one.source != "rules" for one in incident.alerts) else None
+def diagnosis_of(incident: Incident, content: Content, run_query: RunQuery, now: float) -> Diagnosis:
+    """What the trees of its alerts say now, the gravest first: the first that confirms a cause, else the surest."""
+    found = [
+        walk(tree, incident.scope, run_query, now, incident.onset_at)
+        for tree in trees_for_alerts(content.trees, incident.alerts)
+    ]
+    if not found:
+        alert = by_gravity(incident.alerts)[0].name
+        return undiagnosed(alert, content.no_tree.get(alert))
+    return max(found, key=lambda one: _RANK[one.confidence])  # the first of equals
 
 
-def _severity(word: str) -> int:
-    return SEVERITY_ORDER.index(word) if word in SEVERITY_ORDER else 0
+def trees_for_alerts(trees: Mapping[str, Tree], alerts: Sequence[FiredAlert]) -> list[Tree]:
+    """The trees of the alerts that stand, else of all: of the gravest alert first, of equals of the first that fired.
+
+    The names of alerts from outside are not ours to know: where none has a tree, the one that most pages lead to.
+    """
+    standing = [one for one in alerts if one.state != "resolved"] or list(alerts)
+    named = [tree for one in by_gravity(standing) if (tree := tree_for_alert(trees, one.name)) is not None]
+    if not named and DEFAULT_TREE in trees and any(one.source != "rules" for one in standing):
+        return [trees[DEFAULT_TREE]]
+    return list({tree.name: tree for tree in named}.values())

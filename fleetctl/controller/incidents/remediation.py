@@ -76,6 +76,7 @@ class Remediation:
         """Whether the question is settled; not while the incident's scope changes under it."""
         content = self._content.current
         page = content.page_for_cause(cause)
+        await self._withdraw_others(incident, page)
         if page is None:
             known = content.causes.get(cause)
             why = f": {known.no_page}" if known is not None and known.no_page else ""
@@ -117,6 +118,16 @@ class Remediation:
         except RunbookError as error:
             await self._say_impossible(incident, f"{page.name}: {error}")
         return True
+
+    async def _withdraw_others(self, incident: Incident, page: Page | None) -> None:
+        """Cancel what we proposed for a cause that was replaced since, as far as nobody answered."""
+        for run in await self._database.call(lambda: self._journal.list(incident_id=incident.id)):
+            is_ours = run.requested_by == "controller" or run.requested_by.startswith("policy:")
+            if run.status is RunStatus.PROPOSED and is_ours and (page is None or run.runbook != page.name):
+                try:
+                    await self._executor.cancel(run.id, "controller")
+                except RunbookError as error:  # somebody answered in this very moment: that stands
+                    log.info("run.not_withdrawn", run_id=run.id, why=str(error))
 
     def _is_part_of_open(self, incident: Incident) -> bool:
         """Whether a wider incident stands that explains it: then its node is not treated by itself unasked."""

@@ -362,7 +362,7 @@ async def test_controller_reads_its_nodes_signals_from_prometheus(tmp_path: Path
                     assert not controller.scraper.last_success_at  # it does not scrape nodes itself
                     age_s = time.time() - controller.signals.last_success_at["node-1"]
                     assert 0 < age_s < 10
-                    answer = controller.diagnosing.diagnose("latency", {"node": "node-1", "pool": "default"})
+                    answer = controller.inquiry.diagnose("latency", {"node": "node-1", "pool": "default"})
                     assert answer.tree == "latency"
                     process.kill()
                     await until(lambda: controller.signals.known_until(time.time()) is None, step, running)

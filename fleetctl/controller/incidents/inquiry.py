@@ -1,0 +1,93 @@
+"""A diagnosis that a person asks for, incident or not: what is wrong here, if anything is?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from alerts.evaluation.alert import ActiveAlert
+from alerts.series.store import SeriesStore
+from diagnostics.calm import look_around
+from diagnostics.content_file import unknown
+from diagnostics.diagnosis import Diagnosis, undiagnosed
+from diagnostics.incident import FiredAlert, by_gravity, fired_alert, onset_of
+from diagnostics.query import store_query
+from diagnostics.scope import PLACES, scope_contains, scope_of
+from diagnostics.tree import tree_for_alert
+from diagnostics.walker import walk
+from fleetctl.controller.content.store import ContentStore
+from fleetctl.controller.nodes.fleet import Fleet
+from fleetctl.kit.clock import Clock
+from fleetctl.kit.errors import BadInputError
+
+_STANDS = ("pending", "firing", "unknown")
+
+
+class Inquiry:
+    """Answers `diagnose`: from the alerts that stand there, else by looking around. Nothing is stored."""
+
+    def __init__(
+        self,
+        content: ContentStore,
+        store: SeriesStore,
+        fleet: Fleet,
+        alerts: Callable[[], Sequence[ActiveAlert | FiredAlert]],
+        clock: Clock,
+    ) -> None:
+        self._content = content
+        self._store = store
+        self._fleet = fleet
+        self._alerts = alerts
+        self._clock = clock
+
+    def diagnose(self, tree_name: str | None, scope: Mapping[str, str]) -> Diagnosis:
+        """The gravest alert's tree; of a named tree, its walk; where no alert stands, what looking around shows.
+
+        Raises BadInputError when the fleet has no such node or place, or content no such tree.
+        """
+        where = self._known_scope(scope)
+        now = self._clock.now()
+        run_query = store_query(self._store, now)
+        trees = self._content.current.trees
+        if tree_name is not None and tree_name not in trees:
+            reason, remedy = unknown("tree", tree_name, trees)
+            raise BadInputError(reason, remedy=remedy or f"fleetctl diagnose --tree {sorted(trees)[0]}")
+        standing = by_gravity([one for one in self._standing() if _concerns(one, where)])
+        onset = min((at for one in standing if (at := onset_of(one)) is not None), default=None)
+        if tree_name is not None:
+            return walk(trees[tree_name], where, run_query, now, onset)
+        if not standing:
+            return look_around(where, run_query, now)
+        for alert in standing:
+            if (tree := tree_for_alert(trees, alert.name)) is not None:
+                place = scope_of(alert.labels)
+                return walk(tree, place if scope_contains(where, alert.labels) else where, run_query, now, onset)
+        alert = standing[0]
+        return replace(undiagnosed(alert.name, self._content.current.no_tree.get(alert.name)), at=now)
+
+    def _standing(self) -> list[FiredAlert]:
+        alerts = [one if isinstance(one, FiredAlert) else fired_alert(one) for one in self._alerts()]
+        return [one for one in alerts if one.state in _STANDS]
+
+    def _known_scope(self, scope: Mapping[str, str]) -> dict[str, str]:
+        """The scope as the fleet knows it: a node with its own pool and model; without any word, the only pool."""
+        wanted = [state for state in self._fleet.nodes.values() if state.row.wanted]
+        if (name := scope.get("node")) is not None:
+            row = next((state.row for state in wanted if state.name == name), None)
+            if row is None:
+                reason, remedy = unknown("node", name, [state.name for state in wanted])
+                raise BadInputError(reason, remedy=remedy or "fleetctl get nodes")
+            return {"node": name, "pool": row.spec.pool, "model": row.spec.model}
+        for place in PLACES:
+            known = {value for state in wanted if (value := getattr(state.row.spec, place))}
+            if scope.get(place) and scope[place] not in known:
+                reason, remedy = unknown(place, scope[place], known)
+                raise BadInputError(reason, remedy=remedy or "fleetctl get nodes")
+        pools = {state.row.spec.pool for state in wanted}
+        return dict(scope) if scope or len(pools) != 1 else {"pool": pools.pop()}
+
+
+def _concerns(alert: FiredAlert, where: Mapping[str, str]) -> bool:
+    """Whether the alert is about something in that place, or about a place around it."""
+    about = scope_of(alert.labels)
+    return scope_contains(where, alert.labels) or (not about.get("node") and scope_contains(about, where))

@@ -1,0 +1,110 @@
+"""A cause is asked again while its incident is open; a person may ask without one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from diagnostics.incident import FiredAlert, join, open_incident
+from fleetctl.controller.controller import Controller, open_controller
+from fleetctl.kit.errors import BadInputError
+from fleetctl.wire import NodePhase
+from tests.fixtures.controller import NoProvider, make_config
+from tests.fixtures.driven import DrivenClock
+
+pytestmark = pytest.mark.anyio
+CALM = {
+    "llm:up": 1.0,
+    "llm:waiting": 0.0,
+    "llm:ttft_seconds:mean": 0.1,
+    "llm:queue_seconds:mean": 0.01,
+    "llm:step_seconds:mean": 0.02,
+    "llm:prefix_hit_ratio": 0.6,
+}
+SLOW = {"llm:step_seconds:mean": 0.2}
+PREFIX = {"llm:prefix_hit_ratio": 0.1}
+
+
+def make_alert(name: str, at: float, severity: str = "page") -> FiredAlert:
+    labels = {"node": "node-1", "pool": "default"}
+    return FiredAlert(f"{name}-node-1", name, severity, "firing", labels, active_at=at, fired_at=at)
+
+
+def fill(controller: Controller, clock: DrivenClock, seconds: int, **changes: Mapping[str, float]) -> None:
+    """Time passes, with `changes` on node_1; the last of it is now."""
+    for _ in range(0, seconds, 10):
+        clock.move(10.0)
+        for node in ("node-1", "node-2"):
+            values = CALM | dict(changes.get(node.replace("-", "_"), {}))
+            for name, value in values.items():
+                controller.store.append({"__name__": name, "node": node, "pool": "default"}, clock.now(), value)
+
+
+async def told(controller: Controller, kind: str) -> list[str]:
+    await controller.timeline.flush()
+    return [one.text for one in await controller.timeline.read() if one.kind == kind]
+
+
+async def test_a_confirmed_cause_that_another_replaces_is_on_the_timeline_with_both(tmp_path: Path) -> None:
+    clock = DrivenClock()
+    async with open_controller(make_config(tmp_path, nodes=2), NoProvider(), clock) as controller:
+        fill(controller, clock, 300)
+        onset = clock.now()
+        fill(controller, clock, 30, node_1=SLOW)
+        incident = open_incident(make_alert("LLMNodeSlow", onset), clock.now())
+        await controller.book.store_incident(incident)
+        causes = []
+        for changes in (SLOW, SLOW, PREFIX, PREFIX, PREFIX, PREFIX):
+            await controller.diagnosing.diagnose_incidents()
+            (standing,) = controller.book.open_incidents()
+            assert standing.diagnosis is not None
+            causes.append(standing.diagnosis.cause)
+            fill(controller, clock, 30, node_1=changes)
+        assert causes[:3] == ["slow_node"] * 3
+        assert causes[-1] == "prefix_cache_broken"
+        (replaced,) = await told(controller, "diagnosis.replaced")
+        assert "(prefix_cache_broken, confirmed); in place of slow_node (confirmed, " in replaced
+        assert replaced.endswith("asked again while it is open")
+
+
+async def test_an_alert_that_joins_has_the_trees_asked_at_once(tmp_path: Path) -> None:
+    clock = DrivenClock()
+    async with open_controller(make_config(tmp_path, nodes=2), NoProvider(), clock) as controller:
+        fill(controller, clock, 300)
+        incident = open_incident(make_alert("LLMNodeSlow", clock.now(), "ticket"), clock.now())
+        await controller.book.store_incident(incident)
+        await controller.diagnosing.diagnose_incidents()
+        clock.move(1.0)
+        await controller.book.change_incident(
+            incident.id, lambda one: join(one, make_alert("LLMSignalLost", clock.now()), clock.now())
+        )
+        labels = {"__name__": "llm:up", "node": "node-1", "pool": "default"}
+        controller.store.append(labels, clock.now(), 0.0)
+        await controller.diagnosing.diagnose_incidents()
+        (standing,) = controller.book.open_incidents()
+        assert standing.diagnosis is not None
+        assert (standing.diagnosis.tree, standing.diagnosis.cause) == ("node", "node_down")
+
+
+async def test_asked_by_hand_a_healthy_fleet_has_no_cause_and_who_is_not_there_is_refused(tmp_path: Path) -> None:
+    clock = DrivenClock()
+    async with open_controller(make_config(tmp_path, nodes=2), NoProvider(), clock) as controller:
+        fill(controller, clock, 60)
+        await controller.fleet.observe_nodes()
+        assert {state.phase for state in controller.fleet.nodes.values()} <= set(NodePhase)
+        calm = controller.inquiry.diagnose(None, {})
+        assert (calm.cause, calm.confidence) == (None, "confirmed")
+        assert calm.title == "Nothing is wrong with pool default: no alert, no symptom"
+        assert [(one.question, one.answer) for one in calm.evidence] == [
+            ("alerts", "no"),
+            ("silent", "no"),
+            ("waiting", "no"),
+        ]
+        with pytest.raises(BadInputError, match='unknown node "node-11", did you mean "node-1"'):
+            controller.inquiry.diagnose(None, {"node": "node-11"})
+        with pytest.raises(BadInputError, match='unknown tree "latencies", did you mean "latency"'):
+            controller.inquiry.diagnose("latencies", {})
+        clock.move(120.0)
+        assert controller.inquiry.diagnose(None, {}).title.startswith("Could not look at pool default")
