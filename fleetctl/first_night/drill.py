@@ -36,6 +36,9 @@ PROPOSAL_WITHIN_S = 60.0  # after the first alert; without one a person ends the
 HELPED_WITHIN_S = 60.0  # after a run ended; else a person ends the fault
 QUIET_S = 8.0  # nothing fires for so long: it is over
 AFTERGLOW_S = 5.0  # traffic after the end
+COMPRESSED_BASELINE_S = 90.0
+COMPRESSED_PAGE_WITHIN_S = 60.0
+FAKE_PACE = 10.0  # a fake step takes 2 ms: nothing would be in flight when a fault comes
 NODE_OPTIONS = {"max_num_seqs": 16, "max_model_len": 4096, "num_kv_blocks": 1024, "num_threads": 1}
 
 
@@ -75,12 +78,20 @@ async def run_fault(base: Settings, fault: Fault, plan: DrillPlan, tell: Tell) -
     _clear(settings.state_dir, stack)
     if plan.is_compressed:
         write_compressed_rules(settings.state_dir / "content")
+        fault = replace(
+            fault,
+            baseline_s=min(fault.baseline_s, COMPRESSED_BASELINE_S),
+            page_within_s=min(fault.page_within_s, COMPRESSED_PAGE_WITHIN_S),
+        )
     try:
         tell("starting a fleet")
         view = await stack.up(lambda _: None)
         async with ControllerClient(view.controller_url, settings.controller_token()) as client:
             traffic = DrillTraffic(view.gateway_url, settings.fleet.model, rate_per_s=plan.rate_per_s, seed=plan.seed)
-            return await _Drill(fault, plan, TargetFleet(stack, client, traffic), tell).run_drill()
+            fleet = TargetFleet(stack, client, traffic, FAKE_PACE if plan.runner == "fake" else 1.0)
+            if fleet.pace > 1.0:
+                await fleet.set_pace()
+            return await _Drill(fault, plan, fleet, tell).run_drill()
     finally:
         await asyncio.shield(asyncio.to_thread(stack.down, lambda _: None))
 
@@ -124,8 +135,7 @@ class _Drill:
 
     async def _wait_for_baseline(self) -> None:
         """Until every node has normal traffic in its windows."""
-        baseline_s = min(self._fault.baseline_s, 90.0) if self._plan.is_compressed else self._fault.baseline_s
-        ready_at = time.time() + baseline_s
+        ready_at = time.time() + self._fault.baseline_s
         deadline = ready_at + SIGNALS_TIMEOUT_S
         while time.time() < deadline:
             self._tell(f"normal traffic for {max(0.0, ready_at - time.time()):.0f} s")

@@ -14,6 +14,7 @@ from fleetctl.kit.errors import FleetctlError
 FaultAction = Callable[[TargetFleet], Coroutine[Any, Any, None]]
 
 ENGINE_SERIES = ("vllm:",)  # beginnings of the names of a node's own series
+SLOWDOWN = 10.0
 AWAY_S = 20.0  # controller and gateway: how long they are stopped or gone
 KILLS, KILLS_WITHIN_S = 8, 110.0
 
@@ -45,7 +46,7 @@ class Fault:
 
 
 async def _slow_step(fleet: TargetFleet) -> None:
-    await fleet.set_faults(VICTIM, slow_steps=10.0)
+    await fleet.set_faults(VICTIM, slow_steps=SLOWDOWN * fleet.pace)
 
 
 async def _wait_until_pending(fleet: TargetFleet) -> None:

@@ -32,7 +32,9 @@ OPERATOR = "first-night"  # who asks and approves, in the fleet's own records
 class TargetFleet:
     """What faults are made of. Every method acts on this fleet's own processes alone."""
 
-    def __init__(self, stack: Stack, client: ControllerClient, traffic: DrillTraffic) -> None:
+    def __init__(self, stack: Stack, client: ControllerClient, traffic: DrillTraffic, pace: float = 1.0) -> None:
+        """`pace`: how many times as long as by itself a healthy node's step takes."""
+        self.pace = pace
         self.stack = stack
         self.client = client
         self.traffic = traffic
@@ -73,6 +75,11 @@ class TargetFleet:
             raise UnreachableError(f"{node} does not take the fault: {type(error).__name__}") from error
         if answer.status_code != 200:
             raise FleetctlError(f"{node} refused the fault: {answer.status_code} {answer.text[:200]}")
+
+    async def set_pace(self) -> None:
+        """Make every node's steps as long as a model's."""
+        for node in NODES:
+            await self.set_faults(node, slow_steps=self.pace)
 
     async def clear_faults(self, node: str, *names: str) -> None:
         """Turn faults off on a node that may be gone."""
