@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 ONSET_TOLERANCE_S = 30.0  # rates look back over 20 s, and a scrape is a second old
+SERVED_TOLERANCE, SERVED_TOLERANCE_RATIO = 8, 0.15  # at both ends the gateway's counters are a second old
 
 _ONSET = re.compile(r"It began (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
 _CAUSE = re.compile(r"Cause: \*\*(?P<cause>[^*]+)\*\*")
 _LOST = re.compile(r"^\| lost \| (?P<lost>[^|]+) \|", re.MULTILINE)
+_SERVED = re.compile(r"^\| requests served meanwhile \| (?P<served>[^|]+) \|", re.MULTILINE)
 _RUN = re.compile(r"^### (?P<title>.+): (?P<status>\w+)$", re.MULTILINE)
 _DONE = re.compile(r"^## What was done$(?P<part>.*?)^## ", re.MULTILINE | re.DOTALL)
 
@@ -24,6 +26,7 @@ class Stated:
     cause: str | None
     lost: int | None
     runs: tuple[str, ...]  # their statuses, in order
+    served: int | None = None  # requests of the incident's time
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,8 @@ class Known:
     lost_late: int  # of other requests, those that ended in the seconds around that end
     causes: Collection[str]  # those that are right; empty: none is asked for
     runs: Sequence[str]  # statuses of the runs that it approved
+    ended_at: Sequence[float] = ()  # every request of its clients
+    over_at: float = 0.0  # Unix seconds of the incident's end
 
 
 def read_postmortem(page: str) -> Stated:
@@ -42,12 +47,14 @@ def read_postmortem(page: str) -> Stated:
     began = _ONSET.search(page)
     cause = _CAUSE.search(page)
     lost = _LOST.search(page)
+    served = _SERVED.search(page)
     done = _DONE.search(page)
     return Stated(
         began_at=datetime.fromisoformat(began[1]).replace(tzinfo=UTC).timestamp() if began else None,
         cause=cause["cause"].replace("\\", "") if cause else None,
         lost=int(lost["lost"]) if lost and lost["lost"].strip().isdecimal() else None,
         runs=tuple(match["status"] for match in _RUN.finditer(done["part"])) if done else (),
+        served=int(served["served"]) if served and served["served"].strip().isdecimal() else None,
     )
 
 
@@ -60,6 +67,10 @@ def false_statements(stated: Stated, known: Known) -> tuple[str, ...]:
         false.append(f"does not say how many were lost, clients lost {known.lost}")
     if stated.began_at is not None and (gap := abs(stated.began_at - known.injected_at)) > ONSET_TOLERANCE_S:
         false.append(f"its onset is {gap:.0f} s off")
+    if stated.served is not None and stated.began_at is not None:
+        served = sum(stated.began_at <= at <= known.over_at for at in known.ended_at)
+        if abs(stated.served - served) > max(SERVED_TOLERANCE, SERVED_TOLERANCE_RATIO * served):
+            false.append(f"says {stated.served} requests were served, clients had {served}")
     if known.causes and stated.cause is not None and stated.cause not in known.causes:
         false.append(f"names {stated.cause}")
     if list(stated.runs) != list(known.runs):

@@ -142,5 +142,7 @@ class Responder:
             lost_late=traffic.lost_between(resolved_at - EDGE_S, resolved_at + EDGE_S),
             causes=causes,
             runs=[run.status.value for run in incident.runs],
+            ended_at=[request.ended_at for request in traffic.seen],
+            over_at=resolved_at,
         )
         return false_statements(read_postmortem(Path(incident.postmortem).read_text(encoding="utf-8")), known)

@@ -12,11 +12,19 @@ from fleetctl.first_night.postmortem_check import Known, false_statements, read_
 
 INJECTED_AT = 1_800_000_000.0
 OPENED_AT = INJECTED_AT + 61
-KNOWN = Known(injected_at=INJECTED_AT, lost=5, lost_late=0, causes=("node_down",), runs=("succeeded",))
+KNOWN = Known(
+    injected_at=INJECTED_AT,
+    lost=5,
+    lost_late=0,
+    causes=("node_down",),
+    runs=("succeeded",),
+    ended_at=[INJECTED_AT + second for second in range(3, 93)],
+    over_at=OPENED_AT + 35,
+)
 
 
 def written_page(impact: Impact) -> str:
-    """What the controller writes of an incident whose first bad sample came two seconds after the inject."""
+    """What the controller writes of an incident whose first bad sample came two seconds after the injection."""
     down = AlertRecord(
         fingerprint="f", name="LLMNodeDown", state="resolved", active_at=INJECTED_AT + 2, fired_at=OPENED_AT
     )
@@ -60,6 +68,7 @@ def test_true_page_is_not_called_false() -> None:
         (replace(KNOWN, causes=("slow_node",)), "names node_down"),
         (replace(KNOWN, runs=("succeeded", "undone")), "there were succeeded, undone"),
         (replace(KNOWN, runs=()), "there were none"),
+        (replace(KNOWN, ended_at=KNOWN.ended_at[:48]), "says 90 requests were served, clients had 48"),
     ],
 )
 def test_false_statement_is_named(known: Known, word: str) -> None:
