@@ -292,13 +292,14 @@ class RouteState(StrEnum):
 
 
 class Route(Wire):
-    """One node of the routing table."""
+    """One node of the routing table. `state` is what is wanted, `phase` what was seen (None: not looked at yet)."""
 
     node: str
     url: str
     state: RouteState
     pool: str = "default"
     model: str = ""
+    phase: NodePhase | None = None
 
 
 class RoutingTable(Wire):

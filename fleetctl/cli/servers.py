@@ -42,8 +42,7 @@ def register(app: typer.Typer) -> None:
         from fleetctl.gateway.app import run_gateway
 
         run_gateway(
-            host=settings.gateway.host,
-            port=settings.gateway.port,
+            settings.gateway,
             controller_url=context.controller_url(settings),
             controller_token=settings.controller_token(),
             node_token=settings.node_token(),

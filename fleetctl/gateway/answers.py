@@ -26,6 +26,7 @@ class ErrorAnswer:
     code: str
     param: str | None = None
     retry_after_s: int | None = None
+    is_final: bool = False  # OpenAI's clients are told not to send the request again
 
     def body(self) -> bytes:
         """The answer's JSON, in OpenAI's shape."""
@@ -37,7 +38,9 @@ class ErrorAnswer:
         return b"data: " + self.body() + b"\n\n"
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Retry-After, when the client should come again."""
+        """Whether and when the client should come again."""
+        if self.is_final:
+            return [(b"x-should-retry", b"false")]
         if self.retry_after_s is None:
             return []
         return [(b"retry-after", str(self.retry_after_s).encode())]
@@ -68,6 +71,16 @@ def overloaded(message: str, *, retry_after_s: int = 1) -> ErrorAnswer:
 def upstream_failed(message: str, *, code: str = "upstream_failed") -> ErrorAnswer:
     """502: a node had the request and did not end it."""
     return ErrorAnswer(502, message, "server_error", code)
+
+
+def final(message: str, *, code: str) -> ErrorAnswer:
+    """502 that a client should not send again: the request may be what ends nodes."""
+    return ErrorAnswer(502, message, "server_error", code, is_final=True)
+
+
+def timed_out(message: str, *, code: str) -> ErrorAnswer:
+    """504: a limit on the wait has passed."""
+    return ErrorAnswer(504, message, "server_error", code)
 
 
 async def send_whole(send: Send, status: int, body: bytes, headers: RawHeaders = (JSON_TYPE,)) -> None:

@@ -21,17 +21,20 @@ from fleetctl.gateway.answers import Receive, Scope, Send, send_error, send_json
 from fleetctl.gateway.fates import Fates, ProxiedRequest
 from fleetctl.gateway.loads import Loads
 from fleetctl.gateway.metrics import CONTENT_TYPE, GatewayMetrics
+from fleetctl.gateway.node_watch import NodeWatch, ProbeAnswer, ask_readiness
 from fleetctl.gateway.place import Placer
 from fleetctl.gateway.proxy import MOVE_PATIENCE_S, Proxy
 from fleetctl.gateway.sync import TableSync
-from fleetctl.gateway.table import Routing, Table
+from fleetctl.gateway.table import Endpoint, Routing, Table
 from fleetctl.kit.errors import BadInputError
+from fleetctl.settings.gateway import GatewaySettings
 
 log = structlog.get_logger()
 
-CONNECT_TIMEOUT_S = 2.0
 NODE_KEEP_ALIVE_S = 4.0  # below uvicorn's 5 s: a node must not close a connection as we write to it
 CLIENT_KEEP_ALIVE_S = 75
+# TCP's own: a machine that lost its power and came back knows nothing of our connections, and says so only when asked.
+TCP_KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 DRAIN_GRACE_S = 30.0
 FATES_PREFIX = "/gateway/requests/"
 BACKLOG = 2048
@@ -48,8 +51,10 @@ class Gateway:
         controller_token: str | None,
         node_token: str,
         run_dir: Path,
+        limits: GatewaySettings | None = None,
         move_patience_s: float = MOVE_PATIENCE_S,
     ) -> None:
+        self._limits = limits or GatewaySettings()
         self._controller_url = controller_url
         self._controller_token = controller_token
         self._node_token = node_token
@@ -59,15 +64,25 @@ class Gateway:
         self.routing = Routing()
         self.loads = Loads()
         self.fates = Fates(on_end=self._count)
+        self.watch = NodeWatch(self.loads, self._limits, self._probe, on_probe=self.metrics.count_probe)
         self.proxy: Proxy | None = None
+        self._nodes: aiohttp.ClientSession | None = None
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Gateway]:
         """Load the last good table and keep it current until the block ends."""
-        async with _node_session() as nodes, aiohttp.ClientSession() as control:
-            placer = Placer(nodes, self.routing, self.loads, self.metrics)
+        async with _node_session(self._limits.connect_limit_s) as nodes, aiohttp.ClientSession() as control:
+            self._nodes = nodes
+            placer = Placer(
+                nodes, self.routing, self.loads, self.metrics, self.watch, max_resends=self._limits.max_resends
+            )
             self.proxy = Proxy(
-                placer, self.fates, self.metrics, node_token=self._node_token, move_patience_s=self._move_patience_s
+                placer,
+                self.fates,
+                self.metrics,
+                self.watch,
+                node_token=self._node_token,
+                move_patience_s=self._move_patience_s,
             )
             sync = TableSync(
                 control,
@@ -78,13 +93,21 @@ class Gateway:
                 on_table=self._note_table,
             )
             sync.load_last_good()
-            loop = asyncio.create_task(sync.run_forever(), name="gateway.sync")
+            loops = (
+                asyncio.create_task(sync.run_forever(), name="gateway.sync"),
+                asyncio.create_task(self.watch.watch_forever(), name="gateway.watch"),
+            )
             try:
                 yield self
             finally:
-                loop.cancel()
-                with suppress(asyncio.CancelledError):
-                    await loop
+                for loop in loops:
+                    loop.cancel()
+                    with suppress(asyncio.CancelledError):
+                        await loop
+
+    async def _probe(self, endpoint: Endpoint) -> ProbeAnswer | None:
+        assert self._nodes is not None
+        return await ask_readiness(self._nodes, endpoint, self._limits.probe_limit_s)
 
     # uvicorn calls what takes any arguments as a factory, and a mutant's wrapper does.
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # pragma: no mutate block
@@ -109,13 +132,24 @@ class Gateway:
             await send_error(send, answers.not_found(path))
 
     def status(self) -> dict[str, object]:
-        """What `/gateway/status` says. Nodes that left the table but still hold requests are `removed`."""
-        table, inflight = self.routing.table, self.loads.inflight_requests()
+        """What `/gateway/status` says. Nodes that left the table but still hold requests are `removed`.
+
+        `phase` is what the controller saw of a node, `out` why it gets nothing from us: node_silent or core_stuck.
+        """
+        table, inflight, out = self.routing.table, self.loads.inflight_requests(), self.watch.silent_nodes()
         nodes: dict[str, dict[str, object]] = {
-            e.node: {"inflight": inflight.pop(e.node, 0), "state": e.state.value}
+            e.node: {
+                "inflight": inflight.pop(e.node, 0),
+                "state": e.state.value,
+                "phase": e.phase.value if e.phase else None,
+                "out": out[e.node].value if e.node in out else None,
+            }
             for e in (table.endpoints if table else ())
         }
-        nodes |= {node: {"inflight": count, "state": "removed"} for node, count in inflight.items()}
+        nodes |= {
+            node: {"inflight": count, "state": "removed", "phase": None, "out": None}
+            for node, count in inflight.items()
+        }
         return {
             "table_version": table.version if table else None,
             "table_age_s": self.routing.age_s(),
@@ -136,6 +170,8 @@ class Gateway:
         idle = {e.node: 0 for e in (table.endpoints if table else ())}
         body = self.metrics.exposition(
             inflight=idle | self.loads.inflight_requests(),
+            silent=self.watch.silent_nodes(),
+            oldest_waits_s=self.watch.oldest_waits_s(),
             table_version=table.version if table else None,
             table_age_s=self.routing.age_s(),
         )
@@ -151,10 +187,13 @@ class Gateway:
 
     def _note_table(self, table: Table) -> None:
         self.loads.keep_only(e.node for e in table.endpoints)
+        self.watch.keep_only(table.endpoints)
 
     def _count(self, proxied: ProxiedRequest) -> None:
         assert proxied.outcome is not None
-        self.metrics.count_ended(proxied.outcome.value, proxied.nodes[-1] if proxied.nodes else "")
+        self.metrics.count_ended(proxied.outcome.value, proxied.last_node)
+        if proxied.outcome.is_lost:
+            self.metrics.lost.labels(proxied.reason).inc()
 
 
 class Server(uvicorn.Server):
@@ -209,12 +248,16 @@ async def serve_until_stopped(
 
 
 def run_gateway(
-    *, host: str, port: int, controller_url: str, controller_token: str | None, node_token: str, run_dir: Path
+    settings: GatewaySettings, *, controller_url: str, controller_token: str | None, node_token: str, run_dir: Path
 ) -> None:
     """Run the gateway in the foreground until SIGTERM. Raises BadInputError (exit code 2) when it can't listen."""
-    listener = bind_listener(host, port)
+    listener = bind_listener(settings.host, settings.port)
     gateway = Gateway(
-        controller_url=controller_url, controller_token=controller_token, node_token=node_token, run_dir=run_dir
+        controller_url=controller_url,
+        controller_token=controller_token,
+        node_token=node_token,
+        run_dir=run_dir,
+        limits=settings,
     )
     # Each request leaves a few objects behind for a while (its fate), so the default of a full collection every few
     # hundred requests would cost as much as the proxying.
@@ -241,15 +284,26 @@ def bind_listener(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _node_session() -> aiohttp.ClientSession:
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=NODE_KEEP_ALIVE_S)
+def _node_session(connect_limit_s: float) -> aiohttp.ClientSession:
+    connector = aiohttp.TCPConnector(
+        limit=0, keepalive_timeout=NODE_KEEP_ALIVE_S, socket_factory=_socket_with_keep_alive
+    )
     return aiohttp.ClientSession(
         connector=connector,
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_limit_s),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,  # bytes pass as they are
         skip_auto_headers=("Accept-Encoding", "User-Agent", "Accept", "Content-Type"),
     )
+
+
+def _socket_with_keep_alive(address: aiohttp.AddrInfoType) -> socket.socket:
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in TCP_KEEP_ALIVE:
+        made.setsockopt(socket.IPPROTO_TCP, option, value)
+    return made
 
 
 def _abort(gateway: Gateway) -> None:

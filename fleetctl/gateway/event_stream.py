@@ -6,6 +6,7 @@ event or another node's events, start at a border.
 
 from __future__ import annotations
 
+import json
 import re
 from typing import NamedTuple
 
@@ -28,15 +29,22 @@ class WholeEvents(NamedTuple):
     handoff: bytes | None = None
 
 
-class EventStreamReader:
-    """Turns reads of any size into whole events. `is_done` and `has_error` say what has passed so far."""
+class StreamError(NamedTuple):
+    """The error with which a node ended its stream: OpenAI's `type` and `code`, where it gave them."""
 
-    __slots__ = ("_held", "has_error", "is_done")
+    kind: str | None = None
+    code: str | None = None
+
+
+class EventStreamReader:
+    """Turns reads of any size into whole events. `is_done` and `error` say what has passed so far."""
+
+    __slots__ = ("_held", "error", "is_done")
 
     def __init__(self) -> None:
         self._held = bytearray()
         self.is_done = False  # [DONE] has passed
-        self.has_error = False  # the node ended the stream with an error event
+        self.error: StreamError | None = None  # of the error event with which the node ended the stream
 
     def feed(self, data: bytes) -> WholeEvents:
         """The events that `data` completes. Raises EventTooLongError."""
@@ -72,8 +80,23 @@ class EventStreamReader:
     def _note(self, whole: bytes) -> None:
         if whole.rstrip(b"\r\n").endswith(_DONE):
             self.is_done = True
-        if b'"error"' in whole and _ERROR.search(whole):
-            self.has_error = True
+        if b'"error"' in whole and (found := _ERROR.search(whole)):
+            line = whole[found.start() :].splitlines()[0]
+            self.error = _read_error(line.partition(b":")[2])
+
+
+def error_code_of(body: bytes) -> str | None:
+    """The `code` of an error answer in OpenAI's shape; None when it has none."""
+    return _read_error(body).code
+
+
+def _read_error(text: bytes) -> StreamError:
+    try:
+        error = json.loads(text)["error"]
+        kind, code = error.get("type"), error.get("code")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return StreamError()
+    return StreamError(kind if isinstance(kind, str) else None, code if isinstance(code, str) else None)
 
 
 def _last_border(held: bytearray, start: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
 from collections.abc import Iterable
@@ -35,6 +36,10 @@ _OURS = b"x-fleet-"
 
 class BodyTooLargeError(Exception):
     """The client's body is over the limit."""
+
+
+class BadDeadlineError(Exception):
+    """The client's deadline is no positive number of seconds."""
 
 
 class ClientGoneError(Exception):
@@ -70,6 +75,17 @@ class Exchange:
             if name == b"x-request-id":
                 return value.decode("ascii") if REQUEST_ID.match(value) else None
         return None
+
+    def deadline_s(self) -> float | None:
+        """Seconds from its arrival after which the client wants no answer. Raises BadDeadlineError."""
+        given = [value for name, value in self.scope["headers"] if name == b"x-fleet-deadline-s"]
+        try:
+            limits = [float(value) for value in given]
+        except ValueError as error:
+            raise BadDeadlineError from error
+        if not all(math.isfinite(limit) and limit > 0 for limit in limits):
+            raise BadDeadlineError
+        return min(limits, default=None)
 
     def forwarded_headers(self) -> list[tuple[str, str]]:
         """The client's headers that a node gets as they are."""

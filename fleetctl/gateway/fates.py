@@ -6,9 +6,11 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
+
+from fleetctl.gateway.node_watch import Wait
 
 log = structlog.get_logger()
 
@@ -19,15 +21,34 @@ class Outcome(StrEnum):
     """How a request ended for its client."""
 
     FINISHED = "finished"  # the client got a whole answer
-    REFUSED = "refused"  # never started: bad request, overloaded, or no node; the client may send it again
-    FAILED = "failed"  # accepted, and ended with an error that the client was told
-    CLIENT_GONE = "client_gone"  # the client hung up; the node was told at once
+    REFUSED = "refused"  # never started, or can't be served as it is: bad request, overloaded, or no node
+    FAILED = "failed"  # accepted, and ended with an error that the client was told: lost
+    GAVE_UP = "gave_up"  # the client hung up on a node that did not answer any more: lost
+    CLIENT_GONE = "client_gone"  # the client hung up, its node was well; the node was told at once
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the client did not get an answer that the fleet owed it."""
+        return self in (Outcome.FAILED, Outcome.GAVE_UP)
+
+
+class Death(NamedTuple):
+    """A node that ended, or fell silent, with the request in hand."""
+
+    node: str
+    reason: str  # disconnected, cut, core_dead, node_silent or core_stuck
+
+    @property
+    def fate(self) -> str:
+        """The reason of a request that ends with it."""
+        return "node_lost" if self.reason in ("disconnected", "cut") else self.reason
 
 
 class ProxiedRequest:
     """One request on its way. Changed by the proxy only, ended once by `Fates.end`."""
 
     __slots__ = (
+        "deaths",
         "duration_s",
         "moved",
         "nodes",
@@ -39,13 +60,16 @@ class ProxiedRequest:
         "started_at",
         "status",
         "ttft_s",
+        "wait",
     )
 
     def __init__(self, request_id: str, started_at: float, started: float) -> None:
         self.request_id = request_id
         self.started_at = started_at  # Unix seconds
         self.started = started  # monotonic seconds
-        self.nodes: list[str] = []  # every node that had it, in order
+        self.nodes: list[str] = []  # every node that answered it, in order
+        self.wait: Wait | None = None  # at the node that has it, or had it last
+        self.deaths: list[Death] = []  # nodes that died or fell silent with it
         self.moved = 0  # hand-offs that another node took over
         self.retries = 0
         self.status: int | None = None  # what the client saw; None when it saw nothing
@@ -53,6 +77,13 @@ class ProxiedRequest:
         self.outcome: Outcome | None = None
         self.reason = ""
         self.duration_s: float | None = None
+
+    @property
+    def last_node(self) -> str:
+        """The node that had it last; empty when none had."""
+        if self.wait is not None:
+            return self.wait.node
+        return self.nodes[-1] if self.nodes else self.deaths[-1].node if self.deaths else ""
 
     def as_json(self) -> dict[str, Any]:
         """The body of `GET /gateway/requests/{request_id}`. Times in seconds, `started_at` in Unix seconds."""
@@ -62,6 +93,7 @@ class ProxiedRequest:
             "moved": self.moved,
             "retries": self.retries,
             "nodes": list(self.nodes),
+            "deaths": [{"node": death.node, "reason": death.reason} for death in self.deaths],
             "status": self.status,
             "reason": self.reason,
             "started_at": self.started_at,
@@ -126,7 +158,7 @@ class Fates:
             "request.finished",
             request_id=proxied.request_id,
             outcome=outcome.value,
-            node=proxied.nodes[-1] if proxied.nodes else None,
+            node=proxied.last_node or None,
             moved=proxied.moved,
             retries=proxied.retries,
             status=proxied.status,
@@ -134,6 +166,7 @@ class Fates:
             duration_s=round(proxied.duration_s, 4),
             ttft_s=None if proxied.ttft_s is None else round(proxied.ttft_s, 4),
         )
+        proxied.wait = None
 
     def mark_first_byte(self, proxied: ProxiedRequest) -> float:
         """Note the first event sent to the client; returns seconds since the request came in."""

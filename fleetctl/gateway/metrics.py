@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+LOST_REASONS = (
+    "node_silent",
+    "core_stuck",
+    "core_dead",
+    "node_lost",
+    "node_error",
+    "engine_error",
+    "node_stopping",
+    "aborted",
+    "not_continued",
+    "first_byte_limit",
+    "stream_idle",
+    "deadline_exceeded",
+    "queue_timeout",
+    "shutting_down",
+    "internal",
+)
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -21,6 +38,30 @@ class GatewayMetrics:
             "gateway_requests_total",
             "Requests that ended, by terminal state and the node that had them last.",
             ["outcome", "node"],
+            registry=self.registry,
+        )
+        self.lost = Counter(
+            "gateway_lost_requests_total",
+            "Requests whose client did not get the answer that it was owed (outcomes failed and gave_up), by reason.",
+            ["reason"],
+            registry=self.registry,
+        )
+        self.probes = Counter(
+            "gateway_probes_total",
+            "Questions for the health of nodes from which a waiting request heard nothing.",
+            ["result"],
+            registry=self.registry,
+        )
+        self.node_out = Gauge(
+            "gateway_node_silent",
+            "1 for a node that gets no requests because it does not answer probes or says that its core is stuck.",
+            ["node"],
+            registry=self.registry,
+        )
+        self.oldest_wait = Gauge(
+            "gateway_oldest_wait_seconds",
+            "Age of the oldest request at a node of which the client got nothing yet; 0 without one.",
+            ["node"],
             registry=self.registry,
         )
         self.ttft = Histogram(
@@ -54,6 +95,14 @@ class GatewayMetrics:
         )
         for result in ("moved", "failed"):
             self.handoffs.labels(result)
+        for result in ("answered", "failed"):
+            self.probes.labels(result)
+        for reason in LOST_REASONS:
+            self.lost.labels(reason)
+
+    def count_probe(self, answered: bool) -> None:
+        """Count one probe of a node."""
+        self.probes.labels("answered" if answered else "failed").inc()
 
     def count_ended(self, outcome: str, node: str) -> None:
         """Count an ended request. Label look-ups take a lock, so the few children are kept."""
@@ -62,11 +111,25 @@ class GatewayMetrics:
             child = self._ended[outcome, node] = self.requests.labels(outcome, node)
         child.inc()
 
-    def exposition(self, *, inflight: Mapping[str, int], table_version: int | None, table_age_s: float | None) -> bytes:
-        """The Prometheus text. Gauges are what is true now: they are given, not kept up on the way of each request."""
-        self.inflight.clear()
+    def exposition(
+        self,
+        *,
+        inflight: Mapping[str, int],
+        silent: Collection[str],
+        oldest_waits_s: Mapping[str, float],
+        table_version: int | None,
+        table_age_s: float | None,
+    ) -> bytes:
+        """The Prometheus text. Gauges are what is true now: they are given, not kept up on the way of each request.
+
+        `silent`: nodes that get no requests. Every node of the table is in `inflight`.
+        """
+        for gauge in (self.inflight, self.node_out, self.oldest_wait):
+            gauge.clear()
         for node, count in inflight.items():
             self.inflight.labels(node).set(count)
+            self.node_out.labels(node).set(node in silent)
+            self.oldest_wait.labels(node).set(oldest_waits_s.get(node, 0.0))
         self.table_version.set(_or_nan(table_version))
         self.table_age.set(_or_nan(table_age_s))
         return generate_latest(self.registry)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import aiohttp
 import structlog
 
-from fleetctl.gateway.fates import ProxiedRequest
+from fleetctl.gateway.fates import Death, ProxiedRequest
 from fleetctl.gateway.loads import REFUSED_S, SUSPECT_S, Loads
 from fleetctl.gateway.metrics import GatewayMetrics
+from fleetctl.gateway.node_watch import NodeWatch, Wait, WaitEnd
 from fleetctl.gateway.pick import pick_node
 from fleetctl.gateway.routing_facts import RoutingFacts
 from fleetctl.gateway.table import Endpoint, Routing
@@ -18,8 +20,9 @@ from fleetctl.gateway.table import Endpoint, Routing
 log = structlog.get_logger()
 
 MAX_TRIES = 8  # nodes asked for one new request; a hand-off asks every node, because losing it is worse than waiting
-MAX_RESENDS = 2  # after a node died with the request in hand: it may be the request that kills nodes
 MAX_RETRY_AFTER_S = 60
+DEADLINE_HEADER = "X-Fleet-Deadline-S"
+CORE_DEAD = "core_dead"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,7 @@ class Job:
     facts: RoutingFacts
     excluded: frozenset[str] = frozenset()
     is_continuation: bool = False
+    deadline_at: float | None = None  # monotonic seconds: the client wants no answer after it
 
 
 @dataclass(slots=True)
@@ -42,19 +46,21 @@ class NotPlaced:
     reasons: dict[str, str] = field(default_factory=dict)
     retry_after_s: int = 1
     is_overload: bool = False  # at least one node is well and only has too much to do
+    given_up: WaitEnd | None = None  # a limit on the wait has passed: no other node is asked
 
 
 class Placed:
     """A node that took the request, and its open answer. `close()` is owed exactly once."""
 
-    __slots__ = ("_release", "endpoint", "job", "response")
+    __slots__ = ("_release", "endpoint", "job", "response", "wait")
 
     def __init__(
-        self, job: Job, endpoint: Endpoint, response: aiohttp.ClientResponse, release: Callable[[], None]
+        self, job: Job, endpoint: Endpoint, response: aiohttp.ClientResponse, wait: Wait, release: Callable[[], None]
     ) -> None:
         self.job = job
         self.endpoint = endpoint
         self.response = response
+        self.wait = wait
         self._release = release
 
     def close(self) -> None:
@@ -66,69 +72,124 @@ class Placed:
 class Placer:
     """Tries nodes for jobs, and keeps loads, suspicions and retry counts true while it does."""
 
-    def __init__(self, session: aiohttp.ClientSession, routing: Routing, loads: Loads, metrics: GatewayMetrics) -> None:
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        routing: Routing,
+        loads: Loads,
+        metrics: GatewayMetrics,
+        watch: NodeWatch,
+        *,
+        max_resends: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`max_resends`: other nodes that get a request after one died or fell silent with it in hand."""
         self._session = session
         self._routing = routing
         self._loads = loads
         self._metrics = metrics
+        self._watch = watch
+        self._max_resends = max_resends
+        self._clock = clock
+
+    def may_resend(self, proxied: ProxiedRequest) -> bool:
+        """Whether one more node may get a request that nodes died with: it may be what ends them."""
+        return len(proxied.deaths) <= self._max_resends
 
     async def place(self, job: Job, proxied: ProxiedRequest) -> Placed | NotPlaced:
-        """The first node that takes the job. Every 429, 502, 503, refused connection or early death tries another."""
+        """The first node that takes the job. A refusal, refused connection, death or silence tries another."""
         not_placed = NotPlaced()
         tried = set(job.excluded)
-        resends = 0
-        while job.is_continuation or len(not_placed.reasons) < MAX_TRIES:
-            endpoint = self._choose(job.facts, tried)
+        while self.may_resend(proxied) and (job.is_continuation or len(not_placed.reasons) < MAX_TRIES):
+            endpoint = self._choose(job.facts, tried, not_placed)
             if endpoint is None:
+                break
+            if job.deadline_at is not None and job.deadline_at <= self._clock():
+                not_placed.given_up = WaitEnd.DEADLINE
                 break
             tried.add(endpoint.node)
             tried_again = endpoint.node in not_placed.reasons
-            placed = await self._try_node(job, endpoint, not_placed, proxied.request_id)
+            placed = await self._try_node(job, endpoint, not_placed, proxied)
             if placed is not None:
                 proxied.nodes.append(endpoint.node)
                 return placed
+            if not_placed.given_up is not None:
+                break
             proxied.retries += 1
-            if not_placed.reasons[endpoint.node] == "disconnected":
-                resends += 1
-                if resends > MAX_RESENDS:
-                    break
-                if not tried_again:
-                    # Perhaps only an idle connection that the node closed as we wrote: it may be asked once more,
-                    # after the others, because it is now suspect.
-                    tried.discard(endpoint.node)
+            if not_placed.reasons[endpoint.node] == "disconnected" and not tried_again:
+                # Perhaps only an idle connection that the node closed as we wrote: it may be asked once more, after
+                # the others, because it is now suspect.
+                tried.discard(endpoint.node)
         return not_placed
 
-    def _choose(self, facts: RoutingFacts, excluded: set[str]) -> Endpoint | None:
+    def _choose(self, facts: RoutingFacts, excluded: set[str], not_placed: NotPlaced) -> Endpoint | None:
         table = self._routing.table
         if table is None:
             return None
         endpoints = table.candidates(facts.model)
+        why_out = {e.node: why for e in endpoints if (why := self._watch.why_out(e)) is not None}
+        if why_out:
+            endpoints = tuple(e for e in endpoints if e.node not in why_out)
         node = pick_node(self._loads.candidates(endpoints), prefix=facts.prefix, tokens=facts.tokens, excluded=excluded)
+        if node is None:
+            for one, why in why_out.items():
+                not_placed.reasons.setdefault(one, why.value)
         return next((e for e in endpoints if e.node == node), None)
 
-    async def _try_node(self, job: Job, endpoint: Endpoint, not_placed: NotPlaced, request_id: str) -> Placed | None:
+    async def _try_node(
+        self, job: Job, endpoint: Endpoint, not_placed: NotPlaced, proxied: ProxiedRequest
+    ) -> Placed | None:
         node, tokens = endpoint.node, job.facts.tokens
         self._loads.begin_request(node, tokens)
+        wait = proxied.wait = self._watch.begin(endpoint, job.deadline_at)
 
         def release() -> None:
             self._loads.end_request(node, tokens)
+            self._watch.finish(wait)
 
         placed: Placed | None = None
         try:
-            response = await self._session.request(
-                job.method, endpoint.url(job.path), data=job.body, headers=job.headers, allow_redirects=False
-            )
-            placed = self._judge(Placed(job, endpoint, response, release), not_placed)
+            async with wait:
+                response = await self._session.request(
+                    job.method,
+                    endpoint.url(job.path),
+                    data=job.body,
+                    headers=self._headers(job),
+                    allow_redirects=False,
+                )
+            wait.note_heard(self._clock())
+            placed = self._judge(Placed(job, endpoint, response, wait, release), not_placed)
+            if placed is None:
+                if not_placed.reasons[node] == CORE_DEAD:
+                    proxied.deaths.append(Death(node, CORE_DEAD))
+                else:
+                    proxied.wait = None  # it never had the request
             return placed
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            reason = "connect" if _is_before_sending(error) else "disconnected"
+            if wait.end is not None and not wait.end.is_nodes_failure:
+                not_placed.given_up = wait.end
+                log.warning("request.given_up", request_id=proxied.request_id, node=node, reason=wait.end.value)
+                return None
+            reason = wait.end.value if wait.end else "connect" if _is_before_sending(error) else "disconnected"
+            if reason == "connect":
+                proxied.wait = None
+            else:
+                proxied.deaths.append(Death(node, reason))
             self._loads.suspect(node, SUSPECT_S)
             self._note(not_placed, node, reason)
-            log.warning("node.unreached", request_id=request_id, node=node, reason=reason, error=type(error).__name__)
+            log.warning(
+                "node.unreached", request_id=proxied.request_id, node=node, reason=reason, error=type(error).__name__
+            )
             return None
         finally:
             if placed is None:
                 release()
+
+    def _headers(self, job: Job) -> list[tuple[str, str]]:
+        if job.deadline_at is None:
+            return job.headers
+        left_s = max(0.001, job.deadline_at - self._clock())
+        return [*job.headers, (DEADLINE_HEADER, f"{left_s:.3f}")]
 
     def _judge(self, placed: Placed, not_placed: NotPlaced) -> Placed | None:
         response, node = placed.response, placed.endpoint.node
@@ -153,7 +214,7 @@ class Placer:
 
 def _refusal(status: int, said: str | None) -> str:
     """One of a closed set of words, whatever the node said: it becomes a metric label."""
-    if said in ("draining", "not_ready", "overloaded"):
+    if said in ("draining", "not_ready", "overloaded", CORE_DEAD, "node_stopping"):
         return said
     return "overloaded" if status == 429 else f"status_{status}" if status in (502, 503) else "not_continued"
 

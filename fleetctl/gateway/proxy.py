@@ -1,7 +1,8 @@
 """One request from its first byte to its fate: place it, relay the answer, move it when its node hands it off.
 
 Nothing is sent to the client until a node has sent something whole; until then another node may take over. After that
-only a hand-off moves a stream. A stream that can't go on ends with an error event, never with a silent cut.
+only a hand-off moves a stream. A stream that can't go on ends with an error event: never a silent cut, never a wait
+without end.
 """
 
 from __future__ import annotations
@@ -17,11 +18,18 @@ import structlog
 
 from fleetctl.gateway import answers
 from fleetctl.gateway.answers import ErrorAnswer, Receive, Scope, Send
-from fleetctl.gateway.event_stream import EventStreamReader, EventTooLongError
-from fleetctl.gateway.exchange import BodyTooLargeError, ClientGoneError, Exchange, new_request_id
-from fleetctl.gateway.fates import Fates, Outcome, ProxiedRequest
+from fleetctl.gateway.event_stream import EventStreamReader, EventTooLongError, error_code_of
+from fleetctl.gateway.exchange import (
+    BadDeadlineError,
+    BodyTooLargeError,
+    ClientGoneError,
+    Exchange,
+    new_request_id,
+)
+from fleetctl.gateway.fates import Death, Fates, Outcome, ProxiedRequest
 from fleetctl.gateway.metrics import GatewayMetrics
-from fleetctl.gateway.place import MAX_RESENDS, Job, NotPlaced, Placed, Placer
+from fleetctl.gateway.node_watch import NodeWatch, Wait, WaitEnd
+from fleetctl.gateway.place import DEADLINE_HEADER, Job, NotPlaced, Placed, Placer
 from fleetctl.gateway.routing_facts import GENERATION_PATHS, BadBodyError, RoutingFacts, read_routing_facts
 
 log = structlog.get_logger()
@@ -52,6 +60,21 @@ _NOT_RETURNED = frozenset(
 )
 
 
+# Error codes of nodes that become reasons of fates as they are: a closed set, because reasons are metric labels.
+_NODE_CODES = frozenset(
+    {
+        "aborted",
+        "core_dead",
+        "deadline_exceeded",
+        "engine_error",
+        "exported",
+        "grammar_failed",
+        "node_stopping",
+        "queue_timeout",
+    }
+)
+
+
 class RelayEnd(Enum):
     """How one node's part of an answer ended, when it was not a hand-off."""
 
@@ -75,6 +98,7 @@ class Proxy:
         placer: Placer,
         fates: Fates,
         metrics: GatewayMetrics,
+        watch: NodeWatch,
         *,
         node_token: str,
         max_body_bytes: int = MAX_BODY_BYTES,
@@ -85,6 +109,7 @@ class Proxy:
         self._placer = placer
         self._fates = fates
         self._metrics = metrics
+        self._watch = watch
         self._node_token = node_token
         self._max_body_bytes = max_body_bytes
         self._max_in_flight = max_in_flight
@@ -130,7 +155,6 @@ class Proxy:
             return
         exchange.watch()
         where = await self._placer.place(job, proxied)
-        resends = 0
         while True:
             if isinstance(where, NotPlaced):
                 await self._tell_not_placed(exchange, proxied, where)
@@ -152,15 +176,18 @@ class Proxy:
                     self._metrics.handoffs.labels("failed").inc()
             elif end is not RelayEnd.CUT:
                 return
-            elif has_forwarded or resends >= MAX_RESENDS:
-                message = f"node {where.endpoint.node} stopped before the answer was complete"
-                await self._fail(exchange, proxied, answers.upstream_failed(message, code="node_lost"), "node_lost")
+            elif where.wait.end is not None and not where.wait.end.is_nodes_failure:
+                await self._tell_given_up(exchange, proxied, where.wait.end)
                 return
             else:
+                death = Death(where.endpoint.node, where.wait.end.value if where.wait.end else "cut")
+                proxied.deaths.append(death)
+                if has_forwarded or not self._placer.may_resend(proxied):
+                    await self._tell_node_lost(exchange, proxied)
+                    return
                 # The client has nothing of this node's part, so the same job may go to another one.
-                resends += 1
                 proxied.retries += 1
-                self._metrics.retries.labels("cut").inc()
+                self._metrics.retries.labels(death.reason).inc()
                 job = replace(where.job, excluded=where.job.excluded | {where.endpoint.node})
                 where = await (self._move if job.is_continuation else self._placer.place)(job, proxied)
 
@@ -172,6 +199,7 @@ class Proxy:
             return None
         try:
             body = await exchange.read_body(self._max_body_bytes)
+            deadline_s = exchange.deadline_s()
             is_generation = path in GENERATION_PATHS and exchange.scope["method"] == "POST"
             facts = read_routing_facts(path, body) if is_generation else RoutingFacts()
         except BodyTooLargeError:
@@ -183,6 +211,10 @@ class Proxy:
             )
         except BadBodyError as error:
             await self._refuse(exchange, proxied, answers.bad_request(str(error)))
+        except BadDeadlineError:
+            message = f"{DEADLINE_HEADER}: must be seconds, above 0"
+            error = answers.bad_request(message, param=DEADLINE_HEADER, code="invalid_value")
+            await self._refuse(exchange, proxied, error)
         except ClientGoneError:
             self._fates.end(proxied, Outcome.CLIENT_GONE)
         else:
@@ -190,7 +222,9 @@ class Proxy:
             headers.append(("X-Request-Id", proxied.request_id))
             if is_generation:
                 headers.append(("X-Fleet-Handoff", "accept"))
-            return Job(exchange.scope["method"], exchange.path, body or None, headers, facts)
+            given = [limit for limit in (deadline_s, facts.deadline_s) if limit is not None]
+            deadline_at = proxied.started + min(given) if given else None
+            return Job(exchange.scope["method"], exchange.path, body or None, headers, facts, deadline_at=deadline_at)
         return None
 
     async def _relay(
@@ -204,33 +238,43 @@ class Proxy:
     async def _relay_stream(
         self, exchange: Exchange, proxied: ProxiedRequest, where: Placed
     ) -> tuple[RelayEnd | ReceivedHandoff, bool]:
-        response, reader = where.response, EventStreamReader()
-        read = response.content.readany
+        response, reader, wait = where.response, EventStreamReader(), where.wait
+        read, clock = response.content.readany, self._clock
         has_forwarded = False
         try:
-            while data := await read():
-                events = reader.feed(data)
-                if events.forward:
-                    if not has_forwarded:
-                        has_forwarded = True
-                        await self._begin_stream(exchange, proxied, response)
-                    await exchange.write(events.forward)
-                if events.handoff is not None:
-                    await self._read_rest(response)
-                    return ReceivedHandoff(events.handoff), has_forwarded
+            async with wait:
+                while data := await read():
+                    wait.note_heard(clock())
+                    events = reader.feed(data)
+                    if events.forward:
+                        wait.is_paused = True  # a slow client is not the node's silence
+                        if not has_forwarded:
+                            has_forwarded = wait.has_forwarded = True
+                            await self._begin_stream(exchange, proxied, response)
+                        await exchange.write(events.forward)
+                        wait.is_paused = False
+                    if events.handoff is not None:
+                        await self._read_rest(response)
+                        return ReceivedHandoff(events.handoff), has_forwarded
             if rest := reader.finish():
                 has_forwarded = True
                 await self._begin_stream(exchange, proxied, response)
                 await exchange.write(rest)
         except (aiohttp.ClientError, TimeoutError, OSError, EventTooLongError) as error:
             log.warning(
-                "stream.cut", request_id=proxied.request_id, node=where.endpoint.node, error=type(error).__name__
+                "stream.cut",
+                request_id=proxied.request_id,
+                node=where.endpoint.node,
+                reason=wait.end.value if wait.end else None,
+                error=type(error).__name__,
             )
             if not reader.is_done:
                 return RelayEnd.CUT, has_forwarded
-        if reader.has_error:
+        if reader.error is not None:
             await exchange.end()
-            self._fates.end(proxied, Outcome.FAILED, reason="node_error")
+            is_clients = reader.error.kind == "invalid_request_error"
+            outcome = Outcome.REFUSED if is_clients else Outcome.FAILED
+            self._fates.end(proxied, outcome, reason=_reason_of(reader.error.code, "node_error"))
             return RelayEnd.ERROR, True
         if not reader.is_done:
             return RelayEnd.CUT, has_forwarded
@@ -251,12 +295,16 @@ class Proxy:
         self, exchange: Exchange, proxied: ProxiedRequest, where: Placed
     ) -> RelayEnd | ReceivedHandoff:
         """An answer that is not a stream is read to its end first, so that a cut can still go elsewhere."""
-        response = where.response
+        response, wait = where.response, where.wait
         try:
-            body = await _read_limited(response)
+            body = await _read_limited(response, wait, self._clock)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             log.warning(
-                "answer.cut", request_id=proxied.request_id, node=where.endpoint.node, error=type(error).__name__
+                "answer.cut",
+                request_id=proxied.request_id,
+                node=where.endpoint.node,
+                reason=wait.end.value if wait.end else None,
+                error=type(error).__name__,
             )
             return RelayEnd.CUT
         if response.status == 202 and response.headers.get("X-Fleet-Handoff") == "state":
@@ -267,7 +315,10 @@ class Proxy:
         status = response.status
         outcome = Outcome.FINISHED if status < 400 else Outcome.REFUSED if status < 500 else Outcome.FAILED
         await exchange.answer(status, body, _returned_headers(response, proxied))
-        self._fates.end(proxied, outcome, reason="" if status < 400 else f"status_{status}", status=status)
+        reason = "" if status < 400 else f"status_{status}"
+        if status >= 500:
+            reason = _reason_of(error_code_of(body), reason)
+        self._fates.end(proxied, outcome, reason=reason, status=status)
         return RelayEnd.WHOLE if status < 400 else RelayEnd.ERROR
 
     def _continuation(
@@ -287,6 +338,7 @@ class Proxy:
                 *((name, value) for name, value in source.job.headers if name.lower() in _TRACE_HEADERS),
             ],
             facts=source.job.facts,
+            deadline_at=source.job.deadline_at,
             excluded=stuck | {source.endpoint.node},
             is_continuation=True,
         )
@@ -301,7 +353,7 @@ class Proxy:
                     "request.moved", request_id=proxied.request_id, node=where.endpoint.node, moved=proxied.moved + 1
                 )
                 return where
-            if self._clock() >= deadline:
+            if self._clock() >= deadline or where.given_up is not None or not self._placer.may_resend(proxied):
                 return where
             await asyncio.sleep(MOVE_PAUSE_S)
             job = replace(job, excluded=frozenset())  # by now the source may serve again
@@ -317,14 +369,42 @@ class Proxy:
 
     async def _tell_not_placed(self, exchange: Exchange, proxied: ProxiedRequest, not_placed: NotPlaced) -> None:
         said = ", ".join(f"{node}: {reason}" for node, reason in sorted(not_placed.reasons.items())) or "no active node"
-        if proxied.nodes:
+        if not_placed.given_up is not None:
+            await self._tell_given_up(exchange, proxied, not_placed.given_up)
+        elif not self._placer.may_resend(proxied):
+            await self._tell_node_lost(exchange, proxied)
+        elif proxied.nodes:
             error = answers.unavailable(f"no node could continue the request ({said})", code="not_continued")
             await self._fail(exchange, proxied, error, "not_continued")
+        elif proxied.deaths:
+            death = proxied.deaths[-1]
+            error = answers.unavailable(f"no other node takes the request ({said})", code=death.fate)
+            await self._fail(exchange, proxied, error, death.fate)
         elif not_placed.is_overload:
             error = answers.overloaded(f"every node is overloaded ({said})", retry_after_s=not_placed.retry_after_s)
             await self._refuse(exchange, proxied, error)
         else:
             await self._refuse(exchange, proxied, answers.unavailable(f"no node takes requests ({said})"))
+
+    async def _tell_node_lost(self, exchange: Exchange, proxied: ProxiedRequest) -> None:
+        """A node died or fell silent with the request, and no other one may have it."""
+        death = proxied.deaths[-1]
+        if exchange.has_begun:
+            message = f"node {death.node} stopped before the answer was complete ({death.reason})"
+            await self._fail(exchange, proxied, answers.upstream_failed(message, code=death.fate), death.fate)
+            return
+        had = ", ".join(f"{node}: {reason}" for node, reason in proxied.deaths)
+        message = f"{len(proxied.deaths)} nodes stopped before the answer was complete ({had}); no other one is asked"
+        await self._fail(exchange, proxied, answers.final(message, code=death.fate), death.fate)
+
+    async def _tell_given_up(self, exchange: Exchange, proxied: ProxiedRequest, why: WaitEnd) -> None:
+        """A limit on the wait passed, though nothing is known to be wrong with the node."""
+        node = f"node {proxied.wait.node}" if proxied.wait else "no node"
+        message = {
+            WaitEnd.DEADLINE: "the deadline passed",
+            WaitEnd.FIRST_BYTE_LIMIT: f"{node} did not begin its answer in time",
+        }.get(why, f"{node} sent nothing more for too long")
+        await self._fail(exchange, proxied, answers.timed_out(message, code=why.value), why.value)
 
     async def _refuse(self, exchange: Exchange, proxied: ProxiedRequest, error: ErrorAnswer) -> None:
         await exchange.fail(error, _id_header(proxied))
@@ -345,7 +425,12 @@ class Proxy:
             error = answers.unavailable("the gateway is shutting down", code="shutting_down")
             await self._fail(exchange, proxied, error, "shutting_down")
         elif proxied.outcome is None:
-            self._fates.end(proxied, Outcome.CLIENT_GONE)
+            trouble = self._watch.trouble_of(proxied.wait) if proxied.wait else None
+            if trouble is not None:
+                self._fates.end(proxied, Outcome.GAVE_UP, reason=trouble.value)
+            else:
+                reason = "" if exchange.has_begun else "before_first_byte"
+                self._fates.end(proxied, Outcome.CLIENT_GONE, reason=reason)
 
 
 def _returned_headers(response: aiohttp.ClientResponse, proxied: ProxiedRequest) -> list[tuple[bytes, bytes]]:
@@ -362,13 +447,22 @@ def _id_header(proxied: ProxiedRequest) -> list[tuple[bytes, bytes]]:
     return [(b"x-request-id", proxied.request_id.encode())]
 
 
-async def _read_limited(response: aiohttp.ClientResponse) -> bytes:
-    """The whole body. Raises aiohttp.ClientPayloadError when it is cut or too long."""
+async def _read_limited(response: aiohttp.ClientResponse, wait: Wait, clock: Callable[[], float]) -> bytes:
+    """The whole body.
+
+    Raises aiohttp.ClientPayloadError when it is cut or too long, TimeoutError when the wait is ended.
+    """
     parts: list[bytes] = []
     size = 0
-    while data := await response.content.readany():
-        parts.append(data)
-        size += len(data)
-        if size > MAX_ANSWER_BYTES:
-            raise aiohttp.ClientPayloadError(f"an answer is longer than {MAX_ANSWER_BYTES} bytes")
+    async with wait:
+        while data := await response.content.readany():
+            wait.note_heard(clock())
+            parts.append(data)
+            size += len(data)
+            if size > MAX_ANSWER_BYTES:
+                raise aiohttp.ClientPayloadError(f"an answer is longer than {MAX_ANSWER_BYTES} bytes")
     return b"".join(parts)
+
+
+def _reason_of(code: str | None, otherwise: str) -> str:
+    return code if code in _NODE_CODES else otherwise

@@ -12,6 +12,7 @@ from typing import Any
 PREFIX_CHARS = 512  # of the canonical prompt; prompts that agree this far share KV blocks worth keeping together
 CHARS_PER_TOKEN = 4  # a guess for load estimates only
 DEFAULT_OUTPUT_TOKENS = 256  # when a request gives no max_tokens
+MAX_DEADLINE_S = 1e9
 MAX_OUTPUT_TOKENS = 16_384  # one request's claim must not blind the balance
 
 GENERATION_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
@@ -23,12 +24,16 @@ class BadBodyError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RoutingFacts:
-    """`prefix`: the canonical prompt's first characters. `tokens`: rough cost, prompt and output together."""
+    """`prefix`: the canonical prompt's first characters. `tokens`: rough cost, prompt and output together.
+
+    `deadline_s`: seconds from its arrival after which the client wants no answer.
+    """
 
     model: str | None = None
     stream: bool = False
     prefix: str = ""
     tokens: int = 0
+    deadline_s: float | None = None
 
 
 def read_routing_facts(path: str, body: bytes) -> RoutingFacts:
@@ -49,7 +54,15 @@ def read_routing_facts(path: str, body: bytes) -> RoutingFacts:
         stream=value.get("stream") is True,
         prefix=prefix,
         tokens=chars // CHARS_PER_TOKEN + _output_tokens(value),
+        deadline_s=_deadline_s(value.get("deadline_s")),
     )
+
+
+def _deadline_s(asked: Any) -> float | None:
+    """None for what is no limit; what makes no sense the node refuses."""
+    if isinstance(asked, bool) or not isinstance(asked, int | float) or not 0 < asked < MAX_DEADLINE_S:
+        return None
+    return float(asked)
 
 
 def _output_tokens(value: dict[str, Any]) -> int:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from yarl import URL
 
 from fleetctl.kit.errors import BadInputError
-from fleetctl.wire import Route, RouteState, RoutingTable
+from fleetctl.wire import NodePhase, Route, RouteState, RoutingTable
 
 FILE_NAME = "routing-table.json"
 MAX_CACHED_PATH = 200  # strangers choose paths: long ones must not fill the cache
@@ -22,13 +22,19 @@ MAX_CACHED_PATH = 200  # strangers choose paths: long ones must not fill the cac
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One node that requests may go to. `base` has no slash at its end."""
+    """One node that requests may go to. `base` has no slash at its end; `phase` is how the controller last saw it."""
 
     node: str
     base: str
     state: RouteState
     pool: str
     model: str
+    phase: NodePhase | None = None
+
+    @property
+    def is_well(self) -> bool:
+        """Whether nothing was seen that keeps it from serving. Without a look at it, nothing was."""
+        return self.phase in (None, NodePhase.READY)
 
     def url(self, path: str) -> URL:
         """The node's URL for an already encoded path (and query)."""
@@ -39,16 +45,21 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A routing table. `active`: endpoints that take new requests. `rejected`: routes that make no sense."""
+    """A routing table. `active`: endpoints that shall take new requests. `rejected`: routes that make no sense."""
 
     version: int
     endpoints: tuple[Endpoint, ...]
     active: tuple[Endpoint, ...] = field(init=False)
     rejected: tuple[str, ...] = ()
+    _by_model: dict[str | None, tuple[Endpoint, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         active = tuple(e for e in self.endpoints if e.state is RouteState.ACTIVE)
         object.__setattr__(self, "active", active)
+        by_model: dict[str | None, tuple[Endpoint, ...]] = {None: _serving(active)}
+        for model in {e.model for e in active}:
+            by_model[model] = _serving(tuple(e for e in active if e.model == model))
+        object.__setattr__(self, "_by_model", by_model)
 
     @classmethod
     def from_wire(cls, table: RoutingTable) -> Table:
@@ -65,18 +76,25 @@ class Table:
                 state=route.state,
                 pool=route.pool,
                 model=route.model,
+                phase=route.phase,
             )
         return cls(version=table.version, endpoints=tuple(endpoints.values()), rejected=tuple(rejected))
 
     def to_wire(self) -> RoutingTable:
         """The same table in the controller's form, without rejected routes."""
-        routes = [Route(node=e.node, url=e.base, state=e.state, pool=e.pool, model=e.model) for e in self.endpoints]
+        routes = [
+            Route(node=e.node, url=e.base, state=e.state, pool=e.pool, model=e.model, phase=e.phase)
+            for e in self.endpoints
+        ]
         return RoutingTable(version=self.version, routes=routes)
 
     def candidates(self, model: str | None) -> tuple[Endpoint, ...]:
-        """Active endpoints that serve the model. A name that no route has goes to any node: it knows its adapters."""
-        named = tuple(e for e in self.active if e.model == model)
-        return named or self.active
+        """Active endpoints that serve the model. A name that no route has goes to any node: it knows its adapters.
+
+        Those that the controller saw well; when it saw none well, all of them: a controller that is cut off from the
+        nodes must not take the fleet down, and a node that is down refuses at once or is found silent.
+        """
+        return self._by_model.get(model) or self._by_model[None]
 
 
 class Routing:
@@ -150,6 +168,10 @@ def load_table(path: Path) -> tuple[Table, float] | None:
             f"{path}: unknown format {stored.format}", remedy="delete the file: the next table replaces it"
         )
     return Table.from_wire(stored.table), stored.stored_at
+
+
+def _serving(active: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
+    return tuple(e for e in active if e.is_well) or active
 
 
 @lru_cache(maxsize=4096)

@@ -1,4 +1,4 @@
-"""Settings of the fleet that `fleetctl up` starts, and of its gateway."""
+"""Settings of the fleet that `fleetctl up` starts."""
 
 from __future__ import annotations
 
@@ -9,18 +9,6 @@ from pydantic import Field, model_validator
 
 from fleetctl.providers.spec import OptionValue, options_from_words
 from fleetctl.settings.section import Section
-
-
-class GatewaySettings(Section):
-    """The gateway process."""
-
-    host: str = Field(default="127.0.0.1", description="Address that it listens on.")
-    port: int = Field(default=7800, ge=0, le=65535, description="Port that it listens on; 0 picks a free one.")
-
-    @property
-    def base_url(self) -> str:
-        """Where clients find it."""
-        return f"http://{self.host}:{self.port}"
 
 
 class FleetSettings(Section):

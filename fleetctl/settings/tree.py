@@ -18,7 +18,8 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 from fleetctl.kit.errors import BadInputError
 from fleetctl.settings.alertmanager import AlertmanagerPeer, DeliverySettings, WebhookSettings
 from fleetctl.settings.controller import ActionSettings, ControllerSettings, IncidentSettings, LogSettings
-from fleetctl.settings.fleet import FleetSettings, GatewaySettings
+from fleetctl.settings.fleet import FleetSettings
+from fleetctl.settings.gateway import GatewaySettings
 from fleetctl.settings.section import LABEL_NAME
 from fleetctl.settings.signals import SignalSettings
 

@@ -120,6 +120,7 @@ class Fleet:
             del self.nodes[gone]
             self._seen_at.pop(gone, None)
         await self._slots.run_round(list(shown), lambda name: self._look_at(shown[name]))
+        await self._publish_phases()
         self.looked_at = min((self._seen_at.get(name, -math.inf) for name in shown), default=now)
 
     async def stop(self) -> None:
@@ -162,7 +163,14 @@ class Fleet:
         """Look at one node now, without waiting for the next turn. None: no such node."""
         look = next(self._looks)
         row = await self._database.read(lambda c: get_node(c, name))
-        return None if row is None else await self._learn(await self._observe(row), look)
+        if row is None:
+            return None
+        state = await self._learn(await self._observe(row), look)
+        await self._publish_phases()
+        return state
+
+    async def _publish_phases(self) -> None:
+        await self._routing.publish_phases({name: state.phase for name, state in self.nodes.items()})
 
     async def _observe(self, row: NodeRow) -> NodeState:
         view = await asyncio.to_thread(self._provider.observe, row.name)

@@ -1,4 +1,7 @@
-"""The table the gateway routes by: versioned, stored, waited for by long polls; and whether the gateway follows it."""
+"""The table the gateway routes by: what is wanted of each node (stored) and the phase it was last seen in.
+
+Versioned, waited for by long polls; and whether the gateway follows it.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,12 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from fleetctl.controller.database import GroupCommit
+from fleetctl.controller.database import GroupCommit, put_meta
 from fleetctl.controller.nodes.node_client import NoAnswerError, NodeClient, NotAllowedError
 from fleetctl.controller.nodes.node_row import change_node, is_published, list_nodes, routing_version
 from fleetctl.controller.records import Records
 from fleetctl.kit.clock import Clock
-from fleetctl.wire import Route, RouteState, RoutingTable
+from fleetctl.wire import NodePhase, Route, RouteState, RoutingTable
 
 GATEWAY_POLL_S = 0.1
 
@@ -26,20 +29,24 @@ class _Change(NamedTuple):
 
 
 class Routing:
-    """Owner of the current table. Every change of a node's desired state goes through `change`."""
+    """Owner of the current table. Every change of a node's desired state goes through `change`.
+
+    What was seen of nodes comes in through `publish_phases`, and is not stored: a new controller looks anew.
+    """
 
     def __init__(self, records: Records) -> None:
         self._database = records.database
         self._clock = records.clock
         self._changed = asyncio.Condition()
-        self._changes = GroupCommit(records.database, _write_changes)
+        self._changes = GroupCommit(records.database, self._write_changes)
+        self._phases: Mapping[str, NodePhase] = {}
         self.table = RoutingTable(version=0, routes=[])
 
     @classmethod
     async def opened(cls, records: Records) -> Routing:
         """With the table that the database has."""
         routing = cls(records)
-        await routing._publish(await records.database.read(_read_table))
+        await routing._publish(await records.database.read(lambda connection: _read_table(connection, {})))
         return routing
 
     async def change(self, name: str, *, only_if: Mapping[str, Any] | None = None, **values: Any) -> int:
@@ -49,6 +56,18 @@ class Routing:
         """
         await self._publish(await self._changes.add(_Change(name, self._clock.now(), values, only_if)))
         return self.table.version
+
+    async def publish_phases(self, phases: Mapping[str, NodePhase]) -> None:
+        """Make the table say in which phase each node was seen. A new version only when that differs for a route."""
+        self._phases = dict(phases)
+        if all(route.phase is phases.get(route.node) for route in self.table.routes):
+            return
+
+        def work(connection: sa.Connection) -> RoutingTable:
+            put_meta(connection, "routing_version", routing_version(connection) + 1)
+            return _read_table(connection, phases)
+
+        await self._publish(await self._database.write(work))
 
     async def wait(self, after: int, wait_s: float) -> RoutingTable | None:
         """The table once its version differs from `after`; None when it doesn't within `wait_s`.
@@ -62,6 +81,11 @@ class Routing:
         except TimeoutError:
             return None
         return self.table
+
+    def _write_changes(self, connection: sa.Connection, changes: Sequence[_Change]) -> list[RoutingTable]:
+        for change in changes:
+            change_node(connection, change.name, change.at, change.values, change.only_if)
+        return [_read_table(connection, self._phases)] * len(changes)
 
     async def _publish(self, table: RoutingTable) -> None:
         if table is self.table or table.version < self.table.version:
@@ -103,13 +127,7 @@ class GatewayWatch:
             await self._clock.sleep(GATEWAY_POLL_S)
 
 
-def _write_changes(connection: sa.Connection, changes: Sequence[_Change]) -> list[RoutingTable]:
-    for change in changes:
-        change_node(connection, change.name, change.at, change.values, change.only_if)
-    return [_read_table(connection)] * len(changes)
-
-
-def _read_table(connection: sa.Connection) -> RoutingTable:
+def _read_table(connection: sa.Connection, phases: Mapping[str, NodePhase]) -> RoutingTable:
     routes = [
         Route(
             node=row.name,
@@ -117,6 +135,7 @@ def _read_table(connection: sa.Connection) -> RoutingTable:
             state=RouteState(row.route.value),
             pool=row.spec.pool,
             model=row.spec.model,
+            phase=phases.get(row.name),
         )
         for row in list_nodes(connection)
         if is_published(row)

@@ -23,6 +23,7 @@ import uvloop
 from fleetctl.gateway.app import run_gateway
 from fleetctl.gateway.table import FILE_NAME, Table, store_table
 from fleetctl.kit.log import configure_logging
+from fleetctl.settings.gateway import GatewaySettings
 from fleetctl.wire import Route, RouteState, RoutingTable
 
 TOKENS = 64
@@ -133,8 +134,7 @@ def gateway_main(port: int, run_dir: Path, log_level: str) -> None:
     os.dup2(os.open(run_dir / "log", os.O_WRONLY | os.O_CREAT), 2)
     configure_logging(log_level, "json")
     run_gateway(
-        host="127.0.0.1",
-        port=port,
+        GatewaySettings(port=port),
         controller_url="http://127.0.0.1:1",
         controller_token=None,
         node_token="t",

@@ -22,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fleetctl.gateway.app import Gateway, bind_listener, make_server, run_gateway, serve_until_stopped
 from fleetctl.kit.errors import BadInputError
+from fleetctl.settings.gateway import GatewaySettings
 from tests.fixtures.gateway import (
     CONTROLLER_TOKEN,
     NODE_TOKEN,
@@ -70,7 +71,7 @@ async def test_status_says_what_each_node_holds(tmp_path: Path) -> None:
         task = asyncio.create_task(served.chat())
         await until(lambda: bool(nodes[0].open))
         status = json.loads((await get(served, "/gateway/status"))[1])
-        assert status["nodes"] == {"a": {"inflight": 1, "state": "active"}}
+        assert status["nodes"] == {"a": {"inflight": 1, "state": "active", "phase": None, "out": None}}
         assert status["controller"] == "reachable"
         assert status["table_version"] == 1
         assert status["table_age_s"] >= 0
@@ -302,8 +303,7 @@ def test_a_gateway_in_the_foreground_serves_until_sigterm(tmp_path: Path) -> Non
     stopper.start()
     try:
         run_gateway(
-            host="127.0.0.1",
-            port=port,
+            GatewaySettings(port=port),
             controller_url="http://127.0.0.1:1",
             controller_token=None,
             node_token=NODE_TOKEN,

@@ -92,7 +92,7 @@ def test_half_a_frame_at_the_end_is_dropped() -> None:
 def test_tells_an_error_event_from_text_about_errors(frame: bytes, is_error: bool) -> None:
     reader = EventStreamReader()
     reader.feed(frame)
-    assert reader.has_error is is_error
+    assert (reader.error is not None) is is_error
 
 
 def test_a_frame_without_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

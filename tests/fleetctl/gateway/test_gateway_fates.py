@@ -69,6 +69,7 @@ def test_a_fate_tells_all_that_is_known_of_its_request() -> None:
         "moved": 0,
         "retries": 0,
         "nodes": [],
+        "deaths": [],
         "status": None,
         "reason": "",
         "started_at": 1.5e9,

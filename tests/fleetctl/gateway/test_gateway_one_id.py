@@ -23,9 +23,10 @@ import sys
 from pathlib import Path
 from fleetctl.gateway.app import run_gateway
 from fleetctl.kit.log import configure_logging
+from fleetctl.settings.gateway import GatewaySettings
 controller, run_dir = sys.argv[1:]
 configure_logging("info", "json")
-run_gateway(host="127.0.0.1", port=0, controller_url=controller, controller_token="{CONTROLLER_TOKEN}",
+run_gateway(GatewaySettings(port=0), controller_url=controller, controller_token="{CONTROLLER_TOKEN}",
             node_token="{TOKEN}", run_dir=Path(run_dir))
 """
 

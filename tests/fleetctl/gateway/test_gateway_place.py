@@ -11,9 +11,11 @@ import pytest
 from fleetctl.gateway.fates import Fates, ProxiedRequest
 from fleetctl.gateway.loads import REFUSED_S, SUSPECT_S, Loads
 from fleetctl.gateway.metrics import GatewayMetrics
-from fleetctl.gateway.place import MAX_RESENDS, MAX_RETRY_AFTER_S, MAX_TRIES, Job, NotPlaced, Placed, Placer
+from fleetctl.gateway.node_watch import NodeWatch, ProbeAnswer
+from fleetctl.gateway.place import MAX_RETRY_AFTER_S, MAX_TRIES, Job, NotPlaced, Placed, Placer
 from fleetctl.gateway.routing_facts import RoutingFacts
 from fleetctl.gateway.table import Endpoint, Routing, Table
+from fleetctl.settings.gateway import GatewaySettings
 from fleetctl.wire import RouteState
 from tests.fixtures.gateway import NODE_TOKEN, Script, ScriptedNode, scripted_nodes
 
@@ -40,8 +42,13 @@ class Rig:
         self.routing = Routing()
         endpoints = tuple(Endpoint(n.name, n.url, RouteState.ACTIVE, "default", "demo") for n in nodes)
         self.routing.replace(Table(1, endpoints), 0.0)
-        self.placer = Placer(session, self.routing, self.loads, self.metrics)
+        self.limits = GatewaySettings()
+        self.watch = NodeWatch(self.loads, self.limits, self._probe, clock=self.clock)
+        self.placer = Placer(session, self.routing, self.loads, self.metrics, self.watch, clock=self.clock)
         self.proxied: ProxiedRequest = Fates().begin("r1")
+
+    async def _probe(self, endpoint: Endpoint) -> ProbeAnswer | None:
+        raise AssertionError("nobody sweeps here")
 
     async def place(self, job: Job | None = None) -> Placed | NotPlaced:
         return await self.placer.place(job or make_job(), self.proxied)
@@ -179,15 +186,15 @@ async def test_a_new_request_asks_eight_nodes_and_a_continuation_all_of_them() -
         assert set(where.reasons) == set(NAMES)
 
 
-async def test_a_request_that_nodes_die_of_is_sent_again_twice_at_most() -> None:
+async def test_a_request_that_nodes_die_of_is_sent_to_one_other_node_at_most() -> None:
     async with rig_of("a", "b", "c", "d") as rig:
         for node in rig.nodes.values():
             node.script = Script(drop_before_answer=True)
         where = await rig.place(make_job(method="POST", path="/v1/completions", body=b'{"prompt": "x"}'))
         assert isinstance(where, NotPlaced)
-        assert sum(len(node.seen) for node in rig.nodes.values()) == MAX_RESENDS + 1
+        assert sum(len(node.seen) for node in rig.nodes.values()) == 2
         assert set(where.reasons.values()) == {"disconnected"}
-        assert rig.retries("disconnected") == MAX_RESENDS + 1
+        assert rig.retries("disconnected") == 2
         assert rig.loads.inflight_requests() == {}
 
 

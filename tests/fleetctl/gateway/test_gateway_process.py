@@ -32,9 +32,10 @@ import sys
 from pathlib import Path
 from fleetctl.gateway.app import run_gateway
 from fleetctl.kit.errors import FleetctlError
+from fleetctl.settings.gateway import GatewaySettings
 port, controller, run_dir = sys.argv[1:]
 try:
-    run_gateway(host="127.0.0.1", port=int(port), controller_url=controller, controller_token="{CONTROLLER_TOKEN}",
+    run_gateway(GatewaySettings(port=int(port)), controller_url=controller, controller_token="{CONTROLLER_TOKEN}",
         node_token="{NODE_TOKEN}", run_dir=Path(run_dir))
 except FleetctlError as error:
     print(error.message, file=sys.stderr)

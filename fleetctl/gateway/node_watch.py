@@ -1,0 +1,319 @@
+"""Which nodes still answer, and which waits have to end: judged by what is heard, and by a cheap probe.
+
+A long prompt keeps its request silent for minutes on a node that is well, so silence ends nothing by itself. A node
+from which nothing was heard for a while is asked `/health/ready`; only one that does not answer that either is silent:
+it gets no more requests, and loses what it was given. Knows no request and no client: see `place.py` and `proxy.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from types import TracebackType
+
+import aiohttp
+import structlog
+
+from fleetctl.gateway.loads import Loads
+from fleetctl.gateway.table import Endpoint
+from fleetctl.settings.gateway import GatewaySettings
+
+log = structlog.get_logger()
+
+SWEEP_S = 0.25
+STALL_S = 2.0  # between two sweeps: we stood still ourselves, and what was not heard meanwhile tells nothing of nodes
+SUSPECT_AFTER_S = 0.5  # a probe that is open for so long: new requests avoid the node already
+DEADLINE_MARGIN_S = 0.5  # the node that has the request knows its deadline, and says more of it
+PROBE_PATH = "/health/ready"
+MAX_PROBE_BYTES = 64 * 1024
+STUCK_REASONS = frozenset({"core_stuck", "core_dead"})
+
+
+class WaitEnd(StrEnum):
+    """Why a wait for a node was ended by us. The words are reasons of fates and retries."""
+
+    NODE_SILENT = "node_silent"  # the node does not answer probes
+    CORE_STUCK = "core_stuck"  # the node answers and says that its core is stuck or dead
+    FIRST_BYTE_LIMIT = "first_byte_limit"  # the node is well, and the answer did not begin
+    STREAM_IDLE = "stream_idle"  # the node is well, and the stream did not go on
+    DEADLINE = "deadline_exceeded"  # the client's own
+
+    @property
+    def is_nodes_failure(self) -> bool:
+        """Whether another node may do better."""
+        return self in (WaitEnd.NODE_SILENT, WaitEnd.CORE_STUCK)
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeAnswer:
+    """What a node said of itself. `reason` is empty when it only answered."""
+
+    reason: str = ""
+
+
+class NodeState:
+    """What is known of one node while anybody waits for it, or it is out. Times are monotonic seconds."""
+
+    __slots__ = ("endpoint", "failures", "heard_at", "out", "out_since", "probe", "probed_at", "stuck", "waits")
+
+    def __init__(self, endpoint: Endpoint, now: float) -> None:
+        self.endpoint = endpoint
+        self.heard_at = now  # anything of any request, or the answer to a probe
+        self.probed_at = now  # the last probe began
+        self.probe: asyncio.Task[None] | None = None
+        self.failures = 0  # probes without an answer, in a row
+        self.stuck = 0  # probes in a row whose answer was that the core is stuck
+        self.out: WaitEnd | None = None  # gets no requests, and why
+        self.out_since = 0.0
+        self.waits: set[Wait] = set()
+
+
+class Wait:
+    """One request's wait for one node.
+
+    What is awaited of the node stands in `async with`: TimeoutError when the wait is ended, and `end` says why.
+    """
+
+    __slots__ = ("_timeout", "began", "deadline_at", "end", "has_forwarded", "heard_at", "is_paused", "state")
+
+    def __init__(self, state: NodeState, now: float, deadline_at: float | None) -> None:
+        self.state = state
+        self.began = now
+        self.heard_at = now
+        self.deadline_at = deadline_at
+        self.has_forwarded = False  # the client got something of this node's answer
+        self.is_paused = False  # the client reads slowly: we don't listen to the node
+        self.end: WaitEnd | None = None
+        self._timeout: asyncio.Timeout | None = None
+
+    @property
+    def node(self) -> str:
+        """The node that is waited for."""
+        return self.state.endpoint.node
+
+    def note_heard(self, now: float) -> None:
+        """The node said something for this request at `now`."""
+        self.heard_at = self.state.heard_at = now
+
+    def stop(self, end: WaitEnd) -> None:
+        """End the wait; the first reason stands."""
+        if self.end is None:
+            self.end = end
+            if self._timeout is not None:
+                self._timeout.reschedule(0.0)
+
+    async def __aenter__(self) -> Wait:
+        self._timeout = asyncio.timeout(None if self.end is None else 0.0)
+        await self._timeout.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        timeout, self._timeout = self._timeout, None
+        assert timeout is not None
+        await timeout.__aexit__(kind, error, traceback)
+
+
+class NodeWatch:
+    """Owner of what is known of nodes' liveness. Threading: event loop only."""
+
+    def __init__(
+        self,
+        loads: Loads,
+        limits: GatewaySettings,
+        probe: Callable[[Endpoint], Awaitable[ProbeAnswer | None]],
+        *,
+        on_probe: Callable[[bool], None] = lambda answered: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`probe` asks a node for its health: None when it did not answer. `on_probe` hears whether it did."""
+        self._loads = loads
+        self._limits = limits
+        self._probe = probe
+        self._on_probe = on_probe
+        self._clock = clock
+        self._states: dict[str, NodeState] = {}  # by address, of nodes that are waited for or out
+        self._known: frozenset[str] | None = None  # addresses of the table; None before the first one
+        self._awake_since = self._swept_at = clock()
+
+    # What requests do
+
+    def begin(self, endpoint: Endpoint, deadline_at: float | None = None) -> Wait:
+        """A request waits for this node from now on. `finish` is owed once."""
+        now = self._clock()
+        state = self._states.get(endpoint.base)
+        if state is None:
+            state = self._states[endpoint.base] = NodeState(endpoint, now)
+        wait = Wait(state, now, deadline_at)
+        state.waits.add(wait)
+        return wait
+
+    def finish(self, wait: Wait) -> None:
+        """The request has its answer from the node, or does not want it any more."""
+        wait.state.waits.discard(wait)
+
+    def why_out(self, endpoint: Endpoint) -> WaitEnd | None:
+        """Why the node gets no requests; None when it may."""
+        state = self._states.get(endpoint.base)
+        return None if state is None else state.out
+
+    def trouble_of(self, wait: Wait) -> WaitEnd | None:
+        """Why a client that gives up now had reason to; None when its node is well as far as we know."""
+        state, now = wait.state, self._clock()
+        if state.out is not None:
+            return state.out
+        if now - max(wait.heard_at, state.heard_at) <= self._limits.probe_after_s:
+            return None
+        if state.failures or (state.probe is not None and now - state.probed_at > SUSPECT_AFTER_S):
+            return WaitEnd.NODE_SILENT
+        return WaitEnd.CORE_STUCK if state.stuck else None
+
+    # For metrics
+
+    def silent_nodes(self) -> dict[str, WaitEnd]:
+        """Nodes that get no requests, and why."""
+        return {state.endpoint.node: state.out for state in self._states.values() if state.out is not None}
+
+    def oldest_waits_s(self) -> dict[str, float]:
+        """By node: seconds that the oldest request has waited there of which the client got nothing yet."""
+        now = self._clock()
+        oldest: dict[str, float] = {}
+        for state in self._states.values():
+            for wait in state.waits:
+                if not wait.has_forwarded:
+                    oldest[wait.node] = max(oldest.get(wait.node, 0.0), now - wait.began)
+        return oldest
+
+    # The judgement
+
+    async def watch_forever(self) -> None:
+        """Sweep until cancelled."""
+        try:
+            while True:
+                await asyncio.sleep(SWEEP_S)
+                self.sweep()
+        finally:
+            for state in self._states.values():
+                if state.probe is not None:
+                    state.probe.cancel()
+
+    def keep_only(self, endpoints: Iterable[Endpoint]) -> None:
+        """Nodes that are not among these are forgotten as soon as nobody waits for them."""
+        self._known = frozenset(endpoint.base for endpoint in endpoints)
+
+    def sweep(self) -> None:
+        """Judge every wait, and start the probes that are due."""
+        now = self._clock()
+        if now - self._swept_at > STALL_S:
+            log.warning("gateway.stalled", seconds=round(now - self._swept_at, 1))
+            self._awake_since = now
+            for state in self._states.values():
+                state.failures = 0
+        self._swept_at = now
+        for base, state in list(self._states.items()):
+            has_left = self._known is not None and base not in self._known
+            if state.probe is None and not state.waits and (state.out is None or has_left):
+                del self._states[base]
+                continue
+            self._end_waits(state, now)
+            self._probe_if_due(state, now)
+
+    def _end_waits(self, state: NodeState, now: float) -> None:
+        limits = self._limits
+        for wait in state.waits:
+            if wait.end is not None or wait.is_paused:
+                continue
+            silence = now - max(wait.heard_at, self._awake_since)
+            if wait.deadline_at is not None and now > wait.deadline_at + DEADLINE_MARGIN_S:
+                wait.stop(WaitEnd.DEADLINE)
+            elif not wait.has_forwarded:
+                if state.out is not None:
+                    wait.stop(state.out)
+                elif now - wait.began > limits.first_byte_limit_s:
+                    wait.stop(WaitEnd.FIRST_BYTE_LIMIT)
+            elif state.out is WaitEnd.NODE_SILENT and silence > limits.stream_silence_limit_s:
+                wait.stop(WaitEnd.NODE_SILENT)
+            elif silence > limits.stream_idle_limit_s:
+                wait.stop(WaitEnd.STREAM_IDLE)
+
+    def _probe_if_due(self, state: NodeState, now: float) -> None:
+        limits = self._limits
+        if state.probe is not None:
+            if now - state.probed_at > SUSPECT_AFTER_S:
+                self._loads.suspect(state.endpoint.node, 2 * SWEEP_S)
+            return
+        since = max(state.heard_at, self._awake_since)
+        if state.failures == 0 and state.out is None:
+            since = max(since, state.probed_at)
+            is_waited_for = any(
+                not wait.is_paused and now - max(wait.heard_at, self._awake_since) > limits.probe_after_s
+                for wait in state.waits
+            )
+            if not is_waited_for:
+                return
+        elif state.out is not None:
+            since = max(since, state.probed_at)
+        else:
+            since = float("-inf")  # one failed: the next one says whether it was chance
+        if now - since > limits.probe_after_s:
+            state.probed_at = now
+            state.probe = asyncio.get_running_loop().create_task(self._ask(state), name="gateway.probe")
+
+    async def _ask(self, state: NodeState) -> None:
+        awake_since = self._awake_since
+        try:
+            answer = await self._probe(state.endpoint)
+        finally:
+            state.probe = None
+        self._on_probe(answer is not None)
+        if self._awake_since == awake_since:  # else we stood still: that nothing came in time is our own doing
+            self.note_probe(state, answer)
+
+    def note_probe(self, state: NodeState, answer: ProbeAnswer | None) -> None:
+        """Take one probe's answer (None: there was none) into account."""
+        if answer is None:
+            state.failures += 1
+            if state.failures >= self._limits.probe_failures:
+                self._take_out(state, WaitEnd.NODE_SILENT)
+            return
+        state.failures = 0
+        state.heard_at = self._clock()
+        state.stuck = state.stuck + 1 if answer.reason in STUCK_REASONS else 0
+        if state.stuck >= self._limits.probe_failures:
+            self._take_out(state, WaitEnd.CORE_STUCK)
+        elif state.stuck == 0 and state.out is not None:
+            log.info(
+                "node.answers_again",
+                node=state.endpoint.node,
+                was=state.out.value,
+                after_s=round(state.heard_at - state.out_since, 1),
+            )
+            state.out = None
+            self._loads.trust(state.endpoint.node)
+
+    def _take_out(self, state: NodeState, why: WaitEnd) -> None:
+        if state.out is why:
+            return
+        if state.out is None:
+            state.out_since = self._clock()
+        state.out = why
+        log.error("node.taken_out", node=state.endpoint.node, reason=why.value, waiting=len(state.waits))
+        self._end_waits(state, self._clock())
+
+
+async def ask_readiness(session: aiohttp.ClientSession, endpoint: Endpoint, limit_s: float) -> ProbeAnswer | None:
+    """What `/health/ready` says, whatever its status; None when nothing came within `limit_s`."""
+    timeout = aiohttp.ClientTimeout(total=limit_s)
+    try:
+        async with session.get(endpoint.url(PROBE_PATH), timeout=timeout, allow_redirects=False) as response:
+            if response.status == 200:
+                return ProbeAnswer("ready")
+            body = await response.content.read(MAX_PROBE_BYTES)
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        return None
+    # Not parsed: a node of any kind may say anything. Ours has one word of a closed set.
+    return ProbeAnswer(next((reason for reason in STUCK_REASONS if f'"{reason}"'.encode() in body), ""))

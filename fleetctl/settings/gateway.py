@@ -1,0 +1,54 @@
+"""Settings of the gateway: where it listens, and from when on a node that says nothing counts as gone."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from fleetctl.settings.section import Section
+
+
+class GatewaySettings(Section):
+    """The gateway process, and how long it waits for nodes."""
+
+    host: str = Field(default="127.0.0.1", description="Address that it listens on.")
+    port: int = Field(default=7800, ge=0, le=65535, description="Port that it listens on; 0 picks a free one.")
+    connect_limit_s: float = Field(default=2.0, gt=0, le=60, description="Until a node must have taken a connection.")
+    probe_after_s: float = Field(
+        default=1.5,
+        gt=0,
+        le=300,
+        description="A node from which a waiting request heard nothing for this long is asked for its health.",
+    )
+    probe_limit_s: float = Field(default=2.0, gt=0, le=60, description="Until a node must have answered that question.")
+    probe_failures: int = Field(
+        default=2,
+        ge=1,
+        le=20,
+        description="Unanswered in a row: the node is silent, and gets nothing; what it was given goes elsewhere.",
+    )
+    first_byte_limit_s: float = Field(
+        default=3600.0,
+        gt=0,
+        le=86_400,
+        description="Longest wait for the first byte from a node that answers probes; a plain answer comes as a whole.",
+    )
+    stream_idle_limit_s: float = Field(
+        default=300.0, gt=0, le=86_400, description="Longest pause in a stream from a node that answers probes."
+    )
+    stream_silence_limit_s: float = Field(
+        default=15.0,
+        gt=0,
+        le=3600,
+        description="Longest pause in a stream from a silent node; then it ends with an error event.",
+    )
+    max_resends: int = Field(
+        default=1,
+        ge=0,
+        le=8,
+        description="Other nodes that get a request after one died or fell silent with it: it may be what ends nodes.",
+    )
+
+    @property
+    def base_url(self) -> str:
+        """Where clients find it."""
+        return f"http://{self.host}:{self.port}"
