@@ -24,7 +24,7 @@ from fleetctl.settings.gateway import GatewaySettings
 log = structlog.get_logger()
 
 SWEEP_S = 0.25
-STALL_S = 2.0  # between two sweeps: we stood still ourselves, and what was not heard meanwhile tells nothing of nodes
+STALL_S = 1.0  # between two sweeps: we stood still ourselves, and what was not heard meanwhile tells nothing of nodes
 SUSPECT_AFTER_S = 0.5  # a probe that is open for so long: new requests avoid the node already
 DEADLINE_MARGIN_S = 0.5  # the node that has the request knows its deadline, and says more of it
 PROBE_PATH = "/health/ready"

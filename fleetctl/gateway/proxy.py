@@ -213,8 +213,8 @@ class Proxy:
             await self._refuse(exchange, proxied, answers.bad_request(str(error)))
         except BadDeadlineError:
             message = f"{DEADLINE_HEADER}: must be seconds, above 0"
-            error = answers.bad_request(message, param=DEADLINE_HEADER, code="invalid_value")
-            await self._refuse(exchange, proxied, error)
+            refusal = answers.bad_request(message, param=DEADLINE_HEADER, code="invalid_value")
+            await self._refuse(exchange, proxied, refusal)
         except ClientGoneError:
             self._fates.end(proxied, Outcome.CLIENT_GONE)
         else:
