@@ -26,6 +26,7 @@ class Expectation:
     alerts: tuple[str, ...] = ()  # one of them fires first
     causes: tuple[str, ...] = ()  # one of them is named; empty: none is asked for
     pages: tuple[str, ...] = ()  # one of them is proposed, and its run succeeds; empty: a person decides
+    optional_pages: tuple[str, ...] = ()  # may be proposed as well, or instead of nothing
     loss: str = ""  # why requests may be lost; "": another node could take every one of them
     late: str = ""  # why users may wait more than 30 s for a first token
 
@@ -149,7 +150,8 @@ async def _start_again(fleet: TargetFleet) -> None:
 
 
 _NODE_GONE = Expectation(alerts=("LLMNodeDown",), causes=("node_down",), pages=("replace-node",))
-_CORE_HUNG = Expectation(alerts=("LLMCoreStuck",), causes=("node_down",))
+_REPLACE = ("replace-node", "restart-node")
+_CORE_HUNG = Expectation(alerts=("LLMCoreStuck",), causes=("node_down",), optional_pages=_REPLACE)
 _SLOW = Expectation(
     alerts=("LLMNodeSlow", "LLMTTFTRegression"),
     causes=("slow_node",),
@@ -175,7 +177,11 @@ FAULTS: tuple[Fault, ...] = (
         "sigkill-core-often",
         "SIGKILL of a node's core, eight times in two minutes",
         _kill_core_often,
-        Expectation(alerts=("LLMCoreDown", "LLMCoreRestarts", "LLMNodeDown", "LLMErrorRate"), causes=("node_down",)),
+        Expectation(
+            alerts=("LLMCoreDown", "LLMCoreRestarts", "LLMNodeDown", "LLMErrorRate"),
+            causes=("node_down",),
+            optional_pages=_REPLACE,
+        ),
         page_within_s=200.0,
     ),
     Fault(
@@ -227,7 +233,7 @@ FAULTS: tuple[Fault, ...] = (
         "oom",
         "three steps of a node run out of memory",
         _set(VICTIM, oom_next=3),
-        Expectation(alerts=("LLMOutOfMemory",)),
+        Expectation(alerts=("LLMOutOfMemory",), optional_pages=_REPLACE),
         page_within_s=60.0,
         watch_s=420.0,
     ),
@@ -246,7 +252,7 @@ FAULTS: tuple[Fault, ...] = (
         "slow-tokenizer",
         "tokenising takes a second on one node",
         _set(VICTIM, slow_tokenizer=1.0),
-        Expectation(alerts=("LLMTTFTRegression",)),
+        Expectation(alerts=("LLMTTFTRegression",), optional_pages=_REPLACE),
         _clear("slow_tokenizer"),
     ),
     Fault(
@@ -256,6 +262,7 @@ FAULTS: tuple[Fault, ...] = (
         Expectation(
             alerts=("LLMWrongOutput", "LLMKVCacheSaturated"),
             causes=("kv_pressure", "kv_leak", "wrong_output"),
+            optional_pages=_REPLACE,
         ),
         _clear("kv_leak"),
         page_within_s=420.0,
