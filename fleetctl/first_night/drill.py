@@ -125,6 +125,7 @@ class _Drill:
             incidents=await responder.seen_incidents(traffic, self._fault.expects.causes),
             requests=await traffic.account(responder.injected_at),
             ended_by=self._ended_by(responder),
+            still_standing=responder.standing,
             over_after_s=None if responder.is_open else self._over_after_s(responder),
             ready_nodes=await self._fleet.ready_nodes(),
             windows="compressed" if self._plan.is_compressed else "default",
@@ -194,7 +195,8 @@ class _Drill:
     def _needs_person(self, responder: Responder, now: float) -> bool:
         """Nobody was woken, nothing is proposed, or what was done did not help."""
         alerted_at = responder.first_fired_at if self._was_alerted(responder) else None
-        if responder.has_active_run:
+        is_over = bool(responder.incidents) and not responder.is_open
+        if is_over or responder.has_active_run:
             return False
         if (ended_at := responder.last_run_ended_at()) is not None:
             return now - ended_at > HELPED_WITHIN_S

@@ -66,6 +66,7 @@ class Outcome:
     ended_by: str  # page: a run succeeded; itself; person: the harness ended the fault
     over_after_s: float | None  # all incidents resolved; None: not while it was watched
     ready_nodes: int
+    still_standing: tuple[str, ...] = ()  # alerts that fired or were pending at the last look
     windows: str = "default"  # of the alerts: default, or compressed
     runner: str = "torch"  # of the nodes
     problems: tuple[str, ...] = ()  # of the harness itself: the row counts for nothing
@@ -99,6 +100,7 @@ def failures_of(outcome: Outcome, expects: Expectation) -> tuple[str, ...]:
         *_wrong_requests(outcome.requests, expects),
         *(f"post-mortem: {false}" for incident in outcome.incidents for false in incident.false),
         *([] if outcome.over_after_s is not None else ["not over while it was watched"]),
+        *(f"{name} still stands at the end" for name in outcome.still_standing),
         *([] if outcome.ready_nodes >= READY_NODES else [f"{max(0, outcome.ready_nodes)} of 3 nodes ready at the end"]),
     )
 

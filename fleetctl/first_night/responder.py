@@ -76,7 +76,13 @@ class Responder:
     @property
     def is_firing(self) -> bool:
         """Whether any alert fires or is pending now."""
-        return any(alert.state in (AlertState.PENDING, AlertState.FIRING) for alert in self._standing)
+        return bool(self.standing)
+
+    @property
+    def standing(self) -> tuple[str, ...]:
+        """Names of the alerts that fire or are pending now."""
+        names = (alert.name for alert in self._standing if alert.state in (AlertState.PENDING, AlertState.FIRING))
+        return tuple(dict.fromkeys(names))
 
     @property
     def has_active_run(self) -> bool:

@@ -68,6 +68,7 @@ def test_fault_that_heals_itself_is_right_in_silence() -> None:
         (replace(MENDED, requests=RequestCounts(sent=300, finished=298, lost=2)), EXPECTED, "2 requests lost"),
         (replace(MENDED, requests=RequestCounts(sent=300, finished=300, waited=13)), EXPECTED, "13 users waited"),
         (replace(MENDED, over_after_s=None), EXPECTED, "not over"),
+        (replace(MENDED, still_standing=("LLMNodeGray",)), EXPECTED, "LLMNodeGray still stands"),
         (replace(MENDED, ready_nodes=2), EXPECTED, "2 of 3 nodes"),
     ],
 )
