@@ -23,6 +23,7 @@ from fleetctl.wire import (
 )
 
 APPROVAL_DELAY_S = 3.0  # a person, before they approve
+PAGING = ("page", "critical")  # severities that wake somebody
 EDGE_S = 5.0  # around an incident's end: the gateway's counters are read once a second, and clients end later
 
 
@@ -80,8 +81,12 @@ class Responder:
 
     @property
     def standing(self) -> tuple[str, ...]:
-        """Names of the alerts that fire or are pending now."""
-        names = (alert.name for alert in self._standing if alert.state in (AlertState.PENDING, AlertState.FIRING))
+        """Names of the alerts that fire now, or are about to page."""
+        names = (
+            alert.name
+            for alert in self._standing
+            if alert.state is AlertState.FIRING or (alert.state is AlertState.PENDING and alert.severity in PAGING)
+        )
         return tuple(dict.fromkeys(names))
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fleetctl.load.client import LoadRun, LoadSettings, measure_chars_per_token
 from fleetctl.load.generated_shapes import TrafficKind, generate_shapes
@@ -19,6 +19,7 @@ TRAFFIC = TrafficKind(
     output_sigma=1.2,  # a long tail: some are under way when a node dies
     max_prompt_tokens=512,
     max_output_tokens=400,
+    system_prompt_tokens=384,  # most of a prompt is shared: a lost prefix cache shows
 )
 PLAIN_EVERY = 4  # of four requests one asks for its answer in one piece
 STALL_TIMEOUT_S = 120.0  # a user gives up when nothing came for so long
@@ -61,14 +62,7 @@ class DrillTraffic:
 
     def __init__(self, gateway_url: str, model: str, *, rate_per_s: float, seed: int) -> None:
         self._url, self._model = gateway_url, model
-        self._kind = TrafficKind(
-            rate_per_s=rate_per_s,
-            output_tokens_median=TRAFFIC.output_tokens_median,
-            output_sigma=TRAFFIC.output_sigma,
-            max_prompt_tokens=TRAFFIC.max_prompt_tokens,
-            max_output_tokens=TRAFFIC.max_output_tokens,
-            seed=seed,
-        )
+        self._kind = replace(TRAFFIC, rate_per_s=rate_per_s, seed=seed)
         self._stop = asyncio.Event()
         self._chars_per_token = 4.0
         self._runs: list[LoadRun] = []
