@@ -67,9 +67,7 @@ class Admission:
             if reason is not Reason.READY:
                 raise RefusedError("not_ready", f"this node is not ready: {reason.value}")
             core = self._core
-            self._queue.check(
-                self._requests.held, request, self._limits.now, core.kv_capacity_tokens or 0, core.tokens_per_s
-            )
+            self._queue.check(request, self._limits.now, core.kv_capacity_tokens or 0, core.tokens_per_s)
         except RefusedError as refusal:
             self._metrics.note_refused(refusal.reason, refusal.limit)
             self._drain.note_ended(Fate.REFUSED, len(self._requests.held))

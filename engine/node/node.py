@@ -70,6 +70,7 @@ class ServingNode:
             request_log=request_log,
             on_ended=self.drain.note_ended,
             on_output=queue.note_finished,
+            on_changed=queue.note_changed,
         )
         self.golden = GoldenProbe(
             vocab_size=facts.vocab_size,

@@ -44,14 +44,16 @@ class RequestRegistry:
         request_log: RequestLog,
         on_ended: Callable[[Fate, int], None],
         on_output: Callable[[int], None],
+        on_changed: Callable[[InflightRequest], None],
     ) -> None:
         """`send` reaches the core. `on_ended` hears each end with how many are left, `on_output` the length in tokens
-        of each choice that finished by itself."""
+        of each choice that finished by itself, `on_changed` whenever a request may have begun or ceased to wait."""
         self._send = send
         self._metrics = metrics
         self._request_log = request_log
         self._on_ended = on_ended
         self._on_output = on_output
+        self._on_changed = on_changed
         self.held: set[InflightRequest] = set()
         self._sequences: dict[str, tuple[InflightRequest, Choice]] = {}  # until the core's terminal update
         self._emptied = asyncio.Event()
@@ -74,6 +76,7 @@ class RequestRegistry:
                 )
             )
         inflight.settle()
+        self._on_changed(inflight)
 
     def counts(self, core_running: int) -> tuple[int, int]:
         """(running, waiting) sequences. What the core has not reported as running is waiting, also when it hangs."""
@@ -113,6 +116,8 @@ class RequestRegistry:
             inflight.add(delta)
         if choice.is_closed:
             self._on_choice_closed(inflight, choice, is_core_done=update.finish_reason is not None, now=now)
+        if choice.is_closed or (is_new and choice.scheduled_at is not None):
+            self._on_changed(inflight)
         return True
 
     def _on_choice_closed(self, inflight: InflightRequest, choice: Choice, *, is_core_done: bool, now: float) -> None:
@@ -138,6 +143,7 @@ class RequestRegistry:
         self._sequences.clear()
         for inflight in self.held:
             inflight.fail(reason, code)
+            self._on_changed(inflight)
 
     # The end of a request
 
@@ -145,12 +151,14 @@ class RequestRegistry:
         """The client is gone: frees what the core holds for it."""
         if inflight.outcome is None:
             inflight.end(Fate.ABORTED)
+            self._on_changed(inflight)
             self._abort_open(inflight, "client_gone")
 
     def fail(self, inflight: InflightRequest, reason: str, code: str, abort_reason: str = "admin") -> None:
         """Ends a request with an error towards its client."""
         if inflight.outcome is None:
             inflight.fail(reason, code)
+            self._on_changed(inflight)
             self._abort_open(inflight, abort_reason)
 
     def hand_off(self) -> None:

@@ -43,27 +43,34 @@ def test_a_request_is_predicted_to_need_its_prompt_and_what_answers_came_to() ->
     assert guard.tokens_of(ask_of(100, 500, n=3)) == 700, "choices share their prompt"
 
 
+def guard_of(*held: InflightRequest) -> QueueGuard:
+    guard = QueueGuard()
+    for inflight in held:
+        guard.note_changed(inflight)
+    return guard
+
+
 def test_long_answers_fill_the_queue_as_long_prompts_do() -> None:
-    guard, held = QueueGuard(), [waiting(ask_of(10, 400)) for _ in range(3)]
-    guard.check(held, ask_of(10, 400), LIMITS, 4096, 0.0)
+    guard = guard_of(*(waiting(ask_of(10, 400)) for _ in range(3)))
+    guard.check(ask_of(10, 400), LIMITS, 4096, 0.0)
     for _ in range(50):
         guard.note_finished(400)
     with pytest.raises(RefusedError, match="max_num_queued_tokens") as refused:
-        guard.check(held, ask_of(10, 400), LIMITS, 4096, 100.0)
+        guard.check(ask_of(10, 400), LIMITS, 4096, 100.0)
     assert refused.value.limit == "max_num_queued_tokens"
     assert refused.value.retry_after_s == 12, "1,230 tokens at 100 a second"
 
 
 def test_the_first_to_wait_is_never_refused() -> None:
-    QueueGuard().check([], ask_of(5000, 500), LIMITS, 100, 0.0)
+    QueueGuard().check(ask_of(5000, 500), LIMITS, 100, 0.0)
 
 
 def test_without_a_limit_four_times_the_cache_may_wait() -> None:
     limits = replace(LIMITS, max_num_queued_tokens=None)
-    held = [waiting(ask_of(350, 1))]
-    QueueGuard().check(held, ask_of(40, 1), limits, 100, 0.0)
+    guard = guard_of(waiting(ask_of(350, 1)))
+    guard.check(ask_of(40, 1), limits, 100, 0.0)
     with pytest.raises(RefusedError):
-        QueueGuard().check(held, ask_of(60, 1), limits, 100, 0.0)
+        guard.check(ask_of(60, 1), limits, 100, 0.0)
 
 
 def keep_busy(node: EngineNode) -> threading.Thread:
