@@ -152,6 +152,14 @@ class RuleEngine:
                         changes.append(AlertChange(unknown, alert.state))
         return changes
 
+    def discount_stall(self, blind_s: float) -> None:
+        """Nobody watched for so many seconds up to now: they do not count for the `for` of what is pending."""
+        for states in self._states:
+            for state in states:
+                for labels, alert in state.active.items():
+                    if alert.fired_at is None:
+                        state.active[labels] = replace(alert, active_at=alert.active_at + blind_s)
+
     def alerts(self) -> list[ActiveAlert]:
         """Pending, firing, unknown and recently resolved alerts."""
         return [alert for states in self._states for state in states for alert in state.active.values()]

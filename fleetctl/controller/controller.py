@@ -61,6 +61,7 @@ class Controller:
     database: Database
     timeline: Timeline
     metrics: ControllerMetrics
+    stalls: StallMonitor
     content: ContentStore
     store: SeriesStore
     provider: NodeProvider
@@ -91,6 +92,9 @@ class Controller:
         for state in ("pending", "firing", "unknown"):
             self.metrics.alerts.labels(state=state).set(states.count(state))
         self.metrics.open_incidents.set(len(self.book.open_incidents()))
+        if isinstance(self.clock, SystemClock):
+            self.metrics.clock_offset.set(self.clock.offset_s())
+        self.metrics.stalled_seconds.set(self.stalls.stalled_s)
         self.metrics.silences_known.set(self.alertmanager.silences.state().known)
         return self.metrics.exposition()
 
@@ -112,14 +116,13 @@ async def open_controller(
     rules = RulesInForce(content_now, settings.signals, clock)
     async with AsyncExitStack() as stack:
         records, journal = await _open_state(config, clock, stack)
-        stalls = _open_stall_monitor(stack)
-        client = await _open_node_client(config, stalls, stack)
+        client = await _open_node_client(config, records.stalls, stack)
         content = ContentStore(settings.content, content_now, records.timeline, records.metrics, records.clock)
         routing = await Routing.opened(records)
         book = await IncidentBook.opened(records)
         fleet = Fleet(records, provider, client, routing, book.of_node, interval_s=settings.controller.probe_interval_s)
         stack.push_async_callback(fleet.stop)
-        scraper, signals = _open_signals(config, rules, fleet, stalls, records, stack)
+        scraper, signals = _open_signals(config, rules, fleet, records, stack)
         content.when_loaded(rules.exchange)
         content.when_loaded(lambda _: signals.read_for(rules.groups))
         effects = _effects(config, provider, client, fleet, routing, scraper, records)
@@ -156,6 +159,7 @@ async def open_controller(
             database=records.database,
             timeline=records.timeline,
             metrics=records.metrics,
+            stalls=records.stalls,
             content=content,
             store=rules.store,
             provider=provider,
@@ -188,14 +192,11 @@ async def _open_state(config: ControllerConfig, clock: Clock, stack: AsyncExitSt
     except RunbookError as error:
         raise BadInputError(error.message, remedy=error.remedy) from error
     database.claim(journal.claim_epoch())
-    return Records(clock, database, await Timeline.opened(database, clock), ControllerMetrics()), journal
-
-
-def _open_stall_monitor(stack: AsyncExitStack) -> StallMonitor:
-    stalls = StallMonitor()
+    # Its own clock, where that is the machine's: a wall clock that jumps ahead is time in which nobody looked, too.
+    stalls = StallMonitor(clock.now) if isinstance(clock, SystemClock) else StallMonitor()
     stalls.start()
     stack.callback(stalls.stop)
-    return stalls
+    return Records(clock, database, await Timeline.opened(database, clock), ControllerMetrics(), stalls), journal
 
 
 async def _open_node_client(config: ControllerConfig, stalls: StallMonitor, stack: AsyncExitStack) -> NodeClient:
@@ -206,20 +207,17 @@ async def _open_node_client(config: ControllerConfig, stalls: StallMonitor, stac
 
 
 def _open_signals(
-    config: ControllerConfig,
-    rules: RulesInForce,
-    fleet: Fleet,
-    stalls: StallMonitor,
-    records: Records,
-    stack: AsyncExitStack,
+    config: ControllerConfig, rules: RulesInForce, fleet: Fleet, records: Records, stack: AsyncExitStack
 ) -> tuple[Scraper, Signals]:
     """Who scrapes what is ours, and who fills the store: the same, unless there is a Prometheus."""
     prometheus = config.settings.signals.prometheus
-    scraper = Scraper(fleet, rules.store, records, config.settings, config.gateway_url, stalls)
+    scraper = Scraper(fleet, rules.store, records, config.settings, config.gateway_url)
     stack.push_async_callback(scraper.stop)
     if prometheus is None:
         return scraper, scraper
-    signals = PrometheusSignals(prometheus, rules.groups, rules.store, records.clock, records.metrics, scraper)
+    signals = PrometheusSignals(
+        prometheus, rules.groups, rules.store, records.clock, records.metrics, scraper, records.stalls
+    )
     stack.push_async_callback(signals.stop)
     return scraper, signals
 

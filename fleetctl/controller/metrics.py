@@ -86,6 +86,16 @@ class ControllerMetrics:
             ["reason"],
             registry=self.registry,
         )
+        self.clock_offset = Gauge(
+            "controller_clock_offset_seconds",
+            "How far the controller's time is ahead of the wall clock: after that was set back.",
+            registry=self.registry,
+        )
+        self.stalled_seconds = Gauge(
+            "controller_stalled_seconds",
+            "Seconds since the start in which the controller stood still: stopped, starved of CPU or busy.",
+            registry=self.registry,
+        )
         self.nodes = Gauge("controller_nodes", "Nodes by phase.", ["phase"], registry=self.registry)
         self.alerts = Gauge("controller_alerts", "Alerts by state.", ["state"], registry=self.registry)
         self.open_incidents = Gauge("controller_open_incidents", "Incidents not resolved.", registry=self.registry)

@@ -8,6 +8,7 @@ from fleetctl.controller.database import Database
 from fleetctl.controller.metrics import ControllerMetrics
 from fleetctl.controller.timeline import Timeline
 from fleetctl.kit.clock import Clock
+from fleetctl.kit.stall import StallMonitor
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,3 +19,4 @@ class Records:
     database: Database
     timeline: Timeline
     metrics: ControllerMetrics
+    stalls: StallMonitor

@@ -10,7 +10,12 @@ import asyncio
 import time
 from collections.abc import Callable
 
+import structlog
+
+log = structlog.get_logger()
+
 TICK_S = 0.1
+LONG_S = 5.0
 _LATE_S = 0.02  # a tick that is late by less is only the event loop's grain
 
 
@@ -21,10 +26,9 @@ class StallMonitor:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock`: monotonic seconds."""
+        """`clock`: seconds that never go back."""
         self._clock = clock
-        self._total_s = 0.0
-        self._longest_s = 0.0
+        self._total_s = self._long_s = 0.0
         self._due: float | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -41,20 +45,26 @@ class StallMonitor:
 
     @property
     def stalled_s(self) -> float:
-        """Seconds stalled since the start, those of a tick that is late now included. Never falls."""
-        return self._total_s + self._late_s()
+        """Seconds stalled since the start, up to now. Never falls."""
+        self._account()
+        return self._total_s
 
-    def take_longest(self) -> float:
-        """The longest single stall (seconds) since the last call."""
-        longest, self._longest_s = max(self._longest_s, self._late_s()), 0.0
-        return longest
+    @property
+    def long_s(self) -> float:
+        """Of these, those of single stalls of LONG_S and more: time in which nobody judged. Never falls."""
+        self._account()
+        return self._long_s
 
-    def _late_s(self) -> float:
+    def _account(self) -> None:
         late_s = 0.0 if self._due is None else self._clock() - self._due
-        return late_s if late_s > _LATE_S else 0.0
+        if self._due is None or late_s <= _LATE_S:
+            return
+        self._due += late_s
+        self._total_s += late_s
+        if late_s >= LONG_S:
+            self._long_s += late_s
+            log.warning("loop.stalled", seconds=round(late_s, 1), why="stopped, starved of CPU, or busy")
 
     def _tick(self) -> None:
-        late_s = self._late_s()
-        self._total_s += late_s
-        self._longest_s = max(self._longest_s, late_s)
+        self._account()
         self.start()

@@ -61,6 +61,8 @@ class Alerting:
         self._timeline = records.timeline
         self._metrics = records.metrics
         self._clock = records.clock
+        self._stalls = records.stalls
+        self._stalled_s = 0.0  # long stalls that the rules know of
         self._started_at = records.clock.now()
         self._snapshot_at = 0.0
 
@@ -77,6 +79,9 @@ class Alerting:
     async def evaluate_rules(self) -> None:
         """One tick: the rules, the incidents that follow, and what the timeline tells of both."""
         now = self._clock.now()
+        blind_s, self._stalled_s = self._stalls.long_s - self._stalled_s, self._stalls.long_s
+        if blind_s > 0:
+            self._engine.discount_stall(blind_s)
         at = self._signals.known_until(now)
         changes = self._engine.mark_all_unknown(now) if at is None else self._engine.tick(at)
         await self._book.settle()

@@ -25,6 +25,7 @@ from fleetctl.controller.metrics import ControllerMetrics
 from fleetctl.controller.signals.scrape import Signals
 from fleetctl.kit.clock import Clock
 from fleetctl.kit.errors import BadInputError
+from fleetctl.kit.stall import StallMonitor
 from fleetctl.settings.signals import PrometheusSettings
 
 log = structlog.get_logger()
@@ -51,6 +52,7 @@ class PrometheusSignals:
         clock: Clock,
         metrics: ControllerMetrics,
         gateway: Signals,
+        stalls: StallMonitor | None = None,
     ) -> None:
         """`gateway` scrapes what is ours alone. Raises BadInputError when the settings can't work."""
         self._settings = settings
@@ -58,6 +60,8 @@ class PrometheusSignals:
         self._clock = clock
         self._metrics = metrics
         self._gateway = gateway
+        self._stalls = stalls or StallMonitor()
+        self._stalled_before_s = 0.0  # long stalls until the last read was taken up
         self._selectors = _selectors(groups, settings.match)
         self._server()  # files that can't be read are told at the start
         self._mirror = Mirror(store, relabelling(settings.labels))
@@ -91,7 +95,8 @@ class PrometheusSignals:
     def known_until(self, now: float) -> float | None:
         """When the last read was asked for; None after `MISSED_READS` intervals without one."""
         longest_s = MISSED_READS * self._settings.interval_s + self._settings.timeout_s
-        return self._until if self._until is not None and now - self._until <= longest_s else None
+        blind_s = self._stalls.long_s - self._stalled_before_s
+        return self._until if self._until is not None and now - self._until - blind_s <= longest_s else None
 
     async def stop(self) -> None:
         """Give up the read in progress."""
@@ -148,7 +153,7 @@ class PrometheusSignals:
             alive = row.times[row.values == 1.0]
             if node and len(alive):
                 self.last_success_at[node] = int(alive[-1]) / 1000
-        self._until = reading.until
+        self._until, self._stalled_before_s = reading.until, self._stalls.long_s
 
 
 def rules_for(settings: PrometheusSettings, content: Content) -> list[RuleGroup]:

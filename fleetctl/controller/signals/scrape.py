@@ -11,7 +11,6 @@ from fleetctl.controller.nodes.fleet import Fleet, NodeState
 from fleetctl.controller.records import Records
 from fleetctl.controller.signals.scrape_slots import ScrapeTarget, SlotScraper
 from fleetctl.kit.fetch import Fetcher
-from fleetctl.kit.stall import StallMonitor
 from fleetctl.settings.tree import Settings
 from fleetctl.wire import NodePhase
 
@@ -43,13 +42,7 @@ class Scraper:
     """The fleet's nodes and the gateway as targets."""
 
     def __init__(
-        self,
-        fleet: Fleet,
-        store: SeriesStore,
-        records: Records,
-        settings: Settings,
-        gateway_url: str | None,
-        stalls: StallMonitor,
+        self, fleet: Fleet, store: SeriesStore, records: Records, settings: Settings, gateway_url: str | None
     ) -> None:
         """With a Prometheus in the settings the nodes' signals come from there, and only the gateway is scraped."""
         self._scrapes_nodes = settings.signals.prometheus is None
@@ -59,19 +52,24 @@ class Scraper:
         self._gateway_url = gateway_url
         interval_s = settings.controller.scrape_interval_s
         fetcher = Fetcher(
-            timeout_s=max(MIN_TIMEOUT_S, interval_s), max_bytes=settings.signals.max_scrape_bytes, stalls=stalls
+            timeout_s=max(MIN_TIMEOUT_S, interval_s), max_bytes=settings.signals.max_scrape_bytes, stalls=records.stalls
         )
+        self._stalls = records.stalls
+        self._stalled_before_s = 0.0  # long stalls until the last round that none interrupted
+        self._known_until: float | None = None
         self._slots = SlotScraper(store, fetcher, records.clock, interval_s=interval_s, told=self._count)
 
     async def collect(self) -> None:
         """One scrape of every target."""
-        now = self._clock.now()
+        now, stalled_s = self._clock.now(), self._stalls.long_s
         states = [state for state in self._fleet.nodes.values() if self._scrapes_nodes and is_target(state, now)]
         wanted = {state.name: ScrapeTarget(_metrics_of(state), target_labels(state)) for state in states}
         if self._gateway_url is not None:
             labels = {"job": GATEWAY_JOB, "instance": _address(self._gateway_url)}
             wanted[_GATEWAY] = ScrapeTarget(f"{self._gateway_url}/metrics", labels)
         await self._slots.scrape_round(wanted)
+        if self._stalls.long_s == stalled_s:
+            self._stalled_before_s = stalled_s
 
     @property
     def in_flight(self) -> int:
@@ -87,8 +85,13 @@ class Scraper:
         """A scrape takes all that a target tells: nothing changes."""
 
     def known_until(self, now: float) -> float | None:
-        """Now: a node that does not answer is a fact of its own (`up` 0)."""
-        return now
+        """Now: a node that does not answer is a fact of its own (`up` 0).
+
+        After a long stall of our own: the time before it, until a whole round has asked everybody since.
+        """
+        if self._stalls.long_s == self._stalled_before_s or self._known_until is None:
+            self._known_until = now
+        return self._known_until
 
     def forget(self, name: str) -> None:
         """The node is gone by our will: its series end now, and its alerts with them."""

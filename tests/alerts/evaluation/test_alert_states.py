@@ -243,6 +243,14 @@ def test_time_nobody_watched_does_not_count(world: World) -> None:
     assert world.scrapes("x 6", 2) == [("pending", "firing")]
 
 
+def test_time_in_which_the_judge_stood_still_does_not_count(world: World) -> None:
+    world.scrapes("x 6", 2)
+    world.now += 60.0
+    world.engine.discount_stall(60.0)
+    assert world.scrapes("x 6", 1) == []
+    assert world.scrapes("x 6", 2) == [("pending", "firing")]
+
+
 def test_pending_is_forgotten_after_an_hour_of_blindness(world: World) -> None:
     world.scrapes("x 6", 2)
     world.now += 4000.0

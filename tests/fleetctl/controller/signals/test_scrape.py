@@ -181,3 +181,15 @@ async def _server(handler: Handler) -> AsyncIterator[str]:
         yield f"http://{host}:{port}"
     finally:
         await runner.cleanup()
+
+
+async def test_after_a_stall_nothing_new_is_known_before_everybody_was_asked_again(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await scrape(controller)
+    before = controller.clock.now()
+    assert controller.signals.known_until(before) == before
+    monkeypatch.setattr(controller.stalls, "_long_s", 60.0)
+    assert controller.signals.known_until(before + 60) == before
+    await scrape(controller)
+    assert controller.signals.known_until(before + 61) == before + 61
