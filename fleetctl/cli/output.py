@@ -18,6 +18,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from fleetctl.kit.printable import one_line, printable
+
 
 class Output(StrEnum):
     """Forms of a result: two for people, two for scripts."""
@@ -52,8 +54,6 @@ _STATES_OF_STYLE = {
     "red": ("firing", "open", "failed", "page", "refused", "denied"),
 }
 STATE_STYLE = {state: style for style, states in _STATES_OF_STYLE.items() for state in states}
-
-_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
 MIN_TEXT_CELLS = 16  # a terminal too narrow to wrap the last column wraps the whole line by itself
@@ -99,7 +99,7 @@ def print_rows(
         print_data([row.model_dump(mode="json") for row in rows], output)
     elif output == "name":
         read = name or columns[0].read
-        sys.stdout.write("".join(f"{visible(read(row))}\n" for row in rows))
+        sys.stdout.write("".join(f"{one_line(read(row))}\n" for row in rows))
     elif not rows:
         stderr().print(empty, markup=False)
     else:
@@ -138,7 +138,7 @@ class Table:
 
     def widths(self) -> list[int]:
         """Terminal cells that each column needs."""
-        lines = [self.titles, *([visible(cell) for cell in row] for row in self.cells)]
+        lines = [self.titles, *([one_line(cell) for cell in row] for row in self.cells)]
         return [max(cell_len(line[i]) for line in lines) for i in range(len(self.titles))]
 
     def print(self, widths: Sequence[int] = (), *, with_titles: bool = True) -> None:
@@ -159,11 +159,11 @@ def _laid_out(
     """The lines of one row."""
     line, indent = Text(), 0
     for cell, cells_wide, at_right in list(zip(cells, widths, right, strict=True))[:-1]:
-        shown = visible(cell)
+        shown = one_line(cell)
         pad = " " * (cells_wide - cell_len(shown))
         line.append_text(_cell(f"{pad}{shown}" if at_right else f"{shown}{pad}", shown, is_title)).append(GAP)
         indent += cells_wide + len(GAP)
-    last = visible(cells[-1])
+    last = one_line(cells[-1])
     if right[-1]:
         last = " " * (widths[-1] - cell_len(last)) + last
     if width is None or width - indent < MIN_TEXT_CELLS or cell_len(last) <= width - indent:
@@ -216,7 +216,7 @@ def finite(data: Any) -> Any:
 def print_fields(title: str, fields: Sequence[tuple[str, str]]) -> None:
     """One object: a name and value a line; lines without a value are left out."""
     console = stdout()
-    console.print(Text(visible(title), style="bold"))
+    console.print(Text(one_line(title), style="bold"))
     width = max((len(name) for name, _ in fields), default=0)
     for name, value in fields:
         if value:
@@ -230,7 +230,7 @@ def styled(value: str) -> Text:
 
 def visible(text: str) -> str:
     """Text from outside (labels, rule files) cannot steer the terminal: control characters are spelled out."""
-    return text.translate(_CONTROL)
+    return printable(text)
 
 
 def seconds(value: float | None) -> str:

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 import structlog
 
+from fleetctl.kit.printable import printable, printable_tree
+
 SECRET_KEYS = frozenset({"token", "password", "authorization", "api_key", "secret"})
 
 LogFormat = Literal["auto", "pretty", "json"]
@@ -23,7 +25,10 @@ def configure_logging(level: str = "info", log_format: LogFormat = "auto") -> No
         _mask_secrets,
         structlog.processors.format_exc_info,
     ]
-    renderer: Any = structlog.dev.ConsoleRenderer() if pretty else structlog.processors.JSONRenderer()
+    renderer: Any = structlog.processors.JSONRenderer()  # spells out control characters itself
+    last: list[Any] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer]
+    if pretty:
+        last[1:] = [_spell_out, structlog.dev.ConsoleRenderer()]
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level.upper())),
@@ -34,7 +39,7 @@ def configure_logging(level: str = "info", log_format: LogFormat = "auto") -> No
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+            processors=last,
         )
     )
     root = logging.getLogger()
@@ -42,6 +47,11 @@ def configure_logging(level: str = "info", log_format: LogFormat = "auto") -> No
     root.setLevel(level.upper())
     for noisy in ("httpx", "httpcore", "uvicorn.access", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def _spell_out(_: Any, __: str, event: dict[str, Any]) -> dict[str, Any]:
+    """On a terminal: an exception keeps its lines, everything else is on one."""
+    return {key: (printable(value) if key == "exception" else printable_tree(value)) for key, value in event.items()}
 
 
 def _mask_secrets(_: Any, __: str, event: dict[str, Any]) -> dict[str, Any]:

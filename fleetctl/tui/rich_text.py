@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from rich.table import Table
 from rich.text import Text
 
+from fleetctl.kit.printable import one_line
 from fleetctl.tui.incident_view import StorySection
 from fleetctl.tui.view_model import Cell, Tone
 
@@ -23,7 +24,7 @@ STYLES: dict[Tone, str] = {
 
 def paint(cell: Cell) -> Text:
     """One cell in its tone."""
-    return Text(cell.text, style=STYLES[cell.tone], justify="right" if cell.right else "left", no_wrap=True)
+    return Text(one_line(cell.text), style=STYLES[cell.tone], justify="right" if cell.right else "left", no_wrap=True)
 
 
 def line(cells: Iterable[Cell], gap: str = "   ") -> Text:
@@ -33,7 +34,7 @@ def line(cells: Iterable[Cell], gap: str = "   ") -> Text:
 
 def paint_section(section: StorySection, wide: int) -> Table | Text:
     """Heading, then the rows; column `wide` wraps and takes the room that is left, the others keep their width."""
-    heading = Text(section.heading.text, style=STYLES[section.heading.tone])
+    heading = Text(one_line(section.heading.text), style=STYLES[section.heading.tone])
     if not section.rows and not section.notes:
         return heading
     columns = max((len(row) for row in section.rows), default=0)
@@ -41,12 +42,12 @@ def paint_section(section: StorySection, wide: int) -> Table | Text:
     for index in range(columns):
         body.add_column(ratio=1 if index == wide else None, no_wrap=index == 0, overflow="fold")
     for row in section.rows:
-        body.add_row(*(Text(cell.text, style=STYLES[cell.tone]) for cell in row))
+        body.add_row(*(Text(one_line(cell.text), style=STYLES[cell.tone]) for cell in row))
     whole = Table.grid(expand=True)
     whole.add_column(ratio=1)
     whole.add_row(heading)
     if section.rows:
         whole.add_row(body)
     for note in section.notes:
-        whole.add_row(Text(note.text, style=STYLES[note.tone]))
+        whole.add_row(Text(one_line(note.text), style=STYLES[note.tone]))
     return whole

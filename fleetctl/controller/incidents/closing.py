@@ -12,11 +12,13 @@ from alerts.labels import LabelSet
 from alerts.series.store import SeriesStore
 from diagnostics import blackbox, postmortem
 from diagnostics.incident import Incident, IncidentStatus, is_over, mitigate, resolve, unmitigate
+from diagnostics.record import IncidentRecord
 from fleetctl.controller.incidents.impact import impact_of
 from fleetctl.controller.incidents.incident_book import IncidentBook
 from fleetctl.controller.incidents.incident_store import save_incident
 from fleetctl.controller.incidents.views import record_of
 from fleetctl.controller.records import Records
+from fleetctl.kit.printable import printable_tree
 from fleetctl.kit.version import software_version
 from fleetctl.settings.controller import IncidentSettings
 from fleetctl.wire import TimelineEntry
@@ -103,7 +105,9 @@ class Closing:
         since = incident.opened_at - self._limits.blackbox_lead_s
         series = await self._recorded(resolved, since, now)
         folder = self._folder / incident.id
-        page = postmortem.render(postmortem.PostmortemInput(record, now, impact_of(record, self._store, since, now)))
+        page = postmortem.render(
+            postmortem.PostmortemInput(_shown(record), now, impact_of(record, self._store, since, now))
+        )
         box = blackbox.BlackBox(record, now, since, now, tuple(series), f"fleetctl {software_version()}")
         postmortem_path, blackbox_path = folder / "postmortem.md", folder / f"incident{blackbox.SUFFIX}"
         paths: tuple[str | None, str | None] = str(postmortem_path), str(blackbox_path)
@@ -134,6 +138,11 @@ class Closing:
             if len(series) % SERIES_AT_ONCE == 0:
                 await asyncio.sleep(0)  # others have their turn: of a large pool this takes seconds
         return series
+
+
+def _shown(record: IncidentRecord) -> IncidentRecord:
+    """The record with its texts from outside on one line each: a label must not write a heading of its own."""
+    return IncidentRecord.model_validate(printable_tree(record.model_dump()))
 
 
 def around(scope: Mapping[str, str]) -> Callable[[LabelSet], bool]:
