@@ -72,7 +72,9 @@ class ControllerClient:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._timeout_s = timeout
         # The controller is reached directly: a proxy from the environment must not see the token.
-        self._http = httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=False)
+        # Reading the machine's certificates takes longer than a call: only for what uses them.
+        with_tls = self.url.startswith("https://")
+        self._http = httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=False, verify=with_tls)
 
     async def __aenter__(self) -> ControllerClient:
         return self

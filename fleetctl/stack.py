@@ -61,7 +61,7 @@ class Stack:
         when a part dies on the way, UnreachableError when it is not ready in time.
         """
         settings = self.settings
-        busy = f"{settings.state_dir}: another fleetctl up is at work here"
+        busy = f"{settings.state_dir}: another `fleetctl up` is at work here"
         with exclusive(settings.state_dir / "up.lock", busy):
             missing = [name for name in STOP_FIRST if not self.table.observe(name).running]
             self._check_ports(missing)

@@ -1,7 +1,7 @@
 """A Hugging Face model directory, checked before anything is loaded: configuration, weights, checksums, sizes.
 
 Everything that can be wrong with the files is found here, with the path and the remedy, before memory is taken.
-Free of torch: the API process and `fleetctl check` read directories too.
+Free of torch: the API process and `fleetctl-node check` read directories too.
 
     BadModelError   ValueError: the directory can't be served as it is
 """

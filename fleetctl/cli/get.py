@@ -177,7 +177,7 @@ def column_of(view: KindView, title: str) -> Column:
 
 def _no_such(kind: Kind, wrong: Sequence[str], known: Sequence[str]) -> BadInputError:
     near = difflib.get_close_matches(wrong[0], list(known), n=1)
-    remedy = f"did you mean {near[0]}?" if near else f"fleetctl get {kind} lists them"
+    remedy = f"did you mean {near[0]}?" if near else f"fleetctl get {kind}"
     return BadInputError(f"there is no {kind.singular} named {', '.join(name[:100] for name in wrong)}", remedy=remedy)
 
 

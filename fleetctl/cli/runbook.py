@@ -112,6 +112,6 @@ def _pairs(words: list[str]) -> dict[str, str]:
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not key:
-            raise BadInputError(f"{word!r}: expected key=value", remedy="fleetctl runbook show NAME lists the inputs")
+            raise BadInputError(f"{word!r}: expected key=value", remedy="`fleetctl runbook show NAME` lists the inputs")
         pairs[key] = value
     return pairs

@@ -24,7 +24,7 @@ class ControllerConfig:
         if not self.token or not self.node_token:
             raise BadInputError(
                 "the controller has no token for changes or for its nodes",
-                remedy="run fleetctl up once: it makes both",
+                remedy="run `fleetctl up` once: it makes both",
             )
         names = [spec.name for spec in self.node_specs]
         if len(names) != len(set(names)):
@@ -45,7 +45,7 @@ def controller_config(settings: Settings) -> ControllerConfig:
     if not token:
         raise BadInputError(
             f"{settings.controller_token_file}: no controller token",
-            remedy="run fleetctl up once, or set FLEETCTL_CONTROLLER__TOKEN",
+            remedy="run `fleetctl up` once, or set FLEETCTL_CONTROLLER__TOKEN",
         )
     gateway = ProcessTable(settings.run_dir).spec("gateway").get("url")
     return ControllerConfig(

@@ -155,7 +155,7 @@ class Settings(BaseSettings):
         """The token that nodes want of us. Raises BadInputError when there is none."""
         token = read_token(self.node_token_file)
         if not token:
-            raise BadInputError(f"{self.node_token_file}: no node token", remedy="run fleetctl up once: it makes one")
+            raise BadInputError(f"{self.node_token_file}: no node token", remedy="run `fleetctl up` once: it makes one")
         return token
 
     def revealed(self) -> dict[str, Any]:
