@@ -43,6 +43,14 @@ class Signal(Wire):
     age_s: float | None = None
 
 
+class DeepCheck(Wire):
+    """Whether a node's answer to a known prompt was right, and how long ago; unknown: nobody could look lately."""
+
+    result: Literal["passed", "failed", "unknown"] = "unknown"
+    age_s: float | None = None
+    detail: str = ""  # why it failed, or why it is not known
+
+
 class Node(Wire):
     """One node with its newest signals."""
 
@@ -64,6 +72,7 @@ class Node(Wire):
     step_s: Signal = Field(default_factory=Signal)
     requests_per_s: Signal = Field(default_factory=Signal)
     signal_age_s: float | None = None  # since the last successful scrape
+    deep_check: DeepCheck = Field(default_factory=DeepCheck)
     alerts: list[str] = Field(default_factory=list)
 
 

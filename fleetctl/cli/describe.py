@@ -23,7 +23,7 @@ from fleetctl.cli.kinds import (
 )
 from fleetctl.cli.output import DATA, Output, OutputOption, number, print_data, print_fields, print_rows, ratio, seconds
 from fleetctl.kit.errors import BadInputError
-from fleetctl.wire import Incident, Node, Run, RunbookInfo
+from fleetctl.wire import DeepCheck, Incident, Node, Run, RunbookInfo
 
 REMEDIES = {
     Kind.alerts: "fleetctl alerts explain NAME",
@@ -104,9 +104,16 @@ def _describe_node(node: Node) -> None:
             ("TTFT mean", value(node.ttft_s, seconds)),
             ("decode step", value(node.step_s, seconds)),
             ("requests/s", value(node.requests_per_s, number)),
+            ("deep check", deep_check_words(node.deep_check)),
             ("alerts", ", ".join(node.alerts)),
         ],
     )
+
+
+def deep_check_words(check: DeepCheck) -> str:
+    """The result, how old it is, and what is wrong."""
+    age = f", {seconds(check.age_s)} ago" if check.age_s is not None else ""
+    return f"{check.result}{age}" + (f": {check.detail}" if check.detail else "")
 
 
 def describe_incident(incident: Incident) -> None:

@@ -29,8 +29,10 @@ from fleetctl.controller.incidents.inquiry import Inquiry
 from fleetctl.controller.incidents.remediation import Remediation
 from fleetctl.controller.loops import Loop, Loops
 from fleetctl.controller.metrics import ControllerMetrics
+from fleetctl.controller.nodes.deep_checks import DeepChecks
 from fleetctl.controller.nodes.effects import FleetEffects
 from fleetctl.controller.nodes.fleet import Fleet
+from fleetctl.controller.nodes.fleet_series import FleetSeries
 from fleetctl.controller.nodes.lookup import FleetLookup
 from fleetctl.controller.nodes.node_client import MAX_ANSWER_BYTES, PROBE_TIMEOUT_S, NodeClient
 from fleetctl.controller.nodes.routing import GatewayWatch, Routing
@@ -51,6 +53,8 @@ from runbooks.executor import Executor
 from runbooks.journal import Journal
 from runbooks.run import Run
 
+DEEP_CHECK_TURN_S = 1.0  # between two looks at whose deep check is due
+
 
 @dataclass(frozen=True, slots=True)
 class Controller:
@@ -67,6 +71,7 @@ class Controller:
     provider: NodeProvider
     routing: Routing
     fleet: Fleet
+    deep_checks: DeepChecks
     scraper: Scraper
     signals: Signals
     book: IncidentBook
@@ -122,11 +127,14 @@ async def open_controller(
         book = await IncidentBook.opened(records)
         fleet = Fleet(records, provider, client, routing, book.of_node, interval_s=settings.controller.probe_interval_s)
         stack.push_async_callback(fleet.stop)
+        deep_checks = _open_deep_checks(config, fleet, client, records, stack)
+        stale_after_s = settings.stale_after_s
+        fleet_series = FleetSeries(fleet, deep_checks, rules.store, clock, stale_after_s=stale_after_s)
         scraper, signals = _open_signals(config, rules, fleet, records, stack)
         content.when_loaded(rules.exchange)
         content.when_loaded(lambda _: signals.read_for(rules.groups))
         effects = _effects(config, provider, client, fleet, routing, scraper, records)
-        lookup = FleetLookup(records.database, fleet, rules.store, clock, stale_after_s=settings.stale_after_s)
+        lookup = FleetLookup(records.database, fleet, rules.store, clock, stale_after_s=stale_after_s)
         executor = _open_executor(config, content, journal, effects, lookup, records, stack)
         inbound = await open_inbound(config, rules.engine, fleet, records, stack)
         alerting = Alerting(rules.engine, signals, fleet, book, inbound.external, inbound.automation, content, records)
@@ -142,6 +150,8 @@ async def open_controller(
             clock,
             Loop("content", POLL_S, content.reload_changed),
             Loop("fleet", settings.controller.probe_interval_s, fleet.observe_nodes),
+            Loop("fleet-series", settings.controller.probe_interval_s, fleet_series.record),
+            Loop("deep-checks", DEEP_CHECK_TURN_S, deep_checks.ask_due_nodes),
             Loop("scrape", settings.controller.scrape_interval_s, signals.collect),
             Loop("alerts", every_s, alerting.evaluate_rules),
             Loop("diagnosis", every_s, diagnosing.diagnose_incidents),
@@ -165,6 +175,7 @@ async def open_controller(
             provider=provider,
             routing=routing,
             fleet=fleet,
+            deep_checks=deep_checks,
             scraper=scraper,
             signals=signals,
             book=book,
@@ -220,6 +231,17 @@ def _open_signals(
     )
     stack.push_async_callback(signals.stop)
     return scraper, signals
+
+
+def _open_deep_checks(
+    config: ControllerConfig, fleet: Fleet, client: NodeClient, records: Records, stack: AsyncExitStack
+) -> DeepChecks:
+    limits = config.settings.controller
+    deep_checks = DeepChecks(
+        records, fleet, client, interval_s=limits.deep_check_interval_s, at_once=limits.deep_checks_at_once
+    )
+    stack.push_async_callback(deep_checks.stop)
+    return deep_checks
 
 
 def _effects(

@@ -34,6 +34,7 @@ from fleetctl.controller.incidents.incident_store import get_incident, list_inci
 from fleetctl.controller.incidents.remediation import new_nodes, with_new_nodes
 from fleetctl.controller.incidents.views import (
     alert_view,
+    deep_check_view,
     diagnosis_view,
     incident_summary,
     incident_view,
@@ -348,8 +349,16 @@ class _Api:
             if str(alert.state) == "firing" and alert.labels.get("node"):
                 firing.setdefault(alert.labels["node"], []).append(alert.name)
         scraped = self._c.signals.last_success_at
+        checks = self._c.deep_checks
         return [
-            node_view(state, signals.get(name, {}), scraped.get(name), firing.get(name, []), now)
+            node_view(
+                state,
+                signals.get(name, {}),
+                scraped.get(name),
+                firing.get(name, []),
+                deep_check_view(checks.last(name), now, checks.max_age_s),
+                now,
+            )
             for name, state in sorted(self._c.fleet.nodes.items())
         ]
 

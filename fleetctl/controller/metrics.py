@@ -20,6 +20,14 @@ class ControllerMetrics:
         self.scrapes = Counter(
             "controller_scrapes", "Scrapes of nodes, by result (ok, failed).", ["result"], registry=self.registry
         )
+        self.deep_checks = Counter(
+            "controller_deep_checks",
+            "Nodes asked for their deep health, by result (passed, failed, unknown: could not look).",
+            ["result"],
+            registry=self.registry,
+        )
+        for result in ("passed", "failed", "unknown"):
+            self.deep_checks.labels(result=result)
         self.runs = Counter("controller_runs", "Runs that ended, by status.", ["status"], registry=self.registry)
         self.incidents = Counter(
             "controller_incidents", "Incidents opened, by severity.", ["severity"], registry=self.registry

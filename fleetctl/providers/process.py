@@ -1,9 +1,9 @@
 """Named processes of one machine: started once, found again after our own death, stopped without leftovers.
 
-Each name has a run folder `<root>/<name>/` with `spec.json` (written before the start), `lock`, `pid` and `log`. The
-child inherits an flock on `lock`, so "is it running" is answered by the kernel: the lock is free if and only if the
+Each name has a run folder `<root>/<name>/` with `spec.json` (written before the start), `lock`, `pid`, `log`, `exit`.
+The child inherits an flock on `lock`, so "is it running" is answered by the kernel: the lock is free if and only if the
 process is gone, whoever started it. The child writes its own `pid` before it becomes the program, so that no crash of
-ours can leave a process without a record.
+ours can leave a process without a record. A shell in a session of its own waits for it, then writes `exit`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,18 @@ STDERR_NOISE = re.compile(r"^\s*$")
 # $0 is the pid file. The shell's pid is the program's, because exec keeps it.
 _RECORD_PID_THEN_EXEC = 'echo $$ > "$0.tmp" && mv "$0.tmp" "$0" && exec "$@"'
 
+# $0 is the exit file, $1 the instance, $2 the pid file. The lock comes as stdin and goes to the program alone, which
+# gets a session of its own: what is sent to its group does not reach the shell that waits for it.
+_START_AND_WAIT = f"""
+exec 8<&0 0</dev/null
+instance="$1"; pid_file="$2"; shift 2
+setsid /bin/sh -c '{_RECORD_PID_THEN_EXEC}' "$pid_file" "$@" &
+exec 8<&- >/dev/null 2>&1
+wait $!
+echo "$instance $?" > "$0.tmp" && mv "$0.tmp" "$0"
+"""
+_SIGNALLED = 128  # a shell's status of what a signal ended is this and the signal's number
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessView:
@@ -45,6 +57,7 @@ class ProcessView:
     url: str | None
     started_at: float | None
     log_path: Path
+    exit_status: int | None = None  # its code, or minus the signal that ended it; None: it runs, or that is not known
 
 
 class ProcessTable:
@@ -81,6 +94,7 @@ class ProcessTable:
             url=spec.get("url"),
             started_at=spec.get("started_at"),
             log_path=folder / "log",
+            exit_status=None if running else _read_exit(folder / "exit", spec.get("instance")),
         )
 
     def spec(self, name: str) -> dict[str, Any]:
@@ -121,20 +135,20 @@ class ProcessTable:
                 try:
                     # setsid --fork: a session of its own, adopted by init, so that it is neither our zombie when it
                     # ends nor hit by our terminal's Ctrl-C.
+                    shell = ["setsid", "--fork", "/bin/sh", "-c", _START_AND_WAIT, str(folder / "exit"), instance]
                     subprocess.run(
-                        ["setsid", "--fork", "/bin/sh", "-c", _RECORD_PID_THEN_EXEC, str(folder / "pid"), *argv],
+                        [*shell, str(folder / "pid"), *argv],
                         check=True,
-                        stdin=subprocess.DEVNULL,
+                        stdin=lock,
                         stdout=log,
                         stderr=log,
                         env={**os.environ, **(env or {})},
-                        pass_fds=(lock,),
                     )
                 except (OSError, subprocess.CalledProcessError) as error:
                     raise FleetctlError(f"{name}: can't start {argv[0]}: {error}") from error
             return True
         finally:
-            os.close(lock)  # the child holds its own copy: the lock lives as long as it does
+            os.close(lock)  # the program holds its own copy: the lock lives as long as it does
 
     def stop(self, name: str, grace_s: float) -> bool:
         """SIGTERM to the group, wait `grace_s`, SIGKILL. Returns False when the name did not run."""
@@ -232,6 +246,18 @@ def _read_pid(path: Path) -> int | None:
         return int(path.read_text())
     except (OSError, ValueError):
         return None
+
+
+def _read_exit(path: Path, instance: object) -> int | None:
+    """How the instance ended. What the shell did not live to write, or wrote of another one, is not known."""
+    try:
+        whose, status = path.read_text().split()
+        code = int(status)
+    except (OSError, ValueError):
+        return None
+    if whose != instance:
+        return None
+    return _SIGNALLED - code if code > _SIGNALLED else code
 
 
 def _read_json(path: Path) -> dict[str, Any]:

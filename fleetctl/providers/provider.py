@@ -6,6 +6,7 @@ and what it needs to find it again, are its own affair: nothing of that crosses 
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -23,6 +24,20 @@ class ObservedInstance:
     """Opaque identity, the same as long as it runs and never used again; None when nothing runs, or it is not known
     yet. A node that was restarted has another one."""
     url: str | None = None  # where it answers; None: not known yet
+    exit_status: int | None = None
+    """Of what ran last and ended: its exit code, or minus the signal that ended it (-9: SIGKILL). None: not known."""
+
+
+def exit_words(exit_status: int | None) -> str:
+    """How a process ended, for people; empty where that is not known."""
+    if exit_status is None:
+        return ""
+    if exit_status >= 0:
+        return f"exit code {exit_status}"
+    try:
+        return f"killed by {signal.Signals(-exit_status).name}"
+    except ValueError:
+        return f"killed by signal {-exit_status}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from fleetctl.tui.snapshot import Snapshot
-from fleetctl.wire import Node, NodePhase, Signal
+from fleetctl.wire import DeepCheck, Node, NodePhase, Signal
 
 STALE_AFTER_S = 15.0  # three scrapes of 5 s: one may be missed without alarm
 UNKNOWN = "—"
@@ -112,6 +112,7 @@ def node_lines(node: Node, now: float) -> tuple[Cell, ...]:
         Cell(f"{node.name}  {state}{since}{': ' + node.reason if node.reason else ''}", tone),
         Cell("  ".join(f"{name} {value or UNKNOWN}" for name, value in facts)),
         Cell(f"{node.url}  instance {node.instance or UNKNOWN}", Tone.DIM),
+        _deep_check(node.deep_check),
         Cell(f"▲ {', '.join(node.alerts)}", Tone.BAD) if node.alerts else Cell("no alerts", Tone.DIM),
     )
 
@@ -163,6 +164,13 @@ def _node_row(node: Node, drift_s: float, name_width: int) -> TableRow:
             Cell(f"▲ {len(node.alerts)}", Tone.BAD) if node.alerts else Cell(""),
         ),
     )
+
+
+def _deep_check(check: DeepCheck) -> Cell:
+    """Whether its answers were right when somebody last looked."""
+    tone = {"passed": Tone.DIM, "failed": Tone.BAD, "unknown": Tone.DIM}[check.result]
+    ago = f" {span(check.age_s)} ago" if check.age_s is not None else ""
+    return Cell(f"deep check {check.result}{ago}" + (f": {check.detail}" if check.detail else ""), tone)
 
 
 def _of_the_past(row: TableRow) -> TableRow:

@@ -14,6 +14,7 @@ from diagnostics.record import IncidentRecord
 from fleetctl import wire
 from fleetctl.controller.alertmanager.silence import Silenced, Silencing
 from fleetctl.controller.incidents.incident_store import StoredIncident
+from fleetctl.controller.nodes.deep_checks import DeepCheck
 from fleetctl.controller.nodes.fleet import NodeState
 from runbooks.page import Page
 from runbooks.run import Run
@@ -40,8 +41,25 @@ def signals_by_node(store: SeriesStore, now: float) -> dict[str, dict[str, wire.
     return found
 
 
+def deep_check_view(check: DeepCheck | None, now: float, max_age_s: float) -> wire.DeepCheck:
+    """The last deep check of a node; a result older than `max_age_s` is not known any more."""
+    if check is None:
+        return wire.DeepCheck()
+    is_right = check.known(now, max_age_s)
+    return wire.DeepCheck(
+        result="unknown" if is_right is None else ("passed" if is_right else "failed"),
+        age_s=None if check.checked_at is None else max(0.0, now - check.checked_at),
+        detail=check.detail,
+    )
+
+
 def node_view(
-    state: NodeState, signals: Mapping[str, wire.Signal], scraped_at: float | None, alerts: Sequence[str], now: float
+    state: NodeState,
+    signals: Mapping[str, wire.Signal],
+    scraped_at: float | None,
+    alerts: Sequence[str],
+    deep_check: wire.DeepCheck,
+    now: float,
 ) -> wire.Node:
     """A node as seen last, with its signals and their ages."""
     spec = state.row.spec
@@ -58,6 +76,7 @@ def node_view(
         since=state.since,
         instance=state.instance,
         signal_age_s=None if scraped_at is None else max(0.0, now - scraped_at),
+        deep_check=deep_check,
         alerts=sorted(alerts),
         **signals,
     )

@@ -17,7 +17,7 @@ from fleetctl.controller.nodes.wanted_history import note_unrecorded
 from fleetctl.controller.records import Records
 from fleetctl.controller.slots import Slots
 from fleetctl.kit.errors import FleetctlError
-from fleetctl.providers.provider import NodeProvider
+from fleetctl.providers.provider import NodeProvider, exit_words
 from fleetctl.providers.spec import NodeSpec
 from fleetctl.wire import NodePhase
 
@@ -38,6 +38,8 @@ class NodeState:
     since: float | None
     url: str | None = None
     instance: str | None = None  # the provider's identity of what runs; another one after a restart
+    process_up: bool | None = None  # by the provider's word; None: being started, or not wanted
+    exit_status: int | None = None  # of a process that ended; see `ObservedInstance`
     was_ready: bool = False  # since this instance started; a node that was never ready is starting, not lost
 
     @property
@@ -123,6 +125,10 @@ class Fleet:
         await self._publish_phases()
         self.looked_at = min((self._seen_at.get(name, -math.inf) for name in shown), default=now)
 
+    def seen_at(self, name: str) -> float:
+        """When the newest look at the node began, in Unix seconds; minus infinity when it was never looked at."""
+        return self._seen_at.get(name, -math.inf)
+
     async def stop(self) -> None:
         """Give up the looks that are under way."""
         await self._slots.stop()
@@ -187,8 +193,19 @@ class Fleet:
                     log.warning("node.drain_unknown", node=row.name, error=str(error))
         # A controller that was just started has not seen the node ready; a routed node was.
         was_ready = was_ready or bool(health and health.ready) or (before is None and row.route is not RouteIntent.NONE)
-        phase, reason = judge_phase(row, view.running, health, drain, was_ready)
-        return NodeState(row, phase, reason, None, view.url, view.instance, was_ready)
+        phase, reason = judge_phase(row, view.running, health, drain, was_ready, view.exit_status)
+        is_lost = not view.running and row.wanted and row.started and not row.is_restarting
+        return NodeState(
+            row=row,
+            phase=phase,
+            reason=reason,
+            since=None,
+            url=view.url,
+            instance=view.instance,
+            process_up=True if view.running else (False if is_lost else None),
+            exit_status=view.exit_status,
+            was_ready=was_ready,
+        )
 
     async def _learn(self, state: NodeState, look: int) -> NodeState:
         row = state.row
@@ -222,7 +239,12 @@ class Fleet:
 
 
 def judge_phase(
-    row: NodeRow, running: bool, health: NodeHealth | None, drain: NodeDrain | None, was_ready: bool
+    row: NodeRow,
+    running: bool,
+    health: NodeHealth | None,
+    drain: NodeDrain | None,
+    was_ready: bool,
+    exit_status: int | None = None,
 ) -> tuple[NodePhase, str]:
     """A node's phase and the reason for it, from what is wanted and what was seen."""
     if not running:
@@ -230,7 +252,8 @@ def judge_phase(
             return NodePhase.STOPPED, ""
         if not row.started or row.is_restarting:
             return NodePhase.STARTING, "its process is being started"
-        return NodePhase.UNREACHABLE, "its process ended"
+        how = exit_words(exit_status)
+        return NodePhase.UNREACHABLE, f"its process ended: {how}" if how else "its process ended"
     if not row.wanted:
         return (NodePhase.DRAINING if drain and drain.held else NodePhase.DRAINED), "being stopped"
     if health is None or not health.answered:

@@ -52,6 +52,16 @@ class NodeDrain:
         return self.running + self.waiting
 
 
+@dataclass(frozen=True, slots=True)
+class GoldenReport:
+    """What `/health/deep` says of the known-answer prompt: passed, failed or unknown, and how long ago in seconds."""
+
+    result: str
+    age_s: float | None
+    detail: str
+    is_running: bool
+
+
 class NodeClient:
     """Nodes' health and admin routes, and the gateway's status. Share one; it holds the connections."""
 
@@ -77,6 +87,19 @@ class NodeClient:
             ready=status == 200,
             reason=reason if isinstance(reason, str) else ("ready" if status == 200 else "not ready, without a reason"),
             since=float(since) if isinstance(since, int | float) else None,
+        )
+
+    async def deep_health(self, url: str) -> GoldenReport:
+        """What the node says of its output; asking makes it look again. Raises NoAnswerError."""
+        golden = (await self._admin("GET", f"{url}/health/deep", send_token=False, also=503)).get("golden")
+        if not isinstance(golden, dict):
+            raise NoAnswerError("/health/deep says nothing of the golden prompt")
+        result, age_s, detail = golden.get("result"), golden.get("age_s"), golden.get("detail")
+        return GoldenReport(
+            result=result if isinstance(result, str) else "unknown",
+            age_s=max(0.0, float(age_s)) if isinstance(age_s, int | float) else None,
+            detail=detail if isinstance(detail, str) else "",
+            is_running=golden.get("running") is True,
         )
 
     async def drain_state(self, url: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> NodeDrain:
@@ -107,6 +130,7 @@ class NodeClient:
         *,
         send_token: bool = True,
         timeout_s: float = ADMIN_TIMEOUT_S,
+        also: int | None = None,
     ) -> dict[str, Any]:
         headers = self._headers if send_token else {}
         try:
@@ -120,7 +144,7 @@ class NodeClient:
             raise NoAnswerError(f"{method} {url}: {describe(error)}") from error
         if response.status_code in (401, 403):
             raise NotAllowedError(f"{method} {url}: the node refuses the controller's token")
-        if not response.is_success:
+        if not response.is_success and response.status_code != also:
             raise NoAnswerError(f"{method} {url}: answered {response.status_code}")
         return _parse_object(content)
 

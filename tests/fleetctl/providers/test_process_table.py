@@ -100,6 +100,32 @@ def test_killed_process_is_not_running_whatever_its_pid_file_says(table: Process
     assert table.observe("a").pid is None, "the pid may belong to another process by now"
 
 
+@pytest.mark.parametrize(
+    ("argv", "number", "status"),
+    [
+        (["/bin/sh", "-c", "exit 3"], None, 3),
+        (["/bin/sh", "-c", "exit 0"], None, 0),
+        (["/bin/sleep", "600"], signal.SIGKILL, -9),
+        (["/bin/sleep", "600"], signal.SIGSEGV, -11),
+    ],
+)
+def test_how_a_process_ended_is_known_to_whoever_looks(
+    table: ProcessTable, tmp_path: Path, argv: list[str], number: signal.Signals | None, status: int
+) -> None:
+    table.start("a", argv, url="")
+    if number is not None:
+        wait_until(lambda: table.observe("a").pid is not None)
+        assert table.observe("a").exit_status is None, "it runs"
+        os.killpg(table.observe("a").pid or 0, number)
+    wait_until(lambda: ProcessTable(tmp_path / "run").observe("a").exit_status is not None)
+    assert table.observe("a").exit_status == status
+    table.start("a", SLEEPER, url="")
+    wait_until(lambda: table.observe("a").pid is not None)
+    (tmp_path / "run" / "a" / "exit").write_text("another-instance 1\n")
+    table.stop("a", 0.0)
+    wait_until(lambda: table.observe("a").exit_status in (-9, -15))
+
+
 def test_half_written_records_are_no_record(table: ProcessTable, tmp_path: Path) -> None:
     folder = tmp_path / "run" / "a"
     folder.mkdir(parents=True)

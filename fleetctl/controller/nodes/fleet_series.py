@@ -1,0 +1,75 @@
+"""What the controller itself knows of nodes, as series that rules and trees ask. Not known: no sample."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from alerts.labels import LabelSet
+from alerts.sample import to_ms
+from alerts.series.store import SeriesStore
+from fleetctl.controller.nodes.deep_checks import DeepChecks
+from fleetctl.controller.nodes.fleet import Fleet, NodeState
+from fleetctl.kit.clock import Clock
+
+PROCESS_UP = "fleet_node_process_up"
+"""1: the provider sees its process run; 0: it is wanted, was started, and its process ended."""
+EXIT_STATUS = "fleet_node_exit_status"
+"""While its process is gone: exit code, or minus the signal that ended it."""
+OUTPUT_OK = "fleet_node_output_ok"
+"""The last deep check: 1 passed, 0 failed."""
+
+
+class FleetSeries:
+    """Writes the fleet's own series; one ends when its node is gone or the value is not known."""
+
+    def __init__(
+        self, fleet: Fleet, deep_checks: DeepChecks, store: SeriesStore, clock: Clock, *, stale_after_s: float
+    ) -> None:
+        """A node that was not looked at for `stale_after_s` has no samples."""
+        self._clock = clock
+        self._stale_after_s = stale_after_s
+        self._fleet = fleet
+        self._deep_checks = deep_checks
+        self._store = store
+        self._appender = store.appender()
+        self._labels: tuple[LabelSet, ...] = ()
+
+    async def record(self) -> None:
+        """One sample of each, now."""
+        now = self._clock.now()
+        found = [
+            (LabelSet.of({"__name__": name, **node_labels(state)}), value)
+            for state in self._fleet.nodes.values()
+            if state.row.wanted and now - self._fleet.seen_at(state.name) <= self._stale_after_s
+            for name, value in self._values(state, now)
+        ]
+        labels = tuple(label for label, _ in found)
+        if labels != self._labels:
+            self._labels = labels
+        self._appender.set_series(self._labels, lambda: labels)
+        self._store.append_column(self._appender, to_ms(now), np.array([value for _, value in found]))
+
+    def _values(self, state: NodeState, now: float) -> Iterator[tuple[str, float]]:
+        if state.process_up is not None:
+            yield PROCESS_UP, float(state.process_up)
+        if state.process_up is False and state.exit_status is not None:
+            yield EXIT_STATUS, float(state.exit_status)
+        check = self._deep_checks.last(state.name)
+        is_right = check.known(now, self._deep_checks.max_age_s) if check is not None else None
+        if is_right is not None:
+            yield OUTPUT_OK, float(is_right)
+
+
+def node_labels(state: NodeState) -> dict[str, str]:
+    """The labels that a node's canonical series have."""
+    spec = state.row.spec
+    return {
+        "node": spec.name,
+        "pool": spec.pool,
+        "model": spec.model,
+        "engine": spec.engine,
+        "zone": spec.zone,
+        "revision": spec.revision,
+    }
