@@ -238,7 +238,7 @@ def _open_deep_checks(
 ) -> DeepChecks:
     limits = config.settings.controller
     deep_checks = DeepChecks(
-        records, fleet, client, interval_s=limits.deep_check_interval_s, at_once=limits.deep_checks_at_once
+        records, fleet, client, interval_s=limits.deep_check_interval_s, at_once=limits.max_deep_checks
     )
     stack.push_async_callback(deep_checks.stop)
     return deep_checks

@@ -71,7 +71,7 @@ class ControllerSettings(Section):
         le=86400,
         description="Between two deep checks of a node: whether it answers a known prompt right.",
     )
-    deep_checks_at_once: int = Field(default=8, ge=1, le=1000, description="Deep checks under way in the whole fleet.")
+    max_deep_checks: int = Field(default=8, ge=1, le=1000, description="Deep checks under way in the whole fleet.")
     stale_after_s: float = Field(default=10.0, gt=0, le=3600, description="A value older than this is no evidence.")
     policy: PolicyName = Field(
         default="ask", description="What happens with a proposed runbook: propose and ask wait for a person, run acts."

@@ -153,7 +153,16 @@ def test_options_of_nodes_are_passed_on_also_from_a_file_of_before(tmp_path: Pat
 
 
 def test_every_setting_is_described_in_one_line_and_has_its_unit_in_its_name() -> None:
-    numbers_without_unit = {"port", "nodes", "max_alerts", "max_active", "max_resends", "probe_failures"}
+    numbers_without_unit = {
+        "port",
+        "nodes",
+        "max_alerts",
+        "max_active",
+        "max_resends",
+        "probe_failures",
+        "max_connections",
+        "max_deep_checks",
+    }
     for one in setting_docs():
         assert one.description, one.key
         assert "\n" not in one.description, one.key
