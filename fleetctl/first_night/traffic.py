@@ -43,6 +43,13 @@ class SeenRequest:
         """Its user did not get what was asked for, and no refusal said so."""
         return self.fate in LOST_FATES
 
+    @property
+    def has_waited(self) -> bool:
+        """No first token for too long. Of a plain answer that came, nobody can say."""
+        if self.ttft_s is None:
+            return self.is_lost and self.ended_at - self.sent_at > WAITED_TOO_LONG_S
+        return self.ttft_s > WAITED_TOO_LONG_S
+
 
 @dataclass(frozen=True, slots=True)
 class RequestCounts:
@@ -111,9 +118,7 @@ class DrillTraffic:
             moved=sum(report.moved for report in reports),
             refused=fates.count(RequestFate.REFUSED),
             lost=sum(request.is_lost for request in ended) + differing,
-            waited=sum(
-                (r.ttft_s if r.ttft_s is not None else r.ended_at - r.sent_at) > WAITED_TOO_LONG_S for r in ended
-            ),
+            waited=sum(request.has_waited for request in ended),
             reasons=reasons,
         )
 

@@ -39,6 +39,7 @@ class StreamedAnswer:
     prompt_tokens: int | None = None
     error: str | None = None  # an error event, or what broke the connection
     is_garbled: bool = False
+    is_plain: bool = False  # in one piece: nobody knows when its first token was there
     first_token_at: float | None = None
     last_token_at: float | None = None
     gaps_s: list[float] = field(default_factory=list)
@@ -46,6 +47,7 @@ class StreamedAnswer:
 
     def take_plain(self, data: bytes, at: float) -> None:
         """Take in an answer that came in one piece: its only event, and its end."""
+        self.is_plain = True
         if (body := self._parsed(data)) is None:
             return
         choices = [{**choice, "delta": choice.get("message") or {}} for choice in body.get("choices") or ()]
@@ -107,7 +109,7 @@ class StreamedAnswer:
     @property
     def ttft_s(self) -> float | None:
         """Time to the first token, as the client saw it."""
-        return None if self.first_token_at is None else self.first_token_at - self.sent_at
+        return None if self.first_token_at is None or self.is_plain else self.first_token_at - self.sent_at
 
 
 def _message(error: Any) -> str:

@@ -225,3 +225,11 @@ async def test_the_chars_of_a_token_are_measured_without_what_the_template_adds(
         await runner.cleanup()
     with pytest.raises(CalibrationError):
         await measure_chars_per_token(url, "demo")
+
+
+async def test_every_fourth_request_asks_for_its_answer_in_one_piece(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a", "b") as (served, nodes, _):
+        _, report = await run_load(served.url, plain_every=4)
+        assert (report.sent, report.finished, others(report)) == (40, 40, {})
+        assert sum("stream" not in seen["body"] for node in nodes for seen in node.seen) == 10
+        assert report.ttft_s.count == 30

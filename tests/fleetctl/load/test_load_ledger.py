@@ -138,3 +138,19 @@ def test_any_sequence_of_fates_adds_up() -> None:
     ended = report.finished + report.refused + report.lost + report.duplicated + report.abandoned
     assert report.sent == ended + report.in_flight
     assert json.loads(json.dumps(report.as_json()))["sent"] == report.sent
+
+
+def test_answer_in_one_piece_is_judged_as_a_stream_is_and_tells_no_first_token() -> None:
+    body = {
+        "id": "chatcmpl-1",
+        "choices": [{"message": {"content": "a b"}, "finish_reason": "length", "token_ids": [1, 2]}],
+        "usage": {"prompt_tokens": 3, "completion_tokens": 2},
+    }
+    answer = StreamedAnswer(sent_at=0.0, status=200)
+    answer.take_plain(json.dumps(body).encode(), at=5.0)
+    assert judge(answer, 2).fate is RequestFate.FINISHED
+    assert answer.ttft_s is None
+    assert judge(answer, 3).reason == "missing_tokens"
+    broken = StreamedAnswer(sent_at=0.0, status=200)
+    broken.take_plain(b"[1]", at=5.0)
+    assert judge(broken, 2).fate is RequestFate.LOST
