@@ -204,6 +204,8 @@ class Readiness(AnswerBody):
     reason: str
     since: float
     age_s: Seconds
+    detail: str | None = None  # why, with a reason that is a fault
+    restart: dict[str, Any] | None = None  # with core_dead: what is done about it
 
 
 class DeepHealth(Readiness):

@@ -70,15 +70,21 @@ def from_too_long(error: TooLongError, param: str) -> ApiError:
 def from_validation(error: ValidationError) -> ApiError:
     """Names the first offending field by its path, as in `messages.0.role`.
 
-    What may have one of several forms has an error for each: the one that got deepest is what was meant.
+    What may have one of several forms has an error for each. One of the right type that is beyond a limit is what was
+    meant, else the one that got deepest.
     """
     errors = error.errors(include_url=False, include_input=False, include_context=False)
     paths = [[str(part)[:MAX_NAME_CHARS] for part in e["loc"] if not _is_branch_name(part)] for e in errors]
     same = [index for index, path in enumerate(paths) if path[:1] == paths[0][:1]]
-    chosen = max(same, key=lambda index: len(paths[index]))
+    chosen = max(same, key=lambda index: (not _is_of_type(errors[index]["type"]), len(paths[index])))
     path, message = ".".join(paths[chosen]), errors[chosen]["msg"].removeprefix("Value error, ")
     where = f"{path}: " if path else ""
     return ApiError(400, f"{where}{message}", param=path or None, code="invalid_value")
+
+
+def _is_of_type(kind: str) -> bool:
+    """Whether pydantic's kind of error says no more than that this is another type, as in `string_type`."""
+    return kind.endswith("_type")
 
 
 def _is_branch_name(part: int | str) -> bool:

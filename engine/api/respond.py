@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from engine.api import chunks
 from engine.api.errors import error_body
 from engine.api.handoff import write_handoff
-from engine.node.choice import BAD_GRAMMAR
+from engine.node.choice import BAD_GRAMMAR, OUT_OF_MEMORY
 from engine.node.inflight import CORE_DEAD, NODE_STOPPING, Fate, InflightRequest
 from engine.node.queue_guard import QUEUE_TIMEOUT
 from engine.node.refusal import LONGEST_RETRY_AFTER_S
@@ -28,11 +28,19 @@ from engine.text.tokenizer import Tokenizer
 HANDOFF_EVENT = "fleet.handoff"
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 # Of answers that failed before anything of them was sent, by error code; what is not here is the node's own fault.
-STATUS_OF = {BAD_GRAMMAR: 400, "deadline_exceeded": 504, QUEUE_TIMEOUT: 503, CORE_DEAD: 503, NODE_STOPPING: 503}
+STATUS_OF = {
+    BAD_GRAMMAR: 400,
+    "deadline_exceeded": 504,
+    QUEUE_TIMEOUT: 503,
+    CORE_DEAD: 503,
+    NODE_STOPPING: 503,
+    OUT_OF_MEMORY: 503,
+}
 # Seconds until a client may come again, with 503. A core is back within seconds.
-RETRY_AFTER_S = {QUEUE_TIMEOUT: LONGEST_RETRY_AFTER_S, CORE_DEAD: 2, NODE_STOPPING: 2}
-# Said in X-Fleet-Refused: the request ended with what held it, and may begin anew on another node.
-MAY_GO_ELSEWHERE = frozenset({CORE_DEAD, NODE_STOPPING})
+RETRY_AFTER_S = {QUEUE_TIMEOUT: LONGEST_RETRY_AFTER_S, CORE_DEAD: 2, NODE_STOPPING: 2, OUT_OF_MEMORY: 2}
+# Said in X-Fleet-Refused: the request ended with what held it, or with what it shared memory with, and may begin anew
+# on another node.
+MAY_GO_ELSEWHERE = frozenset({CORE_DEAD, NODE_STOPPING, OUT_OF_MEMORY})
 
 
 class GenerationResponse(Response):

@@ -81,6 +81,17 @@ TemplateArguments = Annotated[
 ]
 
 
+def null_is(default: bool | int, kind: Any) -> BeforeValidator:
+    """For a field of this kind: null means the default, as OpenAI's and vLLM's clients say of what they leave open."""
+    return BeforeValidator(lambda value: default if value is None else value, json_schema_input_type=kind | None)
+
+
+OffByDefault = Annotated[bool, null_is(False, bool)]
+OnByDefault = Annotated[bool, null_is(True, bool)]
+MinTokens = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
+Priority = Annotated[int, Field(ge=-1000, le=1000)]
+
+
 class Body(BaseModel):
     """Any body of a request. Fields that nobody knows are ignored, as OpenAI does."""
 
@@ -92,14 +103,14 @@ class Body(BaseModel):
 class StreamOptions(BaseModel):
     """What a stream tells beside text."""
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False  # vLLM's: in every chunk, not only the last
+    include_usage: OffByDefault = False
+    continuous_usage_stats: OffByDefault = False  # vLLM's: in every chunk, not only the last
 
 
 class GenerationBody(Body, OutputFields, UnsupportedFields):
     """What completions and chat completions share."""
 
-    stream: bool = False
+    stream: OffByDefault = False
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = None
@@ -111,14 +122,14 @@ class GenerationBody(Body, OutputFields, UnsupportedFields):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
-    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] = 0
-    ignore_eos: bool = False
+    min_tokens: Annotated[MinTokens, null_is(0, MinTokens)] = 0
+    ignore_eos: OffByDefault = False
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64, fail_fast=True)] | None = None
-    include_stop_str_in_output: bool = False
+    include_stop_str_in_output: OffByDefault = False
     logit_bias: Biases | None = None
-    priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
-    return_token_ids: bool = False
+    priority: Annotated[Priority, null_is(0, Priority)] = 0
+    return_token_ids: OffByDefault = False
     deadline_s: Annotated[float, Field(gt=0, le=MAX_DEADLINE_S)] | None = None
     user: Annotated[str, StringConstraints(max_length=256)] | None = None
     cache_salt: Annotated[str, StringConstraints(min_length=1, max_length=256)] | None = None
@@ -144,12 +155,12 @@ class CompletionBody(GenerationBody):
     prompt: (
         Text | TokenIds | Annotated[list[Text | TokenIds], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
     )
-    echo: bool = False
+    echo: OffByDefault = False
     max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None  # 0: only the echo
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     best_of: int | None = None
     suffix: Unsupported = None
-    add_special_tokens: bool = True
+    add_special_tokens: OnByDefault = True
 
     @field_validator("best_of")
     @classmethod
@@ -214,7 +225,7 @@ class ChatBody(GenerationBody, ToolFields, UnsupportedChatFields):
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    add_generation_prompt: bool = True
+    add_generation_prompt: OnByDefault = True
     chat_template_kwargs: TemplateArguments | None = None
 
     @field_validator("top_logprobs")
@@ -231,10 +242,10 @@ class TokenizeBody(Body):
     prompt: Text | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] | None = None
     add_special_tokens: bool | None = None
-    add_generation_prompt: bool = True
+    add_generation_prompt: OnByDefault = True
     chat_template_kwargs: TemplateArguments | None = None
     tools: Tools | None = None
-    return_token_strs: bool = False
+    return_token_strs: OffByDefault = False
 
     @model_validator(mode="after")
     def _one_of_two(self) -> TokenizeBody:

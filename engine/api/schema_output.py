@@ -60,7 +60,7 @@ class StructuredOutputs(BaseModel):
     choice: Choices | None = None
     grammar: Grammar | None = None
     json_object: bool | None = None
-    disable_any_whitespace: bool = False
+    disable_any_whitespace: bool | None = False
     whitespace_pattern: None = None
     structural_tag: None = None
     disable_additional_properties: Literal[False] | None = None

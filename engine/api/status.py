@@ -67,12 +67,14 @@ class StatusRoutes:
 
     def _readiness(self) -> tuple[Reason, dict[str, object]]:
         node = self._node
-        reason = node.health.judge()
+        reason, now = node.health.judge(), time.monotonic()
         report = node.health.report()
         if reason in (Reason.LOADING, Reason.WARMING_UP) and node.core.progress is not None:
             report["progress_ratio"] = node.core.progress.done
-        if reason is Reason.CORE_DEAD and node.core.error is not None:
-            report["detail"] = node.core.error
+        if reason is Reason.CORE_DEAD:
+            report |= {"detail": node.core.error, "restart": node.core.restart_report(now)}
+        if reason is Reason.CORE_STUCK:
+            report |= {"detail": node.health.stuck_detail(now), "progress": _progress(node.core.heartbeat(), now)}
         if reason is Reason.WRONG_OUTPUT:
             report["detail"] = node.golden.detail
         return reason, report

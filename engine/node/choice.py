@@ -16,6 +16,8 @@ from engine.text.tokenizer import Tokenizer
 from engine.text.tool_formats import FORMATS
 from engine.text.tool_stream import ToolPiece, ToolStream
 
+# Error codes, for programs.
+OUT_OF_MEMORY = "out_of_memory"
 BAD_GRAMMAR = "grammar_failed"  # the client's grammar turned out too costly while it was followed
 
 
@@ -73,7 +75,13 @@ class Choice:
     @property
     def error_code(self) -> str:
         """For programs, with `error`."""
-        return BAD_GRAMMAR if self.failure is FailureKind.GRAMMAR else "engine_error"
+        match self.failure:
+            case FailureKind.GRAMMAR:
+                return BAD_GRAMMAR
+            case FailureKind.OUT_OF_MEMORY:
+                return OUT_OF_MEMORY
+            case _:
+                return "engine_error"
 
     @property
     def num_own_tokens(self) -> int:

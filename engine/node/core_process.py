@@ -33,6 +33,7 @@ class CoreClient:
         self._heartbeats: HeartbeatPage | None = None
         self._watch: asyncio.Task[int] | None = None
         self._ended = asyncio.Event()  # the core's last message was read
+        self.was_killed = False  # by this process
 
     @property
     def pid(self) -> int | None:
@@ -115,6 +116,7 @@ class CoreClient:
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
+                self.was_killed = True
 
     async def stop(self, grace_s: float) -> int | None:
         """Ask the core to end, kill it after `grace_s`; returns its return code, None if it was never started.

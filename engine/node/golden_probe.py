@@ -12,6 +12,7 @@ from enum import StrEnum
 
 import structlog
 
+from engine.protocol.failure import FailureKind
 from engine.protocol.golden_prompt import BadGoldenFileError, GoldenAnswerFile, find_difference, golden_sequence, key_of
 from engine.protocol.messages import AbortSequence, CoreReady, GoldenAnswer, SequenceUpdate, ToCore
 from engine.protocol.step import TokenLogprobs
@@ -20,7 +21,8 @@ log = structlog.get_logger()
 
 INTERVAL_S = 60.0
 INTERVAL_WHEN_WRONG_S = 5.0
-PATIENCE_S = 120.0  # users come first: a node that is busy for so long is not asked this time
+URGENT_AFTER_S = 15.0  # users come first, but wrong answers are no use to them: then the run comes before the queue
+PATIENCE_S = 120.0  # a node that has no place for so long is not asked this time
 
 
 class GoldenResult(StrEnum):
@@ -56,6 +58,7 @@ class GoldenProbe:
         self._max_tokens = 0
         self._num_runs = 0
         self._started_at = time.monotonic()
+        self._is_urgent = False  # the run under way
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
         self.pending_id: str | None = None
@@ -102,11 +105,14 @@ class GoldenProbe:
         interval_s = min(INTERVAL_WHEN_WRONG_S, self._interval_s) if self.is_wrong else self._interval_s
         if self._key is None or self.pending_id is not None or now - self._started_at < interval_s:
             return
-        self._num_runs += 1
         self._started_at = now
-        self._token_ids, self._logprobs = [], []
+        self._begin_run(now, is_urgent=self.is_wrong)
+
+    def _begin_run(self, now: float, *, is_urgent: bool) -> None:
+        self._num_runs += 1
+        self._token_ids, self._logprobs, self._is_urgent = [], [], is_urgent
         self.pending_id = f"golden-{self._num_runs}"
-        self._send(golden_sequence(self._vocab_size, self._max_tokens, now, self.pending_id))
+        self._send(golden_sequence(self._vocab_size, self._max_tokens, now, self.pending_id, is_urgent=is_urgent))
 
     def cancel(self) -> None:
         """Gives up the run under way: the core is wanted for something else."""
@@ -121,12 +127,16 @@ class GoldenProbe:
             self._judge(answer)
 
     def tick(self, now: float) -> None:
-        """Gives up a run that gets no turn, and asks again while the answers are wrong."""
-        if self.pending_id is not None and now - self._started_at > PATIENCE_S:
+        """Hurries a run that gets no turn, gives it up in the end, and asks again while the answers are wrong."""
+        waited_s = now - self._started_at
+        if self.pending_id is not None and waited_s > PATIENCE_S:
             self._send(AbortSequence(self.pending_id, "deadline"))
             self.pending_id = None
             self.detail = f"no turn within {PATIENCE_S:.0f} s: the node is busy"
             self._on_result("error")
+        elif self.pending_id is not None and waited_s > URGENT_AFTER_S and not (self._is_urgent or self._token_ids):
+            self._send(AbortSequence(self.pending_id, "deadline"))
+            self._begin_run(now, is_urgent=True)
         if self.is_wrong:
             self.request_run(now)
 
@@ -139,14 +149,21 @@ class GoldenProbe:
         self.pending_id = None
         if update.finish_reason == "length":
             self._judge(GoldenAnswer(tuple(self._token_ids), tuple(self._logprobs)))
+            return
+        reason = "no reason given" if update.failure is None else update.failure.message
+        if update.failure is not None and update.failure.kind is FailureKind.NON_FINITE_LOGITS:
+            self._settle(f"no answer: {reason}")  # NaN to a known prompt is as wrong as another token
         else:
-            reason = "no reason given" if update.failure is None else update.failure.message
             self.detail = f"the last run ended with {update.finish_reason}: {reason}"
             self._on_result("error")
 
     def _judge(self, answer: GoldenAnswer) -> None:
         assert self._key is not None, "no core, no answer"
-        self.detail = find_difference(self._expected[self._key], answer)
+        self._settle(find_difference(self._expected[self._key], answer))
+
+    def _settle(self, difference: str | None) -> None:
+        """A run has a result; None: the answer is right."""
+        self.detail = difference
         result = GoldenResult.PASSED if self.detail is None else GoldenResult.FAILED
         if result is not self.result:
             level = log.info if result is GoldenResult.PASSED else log.error

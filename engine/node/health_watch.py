@@ -52,9 +52,19 @@ class HealthWatch:
         """The last judgement and since when it holds, for `/health`."""
         return self._health.report(time.time())
 
+    def stuck_detail(self, now: float) -> str:
+        """What a person should know of a core that is stuck at monotonic `now`."""
+        since, after_s = self._core.stuck_since, self._stuck_core_kill_after_s
+        for_s = 0.0 if since is None else now - since
+        said = f"the engine core has made no progress for longer than it may, for {for_s:.0f} s now"
+        if not after_s:
+            return f"{said}; it is not killed (--stuck-core-kill-after 0): restart the node"
+        return f"{said}; it is killed and started again in {max(0.0, after_s - for_s):.0f} s"
+
     def tick(self, now: float) -> None:
         """To be called a few times a second, with monotonic `now`: changes are noticed also when nobody probes."""
         self.judge()
         self._core.kill_if_stuck(self._stuck_core_kill_after_s, now)
+        self._core.kill_if_start_hangs(now)
         if self._core.phase is CorePhase.UP:
             self._golden.tick(now)

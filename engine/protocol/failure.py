@@ -5,6 +5,7 @@ Nobody decides by a message's text. The message is for people: it goes into the 
 | kind | HTTP status | code in the answer, the error event and the log |
 |---|---|---|
 | GRAMMAR | 400 | `grammar_failed` |
+| OUT_OF_MEMORY | 503 | `out_of_memory`, with X-Fleet-Refused: another node may have the memory |
 | every other | 500 | `engine_error` |
 
 A stream that has begun ends with an error event of that code; its status was sent before. What the API refuses by

@@ -22,6 +22,7 @@ log = structlog.get_logger()
 PROMPT_TOKENS = 24
 ANSWER_TOKENS = 8
 PRIORITY = 1_000_000  # later than any request of a client, however long it waits
+URGENT_PRIORITY = -1_000_000  # sooner than any: it takes one place for some steps
 TIE_NATS = 0.1  # two candidates nearer than this may change places with the batch they are computed in
 LOGPROB_TOLERANCE = 0.5  # nats; half precision and another batch move a log probability far less
 MAX_FILE_BYTES = 2**20
@@ -32,13 +33,16 @@ class BadGoldenFileError(ValueError):
     """The file of golden answers can't be used; the message names it."""
 
 
-def golden_sequence(vocab_size: int, max_tokens: int, now: float, seq_id: str = "golden") -> AddSequence:
+def golden_sequence(
+    vocab_size: int, max_tokens: int, now: float, seq_id: str = "golden", *, is_urgent: bool = False
+) -> AddSequence:
     """The prompt for a model with this vocabulary and room for `max_tokens` in all."""
     num_answer = max(1, min(ANSWER_TOKENS, max_tokens - 1))
     num_prompt = max(1, min(PROMPT_TOKENS, max_tokens - num_answer))
     prompt = tuple((7919 * i + 13) % vocab_size for i in range(1, num_prompt + 1))
     sampling = SamplingParams(max_tokens=num_answer, temperature=0.0, ignore_eos=True, num_logprobs=2)
-    return AddSequence(seq_id, prompt, sampling, arrived_at=now, priority=PRIORITY, is_probe=True)
+    priority = URGENT_PRIORITY if is_urgent else PRIORITY
+    return AddSequence(seq_id, prompt, sampling, arrived_at=now, priority=priority, is_probe=True)
 
 
 def find_difference(expected: GoldenAnswer, got: GoldenAnswer) -> str | None:

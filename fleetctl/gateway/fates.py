@@ -36,7 +36,7 @@ class Death(NamedTuple):
     """A node that ended, or fell silent, with the request in hand."""
 
     node: str
-    reason: str  # disconnected, cut, core_dead, node_silent or core_stuck
+    reason: str  # disconnected, cut, core_dead, out_of_memory, node_silent or core_stuck
 
     @property
     def fate(self) -> str:

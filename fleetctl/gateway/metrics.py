@@ -16,6 +16,7 @@ LOST_REASONS = (
     "engine_error",
     "node_stopping",
     "aborted",
+    "out_of_memory",
     "not_continued",
     "first_byte_limit",
     "stream_idle",

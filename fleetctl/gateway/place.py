@@ -23,6 +23,8 @@ MAX_TRIES = 8  # nodes asked for one new request; a hand-off asks every node, be
 MAX_RETRY_AFTER_S = 60
 DEADLINE_HEADER = "X-Fleet-Deadline-S"
 CORE_DEAD = "core_dead"
+# What a node says that had the request in hand: it may be what ends its holders, so few nodes get it again.
+ENDED_WITH_IT = frozenset({CORE_DEAD, "out_of_memory"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +162,8 @@ class Placer:
             wait.note_heard(self._clock())
             placed = self._judge(Placed(job, endpoint, response, wait, release), not_placed)
             if placed is None:
-                if not_placed.reasons[node] == CORE_DEAD:
-                    proxied.deaths.append(Death(node, CORE_DEAD))
+                if (reason := not_placed.reasons[node]) in ENDED_WITH_IT:
+                    proxied.deaths.append(Death(node, reason))
                 else:
                     proxied.wait = None  # it never had the request
             return placed
@@ -214,7 +216,7 @@ class Placer:
 
 def _refusal(status: int, said: str | None) -> str:
     """One of a closed set of words, whatever the node said: it becomes a metric label."""
-    if said in ("draining", "not_ready", "overloaded", CORE_DEAD, "node_stopping"):
+    if said in ENDED_WITH_IT or said in ("draining", "not_ready", "overloaded", "node_stopping"):
         return said
     return "overloaded" if status == 429 else f"status_{status}" if status in (502, 503) else "not_continued"
 

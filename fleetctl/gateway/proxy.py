@@ -70,6 +70,7 @@ _NODE_CODES = frozenset(
         "exported",
         "grammar_failed",
         "node_stopping",
+        "out_of_memory",
         "queue_timeout",
     }
 )

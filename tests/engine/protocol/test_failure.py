@@ -16,11 +16,12 @@ MISLEADING = "its grammar: out of memory, non-finite logits"
 
 
 @pytest.mark.parametrize("kind", FailureKind)
-def test_only_a_grammar_failure_is_the_clients_fault_whatever_the_message_says(kind: FailureKind) -> None:
+def test_the_answer_follows_the_kind_whatever_the_message_says(kind: FailureKind) -> None:
     choice = Choice(0, "r-0", (1,), SamplingParams(max_tokens=2), TextStream(lambda token: bytes([token])))
     failure = SequenceFailure(kind, MISLEADING)
     choice.apply(SequenceUpdate("r-0", finish_reason=FinishReason.ERROR, failure=failure))
-    expected = ("grammar_failed", 400) if kind is FailureKind.GRAMMAR else ("engine_error", 500)
+    known = {FailureKind.GRAMMAR: ("grammar_failed", 400), FailureKind.OUT_OF_MEMORY: ("out_of_memory", 503)}
+    expected = known.get(kind, ("engine_error", 500))
     assert (choice.error_code, STATUS_OF.get(choice.error_code, 500)) == expected
     assert choice.error == MISLEADING
 

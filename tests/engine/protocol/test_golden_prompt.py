@@ -8,9 +8,22 @@ from pathlib import Path
 import pytest
 
 from engine.core.fake_runner import generate
-from engine.node.golden_probe import INTERVAL_S, INTERVAL_WHEN_WRONG_S, PATIENCE_S, GoldenProbe, GoldenResult
+from engine.node.golden_probe import (
+    INTERVAL_S,
+    INTERVAL_WHEN_WRONG_S,
+    PATIENCE_S,
+    URGENT_AFTER_S,
+    GoldenProbe,
+    GoldenResult,
+)
 from engine.protocol.failure import FailureKind, SequenceFailure
-from engine.protocol.golden_prompt import BadGoldenFileError, GoldenAnswerFile, find_difference, golden_sequence
+from engine.protocol.golden_prompt import (
+    URGENT_PRIORITY,
+    BadGoldenFileError,
+    GoldenAnswerFile,
+    find_difference,
+    golden_sequence,
+)
 from engine.protocol.messages import (
     AbortSequence,
     AddSequence,
@@ -147,6 +160,7 @@ def test_a_run_without_a_turn_is_given_up_and_says_nothing() -> None:
     probe = Probe()
     at = probe.start()
     probe.request_run(at)
+    probe.tick(at + URGENT_AFTER_S + 1.0)
     asked_id = probe.pending_id
     probe.tick(at + PATIENCE_S)
     assert probe.pending_id == asked_id
@@ -154,6 +168,41 @@ def test_a_run_without_a_turn_is_given_up_and_says_nothing() -> None:
     assert probe.sent[-1] == AbortSequence(str(asked_id), "deadline")
     assert (probe.result, probe.pending_id) == (GoldenResult.PASSED, None)
     assert probe.results[-1] == "error"
+
+
+def test_a_run_that_users_leave_no_turn_comes_before_them() -> None:
+    """Else a node that is always full would never learn that its answers are wrong."""
+    probe = Probe()
+    at = probe.start()
+    probe.request_run(at)
+    first = probe.pending_id
+    probe.tick(at + URGENT_AFTER_S)
+    assert len(probe.sent) == 1
+    probe.tick(at + URGENT_AFTER_S + 1.0)
+    assert probe.sent[1] == AbortSequence(str(first), "deadline")
+    again = probe.sent[2]
+    assert isinstance(again, AddSequence)
+    assert (again.seq_id, again.priority) == (probe.pending_id, URGENT_PRIORITY)
+    probe.tick(at + URGENT_AFTER_S + 2.0)
+    assert len(probe.sent) == 3
+    probe.answer(EXPECTED)
+    assert probe.results == ["passed", "passed"]
+
+
+def test_an_answer_that_is_no_number_is_wrong_until_a_right_one() -> None:
+    probe = Probe()
+    at = probe.start()
+    probe.request_run(at)
+    probe.answer(
+        answer(1, 2),
+        finish_reason=FinishReason.ERROR,
+        failure=SequenceFailure(FailureKind.NON_FINITE_LOGITS, "NaN in the logits"),
+    )
+    assert probe.is_wrong
+    assert "NaN" in str(probe.detail)
+    probe.tick(at + INTERVAL_WHEN_WRONG_S)
+    probe.answer(EXPECTED)
+    assert not probe.is_wrong
 
 
 def test_a_run_that_failed_is_no_wrong_answer() -> None:
