@@ -20,7 +20,8 @@ PLACEHOLDER = re.compile(r"\{\{\s*([a-z0-9_]+)\s*\}\}")
 QUERY_PLACEHOLDERS = frozenset({"node", "pool", "model", "scope", "before", "onset_age_s"})
 PAST_MARGIN_S = 15.0  # the signals look back 20 s: a fault is in them some seconds before a rule sees it
 _SAYS_WHO_ANSWERS = ("up", "llm:up")  # what the controller itself found out about a node
-_TOLD_BY_OTHERS = ("llm:gpu_",)  # may come from an exporter beside the node, whose own silence ends these series
+# From an exporter beside the node, whose own silence ends these series; and from who started its process.
+_TOLD_BY_OTHERS = ("llm:gpu_", "fleet_node_")
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,7 @@ class Question:
     if_yes: str
     if_no: str
     if_unknown: str
+    optional: bool = False  # not everybody can tell: unknown does not lower the verdict's confidence
 
     @property
     def threshold(self) -> str:

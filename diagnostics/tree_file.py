@@ -48,6 +48,7 @@ class _QuestionForm(_Form):
     if_yes: str
     if_no: str = CONTINUE
     if_unknown: str = CONTINUE
+    optional: bool = False
     window_ends_now: str = Field(default="", max_length=500)  # why a long window may contain what is asked about
     note: str = Field(default="", max_length=1000)  # why this limit; for the reader of the file
 
@@ -174,6 +175,7 @@ def _to_question(entry: _QuestionForm) -> Question:
         if_yes=entry.if_yes,
         if_no=entry.if_no,
         if_unknown=entry.if_unknown,
+        optional=entry.optional,
     )
 
 

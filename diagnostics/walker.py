@@ -116,7 +116,12 @@ def _evidence(question: Question, word: AnswerWord, query: str, result: QueryRes
 def _conclude(
     tree: Tree, scope: Mapping[str, str], verdict: Verdict | None, evidence: tuple[Evidence, ...], now: float
 ) -> Diagnosis:
-    unknown = tuple(f"{found.title} ({found.why_unknown})" for found in evidence if found.answer == "unknown")
+    optional = {question.id for question in tree.questions if question.optional}
+    unknown = tuple(
+        f"{found.title} ({found.why_unknown})"
+        for found in evidence
+        if found.answer == "unknown" and found.question not in optional
+    )
     cause = verdict.cause if verdict is not None else None
     title = _no_cause_title(evidence) if verdict is None else _title(verdict, tree, scope, evidence)
     confidence: Confidence = "unknown"

@@ -111,6 +111,7 @@ class CoreLink:
         """Readiness at monotonic time `now`. To be asked every second or so, also when nobody wants to know."""
         stuck = is_stuck(self.heartbeat(), awake_since=self._awake.note(now), now=now) and self.phase is CorePhase.UP
         self._stuck_since = (self._stuck_since or now) if stuck else None
+        self._metrics.core_stuck.set(1 if stuck else 0)
         return judge(phase=self.phase, stuck=stuck, takes_work=takes_work, output_is_wrong=output_is_wrong, rests=rests)
 
     def kill_if_stuck(self, after_s: float, now: float) -> None:
@@ -309,6 +310,7 @@ class CoreLink:
         self.num_failed_starts += 1
         self.running, self.kv_ratio = 0, 0.0
         self._metrics.core_up.set(0)
+        self._metrics.core_deaths.inc()
         log.error("core.lost", reason=reason)
         self._listener.on_core_lost(reason)
         self._answered(reason)

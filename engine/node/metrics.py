@@ -232,6 +232,10 @@ class NodeMetrics:
         )
         for result in GOLDEN_RESULTS:
             self.golden_runs.labels(result=result)
+        self.core_stuck = Gauge("engine_core_stuck", "1 while the core makes no progress.", registry=registry)
+        self.core_deaths = Counter(
+            "engine_core_deaths", "Core processes that ended unasked, also those killed as stuck.", registry=registry
+        )
         self.core_restarts = Counter("engine_core_restarts", "Restarts of the core process.", registry=registry)
 
     def _gauge(self, name: str, text: str) -> Gauge:

@@ -179,7 +179,7 @@ FAULTS: tuple[Fault, ...] = (
         _kill_core_often,
         Expectation(
             alerts=("LLMCoreDown", "LLMCoreRestarts", "LLMNodeDown", "LLMErrorRate"),
-            causes=("node_down",),
+            causes=("crash_loop", "node_down"),
             optional_pages=_REPLACE,
         ),
         page_within_s=200.0,

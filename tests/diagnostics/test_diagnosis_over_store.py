@@ -27,6 +27,9 @@ SCOPE = {"node": "node-2", "pool": "default"}
 CALM = {
     "up": 1.0,
     "llm:up": 1.0,
+    "fleet_node_process_up": 1.0,
+    "llm:core_stuck": 0.0,
+    "llm:core_deaths:increase": 0.0,
     "llm:running": 4.0,
     "llm:waiting": 0.0,
     "llm:kv_ratio": 0.4,

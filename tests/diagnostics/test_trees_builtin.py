@@ -38,6 +38,10 @@ CALM: dict[str, float | None] = {
     "peers_fell": 0.0,
     "fell_here": 0.0,
     "lost": 0.0,
+    "pool_ended": 1.0,
+    "process_ended": 1.0,
+    "core_stuck": 0.0,
+    "core_deaths": 0.0,
 }
 
 # Questions on two branches that ask the same: one answer serves both.
@@ -45,6 +49,9 @@ SAME = {
     "slow_steps_queued": "slow_steps",
     "outlier_in_mean": "long_context_outlier",
     "queue_everywhere": "pool_saturated",
+    "full_everywhere": "pool_saturated",
+    "arrivals_doubled": "load_up",
+    "core_death": "core_deaths",
 }
 
 
@@ -90,12 +97,19 @@ LEAVES = [
     ("capacity", "long_prompts", {"input_tokens": 2.0}),
     ("capacity", "overload", {"load_up": 2.0}),
     ("capacity", "overload", {"pool_saturated": 0.8}),
+    ("capacity", "overload", {"load_up": 9.0, "pool_saturated": 30.0, "input_tokens": 5.0}),
+    ("capacity", "long_prompts", {"load_up": 9.0, "input_tokens": 5.0}),
     ("capacity", "kv_pressure", {"kv_pressure": 0.98}),
     ("capacity", "kv_pressure", {"preemptions": 0.2}),
     ("capacity", None, {}),
     ("node", "node_down", {"silent": 0.0}),
     ("node", "downstream", {"silent": 0.0, "peers_silent": 0.25}),
+    ("node", "node_down", {"silent": 0.0, "process_ended": 0.0}),
+    ("node", "node_down", {"silent": 0.0, "peers_silent": 0.0, "pool_ended": 0.0}),
     ("node", "node_down", {"no_steps": 0.0}),
+    ("node", "node_down", {"core_stuck": 1.0}),
+    ("node", "crash_loop", {"core_deaths": 8.0}),
+    ("node", "core_crash", {"core_deaths": 1.0}),
     ("node", "gpu_fault", {"gpu_health": 1.0}),
     ("node", None, {}),
     ("cache", "prefix_cache_broken", {"peers_fell": 0.3}),
@@ -140,6 +154,18 @@ def test_slow_node_is_confirmed_with_its_evidence(trees: dict[str, Tree]) -> Non
     assert found.evidence[2].value == 3.4
     assert found.evidence[2].age_s == 2.0
     assert 'node!="node-2"' in found.evidence[2].query
+
+
+def test_what_not_every_engine_can_tell_does_not_lower_the_confidence(trees: dict[str, Tree]) -> None:
+    found = diagnose(trees["node"], NODE, silent=0.0, process_ended=None)
+
+    assert (found.cause, found.confidence, found.not_known) == ("node_down", "confirmed", ())
+
+
+def test_a_pool_whose_processes_ended_is_not_the_path_to_it(trees: dict[str, Tree]) -> None:
+    dead = diagnose(trees["node"], NODE, silent=0.0, peers_silent=0.0, pool_ended=0.0)
+    assert dead.title == "The processes of most nodes of pool chat ended: it is not the path to them"
+    assert diagnose(trees["node"], NODE, silent=0.0, peers_silent=0.0).cause == "downstream"
 
 
 def test_is_only_likely_when_an_earlier_question_had_no_answer(trees: dict[str, Tree]) -> None:
