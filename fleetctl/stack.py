@@ -89,7 +89,7 @@ class Stack:
         env = {"FLEETCTL_CONFIG": "", **{key: "" for key in os.environ if key.startswith("FLEETCTL_")}}
         flags = ["--config", str(config)]
         commands = {
-            "controller": [sys.executable, "-m", "fleetctl.controller", *flags],
+            "controller": [sys.executable, "-m", "fleetctl.controller", "--start-nodes", *flags],
             "gateway": [sys.executable, "-m", "fleetctl.cli", *flags, "gateway", "run"],
         }
         addresses = {"controller": settings.controller.base_url, "gateway": settings.gateway.base_url}

@@ -253,8 +253,7 @@ def held_text(target: Target, claimed: Target, holder: Run, *, is_known: bool = 
 class Policy(StrEnum):
     """Who lets a run start that the controller proposed."""
 
-    PROPOSE = "propose"  # a person approves
-    ASK = "ask"  # a person approves, and is asked at once
+    ASK = "ask"  # a person approves
     RUN = "run"  # pages of low and medium risk start by themselves; guards hold all the same
 
 

@@ -84,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
     limits = {"port": 0, "probe_interval_s": args.probe_interval, "scrape_interval_s": args.scrape_interval}
     settings = Settings(state_dir=args.state_dir, controller=limits)
     specs = tuple(spec_of(number) for number in range(args.nodes))
-    config = ControllerConfig(settings, token=_TOKEN, node_token=_TOKEN, node_specs=specs)
+    config = ControllerConfig(settings, token=_TOKEN, node_token=_TOKEN, node_specs=specs, start_nodes=True)
     uvloop.run(serve(config, _tell, provider=ServedNodes(args.port)))
     return 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Annotated
 
 import typer
 
@@ -22,8 +23,18 @@ def register(app: typer.Typer) -> None:
     app.add_typer(gateway, name="gateway")
 
     @controller.command("run")
-    def controller_run() -> None:
-        """Run the controller in the foreground until SIGTERM. Runs in progress go on at the next start."""
+    def controller_run(
+        start_nodes: Annotated[
+            bool,
+            typer.Option(
+                "--start-nodes", help="Start the fleet of the settings where there is none, and nodes that should run."
+            ),
+        ] = False,
+    ) -> None:
+        """Run the controller in the foreground until SIGTERM. Runs in progress go on at the next start.
+
+        Starts no node by itself: those that ended stay as they are, and are paged.
+        """
         given = context.current()
         flags = {
             "--config": given.config,
@@ -32,6 +43,7 @@ def register(app: typer.Typer) -> None:
             "--log-level": given.log_level,
         }
         words = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
+        words += ["--start-nodes"] if start_nodes else []
         # This process becomes the controller, so that it keeps none of the command line's libraries.
         os.execv(sys.executable, [sys.executable, "-m", "fleetctl.controller", *words])  # noqa: S606  ourselves
 

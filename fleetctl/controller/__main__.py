@@ -38,7 +38,7 @@ def _run(args: argparse.Namespace) -> None:
     flags = {"state_dir": args.state_dir, "controller": {"url": args.controller}, "log": {"level": args.log_level}}
     settings = load_settings(args.config, flags)
     configure_logging(settings.log.level, settings.log.format)
-    uvloop.run(serve(controller_config(settings)))
+    uvloop.run(serve(controller_config(settings, start_nodes=args.start_nodes)))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -47,6 +47,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--state-dir", type=Path, help="where state, logs and incidents live")
     parser.add_argument("--controller", metavar="URL", help="where others reach this controller")
     parser.add_argument("--log-level", help="debug, info, warning or error")
+    parser.add_argument(
+        "--start-nodes",
+        action="store_true",
+        help="start the fleet of the settings where there is none, and nodes that should run and do not",
+    )
     return parser
 
 

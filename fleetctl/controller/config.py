@@ -18,7 +18,9 @@ class ControllerConfig:
     token: str = field(repr=False)  # for every change asked over HTTP
     node_token: str = field(repr=False)  # for the nodes' admin routes
     gateway_url: str | None = None
-    node_specs: tuple[NodeSpec, ...] = ()  # the fleet to start when the state holds no node yet
+    node_specs: tuple[NodeSpec, ...] = ()  # the fleet of a state that holds no node yet
+    start_nodes: bool = False
+    """Somebody asked for it: start `node_specs` where there is no node yet, and nodes that should run and do not."""
 
     def __post_init__(self) -> None:
         if not self.token or not self.node_token:
@@ -36,7 +38,7 @@ class ControllerConfig:
         return self.settings.controller.base_url.rstrip("/")
 
 
-def controller_config(settings: Settings) -> ControllerConfig:
+def controller_config(settings: Settings, *, start_nodes: bool = False) -> ControllerConfig:
     """With the tokens and addresses that `fleetctl up` recorded under the state folder.
 
     Raises BadInputError when a token is missing.
@@ -54,6 +56,7 @@ def controller_config(settings: Settings) -> ControllerConfig:
         node_token=settings.node_token(),
         gateway_url=gateway if isinstance(gateway, str) else settings.gateway.base_url,
         node_specs=tuple(initial_fleet(settings)),
+        start_nodes=start_nodes,
     )
 
 

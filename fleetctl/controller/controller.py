@@ -160,7 +160,7 @@ async def open_controller(
             *alertmanager_loops(config, inbound, sender),
         )
         records.metrics.watch_loops(loops, records.clock)
-        await fleet.seed(config.node_specs)
+        await fleet.take_charge(config.node_specs, start_nodes=config.start_nodes)
         started = f"controller started, epoch {records.database.epoch}"
         await records.timeline.append("controller.started", started)
         yield Controller(

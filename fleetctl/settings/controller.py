@@ -5,12 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import BeforeValidator, Field, SecretStr
 
 from fleetctl.settings.section import Section
 
-PolicyName = Literal["propose", "ask", "run"]
-"""propose and ask: a proposed run waits for a person. run: causes in `policy_causes` are acted on at once."""
+
+def _known_policy(value: object) -> object:
+    if value == "propose":
+        raise ValueError("'propose' is gone: it meant the same as 'ask'; write ask")
+    return value
+
+
+PolicyName = Annotated[Literal["ask", "run"], BeforeValidator(_known_policy)]
+"""ask: a proposed run waits for a person. run: causes in `policy_causes` are acted on at once."""
 
 
 HOST_NAME = r"^[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?$"
@@ -74,7 +81,8 @@ class ControllerSettings(Section):
     max_deep_checks: int = Field(default=8, ge=1, le=1000, description="Deep checks under way in the whole fleet.")
     stale_after_s: float = Field(default=10.0, gt=0, le=3600, description="A value older than this is no evidence.")
     policy: PolicyName = Field(
-        default="ask", description="What happens with a proposed runbook: propose and ask wait for a person, run acts."
+        default="ask",
+        description="What happens with a proposed runbook: ask waits for a person, run starts it where guards allow.",
     )
     policy_causes: frozenset[str] = Field(
         default=frozenset(),

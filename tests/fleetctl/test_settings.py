@@ -28,7 +28,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_flags_win_over_environment_and_environment_over_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "f.yaml"
-    path.write_text("controller: {port: 1, policy: propose, scrape_interval_s: 3}\n")
+    path.write_text("controller: {port: 1, policy: ask, scrape_interval_s: 3}\n")
     monkeypatch.setenv("FLEETCTL_CONTROLLER__PORT", "2")
     monkeypatch.setenv("FLEETCTL_CONTROLLER__POLICY", "run")
     settings = load_settings(path, {"controller": {"port": 3}})
@@ -42,6 +42,7 @@ def test_flags_win_over_environment_and_environment_over_file(monkeypatch: pytes
     [
         ("controller: {prot: 1}", "f.yaml: controller.prot"),
         ("controller: {port: abc}", "f.yaml: controller.port"),
+        ("controller: {policy: propose}", "it meant the same as 'ask'; write ask"),
         ("- 1", "f.yaml: expected a mapping"),
         ("a: [", "f.yaml: not YAML"),
     ],

@@ -241,7 +241,6 @@ def test_a_held_target_says_by_whom_and_what_is_not_known() -> None:
 
 
 def test_only_the_run_policy_starts_unasked_and_never_what_is_risky() -> None:
-    assert needs_person(Policy.PROPOSE, "low")
     assert needs_person(Policy.ASK, "low")
     assert not needs_person(Policy.RUN, "medium")
     assert needs_person(Policy.RUN, "high")

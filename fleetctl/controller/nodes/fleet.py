@@ -85,27 +85,34 @@ class Fleet:
         self._looks = itertools.count(1)
         self._learnt_from: dict[str, int] = {}  # the look that each node's state comes from
 
-    async def seed(self, specs: Sequence[NodeSpec]) -> None:
-        """Want the initial fleet when no node was ever wanted; else take charge of what runs already.
+    async def take_charge(self, specs: Sequence[NodeSpec], *, start_nodes: bool) -> None:
+        """Look after what runs already. Nothing is started that nobody asked for.
 
-        What is wanted and does not run is started again by the next turn.
+        `start_nodes`: somebody asked. Then the initial fleet is wanted where no node ever was, and what is wanted and
+        does not run is started by the next turn. Without it a node that ended stays ended: its alert says so.
         """
         now = self._clock.now()
         await self._database.write(lambda c: note_unrecorded(c, now))
         rows = await self._database.read(list_nodes)
-        if not rows:
+        if not rows and start_nodes:
             await self._database.write(lambda c: [want_node(c, spec, Role.MEMBER, now) for spec in specs])
-            return
+        elif not rows:
+            log.info("fleet.empty", remedy="fleetctl up starts a fleet, fleetctl node start NAME a node")
         for row in rows:
             if row.wanted and row.started and not row.is_restarting:
-                attached = await asyncio.to_thread(self._provider.attach, row.spec)
-                if attached is None:
-                    await self._routing.change(row.name, started=False)
-                else:
-                    log.info("node.attached", node=row.name, instance=attached.instance)
+                await self._attach(row, start_nodes=start_nodes)
         for one in await asyncio.to_thread(self._provider.list_instances):
             if one.name not in {row.name for row in rows}:
                 log.warning("node.unclaimed", node=one.name, url=one.url, reason="it runs, and no fleet wants it")
+
+    async def _attach(self, row: NodeRow, *, start_nodes: bool) -> None:
+        attached = await asyncio.to_thread(self._provider.attach, row.spec)
+        if attached is not None:
+            log.info("node.attached", node=row.name, instance=attached.instance)
+        elif start_nodes:
+            await self._routing.change(row.name, started=False)
+        else:
+            log.warning("node.ended", node=row.name, reason="it should run and does not; nobody asked to start it")
 
     async def observe_nodes(self) -> None:
         """Look at every node once, spread over the interval; ends with the last look, or with the interval."""

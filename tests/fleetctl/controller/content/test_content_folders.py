@@ -229,7 +229,12 @@ UNFIT = [
     (
         "policy that there is not",
         {"policy": "policies: {noisy_neighbour: sometimes}"},
-        "policies/neighbours.yaml:1: policies.noisy_neighbour: Input should be 'propose', 'ask' or 'run'",
+        "policies/neighbours.yaml:1: policies.noisy_neighbour: Input should be 'ask' or 'run'",
+    ),
+    (
+        "policy of before",
+        {"policy": "policies: {noisy_neighbour: propose}"},
+        "policies/neighbours.yaml:1: policies.noisy_neighbour: 'propose' is gone: it meant the same as 'ask'; write ask",
     ),
 ]
 

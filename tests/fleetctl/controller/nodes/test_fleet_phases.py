@@ -123,6 +123,30 @@ async def test_a_controller_that_starts_again_starts_what_is_wanted_and_does_not
 
 
 @pytest.mark.anyio
+async def test_a_controller_that_nobody_asked_starts_no_node(tmp_path: Path) -> None:
+    unasked = make_config(tmp_path, start_nodes=False)
+    try:
+        async with open_controller(unasked, make_provider(tmp_path)) as empty:
+            await empty.loops.run_turn("fleet")
+            assert empty.fleet.nodes == {}
+            assert empty.effects.provider.list_instances() == []
+        async with running_fleet(make_config(tmp_path)):
+            kill(tmp_path, "node-2")
+        async with open_controller(unasked, make_provider(tmp_path)) as second:
+            for _ in range(2):
+                await second.loops.run_turn("fleet")
+            dead = second.fleet.nodes["node-2"]
+            assert (dead.phase, dead.reason) == (NodePhase.UNREACHABLE, "its process ended: killed by SIGKILL")
+            assert second.fleet.nodes["node-1"].is_serving
+            assert [one.name for one in second.effects.provider.list_instances()] == ["node-1"]
+            receipt = await second.effects.restart_node("node-2", wait_s=20)
+            assert receipt["node"] == "node-2"
+            assert second.fleet.nodes["node-2"].is_serving, "asked for, it comes back"
+    finally:
+        stop_all(tmp_path)
+
+
+@pytest.mark.anyio
 async def test_one_node_that_can_not_be_started_does_not_hide_the_others(tmp_path: Path) -> None:
     try:
         specs = (make_spec("node-1", "--fail-at-start"), make_spec("node-2"))
