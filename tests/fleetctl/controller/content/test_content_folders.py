@@ -234,7 +234,7 @@ UNFIT = [
     (
         "policy of before",
         {"policy": "policies: {noisy_neighbour: propose}"},
-        "policies/neighbours.yaml:1: policies.noisy_neighbour: 'propose' is gone: it meant the same as 'ask'; write ask",
+        "policies.noisy_neighbour: 'propose' is gone: it meant the same as 'ask'; write ask",
     ),
 ]
 
