@@ -17,12 +17,15 @@ LOST_REASONS = (
     "node_stopping",
     "aborted",
     "out_of_memory",
+    "exported",
     "not_continued",
+    "moved_too_often",
     "first_byte_limit",
     "stream_idle",
     "deadline_exceeded",
     "queue_timeout",
     "shutting_down",
+    "interrupted",
     "internal",
 )
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"

@@ -54,7 +54,7 @@ class ProbeAnswer:
     reason: str = ""
 
 
-class NodeState:
+class WatchedNode:
     """What is known of one node while anybody waits for it, or it is out. Times are monotonic seconds."""
 
     __slots__ = ("endpoint", "failures", "heard_at", "out", "out_since", "probe", "probed_at", "stuck", "waits")
@@ -79,7 +79,7 @@ class Wait:
 
     __slots__ = ("_timeout", "began", "deadline_at", "end", "has_forwarded", "heard_at", "is_paused", "state")
 
-    def __init__(self, state: NodeState, now: float, deadline_at: float | None) -> None:
+    def __init__(self, state: WatchedNode, now: float, deadline_at: float | None) -> None:
         self.state = state
         self.began = now
         self.heard_at = now
@@ -136,7 +136,7 @@ class NodeWatch:
         self._probe = probe
         self._on_probe = on_probe
         self._clock = clock
-        self._states: dict[str, NodeState] = {}  # by address, of nodes that are waited for or out
+        self._states: dict[str, WatchedNode] = {}  # by address, of nodes that are waited for or out
         self._known: frozenset[str] | None = None  # addresses of the table; None before the first one
         self._awake_since = self._swept_at = clock()
 
@@ -147,7 +147,7 @@ class NodeWatch:
         now = self._clock()
         state = self._states.get(endpoint.base)
         if state is None:
-            state = self._states[endpoint.base] = NodeState(endpoint, now)
+            state = self._states[endpoint.base] = WatchedNode(endpoint, now)
         wait = Wait(state, now, deadline_at)
         state.waits.add(wait)
         return wait
@@ -222,7 +222,7 @@ class NodeWatch:
             self._end_waits(state, now)
             self._probe_if_due(state, now)
 
-    def _end_waits(self, state: NodeState, now: float) -> None:
+    def _end_waits(self, state: WatchedNode, now: float) -> None:
         limits = self._limits
         for wait in state.waits:
             if wait.end is not None or wait.is_paused:
@@ -240,7 +240,7 @@ class NodeWatch:
             elif silence > limits.stream_idle_limit_s:
                 wait.stop(WaitEnd.STREAM_IDLE)
 
-    def _probe_if_due(self, state: NodeState, now: float) -> None:
+    def _probe_if_due(self, state: WatchedNode, now: float) -> None:
         limits = self._limits
         if state.probe is not None:
             if now - state.probed_at > SUSPECT_AFTER_S:
@@ -263,7 +263,7 @@ class NodeWatch:
             state.probed_at = now
             state.probe = asyncio.get_running_loop().create_task(self._ask(state), name="gateway.probe")
 
-    async def _ask(self, state: NodeState) -> None:
+    async def _ask(self, state: WatchedNode) -> None:
         awake_since = self._awake_since
         try:
             answer = await self._probe(state.endpoint)
@@ -273,7 +273,7 @@ class NodeWatch:
         if self._awake_since == awake_since:  # else we stood still: that nothing came in time is our own doing
             self.note_probe(state, answer)
 
-    def note_probe(self, state: NodeState, answer: ProbeAnswer | None) -> None:
+    def note_probe(self, state: WatchedNode, answer: ProbeAnswer | None) -> None:
         """Take one probe's answer (None: there was none) into account."""
         if answer is None:
             state.failures += 1
@@ -295,7 +295,7 @@ class NodeWatch:
             state.out = None
             self._loads.trust(state.endpoint.node)
 
-    def _take_out(self, state: NodeState, why: WaitEnd) -> None:
+    def _take_out(self, state: WatchedNode, why: WaitEnd) -> None:
         if state.out is why:
             return
         if state.out is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from fleetctl.load.client import LoadRun, LoadSettings
 from fleetctl.load.shape import RequestShape
+from fleetctl.settings.gateway import GatewaySettings
 from tests.fixtures.engine import TOKEN, EngineNode, start_node
 from tests.fixtures.gateway import ScriptedController, Served, scripted_controller, served_gateway, until
 
@@ -152,3 +154,45 @@ async def test_a_killed_node_is_told_to_its_clients_and_loses_nobody_elses(
             more = LoadRun(LoadSettings(url=served.url, model="tiny"))
             after = await more.send_all([RequestShape(0.0, 20, 5) for _ in range(NUM_STREAMS)], asyncio.Event())
             assert after.finished == NUM_STREAMS, "new requests go round the dead node"
+
+
+async def test_a_stopped_node_costs_the_streams_that_had_begun_and_a_killed_core_no_other_request(
+    tmp_path: Path, nodes: tuple[EngineNode, EngineNode]
+) -> None:
+    first, second = nodes
+    limits = GatewaySettings(probe_after_s=0.5, probe_limit_s=1, stream_silence_limit_s=3)
+    async with scripted_controller() as controller:
+        route(controller, a=first, b=second)
+        async with served_gateway(tmp_path, controller.url, node_token=TOKEN, limits=limits) as served:
+            await until(lambda: served.gateway.routing.table is not None)
+            url = served.url + "/v1/chat/completions"
+
+            async def status(number: int) -> int:
+                body = make_body(number, stream=number % 2 == 0, max_tokens=10)
+                async with served.session.post(url, json=body) as response:
+                    await response.read()
+                    return response.status
+
+            streams = [
+                asyncio.create_task(served.session.post(url, json=make_body(n, max_tokens=5000))) for n in range(8)
+            ]
+            begun = await asyncio.gather(*streams)
+            first.proc.send_signal(signal.SIGSTOP)
+            assert await asyncio.gather(*(status(n) for n in range(NUM_STREAMS))) == [200] * NUM_STREAMS
+            lost = [n for n in begun if served.gateway.fates.get(n.headers["X-Request-Id"]).last_node == "a"]  # type: ignore[union-attr]
+            assert lost
+            for one in lost:
+                assert b'"code": "node_silent"' in (await one.read()).splitlines()[-2]
+            first.proc.send_signal(signal.SIGCONT)
+            await until(lambda: served.gateway.watch.silent_nodes() == {})
+            for one in begun:
+                one.close()
+
+            await asyncio.to_thread(first.http.post, "/admin/faults", json={"slow_steps": 20})
+            tasks = [asyncio.create_task(status(n)) for n in range(1, 2 * NUM_STREAMS, 2)]  # plain answers
+            await wait_busy(first, 3)
+            os.kill(first.core_pid(), signal.SIGKILL)
+            assert await asyncio.gather(*tasks) == [200] * NUM_STREAMS
+            retries = served.gateway.metrics.registry.get_sample_value("gateway_retries_total", {"reason": "core_dead"})
+            assert retries is not None
+            assert retries >= 1
