@@ -8,6 +8,7 @@ it gets no more requests, and loses what it was given. Knows no request and no c
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
@@ -315,5 +316,8 @@ async def ask_readiness(session: aiohttp.ClientSession, endpoint: Endpoint, limi
             body = await response.content.read(MAX_PROBE_BYTES)
     except (aiohttp.ClientError, TimeoutError, OSError):
         return None
-    # Not parsed: a node of any kind may say anything. Ours has one word of a closed set.
-    return ProbeAnswer(next((reason for reason in STUCK_REASONS if f'"{reason}"'.encode() in body), ""))
+    try:
+        reason = json.loads(body)["reason"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return ProbeAnswer()  # a node of any kind may say anything: it answered
+    return ProbeAnswer(reason if isinstance(reason, str) else "")

@@ -7,10 +7,14 @@ import json
 import time
 from pathlib import Path
 
+import aiohttp
 import pytest
 
+from fleetctl.gateway.node_watch import ProbeAnswer, ask_readiness
+from fleetctl.gateway.table import Endpoint
 from fleetctl.settings.gateway import GatewaySettings
-from tests.fixtures.gateway import Script, chat_text, small_fleet, until
+from fleetctl.wire import RouteState
+from tests.fixtures.gateway import Script, chat_text, scripted_nodes, small_fleet, until
 
 pytestmark = pytest.mark.anyio
 
@@ -204,3 +208,21 @@ async def test_a_node_that_the_controller_does_not_see_well_gets_nothing_while_a
         assert all(reply.is_done for reply in [await served.chat(f"p{i}") for i in range(8)]), (
             "the controller is cut off"
         )
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ({"ready": False, "reason": "core_stuck"}, "core_stuck"),
+        ({"ready": False, "detail": "core_stuck"}, ""),
+        ({"ready": False, "reason": 5}, ""),
+        ({"ready": True, "reason": "core_stuck"}, "ready"),
+    ],
+)
+async def test_a_probe_reads_the_nodes_reason_and_nothing_else(body: dict[str, object], reason: str) -> None:
+    async with scripted_nodes("a") as (node,), aiohttp.ClientSession() as session:
+        node.readiness = body
+        endpoint = Endpoint("a", node.url, RouteState.ACTIVE, "default", "demo")
+        assert await ask_readiness(session, endpoint, 5) == ProbeAnswer(reason)
+        await node.stop()
+        assert await ask_readiness(session, endpoint, 5) is None
