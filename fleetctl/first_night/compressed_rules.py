@@ -12,7 +12,6 @@ from fleetctl import bundled
 # Only how long a condition must hold, and how far back a past ends; never a threshold.
 FOR = {
     "LLMNodeDown": "8s",
-    "LLMCoreStuck": "8s",
     "LLMCoreDown": "8s",
     "LLMErrorRate": "20s",
     "LLMQueueDepth": "15s",

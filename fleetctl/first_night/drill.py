@@ -122,7 +122,7 @@ class _Drill:
             title=self._fault.title,
             at=responder.injected_at,
             alerts=tuple(sorted(responder.alerts.values(), key=lambda alert: alert.after_s)),
-            incidents=await responder.seen_incidents(traffic, self._fault.expects.causes),
+            incidents=await responder.seen_incidents(traffic, self._fault.expects),
             requests=await traffic.account(responder.injected_at),
             ended_by=self._ended_by(responder),
             still_standing=responder.standing,

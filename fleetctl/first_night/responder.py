@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fleetctl.client import ControllerClient
-from fleetctl.first_night.outcome import FiredAlert, SeenIncident, SeenRun
+from fleetctl.first_night.fault import Expectation
+from fleetctl.first_night.outcome import PAGING, FiredAlert, SeenIncident, SeenRun
 from fleetctl.first_night.postmortem_check import Known, false_statements, read_postmortem
 from fleetctl.first_night.target_fleet import OPERATOR
 from fleetctl.first_night.traffic import DrillTraffic
@@ -23,7 +24,6 @@ from fleetctl.wire import (
 )
 
 APPROVAL_DELAY_S = 3.0  # a person, before they approve
-PAGING = ("page", "critical")  # severities that wake somebody
 EDGE_S = 5.0  # around an incident's end: the gateway's counters are read once a second, and clients end later
 
 
@@ -113,13 +113,14 @@ class Responder:
         """When the last run ended; None without one."""
         return max((run.updated_at for run in self.runs if run.status.is_terminal), default=None)
 
-    async def seen_incidents(self, traffic: DrillTraffic, causes: Sequence[str]) -> tuple[SeenIncident, ...]:
-        """Every incident with its post-mortem judged. Call it when all requests have ended."""
-        return tuple([await self._seen(incident.id, traffic, causes) for incident in self.incidents])
+    async def seen_incidents(self, traffic: DrillTraffic, expects: Expectation) -> tuple[SeenIncident, ...]:
+        """Every incident, the post-mortems of those about the fault judged. Call it when all requests have ended."""
+        return tuple([await self._seen(incident.id, traffic, expects) for incident in self.incidents])
 
-    async def _seen(self, incident_id: str, traffic: DrillTraffic, causes: Sequence[str]) -> SeenIncident:
+    async def _seen(self, incident_id: str, traffic: DrillTraffic, expects: Expectation) -> SeenIncident:
         incident = await self._client.incident(incident_id)
         diagnosis = incident.diagnosis
+        is_about_fault = not expects.alerts or any(alert.name in expects.alerts for alert in incident.alerts)
         return SeenIncident(
             id=incident.id,
             title=incident.title,
@@ -134,7 +135,7 @@ class Responder:
             runs=tuple(self._seen_run(run) for run in incident.runs),
             not_proposed=tuple(e.text for e in incident.timeline if e.kind == "remediation.not_proposed"),
             postmortem=incident.postmortem,
-            false=self._false_in(incident, traffic, causes),
+            false=self._false_in(incident, traffic, expects.causes) if is_about_fault else (),
         )
 
     def _seen_run(self, run: Run) -> SeenRun:
