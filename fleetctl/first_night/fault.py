@@ -178,9 +178,9 @@ FAULTS: tuple[Fault, ...] = (
         "SIGKILL of a node's core, eight times in two minutes",
         _kill_core_often,
         Expectation(
-            alerts=("LLMCoreDown", "LLMCoreRestarts", "LLMNodeDown", "LLMErrorRate"),
-            causes=("crash_loop", "node_down"),
-            optional_pages=_REPLACE,
+            alerts=("LLMCoreRestarts", "LLMCoreDown"),
+            causes=("crash_loop",),
+            pages=("replace-node",),
         ),
         page_within_s=200.0,
     ),
