@@ -89,9 +89,12 @@ async def run_fault(base: Settings, fault: Fault, plan: DrillPlan, tell: Tell) -
         async with ControllerClient(view.controller_url, settings.controller_token()) as client:
             traffic = DrillTraffic(view.gateway_url, settings.fleet.model, rate_per_s=plan.rate_per_s, seed=plan.seed)
             fleet = TargetFleet(stack, client, traffic, FAKE_PACE if plan.runner == "fake" else 1.0)
-            if fleet.pace > 1.0:
-                await fleet.set_pace()
-            return await _Drill(fault, plan, fleet, tell).run_drill()
+            pacing = asyncio.create_task(fleet.keep_pace()) if fleet.pace > 1.0 else None
+            try:
+                return await _Drill(fault, plan, fleet, tell).run_drill()
+            finally:
+                if pacing is not None:
+                    pacing.cancel()
     finally:
         await asyncio.shield(asyncio.to_thread(stack.down, lambda _: None))
 

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ VICTIM = "node-2"  # of faults that are about one node
 NODES = ("node-1", "node-2", "node-3")
 CORE_WORDS = ("engine", "core")  # in a core's command line
 FAULT_TIMEOUT_S = 10.0
+PACE_EVERY_S = 1.0
 POLL_S = 0.2
 ACT_TIMEOUT_S = 30.0
 OPERATOR = "first-night"  # who asks and approves, in the fleet's own records
@@ -66,20 +67,32 @@ class TargetFleet:
 
     async def set_faults(self, node: str, **faults: Any) -> None:
         """Turn faults of a node on, or off with None. Raises FleetctlError when the node refuses or is silent."""
-        url = self.stack.table.observe(node).url
+        await self._faults(node, faults)
+
+    async def _faults(self, node: str, faults: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The node's faults that are on, after these were changed."""
+        url = f"{self.stack.table.observe(node).url}/admin/faults"
         headers = {"Authorization": f"Bearer {read_token(self.stack.settings.node_token_file)}"}
         try:
-            async with httpx.AsyncClient(timeout=FAULT_TIMEOUT_S, trust_env=False) as http:
-                answer = await http.post(f"{url}/admin/faults", json=faults, headers=headers)
-        except httpx.HTTPError as error:
+            async with httpx.AsyncClient(timeout=FAULT_TIMEOUT_S, trust_env=False, headers=headers) as http:
+                answer = await (http.get(url) if faults is None else http.post(url, json=faults))
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise UnreachableError(f"{node} does not take the fault: {type(error).__name__}") from error
         if answer.status_code != 200:
             raise FleetctlError(f"{node} refused the fault: {answer.status_code} {answer.text[:200]}")
+        on: dict[str, Any] = answer.json()
+        return on
 
-    async def set_pace(self) -> None:
-        """Make every node's steps as long as a model's."""
-        for node in NODES:
-            await self.set_faults(node, slow_steps=self.pace)
+    async def keep_pace(self) -> None:
+        """Until cancelled: every node's steps take `pace` times as long, also after it or its core was started anew."""
+        while True:
+            for name in self.stack.table.running():
+                if name in ("controller", "gateway"):
+                    continue
+                with suppress(FleetctlError):
+                    if (await self._faults(name)).get("slow_steps") is None:
+                        await self.set_faults(name, slow_steps=self.pace)
+            await asyncio.sleep(PACE_EVERY_S)
 
     async def clear_faults(self, node: str, *names: str) -> None:
         """Turn faults off on a node that may be gone."""
