@@ -50,6 +50,7 @@ class NodeConfig:
     block_size: int = 16
     num_kv_blocks: int | None = None
     kv_cache_memory_bytes: int | None = None
+    swap_space_gib: float = 0.0  # of host memory, for the KV of preempted requests; 0: it is computed again
     prefix_caching: bool = True
     chunked_prefill: bool = True
     max_num_seqs: int = 64
@@ -114,6 +115,14 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         type=int,
         help="number of KV blocks; wins over bytes",
+    )
+    cache.add_argument(
+        "--swap-space",
+        metavar="GiB",
+        type=float,
+        default=0.0,
+        help="host memory that preempted requests' KV may wait in, where that costs less than to compute it again "
+        "(%(default)s: none)",
     )
     cache.add_argument(
         "--enable-prefix-caching",
@@ -260,6 +269,7 @@ def config_from_args(args: argparse.Namespace) -> NodeConfig:
         block_size=args.block_size,
         num_kv_blocks=args.num_kv_blocks,
         kv_cache_memory_bytes=args.kv_cache_memory_bytes,
+        swap_space_gib=args.swap_space,
         prefix_caching=args.enable_prefix_caching,
         chunked_prefill=args.enable_chunked_prefill,
         max_num_seqs=args.max_num_seqs,
@@ -285,6 +295,7 @@ _POSITIVE = {
     "--block-size": 1,
     "--kv-cache-memory-bytes": 1,
     "--num-kv-blocks": 1,
+    "--swap-space": 0,
     "--max-num-seqs": 1,
     "--max-num-batched-tokens": 1,
     "--num-threads": 1,

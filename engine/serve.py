@@ -130,6 +130,7 @@ def core_config_of(config: NodeConfig, facts: ModelFacts) -> CoreConfig:
         block_size=config.block_size,
         num_kv_blocks=config.num_kv_blocks,
         kv_cache_bytes=config.kv_cache_memory_bytes,
+        swap_space_bytes=int(config.swap_space_gib * 2**30),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=facts.max_model_len,

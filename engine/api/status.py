@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from engine.node.health import Reason, allowed_silence_s
+from engine.node.health import Reason, allowed_silence_s, silent_since
 from engine.node.inflight import oldest_ages_s
 from engine.node.metrics import CONTENT_TYPE
 from engine.node.node import ServingNode
@@ -126,6 +126,7 @@ def _progress(heartbeat: Heartbeat | None, now: float) -> dict[str, object] | No
     return {
         "state": heartbeat.state.name.lower(),
         "for_s": round(max(0.0, now - heartbeat.at), 3),
+        "silent_s": round(max(0.0, now - silent_since(heartbeat)), 3),
         "allowed_s": round(allowed_silence_s(heartbeat), 3),
         "step_id": heartbeat.step_id,
         "predicted_s": heartbeat.predicted_s,

@@ -137,6 +137,11 @@ class FakeRunner:
         """Sequences whose state is kept."""
         return len(self._sequences)
 
+    @property
+    def marks_per_step(self) -> int:
+        """It computes nothing that could show progress."""
+        return 1
+
     def warm_up(self) -> None:
         """Nothing to warm."""
 

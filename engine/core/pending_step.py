@@ -40,6 +40,8 @@ class StepOutcome(NamedTuple):
     prefix_queries_tokens: int
     prefix_hits_tokens: int
     probe_tokens: int = 0  # computed for probes
+    swapped_out_blocks: int = 0
+    swapped_in_blocks: int = 0
 
     @classmethod
     def nothing(cls) -> StepOutcome:
@@ -122,4 +124,6 @@ class PendingStep:
             self.prefix_queries_tokens,
             self.prefix_hits_tokens,
             sum(row.scheduled.num_tokens for row in self.rows if row.sequence.is_probe),
+            len(self.swap_out),
+            len(self.swap_in),
         )

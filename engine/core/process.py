@@ -96,7 +96,7 @@ def _start(
     started_at = clock.now()
     progress = _Progress(publish)
     progress("loading", 0.0)
-    model = load_runner(config, progress)
+    model = load_runner(config, progress, heartbeats.progress_memory())
     loaded_at = clock.now()
     progress("warming_up", 0.0)
     model.runner.warm_up()
@@ -122,6 +122,7 @@ def _start(
         load_seconds=loaded_at - started_at,
         warmup_seconds=clock.now() - loaded_at,
         golden=golden,
+        num_host_blocks=model.limits.num_host_blocks,
     )
 
 

@@ -33,6 +33,14 @@ class Runner(Protocol):
     that it does not know there is no error, and a `NewSequence` of a known id replaces what was known.
     """
 
+    @property
+    def marks_per_step(self) -> int:
+        """About how often a step shows progress while it is computed, at even intervals; 1: only by its end.
+
+        With more than 1 the runner writes the time of its progress into the heartbeat page.
+        """
+        ...
+
     def warm_up(self) -> None:
         """Do now what the first requests would otherwise wait for."""
 

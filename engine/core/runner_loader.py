@@ -21,6 +21,7 @@ Progress = Callable[[str, float], None]
 _FAKE_VOCAB_SIZE = 32_000
 _FAKE_MAX_MODEL_LEN = 8192
 _FAKE_NUM_BLOCKS = 4096
+_FAKE_KV_BYTES_PER_TOKEN = 2**16
 _HOST_MEMORY_SHARE = 0.25  # of free memory, for KV blocks; the machine has other tenants
 _DEVICE_MEMORY_SHARE = 0.9  # a GPU has none; the rest is for activations
 _MEMINFO = Path("/proc/meminfo")
@@ -41,8 +42,10 @@ class LoadedRunner:
     grammars: GrammarCompiler
 
 
-def load_runner(config: CoreConfig, progress: Progress) -> LoadedRunner:
+def load_runner(config: CoreConfig, progress: Progress, progress_memory: memoryview | None = None) -> LoadedRunner:
     """Load what the configuration asks for; `progress` hears of phase and share done.
+
+    `progress_memory` is where a runner that shows progress inside of steps writes when it last did.
 
     Raises:
         ValueError: the model directory or a limit is bad; the message names it and what to do.
@@ -50,13 +53,14 @@ def load_runner(config: CoreConfig, progress: Progress) -> LoadedRunner:
     """
     if config.runner == "fake":
         return _fake_model(config)
-    return _torch_model(config, progress)
+    return _torch_model(config, progress, progress_memory)
 
 
 def limits_of(
     config: CoreConfig,
     *,
     num_blocks: int,
+    num_host_blocks: int = 0,
     max_model_len: int,
     vocab_size: int,
     eos_token_ids: tuple[int, ...],
@@ -76,7 +80,7 @@ def limits_of(
         prefill_chunk_tokens=config.prefill_chunk_tokens,
         prefix_caching=config.prefix_caching,
         ageing_s=config.ageing_s,
-        num_host_blocks=config.num_host_blocks,
+        num_host_blocks=num_host_blocks,
         eos_token_ids=eos_token_ids if config.eos_token_ids is None else config.eos_token_ids,
         vocab_size=vocab_size if config.vocab_size is None else config.vocab_size,
     )
@@ -87,6 +91,7 @@ def _fake_model(config: CoreConfig) -> LoadedRunner:
     limits = limits_of(
         config,
         num_blocks=config.num_kv_blocks or _FAKE_NUM_BLOCKS,
+        num_host_blocks=_num_host_blocks(config, _FAKE_KV_BYTES_PER_TOKEN * config.block_size),
         max_model_len=config.max_model_len or _FAKE_MAX_MODEL_LEN,
         vocab_size=vocab_size,
         eos_token_ids=(),
@@ -105,10 +110,14 @@ def _grammars(config: CoreConfig, limits: SchedulerConfig) -> GrammarCompiler:
     )
 
 
-def _torch_model(config: CoreConfig, progress: Progress) -> LoadedRunner:
+def _torch_model(config: CoreConfig, progress: Progress, progress_memory: memoryview | None) -> LoadedRunner:
     limit_openmp_spin()
     keep_freed_memory()
     from engine.core.torch_runner import ModelRunner, auto_dtype  # torch: seconds to import
+    from kernels.cpu.progress import use_progress_memory
+
+    if progress_memory is not None:
+        use_progress_memory(progress_memory)
 
     model = open_model(config.model_dir, progress=progress)
     longest = model.config.max_position_embeddings
@@ -120,6 +129,7 @@ def _torch_model(config: CoreConfig, progress: Progress) -> LoadedRunner:
     limits = limits_of(
         config,
         num_blocks=_num_blocks(config, model, device, dtype, max_model_len),
+        num_host_blocks=_num_host_blocks(config, kv_bytes_per_token(model.config, dtype) * config.block_size),
         max_model_len=max_model_len,
         vocab_size=model.config.vocab_size,
         eos_token_ids=model.config.eos_token_ids,
@@ -155,6 +165,17 @@ def _num_blocks(config: CoreConfig, model: ModelDir, device: str, dtype: str, ma
         )
     useful = config.max_num_seqs * -(-max_model_len // config.block_size)
     return fits if config.kv_cache_bytes is not None else min(fits, useful)
+
+
+def _num_host_blocks(config: CoreConfig, block_bytes: int) -> int:
+    """Blocks in host memory, as told or as many as the swap space holds."""
+    if config.num_host_blocks is not None:
+        return config.num_host_blocks
+    if 0 < config.swap_space_bytes < block_bytes:
+        raise NoKvMemoryError(
+            f"--swap-space: {config.swap_space_bytes} bytes hold not one KV block of {block_bytes} bytes; give more or 0"
+        )
+    return config.swap_space_bytes // block_bytes
 
 
 def _choose_device(wanted: str) -> str:

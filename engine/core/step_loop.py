@@ -291,6 +291,7 @@ class StepLoop:
                 num_seqs=len(plan.scheduled),
                 num_tokens=plan.num_tokens,
                 context_tokens=int(size.context_tokens),
+                marks=self._runner.marks_per_step,
             )
         )
         result = self._faults.run_step(plan)
@@ -385,6 +386,9 @@ class StepLoop:
             waiting=scheduler.num_waiting,
             kv_blocks_used=scheduler.pool.num_used,
             kv_blocks_total=scheduler.pool.num_blocks,
+            host_blocks_used=scheduler.host_blocks.num_blocks - scheduler.host_blocks.num_free,
+            swapped_out_blocks=0 if failed_steps else outcome.swapped_out_blocks,
+            swapped_in_blocks=0 if failed_steps else outcome.swapped_in_blocks,
             preemptions=len(outcome.preemptions),
             preempted_tokens=sum(p.lost_tokens for p in outcome.preemptions),
             prefix_queries_tokens=outcome.prefix_queries_tokens,

@@ -37,8 +37,9 @@ Progress = Callable[[str, float], None]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 NON_FINITE_LOGITS = SequenceFailure(FailureKind.NON_FINITE_LOGITS, "non-finite logits")
-_OUT_OF_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "not enough memory")
+_OUT_OF_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "not enough memory", "bad_alloc")
 WARM_UP_TOKENS = 80
+MARKS_PER_LAYER = 128  # of compiled kernels: a chunk takes milliseconds, so this is few for a layer that takes long
 WARM_UP_SEQ_ID = "warm-up"  # those of requests hold a slash
 
 
@@ -140,6 +141,14 @@ class ModelRunner:
             warmup_seconds=self._warmup_seconds,
             is_batch_invariant=self._decoder.is_batch_invariant,
         )
+
+    @property
+    def marks_per_step(self) -> int:
+        """On a CPU each layer and each chunk of a kernel's work; a GPU computes a step out of sight."""
+        if self._device.type != "cpu":
+            return 1
+        marks = MARKS_PER_LAYER if self._decoder.is_batch_invariant else 1
+        return marks * self._config.num_layers
 
     def warm_up(self) -> None:
         """Packs the weights and computes a prompt and a few tokens, so that the first request is as fast as the next.

@@ -57,7 +57,10 @@ class MoeConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A decoder's sizes and options. Sizes are counts; `dtype` is the stored one, as in "float32"."""
+    """A decoder's sizes and options. Sizes are counts; `dtype` is the stored one, as in "float32".
+
+    `max_position_embeddings` counts the positions that the rotary scaling opens, not only those trained before it.
+    """
 
     architecture: str
     vocab_size: int
@@ -110,7 +113,7 @@ def parse_config(tree: Mapping[str, Any]) -> ModelConfig:
         raise BadConfigError(f"head_dim: {head_dim} is odd; rotary embedding rotates pairs")
     positions = _count(tree, "max_position_embeddings", MAX_POSITIONS)
     bias = bool(tree.get("attention_bias", False)) and kind in ("llama", "qwen3", "qwen3_moe")
-    window = _window(tree, kind)
+    window, rope = _window(tree, kind), _rope(tree, positions)
     return ModelConfig(
         architecture=architecture,
         vocab_size=_count(tree, "vocab_size", MAX_VOCAB),
@@ -120,9 +123,9 @@ def parse_config(tree: Mapping[str, Any]) -> ModelConfig:
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        max_position_embeddings=positions,
+        max_position_embeddings=_longest(positions, rope),
         rms_norm_eps=_number(tree, "rms_norm_eps", 1e-6),
-        rope=_rope(tree, positions),
+        rope=rope,
         tied_embeddings=bool(tree.get("tie_word_embeddings", False)),
         qkv_bias=bias or kind == "qwen2",
         output_bias=bias,
@@ -212,6 +215,19 @@ def _rope(tree: Mapping[str, Any], positions: int) -> RopeConfig:
         mscale_all_dim=_maybe(scaling, "mscale_all_dim"),
         truncate=bool(scaling.get("truncate", True)),
     )
+
+
+def _longest(positions: int, rope: RopeConfig) -> int:
+    """The context that the scaling opens, as vLLM derives it (`_get_and_verify_max_len`).
+
+    A file with YaRN may keep the trained length in `max_position_embeddings` (Qwen's cards say so) or hold the longer
+    one (DeepSeek): the trained one times the factor is right for both. Llama 3's factor is in its number already.
+    """
+    trained = rope.original_max_positions if rope.kind == "yarn" else positions
+    longest = int(trained * rope.factor) if rope.kind in ("yarn", "linear") else positions
+    if not 1 <= longest <= MAX_POSITIONS:
+        raise BadConfigError(f"rope_parameters.factor: {rope.factor} x {trained} positions; at most {MAX_POSITIONS}")
+    return longest
 
 
 def _window(tree: Mapping[str, Any], kind: str) -> int | None:

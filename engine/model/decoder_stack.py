@@ -16,6 +16,7 @@ from engine.model.batch import Batch
 from engine.model.config import ModelConfig, MoeConfig
 from engine.model.rope import rope_tables
 from engine.model.weights import DecoderWeights, DenseWeights, ExpertWeights, LayerWeights
+from kernels.cpu.progress import mark_progress
 from kernels.layer_ops import rms_norm, rope_store
 from kernels.linear import gated_linear, row_linear
 from kernels.paged_attention import AttentionPlan, paged_attention, plan_attention
@@ -71,6 +72,7 @@ class DecoderStack:
         x = rms_norm(residual, self.weights.layers[0].input_norm, eps)
         for index, layer in enumerate(self.weights.layers):
             before_layer()
+            mark_progress()
             x = self._attend(x, layer, batch, kv[index], cos, sin, plans[config.window_of(index)])
             x, residual = rms_norm(x, layer.mlp_norm, eps, residual)
             x = self._feed_forward(x, layer)

@@ -17,7 +17,7 @@ from typing import Any
 
 from engine.model.config import BadConfigError, ModelConfig, parse_config
 from engine.model.safetensors_header import BadHeaderError, TensorInfo, read_header
-from engine.model.tensor_names import expected_tensors
+from engine.model.tensor_names import expected_tensors, unexpected_tensors
 
 MANIFEST = "manifest.json"
 INDEX = "model.safetensors.index.json"
@@ -25,6 +25,7 @@ SINGLE = "model.safetensors"
 FLOAT_DTYPES = {"F32", "F16", "BF16", "F64"}
 KV_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 MAX_JSON_BYTES = 64 << 20
+_NAMED_TENSORS = 3  # of those that are too many
 FETCH_AGAIN = "copy or download the model again"
 
 Progress = Callable[[str, float], None]
@@ -231,6 +232,10 @@ def _check_tensors(
             raise BadModelError(files[name], problem, "config and weights must be of one model")
         if found.dtype not in FLOAT_DTYPES:
             raise BadModelError(files[name], f"tensor {name} is {found.dtype}", "serve the unquantised model")
+    if left_out := unexpected_tensors(config, tensors):
+        named = ", ".join(left_out[:_NAMED_TENSORS]) + (", ..." if len(left_out) > _NAMED_TENSORS else "")
+        problem = f"{len(left_out)} tensors that config.json does not call for ({config.num_layers} layers): {named}"
+        raise BadModelError(files[left_out[0]], problem, "config and weights must be of one model")
 
 
 def _revision(directory: Path, manifest: Mapping[str, tuple[str, int]] | None, shards: set[Path]) -> str:

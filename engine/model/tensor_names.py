@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from engine.model.config import ModelConfig
 
 Shape = tuple[int, ...]
+_LAYERS = "model.layers."
+_UNUSED_ENDINGS = (
+    *(f".rotary_emb.{name}" for name in ("inv_freq", "cos_cached", "sin_cached")),
+    *(f".{name}_scale" for name in ("k", "v", "kv")),
+)
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
@@ -22,9 +27,20 @@ def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
     return shapes
 
 
+def unexpected_tensors(config: ModelConfig, names: Iterable[str]) -> list[str]:
+    """Weights of layers that loading would leave out, sorted: of layers past the last one, or of no place in theirs.
+
+    What changes no answer is expected: buffers that old files carry, scales of a quantised KV cache. So is everything
+    outside of the layers: heads that are tied or not used, say.
+    """
+    expected = expected_tensors(config)
+    left_out = (name for name in names if name.startswith(_LAYERS) and name not in expected)
+    return sorted(name for name in left_out if not name.endswith(_UNUSED_ENDINGS))
+
+
 def layer_prefix(layer: int) -> str:
     """What the names of a layer's tensors begin with."""
-    return f"model.layers.{layer}."
+    return f"{_LAYERS}{layer}."
 
 
 def expert_names(config: ModelConfig, layer: int, expert: int) -> tuple[str, str, str]:

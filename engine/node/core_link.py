@@ -266,6 +266,7 @@ class CoreLink:
         self.phase, self.sleep_level = CorePhase.ASLEEP, 2
         self.running, self.kv_ratio = 0, 0.0
         self._metrics.core_up.set(0)
+        self._metrics.swap_blocks_used.set(0)
         self._listener.on_core_lost(reason)
         self._answered(reason)
         self._ended.set()
@@ -311,6 +312,7 @@ class CoreLink:
         self.running, self.kv_ratio = 0, 0.0
         self._metrics.core_up.set(0)
         self._metrics.core_deaths.inc()
+        self._metrics.swap_blocks_used.set(0)
         log.error("core.lost", reason=reason)
         self._listener.on_core_lost(reason)
         self._answered(reason)

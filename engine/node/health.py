@@ -1,7 +1,8 @@
 """May this node be sent requests, and if not, why, and since when?
 
 The judgement is a pure function of what is known of the core. A busy core is told from a hung one by what it set out
-to do: before each step its heartbeat says how long the step should take, and only a multiple of that is too long.
+to do: before each step its heartbeat says how long the step should take and how often it shows progress meanwhile, and
+only a multiple of the time between two signs of progress is too long.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from enum import StrEnum
 from engine.protocol.heartbeat import CoreState, Heartbeat
 
 STUCK_FLOOR_S = 4.0  # whatever was predicted: machines pause, kernels for a new shape are built
-STUCK_STEPS = 5.0  # a step that takes this many times its prediction hangs
-UNMEASURED_S = 60.0  # allowed while no step was measured
+STUCK_STEPS = 5.0  # a step, or a part of one, that takes this many times its prediction hangs
+UNMEASURED_S = 60.0  # allowed for a step while none was measured
 
 
 class CorePhase(StrEnum):
@@ -43,9 +44,13 @@ def allowed_silence_s(heartbeat: Heartbeat) -> float:
     """How long the core may stay with what it is doing before it counts as stuck."""
     if heartbeat.state is not CoreState.STEP:
         return STUCK_FLOOR_S  # an idle core writes each second, and between steps there is little to do
-    if heartbeat.predicted_s is None:
-        return UNMEASURED_S
-    return max(STUCK_FLOOR_S, STUCK_STEPS * heartbeat.predicted_s)
+    whole_s = UNMEASURED_S if heartbeat.predicted_s is None else STUCK_STEPS * heartbeat.predicted_s
+    return max(STUCK_FLOOR_S, whole_s / heartbeat.marks)
+
+
+def silent_since(heartbeat: Heartbeat) -> float:
+    """When the core last showed that it gets on, monotonic: with a heartbeat, or inside of a step."""
+    return max(heartbeat.at, heartbeat.progress_at)
 
 
 def is_stuck(heartbeat: Heartbeat | None, *, awake_since: float, now: float) -> bool:
@@ -54,7 +59,9 @@ def is_stuck(heartbeat: Heartbeat | None, *, awake_since: float, now: float) -> 
     `awake_since`: the judge was there all the time from then on. What a core did not do while its judge was stopped
     as well, by a suspended machine or a debugger, is not held against it.
     """
-    return heartbeat is not None and now - max(heartbeat.at, awake_since) > allowed_silence_s(heartbeat)
+    if heartbeat is None:
+        return False
+    return now - max(silent_since(heartbeat), awake_since) > allowed_silence_s(heartbeat)
 
 
 def judge(

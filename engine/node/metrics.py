@@ -59,6 +59,7 @@ STEP_KINDS = ("prefill", "decode", "mixed")
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")  # by level
 REJECTIONS = ("overloaded", "not_ready", "draining", QUEUE_TIMEOUT)
 QUEUE_LIMITS = ("max_num_queued_reqs", "max_num_queued_tokens")
+SWAP_DIRECTIONS = ("out", "in")
 PROMPT_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
 
 
@@ -212,6 +213,17 @@ class NodeMetrics:
         self.preempted_tokens = Counter(
             "engine_preempted_tokens", "Computed tokens thrown away by preemption.", registry=registry
         )
+        self.swapped_blocks = Counter(
+            "engine_swapped_blocks",
+            "KV blocks of preempted requests moved to host memory (out) and back (in).",
+            ("direction",),
+            registry=registry,
+        )
+        for direction in SWAP_DIRECTIONS:
+            self.swapped_blocks.labels(direction=direction)
+        self.swap_blocks_used = Gauge(
+            "engine_swap_blocks_used", "KV blocks of preempted requests that wait in host memory.", registry=registry
+        )
         self.failed_steps = Counter("engine_failed_steps", "Steps that failed as a whole.", registry=registry)
         self.output_failures = Counter(
             "engine_output_failures", "Requests ended because their output could not be read.", registry=registry
@@ -278,6 +290,7 @@ class NodeMetrics:
             "engine": "0",
             "block_size": str(ready.block_size),
             "num_gpu_blocks": str(ready.num_kv_blocks),
+            "num_cpu_blocks": str(ready.num_host_blocks),
             "kv_cache_size_tokens": str(capacity),
             "kv_cache_max_concurrency": f"{capacity / ready.max_model_len:.2f}",
             "cache_dtype": ready.dtype,
@@ -298,6 +311,9 @@ class NodeMetrics:
                 self.slowness.labels(**self._labels, kind=report.kind).observe(report.slowness_ratio)
         self.preemptions.inc(report.preemptions)
         self.preempted_tokens.inc(report.preempted_tokens)
+        self.swapped_blocks.labels(direction="out").inc(report.swapped_out_blocks)
+        self.swapped_blocks.labels(direction="in").inc(report.swapped_in_blocks)
+        self.swap_blocks_used.set(report.host_blocks_used)
         self.failed_steps.inc(report.failed_steps)
         self.oom_caught.inc(report.out_of_memory)
         self.prefix_queries.inc(report.prefix_queries_tokens)

@@ -20,7 +20,8 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     block_size: int = 16
     num_kv_blocks: int | None = None  # wins over `kv_cache_bytes`
     kv_cache_bytes: int | None = None
-    num_host_blocks: int = 0
+    swap_space_bytes: int = 0  # of host memory, for KV blocks of preempted sequences
+    num_host_blocks: int | None = None  # wins over `swap_space_bytes`
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
     max_model_len: int | None = None  # None: what the model was made for

@@ -2,6 +2,9 @@
 
 A message says what was done; the page says what is being done right now, and how long that should take. Reading it
 needs nothing of the core, so it tells of a core that hangs, and it is as true when the reader itself was late.
+
+Beside the heartbeat lies one number, the time of the last progress inside a step: kernels write it at each chunk of
+their work, so that a core that stops in the middle of a step of a minute is told from one that computes it.
 """
 
 from __future__ import annotations
@@ -11,12 +14,14 @@ import mmap
 import os
 import struct
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 _COUNT = struct.Struct("<Q")
-_FIELDS = struct.Struct("<dQQdQQQ")
+_FIELDS = struct.Struct("<dQQdQQQQ")
+_PROGRESS = struct.Struct("=d")
 _BEGUN_AT, _FIELDS_AT, _ENDED_AT = 0, 8, 8 + _FIELDS.size  # a write's number, its fields, its number again
+_PROGRESS_AT = 512  # of a cache line of its own
 _SIZE_BYTES = mmap.PAGESIZE
 _TRIES = 8
 
@@ -41,6 +46,8 @@ class Heartbeat:
     num_seqs: int = 0
     num_tokens: int = 0
     context_tokens: int = 0  # positions whose KV is read
+    marks: int = 1  # about how often the step shows progress, at even intervals; 1: only by its end
+    progress_at: float = 0.0  # of the last progress inside a step (monotonic seconds); read, not written with the rest
 
 
 class HeartbeatPage:
@@ -91,8 +98,13 @@ class HeartbeatPage:
             heartbeat.num_seqs,
             heartbeat.num_tokens,
             heartbeat.context_tokens,
+            heartbeat.marks,
         )
         _COUNT.pack_into(self._memory, _ENDED_AT, self._count)
+
+    def progress_memory(self) -> memoryview:
+        """The eight bytes that hold the time of the last progress, for who computes to write."""
+        return memoryview(self._memory)[_PROGRESS_AT : _PROGRESS_AT + _PROGRESS.size]
 
     def read(self) -> Heartbeat | None:
         """The last whole heartbeat; None before the first. A core that stopped while it wrote leaves the one before."""
@@ -104,11 +116,21 @@ class HeartbeatPage:
             if ended == begun and begun > 0:
                 self._last = _heartbeat(*fields)
                 break
-        return self._last
+        if self._last is None:
+            return None
+        (progress_at,) = _PROGRESS.unpack_from(self._memory, _PROGRESS_AT)
+        return replace(self._last, progress_at=progress_at)
 
 
 def _heartbeat(
-    at: float, state: int, step_id: int, predicted_s: float, num_seqs: int, num_tokens: int, context_tokens: int
+    at: float,
+    state: int,
+    step_id: int,
+    predicted_s: float,
+    num_seqs: int,
+    num_tokens: int,
+    context_tokens: int,
+    marks: int,
 ) -> Heartbeat:
     predicted = None if math.isnan(predicted_s) else predicted_s
-    return Heartbeat(at, CoreState(state), step_id, predicted, num_seqs, num_tokens, context_tokens)
+    return Heartbeat(at, CoreState(state), step_id, predicted, num_seqs, num_tokens, context_tokens, marks)

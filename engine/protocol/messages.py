@@ -123,6 +123,7 @@ class CoreReady(msgspec.Struct, frozen=True, tag="ready"):
     load_seconds: float
     warmup_seconds: float
     golden: GoldenAnswer | None = None  # run to its last token before the core counts as ready
+    num_host_blocks: int = 0  # for the KV of preempted sequences
 
 
 class CoreProgress(msgspec.Struct, frozen=True, tag="progress"):
@@ -187,9 +188,12 @@ class StepReport(msgspec.Struct, frozen=True, tag="step"):
     waiting: int
     kv_blocks_used: int  # held by running sequences; blocks kept only for reuse count as free
     kv_blocks_total: int
+    host_blocks_used: int = 0  # by preempted sequences
     # Counts of this step alone:
     preemptions: int = 0
     preempted_tokens: int = 0  # computed before, to be computed again
+    swapped_out_blocks: int = 0  # to host memory
+    swapped_in_blocks: int = 0
     prefix_queries_tokens: int = 0
     prefix_hits_tokens: int = 0
     failed_steps: int = 0  # 1 if this step could not be computed

@@ -7,13 +7,14 @@ shapes are those of `attention_vectors`, whose functions have the same names.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+from numba import carray, njit
 
 from kernels.cpu import amx
 from kernels.cpu.exp import exp2
 from kernels.cpu.kv_layout import TILE_KEYS
-from kernels.cpu.memory import copy, prefetch_l2
+from kernels.cpu.memory import copy, elements_at, prefetch_l2
 from kernels.cpu.numba_options import EXACT
+from kernels.cpu.sums import sum_of
 
 LOG2_E = np.float32(1.4426950408889634)
 
@@ -47,7 +48,7 @@ def restore(probs, before):
 
 def load_query(target, source):
     """Copies a query."""
-    target[:] = source
+    copy(source.ctypes.data, target.ctypes.data, source.shape[0] * 2)
 
 
 def find_slots(keys, table, start, count, block_size, slots):
@@ -87,7 +88,7 @@ def pack_values(values, block, staged):
     if rest:
         width = cache.shape[2]
         copy(_tile_of(cache, head, slots[count - rest]), staged.ctypes.data, TILE_KEYS * width * 2)
-        pairs = staged.reshape(-1)[: TILE_KEYS * width].reshape(TILE_KEYS // 2, width, 2)
+        pairs = carray(elements_at(staged.ctypes.data, staged), (TILE_KEYS // 2, width, 2))
         pairs[(rest + 1) // 2 :] = 0
         if rest % 2:
             pairs[rest // 2, :, 1] = 0
@@ -116,14 +117,14 @@ def score(queries, keys, block, num_rows, padded, scores):
 
 
 def exponentiate(probs, scores, row_max, scale):
-    """`exp(scale (s - row_max))` of each, as stored, and their sum before they were rounded."""
-    total, steps = np.float32(0), np.float32(scale * LOG2_E)
+    """`exp(scale (s - row_max))` of each, as stored, and their sum before they were rounded. Changes `scores`."""
+    steps = np.float32(scale * LOG2_E)
     for j in range(np.uintp(scores.shape[0])):
         prob = exp2((scores[j] - row_max) * steps)
-        total += prob
+        scores[j] = prob
         # Half rounds up: they are never negative, and NaN is NaN in the sum.
         probs[j] = np.uint16((np.float32(prob).view(np.uint32) + np.uint32(0x8000)) >> np.uint32(16))
-    return total
+    return sum_of(scores.ctypes.data, scores.shape[0], scores)
 
 
 def weigh_values(probs, values, block, staged, num_rows, padded, product):

@@ -17,6 +17,7 @@ from numba import njit
 from kernels.cpu.dtypes import widen
 from kernels.cpu.exp import exp32
 from kernels.cpu.numba_options import EXACT
+from kernels.cpu.sums import sum_of
 from kernels.cpu.vector import product as micro_kernel
 from kernels.cpu.vector import transpose
 
@@ -96,12 +97,9 @@ def score(queries, keys, block, num_rows, padded, scores):
 
 def exponentiate(probs, scores, row_max, scale):
     """`exp(scale (s - row_max))` of each, and their sum."""
-    total = np.float32(0)
     for j in range(np.uintp(scores.shape[0])):
-        prob = exp32((scores[j] - row_max) * scale)
-        total += prob
-        probs[j] = prob
-    return total
+        probs[j] = exp32((scores[j] - row_max) * scale)
+    return sum_of(probs.ctypes.data, probs.shape[0], probs)
 
 
 def weigh_values(probs, values, block, staged, num_rows, padded, product):

@@ -1,35 +1,67 @@
-"""Memory from inside compiled code: cache-line-aligned scratch, copies, prefetches.
+"""Memory from inside compiled code: a launch's scratch, copies, prefetches.
 
-Addresses are integers (`array.ctypes.data`), sizes are bytes.
+Addresses are integers (`array.ctypes.data`), sizes are bytes. Compiled code allocates nothing: what numba can't
+allocate it reports as an exception, which a parallel region has nobody to raise to.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import carray, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from kernels.cpu.numba_options import EXACT
 
-__all__ = ["aligned_zeros", "copy", "emit_prefetch", "prefetch_l1", "prefetch_l2"]
+__all__ = [
+    "array_at",
+    "copy",
+    "elements_at",
+    "emit_prefetch",
+    "prefetch_l1",
+    "prefetch_l2",
+    "scratch_bytes",
+    "zeros_at",
+]
 
+LINE_BYTES = 64  # of a cache line
 _BYTE = ir.IntType(8)
 _LOCALITY_L1, _LOCALITY_L2 = 3, 2  # as LLVM numbers the cache that a line should come to
 
 
-@njit(**EXACT)
-def aligned_zeros(num_rows, width, like):
-    """[num_rows, width] zeros of `like`'s dtype, from the start of a cache line on.
+def scratch_bytes(*shapes: tuple[int, int, int]) -> int:
+    """What one thread needs for `array_at` and `zeros_at` of these (rows, width, itemsize), one after the other."""
+    return sum(-(-rows * width * itemsize // LINE_BYTES) * LINE_BYTES for rows, width, itemsize in shapes)
 
-    numba frees an array after the last statement that names it: its address is good only as long as the array is used.
+
+@intrinsic
+def elements_at(context, address, like):
+    """An address as that of elements like those of `like`, for `numba.carray`."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(like.dtype)(types.intp, like), generate
+
+
+@njit(**EXACT)
+def array_at(space, num_rows, width, like):
+    """[num_rows, width] of `like`'s dtype at `space` of a thread's scratch, and where what follows begins.
+
+    The host has counted the same shapes with `scratch_bytes`. What lies there is left; it begins with a cache line.
     """
-    whole = np.zeros(num_rows * width + 64, like.dtype)
-    start = np.uintp((64 - whole.ctypes.data % 64) // like.itemsize)
-    return whole[start : start + np.uintp(num_rows * width)].reshape(num_rows, width)
+    whole = carray(elements_at(space, like), (num_rows, width))
+    return whole, space + (num_rows * width * like.itemsize + LINE_BYTES - 1) // LINE_BYTES * LINE_BYTES
+
+
+@njit(**EXACT)
+def zeros_at(space, num_rows, width, like):
+    """`array_at`, filled with zeros."""
+    whole, space = array_at(space, num_rows, width, like)
+    whole[:] = 0
+    return whole, space
 
 
 @intrinsic

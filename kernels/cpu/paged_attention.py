@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,14 +22,14 @@ from numba.extending import overload
 from torch import Tensor
 
 from kernels.cpu import attention_tiles, attention_vectors
-from kernels.cpu.dtypes import narrow
+from kernels.cpu.dtypes import FLOAT32, INT32, INT64, UINT8, UINT16, narrow
 from kernels.cpu.exp import exp32
 from kernels.cpu.kv_layout import is_tiled
-from kernels.cpu.memory import aligned_zeros
-from kernels.cpu.numba_options import EXACT, SUMS
+from kernels.cpu.memory import scratch_bytes, zeros_at
+from kernels.cpu.numba_options import EXACT
 from kernels.cpu.parallel_region import ParallelRegion
 from kernels.cpu.recorder import empty_result
-from kernels.cpu.task import field, float32_field, next_chunk, offsets_of, pointer
+from kernels.cpu.task import enter, field, float32_field, leave, next_chunk, offsets_of, pointer
 
 __all__ = ["CpuAttentionPlan", "paged_attention", "plan_attention"]
 
@@ -93,8 +93,11 @@ class CpuAttentionPlan:
         """Makes recorded launches of this plan carry out `plan`, which must live until they have.
 
         Raises:
-            ValueError: the windows differ, which are in the launches' own tasks.
+            ValueError: the windows differ, which are in the launches' own tasks, or `plan` needs more scratch than they
+                have.
         """
+        if plan.arrays.max_rows > self.arrays.max_rows:
+            raise ValueError(f"a launch of items of {self.arrays.max_rows} rows can't carry out {plan.arrays.max_rows}")
         if plan.sliding_window != self.sliding_window:
             raise ValueError(f"a launch with window {self.sliding_window} can't carry out one of {plan.sliding_window}")
         self.descriptor[:] = plan.descriptor
@@ -143,17 +146,47 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: CpuAttent
     if q.dtype == torch.bfloat16:
         region = _in_tiles if is_tiled(k_cache) else _widened
     sizes = (*q.shape[:2], *k_cache.shape, plan.sliding_window or 0)
-    region.launch(plan.num_items, AttentionTask(q, k_cache, v_cache, out, plan.descriptor, *sizes, float(scale)))
+    task = AttentionTask(q, k_cache, v_cache, out, plan.descriptor, *sizes, float(scale))
+    itemsize = 2 if region is _in_tiles else 4
+    region.launch(plan.num_items, task, _scratch_bytes(plan.arrays.max_rows, q.shape[2], itemsize))
     return out
 
 
-def _either(name: str, options: dict[str, Any] = EXACT) -> Callable:
+def _scratch_bytes(max_rows: int, head_dim: int, itemsize: int) -> int:
+    """What a thread needs for items of so many rows: the shapes of `_attend`, in its order."""
+    width, max_rows = _padded_width(head_dim), _padded_rows(max_rows)
+    packed, tile, rows = (1, KEY_BLOCK * width, itemsize), (TILE_ROWS, KEY_BLOCK), (max_rows, width)
+    return scratch_bytes(
+        (1, KEY_BLOCK, 8),
+        packed,
+        packed,
+        (TILE_ROWS, width, itemsize),
+        (*tile, 4),
+        (*tile, itemsize),
+        (TILE_ROWS, width, 4),
+        (*rows, itemsize),
+        (*rows, 4),
+        (1, max_rows, 4),
+        (1, max_rows, 4),
+        (1, 64, 1),
+    )
+
+
+def _padded_width(head_dim: int) -> int:
+    return (head_dim + 31) // 32 * 32
+
+
+def _padded_rows(max_rows: int) -> int:
+    return (max_rows + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
+
+
+def _either(name: str) -> Callable:
     """A step in compiled code: that of `attention_tiles` where its first argument holds bfloat16, else the other's."""
 
     def step(*arguments):
         raise NotImplementedError("inside compiled code only")
 
-    @overload(step, strict=False, jit_options=options)
+    @overload(step, strict=False, jit_options=EXACT)
     def choose(*arguments):
         return getattr(attention_tiles if arguments[0].dtype == types.uint16 else attention_vectors, name)
 
@@ -162,11 +195,12 @@ def _either(name: str, options: dict[str, Any] = EXACT) -> Callable:
 
 _configure, _restore, _load_query = _either("configure"), _either("restore"), _either("load_query")
 _find_slots, _pack_keys, _pack_values = _either("find_slots"), _either("pack_keys"), _either("pack_values")
-_score, _exponentiate, _weigh_values = _either("score"), _either("exponentiate", SUMS), _either("weigh_values")
+_width, _rows = njit(**EXACT)(_padded_width), njit(**EXACT)(_padded_rows)
+_score, _exponentiate, _weigh_values = _either("score"), _either("exponentiate"), _either("weigh_values")
 
 
 @njit(**EXACT)
-def _attend(task, like, packed):
+def _attend(task, space, like, packed):
     """Takes items until none is left. The caches hold elements like `like`'s, what is multiplied is like `packed`'s."""
     plan, num_tokens, heads = field(task, AT.plan), field(task, AT.num_tokens), field(task, AT.heads)
     num_slots, kv_heads = field(task, AT.num_blocks) * field(task, AT.block_size), field(task, AT.kv_heads)
@@ -178,21 +212,25 @@ def _attend(task, like, packed):
     k_cache = carray(pointer(task, AT.k_cache, like), (num_slots, kv_heads, head_dim))
     v_cache = carray(pointer(task, AT.v_cache, like), (num_slots, kv_heads, head_dim))
     out = carray(pointer(task, AT.out, like), (num_tokens, heads, head_dim))
-    int32, float32 = np.empty(0, np.int32), np.empty(0, np.float32)
-    items = carray(pointer(plan, AT_PLAN.items, np.empty(0, np.int64)), (num_items, 4))
-    tables = carray(pointer(plan, AT_PLAN.block_tables, int32), (num_seqs, table_width))
-    seq_lens = carray(pointer(plan, AT_PLAN.seq_lens, int32), (num_seqs,))
-    starts = carray(pointer(plan, AT_PLAN.query_starts, int32), (num_seqs + 1,))
-    heads_per_kv, width = heads // kv_heads, (head_dim + 31) // 32 * 32
-    slots = np.empty(KEY_BLOCK, np.int64)
-    keys, values = aligned_zeros(1, KEY_BLOCK * width, packed)[0], aligned_zeros(1, KEY_BLOCK * width, packed)[0]
-    staged = aligned_zeros(TILE_ROWS, width, packed)
-    scores, probs = aligned_zeros(TILE_ROWS, KEY_BLOCK, float32), aligned_zeros(TILE_ROWS, KEY_BLOCK, packed)
-    product = aligned_zeros(TILE_ROWS, width, float32)
-    max_rows = (max_rows + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
-    queries, sums = aligned_zeros(max_rows, width, packed), aligned_zeros(max_rows, width, float32)
-    row_max, totals = np.empty(max_rows, np.float32), np.empty(max_rows, np.float32)
-    before = np.zeros(64, np.uint8)
+    items = carray(pointer(plan, AT_PLAN.items, INT64), (num_items, 4))
+    tables = carray(pointer(plan, AT_PLAN.block_tables, INT32), (num_seqs, table_width))
+    seq_lens = carray(pointer(plan, AT_PLAN.seq_lens, INT32), (num_seqs,))
+    starts = carray(pointer(plan, AT_PLAN.query_starts, INT32), (num_seqs + 1,))
+    heads_per_kv, width, max_rows = heads // kv_heads, _width(head_dim), _rows(max_rows)
+    all_slots, space = zeros_at(space, 1, KEY_BLOCK, INT64)
+    all_keys, space = zeros_at(space, 1, KEY_BLOCK * width, packed)
+    all_values, space = zeros_at(space, 1, KEY_BLOCK * width, packed)
+    staged, space = zeros_at(space, TILE_ROWS, width, packed)
+    scores, space = zeros_at(space, TILE_ROWS, KEY_BLOCK, FLOAT32)
+    probs, space = zeros_at(space, TILE_ROWS, KEY_BLOCK, packed)
+    product, space = zeros_at(space, TILE_ROWS, width, FLOAT32)
+    queries, space = zeros_at(space, max_rows, width, packed)
+    sums, space = zeros_at(space, max_rows, width, FLOAT32)
+    all_row_max, space = zeros_at(space, 1, max_rows, FLOAT32)
+    all_totals, space = zeros_at(space, 1, max_rows, FLOAT32)
+    all_before, space = zeros_at(space, 1, 64, UINT8)
+    slots, keys, values, before = all_slots[0], all_keys[0], all_values[0], all_before[0]
+    row_max, totals = all_row_max[0], all_totals[0]
     _configure(probs, before)
     item = next_chunk(task)
     while item < num_items:
@@ -254,15 +292,18 @@ def _attend(task, like, packed):
 
 
 def _body_in_tiles(task):
-    _attend(task, np.empty(0, np.uint16), np.empty(0, np.uint16))
+    _attend(task, enter(task), UINT16, UINT16)
+    leave(task)
 
 
 def _body_widened(task):
-    _attend(task, np.empty(0, np.uint16), np.empty(0, np.float32))
+    _attend(task, enter(task), UINT16, FLOAT32)
+    leave(task)
 
 
 def _body_in_float32(task):
-    _attend(task, np.empty(0, np.float32), np.empty(0, np.float32))
+    _attend(task, enter(task), FLOAT32, FLOAT32)
+    leave(task)
 
 
 _in_tiles, _widened, _in_float32 = map(ParallelRegion, (_body_in_tiles, _body_widened, _body_in_float32))

@@ -91,7 +91,8 @@ class PanelMatrix:
             is_gated=self.is_gated,
             itemsize=self.dtype.itemsize,
         )
-        self.region.launch(task.num_chunks if self._packed.numel() * rows >= SERIAL_PRODUCTS else 1, task)
+        max_threads = task.num_chunks if self._packed.numel() * rows >= SERIAL_PRODUCTS else 1
+        self.region.launch(max_threads, task, self._scratch_bytes(rows, width, group_rows))
         return result
 
     @property
@@ -113,6 +114,10 @@ class PanelMatrix:
 
     def _pack(self, weight: Tensor) -> Tensor:
         """Whole panels of rows in the layout that `region` reads; the first axis counts them."""
+        raise NotImplementedError
+
+    def _scratch_bytes(self, rows: int, width: int, group_rows: int) -> int:
+        """What a thread of `region` needs for so many rows of so many columns."""
         raise NotImplementedError
 
 

@@ -11,63 +11,84 @@ import ctypes
 from collections.abc import Callable
 from functools import cached_property
 
-import numpy as np
 import torch
-from numba import cfunc, types
+from numba import types
+from numba.core.ccallback import CFunc
 
+from kernels.cpu.kernel_cache import KernelFile
 from kernels.cpu.openmp import openmp
 from kernels.cpu.recorder import Launch, RecordingError, open_recorder
-from kernels.cpu.task import encode
+from kernels.cpu.scratch import scratch_of_thread
+from kernels.cpu.task import AT_HEADER, encode
 
-__all__ = ["ParallelRegion", "threads_for"]
+__all__ = ["KernelError", "ParallelRegion", "threads_for"]
 
 _ELEMENTS_PER_THREAD = 1 << 14  # that are worth a thread more: some 10 microseconds of work
+
+
+class KernelError(RuntimeError):
+    """A compiled kernel did not come to its end: what it should have written is whatever lay in memory."""
 
 
 class ParallelRegion:
     """A function of one argument, the address of a task, that every thread of the team runs until no chunk is left.
 
-    It is compiled at the first launch. One that is not `is_recordable` gives its result to Python, so that a replay of
-    it would be for nothing.
+    It begins with `task.enter`, ends with `task.leave` and allocates nothing. It is compiled at the first launch. One
+    that is not `is_recordable` gives its result to Python, so that a replay of it would be for nothing.
     """
 
     def __init__(self, body: Callable[[int], None], *, is_recordable: bool = True) -> None:
         self._body = body
         self._is_recordable = is_recordable
 
-    def launch(self, max_threads: int, task: tuple[object, ...]) -> None:
+    def launch(self, max_threads: int, task: tuple[object, ...], scratch_bytes: int = 0) -> None:
         """Runs the body on as many threads as torch has, at most so many; returns when all of them are done.
 
         `task` is an instance of the kernel's layout (see `kernels.cpu.task`). An open recorder keeps it, and with it
-        the tensors whose addresses the body gets.
+        the tensors whose addresses the body gets. Each thread has so many bytes of scratch, uninitialised.
 
         Raises:
             RecordingError: a recorder is open and this region can't be replayed.
+            RuntimeError: there is no memory for the scratch; torch's own.
+            KernelError: a thread did not come to the body's end.
         """
-        fields = encode(task)
-        num_threads = min(torch.get_num_threads(), max_threads)
+        num_threads = max(min(torch.get_num_threads(), max_threads), 1)
         recorder = open_recorder()
-        if recorder is not None:
+        if recorder is None:
+            scratch = scratch_of_thread(num_threads * scratch_bytes)
+            fields = encode(task, scratch=scratch, scratch_bytes=scratch_bytes)
+        else:
             if not self._is_recordable:
                 raise RecordingError(f"{self._body.__module__} gives its result to Python: a replay could not")
-            recorder.add(Launch(self._compiled.address, num_threads, fields, task))
-        self.launch_encoded(num_threads, fields)
+            memory = recorder.arena.scratch(num_threads * scratch_bytes)
+            fields = encode(task, scratch=memory.data_ptr(), scratch_bytes=scratch_bytes)
+            recorder.add(Launch(self._address, num_threads, fields, (task, memory)))
+        self.launch_encoded(num_threads, fields.buffer_info()[0])
+        if fields[AT_HEADER.left] != fields[AT_HEADER.entered] or not fields[AT_HEADER.entered]:
+            raise KernelError(f"{self._body.__module__}: compiled code raised; see the process's stderr")
 
-    def launch_encoded(self, num_threads: int, fields: np.ndarray) -> None:
-        """Runs the body on so many threads with the address of `fields`, which no recorder keeps."""
+    def launch_encoded(self, num_threads: int, address: int) -> None:
+        """Runs the body on so many threads with the address of encoded fields; nothing keeps or checks them."""
         library = openmp() if num_threads > 1 else None
         if library is None:
-            self._on_this_thread(fields.ctypes.data)
+            self._on_this_thread(address)
         else:
-            library.GOMP_parallel(self._compiled.address, fields.ctypes.data, num_threads, 0)
+            library.GOMP_parallel(self._address, address, num_threads, 0)
+
+    @cached_property
+    def _address(self) -> int:
+        return self._compiled.address
 
     @cached_property
     def _compiled(self):
-        return cfunc(types.void(types.intp), cache=True)(self._body)
+        compiled = CFunc(self._body, ((types.intp,), types.void), locals={}, options={})
+        compiled._cache = KernelFile(self._body)
+        compiled.compile()
+        return compiled
 
     @cached_property
     def _on_this_thread(self) -> Callable[[int], None]:
-        return ctypes.CFUNCTYPE(None, ctypes.c_ssize_t)(self._compiled.address)
+        return ctypes.CFUNCTYPE(None, ctypes.c_ssize_t)(self._address)
 
 
 def threads_for(num_elements: int) -> int:

@@ -4,14 +4,14 @@ The contract of recorded steps. A recording holds addresses, sizes and numbers o
 recorded; a replay runs the same functions on them. So between the two
 
 * **addresses stay**: every tensor that a region reads or writes stays where it was. The recording keeps the tensors
-  that it was given, `Launch.task`, alive; what those point to in turn (an attention plan's arrays) is its user's to
+  that it was given, `Launch.kept`, alive; what those point to in turn (an attention plan's arrays) is its user's to
   keep.
   New inputs are copied over the old ones (`copy_`, `out=`), never put beside them; a tensor that grows or moves
   needs a new recording. A recording of the KV cache keeps that cache's memory: drop it before the cache is given up.
 * **shapes stay**: rows, widths and dtypes are in the task. What may change is what lies at the addresses: elements of
   the inputs, the KV cache, and an attention plan's descriptor with whatever it points to.
-* **results lie in an `Arena`** that recordings share: they are overwritten by the next replay of any of them, and while
-  one is recorded or replayed they are kept for two generations of the arena.
+* **results and scratch lie in an `Arena`** that recordings share: results are overwritten by the next replay of any of
+  them, and while one is recorded or replayed they are kept for two generations of the arena.
 * **nothing else computes**: what torch does between the launches happens once, and not when it is replayed.
 
 Checked, by a `RecordingError`: torch operations that compute while the recorder is open (`.contiguous()` or `.to()`
@@ -23,6 +23,7 @@ the thread that opened it: other threads' launches are not recorded.
 from __future__ import annotations
 
 import threading
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -48,6 +49,7 @@ class Arena:
     def __init__(self) -> None:
         self.replaying = threading.Lock()
         self._blocks: dict[tuple[int, int, int], Tensor] = {}
+        self._scratch = torch.empty(0, dtype=torch.uint8)
         self._buffer, self._place = 0, 0
 
     def next_generation(self) -> None:
@@ -68,14 +70,23 @@ class Arena:
             self._blocks[key] = torch.empty(key[2], dtype=torch.uint8)
         return self._blocks[key][:num_bytes].view(dtype).view(shape)
 
+    def scratch(self, num_bytes: int) -> Tensor:
+        """Uninitialised memory that every launch may overwrite: the same for all of them, as they run in order.
+
+        A larger one than before is another tensor: who keeps an address keeps the tensor.
+        """
+        if num_bytes > len(self._scratch):
+            self._scratch = torch.empty(1 << (num_bytes - 1).bit_length(), dtype=torch.uint8)
+        return self._scratch
+
 
 class Launch(NamedTuple):
     """One region, as it was launched."""
 
     function: int  # address of the compiled body
     num_threads: int
-    fields: np.ndarray  # the encoded task: what a replay gives the body
-    task: tuple[object, ...]  # what the fields were made of: holds the tensors behind the addresses
+    fields: array[int]  # the encoded task: what a replay gives the body
+    kept: tuple[object, ...]  # what the fields were made of: holds the tensors behind the addresses
 
 
 class Recorder:
@@ -105,7 +116,7 @@ class Recorder:
         self.is_complete = kind is None
 
     def add(self, launch: Launch) -> None:
-        """Keeps one launch. The addresses in its fields are those of `launch.task`'s tensors, which it keeps alive."""
+        """Keeps one launch. The addresses in its fields are those of `launch.kept`'s tensors, which it keeps alive."""
         self.launches.append(launch)
 
 

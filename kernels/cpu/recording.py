@@ -20,9 +20,10 @@ from numba.extending import intrinsic
 
 from kernels.cpu.numba_options import EXACT
 from kernels.cpu.openmp import omp_get_num_threads_address
-from kernels.cpu.parallel_region import ParallelRegion
+from kernels.cpu.parallel_region import KernelError, ParallelRegion
 from kernels.cpu.recorder import Recorder, RecordingError
-from kernels.cpu.task import FIELD_BYTES, field, offsets_of
+from kernels.cpu.task import AT_HEADER as AT_TASK_HEADER
+from kernels.cpu.task import FIELD_BYTES, fetch_add, field, offsets_of
 
 __all__ = ["Recording"]
 
@@ -71,7 +72,7 @@ class Recording:
             row[AT_TASK : AT_TASK + len(launch.fields)] = launch.fields
         self._header = np.zeros(len(ReplayHeader._fields), dtype=np.int64)
         self._num_threads = max((launch.num_threads for launch in launches), default=1)
-        self._tasks = [launch.task for launch in launches]  # keeps alive what the rows' addresses point to
+        self._kept = [launch.kept for launch in launches]  # keeps alive what the rows' addresses point to
         self._arena = recorder.arena
 
     def replay(self) -> None:
@@ -79,11 +80,14 @@ class Recording:
 
         Raises:
             RecordingError: another thread replays in the same arena.
+            KernelError: a thread did not come to the end of a launch.
         """
         if not self._arena.replaying.acquire(blocking=False):
             raise RecordingError("another thread replays in this arena: its results would be overwritten")
         try:
-            self._rows[:, AT_TASK] = 0  # chunks taken
+            header = self._rows[:, AT_TASK:]
+            for counter in (AT_TASK_HEADER.chunks_taken, AT_TASK_HEADER.entered, AT_TASK_HEADER.left):
+                header[:, counter] = 0
             count, width = self._rows.shape
             self._header[:] = ReplayHeader(
                 arrived=0,
@@ -93,7 +97,10 @@ class Recording:
                 row_bytes=width * FIELD_BYTES,
                 launches=self._rows.ctypes.data,
             )
-            _replay.launch_encoded(self._num_threads, self._header)
+            _replay.launch_encoded(self._num_threads, self._header.ctypes.data)
+            entered, left = header[:, AT_TASK_HEADER.entered], header[:, AT_TASK_HEADER.left]
+            if not entered.all() or (entered != left).any():
+                raise KernelError("compiled code raised in a recorded step; see the process's stderr")
         finally:
             self._arena.replaying.release()
 
@@ -103,17 +110,6 @@ def _body(header):
 
 
 _replay = ParallelRegion(_body)
-
-
-@intrinsic
-def _fetch_add(context, address, offset):
-    """Adds one to a field that all threads share; what it was. Acquires and releases."""
-
-    def generate(context, builder, signature, arguments):
-        at = builder.add(arguments[0], builder.mul(arguments[1], _FIELD(FIELD_BYTES)))
-        return builder.atomic_rmw("add", builder.inttoptr(at, _FIELD.as_pointer()), _FIELD(1), "acq_rel")
-
-    return types.intp(types.intp, types.intp), generate
 
 
 @intrinsic
@@ -170,7 +166,7 @@ _pause = _without_arguments("llvm.x86.sse2.pause", ir.VoidType()) if _is_x86 els
 @njit(**EXACT)
 def _run_launches(header):
     """One thread's part: it takes part in launches of more threads than its index, and meets the team after each."""
-    index = _fetch_add(header, AT_HEADER.arrived)
+    index = fetch_add(header, AT_HEADER.arrived)
     function = field(header, AT_HEADER.omp_get_num_threads)
     team = 1 if function == 0 else _call_int(function)
     rows, row_bytes = field(header, AT_HEADER.launches), field(header, AT_HEADER.row_bytes)
@@ -178,7 +174,7 @@ def _run_launches(header):
         row = rows + i * row_bytes
         if index < field(row, AT_LAUNCH.num_threads):
             _call_body(field(row, AT_LAUNCH.function), row + AT_TASK * FIELD_BYTES)
-        _fetch_add(header, AT_HEADER.passed)
+        fetch_add(header, AT_HEADER.passed)
         spins = 0
         while _load_acquire(header, AT_HEADER.passed) < (i + 1) * team:
             spins += 1

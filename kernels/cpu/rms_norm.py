@@ -8,11 +8,12 @@ import numpy as np
 from numba import carray, njit
 from torch import Tensor
 
-from kernels.cpu.dtypes import narrow, widen
-from kernels.cpu.numba_options import EXACT, SUMS
+from kernels.cpu.dtypes import FLOAT32, UINT16, narrow, widen
+from kernels.cpu.numba_options import EXACT
 from kernels.cpu.parallel_region import ParallelRegion, threads_for
 from kernels.cpu.recorder import empty_result
-from kernels.cpu.task import field, float32_field, next_chunk, offsets_of, pointer
+from kernels.cpu.sums import sum_of_squares
+from kernels.cpu.task import enter, field, float32_field, leave, next_chunk, offsets_of, pointer
 
 CHUNK_ROWS = 8
 
@@ -52,10 +53,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
 
 
 def _body(task):
+    enter(task)
     if field(task, AT.itemsize) == 2:
-        _norm(task, np.empty(0, np.uint16))
+        _norm(task, UINT16)
     else:
-        _norm(task, np.empty(0, np.float32))
+        _norm(task, FLOAT32)
+    leave(task)
 
 
 _region = ParallelRegion(_body)
@@ -85,19 +88,16 @@ def _add(x, residual, out):
         out[j] = narrow(widen(x[j]) + widen(residual[j]), x[j])
 
 
-@njit(**SUMS)
+@njit(**EXACT)
 def _norm_row(row, weight, eps, out):
     scale = inverse_rms(row, eps)
     for j in range(np.uintp(row.shape[0])):
         out[j] = narrow(widen(row[j]) * scale * widen(weight[j]), row[j])
 
 
-@njit(**SUMS)
+@njit(**EXACT)
 def inverse_rms(row, eps):
     """`1 / sqrt(mean(row^2) + eps)`, float32; compiled code only."""
     width = row.shape[0]
-    squares = np.float32(0)
-    for j in range(np.uintp(width)):
-        value = widen(row[j])
-        squares += value * value
+    squares = sum_of_squares(row.ctypes.data, width, row)
     return np.float32(1) / np.sqrt(squares / np.float32(width) + eps)

@@ -8,13 +8,15 @@ import numpy as np
 from numba import carray, njit
 from torch import Tensor
 
-from kernels.cpu.dtypes import narrow, widen
+from kernels.cpu.dtypes import FLOAT32, INT64, UINT16, narrow, widen
+from kernels.cpu.exp import fused
 from kernels.cpu.kv_layout import TILE_KEYS, is_tiled
-from kernels.cpu.numba_options import EXACT, SUMS
+from kernels.cpu.memory import array_at, copy, scratch_bytes
+from kernels.cpu.numba_options import EXACT
 from kernels.cpu.parallel_region import ParallelRegion, threads_for
 from kernels.cpu.recorder import empty_result
 from kernels.cpu.rms_norm import inverse_rms
-from kernels.cpu.task import field, float32_field, next_chunk, offsets_of, pointer
+from kernels.cpu.task import enter, field, float32_field, leave, next_chunk, offsets_of, pointer
 
 CHUNK_ROWS = 32  # neighbours in a prompt write to the same cache lines: with 4, two threads take three times as long
 
@@ -82,35 +84,38 @@ def rope_store(
         k_norm=k_norm,
         is_tiled=is_tiled(k_cache),
     )
-    _region.launch(threads_for(qkv.numel()), task)
+    _region.launch(threads_for(qkv.numel()), task, scratch_bytes((1, head_dim, qkv.element_size())))
     return q
 
 
 def _body(task):
+    space = enter(task)
     if field(task, AT.itemsize) == 2:
-        _store(task, np.empty(0, np.uint16))
+        _store(task, space, UINT16)
     else:
-        _store(task, np.empty(0, np.float32))
+        _store(task, space, FLOAT32)
+    leave(task)
 
 
 _region = ParallelRegion(_body)
 
 
 @njit(**EXACT)
-def _store(task, like):
+def _store(task, space, like):
     rows, heads, kv_heads = field(task, AT.rows), field(task, AT.heads), field(task, AT.kv_heads)
     width, num_slots, eps = field(task, AT.head_dim), field(task, AT.num_slots), float32_field(task, AT.eps)
-    float32 = np.empty(0, np.float32)
     qkv = carray(pointer(task, AT.qkv, like), (rows, heads + 2 * kv_heads, width))
-    cos = carray(pointer(task, AT.cos, float32), (rows, width))
-    sin = carray(pointer(task, AT.sin, float32), (rows, width))
+    cos = carray(pointer(task, AT.cos, FLOAT32), (rows, width))
+    sin = carray(pointer(task, AT.sin, FLOAT32), (rows, width))
     k_cache = carray(pointer(task, AT.k_cache, like), (num_slots, kv_heads, width))
     v_cache = carray(pointer(task, AT.v_cache, like), (num_slots, kv_heads, width))
-    slots = carray(pointer(task, AT.slots, np.empty(0, np.int64)), (rows,))
+    slots = carray(pointer(task, AT.slots, INT64), (rows,))
     q = carray(pointer(task, AT.q, like), (rows, heads, width))
     q_norm = carray(pointer(task, AT.q_norm, like), (width if field(task, AT.q_norm) != 0 else 0,))
     k_norm = carray(pointer(task, AT.k_norm, like), (width if field(task, AT.k_norm) != 0 else 0,))
-    in_tiles, rotated = field(task, AT.is_tiled) != 0, np.empty(width, q.dtype)
+    k_flat = carray(pointer(task, AT.k_cache, like), (num_slots * kv_heads * width,))
+    v_flat = carray(pointer(task, AT.v_cache, like), (num_slots * kv_heads * width,))
+    in_tiles, rotated = field(task, AT.is_tiled) != 0, array_at(space, 1, width, like)[0][0]
     first = next_chunk(task) * CHUNK_ROWS
     while first < rows:
         for i in range(first, min(first + CHUNK_ROWS, rows)):
@@ -120,20 +125,19 @@ def _store(task, like):
                 values = qkv[i, heads + kv_heads + head]
                 if in_tiles:
                     _rotate(qkv[i, heads + head], cos[i], sin[i], k_norm, eps, rotated)
-                    _store_in_tiles(rotated, values, k_cache, v_cache, slots[i], head)
+                    _store_in_tiles(rotated, values, k_flat, v_flat, slots[i], head, kv_heads)
                 else:
                     _rotate(qkv[i, heads + head], cos[i], sin[i], k_norm, eps, k_cache[slots[i], head])
-                    v_cache[slots[i], head, :] = values
+                    copy(values.ctypes.data, v_cache[slots[i], head].ctypes.data, width * like.itemsize)
         first = next_chunk(task) * CHUNK_ROWS
 
 
 @njit(**EXACT)
-def _store_in_tiles(keys, values, k_cache, v_cache, slot, head):
-    """Puts one head's key and value where `kv_layout` says."""
-    kv_heads, width = np.uintp(k_cache.shape[1]), np.uintp(k_cache.shape[2])
+def _store_in_tiles(keys, values, k_flat, v_flat, slot, head, kv_heads):
+    """Puts one head's key and value where `kv_layout` says; the caches are flat."""
+    kv_heads, width = np.uintp(kv_heads), np.uintp(keys.shape[0])
     tile, own = np.uintp(slot) // np.uintp(TILE_KEYS), np.uintp(slot) % np.uintp(TILE_KEYS)
     begin = (tile * kv_heads + np.uintp(head)) * np.uintp(TILE_KEYS) * width
-    k_flat, v_flat = k_cache.reshape(-1), v_cache.reshape(-1)
     at = begin + np.uintp(2) * own
     for pair in range(width >> np.uintp(1)):
         k_flat[at] = keys[np.uintp(2) * pair]
@@ -144,17 +148,17 @@ def _store_in_tiles(keys, values, k_cache, v_cache, slot, head):
         v_flat[at + np.uintp(2) * dimension] = values[dimension]
 
 
-@njit(**SUMS)
+@njit(**EXACT)
 def _rotate(row, cos, sin, norm, eps, out):
     half = np.uintp(row.shape[0]) >> np.uintp(1)  # unsigned: an index that may be negative is not made vector code
     if norm.shape[0] == 0:
         for j in range(half):
             first, second = widen(row[j]), widen(row[half + j])
-            out[j] = narrow(first * cos[j] + second * sin[j], row[j])
-            out[half + j] = narrow(second * cos[half + j] + first * sin[half + j], row[j])
+            out[j] = narrow(fused(first, cos[j], second * sin[j]), row[j])
+            out[half + j] = narrow(fused(second, cos[half + j], first * sin[half + j]), row[j])
         return
     scale = inverse_rms(row, eps)
     for j in range(half):
         first, second = widen(row[j]) * scale * widen(norm[j]), widen(row[half + j]) * scale * widen(norm[half + j])
-        out[j] = narrow(first * cos[j] + second * sin[j], row[j])
-        out[half + j] = narrow(second * cos[half + j] + first * sin[half + j], row[j])
+        out[j] = narrow(fused(first, cos[j], second * sin[j]), row[j])
+        out[half + j] = narrow(fused(second, cos[half + j], first * sin[half + j]), row[j])

@@ -13,10 +13,13 @@ import numpy as np
 from numba import carray, njit
 from torch import Tensor
 
+from kernels.cpu.dtypes import FLOAT32, FLOAT64, INT64, UINT64
 from kernels.cpu.exp import exp32
-from kernels.cpu.numba_options import EXACT, FUSED, SUMS
+from kernels.cpu.memory import array_at, scratch_bytes
+from kernels.cpu.numba_options import EXACT
 from kernels.cpu.parallel_region import ParallelRegion
-from kernels.cpu.task import field, next_chunk, offsets_of, pointer
+from kernels.cpu.sums import wide_sum_of
+from kernels.cpu.task import enter, field, leave, next_chunk, offsets_of, pointer
 from kernels.sample_row import SampleRow
 
 NO_TOKEN = -1  # of a row whose logits are not finite, or hide every token
@@ -60,38 +63,44 @@ def draw(raw: Tensor, shaped: Tensor, rows: Sequence[SampleRow], uniforms: np.nd
         uniforms=np.ascontiguousarray(uniforms, dtype=np.float64),
         tokens=np.empty(len(rows), dtype=np.int64),
     )
-    _region.launch(len(rows), task)
+    vocab = task.vocab
+    scratch = scratch_bytes((1, vocab, 4), (1, _BINS, 8), (1, _BINS, 8), (1, vocab, 8), (1, -(-vocab // _BLOCK), 8))
+    _region.launch(len(rows), task, scratch)
     return task.tokens.tolist()
 
 
 def _body(task):
-    _draw_rows(task)
+    _draw_rows(task, enter(task))
+    leave(task)
 
 
 _region = ParallelRegion(_body, is_recordable=False)
 
 
 @njit(**EXACT)
-def _draw_rows(task):
+def _draw_rows(task, space):
     rows, vocab = field(task, AT.rows), field(task, AT.vocab)
-    float32, float64, int64 = np.empty(0, np.float32), np.empty(0, np.float64), np.empty(0, np.int64)
-    raw = carray(pointer(task, AT.raw, float32), (rows, vocab))
-    shaped = carray(pointer(task, AT.shaped, float32), (rows, vocab))
-    filters = carray(pointer(task, AT.filters, float64), (rows, 3))
-    top_ks, uniforms = (
-        carray(pointer(task, AT.top_ks, int64), (rows,)),
-        carray(pointer(task, AT.uniforms, float64), (rows,)),
-    )
-    tokens = carray(pointer(task, AT.tokens, int64), (rows,))
-    weights = np.empty(vocab, np.float32)
+    raw = carray(pointer(task, AT.raw, FLOAT32), (rows, vocab))
+    shaped = carray(pointer(task, AT.shaped, FLOAT32), (rows, vocab))
+    filters = carray(pointer(task, AT.filters, FLOAT64), (rows, 3))
+    top_ks = carray(pointer(task, AT.top_ks, INT64), (rows,))
+    uniforms = carray(pointer(task, AT.uniforms, FLOAT64), (rows,))
+    tokens = carray(pointer(task, AT.tokens, INT64), (rows,))
+    weights, space = array_at(space, 1, vocab, FLOAT32)
+    counts, space = array_at(space, 1, _BINS, INT64)
+    masses, space = array_at(space, 1, _BINS, FLOAT64)
+    keys, space = array_at(space, 1, vocab, UINT64)
+    sums, space = array_at(space, 1, (vocab + _BLOCK - 1) // _BLOCK, FLOAT64)
+    scratch = weights[0], counts[0], masses[0], keys[0], sums[0]
     row = next_chunk(task)
     while row < rows:
-        tokens[row] = _draw_row(raw[row], shaped[row], filters[row], top_ks[row], uniforms[row], weights)
+        tokens[row] = _draw_row(raw[row], shaped[row], filters[row], top_ks[row], uniforms[row], scratch)
         row = next_chunk(task)
 
 
 @njit(**EXACT)
-def _draw_row(raw, shaped, filters, top_k, uniform, weights):
+def _draw_row(raw, shaped, filters, top_k, uniform, scratch):
+    weights, counts, masses, keys, sums = scratch
     lowest, highest = _range(raw)
     if highest > _LARGEST or lowest < _SMALLEST:
         return NO_TOKEN
@@ -107,8 +116,8 @@ def _draw_row(raw, shaped, filters, top_k, uniform, weights):
                 return token
     _softmax_weights(shaped, peak, np.float32(max(temperature, MIN_TEMPERATURE)), np.float32(min_p), weights)
     if 0 < top_k < len(weights) or top_p < 1:
-        _keep_likeliest(weights, top_k if top_k > 0 else len(weights), top_p)
-    return _find(weights, uniform)
+        _keep_likeliest(weights, top_k if top_k > 0 else len(weights), top_p, counts, masses, keys)
+    return _find(weights, uniform, sums)
 
 
 @njit(**EXACT)
@@ -123,7 +132,7 @@ def _range(logits):
     return lowest, highest
 
 
-@njit(**FUSED)
+@njit(**EXACT)
 def _softmax_weights(logits, peak, temperature, min_p, weights):
     """Each token's probability over the likeliest one's; 0 below `min_p`."""
     top = peak / temperature
@@ -135,19 +144,20 @@ def _softmax_weights(logits, peak, temperature, min_p, weights):
 
 
 @njit(**EXACT)
-def _keep_likeliest(weights, top_k, top_p):
+def _keep_likeliest(weights, top_k, top_p, counts, masses, keys):
     """Sets to 0 all but the `top_k` largest, then all but the fewest that reach `top_p` of what is left.
 
     Among equals the lowest ids stay. The likeliest stays whatever `top_p` is.
     """
     bits = weights.view(np.uint32)
-    counts, masses = np.zeros(_BINS, np.int64), np.zeros(_BINS, np.float64)
+    counts[:] = 0
+    masses[:] = 0
     for j in range(len(bits)):
         counts[bits[j] >> _SHIFT] += 1
         masses[bits[j] >> _SHIFT] += weights[j]
     goal = np.inf
     if top_p < 1:
-        goal = top_p * _mass_of(bits, weights, counts, masses, top_k) * (1 - _ROUNDING)
+        goal = top_p * _mass_of(bits, weights, counts, masses, top_k, keys) * (1 - _ROUNDING)
     kept, mass = 0, 0.0
     last_bits, last_id = np.uint32(0), len(bits)
     for bin_ in range(_BINS - 1, -1, -1):
@@ -157,7 +167,7 @@ def _keep_likeliest(weights, top_k, top_p):
             kept += counts[bin_]
             mass += masses[bin_]
             continue
-        for key in _in_bin(bits, bin_, counts[bin_]):
+        for key in _in_bin(bits, bin_, keys):
             if kept > 0 and (kept >= top_k or mass >= goal):
                 break
             last_id = np.int64(key & np.uint64(0xFFFFFFFF))
@@ -172,7 +182,7 @@ def _keep_likeliest(weights, top_k, top_p):
 
 
 @njit(**EXACT)
-def _mass_of(bits, weights, counts, masses, top_k):
+def _mass_of(bits, weights, counts, masses, top_k, keys):
     """What the `top_k` largest add up to."""
     kept, mass = 0, 0.0
     for bin_ in range(_BINS - 1, -1, -1):
@@ -180,41 +190,61 @@ def _mass_of(bits, weights, counts, masses, top_k):
             kept += counts[bin_]
             mass += masses[bin_]
             continue
-        for key in _in_bin(bits, bin_, counts[bin_])[: top_k - kept]:
+        for key in _in_bin(bits, bin_, keys)[: top_k - kept]:
             mass += weights[np.int64(key & np.uint64(0xFFFFFFFF))]
         break
     return mass
 
 
 @njit(**EXACT)
-def _in_bin(bits, bin_, count):
-    """The tokens of one bin, falling by weight, rising by id: ids in the lower halves of sorted keys."""
-    keys = np.empty(count, np.uint64)
+def _in_bin(bits, bin_, keys):
+    """The tokens of one bin, falling by weight, rising by id: ids in the lower halves of sorted keys.
+
+    It is the beginning of `keys`, which is overwritten.
+    """
     found = 0
     for j in range(len(bits)):
         if bits[j] >> _SHIFT == bin_:
             keys[found] = (np.uint64(np.uint32(0xFFFFFFFF) - bits[j]) << np.uint64(32)) | np.uint64(j)
             found += 1
-    keys.sort()
-    return keys
-
-
-@njit(**SUMS)
-def _sum(weights):
-    total = np.float64(0)
-    for j in range(np.uintp(weights.shape[0])):
-        total += weights[j]
-    return total
+    _sort(keys[:found])
+    return keys[:found]
 
 
 @njit(**EXACT)
-def _find(weights, uniform):
+def _sort(keys):
+    """Heapsort, in place: numba's own sort allocates."""
+    for end in range(len(keys) // 2 - 1, -1, -1):
+        _sift_down(keys, end, len(keys))
+    for end in range(len(keys) - 1, 0, -1):
+        keys[0], keys[end] = keys[end], keys[0]
+        _sift_down(keys, 0, end)
+
+
+@njit(**EXACT)
+def _sift_down(keys, root, end):
+    """Makes `keys[root:end]` a heap, the largest first, if but its root is in place."""
+    moved = keys[root]
+    child = 2 * root + 1
+    while child < end:
+        if child + 1 < end and keys[child + 1] > keys[child]:
+            child += 1
+        if keys[child] <= moved:
+            break
+        keys[root] = keys[child]
+        root, child = child, 2 * child + 1
+    keys[root] = moved
+
+
+@njit(**EXACT)
+def _find(weights, uniform, sums):
     """The first token whose cumulative weight, in order of ids, is above `uniform` of the whole."""
-    blocks = (len(weights) + _BLOCK - 1) // _BLOCK
-    sums = np.empty(blocks, np.float64)
+    blocks, whole = len(sums), 0.0
     for block in range(blocks):
-        sums[block] = _sum(weights[block * _BLOCK : (block + 1) * _BLOCK])
-    target, mass, last = uniform * sums.sum(), 0.0, 0
+        own = weights[block * _BLOCK : (block + 1) * _BLOCK]
+        sums[block] = wide_sum_of(own.ctypes.data, own.shape[0], own)
+        whole += sums[block]
+    target, mass, last = uniform * whole, 0.0, 0
     for block in range(blocks):
         if sums[block] > 0:
             last = block

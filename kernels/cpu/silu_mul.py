@@ -8,12 +8,12 @@ import numpy as np
 from numba import carray, njit
 from torch import Tensor
 
-from kernels.cpu.dtypes import narrow, widen
+from kernels.cpu.dtypes import FLOAT32, UINT16, narrow, widen
 from kernels.cpu.exp import exp32
 from kernels.cpu.numba_options import EXACT
 from kernels.cpu.parallel_region import ParallelRegion, threads_for
 from kernels.cpu.recorder import empty_result
-from kernels.cpu.task import field, next_chunk, offsets_of, pointer
+from kernels.cpu.task import enter, field, leave, next_chunk, offsets_of, pointer
 
 CHUNK_ROWS = 4
 
@@ -46,10 +46,12 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 
 def _body(task):
+    enter(task)
     if field(task, AT.itemsize) == 2:
-        _multiply(task, np.empty(0, np.uint16))
+        _multiply(task, UINT16)
     else:
-        _multiply(task, np.empty(0, np.float32))
+        _multiply(task, FLOAT32)
+    leave(task)
 
 
 _region = ParallelRegion(_body)

@@ -6,17 +6,17 @@ gives the same bits. Few rows cost what reading the weight costs: up to 16 take 
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from numba import carray, njit
 from torch import Tensor
 
 from kernels.cpu import amx
-from kernels.cpu.memory import aligned_zeros, copy
+from kernels.cpu.dtypes import FLOAT32, UINT8, UINT16
+from kernels.cpu.memory import copy, scratch_bytes, zeros_at
 from kernels.cpu.numba_options import EXACT
 from kernels.cpu.panel_matrix import AT, PanelMatrix, epilogue
 from kernels.cpu.parallel_region import ParallelRegion
-from kernels.cpu.task import field, next_chunk, pointer
+from kernels.cpu.task import enter, field, leave, next_chunk, pointer
 
 MAX_GROUP_ROWS = 512
 STRIP_BYTES = 256 * 2 * 32  # of a panel that stay in the L1 cache while a group's rows go by: 1.3 times as fast
@@ -35,9 +35,13 @@ class TileMatrix(PanelMatrix):
         # [panel, step of 32 columns, half of the panel, pair of columns, row of the weight, one of the pair]
         return weight.view(-1, 2, 16, weight.shape[1] // 32, 16, 2).permute(0, 3, 1, 4, 2, 5).contiguous()
 
+    def _scratch_bytes(self, rows: int, width: int, group_rows: int) -> int:
+        return scratch_bytes((16, width, 2), (min(group_rows, rows + PANEL), PANEL, 4), (1, PANEL, 4), (1, 64, 1))
+
 
 def _body(task):
-    _multiply(task)
+    _multiply(task, enter(task))
+    leave(task)
 
 
 TileMatrix.region = ParallelRegion(_body)
@@ -51,19 +55,19 @@ _SUMS_STRIDE = PANEL * 4  # bytes of one row's float32 sums of a panel
 
 
 @njit(**EXACT)
-def _multiply(task):
+def _multiply(task, space):
     num_chunks, num_panels, rows = field(task, AT.num_chunks), field(task, AT.num_panels), field(task, AT.rows)
     width, out_width, group_rows = field(task, AT.width), field(task, AT.out_width), field(task, AT.group_rows)
     x, weight, result = field(task, AT.x), field(task, AT.packed), field(task, AT.result)
     has_bias, is_gated, row_bytes = field(task, AT.bias) != 0, field(task, AT.is_gated) != 0, width * 2
     columns = PANEL // 2 if is_gated else PANEL  # of the result, for each panel
     whole = rows // 16 * 16
-    rest = aligned_zeros(16 if whole < rows else 0, width, np.empty(0, np.uint16))
+    rest, space = zeros_at(space, 16, width, UINT16)
     copy(x + whole * row_bytes, rest.ctypes.data, (rows - whole) * row_bytes)
-    float32 = np.empty(0, np.float32)
-    sums = aligned_zeros(min(group_rows, (rows + PANEL - 1) // PANEL * PANEL), PANEL, float32)
-    no_bias, biases = aligned_zeros(1, PANEL, float32), carray(pointer(task, AT.bias, float32), (num_panels, PANEL))
-    before = np.zeros(64, np.uint8)
+    sums, space = zeros_at(space, min(group_rows, rows + PANEL), PANEL, FLOAT32)
+    no_bias, space = zeros_at(space, 1, PANEL, FLOAT32)
+    before, space = zeros_at(space, 1, 64, UINT8)  # how the registers were set up
+    biases = carray(pointer(task, AT.bias, FLOAT32), (num_panels, PANEL))
     amx.save(before.ctypes.data)
     amx.configure(amx.TILES_OF_16.ctypes.data)
     chunk = next_chunk(task)

@@ -16,13 +16,22 @@ from numba.extending import intrinsic
 from kernels.cpu.exp import EXP_LIMITS, EXP_LN2, EXP_LOG2_E, EXP_SHIFT, EXP_TERMS
 from kernels.cpu.memory import emit_prefetch
 
-__all__ = ["product", "resumed_product", "store_gated", "store_sums", "transpose"]
+__all__ = [
+    "LANES",
+    "fuse",
+    "load_as_floats",
+    "product",
+    "resumed_product",
+    "store_gated",
+    "store_sums",
+    "transpose",
+]
 
-_LANES = 16
+LANES = 16
 _UNROLLED = 4  # columns that one round of a product's loop adds up
-_WORDS = ir.VectorType(ir.IntType(32), _LANES)
-_HALVES = ir.VectorType(ir.IntType(16), _LANES)
-_FLOATS = ir.VectorType(ir.FloatType(), _LANES)
+_WORDS = ir.VectorType(ir.IntType(32), LANES)
+_HALVES = ir.VectorType(ir.IntType(16), LANES)
+_FLOATS = ir.VectorType(ir.FloatType(), LANES)
 
 
 def _pointer(builder: ir.IRBuilder, base: ir.Value, stride: ir.Value, times: int, to: ir.Type) -> ir.Value:
@@ -36,12 +45,12 @@ def transpose(context, source, source_stride, target, target_stride):
 
     def generate(context, builder, signature, arguments):
         source, source_stride, target, target_stride = arguments
-        rows = [builder.load(_pointer(builder, source, source_stride, i, _WORDS), align=4) for i in range(_LANES)]
+        rows = [builder.load(_pointer(builder, source, source_stride, i, _WORDS), align=4) for i in range(LANES)]
         for step in (1, 2, 4, 8):
             # Of rows i and i + step, one gets the values whose column lacks the bit `step`, one those that have it.
-            without = [j if not j & step else _LANES + j - step for j in range(_LANES)]
-            with_ = [j + step if not j & step else _LANES + j for j in range(_LANES)]
-            for i in (i for i in range(_LANES) if not i & step):
+            without = [j if not j & step else LANES + j - step for j in range(LANES)]
+            with_ = [j + step if not j & step else LANES + j for j in range(LANES)]
+            for i in (i for i in range(LANES) if not i & step):
                 pair = rows[i], rows[i + step]
                 rows[i], rows[i + step] = (
                     builder.shuffle_vector(*pair, ir.Constant(_WORDS, mask)) for mask in (without, with_)
@@ -107,7 +116,7 @@ def _product(
     ahead: Sequence[ir.Value] = (),
 ) -> None:
     rows, vectors = shape
-    zero, step = ir.Constant(_FLOATS, [0.0] * _LANES), ir.Constant(target.type, 4 * _LANES)
+    zero, step = ir.Constant(_FLOATS, [0.0] * LANES), ir.Constant(target.type, 4 * LANES)
     targets = [builder.add(target, builder.mul(target_stride, target.type(i))) for i in range(rows)]
     places = [_pointer(builder, row, step, j, _FLOATS) for row in targets for j in range(vectors)]
     sums = [cgutils.alloca_once_value(builder, zero) for _ in places]
@@ -118,17 +127,17 @@ def _product(
 
     def add(index: ir.Value) -> None:
         row = builder.add(right, builder.mul(index, right_stride))
-        columns = [_load_as_floats(builder, row, j, dtype) for j in range(vectors)]
+        columns = [load_as_floats(builder, row, j, dtype) for j in range(vectors)]
         for address in ahead:
             emit_prefetch(builder, builder.add(address, builder.mul(index, index.type(64))))
         at = builder.add(left, builder.mul(index, index.type(4)))
         for i in range(rows):
             value = builder.load(_pointer(builder, at, left_stride, i, ir.FloatType()), align=4)
             single = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), value, ir.IntType(32)(0))
-            same = builder.shuffle_vector(single, single, ir.Constant(_WORDS, [0] * _LANES))
+            same = builder.shuffle_vector(single, single, ir.Constant(_WORDS, [0] * LANES))
             for j, column in enumerate(columns):
                 sum_ = sums[i * vectors + j]
-                builder.store(_fused(builder, same, column, builder.load(sum_)), sum_)
+                builder.store(fuse(builder, same, column, builder.load(sum_)), sum_)
 
     whole = builder.mul(builder.udiv(depth, depth.type(_UNROLLED)), depth.type(_UNROLLED))
     with cgutils.for_range_slice(builder, depth.type(0), whole, depth.type(_UNROLLED)) as (index, _):
@@ -140,18 +149,26 @@ def _product(
         builder.store(builder.load(sum_), place, align=4)
 
 
-def _load_as_floats(builder: ir.IRBuilder, row: ir.Value, index: int, dtype: types.Type) -> ir.Value:
-    """Vector `index` of a row of float32, or of bfloat16, widened."""
+def load_as_floats(builder: ir.IRBuilder, row: ir.Value, index: int, dtype: types.Type, lanes: int = LANES) -> ir.Value:
+    """Vector `index` of a row of float32, or of bfloat16, widened. One lane is a scalar."""
+
+    def of(element: ir.Type) -> ir.Type:
+        return element if lanes == 1 else ir.VectorType(element, lanes)
+
     if dtype == types.float32:
-        return builder.load(_pointer(builder, row, row.type(4 * _LANES), index, _FLOATS), align=4)
-    halves = builder.load(_pointer(builder, row, row.type(2 * _LANES), index, _HALVES), align=2)
-    words = builder.shl(builder.zext(halves, _WORDS), ir.Constant(_WORDS, [16] * _LANES))
-    return builder.bitcast(words, _FLOATS)
+        return builder.load(_pointer(builder, row, row.type(4 * lanes), index, of(ir.FloatType())), align=4)
+    words = of(ir.IntType(32))
+    halves = builder.load(_pointer(builder, row, row.type(2 * lanes), index, of(ir.IntType(16))), align=2)
+    sixteen = ir.Constant(words, 16 if lanes == 1 else [16] * lanes)
+    return builder.bitcast(builder.shl(builder.zext(halves, words), sixteen), of(ir.FloatType()))
 
 
-def _fused(builder: ir.IRBuilder, left: ir.Value, right: ir.Value, added: ir.Value) -> ir.Value:
-    signature = ir.FunctionType(_FLOATS, [_FLOATS] * 3)
-    function = cgutils.get_or_insert_function(builder.module, signature, f"llvm.fmuladd.v{_LANES}f32")
+def fuse(builder: ir.IRBuilder, left: ir.Value, right: ir.Value, added: ir.Value) -> ir.Value:
+    """`left * right + added` in one instruction: of float32, or of vectors of them."""
+    kind = left.type
+    signature = ir.FunctionType(kind, [kind] * 3)
+    suffix = f"v{kind.count}f32" if isinstance(kind, ir.VectorType) else "f32"
+    function = cgutils.get_or_insert_function(builder.module, signature, f"llvm.fmuladd.{suffix}")
     return builder.call(function, [left, right, added])
 
 
@@ -166,7 +183,7 @@ def _store(builder: ir.IRBuilder, values: ir.Value, target: ir.Value, dtype: typ
         builder.store(values, builder.inttoptr(target, _FLOATS.as_pointer()), align=4)
         return
     bits = builder.bitcast(values, _WORDS)
-    half, odd, most = (ir.Constant(_WORDS, [word] * _LANES) for word in (16, 1, 0x7FFF))
+    half, odd, most = (ir.Constant(_WORDS, [word] * LANES) for word in (16, 1, 0x7FFF))
     rounded = builder.add(builder.add(bits, most), builder.and_(builder.lshr(bits, half), odd))
     upper = builder.trunc(builder.lshr(rounded, half), _HALVES)
     builder.store(upper, builder.inttoptr(target, _HALVES.as_pointer()), align=2)
@@ -176,19 +193,19 @@ def _exp(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
     """`kernels.cpu.exp.exp32` of each, in the same steps; of NaN, something."""
 
     def all_of(value: float) -> ir.Constant:
-        return ir.Constant(_FLOATS, [float(np.float32(value))] * _LANES)
+        return ir.Constant(_FLOATS, [float(np.float32(value))] * LANES)
 
     for limit, keeps in ((EXP_LIMITS[0], ">"), (EXP_LIMITS[1], "<")):
         x = builder.select(builder.fcmp_ordered(keeps, x, all_of(limit)), x, all_of(limit))
-    shifted = _fused(builder, x, all_of(EXP_LOG2_E), all_of(EXP_SHIFT))
+    shifted = fuse(builder, x, all_of(EXP_LOG2_E), all_of(EXP_SHIFT))
     whole = builder.fsub(shifted, all_of(EXP_SHIFT))
-    rest = _fused(builder, whole, all_of(-EXP_LN2[0]), x)
-    rest = _fused(builder, whole, all_of(-EXP_LN2[1]), rest)
+    rest = fuse(builder, whole, all_of(-EXP_LN2[0]), x)
+    rest = fuse(builder, whole, all_of(-EXP_LN2[1]), rest)
     sum_ = all_of(EXP_TERMS[0])
     for term in EXP_TERMS[1:]:
-        sum_ = _fused(builder, sum_, rest, all_of(term))
-    sum_ = builder.fadd(_fused(builder, builder.fmul(sum_, rest), rest, rest), all_of(1.0))
-    power = builder.shl(builder.bitcast(shifted, _WORDS), ir.Constant(_WORDS, [23] * _LANES))
+        sum_ = fuse(builder, sum_, rest, all_of(term))
+    sum_ = builder.fadd(fuse(builder, builder.fmul(sum_, rest), rest, rest), all_of(1.0))
+    power = builder.shl(builder.bitcast(shifted, _WORDS), ir.Constant(_WORDS, [23] * LANES))
     return builder.bitcast(builder.add(builder.bitcast(sum_, _WORDS), power), _FLOATS)
 
 
@@ -214,7 +231,7 @@ def store_gated(context, gates, added_gates, ups, added_ups, target, like):
     def generate(context, builder, signature, arguments):
         gates, added_gates, ups, added_ups, target = arguments[:5]
         gate, up = _sum_at(builder, gates, added_gates), _sum_at(builder, ups, added_ups)
-        one = ir.Constant(_FLOATS, [1.0] * _LANES)
+        one = ir.Constant(_FLOATS, [1.0] * LANES)
         closed = builder.fadd(_exp(builder, builder.fneg(gate)), one)
         _store(builder, builder.fmul(builder.fdiv(gate, closed), up), target, like.dtype)
         return context.get_dummy_value()

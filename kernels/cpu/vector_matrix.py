@@ -7,17 +7,17 @@ as one. bfloat16 is widened in registers: all arithmetic is float32.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from llvmlite.binding import get_host_cpu_features
 from numba import carray, njit
 from torch import Tensor
 
-from kernels.cpu.memory import aligned_zeros, copy, prefetch_l1
+from kernels.cpu.dtypes import FLOAT32, UINT16
+from kernels.cpu.memory import copy, prefetch_l1, scratch_bytes, zeros_at
 from kernels.cpu.numba_options import EXACT
 from kernels.cpu.panel_matrix import AT, PanelMatrix, epilogue
 from kernels.cpu.parallel_region import ParallelRegion
-from kernels.cpu.task import field, next_chunk, pointer
+from kernels.cpu.task import enter, field, leave, next_chunk, pointer
 from kernels.cpu.vector import resumed_product
 
 MAX_GROUP_ROWS = 504
@@ -39,12 +39,17 @@ class VectorMatrix(PanelMatrix):
     def _pack(self, weight: Tensor) -> Tensor:
         return weight.unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()  # [panel, column, row of the weight]
 
+    def _scratch_bytes(self, rows: int, width: int, group_rows: int) -> int:
+        return scratch_bytes((min(group_rows, rows) + BLOCK_ROWS, PANEL, 4), (1, PANEL, 4), (BLOCK_ROWS, width, 4))
+
 
 def _body(task):
+    space = enter(task)
     if field(task, AT.itemsize) == 2:
-        _multiply(task, np.empty(0, np.uint16))
+        _multiply(task, space, UINT16)
     else:
-        _multiply(task, np.empty(0, np.float32))
+        _multiply(task, space, FLOAT32)
+    leave(task)
 
 
 VectorMatrix.region = ParallelRegion(_body)
@@ -61,7 +66,7 @@ def _next_block(left):
 
 
 @njit(**EXACT)
-def _multiply(task, like):
+def _multiply(task, space, like):
     num_chunks, num_panels, rows = field(task, AT.num_chunks), field(task, AT.num_panels), field(task, AT.rows)
     width, out_width, group_rows = field(task, AT.width), field(task, AT.out_width), field(task, AT.group_rows)
     x, weight, result = field(task, AT.x), field(task, AT.packed), field(task, AT.result)
@@ -69,10 +74,10 @@ def _multiply(task, like):
     row_bytes, column_bytes = width * 4, PANEL * like.itemsize
     columns = PANEL // 2 if is_gated else PANEL  # of the result, for each panel
     strip = STRIP_BYTES // column_bytes
-    float32 = np.empty(0, np.float32)
-    sums = aligned_zeros(min(group_rows, rows) + BLOCK_ROWS, PANEL, float32)
-    no_bias, biases = aligned_zeros(1, PANEL, float32), carray(pointer(task, AT.bias, float32), (num_panels, PANEL))
-    whole, rest = rows, aligned_zeros(BLOCK_ROWS, width, float32)  # the last rows, where they are too few
+    sums, space = zeros_at(space, min(group_rows, rows) + BLOCK_ROWS, PANEL, FLOAT32)
+    no_bias, space = zeros_at(space, 1, PANEL, FLOAT32)
+    rest, space = zeros_at(space, BLOCK_ROWS, width, FLOAT32)  # the last rows, where they are too few
+    biases, whole = carray(pointer(task, AT.bias, FLOAT32), (num_panels, PANEL)), rows
     at = max(rows - 1, 0) // group_rows * group_rows
     while at < rows:
         if at + _next_block(rows - at) > rows:

@@ -10,10 +10,10 @@ import pytest
 import torch
 from numba import carray
 
-from kernels.cpu.dtypes import has_kernels
+from kernels.cpu.dtypes import INT64, has_kernels
 from kernels.cpu.kv_layout import in_plain, in_tiles, is_tiled
 from kernels.cpu.parallel_region import ParallelRegion
-from kernels.cpu.task import field, next_chunk, offsets_of, pointer
+from kernels.cpu.task import enter, field, leave, next_chunk, offsets_of, pointer
 from kernels.layer_ops import full_tables, rms_norm, rope_store, silu_mul
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -102,11 +102,13 @@ AT = offsets_of(CountTask)
 
 
 def _count(task):
-    done = carray(pointer(task, AT.done, np.empty(0, np.int64)), (field(task, AT.num_chunks),))
+    enter(task)
+    done = carray(pointer(task, AT.done, INT64), (field(task, AT.num_chunks),))
     chunk = next_chunk(task)
     while chunk < field(task, AT.num_chunks):
         done[chunk] += 1
         chunk = next_chunk(task)
+    leave(task)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])

@@ -12,6 +12,7 @@ import torch
 from numba import carray, cfunc, types
 
 from kernels.cpu import paged_attention, panel_matrix, recording, rms_norm, rope_store, sampling, silu_mul
+from kernels.cpu.dtypes import FLOAT32, FLOAT64
 from kernels.cpu.task import encode, field, float32_field, offsets_of, pointer
 
 README = Path(panel_matrix.__file__).with_name("README.md")
@@ -41,8 +42,8 @@ AT = offsets_of(SumTask)
 
 
 def _sum(task):
-    numbers = carray(pointer(task, AT.numbers, np.empty(0, np.float32)), (field(task, AT.count),))
-    total = carray(pointer(task, AT.total, np.empty(0, np.float64)), (1,))
+    numbers = carray(pointer(task, AT.numbers, FLOAT32), (field(task, AT.count),))
+    total = carray(pointer(task, AT.total, FLOAT64), (1,))
     sign = -1 if field(task, AT.is_negative) else 1
     if field(task, AT.absent) == 0:
         total[0] = sign * float32_field(task, AT.scale) * numbers.sum()
@@ -54,7 +55,7 @@ def test_compiled_code_reads_each_field_under_the_name_it_was_written(scale: flo
     numbers, total = torch.arange(5, dtype=torch.float32), np.zeros(1)
     fields = encode(SumTask(5, scale, numbers, total, is_negative=is_negative))
     compiled = cfunc(types.void(types.intp))(_sum)
-    ctypes.CFUNCTYPE(None, ctypes.c_ssize_t)(compiled.address)(fields.ctypes.data)
+    ctypes.CFUNCTYPE(None, ctypes.c_ssize_t)(compiled.address)(fields.buffer_info()[0])
     assert total[0] == (-1 if is_negative else 1) * np.float32(scale) * 10
     assert fields[0] == 0, "no chunk is taken yet"
 

@@ -169,6 +169,7 @@ async def test_stuck_core_is_killed_when_it_does_not_stop(talk: Talk) -> None:
     os.kill(talk.client.pid, signal.SIGSTOP)
     assert await talk.client.stop(0.05) == -signal.SIGKILL
     assert await talk.client.stop(0.05) == -signal.SIGKILL, "stopping again changes nothing"
+    assert talk.client.was_killed
 
 
 @pytest.mark.anyio

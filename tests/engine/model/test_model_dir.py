@@ -85,6 +85,16 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
     ),
     "a tensor of another shape": (lambda m: _resave(m, _change_shape), "model.safetensors", "lm_head.weight is"),
     "a quantised tensor": (lambda m: _resave(m, _change_dtype), "model.safetensors", "model.norm.weight is I8"),
+    "more weights than layers": (
+        lambda m: _edit(m / "config.json", num_hidden_layers=3),
+        "model.safetensors",
+        "model.layers.3.input_layernorm.weight",
+    ),
+    "a weight that its layer has no place for": (
+        lambda m: _resave(m, lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": np.ones(4, np.float32)})),
+        "model.safetensors",
+        "1 tensors that config.json does not call for (4 layers): model.layers.0.self_attn.q_proj.bias",
+    ),
     "more layers than weights": (lambda m: _edit(m / "config.json", num_hidden_layers=5), "model", "layers.4"),
     "an index of other files": (
         lambda m: (m / "model.safetensors.index.json").write_text('{"weight_map": {"a": "x.safetensors"}}'),
@@ -206,6 +216,34 @@ def test_blocks_fill_the_budget_and_never_more(whole: Path, budget: int, blocks:
 def test_a_config_we_can_not_run_names_its_key(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(BadConfigError, match=words):
         parse_config({**LLAMA, **changes})
+
+
+def test_tensors_that_change_no_answer_are_left_out(model: Path) -> None:
+    unused = ("model.layers.0.self_attn.rotary_emb.inv_freq", "model.layers.9.self_attn.k_scale", "score.weight")
+    _resave(model, lambda tensors: tensors.update({name: np.ones(4, np.float32) for name in unused}))
+    assert not set(open_model(model).files) & set(unused)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "longest"),
+    [
+        (None, 256),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}, 1024),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 200}, 800),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, 256),
+        ({"type": "yarn", "factor": 2.5}, 640),
+        ({"type": "linear", "factor": 4.0}, 1024),
+        ({"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 32}, 256),
+    ],
+    ids=str,
+)
+def test_scaled_positions_lengthen_the_context_as_vllm_derives_it(scaling: dict[str, Any] | None, longest: int) -> None:
+    assert parse_config({**LLAMA, "rope_scaling": scaling}).max_position_embeddings == longest
+
+
+def test_a_factor_beyond_all_positions_is_refused() -> None:
+    with pytest.raises(BadConfigError, match=r"rope_parameters\.factor"):
+        parse_config({**LLAMA, "rope_scaling": {"type": "linear", "factor": 1e6}})
 
 
 def test_old_and_new_spellings_of_rope_mean_the_same() -> None:

@@ -77,10 +77,11 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _make(path: Path, family: str, **save: Any) -> Any:
+def _make(path: Path, family: str, *, max_positions: int = 512, rope: dict[str, Any] | None = None, **save: Any) -> Any:
     """A random model of the family in `path`; returns transformers' own, in eval mode."""
     name, extra = FAMILIES[family]
-    config = getattr(transformers, name)(**{**SMALL, **extra})
+    scaled = {} if rope is None else {"rope_parameters": {"rope_type": rope["type"], **rope}}
+    config = getattr(transformers, name)(**{**SMALL, "max_position_embeddings": max_positions, **extra, **scaled})
     config.architectures = [name.replace("Config", "ForCausalLM")]
     torch.manual_seed(7)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
@@ -148,6 +149,25 @@ def test_logits_equal_transformers_in_prefill_chunks_and_decode(tmp_path: Path, 
         got = paged.logits(sequences, work)
         expected = torch.stack([wanted[i][start + count - 1] for i, start, count in work])
         torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+
+
+BEYOND = {
+    "yarn": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    "linear": {"type": "linear", "factor": 4.0},
+}
+
+
+@pytest.mark.parametrize("kind", BEYOND)
+def test_logits_equal_transformers_past_the_positions_that_were_trained(tmp_path: Path, kind: str) -> None:
+    """A directory as Qwen's cards say: the trained length, and the scaling that lengthens it."""
+    reference = _make(tmp_path, "qwen3", max_positions=64, rope={"rope_theta": 10000.0, **BEYOND[kind]})
+    paged = Paged(tmp_path)
+    assert paged.decoder.config.max_position_embeddings == 256
+    tokens = _prompt(6, 250)
+    wanted = _reference(reference, tokens)
+    for start, count in ((0, 60), (60, 100), (160, 89), (249, 1)):
+        got = paged.logits({0: tokens}, [(0, start, count)])
+        torch.testing.assert_close(got[0], wanted[start + count - 1], atol=1e-4, rtol=1e-4)
 
 
 def test_logits_equal_transformers_when_weights_are_sharded(tmp_path: Path) -> None:

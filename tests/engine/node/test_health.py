@@ -2,6 +2,7 @@
 
 import mmap
 import struct
+from dataclasses import replace
 
 import pytest
 
@@ -51,11 +52,29 @@ def step(predicted_s: float | None, at: float = 100.0) -> Heartbeat:
         (step(0.01), STUCK_FLOOR_S),
         (step(20.0), STUCK_STEPS * 20.0),
         (step(None), UNMEASURED_S),
+        (replace(step(100.0), marks=25), STUCK_STEPS * 4.0),
+        (replace(step(100.0), marks=512), STUCK_FLOOR_S),
+        (replace(step(None), marks=512), STUCK_FLOOR_S),
     ],
 )
 def test_a_core_is_stuck_when_it_takes_longer_than_it_foresaw(heartbeat: Heartbeat, allowed_s: float) -> None:
     assert not is_stuck(heartbeat, awake_since=0.0, now=heartbeat.at + allowed_s)
     assert is_stuck(heartbeat, awake_since=0.0, now=heartbeat.at + allowed_s + 0.01)
+
+
+def test_a_core_that_stops_inside_a_step_of_minutes_is_found_within_five_seconds_of_its_last_progress() -> None:
+    for progress_at in (100.5, 150.0, 350.0):
+        heartbeat = replace(step(300.0, at=100.0), marks=1500, progress_at=progress_at)
+        assert not is_stuck(heartbeat, awake_since=0.0, now=progress_at + STUCK_FLOOR_S)
+        assert is_stuck(heartbeat, awake_since=0.0, now=progress_at + 5.0)
+
+
+def test_progress_is_read_beside_the_beat_that_it_belongs_to() -> None:
+    page = HeartbeatPage.private()
+    memory = page.progress_memory()
+    page.write(step(0.5))
+    struct.pack_into("=d", memory, 0, 101.25)
+    assert page.read() == replace(step(0.5), progress_at=101.25)
 
 
 def test_before_its_first_sign_of_life_nothing_is_held_against_a_core() -> None:

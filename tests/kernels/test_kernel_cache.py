@@ -1,0 +1,141 @@
+"""A cache that can't be read or written costs time, never a start and never a bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from kernels.cpu import kernel_cache, silu_mul
+from kernels.cpu.parallel_region import ParallelRegion
+
+PROGRAM = """
+import hashlib, json, sys
+import structlog
+import torch
+from kernels.layer_ops import rms_norm, silu_mul
+from kernels.paged_attention import paged_attention
+
+said = []
+def keep(logger, name, event):
+    said.append(event)
+    raise structlog.DropEvent
+
+
+structlog.configure(processors=[keep])
+torch.set_num_threads(1)
+generator = torch.Generator().manual_seed(5)
+x = torch.randn(40, 100, generator=generator)
+q, k, v = (torch.randn(shape, generator=generator) for shape in ((70, 4, 80), (40, 16, 2, 80), (40, 16, 2, 80)))
+tables, lens = torch.arange(40, dtype=torch.int32)[None], torch.tensor([600], dtype=torch.int32)
+starts = torch.tensor([0, 70], dtype=torch.int32)
+computed = {
+    "attention": lambda: paged_attention(q, k, v, tables, lens, starts, scale=0.1),
+    "norm": lambda: rms_norm(x, x[0], 1e-5),
+    "silu": lambda: silu_mul(x),
+}
+bits = {name: hashlib.sha256(computed[name]().numpy().tobytes()).hexdigest() for name in sys.argv[1:]}
+print(json.dumps([dict(sorted(bits.items())), said]))
+"""
+
+
+def _run(folder: Path | str, *names: str) -> tuple[dict[str, str], list[dict[str, str]]]:
+    """The digests of what another process computes with this cache, in this order, and what it logged."""
+    found = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *names],
+        env={**os.environ, "NUMBA_CACHE_DIR": str(folder)},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    bits, said = json.loads(found.stdout)
+    return bits, said
+
+
+@pytest.mark.timeout(600)  # attention takes seconds of CPU to compile
+def test_bits_depend_neither_on_the_cache_nor_on_what_was_compiled_before(tmp_path: Path) -> None:
+    """Compiled and kept; loaded, but for one file that was cut short; compiled in another order without a cache."""
+    compiled, said = _run(tmp_path / "cache", "norm", "attention", "silu")
+    assert said == []
+    files = {file.name.partition(".")[0]: file for file in (tmp_path / "cache").iterdir()}
+    assert set(files) == {"paged_attention", "rms_norm", "silu_mul"}
+
+    whole = files["rms_norm"].read_bytes()
+    files["rms_norm"].write_bytes(whole[: len(whole) // 2])
+    loaded, said = _run(tmp_path / "cache", "silu", "attention", "norm")
+    assert loaded == compiled
+    assert [(event["event"], event["path"]) for event in said] == [("kernel_cache.damaged", str(files["rms_norm"]))]
+    assert len(files["rms_norm"].read_bytes()) > len(whole) // 2, "it was replaced"
+
+    alone, said = _run("/proc/nowhere", "silu", "norm")
+    assert alone == {name: compiled[name] for name in alone}
+    assert [event["event"] for event in said] == ["kernel_cache.unwritable"], "said once, not for each kernel"
+    assert "/proc/nowhere" in said[0]["reason"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kernels"))
+    kernel_cache._cache_folder.cache_clear()
+    kernel_cache._told.clear()
+    yield tmp_path / "kernels"
+    kernel_cache._cache_folder.cache_clear()
+
+
+def _compile() -> ParallelRegion:
+    region = ParallelRegion(silu_mul._body)
+    assert region._compiled.address
+    return region
+
+
+def test_a_full_disk_leaves_no_part_of_a_file_and_is_said_once(folder: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with capture_logs() as said:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+        try:
+            _compile()
+            _compile()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(folder.iterdir()) == []
+    assert [event["event"] for event in said] == ["kernel_cache.unwritable"]
+    _compile()
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_a_file_that_cannot_be_read_is_named_and_compiled_again(folder: Path) -> None:
+    _compile()
+    [file] = folder.iterdir()
+    file.unlink()
+    file.mkdir()
+    with capture_logs() as said:
+        _compile()
+    assert [event["event"] for event in said][:1] == ["kernel_cache.unreadable"]
+    assert said[0]["path"] == str(file)
+
+
+def test_without_a_home_the_other_folders_are_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("could not determine home directory")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    for name in ("NUMBA_CACHE_DIR", "CACHE_DIRECTORY", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    assert len(list(kernel_cache._candidates())) == 1
+    monkeypatch.setenv("CACHE_DIRECTORY", f"{tmp_path}:/elsewhere")
+    assert list(kernel_cache._candidates())[1].is_relative_to(tmp_path)
+
+
+def test_no_kernel_lets_the_compiler_regroup_its_arithmetic() -> None:
+    """`fastmath` makes bits depend on inlining: sums say their order themselves."""
+    sources = {path.name: path.read_text() for path in Path(kernel_cache.__file__).parent.glob("*.py")}
+    allowing = [name for name, text in sources.items() if re.search(r"fastmath\W+(True|\{|set)", text)]
+    assert allowing == []
+    assert '"fastmath": False' in sources["numba_options.py"]
