@@ -11,7 +11,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import tempfile
 from pathlib import Path
+
+import structlog
+
+log = structlog.get_logger()
 
 # A thread pays when a step reads much more than its parallel regions cost to open (some 60 a step, ten microseconds
 # each): smaller models run as fast on one, and leave the other CPUs to their neighbours.
@@ -35,6 +40,27 @@ def limit_openmp_spin() -> None:
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", str(SPIN_COUNT))
+
+
+def find_triton_cache() -> Path | None:
+    """Gives Triton a folder of this process alone where the home can't be written: its own cache would end the start.
+
+    To be called before Triton is imported. TRITON_CACHE_DIR, where it is set, wins. Returns the folder; None where none
+    is needed.
+    """
+    if os.environ.get("TRITON_CACHE_DIR") or os.environ.get("TRITON_HOME"):
+        return None
+    try:
+        folder = Path.home() / ".triton" / "cache"
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except (OSError, RuntimeError) as error:
+        own = Path(tempfile.mkdtemp(prefix="fleetctl-triton-"))
+        os.environ["TRITON_CACHE_DIR"] = str(own)
+        remedy = "kernels are compiled at every start; set TRITON_CACHE_DIR to a folder that this user can write"
+        log.warning("kernel_cache.unwritable", folder="~/.triton/cache", reason=str(error), remedy=remedy)
+        return own
 
 
 def default_num_threads(weight_bytes: int) -> int:

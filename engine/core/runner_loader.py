@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.core.fake_runner import FakeRunner
-from engine.core.host_tuning import default_num_threads, keep_freed_memory, limit_openmp_spin
+from engine.core.host_tuning import default_num_threads, find_triton_cache, keep_freed_memory, limit_openmp_spin
 from engine.core.runner import Runner
 from engine.core.scheduler_config import SchedulerConfig
 from engine.model.directory import ModelDir, kv_bytes_per_token, open_model, size_kv, weight_bytes
@@ -125,6 +125,8 @@ def _torch_model(config: CoreConfig, progress: Progress, progress_memory: memory
     if max_model_len > longest:
         raise ValueError(f"max_model_len: {max_model_len} asked for, the model's positions end at {longest}")
     device = _choose_device(config.device)
+    if device.startswith("cuda"):
+        find_triton_cache()
     dtype = auto_dtype(model.config.dtype, device) if config.dtype == "auto" else config.dtype
     limits = limits_of(
         config,
@@ -173,7 +175,7 @@ def _num_host_blocks(config: CoreConfig, block_bytes: int) -> int:
         return config.num_host_blocks
     if 0 < config.swap_space_bytes < block_bytes:
         raise NoKvMemoryError(
-            f"--swap-space: {config.swap_space_bytes} bytes hold not one KV block of {block_bytes} bytes; give more or 0"
+            f"--swap-space: {config.swap_space_bytes} bytes hold not one KV block of {block_bytes}; give more, or 0"
         )
     return config.swap_space_bytes // block_bytes
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -31,3 +33,18 @@ def test_waiting_threads_spin_little_unless_the_user_says_otherwise(monkeypatch:
     host_tuning.limit_openmp_spin()
     assert os.environ["GOMP_SPINCOUNT"] == str(host_tuning.SPIN_COUNT)
     monkeypatch.delenv("GOMP_SPINCOUNT")
+
+
+def test_triton_gets_a_folder_of_its_own_where_the_home_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("TRITON_HOME", raising=False)
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    assert host_tuning.find_triton_cache() is None
+    monkeypatch.setattr(Path, "home", lambda: Path("/proc/nowhere"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    own = host_tuning.find_triton_cache()
+    assert own is not None
+    assert (own.is_dir(), os.environ["TRITON_CACHE_DIR"]) == (True, str(own))
+    assert host_tuning.find_triton_cache() is None, "what was chosen wins"

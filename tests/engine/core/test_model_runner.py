@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +15,10 @@ from engine.core.torch_runner import DeviceError, ModelRunner, auto_dtype
 from engine.model.directory import BadModelError, kv_bytes_per_token, open_model, size_kv
 from engine.model.make import make_model
 from engine.protocol.failure import FailureKind, SequenceFailure
+from engine.protocol.heartbeat import CoreState, Heartbeat, HeartbeatPage
 from engine.protocol.step import NewSequence, SamplingParams, Scheduled, StepPlan
 from kernels.cpu import amx
+from kernels.cpu.progress import use_progress_memory
 from tests.fixtures.runner import BLOCK_SIZE, Drive, give_blocks, run_all, step
 
 NUM_BLOCKS = 128
@@ -329,6 +333,36 @@ def test_logprobs_hold_the_drawn_token_and_the_likeliest(runner: ModelRunner) ->
     assert found.top[0] == (drive.output[0], found.chosen)
     assert all(a[1] >= b[1] for a, b in zip(found.top, found.top[1:], strict=False))
     assert result.seconds > 0
+
+
+def test_a_step_shows_progress_while_it_is_computed_and_replayed(model_dir: Path) -> None:
+    """What tells a core that hangs from one that computes a long step."""
+    page = HeartbeatPage.private()
+    page.write(Heartbeat(0.0, CoreState.STEP))
+    use_progress_memory(page.progress_memory())
+    runner = ModelRunner(model_dir, num_blocks=128, block_size=BLOCK_SIZE, num_threads=1)
+    runner.warm_up()
+    assert runner.marks_per_step > runner._config.num_layers
+    [drive] = drives = [Drive("a", tuple(i % 90 for i in range(1500)), SamplingParams(max_tokens=4))]
+    give_blocks(drives, 128)
+    seen = set()
+    prefill = threading.Thread(target=step, args=(runner, drives, drives))
+    started_at = time.monotonic()
+    prefill.start()
+    while prefill.is_alive():
+        seen.add(_progress_at(page))
+    assert len(seen) > 3 * runner._config.num_layers
+    assert max(seen) > started_at
+    for _ in range(3):  # recorded, or replayed
+        before = time.monotonic()
+        step(runner, [drive])
+        assert before < _progress_at(page) <= time.monotonic()
+
+
+def _progress_at(page: HeartbeatPage) -> float:
+    heartbeat = page.read()
+    assert heartbeat is not None
+    return heartbeat.progress_at
 
 
 def test_forgotten_sequences_are_unknown_afterwards(runner: ModelRunner) -> None:

@@ -27,7 +27,7 @@ runner = ModelRunner(sys.argv[1], num_blocks=600, block_size=16, dtype=sys.argv[
 runner.warm_up()
 margins = json.loads(sys.argv[3])
 SAMPLING = SamplingParams(max_tokens=4, temperature=1.0, top_p=0.9, seed=3)
-BATCHES = [(5,), (1500,), (40, 30, 20, 10), (3000,), (7,) * 24, (900, 900), (200, 3), (6000,)]
+BATCHES = [(5,), (700,), (40, 30, 20, 10), (2000,), (7,) * 24, (300, 3)]
 
 
 def size():
@@ -86,21 +86,7 @@ LACKS = {"out_of_memory", "MemoryError"}
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_no_answer_is_wrong_whatever_memory_is_lacking(dtype: str) -> None:
-    margins = [
-        None,
-        0,
-        1 << 18,
-        1 << 20,
-        3 << 19,
-        1 << 21,
-        3 << 20,
-        1 << 22,
-        6 << 20,
-        1 << 23,
-        3 << 22,
-        1 << 24,
-        1 << 25,
-    ]
+    margins = [None, 0, 1 << 19, 1 << 20, 1 << 21, 1 << 22, 1 << 23]
     found = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tiny_model_dir()), dtype, json.dumps(margins)],
         capture_output=True,
@@ -108,7 +94,7 @@ def test_no_answer_is_wrong_whatever_memory_is_lacking(dtype: str) -> None:
         text=True,
     )
     assert "Exception ignored" not in found.stderr, "compiled code lacked memory"
-    wanted, *others = [json.loads(line) for line in found.stdout.splitlines()]
+    wanted, *others = [json.loads(line) for line in found.stdout.splitlines() if line[0] in '{"']
     assert all(len(tokens) == 4 and all(isinstance(token, int) for token in tokens) for tokens in wanted.values())
     num_lacking = 0
     for margin, answers in zip(margins[1:], others, strict=True):
