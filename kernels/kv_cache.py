@@ -12,7 +12,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kernels.cpu.progress import mark_progress
+
 Pairs = Sequence[tuple[int, int]]
+_BYTES_TOGETHER = 1 << 28  # that are copied in one go, through as much memory: a long context has many times that
 
 
 def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
@@ -57,8 +60,12 @@ def swap_blocks(source: Tensor, target: Tensor, pairs: Pairs) -> None:
         for a, b in pairs:
             target[:, :, b].copy_(source[:, :, a])
         return
-    moved = source.index_select(2, torch.tensor(reads, device=source.device)).to(target.device)
-    target.index_copy_(2, torch.tensor(writes, device=target.device), moved)
+    together = max(_BYTES_TOGETHER // max(source[:, :, 0].nbytes, 1), 1)
+    for first in range(0, len(pairs), together):
+        own = slice(first, first + together)
+        moved = source.index_select(2, torch.tensor(reads[own], device=source.device)).to(target.device)
+        target.index_copy_(2, torch.tensor(writes[own], device=target.device), moved)
+        mark_progress()
 
 
 def _is_within_gpu_reach(source: Tensor, target: Tensor) -> bool:
