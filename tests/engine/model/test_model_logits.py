@@ -152,7 +152,7 @@ def test_logits_equal_transformers_in_prefill_chunks_and_decode(tmp_path: Path, 
 
 
 BEYOND = {
-    "yarn": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    "yarn": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 30},
     "linear": {"type": "linear", "factor": 4.0},
 }
 
@@ -160,12 +160,12 @@ BEYOND = {
 @pytest.mark.parametrize("kind", BEYOND)
 def test_logits_equal_transformers_past_the_positions_that_were_trained(tmp_path: Path, kind: str) -> None:
     """A directory as Qwen's cards say: the trained length, and the scaling that lengthens it."""
-    reference = _make(tmp_path, "qwen3", max_positions=64, rope={"rope_theta": 10000.0, **BEYOND[kind]})
+    reference = _make(tmp_path, "qwen3", max_positions=30, rope={"rope_theta": 10000.0, **BEYOND[kind]})
     paged = Paged(tmp_path)
-    assert paged.decoder.config.max_position_embeddings == 256
-    tokens = _prompt(6, 250)
+    assert paged.decoder.config.max_position_embeddings == 120
+    tokens = _prompt(6, 120)
     wanted = _reference(reference, tokens)
-    for start, count in ((0, 60), (60, 100), (160, 89), (249, 1)):
+    for start, count in ((0, 25), (25, 60), (85, 34), (119, 1)):
         got = paged.logits({0: tokens}, [(0, start, count)])
         torch.testing.assert_close(got[0], wanted[start + count - 1], atol=1e-4, rtol=1e-4)
 
