@@ -29,6 +29,7 @@ CALM = {
     "llm:up": 1.0,
     "fleet_node_process_up": 1.0,
     "llm:core_stuck": 0.0,
+    "llm:output_ok": 1.0,
     "llm:core_deaths:increase": 0.0,
     "llm:running": 4.0,
     "llm:waiting": 0.0,
@@ -90,6 +91,8 @@ CASES: list[tuple[str, str, dict[str, dict[str, float]]]] = [
     ("node", "node_down", {"node-2": {"llm:up": 0.0}}),
     ("node", "downstream", {"*": {"llm:up": 0.0}}),
     ("node", "node_down", {"node-2": {"llm:steps:rate": 0.0}}),
+    ("output", "wrong_output", {"node-2": {"llm:output_ok": 0.0}}),
+    ("output", "bad_deploy", {"*": {"llm:output_ok": 0.0}}),
     ("cache", "prefix_cache_broken", {"*": {"llm:prefix_hit_ratio": 0.1}}),
     ("cache", "bad_deploy", {"node-2": {"llm:prefix_hit_ratio": 0.1, "llm:deploy_age_seconds": 60.0}}),
 ]

@@ -19,6 +19,8 @@ POOL = {"pool": "chat"}
 
 # What a healthy node answers, unless a case says otherwise.
 CALM: dict[str, float | None] = {
+    "output_wrong": 1.0,
+    "peers_wrong": 1.0,
     "prefix_hit": 0.01,
     "queue_wait": 0.02,
     "load_up": 1.0,
@@ -112,6 +114,9 @@ LEAVES = [
     ("node", "core_crash", {"core_deaths": 1.0}),
     ("node", "gpu_fault", {"gpu_health": 1.0}),
     ("node", None, {}),
+    ("output", "wrong_output", {"output_wrong": 0.0}),
+    ("output", "bad_deploy", {"output_wrong": 0.0, "peers_wrong": 0.0}),
+    ("output", None, {}),
     ("cache", "prefix_cache_broken", {"peers_fell": 0.3}),
     ("cache", "prefix_cache_broken", {"fell_here": 0.3}),
     ("cache", "bad_deploy", {"recent_deploy": 60.0}),
