@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fleetctl.cli.completion import complete_node
 from fleetctl.cli.context import call, whoami
 from fleetctl.cli.output import Output, OutputOption, print_data, stderr, stdout, styled
 from fleetctl.kit.errors import BadInputError, FleetctlError, RefusedError, UnreachableError
 from fleetctl.wire import ActionRequest, Run, RunRequest, RunStatus, StepRecord
-from runbooks.target import written_forms
+from runbooks.target import TargetKind, written_forms
 from runbooks.verb import Option, Verb
 from runbooks.verbs import VERBS
 
@@ -40,7 +41,10 @@ def register(app: typer.Typer) -> None:
 
     @app.command()
     def replace(
-        node: Annotated[str, typer.Argument(help="Name of the node; `fleetctl get nodes` lists them.")],
+        node: Annotated[
+            str,
+            typer.Argument(help="Name of the node; `fleetctl get nodes` lists them.", autocompletion=complete_node),
+        ],
         deadline: Deadline = "2s",
         dry_run: DryRun = False,
         yes: Yes = False,
@@ -85,7 +89,14 @@ def verb_command(verb: Verb) -> Callable[..., None]:
     what = " or ".join(kind.value for kind in verb.kinds)
     target_help = f"Name of the {what}" + ("; `fleetctl get nodes` lists them." if verb.needs_target else ".")
     annotations: dict[str, Any] = {
-        "target": Annotated[str, typer.Argument(help=target_help, metavar=written_forms(verb.kinds))]
+        "target": Annotated[
+            str,
+            typer.Argument(
+                help=target_help,
+                metavar=written_forms(verb.kinds),
+                autocompletion=complete_node if TargetKind.NODE in verb.kinds else None,
+            ),
+        ]
     }
     defaults: dict[str, Any] = {"dry_run": False, "yes": False, "output": Output.table}
     for option in verb.options:

@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
+from fleetctl.cli.completion import complete_node
 from fleetctl.cli.context import call
 from fleetctl.cli.kinds import EVIDENCE_COLUMNS
-from fleetctl.cli.output import Output, OutputOption, print_data, print_fields, print_rows
+from fleetctl.cli.output import DATA, Output, OutputOption, print_data, print_fields, print_rows
 from fleetctl.kit.errors import UnreachableError
 from fleetctl.wire import DiagnoseRequest, Diagnosis
 
@@ -18,7 +19,10 @@ def register(app: typer.Typer) -> None:
 
     @app.command()
     def diagnose(
-        node: Annotated[str | None, typer.Argument(help="The node to ask about; without it, the whole pool.")] = None,
+        node: Annotated[
+            str | None,
+            typer.Argument(help="The node to ask about; without it, the whole pool.", autocompletion=complete_node),
+        ] = None,
         pool: Annotated[
             str | None, typer.Option("--pool", help="The pool to ask about; default: the only one.")
         ] = None,
@@ -30,7 +34,7 @@ def register(app: typer.Typer) -> None:
         """Say what is wrong here and why, with the evidence; or that nothing is."""
         scope = ({"pool": pool} if pool else {}) | ({"node": node} if node else {})
         diagnosis: Diagnosis = call(lambda c: c.diagnose(DiagnoseRequest(tree=tree, scope=scope)))
-        if output in (Output.json, Output.yaml):
+        if output in DATA:
             print_data(diagnosis.model_dump(mode="json"), output)
         else:
             print_fields(
@@ -39,9 +43,15 @@ def register(app: typer.Typer) -> None:
                     ("cause", diagnosis.cause or ("none" if diagnosis.confidence == "confirmed" else "unknown")),
                     ("confidence", diagnosis.confidence),
                     ("ruled out", ", ".join(diagnosis.ruled_out)),
-                    ("not known", ", ".join(diagnosis.not_known)),
+                    ("not known", _counted(diagnosis)),
                 ],
             )
             print_rows(diagnosis.evidence, EVIDENCE_COLUMNS, output, empty="no question could be asked")
         if diagnosis.cause is None and diagnosis.not_known:
             raise UnreachableError("the cause is unknown: some signals could not be read", remedy="fleetctl get nodes")
+
+
+def _counted(diagnosis: Diagnosis) -> str:
+    """How much could not be asked: which questions, and why, is in the table below."""
+    unknown, asked = len(diagnosis.not_known), len(diagnosis.evidence)
+    return f"{unknown} of {asked} answers" if unknown and asked else ", ".join(diagnosis.not_known)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fleetctl.cli import context
+from fleetctl.cli.completion import complete_node
 from fleetctl.kit.errors import BadInputError, UnreachableError
 from fleetctl.settings.tree import Settings
 
@@ -19,8 +20,18 @@ def register(app: typer.Typer) -> None:
     app.command("logs")(print_logs)
 
 
+def complete_log(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Nodes, and the servers of this machine."""
+    return [*complete_node(ctx, incomplete), *(name for name in SERVERS if name.startswith(incomplete))]
+
+
 def print_logs(
-    name: Annotated[str, typer.Argument(help="Node; or controller or gateway, where this machine runs them.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="Node; or controller or gateway, where this machine runs them.", autocompletion=complete_log
+        ),
+    ],
     lines: Annotated[int, typer.Option("-n", "--lines", min=1, max=10_000, help="How many lines.")] = 50,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on with new lines until Ctrl-C.")] = False,
 ) -> None:

@@ -217,10 +217,12 @@ def print_fields(title: str, fields: Sequence[tuple[str, str]]) -> None:
     """One object: a name and value a line; lines without a value are left out."""
     console = stdout()
     console.print(Text(one_line(title), style="bold"))
-    width = max((len(name) for name, _ in fields), default=0)
+    names = max((len(name) for name, _ in fields), default=0)
+    width = console.width if sys.stdout.isatty() else None
     for name, value in fields:
         if value:
-            console.print(Text(f"  {name:<{width}}  ", style="dim"), styled(value), sep="")
+            for line in _laid_out((f"  {name}", value), (names + 2, 0), (False, False), width, is_title=False):
+                console.print(line, soft_wrap=True)
 
 
 def styled(value: str) -> Text:

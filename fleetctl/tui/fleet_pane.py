@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from rich.text import Text
 from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.widgets import DataTable, Static
 
@@ -17,12 +20,15 @@ from fleetctl.wire import Node
 class FleetPane(Vertical):
     """The table of nodes, and the chosen one in detail."""
 
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("s", "toggle_stopped", "Stopped", show=False)]
+
     def __init__(self) -> None:
         super().__init__(id="fleet")
         self.table = KeyedTable(FLEET_COLUMNS, id="nodes", numbers=FLEET_NUMBERS)
         self._detail = Static(id="node")
         self._snapshot = Snapshot()
         self._now = 0.0
+        self._with_stopped = False
 
     def compose(self) -> ComposeResult:
         """Table above, detail below."""
@@ -39,8 +45,13 @@ class FleetPane(Vertical):
         """Draw this snapshot."""
         self._snapshot, self._now = snapshot, now
         self.set_class(snapshot.cut_off_since is not None, "-cut-off")
-        self.table.show(fleet_rows(snapshot, now, self.app.size.width))
+        self.table.show(fleet_rows(snapshot, now, self.app.size.width, with_stopped=self._with_stopped))
         self._show_node()
+
+    def action_toggle_stopped(self) -> None:
+        """Show stopped nodes, or leave them out again."""
+        self._with_stopped = not self._with_stopped
+        self.show(self._snapshot, self._now)
 
     def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
         """Show the node that the cursor moved to."""
@@ -54,5 +65,7 @@ class FleetPane(Vertical):
         elif self._snapshot.known_at is None:
             text = Text("Nothing is known yet: the controller has not answered.", style="dim")
         else:
-            text = Text("The fleet has no nodes.  fleetctl node start NAME", style="dim")
+            stopped = len(self._snapshot.nodes)
+            held = f"No node runs; {stopped} stopped, s shows them." if stopped else "The fleet has no nodes."
+            text = Text(f"{held}  fleetctl node start NAME", style="dim")
         self._detail.update(text)

@@ -128,7 +128,7 @@ class IncidentPane(Vertical):
     def _draw_page(self, incident: Incident | None) -> None:
         page = self._snapshot.page
         focused = incident is not None and self._snapshot.focus is not None and incident.id == self._snapshot.focus.id
-        text = page.page if page is not None and focused else ""
+        text = page.body if page is not None and focused else ""
         if text != self._page_drawn:
             self._page_drawn = text
             self._page.update(text)

@@ -19,6 +19,7 @@ from fleetctl.wire import (
     Incident,
     IncidentStatus,
     Node,
+    NodePhase,
     Run,
     RunbookInfo,
     RunStatus,
@@ -88,7 +89,7 @@ class SnapshotReader:
         focus = await self._incident(wanted) if wanted is not None else None
         return Snapshot(
             status=status,
-            nodes=tuple(sorted(nodes, key=lambda node: (node.pool, node.name))),
+            nodes=tuple(sorted(nodes, key=_stopped_last)),
             alerts=tuple(alerts),
             incidents=ordered,
             focus=focus,
@@ -122,13 +123,18 @@ def proposal(incident: Incident | None) -> Run | None:
 
 
 def current_run(incident: Incident) -> Run | None:
-    """The run to look at: one that waits, else one that acts, else the newest."""
+    """The run to look at: one that waits, else one that acts, else the newest. A dry run is none of them."""
     waiting = proposal(incident)
     if waiting is not None:
         return waiting
-    acting = [run for run in incident.runs if not run.status.is_terminal]
-    newest = sorted(acting or incident.runs, key=lambda run: run.created_at)
+    real = [run for run in incident.runs if not run.dry_run]
+    acting = [run for run in real if not run.status.is_terminal]
+    newest = sorted(acting or real, key=lambda run: run.created_at)
     return newest[-1] if newest else None
+
+
+def _stopped_last(node: Node) -> tuple[bool, str, str]:
+    return node.phase is NodePhase.STOPPED, node.pool, node.name
 
 
 def _is_closed(incident: Incident) -> bool:

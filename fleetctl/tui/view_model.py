@@ -84,15 +84,22 @@ def header(snapshot: Snapshot, now: float) -> HeaderView:
         Cell(f"{status.nodes_ready}/{status.nodes_total} ready", Tone.WARN if few else Tone.PLAIN),
         Cell(f"policy {status.policy}"),
     )
+    stopped = sum(node.phase is NodePhase.STOPPED for node in snapshot.nodes)
+    if stopped:
+        facts = (*facts[:3], Cell(f"{stopped} stopped", Tone.DIM), *facts[3:])
     if snapshot.cut_off_since is not None:
         facts = tuple(Cell(f"{fact.text}?", Tone.DIM) for fact in facts)
     return HeaderView(facts, _link(snapshot, now))
 
 
-def fleet_rows(snapshot: Snapshot, now: float, width: int = 80) -> tuple[TableRow, ...]:
-    """The fleet table. Ages grow while the controller is away, so that values turn stale by themselves."""
+def fleet_rows(snapshot: Snapshot, now: float, width: int = 80, *, with_stopped: bool = False) -> tuple[TableRow, ...]:
+    """The fleet table. Ages grow while the controller is away, so that values turn stale by themselves.
+
+    Stopped nodes are left out: a month of replacements would fill the screen. The header counts them.
+    """
     drift_s = snapshot.age_s(now)
-    rows = tuple(_node_row(node, drift_s, max(8, width - _NARROW_WITHOUT_NAME)) for node in snapshot.nodes)
+    shown = [node for node in snapshot.nodes if with_stopped or node.phase is not NodePhase.STOPPED]
+    rows = tuple(_node_row(node, drift_s, max(8, width - _NARROW_WITHOUT_NAME)) for node in shown)
     return rows if snapshot.cut_off_since is None else tuple(_of_the_past(row) for row in rows)
 
 

@@ -159,7 +159,7 @@ def is_for_scope(page: Page, scope: Mapping[str, str]) -> bool:
 def blocking_run(runs: Sequence[Run], runbook: str, incident: Incident) -> Run | None:
     """A run that already stands for this remedy: one that is not over, or that did not help and is not repeated."""
     for run in runs:
-        if run.runbook != runbook:
+        if run.runbook != runbook or run.dry_run:
             continue
         repeatable = run.status in (RunStatus.SUCCEEDED, RunStatus.EXPIRED, RunStatus.CANCELLED)
         if not repeatable or not incident.reopened:

@@ -6,8 +6,8 @@ import pytest
 
 from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError
 from fleetctl.tui.snapshot import SnapshotReader
-from fleetctl.wire import IncidentStatus, RunbookInfo
-from tests.fixtures.cockpit import NOW, FakeController, make_incident, make_run, make_status
+from fleetctl.wire import IncidentStatus, NodePhase, RunbookInfo
+from tests.fixtures.cockpit import NOW, FakeController, make_incident, make_node, make_run, make_status
 
 pytestmark = pytest.mark.anyio
 
@@ -86,3 +86,12 @@ async def test_a_run_without_a_page_is_no_failure() -> None:
     snapshot = await SnapshotReader(controller, Clock()).read(None)
 
     assert (snapshot.page, snapshot.cut_off_since) == (None, None)
+
+
+async def test_stopped_nodes_come_last() -> None:
+    controller = FakeController()
+    names = ("node-1", "node-2", "node-3")
+    phases = (NodePhase.STOPPED, NodePhase.READY, NodePhase.UNREACHABLE)
+    controller.nodes_now = [make_node(name, phase=phase) for name, phase in zip(names, phases, strict=True)]
+    snapshot = await SnapshotReader(controller, Clock()).read(None)
+    assert [node.name for node in snapshot.nodes] == ["node-2", "node-3", "node-1"]

@@ -193,3 +193,18 @@ def test_an_old_incident_is_listed_by_its_day_and_a_long_title_is_cut() -> None:
 
     assert rows[0].cells[1].text == "Nov 12"
     assert len(rows[0].cells[2].text) <= 62
+
+
+def test_stopped_nodes_are_left_out_and_counted_until_asked_for() -> None:
+    nodes = (make_node("node-1"), make_node("node-0", phase=NodePhase.STOPPED))
+    snapshot = Snapshot(status=make_status(), nodes=nodes, known_at=NOW)
+    assert [row.key for row in fleet_rows(snapshot, NOW)] == ["node-1"]
+    assert [row.key for row in fleet_rows(snapshot, NOW, with_stopped=True)] == ["node-1", "node-0"]
+    assert "1 stopped" in [fact.text for fact in header(snapshot, NOW).facts]
+
+
+def test_a_dry_run_is_no_run_of_an_incident() -> None:
+    done = make_run(id="run-2", status=RunStatus.SUCCEEDED, dry_run=True, created_at=NOW)
+    assert current_run(make_incident(runs=[done])) is None
+    acted = make_run(status=RunStatus.FAILED, created_at=NOW - 60)
+    assert current_run(make_incident(runs=[done, acted])) == acted

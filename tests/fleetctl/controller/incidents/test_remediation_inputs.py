@@ -86,6 +86,7 @@ def test_a_remedy_is_proposed_once_per_incident(status: RunStatus) -> None:
     run = Run("run-1", "replace-node", "t", status, {}, 1.0, 1.0)
     assert blocking_run([run], "replace-node", incident) is run
     assert blocking_run([run], "restart-node", incident) is None
+    assert blocking_run([replace(run, dry_run=True)], "replace-node", incident) is None, "a dry run treats nothing"
 
 
 def test_a_reopened_incident_may_try_again_what_helped_but_not_what_did_not() -> None:
