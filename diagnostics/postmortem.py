@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -31,7 +31,10 @@ class Impact:
     requests: int | None = None  # accepted in the incident's time
     finished: int | None = None
     moved: int | None = None  # finished on another node than they began on
-    lost: int | None = None
+    lost: int | None = None  # ended with an error, or given up because nothing answered any more
+    lost_by_reason: Mapping[str, int] = field(default_factory=dict)  # in the gateway's words
+    still_held: int | None = None  # at the end, by nodes that did not answer: their fate is in no number here
+    why_not_counted: str = ""  # why requests, moved and lost are None
     duplicated: int | None = None
     p99_ttft_before_s: float | None = None
     p99_ttft_worst_s: float | None = None
@@ -59,6 +62,11 @@ class Durations:
     to_resolve_s: float | None  # incident to resolved
 
 
+def began_at(incident: IncidentRecord) -> float:
+    """When it began: the earliest first bad sample of its alerts. It opened later, when an alert's `for` had passed."""
+    return min((a.active_at for a in incident.alerts if a.active_at is not None), default=incident.opened_at)
+
+
 def durations(incident: IncidentRecord) -> Durations:
     """How long each part took, as far as it was recorded."""
     began = [alert.active_at for alert in incident.alerts if alert.active_at is not None]
@@ -78,11 +86,10 @@ def durations(incident: IncidentRecord) -> Durations:
 def render(report: PostmortemInput) -> str:
     """The page, ending in a newline."""
     incident = report.incident
-    began = min((a.active_at for a in incident.alerts if a.active_at is not None), default=incident.opened_at)
     page = _ENVIRONMENT.from_string(TEMPLATE).render(
         incident=incident,
         diagnosis=incident.diagnosis,
-        began_at=began,
+        began_at=began_at(incident),
         durations=durations(incident),
         impact=report.impact,
         timeline=incident.timeline[:MAX_TIMELINE_ROWS],
@@ -106,10 +113,13 @@ def unknowns(report: PostmortemInput) -> list[str]:
         elif incident.diagnosis.confidence != "confirmed":
             gaps.append(f"Whether it is {incident.diagnosis.cause} alone: that is {incident.diagnosis.confidence}.")
         gaps += [f"No answer to: {text}" for text in incident.diagnosis.not_known]
+    because = f": {impact.why_not_counted}" if impact.why_not_counted else ""
     if impact.requests is None:
-        gaps.append("How many requests were served meanwhile.")
+        gaps.append(f"How many requests were served meanwhile{because}.")
     if impact.lost is None:
-        gaps.append("Whether requests were lost.")
+        gaps.append(f"Whether requests were lost{because}.")
+    if impact.still_held:
+        gaps.append(f"What became of {impact.still_held} requests that nodes without an answer held at the end.")
     if impact.p99_ttft_worst_s is None:
         gaps.append("The worst p99 of the time to the first token.")
     gaps += [f"Alert {a.name}: its signal is missing or stale." for a in incident.alerts if a.state == "unknown"]

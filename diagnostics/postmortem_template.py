@@ -30,6 +30,9 @@ It began {{ began_at | utc }}, was noticed {{ incident.opened_at | utc }}, \
 | finished | {{ impact.finished | known }} |
 | moved to another node | {{ impact.moved | known }} |
 | lost | {{ impact.lost | known }} |
+{% if impact.lost_by_reason %}
+| lost, by reason | {{ impact.lost_by_reason | pairs }} |
+{% endif %}
 | answered twice | {{ impact.duplicated | known }} |
 | p99 time to first token before / worst / after | {{ impact.p99_ttft_before_s | span }} / \
 {{ impact.p99_ttft_worst_s | span }} / {{ impact.p99_ttft_after_s | span }} |

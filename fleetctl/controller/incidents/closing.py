@@ -102,7 +102,7 @@ class Closing:
             incident_id=incident.id,
         )
         record = record_of(resolved, await self._runs_of(incident), [*entries, said])
-        since = incident.opened_at - self._limits.blackbox_lead_s
+        since = min(postmortem.began_at(record), incident.opened_at) - self._limits.blackbox_lead_s
         series = await self._recorded(resolved, since, now)
         folder = self._folder / incident.id
         page = postmortem.render(

@@ -4,52 +4,102 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from alerts.labels import LabelSet
 from alerts.series.store import SeriesStore
-from diagnostics.postmortem import Impact
+from diagnostics.postmortem import Impact, began_at
 from diagnostics.record import IncidentRecord
 from fleetctl.controller.signals.scrape import GATEWAY_JOB
 
 TTFT = "llm:ttft_seconds:p99"
 REQUESTS = "gateway_requests_total"
+LOST = "gateway_lost_requests_total"
 HANDOFFS = "gateway_handoffs_total"
-ACCEPTED = ("finished", "failed", "client_gone")  # the gateway's outcomes but `refused`, which never started
+HELD = "gateway_inflight_requests"
+STARTED = "process_start_time_seconds"
+ACCEPTED = ("finished", "failed", "gave_up", "client_gone")  # the gateway's outcomes but `refused`, which never started
+LOST_OUTCOMES = ("failed", "gave_up")  # told an error, or left because nothing answered any more
+LOSS_LEAD_S = 15.0  # the first requests are lost before a rule's window, and the scrape that fills it, see why
 
 Points = Sequence[tuple[float, float]]
 
 
-def impact_of(record: IncidentRecord, store: SeriesStore, since: float, until: float) -> Impact:
-    """From the gateway's counters, and the nodes' p99 time to first token before, during and at the end."""
-    opened_at = record.opened_at
-    ended: dict[str, float] = {}
+@dataclass(slots=True)
+class _Tally:
+    """What was read from the series, before it is judged."""
+
+    began_at: float
+    ended: dict[str, float] = field(default_factory=dict)
+    lost: dict[str, float] = field(default_factory=dict)  # of LOST_OUTCOMES, from a little earlier on
+    reasons: dict[str, float] = field(default_factory=dict)
     moved: float | None = None
-    ttft: list[tuple[float, float]] = []
-    was_watched = False
-    for labels, points in store.dump(since, until, names=(REQUESTS, HANDOFFS, "up", TTFT)):
+    ttft: list[tuple[float, float]] = field(default_factory=list)
+    was_watched: bool = False  # before it began: the first value of a counter is no growth
+    gateway_starts: set[float] = field(default_factory=set)
+    gateway_answers: bool = True
+    held: dict[str, float] = field(default_factory=dict)
+    silent: set[str] = field(default_factory=set)  # nodes whose last scrape failed
+
+    def read(self, labels: LabelSet, points: Points) -> None:
+        """Take one series in."""
+        since = self.began_at - LOSS_LEAD_S
         match labels.get("__name__"):
             case name if name == REQUESTS:
                 outcome = labels.get("outcome", "")
-                ended[outcome] = ended.get(outcome, 0.0) + increase(points, opened_at)
+                _add(self.ended, outcome, increase(points, self.began_at))
+                if outcome in LOST_OUTCOMES:
+                    _add(self.lost, outcome, increase(points, since))
+            case name if name == LOST:
+                _add(self.reasons, labels.get("reason", ""), increase(points, since))
             case name if name == HANDOFFS and labels.get("result") == "moved":
-                moved = (moved or 0.0) + increase(points, opened_at)
+                self.moved = (self.moved or 0.0) + increase(points, self.began_at)
+            case name if name == HELD:
+                _add(self.held, labels.get("node", ""), next((v for _, v in reversed(points) if v == v), 0.0))
+            case name if name == STARTED and labels.get("job") == GATEWAY_JOB:
+                self.gateway_starts |= {value for at, value in points if at >= since and math.isfinite(value)}
             case "up" if labels.get("job") == GATEWAY_JOB:
-                was_watched = any(at < opened_at for at, _ in points)
+                self.was_watched = any(at < self.began_at for at, _ in points)
+                self.gateway_answers = bool(points) and points[-1][1] == 1
+            case "up" if labels.get("node") and points and points[-1][1] == 0:
+                self.silent.add(labels.get("node", ""))
             case name if name == TTFT:
-                ttft += [point for point in points if math.isfinite(point[1])]
+                self.ttft += [point for point in points if math.isfinite(point[1])]
             case _:
                 pass
-    if not was_watched:
-        # The first value of a counter is then no growth: it may have grown for days before anybody looked.
-        ended, moved = {}, None
-    during = [value for at, value in ttft if at >= opened_at]
-    last_at = max((at for at, _ in ttft), default=0.0)
-    after = [value for at, value in ttft if at == last_at and at >= opened_at]
+
+    @property
+    def why_not_counted(self) -> str:
+        """Why the gateway's counters do not tell the whole time; "" when they do."""
+        if not self.was_watched:
+            return "the gateway was not scraped before it began"
+        if len(self.gateway_starts) > 1:
+            return "the gateway was started anew meanwhile, and its counts went with it"
+        return "" if self.gateway_answers else "the gateway does not answer, and its last counts are not known"
+
+
+def impact_of(record: IncidentRecord, store: SeriesStore, since: float, until: float) -> Impact:
+    """From the gateway's counters since the incident began, and the nodes' p99 time to first token before, during and
+    at the end."""
+    tally = _Tally(min(began_at(record), record.opened_at))
+    for labels, points in store.dump(since, until, names=(REQUESTS, LOST, HANDOFFS, HELD, STARTED, "up", TTFT)):
+        tally.read(labels, points)
+    why = tally.why_not_counted
+    counted = {} if why else tally.ended
+    during = [value for at, value in tally.ttft if at >= tally.began_at]
+    last_at = max((at for at, _ in tally.ttft), default=0.0)
+    after = [value for at, value in tally.ttft if at == last_at and at >= tally.began_at]
+    concerned = {alert.labels.get("node") for alert in record.alerts}
+    held = [count for node, count in tally.held.items() if node in tally.silent and node in concerned]
     return Impact(
-        requests=_count(ended, ACCEPTED),
-        finished=_count(ended, ("finished",)),
-        moved=None if moved is None else round(moved),
-        lost=_count(ended, ("failed",)),
-        p99_ttft_before_s=_median(value for at, value in ttft if at < opened_at),
+        requests=_count(counted, ACCEPTED),
+        finished=_count(counted, ("finished",)),
+        moved=None if why or tally.moved is None else round(tally.moved),
+        lost=_count({**counted, **tally.lost}, LOST_OUTCOMES) if counted else None,
+        lost_by_reason={} if why else {name: round(count) for name, count in tally.reasons.items() if round(count)},
+        still_held=round(sum(held)) if held else None,
+        why_not_counted=why,
+        p99_ttft_before_s=_median(value for at, value in tally.ttft if at < tally.began_at),
         p99_ttft_worst_s=max(during, default=None),
         p99_ttft_after_s=max(after, default=None),
     )
@@ -65,6 +115,10 @@ def increase(points: Points, since: float) -> float:
             total += value - last if value >= last else value
         last = value
     return total
+
+
+def _add(counts: dict[str, float], key: str, value: float) -> None:
+    counts[key] = counts.get(key, 0.0) + value
 
 
 def _count(ended: Mapping[str, float], outcomes: Sequence[str]) -> int | None:

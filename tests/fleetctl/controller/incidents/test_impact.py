@@ -5,7 +5,8 @@ import math
 import pytest
 
 from alerts.series.store import SeriesStore
-from diagnostics.record import IncidentRecord
+from diagnostics.postmortem import PostmortemInput, render
+from diagnostics.record import AlertRecord, IncidentRecord
 from fleetctl.controller.incidents.impact import impact_of, increase
 
 OPENED = 1000.0
@@ -56,3 +57,46 @@ def test_impact_is_unknown_when_nobody_watched_from_the_beginning() -> None:
 def test_impact_of_an_empty_store_is_unknown() -> None:
     impact = impact_of(INCIDENT, SeriesStore(), 0, 2000)
     assert {impact.requests, impact.lost, impact.moved, impact.p99_ttft_worst_s} == {None}
+
+
+def make_incident(active_at: float, node: str = "a") -> IncidentRecord:
+    alert = {"fingerprint": "f", "name": "LLMNodeDown", "state": "resolved", "active_at": active_at}
+    return INCIDENT.model_copy(update={"alerts": [AlertRecord.model_validate({**alert, "labels": {"node": node}})]})
+
+
+def test_what_was_lost_while_the_alert_waited_for_its_time_counts() -> None:
+    store = SeriesStore()
+    for at in range(900, 1100, 5):
+        store.append({"__name__": "up", "job": "llm-gateway"}, at, 1.0)
+        store.append({"__name__": "up", "job": "llm-node", "node": "a"}, at, 1.0 if at < 940 else 0.0)
+        store.append({"__name__": "gateway_inflight_requests", "node": "a"}, at, 2.0)
+        for outcome, count in (("finished", at / 5), ("failed", 4.0 if at >= 930 else 0.0), ("client_gone", 1.0)):
+            store.append({"__name__": "gateway_requests_total", "outcome": outcome, "node": "a"}, at, count)
+        gave_up = 17.0 if at >= 990 else 0.0
+        store.append({"__name__": "gateway_requests_total", "outcome": "gave_up", "node": "a"}, at, gave_up)
+        store.append({"__name__": "gateway_lost_requests_total", "reason": "node_silent"}, at, gave_up)
+
+    impact = impact_of(make_incident(active_at=940.0), store, 0, 2000)
+
+    # Opened at 1000; four failed in the seconds before the first bad sample, and the hung ones were given up later.
+    assert (impact.lost, impact.lost_by_reason, impact.still_held) == (21, {"node_silent": 17}, 2)
+    assert impact.finished == 32
+
+
+@pytest.mark.parametrize("is_back", [True, False])
+def test_a_gateway_that_died_meanwhile_counted_nothing(is_back: bool) -> None:
+    store = SeriesStore()
+    for at in range(900, 1050, 5):
+        gone = 1000 <= at < (1020 if is_back else 2000)
+        store.append({"__name__": "up", "job": "llm-gateway"}, at, 0.0 if gone else 1.0)
+        if not gone:
+            started = 800.0 if at < 1000 else 1019.0
+            store.append({"__name__": "process_start_time_seconds", "job": "llm-gateway"}, at, started)
+            store.append({"__name__": "gateway_requests_total", "outcome": "finished", "node": "a"}, at, 1.0)
+
+    impact = impact_of(INCIDENT, store, 0, 2000)
+
+    assert (impact.requests, impact.lost, impact.moved) == (None, None, None)
+    page = render(PostmortemInput(INCIDENT, 2000.0, impact))
+    assert f"Whether requests were lost: {impact.why_not_counted}." in page
+    assert "gateway" in impact.why_not_counted
