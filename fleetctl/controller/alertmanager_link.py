@@ -93,6 +93,7 @@ def open_sender(
         external_labels=settings.external_labels,
         public_url=config.public_url,
         resend_s=settings.delivery.resend_s,
+        docs_url=settings.delivery.docs_url,
     )
     stack.push_async_callback(sender.stop)
     return sender

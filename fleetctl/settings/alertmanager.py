@@ -49,6 +49,13 @@ class DeliverySettings(Section):
 
     resend_s: float = Field(default=60.0, gt=0, le=3600, description="Between two sendings of an alert that fires.")
     silences_interval_s: float = Field(default=10.0, gt=0, le=3600, description="Between two reads of the silences.")
+    docs_url: str | None = Field(
+        default=None,
+        max_length=2000,
+        pattern=r"^https?://[^\s]+$",
+        description="Where the folder that holds `docs/` is published: a relative `runbook_url` is a link under it.",
+        json_schema_extra={"default": "none: alerts go out with the command that explains them"},
+    )
 
 
 SCOPE_LABELS: dict[str, tuple[str, ...]] = {

@@ -27,6 +27,7 @@ class AlertSender:
         external_labels: Mapping[str, str],
         public_url: str,
         resend_s: float = RESEND_S,
+        docs_url: str | None = None,
     ) -> None:
         """`is_held_back`: nobody is to be called for it, e.g. we drain its node. `is_gone`: its node was taken out."""
         self._peers = peers
@@ -37,6 +38,7 @@ class AlertSender:
         self._external_labels = external_labels
         self._public_url = public_url
         self._resend_s = resend_s
+        self._docs_url = docs_url
         self._sent: dict[str, SentAlert] = {}
         self._gone_at: dict[str, float] = {}
 
@@ -82,4 +84,5 @@ class AlertSender:
             generator_url=url,
             resend_s=self._resend_s,
             ended_at=gone_at,
+            docs_url=self._docs_url,
         )

@@ -1,7 +1,8 @@
 """An alert that Alertmanager told us of, and what a notice changes about it. Pure: the time comes in.
 
-Notices arrive at least once, in any grouping, from several peers, and late. So an alert is known by its fingerprint
-alone, each notice by (groupKey, fingerprint, startsAt, status), and what counts is the newest episode:
+Notices arrive at least once, in any grouping, from several peers, and late. So an alert is known by its label
+set alone (by the fingerprint of that), each notice by (groupKey, fingerprint, startsAt, status), and what counts is the
+newest episode:
 
 - firing:   a new start is a new episode. The same start again is a repeat. After its end it is a late copy for
             `LATE_COPY_S`, and after that the alert fires again: Alertmanager ends an alert that Prometheus could not

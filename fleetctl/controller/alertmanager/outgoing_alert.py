@@ -59,6 +59,7 @@ def outgoing(
     generator_url: str,
     resend_s: float,
     ended_at: float | None = None,
+    docs_url: str | None = None,
 ) -> OutgoingAlert | None:
     """The alert as it is to be sent now; None for one that never fired.
 
@@ -68,7 +69,7 @@ def outgoing(
     if alert.fired_at is None or alert.state in ("inactive", "pending"):
         return None
     resolved_at = alert.resolved_at if alert.state == "resolved" else ended_at
-    annotations = {name: value for name, value in alert.annotations.items() if value}
+    annotations = with_usable_runbook(alert, docs_url)
     if alert.state == "unknown":
         annotations["fleetctl_state"] = "unknown: its signal is lost"
     labels = labels_in_alertmanager(alert.labels, external_labels)
@@ -82,6 +83,19 @@ def outgoing(
         is_resolved=resolved_at is not None,
         generator_url=generator_url,
     )
+
+
+def with_usable_runbook(alert: ActiveAlert, docs_url: str | None) -> dict[str, str]:
+    """The alert's annotations, without empty ones. A `runbook_url` that is a path leads nowhere from where it is read:
+    it becomes a link under `docs_url`, else the command that explains the alert (`runbook`)."""
+    annotations = {name: value for name, value in alert.annotations.items() if value}
+    path = annotations.get("runbook_url", "")
+    if not path or "://" in path:
+        return annotations
+    if docs_url:
+        return annotations | {"runbook_url": f"{docs_url.rstrip('/')}/{path.lstrip('/')}"}
+    del annotations["runbook_url"]
+    return annotations | {"runbook": f"fleetctl alerts explain {alert.name}"}
 
 
 def is_due(alert: OutgoingAlert, sent: SentAlert | None, now: float, resend_s: float) -> bool:

@@ -27,7 +27,8 @@ _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(?:[.,](\d{1,18}))?\s
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What one notification says of one alert. Times in nanoseconds since 1970, as exact as Alertmanager has them."""
+    """What one notification says of one alert, which is known by its labels. Times in nanoseconds since 1970, as exact
+    as Alertmanager has them."""
 
     fingerprint: str
     is_firing: bool
@@ -132,9 +133,10 @@ def _notice(alert: Any, tree: Mapping[str, Any], now: float) -> Notice:
     annotations = _string_map(alert.get("annotations"), "annotations", MAX_ANNOTATION_CHARS)
     starts_ns, ends_ns = parse_time_ns(alert.get("startsAt")), parse_time_ns(alert.get("endsAt"))
     is_firing = _is_firing(alert, tree, ends_ns, now)
-    given = _text(alert.get("fingerprint") or "").strip().lower()
     return Notice(
-        fingerprint=given if 0 < len(given) <= 64 else alertmanager_fingerprint(labels),
+        # Of the labels, as Alertmanager computes its own. What the payload gives is a hint: a sender that gives several
+        # alerts the same one would have one of them end the others.
+        fingerprint=alertmanager_fingerprint(labels),
         is_firing=is_firing,
         labels=labels,
         annotations=dict(list(annotations.items())[:MAX_LABELS]),

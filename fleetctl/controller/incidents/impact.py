@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from alerts.labels import LabelSet
 from alerts.series.store import SeriesStore
 from diagnostics.postmortem import Impact, began_at
 from diagnostics.record import IncidentRecord
@@ -41,7 +40,7 @@ class _Tally:
     held: dict[str, float] = field(default_factory=dict)
     silent: set[str] = field(default_factory=set)  # nodes whose last scrape failed
 
-    def read(self, labels: LabelSet, points: Points) -> None:
+    def read(self, labels: Mapping[str, str], points: Points) -> None:
         """Take one series in."""
         since = self.began_at - LOSS_LEAD_S
         match labels.get("__name__"):

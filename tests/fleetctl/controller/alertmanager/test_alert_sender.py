@@ -297,3 +297,19 @@ def test_certificates_that_are_not_there_are_named() -> None:
 def test_a_url_may_carry_a_prefix() -> None:
     assert AlertmanagerPeer(url="https://h/am/").url == "https://h/am"
     assert AlertmanagerPeer(url="https://h/am/api/v2/").url == "https://h/am"
+
+
+@pytest.mark.parametrize(
+    ("docs_url", "annotations"),
+    [
+        ("https://wiki/fleetctl/", {"runbook_url": "https://wiki/fleetctl/docs/alerts.md#a"}),
+        (None, {"runbook": "fleetctl alerts explain A"}),
+    ],
+)
+def test_the_runbook_of_an_alert_can_be_followed_from_where_it_is_read(
+    docs_url: str | None, annotations: dict[str, str]
+) -> None:
+    alert = make_alert(annotations={"runbook_url": "docs/alerts.md#a"})
+    assert sent(alert, docs_url=docs_url)["annotations"] == annotations
+    absolute = {"runbook_url": "https://elsewhere/a"}
+    assert sent(make_alert(annotations=absolute), docs_url=docs_url)["annotations"] == absolute

@@ -47,11 +47,11 @@ def test_recorded_bodies_are_read_whole_and_their_fingerprints_are_ours(path: Pa
         assert dict(notice.labels) == alert["labels"]
 
 
-def test_a_fingerprint_that_is_missing_is_computed_as_alertmanager_does() -> None:
+def test_a_fingerprint_is_computed_from_the_labels_as_alertmanager_does() -> None:
     recorded = json.loads((WEBHOOKS[0]).read_text())["alerts"][0]
     assert one(labels=recorded["labels"]).fingerprint == recorded["fingerprint"]
     assert one(labels=recorded["labels"], fingerprint="").fingerprint == recorded["fingerprint"]
-    assert one(fingerprint="ABC").fingerprint == "abc"
+    assert one(labels=recorded["labels"], fingerprint="abc").fingerprint == recorded["fingerprint"]  # a hint only
 
 
 OLDER = {
@@ -185,3 +185,13 @@ def test_whatever_comes_is_read_or_refused(tree: dict[str, Any], alerts: Any) ->
         assert 0 < len(notice.fingerprint) <= 64
         json.dumps(dict(notice.labels)).encode()
         assert all(text == text.encode().decode() and "\x00" not in text for text in notice.labels.values())
+
+
+def test_alerts_that_share_a_fingerprint_are_told_apart_by_their_labels() -> None:
+    alerts = [
+        {"status": "firing" if i else "resolved", "labels": {"alertname": "A", "node": f"n{i}"}, "fingerprint": "same"}
+        for i in range(4)
+    ]
+    found = decode_notification(json.dumps({"alerts": alerts}).encode(), 0.0, max_alerts=10).notices
+    assert len({notice.fingerprint for notice in found}) == 4
+    assert sum(notice.is_firing for notice in found) == 3
