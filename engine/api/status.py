@@ -72,7 +72,7 @@ class StatusRoutes:
         if reason in (Reason.LOADING, Reason.WARMING_UP) and node.core.progress is not None:
             report["progress_ratio"] = node.core.progress.done
         if reason is Reason.CORE_DEAD:
-            report |= {"detail": node.core.error, "restart": node.core.restart_report(now)}
+            report |= {"detail": node.core.error, "restart": node.core.starts.report(now)}
         if reason is Reason.CORE_STUCK:
             report |= {"detail": node.health.stuck_detail(now), "progress": _progress(node.core.heartbeat(), now)}
         if reason is Reason.WRONG_OUTPUT:

@@ -15,6 +15,7 @@ import msgspec
 import structlog
 
 from engine.node.core_process import CoreClient
+from engine.node.core_starts import CoreStarts
 from engine.node.health import CorePhase, Reason, Wakefulness, is_stuck, judge
 from engine.node.metrics import NodeMetrics
 from engine.protocol.core_config import CoreConfig
@@ -38,16 +39,10 @@ from engine.protocol.messages import (
 
 log = structlog.get_logger()
 
-FIRST_BACKOFF_S = 1.0
-LONGEST_BACKOFF_S = 30.0
-STEADY_AFTER_S = 60.0  # a core that lived this long starts over with the first back-off
 STOP_GRACE_S = 5.0
 SLEEP_LIMIT_S = 60.0  # moving weights to host memory
 WAKE_LIMIT_S = 120.0  # moving them back, and the golden prompt
 REAP_GRACE_S = 1.0  # of a core whose connection ended: it exits by itself
-# A core that is started again may take this many times as long as the slowest start before, and a minute at least.
-START_FACTOR = 5.0
-START_FLOOR_S = 60.0
 
 
 class CoreListener(Protocol):
@@ -95,10 +90,7 @@ class CoreLink:
         self._ended = asyncio.Event()  # set while there is no core
         self._answer: asyncio.Future[CoreAsleep | str | None] | None = None  # awaited by `sleep` or `wake`
         self._stuck_since: float | None = None
-        self._starting_since: float | None = None  # monotonic; None: no core is being started
-        self._slowest_start_s = 0.0
-        self._next_start_at: float | None = None  # monotonic; during a back-off
-        self.num_failed_starts = 0  # deaths since a core was last ready
+        self.starts = CoreStarts()
         self._numbers = itertools.count()
         self._questions: dict[int, asyncio.Future[dict[str, int]]] = {}
 
@@ -127,28 +119,12 @@ class CoreLink:
         """Monotonic; None while the core makes progress."""
         return self._stuck_since
 
-    @property
-    def start_limit_s(self) -> float | None:
-        """How long a start may take; None for the first, which is watched by whoever started the node."""
-        return max(START_FLOOR_S, START_FACTOR * self._slowest_start_s) if self.first_ready.is_set() else None
-
     def kill_if_start_hangs(self, now: float) -> None:
         """Ends a core whose start takes longer than is allowed; another one is started after the back-off."""
-        limit_s, since = self.start_limit_s, self._starting_since
-        if limit_s is None or since is None or now - max(since, self._awake.since) <= limit_s:
-            return
-        log.error("core.start_killed", after_s=limit_s)
-        self._reason = f"its start took longer than {limit_s:g} s and it was killed"
-        self._starting_since = None
-        self.kill()
-
-    def restart_report(self, now: float) -> dict[str, object]:
-        """For `/health`, while there is no core that answers: what is done about it. `now` is monotonic."""
-        report: dict[str, object] = {"failed_starts": self.num_failed_starts, "start_limit_s": self.start_limit_s}
-        if self._starting_since is not None:
-            return {"state": "starting", "for_s": round(max(0.0, now - self._starting_since), 3), **report}
-        next_in_s = None if self._next_start_at is None else round(max(0.0, self._next_start_at - now), 3)
-        return {"state": "backing_off", "next_start_in_s": next_in_s, **report}
+        if self.starts.is_late(now, awake_since=self._awake.since):
+            log.error("core.start_killed", after_s=self.starts.limit_s)
+            self._reason = f"its start took longer than {self.starts.limit_s:g} s and it was killed"
+            self.kill()
 
     async def sleep(self) -> CoreAsleep:
         """Level 1. An answer with `problem` means that nothing was done; a core that dies of it sleeps at level 2."""
@@ -233,9 +209,7 @@ class CoreLink:
 
     async def keep_running(self) -> None:
         """Keeps a core running until stopped. Returns early, with `error` set, when the first one can't start."""
-        backoff_s = FIRST_BACKOFF_S
         while True:
-            started_at = time.monotonic()
             self._ended.clear()
             reason = await self._run_once()
             if self._is_stopping:
@@ -243,26 +217,22 @@ class CoreLink:
                 return
             if not self._wakes.is_set():
                 await self._rest(reason)
-                backoff_s = FIRST_BACKOFF_S
                 continue
             self._lose(reason)
             if not self.first_ready.is_set():
                 return
-            if time.monotonic() - started_at > STEADY_AFTER_S:
-                backoff_s = FIRST_BACKOFF_S
+            backoff_s = self.starts.note_lost(time.monotonic())
             log.warning("core.restart_scheduled", after_s=backoff_s)
-            self._next_start_at = time.monotonic() + backoff_s
             await asyncio.sleep(backoff_s)
-            self._next_start_at = None
             if not self._wakes.is_set():
                 await self._rest(reason)
-            backoff_s = min(LONGEST_BACKOFF_S, backoff_s * 2)
             self._metrics.core_restarts.inc()
 
     async def _rest(self, reason: str) -> None:
         """There is no core and shall be none until somebody wakes the node."""
         if self.sleep_level == 1:
             log.warning("core.lost_asleep", reason=reason)
+        self.starts.note_rested()
         self.phase, self.sleep_level = CorePhase.ASLEEP, 2
         self.running, self.kv_ratio = 0, 0.0
         self._metrics.core_up.set(0)
@@ -289,7 +259,7 @@ class CoreLink:
         client = CoreClient()
         self._client = client
         self._reason = ""
-        self._starting_since = time.monotonic()
+        self.starts.begin(time.monotonic())
         try:
             await client.start(self._config)
             async for message in client.messages():
@@ -301,14 +271,13 @@ class CoreLink:
             self._reason = f"the core process can't be reached: {exc}"
         finally:
             code = await client.stop(REAP_GRACE_S)  # reaps what is left of it
-            self._client = self._starting_since = None
+            self._client = None
         if client.was_killed and not self._reason:
             return "the node killed the core process, which had closed its connection or did not answer"
         return self._reason or end_of(code)
 
     def _lose(self, reason: str) -> None:
         self.phase, self.error = CorePhase.DEAD, reason
-        self.num_failed_starts += 1
         self.running, self.kv_ratio = 0, 0.0
         self._metrics.core_up.set(0)
         self._metrics.core_deaths.inc()
@@ -340,9 +309,7 @@ class CoreLink:
                     self.phase = CorePhase(message.phase)
             case CoreReady():
                 self.ready, self.phase = message, CorePhase.UP
-                if self._starting_since is not None:
-                    self._slowest_start_s = max(self._slowest_start_s, time.monotonic() - self._starting_since)
-                self._starting_since, self.num_failed_starts = None, 0
+                self.starts.note_ready(time.monotonic())
                 self._metrics.core_up.set(1)
                 self._metrics.note_ready(message)
                 self._listener.on_ready(message)

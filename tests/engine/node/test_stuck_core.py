@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from engine.node.core_link import CoreLink, end_of
+from engine.node.core_starts import CoreStarts
 from engine.node.health import CorePhase, Reason
 from engine.node.metrics import NodeMetrics
 from engine.protocol.core_config import CoreConfig
@@ -86,38 +87,61 @@ def test_a_core_that_recovered_starts_a_new_count(monkeypatch: pytest.MonkeyPatc
     assert killed == []
 
 
-def ready_link() -> CoreLink:
-    """One whose first core came up after a second."""
+def ready_starts(first_start_s: float = 20.0) -> CoreStarts:
+    """Of a node whose first core was ready at 100."""
+    starts = CoreStarts()
+    starts.begin(100.0 - first_start_s)
+    starts.note_ready(100.0)
+    return starts
+
+
+@pytest.mark.parametrize(("first_start_s", "limit_s"), [(20.0, 100.0), (2.0, 60.0)])
+def test_a_start_after_the_first_may_take_a_multiple_of_the_slowest(first_start_s: float, limit_s: float) -> None:
+    starts = ready_starts(first_start_s)
+    assert starts.note_lost(110.0) == 1.0
+    assert starts.report(110.5) == {
+        "state": "backing_off",
+        "next_start_in_s": 0.5,
+        "deaths_in_a_row": 1,
+        "start_limit_s": limit_s,
+    }
+    starts.begin(111.0)
+    assert starts.report(121.0)["for_s"] == 10.0
+    assert not starts.is_late(111.0 + limit_s, awake_since=0.0)
+    assert starts.is_late(111.5 + limit_s, awake_since=0.0)
+    assert not starts.is_late(1e6, awake_since=1e6 - 1.0), "its judge was stopped as well"
+
+
+def test_the_first_start_has_no_limit() -> None:
+    starts = CoreStarts()
+    starts.begin(0.0)
+    assert not starts.is_late(1e6, awake_since=0.0)
+
+
+def test_the_back_off_grows_until_a_core_was_ready_for_a_while() -> None:
+    starts, now = ready_starts(), 110.0
+    waits = []
+    for _ in range(7):
+        waits.append(starts.note_lost(now))
+        starts.begin(now := now + 500.0)  # a start that hangs for long is no steady core
+    assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    assert starts.report(now)["deaths_in_a_row"] == 7
+    starts.note_ready(now)
+    assert starts.note_lost(now + 61.0) == 1.0
+
+
+def test_a_core_that_hangs_while_it_is_started_again_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     link = CoreLink(CoreConfig(model_dir="."), NodeMetrics(model_name="m", max_model_len=10), Listener())
-    link._starting_since = time.monotonic() - 20.0
-    link._hear(CoreReady(100, 16, 1024, "cpu", "float32", 0.0, 0.0))
-    return link
-
-
-@pytest.mark.parametrize(("started_s_ago", "is_killed"), [(90.0, False), (110.0, True)])
-def test_a_core_that_hangs_while_it_is_started_again_is_killed(
-    monkeypatch: pytest.MonkeyPatch, started_s_ago: float, is_killed: bool
-) -> None:
-    link, killed, now = ready_link(), [], time.monotonic()
+    killed: list[bool] = []
     monkeypatch.setattr(link, "kill", lambda: killed.append(True))
-    link._lose("gone")
-    link._awake.since = link._starting_since = now - started_s_ago
-    report = link.restart_report(now)
-    assert (report["state"], report["failed_starts"]) == ("starting", 1)
-    assert report["for_s"] == pytest.approx(started_s_ago)
-    assert 100.0 <= float(str(report["start_limit_s"])) < 101.0, "five times the slowest start"
+    now = time.monotonic()
+    link.starts.begin(now - 500.0)
     link.kill_if_start_hangs(now)
-    assert bool(killed) == is_killed
-
-
-def test_the_first_start_and_a_judge_that_was_stopped_kill_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = CoreLink(CoreConfig(model_dir="."), NodeMetrics(model_name="m", max_model_len=10), Listener())
-    again, now = ready_link(), time.monotonic()
-    for link in (first, again):
-        monkeypatch.setattr(link, "kill", lambda: pytest.fail("killed"))
-        link._starting_since = now - 10_000.0
-        link._awake.since = now - 1.0
-        link.kill_if_start_hangs(now)
+    assert not killed
+    link._hear(CoreReady(100, 16, 1024, "cpu", "float32", 0.0, 0.0))
+    link.starts.begin(now)
+    link.kill_if_start_hangs(now + 10_000.0)
+    assert killed
 
 
 @pytest.mark.parametrize(
@@ -138,7 +162,7 @@ def test_a_killed_core_is_told_with_its_signal_and_a_hung_start_after_it_is_seen
         wait_for(lambda: node.core_pid() != first, "another core")
         os.kill(node.core_pid(), signal.SIGSTOP)
         health = wait_for(lambda: _dead(node), "the core that hangs to be told")
-        assert (health["restart"]["state"], health["restart"]["failed_starts"]) == ("starting", 1)
+        assert (health["restart"]["state"], health["restart"]["deaths_in_a_row"]) == ("starting", 1)
         assert health["restart"]["start_limit_s"] >= 60.0
         os.kill(node.core_pid(), signal.SIGCONT)
         node.wait_ready()
