@@ -88,12 +88,21 @@ class Exchange:
         return min(limits, default=None)
 
     def forwarded_headers(self) -> list[tuple[str, str]]:
-        """The client's headers that a node gets as they are."""
-        return [
-            (name.decode("latin-1"), value.decode("latin-1"))
-            for name, value in self.scope["headers"]
-            if name not in _DROPPED and not name.startswith(_OURS)
-        ]
+        """The client's headers that a node gets as they are, and where the client's connection comes from.
+
+        Addresses that it states itself stay before ours, as proxies do it: a node believes the last one only.
+        """
+        headers, addresses = [], []
+        for name, value in self.scope["headers"]:
+            if name == b"x-forwarded-for":
+                addresses.append(value.decode("latin-1"))
+            elif name not in _DROPPED and not name.startswith(_OURS):
+                headers.append((name.decode("latin-1"), value.decode("latin-1")))
+        if client := self.scope.get("client"):
+            addresses.append(client[0])
+        if addresses:
+            headers.append(("X-Forwarded-For", ", ".join(addresses)))
+        return headers
 
     async def read_body(self, max_bytes: int) -> bytes:
         """The whole body. Raises BodyTooLargeError, ClientGoneError, or TimeoutError when it does not come."""
@@ -110,7 +119,7 @@ class Exchange:
                     raise BodyTooLargeError
                 parts.append(part)
                 if not message.get("more_body"):
-                    return part if len(parts) == 1 else b"".join(parts)
+                    return b"".join(parts)
         raise ClientGoneError
 
     def watch(self) -> None:

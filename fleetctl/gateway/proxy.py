@@ -79,8 +79,7 @@ _NODE_CODES = frozenset(
 class RelayEnd(Enum):
     """How one node's part of an answer ended, when it was not a hand-off."""
 
-    WHOLE = "whole"  # the client has everything
-    ERROR = "error"  # the node itself told the client of an error
+    TOLD = "told"  # the client has everything, or the node's own error
     CUT = "cut"  # the node stopped before the end
 
 
@@ -276,12 +275,12 @@ class Proxy:
             is_clients = reader.error.kind == "invalid_request_error"
             outcome = Outcome.REFUSED if is_clients else Outcome.FAILED
             self._fates.end(proxied, outcome, reason=_reason_of(reader.error.code, "node_error"))
-            return RelayEnd.ERROR, True
+            return RelayEnd.TOLD, True
         if not reader.is_done:
             return RelayEnd.CUT, has_forwarded
         await exchange.end()
         self._fates.end(proxied, Outcome.FINISHED)
-        return RelayEnd.WHOLE, True
+        return RelayEnd.TOLD, True
 
     async def _begin_stream(
         self, exchange: Exchange, proxied: ProxiedRequest, response: aiohttp.ClientResponse
@@ -320,7 +319,7 @@ class Proxy:
         if status >= 500:
             reason = _reason_of(error_code_of(body), reason)
         self._fates.end(proxied, outcome, reason=reason, status=status)
-        return RelayEnd.WHOLE if status < 400 else RelayEnd.ERROR
+        return RelayEnd.TOLD
 
     def _continuation(
         self, handoff: ReceivedHandoff, source: Placed, proxied: ProxiedRequest, stuck: frozenset[str]

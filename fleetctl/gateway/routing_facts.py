@@ -77,18 +77,16 @@ def _chat_prompt(messages: Any) -> tuple[str, int]:
     """Role and text of each message, one after the other: equal conversations give equal text, however encoded."""
     if not isinstance(messages, list):
         return "", 0
-    parts: list[str] = []
-    chars = kept = 0
+    prefix = ""
+    chars = 0
     for message in messages:
         if not isinstance(message, dict):
             continue
         text = _content_text(message.get("content"))
         chars += len(text)
-        if kept < PREFIX_CHARS:
-            part = f"{message.get('role')}\n{text[:PREFIX_CHARS]}\n"
-            parts.append(part)
-            kept += len(part)
-    return "".join(parts)[:PREFIX_CHARS], chars
+        if len(prefix) < PREFIX_CHARS:
+            prefix += f"{message.get('role')}\n{text[:PREFIX_CHARS]}\n"
+    return prefix[:PREFIX_CHARS], chars
 
 
 def _content_text(content: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fleetctl.gateway import proxy as proxy_module
 from fleetctl.gateway.fates import Outcome
 from fleetctl.gateway.place import Placer
 from fleetctl.gateway.proxy import Proxy
+from fleetctl.settings.gateway import GatewaySettings
 from tests.fixtures.gateway import NODE_TOKEN, Script, ScriptedNode, chat_text, expected_text, small_fleet, until
 
 pytestmark = pytest.mark.anyio
@@ -721,3 +723,92 @@ async def test_an_answer_beyond_the_limit_is_cut_and_one_of_its_size_is_not(
             assert (await served.chat(stream=False, headers={"X-Request-Id": "r"})).status == status
         fate = await served.fate("r")
         assert (fate["reason"], fate["retries"]) == ("not_continued", 1), "the cut answer is asked for once more"
+
+
+async def test_a_post_to_another_path_and_a_read_of_a_generating_one_are_not_offered_a_move(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a") as (served, nodes, _):
+        async with served.session.post(served.url + "/v1/embeddings", data=b"no object") as response:
+            assert response.status == 200, "its body is the node's to judge"
+        (seen,) = nodes[0].seen
+        assert "X-Fleet-Handoff" not in seen["headers"]
+        async with served.session.get(served.url + "/v1/completions") as response:
+            assert response.status == 405
+
+
+async def test_a_node_is_told_where_the_client_connects_from_after_what_it_says_itself(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a") as (served, nodes, _):
+        await served.chat()
+        await served.chat(headers={"X-Forwarded-For": "203.0.113.9"})
+        told = [seen["headers"].getall("X-Forwarded-For") for seen in nodes[0].seen]
+        assert told == [["127.0.0.1"], ["203.0.113.9, 127.0.0.1"]]
+
+
+async def test_a_nodes_cookie_goes_to_its_client_and_to_no_other_request(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a") as (served, nodes, controller):
+        controller.set(nodes[0])
+        controller.routes[0]["url"] = nodes[0].url.replace("127.0.0.1", "localhost")  # addresses have no cookies
+        await until(lambda: served.gateway.routing.table.version == controller.version)  # type: ignore[union-attr]
+        nodes[0].script.refuse = (404, {"Set-Cookie": "one=client"})
+        async with served.session.get(served.url + "/v1/models") as response:
+            assert response.headers["Set-Cookie"] == "one=client"
+        served.session.cookie_jar.clear()
+        async with served.session.get(served.url + "/v1/models"):
+            assert "Cookie" not in nodes[0].seen[-1]["headers"]
+
+
+async def test_a_continuation_that_a_node_does_not_understand_goes_to_the_next_and_is_no_death(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a", "b", "c") as (served, nodes, controller):
+        controller.set(nodes[0])
+        await until(lambda: served.gateway.routing.table.version == controller.version)  # type: ignore[union-attr]
+        nodes[0].script.hand_off_at = 2
+        nodes[1].script.fail_continue = 400
+        nodes[0].gate.clear()
+        task = asyncio.create_task(served.chat(headers={"X-Request-Id": "moving"}))
+        await until(lambda: bool(nodes[0].open))
+        controller.set(*nodes)
+        await until(lambda: served.gateway.routing.table.version == controller.version)  # type: ignore[union-attr]
+        served.gateway.loads.suspect("c", 60)  # so that b is asked first
+        nodes[0].gate.set()
+        reply = await task
+        assert (reply.text, reply.is_done) == (chat_text(), True)
+        fate = await served.fate("moving")
+        assert (fate["nodes"], fate["deaths"], fate["retries"]) == (["a", "c"], [], 1)
+        counts = served.gateway.metrics.registry
+        assert counts.get_sample_value("gateway_retries_total", {"reason": "not_continued"}) == 1
+
+
+async def test_a_node_that_does_not_end_a_stream_it_handed_off_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxy_module, "SETTLE_S", 0.05)
+    async with small_fleet(tmp_path, "a", "b") as (served, nodes, _):
+        served.gateway.loads.suspect("b", 60)
+        nodes[0].script = Script(hand_off_at=3, linger_s=600)
+        async with asyncio.timeout(60):
+            reply = await served.chat()
+        assert (reply.text, reply.is_done) == (chat_text(), True)
+
+
+async def test_a_node_that_takes_no_connection_costs_the_connect_limit(tmp_path: Path) -> None:
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        address = full.getsockname()
+        queued = [socket.socket() for _ in range(3)]
+        for one in queued:
+            one.setblocking(False)
+            one.connect_ex(address)  # the queue is full: the kernel drops what comes after it
+        limits = GatewaySettings(connect_limit_s=0.1, probe_after_s=300)
+        async with small_fleet(tmp_path, "a", "b", limits=limits) as (served, nodes, controller):
+            controller.set(*nodes)
+            controller.routes[0]["url"] = f"http://127.0.0.1:{address[1]}"
+            await until(lambda: served.gateway.routing.table.version == controller.version)  # type: ignore[union-attr]
+            served.gateway.loads.suspect("b", 60)
+            async with asyncio.timeout(20):
+                reply = await served.chat(headers={"X-Request-Id": "r"})
+            assert (reply.text, reply.is_done) == (chat_text(), True)
+            counts = served.gateway.metrics.registry
+            assert counts.get_sample_value("gateway_retries_total", {"reason": "connect"}) == 1
+            assert (await served.fate("r"))["deaths"] == [], "it never had the request"
+        for one in queued:
+            one.close()
