@@ -73,6 +73,10 @@ class Effects(Protocol):
         """Stop a node. Refuses (PermanentError) while it holds requests, unless `force`."""
         ...
 
+    async def forget_node(self, name: str) -> Receipt:
+        """Drop what is kept of a stopped node. Refuses (PermanentError) while it is wanted or runs."""
+        ...
+
     async def cordon(self, name: str) -> Receipt:
         """Send no new requests to a node; what runs there goes on."""
         ...

@@ -205,6 +205,7 @@ def _target_node(action: Action) -> frozenset[str]:
     return frozenset({action.target.name})
 
 
+KEEPS = Capacity("changes nothing", lambda action: Change())
 ADDS = Capacity("adds the node", lambda action: Change(adds=_target_node(action)))
 CREATES = Capacity("adds the node", lambda action: Change(creates={action.target.name: action.args["like"]}))
 REMOVES = Capacity("removes the node", lambda action: Change(removes=_target_node(action)))

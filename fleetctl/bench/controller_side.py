@@ -43,6 +43,9 @@ class ServedNodes:
         """It runs."""
         return self.observe(spec.name)
 
+    def forget(self, name: str) -> None:
+        """Nothing is kept."""
+
     def ensure_started(self, spec: NodeSpec) -> None:
         """It runs."""
 

@@ -54,6 +54,7 @@ from runbooks.journal import Journal
 from runbooks.run import Run
 
 DEEP_CHECK_TURN_S = 1.0  # between two looks at whose deep check is due
+FORGET_TURN_S = 60.0  # between two looks for nodes that were stopped long ago
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,15 @@ async def open_controller(
         content = ContentStore(settings.content, content_now, records.timeline, records.metrics, records.clock)
         routing = await Routing.opened(records)
         book = await IncidentBook.opened(records)
-        fleet = Fleet(records, provider, client, routing, book.of_node, interval_s=settings.controller.probe_interval_s)
+        fleet = Fleet(
+            records,
+            provider,
+            client,
+            routing,
+            book.of_node,
+            interval_s=settings.controller.probe_interval_s,
+            forget_after_s=settings.actions.forget_stopped_after_s,
+        )
         stack.push_async_callback(fleet.stop)
         deep_checks = _open_deep_checks(config, fleet, client, records, stack)
         stale_after_s = settings.stale_after_s
@@ -152,6 +161,7 @@ async def open_controller(
             Loop("fleet", settings.controller.probe_interval_s, fleet.observe_nodes),
             Loop("fleet-series", settings.controller.probe_interval_s, fleet_series.record),
             Loop("deep-checks", DEEP_CHECK_TURN_S, deep_checks.ask_due_nodes),
+            Loop("forget-nodes", FORGET_TURN_S, fleet.forget_old),
             Loop("scrape", settings.controller.scrape_interval_s, signals.collect),
             Loop("alerts", every_s, alerting.evaluate_rules),
             Loop("diagnosis", every_s, diagnosing.diagnose_incidents),

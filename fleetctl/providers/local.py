@@ -67,6 +67,10 @@ class LocalProvider:
         """SIGTERM to the process group, SIGKILL after `grace_s`."""
         self._table.stop(name, grace_s)
 
+    def forget(self, name: str) -> None:
+        """Removes its run folder."""
+        self._table.forget(name)
+
     def observe(self, name: str) -> ObservedInstance:
         """Whether the process runs is the kernel's answer, not a file's."""
         view = self._table.observe(name)

@@ -72,6 +72,9 @@ class NodeProvider(Protocol):
     def stop(self, name: str, grace_s: float) -> None:
         """Ask the node to end, end it by force after `grace_s`, return once it is gone. Nothing, if it does not run."""
 
+    def forget(self, name: str) -> None:
+        """Drop what is kept of a node that does not run, its log too. Nothing, if it runs or is not known."""
+
     def observe(self, name: str) -> ObservedInstance:
         """The node as it is now; `running` is False for one that is not known here."""
 

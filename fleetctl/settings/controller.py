@@ -115,6 +115,9 @@ class ActionSettings(Section):
         le=3600,
         description="Beyond a drain's deadline: requests that can't be moved are left to finish.",
     )
+    forget_stopped_after_s: float = Field(
+        default=86400.0, ge=60, le=366 * 86400, description="How long a stopped node stays in lists, with its log."
+    )
     silent_after_s: float = Field(
         default=10.0,
         gt=0,

@@ -207,6 +207,18 @@ def test_a_plan_that_no_longer_fits_does_not_start() -> None:
     assert judge_start([parse_command("drain s1")], pools()).allows
 
 
+def test_only_a_stopped_node_that_there_is_can_be_forgotten() -> None:
+    seen = FleetView.of([NodeFacts("n1"), NodeFacts("n2", wanted=False)], ["n1"])
+
+    def why(name: str, fleet: FleetView = seen) -> str:
+        return judge_start([parse_command(f"node forget {name}")], fleet).reason
+
+    assert judge_start([parse_command("node forget n2")], seen).allows
+    assert why("n1") == "n1 is wanted: stop it first (fleetctl node stop n1)"
+    assert why("n3") == "there is no node named n3; stopped nodes: n2"
+    assert why("n2", view(None, None)) == "could not look which nodes there are"
+
+
 def past_run(**fields: object) -> Run:
     run = Run("run-1", "replace-node", "t", RunStatus.UNDONE, {}, 0, 0, targets=(node_target("n1"), node_target("n2")))
     return replace(run, **fields)  # type: ignore[arg-type]

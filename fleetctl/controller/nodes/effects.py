@@ -118,6 +118,20 @@ class FleetEffects:
         await self.fleet.observe_node(name)
         return {**receipt, "table_version": version}
 
+    async def forget_node(self, name: str) -> Receipt:
+        """One that is not known is forgotten already."""
+        row = await self._row(name)
+        if row is None:
+            return {"node": name, "note": "it was not known"}
+        if row.wanted:
+            raise PermanentError(f"{name} is wanted: stop it first")
+        try:
+            if not await self.fleet.forget(row):
+                raise PermanentError(f"{name} runs still: stop it first")
+        except FleetctlError as error:
+            raise TemporaryError(error.message) from error
+        return {"node": name, "stopped_at": row.updated_at}
+
     async def cordon(self, name: str) -> Receipt:
         """Ends when the gateway has the new table, or did not say so in time: the receipt tells which."""
         row = await self._wanted(name)

@@ -11,7 +11,15 @@ from dataclasses import dataclass, replace
 import structlog
 
 from fleetctl.controller.nodes.node_client import NoAnswerError, NodeClient, NodeDrain, NodeHealth, NotAllowedError
-from fleetctl.controller.nodes.node_row import NodeRow, Role, RouteIntent, get_node, list_nodes, want_node
+from fleetctl.controller.nodes.node_row import (
+    NodeRow,
+    Role,
+    RouteIntent,
+    delete_stopped,
+    get_node,
+    list_nodes,
+    want_node,
+)
 from fleetctl.controller.nodes.routing import Routing
 from fleetctl.controller.nodes.wanted_history import note_unrecorded
 from fleetctl.controller.records import Records
@@ -23,7 +31,6 @@ from fleetctl.wire import NodePhase
 
 log = structlog.get_logger()
 
-SHOW_STOPPED_S = 3600.0  # a stopped node stays in lists this long
 MIN_ROUND_S = 1.0  # of a turn, when not all answer: with a shorter interval too an answer has some time to come
 LOADING_REASONS = frozenset({"loading", "warming_up"})
 
@@ -68,8 +75,11 @@ class Fleet:
         incident_of: Callable[[str], str | None],
         *,
         interval_s: float = 1.0,
+        forget_after_s: float = 86400.0,
     ) -> None:
-        """`incident_of`: the id of the open incident that covers a node; `interval_s`: between two looks at a node."""
+        """`incident_of`: the id of the open incident that covers a node; `interval_s`: between two looks at a node;
+        `forget_after_s`: how long a stopped node is kept."""
+        self._forget_after_s = forget_after_s
         self._database = records.database
         self._timeline = records.timeline
         self._clock = records.clock
@@ -118,7 +128,7 @@ class Fleet:
         """Look at every node once, spread over the interval; ends with the last look, or with the interval."""
         rows = await self._database.read(list_nodes)
         now = self._clock.now()
-        shown = {row.name: row for row in rows if row.wanted or now - row.updated_at < SHOW_STOPPED_S}
+        shown = {row.name: row for row in rows}
         missing = [
             row
             for row in shown.values()
@@ -131,6 +141,31 @@ class Fleet:
         await self._slots.run_round(list(shown), lambda name: self._look_at(shown[name]))
         await self._publish_phases()
         self.looked_at = min((self._seen_at.get(name, -math.inf) for name in shown), default=now)
+
+    async def forget(self, row: NodeRow) -> bool:
+        """Drop a stopped node and what its provider keeps of it. False while it runs, or is wanted again.
+
+        Events, runs and the history of what was wanted keep its name. Raises FleetctlError.
+        """
+        if (await asyncio.to_thread(self._provider.observe, row.name)).running:
+            return False
+        if not await self._database.write(lambda c: delete_stopped(c, row.name)):
+            return False
+        await asyncio.to_thread(self._provider.forget, row.name)
+        self.nodes.pop(row.name, None)
+        self._seen_at.pop(row.name, None)
+        await self._timeline.append("node.forgotten", f"{row.name}: stopped, and out of every list now", node=row.name)
+        return True
+
+    async def forget_old(self) -> None:
+        """Drop the nodes that were stopped long ago."""
+        now = self._clock.now()
+        for row in await self._database.read(list_nodes):
+            if not row.wanted and now - row.updated_at > self._forget_after_s:
+                try:
+                    await self.forget(row)
+                except FleetctlError as error:
+                    log.warning("node.not_forgotten", node=row.name, error=error.message)
 
     def seen_at(self, name: str) -> float:
         """When the newest look at the node began, in Unix seconds; minus infinity when it was never looked at."""

@@ -126,6 +126,11 @@ def change_node(
     return version
 
 
+def delete_stopped(connection: sa.Connection, name: str) -> bool:
+    """Delete the node unless it is wanted (again). Whether it was there and is gone."""
+    return connection.execute(sa.delete(nodes).where(nodes.c.name == name, ~nodes.c.wanted)).rowcount == 1
+
+
 def routing_version(connection: sa.Connection) -> int:
     """The routing table's version; 0 before the first table."""
     version = get_meta(connection, "routing_version")

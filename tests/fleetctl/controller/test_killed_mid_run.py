@@ -66,6 +66,9 @@ class MortalProvider:
     def stop(self, name: str, grace_s: float) -> None:
         self._around(lambda: self._inner.stop(name, grace_s))
 
+    def forget(self, name: str) -> None:
+        self._around(lambda: self._inner.forget(name))
+
     def list_instances(self) -> Sequence[ObservedInstance]:
         return self._inner.list_instances()
 

@@ -9,9 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.controller.nodes.node_row import Role, RouteIntent, want_node
+from fleetctl.controller.tables import nodes
 from fleetctl.wire import NodePhase, RouteState
 from runbooks.executor import Executor
 from runbooks.ports import PermanentError, TemporaryError
@@ -201,6 +203,36 @@ async def test_stop_does_not_guess_when_the_node_does_not_say_what_it_holds(cont
     with pytest.raises(PermanentError, match="refuses the controller's token"):
         await controller.effects.stop_node("node-1", grace_s=1)
     assert controller.effects.provider.observe("node-1").running
+
+
+async def test_a_stopped_node_is_forgotten_and_no_other(controller: Controller, tmp_path: Path) -> None:
+    with pytest.raises(PermanentError, match="stop it first"):
+        await controller.effects.forget_node("node-1")
+    await controller.effects.stop_node("node-1", grace_s=1)
+    await controller.effects.forget_node("node-1")
+    assert (await controller.effects.forget_node("node-1"))["note"] == "it was not known"
+    await controller.loops.run_turn("fleet")
+    assert list(controller.fleet.nodes) == ["node-2"]
+    assert not (tmp_path / "run" / "node-1").exists()
+    told = await controller.timeline.wait(0, 0.0, None)
+    assert [entry.kind for entry in told if entry.node == "node-1"][-1] == "node.forgotten"
+    past = [(change.name, change.wanted) for change in await controller.lookup.wanted_changes()]
+    assert past[-1] == ("node-1", False), "floors still know that it was wanted"
+
+
+async def test_a_node_that_was_stopped_long_ago_is_forgotten_by_itself(tmp_path: Path) -> None:
+    try:
+        async with running_fleet(make_config(tmp_path, forget_stopped_after_s=3600.0)) as controller:
+            await controller.effects.stop_node("node-2", grace_s=1)
+            await controller.loops.run_turn("forget-nodes")
+            assert set(controller.fleet.nodes) == {"node-1", "node-2"}
+            ago = controller.clock.now() - 3601.0
+            await controller.database.write(lambda c: c.execute(sa.update(nodes).values(updated_at=ago)))
+            await controller.loops.run_turn("forget-nodes")
+            await controller.loops.run_turn("fleet")
+            assert set(controller.fleet.nodes) == {"node-1"}
+    finally:
+        stop_all(tmp_path)
 
 
 async def test_start_copies_another_node_and_routes_it_when_ready(controller: Controller) -> None:
