@@ -157,7 +157,7 @@ class _Drill:
         if self._fault.prepare is not None:
             self._tell("preparing the fault")
             await self._fault.prepare(self._fleet)
-        responder = Responder(self._fleet.client, time.time())
+        responder = Responder(self._fleet.client, time.time(), self._fault.expects.alerts)
         injecting = asyncio.create_task(self._fault.inject(self._fleet))
         try:
             await self._follow(responder, injecting)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from fleetctl.client import ControllerClient
 from fleetctl.first_night.fault import Expectation
-from fleetctl.first_night.outcome import PAGING, FiredAlert, SeenIncident, SeenRun
+from fleetctl.first_night.outcome import FiredAlert, SeenIncident, SeenRun
 from fleetctl.first_night.postmortem_check import Known, false_statements, read_postmortem
 from fleetctl.first_night.target_fleet import OPERATOR
 from fleetctl.first_night.traffic import DrillTraffic
@@ -30,7 +30,9 @@ EDGE_S = 5.0  # around an incident's end: the gateway's counters are read once a
 class Responder:
     """What was seen from the injection on. Times are Unix seconds."""
 
-    def __init__(self, client: ControllerClient, injected_at: float) -> None:
+    def __init__(self, client: ControllerClient, injected_at: float, expected: Collection[str]) -> None:
+        """`expected`: names of alerts; one that is pending is waited for."""
+        self._expected = expected
         self._client = client
         self.injected_at = injected_at
         self.alerts: dict[tuple[str, str], FiredAlert] = {}
@@ -76,18 +78,14 @@ class Responder:
 
     @property
     def is_firing(self) -> bool:
-        """Whether any alert fires or is pending now."""
-        return bool(self.standing)
+        """Whether any alert fires now, or is about to of those that are expected."""
+        is_near = any(alert.name in self._expected for alert in self._standing if alert.state is AlertState.PENDING)
+        return is_near or bool(self.standing)
 
     @property
     def standing(self) -> tuple[str, ...]:
-        """Names of the alerts that fire now, or are about to page."""
-        names = (
-            alert.name
-            for alert in self._standing
-            if alert.state is AlertState.FIRING or (alert.state is AlertState.PENDING and alert.severity in PAGING)
-        )
-        return tuple(dict.fromkeys(names))
+        """Names of the alerts that fire now."""
+        return tuple(dict.fromkeys(alert.name for alert in self._standing if alert.state is AlertState.FIRING))
 
     @property
     def has_active_run(self) -> bool:
