@@ -31,6 +31,7 @@ from fleetctl.wire import NodePhase
 Tell = Callable[[str], None]
 
 LOOK_EVERY_S = 0.5
+CLIENT_TIMEOUT_S = 30.0  # of a busy machine
 SIGNALS_TIMEOUT_S = 90.0
 PROPOSAL_WITHIN_S = 60.0  # after the first alert; without one a person ends the fault
 HELPED_WITHIN_S = 60.0  # after a run ended; else a person ends the fault
@@ -86,7 +87,7 @@ async def run_fault(base: Settings, fault: Fault, plan: DrillPlan, tell: Tell) -
     try:
         tell("starting a fleet")
         view = await stack.up(lambda _: None)
-        async with ControllerClient(view.controller_url, settings.controller_token()) as client:
+        async with ControllerClient(view.controller_url, settings.controller_token(), CLIENT_TIMEOUT_S) as client:
             traffic = DrillTraffic(view.gateway_url, settings.fleet.model, rate_per_s=plan.rate_per_s, seed=plan.seed)
             fleet = TargetFleet(stack, client, traffic, FAKE_PACE if plan.runner == "fake" else 1.0)
             pacing = asyncio.create_task(fleet.keep_pace()) if fleet.pace > 1.0 else None
