@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetctl.first_night.fault import FAULTS
-from fleetctl.first_night.known_gaps import KNOWN_GAPS
+from fleetctl.first_night.known_gaps import BEGUN_STREAMS, KNOWN_GAPS
 
 WIDTH = 80
 _HEAD = ("FAULT", "ALERT", "AFTER", "CAUSE", "LOST", "")
@@ -128,6 +128,8 @@ def _notes(rows: Sequence[Row]) -> list[str]:
         + (f", but shorter for {', '.join(compressed)}." if compressed else " in every row."),
     ]
     for row in rows:
+        if begun := row["requests"]["lost_begun"]:
+            notes.append(f"- {row['fault']}: {begun} of the lost were streams that had begun. {BEGUN_STREAMS}")
         waited = row["requests"]["waited"]
         if waited:
             notes.append(f"- {row['fault']}: {waited} users waited more than 30 s for their first token.")
@@ -163,6 +165,8 @@ def _course(row: Row, *, with_counts: bool = True) -> str:
     requests = row["requests"]
     if with_counts:
         done.append(f"{requests['sent']} sent, {requests['moved']} moved, {requests['refused']} refused")
+        if requests["lost_begun"]:
+            done.append(f"{requests['lost_begun']} lost in mid-stream")
         done.append(f"post-mortem {_postmortem(row)}")
     return "; ".join(done)
 

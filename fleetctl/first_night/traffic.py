@@ -60,6 +60,7 @@ class RequestCounts:
     moved: int = 0  # of all: went on at another node
     refused: int = 0
     lost: int = 0  # also what was answered twice, or was not whole after a move
+    lost_begun: int = 0  # of the lost: streams whose first token had come
     waited: int = 0
     reasons: dict[str, int] | None = None  # why they were refused or lost
 
@@ -118,6 +119,7 @@ class DrillTraffic:
             moved=sum(report.moved for report in reports),
             refused=fates.count(RequestFate.REFUSED),
             lost=sum(request.is_lost for request in ended) + differing,
+            lost_begun=sum(request.is_lost and request.ttft_s is not None for request in ended),
             waited=sum(request.has_waited for request in ended),
             reasons=reasons,
         )
