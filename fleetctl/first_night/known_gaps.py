@@ -8,5 +8,5 @@ KNOWN_GAPS: Mapping[str, str] = {}
 
 BEGUN_STREAMS = (
     "A stream whose first token was out when its node ended without a word ends with an error event: no other node has "
-    "its state. A later version lets a stream outlive its node; until then it is lost, and is not counted as wrong here."
+    "its state. A later version lets a stream outlive its node; until then it is lost, and not counted as wrong here."
 )

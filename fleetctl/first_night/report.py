@@ -127,9 +127,9 @@ def _notes(rows: Sequence[Row]) -> list[str]:
         "- Windows (`for:`) of the alerts are the package's own"
         + (f", but shorter for {', '.join(compressed)}." if compressed else " in every row."),
     ]
+    if begun := [f"{row['requests']['lost_begun']} in {row['fault']}" for row in rows if row["requests"]["lost_begun"]]:
+        notes.append(f"- Lost in mid-stream: {', '.join(begun)}. {BEGUN_STREAMS}")
     for row in rows:
-        if begun := row["requests"]["lost_begun"]:
-            notes.append(f"- {row['fault']}: {begun} of the lost were streams that had begun. {BEGUN_STREAMS}")
         waited = row["requests"]["waited"]
         if waited:
             notes.append(f"- {row['fault']}: {waited} users waited more than 30 s for their first token.")
