@@ -28,6 +28,7 @@ CALM = {
     "up": 1.0,
     "llm:up": 1.0,
     "fleet_node_process_up": 1.0,
+    "llm:core_up": 1.0,
     "llm:core_stuck": 0.0,
     "llm:output_ok": 1.0,
     "llm:core_deaths:increase": 0.0,
@@ -40,6 +41,7 @@ CALM = {
     "llm:prompt_tokens:mean": 300.0,
     "llm:prompt_tokens:p99": 900.0,
     "llm:prefix_hit_ratio": 0.6,
+    "llm:first_prompt_tokens:mean": 300.0,
     "llm:preemptions:rate": 0.0,
     "llm:requests:rate": 3.0,
     "llm:arrivals:rate": 3.0,
@@ -71,10 +73,14 @@ def diagnose(tree: Tree, changes: Mapping[str, Mapping[str, float]], scope: Mapp
     store = SeriesStore()
     fill(store, BEGIN, BEGIN + 2100, {}, step_s=20)
     fill(store, BEGIN + 2105, BEGIN + 2135, changes)
+    seen_s = changes.get("gateway", {}).get("seen_s", 0.2)
+    for index in range(15):
+        for name, value in (("sum", 5 * index * seen_s), ("count", 5.0 * index)):
+            store.append({"__name__": f"gateway_ttft_seconds_{name}"}, BEGIN + 2065 + 5 * index, value)
     return walk(tree, scope, store_query(store, BEGIN + 2136), BEGIN + 2136, BEGIN + 2110)
 
 
-CASES: list[tuple[str, str, dict[str, dict[str, float]]]] = [
+CASES: list[tuple[str, str | None, dict[str, dict[str, float]]]] = [
     ("latency", "slow_node", {"node-2": {"llm:step_seconds:mean": 0.07, "llm:queue_seconds:mean": 0.9}}),
     ("latency", "slow_node", {"node-2": {"llm:step_seconds:mean": 0.07}}),
     ("latency", "prefix_cache_broken", {"*": {"llm:prefix_hit_ratio": 0.1}}),
@@ -86,7 +92,9 @@ CASES: list[tuple[str, str, dict[str, dict[str, float]]]] = [
     ("latency", "kv_pressure", {"node-2": {"llm:preemptions:rate": 0.6}}),
     ("latency", "gpu_fault", {"node-2": {"llm:gpu_unhealthy": 1.0}}),
     ("latency", "bad_deploy", {"node-2": {"llm:deploy_age_seconds": 120.0}}),
-    ("latency", "downstream", {}),
+    ("latency", "downstream", {"gateway": {"seen_s": 1.4}}),
+    ("latency", None, {}),
+    ("latency", None, {"*": {"llm:prefix_hit_ratio": 0.2, "llm:first_prompt_tokens:mean": 900.0}}),
     ("capacity", "overload", {"*": {"llm:arrivals:rate": 9.0}}),
     ("node", "node_down", {"node-2": {"llm:up": 0.0}}),
     ("node", "downstream", {"*": {"llm:up": 0.0}}),
@@ -100,7 +108,7 @@ CASES: list[tuple[str, str, dict[str, dict[str, float]]]] = [
 
 @pytest.mark.parametrize(("name", "cause", "changes"), CASES, ids=[f"{n}-{c}-{i}" for i, (n, c, _) in enumerate(CASES)])
 def test_finds_the_cause_in_real_series(
-    trees: dict[str, Tree], name: str, cause: str, changes: dict[str, dict[str, float]]
+    trees: dict[str, Tree], name: str, cause: str | None, changes: dict[str, dict[str, float]]
 ) -> None:
     found = diagnose(trees[name], changes)
 

@@ -32,7 +32,8 @@ CALM: dict[str, float | None] = {
     "gpu_health": 0.0,
     "recent_deploy": 86_400.0,
     "pool_saturated": 0.0,
-    "nodes_quick": 2.0,
+    "lost_outside": 0.01,
+    "core_gone": 1.0,
     "silent": 1.0,
     "peers_silent": 1.0,
     "holds_requests": 4.0,
@@ -90,7 +91,7 @@ LEAVES = [
     ("latency", "kv_pressure", {"preemptions": 0.2}),
     ("latency", "gpu_fault", {"gpu_health": 1.0}),
     ("latency", "bad_deploy", {"recent_deploy": 300.0}),
-    ("latency", "downstream", {"nodes_quick": 0.1}),
+    ("latency", "downstream", {"lost_outside": 2.0}),
     ("latency", None, {}),
     ("capacity", "slow_node", {"slow_steps": 3.4, "kv_pressure": 0.99}),
     ("capacity", "gpu_fault", {"gpu_health": 1.0}),
@@ -110,6 +111,7 @@ LEAVES = [
     ("node", "node_down", {"silent": 0.0, "peers_silent": 0.0, "pool_ended": 0.0}),
     ("node", "node_down", {"no_steps": 0.0}),
     ("node", "node_down", {"core_stuck": 1.0}),
+    ("node", "node_down", {"core_gone": 0.0}),
     ("node", "crash_loop", {"core_deaths": 8.0}),
     ("node", "core_crash", {"core_deaths": 1.0}),
     ("node", "gpu_fault", {"gpu_health": 1.0}),
@@ -178,7 +180,7 @@ def test_is_only_likely_when_an_earlier_question_had_no_answer(trees: dict[str, 
 
     assert (found.cause, found.confidence) == ("slow_node", "likely")
     assert found.ruled_out == ()
-    assert found.not_known == ("Has the prefix hit ratio fallen? (no data)",)
+    assert found.not_known == ("Has the prefix hit ratio fallen, with prompts no longer than before? (no data)",)
 
 
 def test_a_coincident_deploy_is_never_more_than_likely(trees: dict[str, Tree]) -> None:
