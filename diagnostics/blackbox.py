@@ -11,6 +11,7 @@ Values that JSON has no number for are the strings "NaN", "+Inf" and "-Inf".
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import math
@@ -20,7 +21,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from pydantic import BaseModel, ValidationError
 
@@ -38,6 +39,7 @@ MAX_POINTS = 20_000_000
 Point = tuple[float, float | None]
 """Unix time and value; None is a stale marker."""
 
+_PACKING = 6  # of zlib: the best takes three times as long for a few percent
 _NOT_FINITE = {"NaN": math.nan, "+Inf": math.inf, "-Inf": -math.inf}
 _LISTS = {"alert": "alerts", "run": "runs", "event": "timeline"}
 
@@ -75,26 +77,99 @@ def record_series(dumped: Iterable[tuple[dict[str, str], list[tuple[float, float
     return tuple(sorted(series, key=lambda one: sorted(one.labels.items())))
 
 
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """Every point from `full_from` to `full_until` (Unix seconds); outside of it the first one in each `step_s`."""
+
+    full_from: float
+    full_until: float
+    step_s: float
+
+    def thinned(self, points: Iterable[tuple[float, float]]) -> tuple[Point, ...]:
+        """The points that are kept, in their order. The end of a series always is."""
+        kept: list[Point] = []
+        slot: float | None = None
+        for at, value in points:
+            if is_stale_nan(value):
+                kept.append((at, None))
+                slot = None
+            elif self.full_from <= at <= self.full_until:
+                kept.append((at, value))
+            elif (own := at // self.step_s) != slot:
+                kept.append((at, value))
+                slot = own
+        return tuple(kept)
+
+
+class BlackBoxWriter:
+    """Writes a black box series by series, so that memory holds one of them; the whole file or none.
+
+    A context manager: a reader never sees half of it, a crash or an error inside leaves the old one. Only the owner may
+    read it. Raises OSError.
+    """
+
+    def __init__(self, path: Path, head: BlackBox) -> None:
+        """`head`: all but the series; those that it has are written first."""
+        self._path = path
+        self._head = head
+        self._temporary = Path()
+        self._raw: IO[bytes] | None = None
+        self._packed: gzip.GzipFile | None = None
+        self._lines = 0
+
+    def __enter__(self) -> BlackBoxWriter:
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle, temporary = tempfile.mkstemp(dir=self._path.parent, prefix=f".{self._path.name}.")
+        self._temporary, self._raw = Path(temporary), os.fdopen(handle, "wb")
+        # mtime 0: the same recording gives the same bytes.
+        self._packed = gzip.GzipFile(filename="", fileobj=self._raw, mode="wb", mtime=0, compresslevel=_PACKING)
+        try:
+            for line in _lines(self._head):
+                self._write(line)
+        except BaseException:
+            self._abandon()
+            raise
+        return self
+
+    def add(self, series: RecordedSeries) -> None:
+        """Write one series."""
+        self._write(_series_line(series))
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._abandon()
+            return
+        assert self._packed is not None
+        assert self._raw is not None
+        try:
+            self._write({"kind": "end", "lines": self._lines})
+            self._packed.close()
+            self._raw.flush()
+            os.fsync(self._raw.fileno())
+            self._raw.close()
+            self._temporary.replace(self._path)
+        except BaseException:
+            self._abandon()
+            raise
+        _sync_directory(self._path.parent)
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        assert self._packed is not None
+        self._packed.write(_encode(line))
+        self._lines += 1
+
+    def _abandon(self) -> None:
+        for file in (self._packed, self._raw):
+            if file is not None:
+                with contextlib.suppress(OSError):  # of a full disk: what is left in its buffer
+                    file.close()
+        self._temporary.unlink(missing_ok=True)
+
+
 def write(path: Path, recording: BlackBox) -> None:
     """Write the file as a whole or not at all: a reader never sees half of it, a crash leaves the old one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as raw:
-            # mtime 0: the same recording gives the same bytes.
-            with gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0) as packed:
-                count = 0
-                for line in _lines(recording):
-                    packed.write(_encode(line))
-                    count += 1
-                packed.write(_encode({"kind": "end", "lines": count}))
-            raw.flush()
-            os.fsync(raw.fileno())
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    _sync_directory(path.parent)
+    with BlackBoxWriter(path, recording):
+        pass
 
 
 def read(path: Path) -> BlackBox:
@@ -175,11 +250,15 @@ def _lines(recording: BlackBox) -> Iterator[dict[str, Any]]:
     for event in record.timeline:
         yield {**_plain(event), "event": event.kind, "kind": "event"}
     for one in recording.series:
-        yield {
-            "kind": "series",
-            "labels": dict(one.labels),
-            "points": [[at, _number_out(value)] for at, value in one.points],
-        }
+        yield _series_line(one)
+
+
+def _series_line(one: RecordedSeries) -> dict[str, Any]:
+    return {
+        "kind": "series",
+        "labels": dict(one.labels),
+        "points": [[at, _number_out(value)] for at, value in one.points],
+    }
 
 
 def _plain(record: BaseModel, without: set[str] | None = None) -> dict[str, Any]:

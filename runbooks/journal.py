@@ -30,6 +30,7 @@ from runbooks.schema import (
     plain_text,
     prepare,
     run_audit,
+    run_claims,
     run_row,
     run_steps,
     runs,
@@ -302,6 +303,27 @@ class Journal:
             if receipt is not None:
                 fields["receipt"] = plain_receipt(receipt)
             return set_step(connection, run, run.step(phase, index), status, now, **fields)
+
+    def prune(self, before: float, *, keep_incidents: Collection[str] = (), limit: int = 1000) -> int:
+        """Remove runs that ended and were last changed before that time, with their steps and audit; how many.
+
+        Runs for one of `keep_incidents`, and runs that hold a target, stay.
+        """
+        ended = [status.value for status in RunStatus if status.is_terminal]
+        with self._write("prune") as connection:
+            query = (
+                sa.select(runs.c.id)
+                .where(runs.c.status.in_(ended), runs.c.updated_at < before)
+                .where(sa.or_(runs.c.incident_id.is_(None), runs.c.incident_id.not_in(list(keep_incidents))))
+                .where(runs.c.id.not_in(sa.select(run_claims.c.run_id)))
+                .order_by(runs.c.updated_at)
+                .limit(limit)
+            )
+            gone = list(connection.execute(query).scalars())
+            for table in (run_steps, run_audit):
+                connection.execute(sa.delete(table).where(table.c.run_id.in_(gone)))
+            connection.execute(sa.delete(runs).where(runs.c.id.in_(gone)))
+        return len(gone)
 
     @contextlib.contextmanager
     def _write(self, name: str) -> Iterator[sa.Connection]:

@@ -26,6 +26,7 @@ from fleetctl.controller.incidents.closing import Closing
 from fleetctl.controller.incidents.diagnosing import Diagnosing
 from fleetctl.controller.incidents.incident_book import IncidentBook
 from fleetctl.controller.incidents.inquiry import Inquiry
+from fleetctl.controller.incidents.pruning import PRUNE_EVERY_S, Pruning
 from fleetctl.controller.incidents.remediation import Remediation
 from fleetctl.controller.loops import Loop, Loops
 from fleetctl.controller.metrics import ControllerMetrics
@@ -153,7 +154,9 @@ async def open_controller(
         remediation = Remediation(
             content, executor, journal, lookup, book, inbound.automation, records, settings.controller
         )
-        closing = Closing(executor, journal, rules.store, book, records, settings.incidents, settings.incidents_dir)
+        closing = Closing(
+            executor, journal, rules.store, content, book, records, settings.incidents, settings.incidents_dir
+        )
         every_s = settings.controller.evaluation_interval_s
         loops = Loops(
             clock,
@@ -167,6 +170,7 @@ async def open_controller(
             Loop("diagnosis", every_s, diagnosing.diagnose_incidents),
             Loop("remediation", every_s, remediation.propose_runbooks),
             Loop("closing", every_s, closing.close_incidents),
+            Loop("pruning", PRUNE_EVERY_S, Pruning(journal, records, settings).prune),
             *alertmanager_loops(config, inbound, sender),
         )
         records.metrics.watch_loops(loops, records.clock)

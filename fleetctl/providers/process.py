@@ -170,6 +170,22 @@ class ProcessTable:
         if not self._is_locked(name):
             shutil.rmtree(self._root / name, ignore_errors=True)
 
+    def trim_logs(self, max_bytes: int) -> int:
+        """Begin logs anew that have grown beyond that, the old text in `log.1`; how many. Raises OSError (a full disk).
+
+        Processes go on writing to the file that they have: it is copied, then emptied. A line may be lost between both.
+        """
+        trimmed = 0
+        for name in self.names():
+            log = self._root / name / "log"
+            with suppress(FileNotFoundError):
+                if log.stat().st_size <= max_bytes:
+                    continue
+                _copy_tail(log, log.with_suffix(".1"), max_bytes)
+                os.truncate(log, 0)
+                trimmed += 1
+        return trimmed
+
     def log_tail(self, name: str, lines: int = 20) -> list[str]:
         """The last lines a process wrote; empty when there is no log."""
         return list(self.read_log(name, lines)[0])
@@ -321,6 +337,23 @@ def _offset_of(cursor: str | None, status: os.stat_result) -> int | None:
     inode, _, offset = cursor.partition("-")
     is_same = inode == str(status.st_ino) and offset.isdecimal() and int(offset) <= status.st_size
     return int(offset) if is_same else 0
+
+
+def _copy_tail(source: Path, target: Path, max_bytes: int) -> None:
+    """The last `max_bytes`, as a whole or not at all: a log may have grown far beyond what the disk still has."""
+    scratch = target.with_suffix(".tmp")
+    try:
+        with source.open("rb") as old, _opened_private(scratch) as new:
+            old.seek(max(0, old.seek(0, os.SEEK_END) - max_bytes))
+            shutil.copyfileobj(old, new)
+        scratch.replace(target)
+    except BaseException:
+        scratch.unlink(missing_ok=True)
+        raise
+
+
+def _opened_private(path: Path) -> BinaryIO:
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
 
 
 def _rotate(log: Path) -> None:

@@ -33,6 +33,12 @@ class LogSettings(Section):
     format: Literal["auto", "pretty", "json"] = Field(
         default="auto", description="auto: pretty on a terminal, JSON elsewhere."
     )
+    max_mb: int = Field(
+        default=50,
+        ge=1,
+        le=1 << 20,
+        description="Size of a process's log file on this machine in MiB; then it becomes `log.1`, and is begun anew.",
+    )
 
 
 class ControllerSettings(Section):
@@ -149,4 +155,28 @@ class IncidentSettings(Section):
     )
     blackbox_lead_s: float = Field(
         default=600.0, ge=0, le=3600, description="Series kept in its black box from before it opened."
+    )
+    blackbox_series: Literal["read", "all"] = Field(
+        default="read", description="Which series it keeps: those that rules and trees read, or all that were scraped."
+    )
+    blackbox_full_s: float = Field(
+        default=300.0, ge=0, le=86_400, description="It keeps every point from so long before the onset to after it."
+    )
+    blackbox_step_s: float = Field(
+        default=15.0, ge=0, le=300, description="Of other times it keeps one point each; 0 keeps all."
+    )
+    keep_days: float = Field(
+        default=90.0,
+        gt=0,
+        le=3650,
+        description="Resolved incidents with their files, events and ended runs are removed when they are older.",
+    )
+    keep_mb: int = Field(
+        default=2048,
+        ge=10,
+        le=1 << 20,
+        description="Size of all incidents' files in MiB; beyond it the oldest resolved ones lose their black box.",
+    )
+    keep_events: int = Field(
+        default=500_000, ge=1000, le=100_000_000, description="Timeline entries kept, beside those of open incidents."
     )

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import structlog
 
-from alerts.labels import LabelSet
 from alerts.series.store import SeriesStore
 from diagnostics import blackbox, postmortem
 from diagnostics.incident import Incident, IncidentStatus, is_over, mitigate, resolve, unmitigate
 from diagnostics.record import IncidentRecord
+from fleetctl.controller.content.store import ContentStore
 from fleetctl.controller.incidents.impact import impact_of
 from fleetctl.controller.incidents.incident_book import IncidentBook
+from fleetctl.controller.incidents.incident_files import IncidentFiles, SeriesFilter, write_blackbox, write_page
 from fleetctl.controller.incidents.incident_store import save_incident
 from fleetctl.controller.incidents.views import record_of
 from fleetctl.controller.records import Records
@@ -29,8 +30,6 @@ from runbooks.run import Run, RunStatus
 
 log = structlog.get_logger()
 
-MAX_SERIES_KEPT = 20_000  # about a hundred nodes
-SERIES_AT_ONCE = 200
 ACTING = frozenset({RunStatus.APPROVED, RunStatus.RUNNING, RunStatus.VERIFYING, RunStatus.UNDOING})
 
 
@@ -42,6 +41,7 @@ class Closing:
         executor: Executor,
         journal: Journal,
         store: SeriesStore,
+        content: ContentStore,
         book: IncidentBook,
         records: Records,
         limits: IncidentSettings,
@@ -51,6 +51,7 @@ class Closing:
         self._executor = executor
         self._journal = journal
         self._store = store
+        self._content = content
         self._book = book
         self._database = records.database
         self._timeline = records.timeline
@@ -103,22 +104,19 @@ class Closing:
         )
         record = record_of(resolved, await self._runs_of(incident), [*entries, said])
         since = min(postmortem.began_at(record), incident.opened_at) - self._limits.blackbox_lead_s
-        series = await self._recorded(resolved, since, now)
-        folder = self._folder / incident.id
-        page = postmortem.render(
-            postmortem.PostmortemInput(_shown(record), now, impact_of(record, self._store, since, now))
-        )
-        box = blackbox.BlackBox(record, now, since, now, tuple(series), f"fleetctl {software_version()}")
-        postmortem_path, blackbox_path = folder / "postmortem.md", folder / f"incident{blackbox.SUFFIX}"
-        paths: tuple[str | None, str | None] = str(postmortem_path), str(blackbox_path)
+        impact = impact_of(record, self._store, since, now)
+        page = postmortem.render(postmortem.PostmortemInput(_shown(record), now, impact))
+        files = IncidentFiles.of(self._folder, incident.id)
+        paths: tuple[str | None, str | None] = str(files.postmortem), str(files.blackbox)
         try:
-            await asyncio.to_thread(_write_files, postmortem_path, page, blackbox_path, box)
+            await asyncio.to_thread(write_page, files.postmortem, page)
+            await self._write_blackbox(files.blackbox, resolved, record, since, now)
         except OSError as error:
             # A full disk must not keep the incident open: people act on its status.
-            paths = None, None
-            await self._timeline.append(
-                "postmortem.failed", f"{folder}: {error.strerror or error}", incident_id=incident.id
-            )
+            paths = (paths[0] if files.postmortem.exists() else None), None
+            text = f"{error.filename or files.postmortem.parent}: {error.strerror or error}"
+            log.error("postmortem.failed", incident_id=incident.id, error=text)
+            await self._timeline.append("postmortem.failed", text, incident_id=incident.id)
         await self._database.write(lambda c: save_incident(c, resolved, paths))
         await self._book.store_incident(resolved)
         await self._timeline.append(
@@ -129,37 +127,22 @@ class Closing:
             data={"postmortem": paths[0], "blackbox": paths[1], "lasted_s": round(now - incident.opened_at, 1)},
         )
 
-    async def _recorded(self, incident: Incident, since: float, until: float) -> list[blackbox.RecordedSeries]:
-        """The series of that time: all of a small fleet, those around the incident of a large one."""
-        wanted = around(incident.scope) if self._store.num_series > MAX_SERIES_KEPT else lambda labels: True
-        series = []
-        for labels, points in self._store.dump(since, until, wanted=wanted):
-            series.append(blackbox.RecordedSeries(labels, tuple(points)))
-            if len(series) % SERIES_AT_ONCE == 0:
-                await asyncio.sleep(0)  # others have their turn: of a large pool this takes seconds
-        return series
+    async def _write_blackbox(
+        self, path: Path, incident: Incident, record: IncidentRecord, since: float, until: float
+    ) -> None:
+        """Raises OSError."""
+        limits = self._limits
+        resolution = None
+        if limits.blackbox_step_s > 0:
+            onset = min(incident.onset_at or incident.opened_at, incident.opened_at)
+            full_s = limits.blackbox_full_s
+            resolution = blackbox.Resolution(onset - full_s, incident.opened_at + full_s, limits.blackbox_step_s)
+        content = self._content.current
+        kept = SeriesFilter(content.groups, content.trees.values(), limits)
+        head = blackbox.BlackBox(record, until, since, until, software=f"fleetctl {software_version()}")
+        await write_blackbox(path, head, self._store, kept, resolution)
 
 
 def _shown(record: IncidentRecord) -> IncidentRecord:
     """The record with its texts from outside on one line each: a label must not write a heading of its own."""
     return IncidentRecord.model_validate(printable_tree(record.model_dump()))
-
-
-def around(scope: Mapping[str, str]) -> Callable[[LabelSet], bool]:
-    """Which series a black box keeps when there are too many: those of the pool, or without one the signals alone."""
-    pool = scope.get("pool")
-
-    def is_near(labels: LabelSet) -> bool:
-        if labels.name == "up" or not labels.get("node"):
-            return True
-        return labels.get("pool") == pool if pool else labels.name.startswith(("llm:", "ALERTS"))
-
-    return is_near
-
-
-def _write_files(page_path: Path, page: str, box_path: Path, box: blackbox.BlackBox) -> None:
-    page_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    scratch = page_path.with_suffix(".tmp")
-    scratch.write_text(page, encoding="utf-8")
-    scratch.replace(page_path)
-    blackbox.write(box_path, box)
