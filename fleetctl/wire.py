@@ -72,6 +72,7 @@ class Node(Wire):
     step_s: Signal = Field(default_factory=Signal)
     requests_per_s: Signal = Field(default_factory=Signal)
     signal_age_s: float | None = None  # since the last successful scrape
+    probe_age_s: float | None = None  # since the look at it that found its phase began; None: not looked at yet
     deep_check: DeepCheck = Field(default_factory=DeepCheck)
     alerts: list[str] = Field(default_factory=list)
 

@@ -78,6 +78,16 @@ def ago(at: float | None) -> str:
     return "-" if at is None else f"{seconds(max(0.0, time.time() - at))} ago"
 
 
+def whole_seconds(age_s: float | None) -> str:
+    """An age: its milliseconds are noise."""
+    return seconds(age_s) if age_s is None or age_s >= 1 else "0s"
+
+
+def age(age_s: float | None) -> str:
+    """How long ago, of an age; "-" when not known."""
+    return "-" if age_s is None else f"{whole_seconds(age_s)} ago"
+
+
 def run_status(run: Run) -> str:
     """A run's status. A dry run never succeeded at anything: it says what the guards would have said."""
     if not run.dry_run:
@@ -152,7 +162,17 @@ NODE_COLUMNS = [
     _signal("KV", lambda n: n.kv_ratio, ratio),
     _signal("TTFT", lambda n: n.ttft_s, seconds),
     _signal("step", lambda n: n.step_s, seconds),
-    Column("age", lambda n: seconds(n.signal_age_s), right=True, sort_key=lambda n: n.signal_age_s, is_volatile=True),
+    Column(
+        "age", lambda n: whole_seconds(n.signal_age_s), right=True, sort_key=lambda n: n.signal_age_s, is_volatile=True
+    ),
+    Column(
+        "probed",
+        lambda n: whole_seconds(n.probe_age_s),
+        wide=True,
+        right=True,
+        sort_key=lambda n: n.probe_age_s,
+        is_volatile=True,
+    ),
     Column("model", lambda n: n.model, wide=True),
     Column("engine", lambda n: n.engine, wide=True),
     Column("zone", lambda n: n.zone, wide=True),

@@ -357,6 +357,7 @@ class _Api:
                 scraped.get(name),
                 firing.get(name, []),
                 deep_check_view(checks.last(name), now, checks.max_age_s),
+                self._c.fleet.seen_at(name),
                 now,
             )
             for name, state in sorted(self._c.fleet.nodes.items())

@@ -108,6 +108,7 @@ def node_lines(node: Node, now: float) -> tuple[Cell, ...]:
     glyph, tone = PHASES[node.phase]
     state = f"{glyph} {node.phase.value.replace('_', ' ')}"
     since = f" for {span(now - node.since)}" if node.since is not None else ""
+    probed = UNKNOWN if node.probe_age_s is None else f"{age(node.probe_age_s)} ago"
     facts = [
         ("pool", node.pool),
         ("model", node.model),
@@ -118,7 +119,7 @@ def node_lines(node: Node, now: float) -> tuple[Cell, ...]:
     return (
         Cell(f"{node.name}  {state}{since}{': ' + node.reason if node.reason else ''}", tone),
         Cell("  ".join(f"{name} {value or UNKNOWN}" for name, value in facts)),
-        Cell(f"{node.url}  instance {node.instance or UNKNOWN}", Tone.DIM),
+        Cell(f"{node.url}  probed {probed}  instance {node.instance or UNKNOWN}", Tone.DIM),
         _deep_check(node.deep_check),
         Cell(f"▲ {', '.join(node.alerts)}", Tone.BAD) if node.alerts else Cell("no alerts", Tone.DIM),
     )

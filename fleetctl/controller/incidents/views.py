@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
@@ -59,6 +60,7 @@ def node_view(
     scraped_at: float | None,
     alerts: Sequence[str],
     deep_check: wire.DeepCheck,
+    seen_at: float,
     now: float,
 ) -> wire.Node:
     """A node as seen last, with its signals and their ages."""
@@ -76,6 +78,7 @@ def node_view(
         since=state.since,
         instance=state.instance,
         signal_age_s=None if scraped_at is None else max(0.0, now - scraped_at),
+        probe_age_s=max(0.0, now - seen_at) if math.isfinite(seen_at) else None,
         deep_check=deep_check,
         alerts=sorted(alerts),
         **signals,

@@ -107,7 +107,7 @@ class Fleet:
         if not rows and start_nodes:
             await self._database.write(lambda c: [want_node(c, spec, Role.MEMBER, now) for spec in specs])
         elif not rows:
-            log.info("fleet.empty", remedy="fleetctl up starts a fleet, fleetctl node start NAME a node")
+            log.info("fleet.empty", remedy="`fleetctl up` starts a fleet, `fleetctl node start NAME` a node")
         for row in rows:
             if row.wanted and row.started and not row.is_restarting:
                 await self._attach(row, start_nodes=start_nodes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -250,3 +251,11 @@ def test_version_is_told(fleetctl: Run) -> None:
     code, out, _ = fleetctl("--version")
     assert code == 0
     assert out.startswith("fleetctl ")
+
+
+def test_a_node_shows_its_phase_as_it_is_and_how_old_it_is(fleetctl: Run) -> None:
+    _, out, _ = fleetctl("describe", "node", "node-2")
+    assert "unreachable" in out
+    assert "no answer" in out
+    assert re.search(r"last probe +1s ago", out)
+    assert "PROBED" in fleetctl("get", "nodes", "-o", "wide")[1]
