@@ -92,9 +92,9 @@ def bucket_quantile(q: float, buckets: Buckets) -> float:
 
 
 def bucket_fraction(lower: float, upper: float, buckets: Buckets) -> float:
-    """The share of observations between two values, linear inside a bucket."""
+    """The share of observations between two values, linear inside a bucket; one without end has no inside."""
     rows = _repaired(buckets)
-    if not math.isinf(rows[-1][0]) or len(rows) < 2:
+    if not math.isinf(rows[-1][0]):
         return math.nan
     observations = rows[-1][1]
     if observations == 0 or math.isnan(observations) or math.isnan(lower) or math.isnan(upper):
@@ -105,14 +105,17 @@ def bucket_fraction(lower: float, upper: float, buckets: Buckets) -> float:
 
 
 def _rank_of(value: float, rows: Buckets) -> float:
-    """How many observations are at or below the value."""
+    """How many observations are at or below the value. Where the first bucket has no lower end, all in it are taken to
+    be below a finite value, as those in the last are taken to be above it."""
     start = 0.0 if rows[0][0] > 0 else -math.inf
     below = 0.0
     for bound, count in rows:
         if value <= start:
             return below
         if value < bound:
-            if math.isinf(bound) or math.isinf(start):
+            if math.isinf(start):
+                return count
+            if math.isinf(bound):
                 return below
             return below + (count - below) * (value - start) / (bound - start)
         start, below = bound, count

@@ -209,3 +209,20 @@ def test_counts_of_one_bound_written_in_two_ways_are_added() -> None:
     for bound, count in (("1", 10.0), ("1.0", 10.0), ("+Inf", 15.0), ("Inf", 15.0)):
         store.append({"__name__": "h_bucket", "le": bound}, 1.0, count)
     assert evaluate("histogram_quantile(0.5, h_bucket)", store, 1.0)[0].value == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize(
+    ("buckets", "function", "expected"),
+    [
+        ({"-3": 10, "-2": 12, "-1": 15, "+Inf": 100}, "histogram_fraction(-4, -2, h_bucket)", 0.02),
+        ({"-3": 10, "-2": 12, "-1": 15, "+Inf": 100}, "histogram_fraction(-Inf, -4, h_bucket)", 0.1),
+        ({"+Inf": 100}, "histogram_fraction(0, 1, h_bucket)", 0.0),
+        ({"1": 1, "2": 3, "+Inf": 100}, "histogram_fraction(1.5, 50, h_bucket)", 0.01),
+    ],
+    ids=["from below the first bound", "to below the first bound", "one bucket", "into the last bucket"],
+)
+def test_a_bucket_without_end_is_not_shared_out(buckets: dict[str, int], function: str, expected: float) -> None:
+    store = SeriesStore()
+    for bound, count in buckets.items():
+        store.append({"__name__": "h_bucket", "le": bound}, 1.0, count)
+    assert evaluate(function, store, 1.0)[0].value == pytest.approx(expected)
