@@ -271,7 +271,8 @@ class NodeWatch:
         finally:
             state.probe = None
         self._on_probe(answer is not None)
-        if self._awake_since == awake_since:  # else we stood still: that nothing came in time is our own doing
+        has_stalled = self._awake_since != awake_since or self._clock() - self._swept_at > STALL_S
+        if answer is not None or not has_stalled:  # that nothing came while we stood still is our own doing
             self.note_probe(state, answer)
 
     def note_probe(self, state: WatchedNode, answer: ProbeAnswer | None) -> None:

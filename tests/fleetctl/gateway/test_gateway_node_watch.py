@@ -34,7 +34,8 @@ class Rig:
         self.now = 1000.0
         self.loads = Loads(clock=lambda: self.now)
         self.answers: dict[str, ProbeAnswer | None] = {}
-        self.held: set[str] = set()  # nodes whose probes stay open
+        self.held: set[str] = set()  # nodes whose probes stay open until `released`
+        self.released = asyncio.Event()
         self.asked: list[str] = []
         self.counted: list[bool] = []
         self.watch = NodeWatch(self.loads, LIMITS, self._probe, on_probe=self.counted.append, clock=lambda: self.now)
@@ -42,7 +43,7 @@ class Rig:
     async def _probe(self, endpoint: Endpoint) -> ProbeAnswer | None:
         self.asked.append(endpoint.node)
         if endpoint.node in self.held:
-            await asyncio.Event().wait()
+            await self.released.wait()
         return self.answers.get(endpoint.node, ProbeAnswer("ready"))
 
     async def pass_time(self, seconds: float) -> None:
@@ -197,11 +198,16 @@ async def test_time_in_which_the_gateway_stood_still_counts_for_no_node() -> Non
     wait = rig.watch.begin(A)
     await rig.pass_time(LIMITS.probe_after_s + 2 * SWEEP_S)
     assert rig.asked == ["a"]
-    rig.now += 100 * STALL_S  # stopped with an open probe
-    rig.watch.sweep()
+    rig.answers["a"] = None
     (state,) = rig.watch._states.values()
-    rig.watch.note_probe(state, ProbeAnswer("ready"))
-    assert (wait.end, rig.watch.why_out(A)) == (None, None)
+    state.failures = LIMITS.probe_failures - 1
+    rig.now += 100 * STALL_S  # stopped with an open probe, whose limit is over before anything else runs
+    rig.released.set()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert (rig.counted, wait.end, rig.watch.why_out(A)) == ([False], None, None)
+    rig.watch.sweep()
+    assert state.failures == 0
     stream = rig.watch.begin(B)
     stream.has_forwarded = True
     stream.note_heard(rig.now)
