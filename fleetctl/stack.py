@@ -61,6 +61,7 @@ class Stack:
         when a part dies on the way, UnreachableError when it is not ready in time.
         """
         settings = self.settings
+        os.umask(0o077)  # logs, records and state are the owner's alone, also those of the processes that are started
         busy = f"{settings.state_dir}: another `fleetctl up` is at work here"
         with exclusive(settings.state_dir / "up.lock", busy):
             missing = [name for name in STOP_FIRST if not self.table.observe(name).running]

@@ -7,6 +7,7 @@ for months never uses. Exit codes as in `fleetctl.kit.errors`.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,10 +15,13 @@ from pathlib import Path
 from fleetctl.kit.errors import FleetctlError
 from fleetctl.kit.hidden_imports import hidden_imports
 
+PRIVATE_UMASK = 0o077
+
 
 def main(argv: Sequence[str]) -> int:
     """Run the controller until SIGTERM. Returns the exit code."""
     args = _parser().parse_args(argv)
+    os.umask(PRIVATE_UMASK)  # state, logs and incidents are the owner's alone; nodes that are started inherit it
     try:
         _run(args)
     except FleetctlError as error:

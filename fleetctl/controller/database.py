@@ -7,6 +7,8 @@ slept can't change anything.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -206,6 +208,7 @@ def _create_engine(url: str, place: str) -> sa.Engine:
     if is_sqlite:
         try:
             Path(place).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _make_private(Path(place))
         except OSError as error:
             raise BadInputError(
                 f"{Path(place).parent}: {error.strerror or error}", remedy="choose another folder with --state-dir"
@@ -221,6 +224,14 @@ def _create_engine(url: str, place: str) -> sa.Engine:
     sa.event.listen(engine, "connect", _set_pragmas)
     sa.event.listen(engine, "begin", _begin_immediate)
     return engine
+
+
+def _make_private(path: Path) -> None:
+    """The file and those that SQLite makes beside it (which take its mode) are the owner's alone; older ones become so."""
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    for own in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            own.chmod(0o600)
 
 
 def _set_pragmas(connection: Any, _: Any) -> None:

@@ -165,10 +165,10 @@ class IncidentSettings(Section):
     blackbox_step_s: float = Field(
         default=15.0, ge=0, le=300, description="Of other times it keeps one point each; 0 keeps all."
     )
-    keep_days: float = Field(
-        default=90.0,
+    keep_for_s: float = Field(
+        default=90 * 86_400.0,
         gt=0,
-        le=3650,
+        le=3650 * 86_400,
         description="Resolved incidents with their files, events and ended runs are removed when they are older.",
     )
     keep_mb: int = Field(
@@ -177,6 +177,6 @@ class IncidentSettings(Section):
         le=1 << 20,
         description="Size of all incidents' files in MiB; beyond it the oldest resolved ones lose their black box.",
     )
-    keep_events: int = Field(
+    max_events: int = Field(
         default=500_000, ge=1000, le=100_000_000, description="Timeline entries kept, beside those of open incidents."
     )

@@ -162,6 +162,7 @@ def test_every_setting_is_described_in_one_line_and_has_its_unit_in_its_name() -
         "max_resends",
         "probe_failures",
         "max_connections",
+        "max_events",
         "max_deep_checks",
     }
     for one in setting_docs():

@@ -26,7 +26,6 @@ log = structlog.get_logger()
 PRUNE_EVERY_S = 600.0
 MAX_RUNS = 500
 MAX_ROWS = 5000  # in one transaction: others wait for it
-_DAY_S = 86_400.0
 
 
 class PrunedRows(NamedTuple):
@@ -50,9 +49,9 @@ class Pruning:
 
     async def prune(self) -> None:
         """One turn."""
-        before = self._clock.now() - self._limits.keep_days * _DAY_S
+        before = self._clock.now() - self._limits.keep_for_s
         limits = self._limits
-        rows = await self._database.write(lambda c: prune_rows(c, before, limits.keep_events))
+        rows = await self._database.write(lambda c: prune_rows(c, before, limits.max_events))
         known = await self._database.read(_ids_by_status)
         runs = await self._database.call(lambda: self._journal.prune(before, keep_incidents=known.open, limit=MAX_RUNS))
         folders, freed = await asyncio.to_thread(

@@ -129,3 +129,17 @@ def test_sequence_numbers_are_never_reused(tmp_path: Path) -> None:
         connection.execute("delete from events")
         assert connection.execute(row).fetchone()[0] > first
     connection.close()
+
+
+@pytest.mark.anyio
+async def test_state_can_be_read_by_its_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "controller.sqlite"
+    path.touch(0o644)  # as an earlier version left it
+    database = Database(f"sqlite:///{path}")
+    try:
+        await database.write(lambda c: put_meta(c, "x", 1))
+        modes = {one.name: one.stat().st_mode & 0o777 for one in tmp_path.iterdir()}
+    finally:
+        database.close()
+    assert "controller.sqlite-wal" in modes
+    assert set(modes.values()) == {0o600}

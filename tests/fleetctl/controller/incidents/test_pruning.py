@@ -25,7 +25,7 @@ KEEP_MB = 10
 
 @pytest.fixture
 async def controller(tmp_path: Path) -> AsyncIterator[Controller]:
-    config = make_config(tmp_path, nodes=0, keep_days=30, keep_mb=KEEP_MB, max_mb=1)
+    config = make_config(tmp_path, nodes=0, keep_for_s=30 * DAY_S, keep_mb=KEEP_MB, max_mb=1)
     async with open_controller(config, NoProvider(), DrivenClock()) as opened:
         yield opened
 
