@@ -227,7 +227,7 @@ def _create_engine(url: str, place: str) -> sa.Engine:
 
 
 def _make_private(path: Path) -> None:
-    """The file and those that SQLite makes beside it (which take its mode) are the owner's alone; older ones become so."""
+    """The file, and those that SQLite makes beside it with its mode, are the owner's alone; older ones become so."""
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     for own in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
         with contextlib.suppress(FileNotFoundError, PermissionError):
