@@ -23,7 +23,9 @@ POLL_S = 0.5
 RESULT_WAIT_S = 15.0  # for the prompt's turn at a busy node; without one the result is the one before, with its age
 KNOWN_FOR_INTERVALS = 3.0  # a result that is older is no longer known
 ASKED_ENGINE = "fleetctl"  # no other engine has such a check
-ASKED_PHASES = frozenset({NodePhase.READY, NodePhase.CORDONED, NodePhase.NOT_READY})
+ASKED_PHASES = frozenset({NodePhase.READY, NodePhase.CORDONED})
+WRONG_OUTPUT = "wrong_output"  # a node that is not ready for this reason is asked too: when is it right again?
+SOONER_S = 5.0  # until it is asked again, when asking began no new prompt: its own minute was not over
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ class DeepChecks:
             check = replace(check, detail=f"could not look: {error}")
             self._metrics.deep_checks.labels(result="unknown").inc()
         else:
-            check = _checked(check, golden, self._clock.now())
+            check = _checked(check, golden, self._clock.now(), self._interval_s)
             result = "unknown" if check.is_right is None else ("passed" if check.is_right else "failed")
             self._metrics.deep_checks.labels(result=result).inc()
         if check.is_right is False and (before is None or before.is_right is not False):
@@ -123,10 +125,10 @@ class DeepChecks:
 
 
 def may_be_asked(state: NodeState) -> bool:
-    """Whether the node can tell: it runs our engine, answers its probes and is not on its way up or out."""
-    return (
-        state.row.wanted and state.row.spec.engine == ASKED_ENGINE and state.phase in ASKED_PHASES and bool(state.url)
-    )
+    """Whether the node can tell: it runs our engine, answers its probes, and neither loads, sleeps nor drains."""
+    spec = state.row.spec
+    answers = state.phase in ASKED_PHASES or (state.phase is NodePhase.NOT_READY and state.reason == WRONG_OUTPUT)
+    return state.row.wanted and spec.engine == ASKED_ENGINE and answers and bool(state.url)
 
 
 def due_nodes(
@@ -143,7 +145,10 @@ def due_nodes(
     return sorted(due, key=lambda name: (asked_at(name), name))
 
 
-def _checked(check: DeepCheck, golden: GoldenReport, now: float) -> DeepCheck:
+def _checked(check: DeepCheck, golden: GoldenReport, now: float, interval_s: float) -> DeepCheck:
+    is_old = golden.age_s is None or golden.age_s > now - check.asked_at + SOONER_S
+    if is_old and not golden.is_running and interval_s > SOONER_S:
+        check = replace(check, asked_at=now - interval_s + SOONER_S)
     is_right = {"passed": True, "failed": False}.get(golden.result)
     checked_at = None if golden.age_s is None else now - golden.age_s
     return replace(check, is_right=is_right, checked_at=checked_at, detail=golden.detail)

@@ -26,10 +26,10 @@ from tests.fixtures.driven import DrivenClock
 pytestmark = pytest.mark.anyio
 
 
-def make_state(name: str, phase: NodePhase = NodePhase.READY, **changes: Any) -> NodeState:
+def make_state(name: str, phase: NodePhase = NodePhase.READY, reason: str = "", **changes: Any) -> NodeState:
     row = NodeRow(make_spec(name), True, True, RouteIntent.ACTIVE, Role.MEMBER, "http://x", None, 0.0, 0.0)
     facts: dict[str, Any] = {"url": f"http://{name}", "instance": "i1", "process_up": True, **changes}
-    return NodeState(row, phase, "", 0.0, **facts)
+    return NodeState(row, phase, reason, 0.0, **facts)
 
 
 class World:
@@ -99,12 +99,24 @@ async def test_a_result_is_waited_for_and_a_busy_node_keeps_the_one_before() -> 
     assert len(world.asked) == 2 * RESULT_WAIT_S + 1
 
 
+async def test_a_node_whose_own_minute_was_not_over_is_asked_again_soon() -> None:
+    world = World("a")
+    world.reports["a"] = GoldenReport("passed", 59.5, "", False)
+    await world.turn()
+    world.clock.move(4.9)
+    await world.turn()
+    assert len(world.asked) == 1
+    world.clock.move(0.1)
+    await world.turn()
+    assert len(world.asked) == 2
+
+
 async def test_wrong_is_wrong_until_it_is_right_and_unknown_when_nobody_could_look_for_long() -> None:
     world = World("a")
     world.reports["a"] = GoldenReport("failed", 0.0, "token 3 differs", False)
     await world.turn()
     assert world.result("a") == "failed"
-    world.nodes["a"] = make_state("a", NodePhase.NOT_READY)
+    world.nodes["a"] = make_state("a", NodePhase.NOT_READY, "wrong_output")
     world.reports["a"] = NoAnswerError("timed out")
     world.clock.move(60.0)
     await world.turn()
@@ -116,7 +128,8 @@ async def test_wrong_is_wrong_until_it_is_right_and_unknown_when_nobody_could_lo
 
 
 async def test_another_process_and_another_engine_and_a_silent_node_are_not_known() -> None:
-    world = World("a", "b", "c")
+    world = World("a", "b", "c", "d")
+    world.nodes["d"] = make_state("d", NodePhase.NOT_READY, "asleep")
     world.nodes["b"] = make_state("b", NodePhase.UNREACHABLE)
     world.nodes["c"] = make_state("c", NodePhase.STARTING)
     await world.turn()
