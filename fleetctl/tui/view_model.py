@@ -86,7 +86,7 @@ def header(snapshot: Snapshot, now: float) -> HeaderView:
     )
     stopped = sum(node.phase is NodePhase.STOPPED for node in snapshot.nodes)
     if stopped:
-        facts = (*facts[:3], Cell(f"{stopped} stopped", Tone.DIM), *facts[3:])
+        facts = (*facts[:3], Cell(f"{PHASES[NodePhase.STOPPED][0]} {stopped}", Tone.DIM), *facts[3:])
     if snapshot.cut_off_since is not None:
         facts = tuple(Cell(f"{fact.text}?", Tone.DIM) for fact in facts)
     return HeaderView(facts, _link(snapshot, now))

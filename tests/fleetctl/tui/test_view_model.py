@@ -200,7 +200,7 @@ def test_stopped_nodes_are_left_out_and_counted_until_asked_for() -> None:
     snapshot = Snapshot(status=make_status(), nodes=nodes, known_at=NOW)
     assert [row.key for row in fleet_rows(snapshot, NOW)] == ["node-1"]
     assert [row.key for row in fleet_rows(snapshot, NOW, with_stopped=True)] == ["node-1", "node-0"]
-    assert "1 stopped" in [fact.text for fact in header(snapshot, NOW).facts]
+    assert "■ 1" in [fact.text for fact in header(snapshot, NOW).facts]
 
 
 def test_a_dry_run_is_no_run_of_an_incident() -> None:
