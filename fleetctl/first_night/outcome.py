@@ -51,6 +51,7 @@ class SeenIncident:
     runs: tuple[SeenRun, ...]
     not_proposed: tuple[str, ...] = ()  # why, in the timeline's words
     postmortem: str | None = None  # path
+    says_lost: bool = True  # its post-mortem gives a number; else it says that nobody counted
     false: tuple[str, ...] = ()  # what its post-mortem says that is not so
 
 

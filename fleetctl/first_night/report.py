@@ -175,7 +175,9 @@ def _postmortem(row: Row) -> str:
     written = [incident for incident in row["incidents"] if incident["postmortem"]]
     if not written:
         return "-"
-    return "false" if any(incident["false"] for incident in written) else "true"
+    if any(incident["false"] for incident in written):
+        return "false"
+    return "true" if all(incident["says_lost"] for incident in written) else "true; the lost not recorded"
 
 
 def _main(row: Row) -> Row | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from fleetctl.client import ControllerClient
 from fleetctl.first_night.fault import Expectation
 from fleetctl.first_night.outcome import FiredAlert, SeenIncident, SeenRun
-from fleetctl.first_night.postmortem_check import Known, false_statements, read_postmortem
+from fleetctl.first_night.postmortem_check import Known, Stated, false_statements, read_postmortem
 from fleetctl.first_night.target_fleet import OPERATOR
 from fleetctl.first_night.traffic import DrillTraffic
 from fleetctl.kit.errors import FleetctlError, UnreachableError
@@ -118,6 +118,7 @@ class Responder:
     async def _seen(self, incident_id: str, traffic: DrillTraffic, expects: Expectation) -> SeenIncident:
         incident = await self._client.incident(incident_id)
         diagnosis = incident.diagnosis
+        stated = _stated_in(incident)
         is_about_fault = not expects.alerts or any(alert.name in expects.alerts for alert in incident.alerts)
         return SeenIncident(
             id=incident.id,
@@ -133,7 +134,8 @@ class Responder:
             runs=tuple(self._seen_run(run) for run in incident.runs),
             not_proposed=tuple(e.text for e in incident.timeline if e.kind == "remediation.not_proposed"),
             postmortem=incident.postmortem,
-            false=self._false_in(incident, traffic, expects.causes) if is_about_fault else (),
+            says_lost=stated is None or stated.lost is not None,
+            false=self._false_in(incident, stated, traffic, expects.causes) if is_about_fault else (),
         )
 
     def _seen_run(self, run: Run) -> SeenRun:
@@ -142,8 +144,10 @@ class Responder:
             run.runbook, run.title, run.status.value, run.created_at - self.injected_at, ended, run.error[:500]
         )
 
-    def _false_in(self, incident: Incident, traffic: DrillTraffic, causes: Sequence[str]) -> tuple[str, ...]:
-        if incident.postmortem is None:
+    def _false_in(
+        self, incident: Incident, stated: Stated | None, traffic: DrillTraffic, causes: Sequence[str]
+    ) -> tuple[str, ...]:
+        if stated is None:
             return ("there is none",) if incident.status is IncidentStatus.RESOLVED else ()
         resolved_at = incident.resolved_at or time.time()
         known = Known(
@@ -155,4 +159,8 @@ class Responder:
             ended_at=[request.ended_at for request in traffic.seen],
             over_at=resolved_at,
         )
-        return false_statements(read_postmortem(Path(incident.postmortem).read_text(encoding="utf-8")), known)
+        return false_statements(stated, known)
+
+
+def _stated_in(incident: Incident) -> Stated | None:
+    return read_postmortem(Path(incident.postmortem).read_text(encoding="utf-8")) if incident.postmortem else None
