@@ -260,8 +260,8 @@ FAULTS: tuple[Fault, ...] = (
         "a node loses four KV blocks at each step",
         _set(VICTIM, kv_leak=4),
         Expectation(
-            alerts=("LLMWrongOutput", "LLMKVCacheSaturated"),
-            causes=("kv_pressure", "kv_leak", "wrong_output"),
+            alerts=("LLMCoreDied", "LLMWrongOutput", "LLMKVCacheSaturated"),
+            causes=("core_crash", "kv_pressure", "kv_leak", "wrong_output"),
             optional_pages=_REPLACE,
         ),
         _clear("kv_leak"),
