@@ -52,6 +52,9 @@ bench-engine: setup-dev ## Measure our node and installed peers beside this mach
 bench-signals: setup-dev debs ## CPU, memory and rule time of our signals beside a real Prometheus (BENCH_ARGS="--nodes 100")
 	$(BIN)/python -m fleetctl.bench $(BENCH_ARGS)
 
+bench-controller: setup-dev ## A whole controller over 1,000 and 5,000 nodes (BENCH_ARGS="--nodes 1000")
+	$(BIN)/python -m fleetctl.bench.controller_bench $(BENCH_ARGS)
+
 soak-node: setup ## Mixed traffic and disturbances against a real node for 30 minutes (SOAK_ARGS="--minutes 1")
 	@$(BIN)/python -m engine.soak $(SOAK_ARGS)
 

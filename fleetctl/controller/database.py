@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sqlite3
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -88,6 +89,17 @@ class Database:
         self.engine.dispose()
 
     def _run(self, work: Callable[[sa.Connection], T], writes: bool) -> T:
+        try:
+            return self._transact(work, writes)
+        except sa.exc.DatabaseError as error:
+            if getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+                raise UnreachableError(
+                    f"{self._place}: no space left on the disk: nothing can be stored",
+                    remedy="free space there; rules and alerts go on from memory meanwhile",
+                ) from error
+            raise
+
+    def _transact(self, work: Callable[[sa.Connection], T], writes: bool) -> T:
         with self.engine.begin() as connection:
             if writes and self._epoch is not None:
                 current = get_meta(connection, "epoch")

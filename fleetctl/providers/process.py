@@ -147,6 +147,11 @@ class ProcessTable:
                 except (OSError, subprocess.CalledProcessError) as error:
                     raise FleetctlError(f"{name}: can't start {argv[0]}: {error}") from error
             return True
+        except OSError as error:  # a full disk most of all: the process could not even say so in its log
+            raise FleetctlError(
+                f"{error.filename or folder}: {error.strerror or error}",
+                remedy="free space on that disk, or choose another folder with --state-dir",
+            ) from error
         finally:
             os.close(lock)  # the program holds its own copy: the lock lives as long as it does
 
@@ -286,8 +291,12 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _write_json(path: Path, data: Mapping[str, Any]) -> None:
     scratch = path.with_suffix(".tmp")
-    scratch.write_text(json.dumps(data, indent=1))
-    scratch.replace(path)
+    try:
+        scratch.write_text(json.dumps(data, indent=1))
+        scratch.replace(path)
+    except OSError as error:
+        scratch.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from error  # a write that fails names no file
 
 
 def _make_folder(folder: Path) -> None:

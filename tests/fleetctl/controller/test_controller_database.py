@@ -11,7 +11,7 @@ from sqlalchemy.schema import CreateTable
 from fleetctl.controller import tables
 from fleetctl.controller.database import Database, FencedError, get_meta, put_meta
 from fleetctl.controller.state_lock import hold_state_lock
-from fleetctl.kit.errors import BadInputError
+from fleetctl.kit.errors import BadInputError, UnreachableError
 
 
 def url_of(path: Path) -> str:
@@ -143,3 +143,20 @@ def test_state_can_be_read_by_its_owner_alone(tmp_path: Path) -> None:
         database.close()
     assert "controller.sqlite-wal" in modes
     assert set(modes.values()) == {0o600}
+
+
+@pytest.mark.anyio
+async def test_full_disk_is_told_with_the_path_and_nothing_is_half_stored(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path / 'controller.sqlite'}")
+
+    def fill(connection: sa.Connection) -> None:
+        put_meta(connection, "half", 1)
+        connection.exec_driver_sql("PRAGMA max_page_count=1")  # no page beyond those that there are
+        put_meta(connection, "large", "x" * 1_000_000)
+
+    try:
+        with pytest.raises(UnreachableError, match=r"controller\.sqlite: no space left"):
+            await database.write(fill)
+        assert await database.read(lambda c: get_meta(c, "half")) is None
+    finally:
+        database.close()

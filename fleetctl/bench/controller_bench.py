@@ -1,0 +1,89 @@
+"""`python -m fleetctl.bench.controller_bench`: a whole controller over many nodes, seen from outside.
+
+The nodes are served by one other process. What is measured: CPU and memory of the controller's process, how long it
+takes until every node is ready, how old its loops get, how long its API takes, and whether a healthy node was ever
+called silent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from fleetctl.bench.measured import BenchError, cpu_s_of, memory_mb_of, process_of, tail_of, wait_for
+from fleetctl.bench.report import describe_machine
+
+READY_WITHIN_S = 300.0
+
+
+def measure(num_nodes: int, interval_s: float, seconds: float, folder: Path) -> dict[str, Any]:
+    """One size. Raises BenchError when a process ends, or the nodes are not ready in time."""
+    python = [sys.executable, "-m"]
+    lasts_s = seconds + READY_WITHIN_S
+    with process_of([*python, "fleetctl.bench.serve", "--seconds", str(lasts_s)], folder / "serve") as nodes:
+        port = wait_for(lambda: (folder / "serve.out").read_text().strip(), nodes, folder / "serve")
+        command = [*python, "fleetctl.bench.controller_side", "--port", port, "--nodes", str(num_nodes)]
+        command += ["--state-dir", str(folder / "state")]
+        command += ["--probe-interval", str(interval_s), "--scrape-interval", str(interval_s)]
+        with process_of(command, folder / "controller") as process:
+            url = wait_for(lambda: (folder / "controller.out").read_text().strip(), process, folder / "controller")
+            with httpx.Client(base_url=url, trust_env=False, timeout=60.0) as http:
+                began = time.monotonic()
+                while http.get("/v1/status").json()["nodes_ready"] < num_nodes:
+                    if process.poll() is not None or time.monotonic() - began > READY_WITHIN_S:
+                        raise BenchError(f"not every node is ready: {tail_of(folder / 'controller.err')}")
+                    time.sleep(0.5)
+                ready_s, cpu_s, from_s = time.monotonic() - began, cpu_s_of(process), time.monotonic()
+                ages, answers_s, ready = [0.0], [], []
+                while time.monotonic() - from_s < seconds:
+                    asked_s = time.monotonic()
+                    status = http.get("/v1/status").json()
+                    answers_s.append(time.monotonic() - asked_s)
+                    ages.append(max(status["loops"][name] for name in ("fleet", "scrape", "alerts")))
+                    ready.append(status["nodes_ready"])
+                    time.sleep(1.0)
+                took_s, cpu_s = time.monotonic() - from_s, cpu_s_of(process) - cpu_s
+            log = (folder / "controller.err").read_text()
+            return {
+                "nodes": num_nodes,
+                "interval_s": interval_s,
+                "ready_after_s": round(ready_s, 1),
+                "cpu_s_per_min": round(cpu_s * 60 / took_s, 1),
+                "memory_mb": round(memory_mb_of(process, "VmRSS")),
+                "oldest_loop_s": round(max(ages), 1),
+                "status_ms_worst": round(max(answers_s) * 1e3),
+                "fewest_ready": min(ready),
+                "called_unreachable": log.count('"event": "node.unreachable"'),
+            }
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure each size and print one JSON line for it."""
+    parser = argparse.ArgumentParser(prog="python -m fleetctl.bench.controller_bench")
+    parser.add_argument("--nodes", default="1000,5000", help="sizes, e.g. 1000,5000")
+    parser.add_argument("--interval", type=float, default=5.0, help="seconds between two probes, and two scrapes")
+    parser.add_argument("--measure", type=float, default=60.0, help="seconds measured once all are ready")
+    args = parser.parse_args(argv)
+    sys.stderr.write(describe_machine() + "\n")
+    for size in args.nodes.split(","):
+        with tempfile.TemporaryDirectory(prefix="bench-controller-") as folder:
+            try:
+                row = measure(int(size), args.interval, args.measure, Path(folder))
+            except BenchError as error:
+                sys.stderr.write(f"error: {error}\n")
+                return 1
+        sys.stdout.write(json.dumps(row) + "\n")
+        sys.stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
