@@ -35,7 +35,7 @@ targets:
 equivalent:
 """
 EQUIVALENT = """
-  - {file: engine/price.py, old: "return tokens > 100", new: ["return tokens >= 100", "*101"], why: planted}
+  - {file: engine/price.py, old: "return tokens > 100", new: ["*101"], why: planted}
 """
 STALE = """
   - {file: engine/price.py, old: "return tokens / per_token", new: "*", why: that line is gone}
@@ -70,19 +70,13 @@ def mutants(clone: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, check=False, capture_output=True, text=True)
 
 
-def test_a_planted_survivor_is_shown_with_its_line_and_fails_the_goal(clone: Path) -> None:
+def test_a_survivor_is_shown_with_its_line_an_equivalent_does_not_count_and_a_stale_entry_is_named(clone: Path) -> None:
+    (clone / "plan.yaml").write_text(PLAN + EQUIVALENT + STALE)
     done = mutants(clone)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "engine/price.py:7 is_long survived" in done.stdout
     assert "  - return tokens > 100\n  + return tokens >= 100\n" in done.stdout
-    assert "| engine/price.py | 3 | 1 | 0 | 2 | 0 | 0 | 33.3% |" in done.stdout
-
-
-def test_equivalent_mutants_do_not_count_and_stale_entries_are_named(clone: Path) -> None:
-    (clone / "plan.yaml").write_text(PLAN + EQUIVALENT + STALE)
-    done = mutants(clone)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "| engine/price.py | 3 | 1 | 0 | 0 | 0 | 2 | 100.0% |" in done.stdout
+    assert "| engine/price.py | 3 | 1 | 0 | 1 | 0 | 1 | 50.0% |" in done.stdout
     assert [line for line in done.stdout.splitlines() if line.endswith("drop the entry")] == [
         "equivalent: engine/price.py: no mutant of 'return tokens / per_token' is ('*',): drop the entry"
     ]
