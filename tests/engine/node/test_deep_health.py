@@ -36,10 +36,10 @@ def reason(node: EngineNode) -> str:
     return str(node.http.get("/health/ready").json()["reason"])
 
 
-def begin_long_request(node: EngineNode) -> threading.Thread:
+def begin_long_request(node: EngineNode, max_tokens: int = 4000) -> threading.Thread:
     def read() -> None:
         with contextlib.suppress(httpx.TransportError):
-            read_stream(node, "/v1/completions", LONG)
+            read_stream(node, "/v1/completions", LONG | {"max_tokens": max_tokens})
 
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
@@ -143,7 +143,7 @@ def test_users_come_before_the_golden_prompt(tmp_path: Path) -> None:
     args = ("--golden-interval", "0", "--max-num-seqs", "1", "--max-num-batched-tokens", "64")
     with start_node(tmp_path, extra_args=args) as node:
         node.http.post("/admin/faults", json={"slow_steps": 3})
-        begin_long_request(node)
+        begin_long_request(node, max_tokens=500)  # shorter than the golden prompt has patience
         runs = node.metric("engine_golden_runs_total", result="passed")
         assert deep(node)["golden"]["running"] is True
         answer = node.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 3, "ignore_eos": True})
