@@ -26,7 +26,7 @@ log = structlog.get_logger()
 T = TypeVar("T")
 R = TypeVar("R")
 MAX_GROUP = 100  # items in one transaction: whoever writes meanwhile waits for it
-BUSY_TIMEOUT_MS = 10_000
+BUSY_TIMEOUT_MS = 60_000  # a fleet of thousands that changes at once keeps one writer busy; others must not give up
 
 
 class FencedError(FleetctlError):
