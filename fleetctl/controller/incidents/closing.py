@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -16,7 +17,7 @@ from fleetctl.controller.content.store import ContentStore
 from fleetctl.controller.incidents.impact import impact_of
 from fleetctl.controller.incidents.incident_book import IncidentBook
 from fleetctl.controller.incidents.incident_files import IncidentFiles, SeriesFilter, write_blackbox, write_page
-from fleetctl.controller.incidents.incident_store import save_incident
+from fleetctl.controller.incidents.incident_store import save_incident, set_blackbox
 from fleetctl.controller.incidents.views import record_of
 from fleetctl.controller.records import Records
 from fleetctl.kit.printable import printable_tree
@@ -30,6 +31,7 @@ from runbooks.run import Run, RunStatus
 
 log = structlog.get_logger()
 
+BLACKBOX_WAIT_S = 20.0
 ACTING = frozenset({RunStatus.APPROVED, RunStatus.RUNNING, RunStatus.VERIFYING, RunStatus.UNDOING})
 
 
@@ -58,6 +60,7 @@ class Closing:
         self._clock = records.clock
         self._limits = limits
         self._folder = folder
+        self._late: set[asyncio.Task[None]] = set()  # black boxes that took longer than their incident's end
 
     async def close_incidents(self) -> None:
         """Follow the runs of every open incident, withdraw what nobody answered, and end what is over."""
@@ -110,7 +113,13 @@ class Closing:
         paths: tuple[str | None, str | None] = str(files.postmortem), str(files.blackbox)
         try:
             await asyncio.to_thread(write_page, files.postmortem, page)
-            await self._write_blackbox(files.blackbox, resolved, record, since, now)
+            writing = asyncio.create_task(self._write_blackbox(files.blackbox, resolved, record, since, now))
+            done, _ = await asyncio.wait({writing}, timeout=BLACKBOX_WAIT_S)
+            if done:
+                writing.result()
+            else:  # a busy machine must not keep the incident open: the box is told of when it is there
+                paths = paths[0], None
+                self._follow_up(self._tell_late(writing, resolved, files))
         except OSError as error:
             # A full disk must not keep the incident open: people act on its status.
             paths = (paths[0] if files.postmortem.exists() else None), None
@@ -126,6 +135,21 @@ class Closing:
             node=incident.scope.get("node"),
             data={"postmortem": paths[0], "blackbox": paths[1], "lasted_s": round(now - incident.opened_at, 1)},
         )
+
+    def _follow_up(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name="late-blackbox")
+        self._late.add(task)
+        task.add_done_callback(self._late.discard)
+
+    async def _tell_late(self, writing: asyncio.Task[None], resolved: Incident, files: IncidentFiles) -> None:
+        try:
+            await writing
+        except OSError as error:
+            text = f"{error.filename or files.blackbox}: {error.strerror or error}"
+            log.error("blackbox.failed", incident_id=resolved.id, error=text)
+            await self._timeline.append("blackbox.failed", text, incident_id=resolved.id)
+            return
+        await self._database.write(lambda c: set_blackbox(c, resolved.id, str(files.blackbox)))
 
     async def _write_blackbox(
         self, path: Path, incident: Incident, record: IncidentRecord, since: float, until: float

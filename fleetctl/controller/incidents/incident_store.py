@@ -43,6 +43,11 @@ def save_incident(
         connection.execute(sa.insert(incidents).values(id=incident.id, **values))
 
 
+def set_blackbox(connection: sa.Connection, incident_id: str, path: str) -> None:
+    """Where the incident's black box is, once it is written."""
+    connection.execute(sa.update(incidents).where(incidents.c.id == incident_id).values(blackbox=path))
+
+
 def get_incident(connection: sa.Connection, incident_id: str) -> StoredIncident | None:
     """One incident; None when there is none, or it can't be read."""
     row = connection.execute(sa.select(incidents).where(incidents.c.id == incident_id)).first()
