@@ -252,7 +252,7 @@ FAULTS: tuple[Fault, ...] = (
         "slow-tokenizer",
         "tokenising takes a second on one node",
         _set(VICTIM, slow_tokenizer=1.0),
-        Expectation(alerts=("LLMTTFTRegression",), optional_pages=_REPLACE),
+        Expectation(alerts=("LLMTTFTRegression",), causes=("slow_tokenizer",), optional_pages=_REPLACE),
         _clear("slow_tokenizer"),
     ),
     Fault(
