@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 KNOWN_GAPS: Mapping[str, str] = {
     "slow-tokenizer": (
-        "The verdict says so itself (no known cause fits): what a node's API process spends before the queue is no signal "
+        "The verdict says so itself (no known cause fits): what the API process spends before the queue is no signal "
         "yet. A later version measures it and names it."
     ),
 }
