@@ -63,19 +63,23 @@ class Durations:
 
 
 def began_at(incident: IncidentRecord) -> float:
-    """When it began: the earliest first bad sample of its alerts. It opened later, when an alert's `for` had passed."""
-    return min((a.active_at for a in incident.alerts if a.active_at is not None), default=incident.opened_at)
+    """When it began: the earliest first bad sample of its alerts. It opened later, when an alert's `for` had passed.
+
+    Never after it was opened: of an alert that fires again, the record has the last time only.
+    """
+    told = (incident.onset_at, *(alert.active_at for alert in incident.alerts), incident.opened_at)
+    return min(at for at in told if at is not None)
 
 
 def durations(incident: IncidentRecord) -> Durations:
     """How long each part took, as far as it was recorded."""
-    began = [alert.active_at for alert in incident.alerts if alert.active_at is not None]
+    is_known = incident.onset_at is not None or any(alert.active_at is not None for alert in incident.alerts)
     decided = [run for run in incident.runs if run.decided_at is not None]
     helped = [run.updated_at for run in incident.runs if run.status == "succeeded"]
     diagnosed = incident.diagnosis.at if incident.diagnosis is not None and incident.diagnosis.at else None
     first = min(decided, key=lambda run: run.decided_at or 0.0, default=None)
     return Durations(
-        to_detect_s=_gap(min(began, default=None), incident.opened_at),
+        to_detect_s=_gap(began_at(incident), incident.opened_at) if is_known else None,
         to_diagnose_s=_gap(incident.opened_at, diagnosed),
         to_decide_s=_gap(first.created_at, first.decided_at) if first is not None else None,
         to_mitigate_s=_gap(incident.opened_at, min(helped, default=None)),

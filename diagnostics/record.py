@@ -115,6 +115,7 @@ class IncidentRecord(_Record):
     severity: str = "ticket"
     scope: dict[str, str] = Field(default_factory=dict)
     opened_at: float
+    onset_at: float | None = None  # the first bad sample that was ever told; an alert that fires again forgets its own
     widened_at: float | None = None
     widened_why: str = ""
     part_of: str | None = None

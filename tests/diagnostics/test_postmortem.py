@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from markdown_it import MarkdownIt
 
-from diagnostics.postmortem import Impact, PostmortemInput, durations, follow_ups, render, unknowns
+from diagnostics.postmortem import Impact, PostmortemInput, began_at, durations, follow_ups, render, unknowns
 from tests.fixtures.incident import OPENED, make_record
 
 IMPACT = Impact(
@@ -160,3 +160,11 @@ def test_a_long_timeline_is_cut_and_says_so() -> None:
     assert "100 more entries are in the black box." in text
     assert "step 499" in text
     assert "step 500" not in text
+
+
+def test_incident_began_before_it_was_noticed_also_when_its_alert_fired_again() -> None:
+    again = [{**alert.model_dump(), "active_at": OPENED + 50} for alert in make_record().alerts]
+    began = make_record(alerts=again, onset_at=OPENED - 12)
+    assert began_at(began) == OPENED - 12
+    assert durations(began).to_detect_s == 12
+    assert began_at(make_record(alerts=again)) == OPENED
