@@ -7,6 +7,7 @@ the controller's own.
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -105,6 +106,7 @@ class _Drill:
         self._fault, self._plan, self._fleet, self._tell = fault, plan, fleet, tell
         self._problems: list[str] = []
         self._cleared_at: float | None = None
+        self._load: float | None = None
 
     async def run_drill(self) -> Outcome:
         traffic = self._fleet.traffic
@@ -134,6 +136,7 @@ class _Drill:
             ready_nodes=await self._fleet.ready_nodes(),
             windows="compressed" if self._plan.is_compressed else "default",
             runner=self._plan.runner,
+            load=self._load,
             problems=tuple(self._problems),
         )
         return replace(outcome, wrong=failures_of(outcome, self._fault.expects))
@@ -158,6 +161,7 @@ class _Drill:
         if self._fault.prepare is not None:
             self._tell("preparing the fault")
             await self._fault.prepare(self._fleet)
+        self._load = round(os.getloadavg()[0], 1)
         responder = Responder(self._fleet.client, time.time(), self._fault.expects.alerts)
         injecting = asyncio.create_task(self._fault.inject(self._fleet))
         try:

@@ -44,6 +44,7 @@ class Fault:
     baseline_s: float = 30.0  # normal traffic before it
     page_within_s: float = 150.0  # after that the fault is ended without a page
     watch_s: float = 400.0  # at most
+    remark: str = ""  # what a reader of its row must know
 
 
 async def _slow_step(fleet: TargetFleet) -> None:
@@ -202,6 +203,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         _clear("wrong_numbers"),
         page_within_s=180.0,
+        remark="answers are counted, not compared: until the node was out, its users got wrong text with status 200",
     ),
     Fault(
         "frozen-metrics",

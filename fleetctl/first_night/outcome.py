@@ -71,6 +71,7 @@ class Outcome:
     still_standing: tuple[str, ...] = ()  # alerts that fired or were pending at the last look
     windows: str = "default"  # of the alerts: default, or compressed
     runner: str = "torch"  # of the nodes
+    load: float | None = None  # of the machine at the injection: the load average of a minute
     problems: tuple[str, ...] = ()  # of the harness itself: the row counts for nothing
     machine: str = ""
     wrong: tuple[str, ...] = field(default=())

@@ -127,6 +127,9 @@ def _notes(rows: Sequence[Row]) -> list[str]:
         "- Windows (`for:`) of the alerts are the package's own"
         + (f", but shorter for {', '.join(compressed)}." if compressed else " in every row."),
     ]
+    if loads := sorted(row["load"] for row in rows if row["load"] is not None):
+        notes.append(f"- The machine's load average when the faults were injected was {loads[0]:g} to {loads[-1]:g}.")
+    notes += [f"- {fault.name}: {fault.remark}." for fault in FAULTS if fault.remark]
     if begun := [f"{row['requests']['lost_begun']} in {row['fault']}" for row in rows if row["requests"]["lost_begun"]]:
         notes.append(f"- Lost in mid-stream: {', '.join(begun)}. {BEGUN_STREAMS}")
     for row in rows:
