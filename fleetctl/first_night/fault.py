@@ -27,6 +27,7 @@ class Expectation:
     causes: tuple[str, ...] = ()  # one of them is named; empty: none is asked for
     pages: tuple[str, ...] = ()  # one of them is proposed, and its run succeeds; empty: a person decides
     optional_pages: tuple[str, ...] = ()  # may be proposed as well, or instead of nothing
+    onset_within_s: float = 30.0  # of the post-mortem's: rates look back over 20 s
     loss: str = ""  # why requests may be lost; "": another node could take every one of them
     late: str = ""  # why users may wait more than 30 s for a first token
 
@@ -199,7 +200,10 @@ FAULTS: tuple[Fault, ...] = (
         "a node computes wrong numbers",
         _set(VICTIM, wrong_numbers=True),
         Expectation(
-            alerts=("LLMWrongOutput",), pages=("replace-node",), causes=("wrong_output", "gpu_fault", "node_down")
+            alerts=("LLMWrongOutput",),
+            pages=("replace-node",),
+            causes=("wrong_output", "gpu_fault", "node_down"),
+            onset_within_s=75.0,  # a golden prompt is asked each minute
         ),
         _clear("wrong_numbers"),
         page_within_s=180.0,

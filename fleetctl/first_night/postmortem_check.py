@@ -7,7 +7,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-ONSET_TOLERANCE_S = 30.0  # rates look back over 20 s, and a scrape is a second old
 SERVED_TOLERANCE, SERVED_TOLERANCE_RATIO = 8, 0.15  # at both ends the gateway's counters are a second old
 
 _ONSET = re.compile(r"It began (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
@@ -39,6 +38,7 @@ class Known:
     causes: Collection[str]  # those that are right; empty: none is asked for
     runs: Sequence[str]  # statuses of the runs that it approved
     ended_at: Sequence[float] = ()  # every request of its clients
+    onset_within_s: float = 30.0  # of the injection
     over_at: float = 0.0  # Unix seconds of the incident's end
 
 
@@ -63,7 +63,7 @@ def false_statements(stated: Stated, known: Known) -> tuple[str, ...]:
     false: list[str] = []
     if stated.lost is not None and not known.lost <= stated.lost <= known.lost + known.lost_late:
         false.append(f"says lost {stated.lost}, clients lost {known.lost}")
-    if stated.began_at is not None and (gap := abs(stated.began_at - known.injected_at)) > ONSET_TOLERANCE_S:
+    if stated.began_at is not None and (gap := abs(stated.began_at - known.injected_at)) > known.onset_within_s:
         false.append(f"its onset is {gap:.0f} s off")
     if stated.served is not None and stated.began_at is not None:
         served = sum(stated.began_at <= at <= known.over_at for at in known.ended_at)

@@ -135,7 +135,7 @@ class Responder:
             not_proposed=tuple(e.text for e in incident.timeline if e.kind == "remediation.not_proposed"),
             postmortem=incident.postmortem,
             says_lost=stated is None or stated.lost is not None,
-            false=self._false_in(incident, stated, traffic, expects.causes) if is_about_fault else (),
+            false=self._false_in(incident, stated, traffic, expects) if is_about_fault else (),
         )
 
     def _seen_run(self, run: Run) -> SeenRun:
@@ -145,7 +145,7 @@ class Responder:
         )
 
     def _false_in(
-        self, incident: Incident, stated: Stated | None, traffic: DrillTraffic, causes: Sequence[str]
+        self, incident: Incident, stated: Stated | None, traffic: DrillTraffic, expects: Expectation
     ) -> tuple[str, ...]:
         if stated is None:
             return ("there is none",) if incident.status is IncidentStatus.RESOLVED else ()
@@ -154,7 +154,8 @@ class Responder:
             injected_at=self.injected_at,
             lost=traffic.lost_between(self.injected_at, resolved_at - EDGE_S),
             lost_late=traffic.lost_between(resolved_at - EDGE_S, resolved_at + EDGE_S),
-            causes=causes,
+            causes=expects.causes,
+            onset_within_s=expects.onset_within_s,
             runs=[run.status.value for run in incident.runs],
             ended_at=[request.ended_at for request in traffic.seen],
             over_at=resolved_at,
