@@ -268,6 +268,7 @@ FAULTS: tuple[Fault, ...] = (
         Expectation(
             alerts=("LLMCoreDied", "LLMWrongOutput", "LLMKVCacheSaturated"),
             causes=("core_crash", "kv_pressure", "kv_leak", "wrong_output"),
+            onset_within_s=75.0,  # blocks are lost for a while before anything shows
             optional_pages=_REPLACE,
         ),
         _clear("kv_leak"),
