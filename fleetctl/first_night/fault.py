@@ -24,6 +24,7 @@ class Expectation:
     """What is right. Empty `alerts`: nobody is to be woken."""
 
     alerts: tuple[str, ...] = ()  # one of them fires first
+    is_quiet_unless_felt: bool = False  # no alert is right too, when nobody waited 30 s for a first token
     causes: tuple[str, ...] = ()  # one of them is named; empty: none is asked for
     pages: tuple[str, ...] = ()  # one of them is proposed, and its run succeeds; empty: a person decides
     optional_pages: tuple[str, ...] = ()  # may be proposed as well, or instead of nothing
@@ -291,6 +292,7 @@ FAULTS: tuple[Fault, ...] = (
         _burst(60, 3500, 16),
         Expectation(
             alerts=("LLMQueueDepth", "LLMOverload", "LLMTTFTHigh", "LLMPoolTTFTRegression", "LLMTTFTBurnFast"),
+            is_quiet_unless_felt=True,
             causes=("long_context_outlier", "long_prompts", "overload"),
             late="there is more work than the fleet can do",
         ),

@@ -83,6 +83,12 @@ def test_loss_that_no_other_node_could_prevent_is_not_wrong() -> None:
     assert failures_of(outcome, replace(EXPECTED, loss="the gateway holds them")) == ()
 
 
+def test_overload_that_nobody_felt_needs_no_page() -> None:
+    expects = Expectation(alerts=("LLMOverload",), is_quiet_unless_felt=True, late="more work than the fleet can do")
+    assert failures_of(QUIET, expects) == ()
+    assert failures_of(replace(QUIET, requests=RequestCounts(sent=60, finished=60, waited=9)), expects) == ("no alert",)
+
+
 def test_table_fits_the_terminal_and_page_has_every_fault() -> None:
     wrong = replace(incident_with(cause="long_context_outlier"), wrong=("the cause named is " + "long " * 30,))
     rows = [{**wrong.to_json(), "fault": fault.name, "machine": "a CPU"} for fault in FAULTS]
