@@ -11,10 +11,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fleetctl.first_night.fault import FAULTS
+from fleetctl.first_night.fault import FAULTS, Expectation
 from fleetctl.first_night.known_gaps import BEGUN_STREAMS, KNOWN_GAPS
 
 WIDTH = 80
+PAGE_WIDTH = 120
 _HEAD = ("FAULT", "ALERT", "AFTER", "CAUSE", "LOST", "")
 _WIDTHS = (19, 21, 6, 20, 4, 5)
 
@@ -22,12 +23,12 @@ Row = Mapping[str, Any]  # an outcome as JSON
 
 PAGE_HEAD = """# The first night
 
-Each fault below was made on a real fleet of three nodes under traffic, with policy `ask`, one after the other and each
-on a fleet of its own. The harness (`fleetctl/first_night`) injects, sends requests as users do, approves what is
-proposed after three seconds of reading, and ends by hand what no page mends. It counts every request as its client saw
-it, and holds the post-mortem to that: the lost, the onset, the cause and what was run. `make first-night` runs it all,
-`make first-night FAULT=sigstop-api` one; `make first-night FIRST_NIGHT_ARGS="--write docs/first-night.md"` writes this
-page from the last result of each fault.
+Each fault below was made on a real fleet of three nodes under traffic, with policy `ask`, one after the other and
+each on a fleet of its own. The harness (`fleetctl/first_night`) injects the fault, sends requests as users do,
+approves what is proposed after three seconds of reading, and ends by hand what no page mends. It counts every request
+as its client saw it, and holds the post-mortem to that: the lost, the onset, the cause and what was run. `make
+first-night` runs it all, `make first-night FAULT=sigstop-api` one; `make first-night FIRST_NIGHT_ARGS="--write
+docs/first-night.md"` writes this page from the last result of each fault.
 
 Seconds count from the fault. *lost*: users who got an error after they were taken in, a cut or hung stream, a wrong
 answer or none; a refusal (429, 503 before the first byte) is not lost, and is given beside it.
@@ -68,11 +69,12 @@ def page(rows: Sequence[Row]) -> str:
     right = sum(row["right"] for row in rows)
     days = sorted({_day(row["at"]) for row in rows})
     machines = ", ".join(sorted({row["machine"] for row in rows}))
-    lost = sum(row["requests"]["lost"] for row in rows)
-    sent = sum(row["requests"]["sent"] for row in rows)
+    sent, lost, begun = (sum(row["requests"][key] for row in rows) for key in ("sent", "lost", "lost_begun"))
+    gone = sum(row["requests"]["lost"] - row["requests"]["lost_begun"] for row in rows if _expects(row["fault"]).loss)
     parts = [
         PAGE_HEAD,
-        f"Run {' and '.join(days)} on {machines}: {right} of {len(rows)} right, {lost} of {sent} requests lost.",
+        f"Run {' and '.join(days)} on {machines}: {right} of {len(rows)} right. Of {sent} requests {lost} were lost: "
+        f"{begun} in mid-stream, {gone} for want of a gateway, {lost - begun - gone} that another node could take.",
         "",
         "| fault | alert, after | cause | what was done | requests: sent, moved, refused, lost | post-mortem | right |",
         "|---|---|---|---|---|---|---|",
@@ -85,7 +87,7 @@ def page(rows: Sequence[Row]) -> str:
         "",
         *_notes(rows),
     ]
-    return "\n".join(parts).rstrip() + "\n"
+    return "\n".join(_folded(part) for part in parts).rstrip() + "\n"
 
 
 def _markdown_row(row: Row) -> str:
@@ -121,9 +123,11 @@ def _not_right(rows: Iterable[Row]) -> list[str]:
 def _notes(rows: Sequence[Row]) -> list[str]:
     compressed = [row["fault"] for row in rows if row["windows"] == "compressed"]
     fake = [row["fault"] for row in rows if row["runner"] == "fake"]
+    where = "in every row" if len(fake) == len(rows) else f"in {', '.join(fake)}" if fake else ""
     notes = [
-        "- The nodes computed a small model"
-        + (f", and only pretended to for {', '.join(fake)} (`--runner fake`)." if fake else " in every row."),
+        f"- Every process is real. The nodes' model only pretends to compute {where} (`--runner fake`, steps of 20 ms)."
+        if fake
+        else "- Every process is real, and the nodes compute a small model.",
         "- Windows (`for:`) of the alerts are the package's own"
         + (f", but shorter for {', '.join(compressed)}." if compressed else " in every row."),
     ]
@@ -183,6 +187,10 @@ def _postmortem(row: Row) -> str:
     return "true" if all(incident["says_lost"] for incident in written) else "true; the lost not recorded"
 
 
+def _expects(name: str) -> Expectation:
+    return next((fault.expects for fault in FAULTS if fault.name == name), Expectation())
+
+
 def _main(row: Row) -> Row | None:
     incidents: list[Row] = row["incidents"]
     ranked = sorted(
@@ -206,6 +214,15 @@ def _day(at: float) -> str:
 
 def _line(cells: Sequence[str]) -> str:
     return " ".join(cell.ljust(width) for cell, width in zip(cells, _WIDTHS, strict=True)).rstrip()
+
+
+def _folded(text: str) -> str:
+    """Prose and list items in lines of 120; a table's row is one line."""
+    if text.startswith(("|", "#")) or len(text) <= PAGE_WIDTH:
+        return text
+    return textwrap.fill(
+        text, PAGE_WIDTH, subsequent_indent="  " if text.startswith("- ") else "", break_on_hyphens=False
+    )
 
 
 def _wrapped(text: str) -> list[str]:
