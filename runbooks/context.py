@@ -53,17 +53,16 @@ class Context:
     clock: Clock
     on_event: OnEvent
     limits: Limits
+    thread: ThreadPoolExecutor
+    """Where the journal writes. Who writes to the same SQLite file must share it: two writers starve each other."""
+
     gate: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held from a guard's look to the begin of its step: two runs can't both take the last spare node."""
-
-    _thread: ThreadPoolExecutor = field(
-        default_factory=lambda: ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
-    )
 
     async def stored(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """A journal method's result, from the journal's own thread; log context goes along."""
         work = functools.partial(contextvars.copy_context().run, call, *args, **kwargs)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        return await asyncio.get_running_loop().run_in_executor(self.thread, work)
 
     async def fleet(self) -> FleetView:
         """What is known of the fleet now; a lookup that fails or hangs is "could not look"."""
@@ -85,8 +84,8 @@ class Context:
             log.error("run.listener_failed", run_id=run.id, kind=kind, error=str(error), exc_info=True)
 
     def close(self) -> None:
-        """End the journal's thread."""
-        self._thread.shutdown(wait=True)
+        """Finish what the journal was asked, and end its thread."""
+        self.thread.shutdown(wait=True)
 
     async def _look(self, what: str, answer: Awaitable[T]) -> T | None:
         try:

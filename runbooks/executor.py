@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Literal
 
@@ -52,8 +53,10 @@ class Executor:
         approval_ttl_s: float = 3600.0,
         capacity_floor_ratio: float = 0.6,
         limits: Limits | None = None,
+        thread: ThreadPoolExecutor | None = None,
     ) -> None:
-        """`limits`, when given, replaces the three numbers before it."""
+        """`limits`, when given, replaces the three numbers before it. `thread` is where the journal writes, shared with
+        whoever else writes to its database; without it the executor has one of its own."""
         limits = limits or Limits(
             max_attempts=max_attempts,
             approval_ttl_s=approval_ttl_s,
@@ -61,12 +64,15 @@ class Executor:
         )
         self._journal = journal
         self._library = library
-        self._context = Context(journal, effects, lookup, clock, on_event, limits)
+        self._owns_thread = thread is None
+        thread = thread or ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
+        self._context = Context(journal, effects, lookup, clock, on_event, limits, thread)
         self._clock = clock
         self._limits = limits
         self._carried: dict[str, asyncio.Task[None]] = {}
         self._failures: dict[str, int] = {}  # runs whose carrying broke off, in a row
         self._not_before: dict[str, float] = {}
+        self._failed_turns = 0  # in a row
         self._wake = asyncio.Event()
         self._is_stopping = False
 
@@ -168,7 +174,7 @@ class Executor:
             async with asyncio.TaskGroup() as group:
                 while not self._is_stopping:
                     self._wake.clear()
-                    await self._start_due_runs(group)
+                    await self._take_turn(group)
                     await self._wait()
                 for task in self._carried.values():
                     task.cancel()  # a cut-off step is begun in the journal and goes on after the next start
@@ -182,7 +188,8 @@ class Executor:
 
     def close(self) -> None:
         """Let go of the journal's thread. The executor can't be used afterwards."""
-        self._context.close()
+        if self._owns_thread:
+            self._context.close()
 
     async def _create(
         self,
@@ -285,6 +292,17 @@ class Executor:
                 kind, text = "run.proposed", f"proposed by {run.requested_by}, waits for an approval"
         guards = [step.receipt.get("guard") for step in run.steps]
         self._context.emit(kind, f"{run.title}: {text}", run, inputs=dict(run.inputs), guards=guards)
+
+    async def _take_turn(self, group: asyncio.TaskGroup) -> None:
+        """A journal that can't be read or written now (a full disk, a lock) holds runs up; it ends nobody."""
+        try:
+            await self._start_due_runs(group)
+            self._failed_turns = 0
+        except StaleEpochError:
+            raise
+        except Exception as error:
+            self._failed_turns += 1
+            log.error("runs.turn_failed", error=str(error), in_row=self._failed_turns, exc_info=self._failed_turns == 1)
 
     async def _start_due_runs(self, group: asyncio.TaskGroup) -> None:
         await self._expire()

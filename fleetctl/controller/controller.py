@@ -300,6 +300,7 @@ def _open_executor(
         clock=records.clock,
         on_event=_RunEvents(records),
         capacity_floor_ratio=config.settings.controller.capacity_floor_ratio,
+        thread=records.database.thread,
     )
     stack.callback(executor.close)
     return executor

@@ -37,7 +37,7 @@ class Database:
     """Runs functions of a connection on its own thread, in the order they were given.
 
     Threading: `read` and `write` from the event loop; `write_soon` from any thread; `engine` is for the journal, which
-    opens its own connections.
+    opens its own connections, and `thread` for those who call it.
     """
 
     def __init__(self, url: str) -> None:
@@ -48,12 +48,12 @@ class Database:
         """
         self._place = _place(url)
         self._epoch: int | None = None
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="controller-db")
+        self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="controller-db")
         try:
             self.engine = _create_engine(url, self._place)
             self._check_and_create()
         except BaseException:
-            self._thread.shutdown(wait=False)
+            self.thread.shutdown(wait=False)
             raise
 
     def claim(self, epoch: int) -> None:
@@ -69,23 +69,23 @@ class Database:
 
     async def read(self, work: Callable[[sa.Connection], T]) -> T:
         """Run `work` on the worker thread, without checking the epoch."""
-        return await asyncio.wrap_future(self._thread.submit(self._run, work, False))
+        return await asyncio.wrap_future(self.thread.submit(self._run, work, False))
 
     async def write(self, work: Callable[[sa.Connection], T]) -> T:
         """Run `work` in one transaction. Raises FencedError when another controller took over."""
-        return await asyncio.wrap_future(self._thread.submit(self._run, work, True))
+        return await asyncio.wrap_future(self.thread.submit(self._run, work, True))
 
     async def call(self, work: Callable[[], T]) -> T:
         """Run `work`, which opens its own connections (the journal's methods do), on the same thread."""
-        return await asyncio.wrap_future(self._thread.submit(work))
+        return await asyncio.wrap_future(self.thread.submit(work))
 
     def write_soon(self, work: Callable[[sa.Connection], T]) -> Future[T]:
         """As `write`, without waiting: the order among writes is kept."""
-        return self._thread.submit(self._run, work, True)
+        return self.thread.submit(self._run, work, True)
 
     def close(self) -> None:
         """Finish what was asked, then let go of the database."""
-        self._thread.shutdown(wait=True)
+        self.thread.shutdown(wait=True)
         self.engine.dispose()
 
     def _run(self, work: Callable[[sa.Connection], T], writes: bool) -> T:

@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import sqlalchemy as sa
 import structlog
 
 from runbooks.errors import (
@@ -14,6 +16,7 @@ from runbooks.errors import (
     NotFoundError,
     StaleEpochError,
 )
+from runbooks.journal import Journal
 from runbooks.page import parse_page
 from runbooks.ports import PermanentError
 from runbooks.run import AlreadyDecidedError, ConflictError, Run, RunStatus
@@ -423,6 +426,25 @@ async def test_cancel_before_the_start_ends_the_run(world: World) -> None:
         await controller.executor.cancel(approved.id, "ann")
     assert late.value.run == controller.journal.get(approved.id)
     assert world.fleet.calls == []
+
+
+async def test_a_journal_that_can_not_be_read_for_a_while_ends_nobody(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    controller = world.start()
+    run = await propose(controller, approve=True)
+    stored, failures = Journal.list, [sa.exc.OperationalError("SELECT", {}, OSError("disk full")) for _ in range(4)]
+
+    def listed(journal: Journal, *args: Any, **filters: Any) -> tuple[Run, ...]:
+        if failures:
+            raise failures.pop()
+        return stored(journal, *args, **filters)
+
+    monkeypatch.setattr(Journal, "list", listed)
+    with structlog.testing.capture_logs() as logs:
+        async with running(controller):
+            assert (await ended(controller, run)).status is RunStatus.SUCCEEDED
+    assert [entry["in_row"] for entry in logs if entry["event"] == "runs.turn_failed"] == [1, 2, 3, 4]
 
 
 async def test_cancel_lets_the_step_finish_and_says_how_to_undo(world: World) -> None:
