@@ -27,7 +27,7 @@ from fleetctl.providers.process import ProcessTable
 from fleetctl.settings.load import with_flags
 from fleetctl.settings.tree import Settings
 from fleetctl.stack import Stack
-from fleetctl.wire import NodePhase
+from fleetctl.wire import AlertState, NodePhase
 
 Tell = Callable[[str], None]
 
@@ -105,6 +105,7 @@ class _Drill:
     def __init__(self, fault: Fault, plan: DrillPlan, fleet: TargetFleet, tell: Tell) -> None:
         self._fault, self._plan, self._fleet, self._tell = fault, plan, fleet, tell
         self._problems: list[str] = []
+        self._notes: list[str] = []
         self._cleared_at: float | None = None
         self._load: float | None = None
 
@@ -137,6 +138,7 @@ class _Drill:
             windows="compressed" if self._plan.is_compressed else "default",
             runner=self._plan.runner,
             load=self._load,
+            notes=tuple(self._notes),
             problems=tuple(self._problems),
         )
         return replace(outcome, wrong=failures_of(outcome, self._fault.expects))
@@ -154,8 +156,11 @@ class _Drill:
             await asyncio.sleep(LOOK_EVERY_S)
         else:
             raise UnreachableError("the nodes' signals did not become known", remedy="fleetctl get nodes")
-        if firing := [alert.name for alert in await self._fleet.client.alerts() if alert.fired_at is not None]:
+        alerts = await self._fleet.client.alerts()
+        if firing := [alert.name for alert in alerts if alert.state is AlertState.FIRING]:
             self._problems.append(f"{', '.join(firing)} fired before the fault")
+        if resolved := [alert.name for alert in alerts if alert.state is AlertState.RESOLVED]:
+            self._notes.append(f"in the normal traffic before the fault {', '.join(resolved)} fired, and resolved")
 
     async def _inject_and_follow(self) -> Responder:
         if self._fault.prepare is not None:

@@ -72,6 +72,7 @@ class Outcome:
     windows: str = "default"  # of the alerts: default, or compressed
     runner: str = "torch"  # of the nodes
     load: float | None = None  # of the machine at the injection: the load average of a minute
+    notes: tuple[str, ...] = ()  # beside the fault
     problems: tuple[str, ...] = ()  # of the harness itself: the row counts for nothing
     machine: str = ""
     wrong: tuple[str, ...] = field(default=())

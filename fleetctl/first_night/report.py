@@ -138,6 +138,7 @@ def _notes(rows: Sequence[Row]) -> list[str]:
         notes.append(f"- Lost in mid-stream: {', '.join(begun)}. {BEGUN_STREAMS}")
     for row in rows:
         waited = row["requests"]["waited"]
+        notes += [f"- {row['fault']}: {note}." for note in row["notes"]]
         if waited:
             notes.append(f"- {row['fault']}: {waited} users waited more than 30 s for their first token.")
         if others := [i["title"] for i in row["incidents"] if i is not _main(row)]:

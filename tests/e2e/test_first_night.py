@@ -1,4 +1,4 @@
-"""A short part of the first night: a slow node, a stopped API process, a killed core; on real processes in a hurry."""
+"""A short part of the first night: a slow node, a stopped API process, a hung core; on real processes in a hurry."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fleetctl.providers.process import ProcessTable
 
 pytestmark = [pytest.mark.e2e, pytest.mark.serial]
 
-FAULTS = ("slow-step", "sigstop-api", "sigkill-core")
+FAULTS = ("slow-step", "sigstop-api", "hung-core")
 
 
 @pytest.fixture(scope="module")
