@@ -19,6 +19,7 @@ TRAFFIC = TrafficKind(
     output_sigma=1.2,  # a long tail: some are under way when a node dies
     max_prompt_tokens=512,
     max_output_tokens=400,
+    num_system_prompts=12,  # requests go where their beginning is cached: each node must have some
     system_prompt_tokens=384,  # most of a prompt is shared: a lost prefix cache shows
 )
 PLAIN_EVERY = 4  # of four requests one asks for its answer in one piece
