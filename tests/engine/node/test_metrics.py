@@ -72,6 +72,7 @@ def test_after_ten_requests_of_ten_tokens_every_count_is_exact(tmp_path: Path, f
             "vllm:request_generation_tokens_sum": 100,
             "vllm:iteration_tokens_total_sum": computed + 90,  # the first token of each comes with its prompt
             "engine_requests_total{finished}": requests,
+            "engine_requests_admitted_total": requests,
             "engine_queue_wait_seconds_count": 10,
             "engine_queue_wait_seconds_bucket_inf": 10,
             "engine_golden_runs_total{passed}": 1,  # at the start

@@ -129,13 +129,15 @@ async def test_streams_in_flight_go_on_when_their_node_leaves_the_table(tmp_path
         await until(lambda: served.gateway.routing.table is not None and served.gateway.routing.table.version == 2)
         nodes_now = served.gateway.status()["nodes"]
         assert nodes_now == {
-            idle.name: {"inflight": 0, "state": "active"},
-            busy.name: {"inflight": 1, "state": "removed"},
+            idle.name: {"inflight": 0, "state": "active", "phase": None, "out": None},
+            busy.name: {"inflight": 1, "state": "removed", "phase": None, "out": None},
         }
         for node in nodes:
             node.gate.set()
         assert (await task).is_done
-        assert served.gateway.status()["nodes"] == {idle.name: {"inflight": 0, "state": "active"}}
+        assert served.gateway.status()["nodes"] == {
+            idle.name: {"inflight": 0, "state": "active", "phase": None, "out": None}
+        }
 
 
 # The loop alone: a controller that answers from a list, pauses that are noted instead of waited for.

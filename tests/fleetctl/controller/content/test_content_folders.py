@@ -144,7 +144,7 @@ def test_of_two_folders_the_later_one_counts_and_both_overrides_are_shown(tmp_pa
         put(
             folder / "pages/replace-node.md",
             PAGE.replace("leave-host", "replace-node")
-            .replace("noisy_neighbour", "slow_node, gpu_fault, node_down")
+            .replace("noisy_neighbour", "slow_node, gpu_fault, node_down, crash_loop, wrong_output")
             .replace("Take {{node}} out of service", f"{title} {{{{node}}}}"),
         )
     content = load_content([first, second])

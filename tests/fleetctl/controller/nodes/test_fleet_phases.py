@@ -81,11 +81,11 @@ async def test_a_second_controller_adopts_running_nodes_and_keeps_their_routes(t
         async with running_fleet(make_config(tmp_path)) as first:
             await first.effects.cordon("node-2")
             instances = {name: state.instance for name, state in first.fleet.nodes.items()}
-            table = first.routing.table
+            routes = [(route.node, route.url, route.state) for route in first.routing.table.routes]
         async with open_controller(make_config(tmp_path), make_provider(tmp_path)) as second:
             await second.loops.run_turn("fleet")
             assert {name: state.instance for name, state in second.fleet.nodes.items()} == instances
-            assert second.routing.table == table
+            assert [(route.node, route.url, route.state) for route in second.routing.table.routes] == routes
             assert second.database.epoch == 2
     finally:
         stop_all(tmp_path)
