@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from alerts.evaluation.alert import ActiveAlert
+from alerts.promql import evaluate
 from alerts.series.store import SeriesStore
 from diagnostics.calm import look_around
 from diagnostics.content_file import unknown
@@ -21,6 +22,7 @@ from fleetctl.kit.clock import Clock
 from fleetctl.kit.errors import BadInputError
 
 _STANDS = ("pending", "firing", "unknown")
+_NODES_WITH_SIGNALS = 'group by (node, pool, model, zone, revision) ({__name__=~"llm:.+",node!=""})'
 
 
 class Inquiry:
@@ -45,8 +47,8 @@ class Inquiry:
 
         Raises BadInputError when the fleet has no such node or place, or content no such tree.
         """
-        where = self._known_scope(scope)
         now = self._clock.now()
+        where = self._known_scope(scope, now)
         run_query = store_query(self._store, now)
         trees = self._content.current.trees
         if tree_name is not None and tree_name not in trees:
@@ -69,22 +71,33 @@ class Inquiry:
         alerts = [one if isinstance(one, FiredAlert) else fired_alert(one) for one in self._alerts()]
         return [one for one in alerts if one.state in _STANDS]
 
-    def _known_scope(self, scope: Mapping[str, str]) -> dict[str, str]:
-        """The scope as the fleet knows it: a node with its own pool and model; without any word, the only pool."""
-        wanted = [state for state in self._fleet.nodes.values() if state.row.wanted]
+    def _known_scope(self, scope: Mapping[str, str], now: float) -> dict[str, str]:
+        """The scope as it is known: a node with its own pool and model; without any word, the only pool."""
+        known = self._known_nodes(now)
         if (name := scope.get("node")) is not None:
-            row = next((state.row for state in wanted if state.name == name), None)
-            if row is None:
-                reason, remedy = unknown("node", name, [state.name for state in wanted])
+            if name not in known:
+                reason, remedy = unknown("node", name, known)
                 raise BadInputError(reason, remedy=remedy or "fleetctl get nodes")
-            return {"node": name, "pool": row.spec.pool, "model": row.spec.model}
+            return {"node": name, **{place: known[name][place] for place in ("pool", "model") if place in known[name]}}
         for place in PLACES:
-            known = {value for state in wanted if (value := getattr(state.row.spec, place))}
-            if scope.get(place) and scope[place] not in known:
-                reason, remedy = unknown(place, scope[place], known)
+            values = {value for node in known.values() if (value := node.get(place))}
+            if scope.get(place) and scope[place] not in values:
+                reason, remedy = unknown(place, scope[place], values)
                 raise BadInputError(reason, remedy=remedy or "fleetctl get nodes")
-        pools = {state.row.spec.pool for state in wanted}
+        pools = {node["pool"] for node in known.values() if "pool" in node}
         return dict(scope) if scope or len(pools) != 1 else {"pool": pools.pop()}
+
+    def _known_nodes(self, now: float) -> dict[str, dict[str, str]]:
+        """The places of each node: of those that we started, and of those that signals alone tell about."""
+        known: dict[str, dict[str, str]] = {}
+        for sample in evaluate(_NODES_WITH_SIGNALS, self._store, now):
+            labels = sample.labels
+            known[labels["node"]] = {place: labels[place] for place in PLACES if labels.get(place)}
+        for state in self._fleet.nodes.values():
+            if state.row.wanted:
+                spec = state.row.spec
+                known[state.name] = {place: value for place in PLACES if (value := getattr(spec, place))}
+        return known
 
 
 def _concerns(alert: FiredAlert, where: Mapping[str, str]) -> bool:

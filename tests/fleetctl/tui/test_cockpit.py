@@ -100,7 +100,7 @@ async def test_says_so_when_the_fleet_is_empty() -> None:
 
 async def test_moves_through_the_nodes_and_shows_the_rest_of_each() -> None:
     async with cockpit(FakeController()) as (_, pilot):
-        await wait_for_text(pilot, "http://127.0.0.1:9000/node-1  instance 4f1c9a")
+        await wait_for_text(pilot, "http://127.0.0.1:9000/node-1  probed 1s ago  instance 4f1c9a")
         await pilot.press("down", "down")
         await wait_for_text(pilot, "node-3  ✗ unreachable for 10m: connection refused")
 
