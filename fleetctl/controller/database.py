@@ -176,7 +176,11 @@ class GroupCommit(Generic[T, R]):
                 items = [item for item, _ in batch]
                 try:
                     results = await self._database.write(lambda c, items=items: self._write(c, items))  # type: ignore[misc]
-                except Exception as error:  # noqa: BLE001 - each of those who wait gets it
+                except asyncio.CancelledError:
+                    for _, result in (*batch, *self._waiting):
+                        result.cancel()
+                    raise
+                except BaseException as error:  # noqa: BLE001 - each of those who wait gets it, whatever it is
                     for _, result in batch:
                         if not result.done():
                             result.set_exception(error)
