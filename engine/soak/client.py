@@ -13,6 +13,8 @@ import aiohttp
 from engine.soak.request import SoakRequest
 
 TIMEOUT_S = 120.0
+# Said in X-Fleet-Refused of a request that had been taken in: another node may take it, here it failed.
+FAILED_BEFORE_ITS_ANSWER = ("core_dead", "node_stopping", "out_of_memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +156,6 @@ def _whole(
     except (ValueError, KeyError, TypeError) as reason:
         return Outcome(request_id, kind, "cut", status, detail=f"{status} {reason}: {body[:100]!r}")
     ending = "failed" if status >= 500 else "invalid"
-    if headers.get("X-Fleet-Refused") not in (None, "core_dead", "node_stopping"):  # those two had been taken in
+    if headers.get("X-Fleet-Refused") not in (None, *FAILED_BEFORE_ITS_ANSWER):
         ending = "refused"
     return Outcome(request_id, kind, ending, status, detail=str(error["code"]), is_continuation=is_continuation)
