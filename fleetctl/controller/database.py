@@ -95,7 +95,7 @@ class Database:
             if getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
                 raise UnreachableError(
                     f"{self._place}: no space left on the disk: nothing can be stored",
-                    remedy="free space there; rules and alerts go on from memory meanwhile",
+                    remedy="free space there; it goes on by itself once there is room",
                 ) from error
             raise
 
