@@ -18,7 +18,7 @@ from runbooks.target import parse_target
 from runbooks.verb import Verify
 
 SCHEMA_VERSION = 1
-BUSY_TIMEOUT_MS = 60_000
+BUSY_TIMEOUT_MS = 60_000  # a fleet of thousands that changes at once keeps one writer busy; others must not give up
 MAX_RECEIPT_ITEMS = 200
 MAX_RECEIPT_DEPTH = 6
 MAX_TEXT_CHARS = 4000

@@ -20,13 +20,13 @@ import structlog
 
 from fleetctl.controller import tables
 from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError
+from runbooks.schema import prepare
 
 log = structlog.get_logger()
 
 T = TypeVar("T")
 R = TypeVar("R")
 MAX_GROUP = 100  # items in one transaction: whoever writes meanwhile waits for it
-BUSY_TIMEOUT_MS = 60_000  # a fleet of thousands that changes at once keeps one writer busy; others must not give up
 
 
 class FencedError(FleetctlError):
@@ -237,8 +237,9 @@ def _create_engine(url: str, place: str) -> sa.Engine:
         ) from error
     if not is_sqlite:
         return engine
-    sa.event.listen(engine, "connect", _set_pragmas)
+    sa.event.listen(engine, "connect", _begin_ourselves)
     sa.event.listen(engine, "begin", _begin_immediate)
+    prepare(engine)
     return engine
 
 
@@ -250,17 +251,8 @@ def _make_private(path: Path) -> None:
             own.chmod(0o600)
 
 
-def _set_pragmas(connection: Any, _: Any) -> None:
-    connection.isolation_level = None  # we begin transactions ourselves, below
-    cursor = connection.cursor()
-    for pragma in (
-        f"busy_timeout={BUSY_TIMEOUT_MS}",
-        "journal_mode=WAL",
-        "synchronous=FULL",  # a committed step must survive power loss
-        "foreign_keys=ON",
-    ):
-        cursor.execute(f"PRAGMA {pragma}")
-    cursor.close()
+def _begin_ourselves(connection: Any, _: Any) -> None:
+    connection.isolation_level = None  # the driver begins none; see below
 
 
 def _begin_immediate(connection: sa.Connection) -> None:
