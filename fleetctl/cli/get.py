@@ -6,7 +6,7 @@ import asyncio
 import difflib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -161,9 +161,7 @@ def parse_kind(text: str) -> Kind:
     for kind in Kind:
         if text in (kind.value, kind.singular):
             return kind
-    near = difflib.get_close_matches(text, list(Kind), n=1)
-    remedy = f"did you mean {near[0]}?" if near else f"one of {', '.join(Kind)}"
-    raise BadInputError(f"there is no kind {text[:50]!r}", remedy=remedy)
+    raise BadInputError(f"there is no kind {text[:50]!r}", remedy=_nearest(text, Kind) or f"one of {', '.join(Kind)}")
 
 
 def column_of(view: KindView, title: str) -> Column:
@@ -176,9 +174,14 @@ def column_of(view: KindView, title: str) -> Column:
 
 
 def _no_such(kind: Kind, wrong: Sequence[str], known: Sequence[str]) -> BadInputError:
-    near = difflib.get_close_matches(wrong[0], list(known), n=1)
-    remedy = f"did you mean {near[0]}?" if near else f"fleetctl get {kind}"
+    remedy = _nearest(wrong[0], known) or f"fleetctl get {kind}"
     return BadInputError(f"there is no {kind.singular} named {', '.join(name[:100] for name in wrong)}", remedy=remedy)
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    """The remedy that names the word that was probably meant; empty when none is near."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"did you mean {near[0]}?" if near else ""
 
 
 async def _watch(client: ControllerClient, listing: Listing, output: ListOutput) -> None:
