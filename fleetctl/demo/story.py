@@ -12,16 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import httpx
-
 from fleetctl.client import ControllerClient
 from fleetctl.demo.report import DemoReport, RequestCounts
 from fleetctl.demo.traffic import DemoTraffic
-from fleetctl.kit.errors import FleetctlError, UnreachableError
+from fleetctl.drill_fleet import change_faults, settings_for_drill_fleet
+from fleetctl.kit.errors import UnreachableError
 from fleetctl.load.trace import load_trace
-from fleetctl.providers.local import free_port
-from fleetctl.settings.load import with_flags
-from fleetctl.settings.tree import Settings, read_token
+from fleetctl.settings.tree import Settings
 from fleetctl.stack import Stack, StackView
 from fleetctl.wire import Incident, IncidentStatus, NodePhase, TimelineEntry
 
@@ -32,7 +29,6 @@ BASELINE_S = 25.0
 # Time for the pool to serve normally again before the story ends, so that "after" has requests in it.
 AFTERGLOW_S = 8.0
 REPAIR_TIMEOUT_S = 240.0
-NODE_OPTIONS = {"max_num_seqs": 16, "max_model_len": 4096, "num_kv_blocks": 1024, "num_threads": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +48,8 @@ class DemoPlan:
 
 
 def settings_for_demo(base: Settings, *, nodes: int) -> Settings:
-    """A fleet beside any other: own state folder, free ports, faults allowed, runbooks approved by policy."""
-    port = free_port()
-    return with_flags(
-        base,
-        state_dir=base.state_dir / "demo",
-        controller={"host": "127.0.0.1", "port": port, "url": f"http://127.0.0.1:{port}", "policy": "run"},
-        gateway={"host": "127.0.0.1", "port": free_port()},
-        fleet={"nodes": nodes, "enable_faults": True, "node_options": NODE_OPTIONS},
-    )
+    """A fleet whose runbooks are approved by policy."""
+    return settings_for_drill_fleet(base, base.state_dir / "demo", policy="run", nodes=nodes)
 
 
 async def run_demo(stack: Stack, plan: DemoPlan, tell: Tell) -> DemoReport:
@@ -122,12 +111,7 @@ class _Story:
 
     async def _inject_fault(self) -> float:
         plan = self._plan
-        url = next(node.url for node in self._view.nodes if node.name == plan.fault_node)
-        headers = {"Authorization": f"Bearer {read_token(self._stack.settings.node_token_file)}"}
-        async with httpx.AsyncClient(timeout=10.0) as http:
-            answer = await http.post(f"{url}/admin/faults", json={"slow_steps": plan.slow_factor}, headers=headers)
-        if answer.status_code != 200:
-            raise FleetctlError(f"{plan.fault_node} refused the fault: {answer.status_code} {answer.text[:200]}")
+        await change_faults(self._stack, plan.fault_node, {"slow_steps": plan.slow_factor})
         now = time.time()
         self._tell(
             now,

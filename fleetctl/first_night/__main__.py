@@ -21,7 +21,7 @@ from fleetctl.first_night.fault import FAULTS, Fault
 from fleetctl.first_night.outcome import Outcome
 from fleetctl.first_night.progress import Step, progress_reporter
 from fleetctl.first_night.report import Row, load_results, machine, page, table
-from fleetctl.first_night.traffic import RequestCounts
+from fleetctl.first_night.traffic import FateCounts
 from fleetctl.kit.errors import BadInputError, FleetctlError
 from fleetctl.kit.log import configure_logging
 from fleetctl.load.client import CalibrationError
@@ -81,7 +81,7 @@ def _outcome(settings: Settings, fault: Fault, plan: DrillPlan, done: int, repor
         return asyncio.run(run_fault(settings, fault, plan, lambda news: report(fault.name, done, news)))
     except* (FleetctlError, CalibrationError, OSError) as group:
         errors = "; ".join(str(error) or type(error).__name__ for error in group.exceptions)
-    return Outcome(fault.name, fault.title, began, (), (), RequestCounts(), "person", None, -1, problems=(errors,))
+    return Outcome(fault.name, fault.title, began, (), (), FateCounts(), "person", None, -1, problems=(errors,))
 
 
 def _chosen(names: Sequence[str]) -> Sequence[Fault]:

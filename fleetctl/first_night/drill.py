@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fleetctl.client import ControllerClient
+from fleetctl.drill_fleet import NODE_OPTIONS, settings_for_drill_fleet
 from fleetctl.first_night.compressed_rules import write_compressed_rules
 from fleetctl.first_night.fault import Fault
 from fleetctl.first_night.outcome import READY_NODES, Outcome, failures_of
@@ -22,7 +23,6 @@ from fleetctl.first_night.responder import Responder
 from fleetctl.first_night.target_fleet import TargetFleet
 from fleetctl.first_night.traffic import DrillTraffic
 from fleetctl.kit.errors import FleetctlError, UnreachableError
-from fleetctl.providers.local import free_port
 from fleetctl.providers.process import ProcessTable
 from fleetctl.settings.load import with_flags
 from fleetctl.settings.tree import Settings
@@ -41,7 +41,6 @@ AFTERGLOW_S = 5.0  # traffic after the end
 COMPRESSED_BASELINE_S = 90.0
 COMPRESSED_PAGE_WITHIN_S = 60.0
 FAKE_PACE = 10.0  # a fake step takes 2 ms: nothing would be in flight when a fault comes
-NODE_OPTIONS = {"max_num_seqs": 16, "max_model_len": 4096, "num_kv_blocks": 1024, "num_threads": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +56,11 @@ class DrillPlan:
 
 
 def settings_for_drill(base: Settings, fault: Fault, plan: DrillPlan) -> Settings:
-    """A fleet beside any other: own state folder, free ports, faults allowed, policy ask."""
-    port = free_port()
+    """A fleet that asks before it acts, with shorter windows from a content folder when compressed."""
     state_dir = base.state_dir / "first-night" / fault.name
-    return with_flags(
-        base,
-        state_dir=state_dir,
-        controller={"host": "127.0.0.1", "port": port, "url": f"http://127.0.0.1:{port}", "policy": "ask"},
-        gateway={"host": "127.0.0.1", "port": free_port()},
-        fleet={"nodes": READY_NODES, "enable_faults": True, "node_options": {**NODE_OPTIONS, "runner": plan.runner}},
-        content=(*base.content, state_dir / "content") if plan.is_compressed else None,
-    )
+    options = {**NODE_OPTIONS, "runner": plan.runner}
+    settings = settings_for_drill_fleet(base, state_dir, policy="ask", nodes=READY_NODES, node_options=options)
+    return with_flags(settings, content=(*base.content, state_dir / "content")) if plan.is_compressed else settings
 
 
 async def run_fault(base: Settings, fault: Fault, plan: DrillPlan, tell: Tell) -> Outcome:

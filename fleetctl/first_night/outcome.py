@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fleetctl.first_night.fault import Expectation
-from fleetctl.first_night.traffic import RequestCounts
+from fleetctl.first_night.traffic import FateCounts
 
 READY_NODES = 3  # of a healthy fleet
 PAGING = ("page", "critical")  # severities that wake somebody
@@ -64,7 +64,7 @@ class Outcome:
     at: float  # Unix seconds of the injection
     alerts: tuple[FiredAlert, ...]
     incidents: tuple[SeenIncident, ...]
-    requests: RequestCounts
+    requests: FateCounts
     ended_by: str  # page: a run succeeded; itself; person: the harness ended the fault
     over_after_s: float | None  # all incidents resolved; None: not while it was watched
     ready_nodes: int
@@ -135,7 +135,7 @@ def _wrong_incidents(outcome: Outcome, expects: Expectation) -> list[str]:
     return wrong + [f"{run.runbook} ended {run.status}" for run in runs if run.status not in ("succeeded", "cancelled")]
 
 
-def _wrong_requests(requests: RequestCounts, expects: Expectation) -> list[str]:
+def _wrong_requests(requests: FateCounts, expects: Expectation) -> list[str]:
     wrong = []
     # A stream that has begun can't go on elsewhere yet when its node ends without a word: known_gaps.py says so.
     if (lost := requests.lost - requests.lost_begun) and not expects.loss:

@@ -5,28 +5,23 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from fleetctl.client import ControllerClient
+from fleetctl.drill_fleet import change_faults
 from fleetctl.first_night.traffic import DrillTraffic
 from fleetctl.kit.errors import FleetctlError, UnreachableError
-from fleetctl.settings.tree import read_token
 from fleetctl.stack import Stack
 from fleetctl.wire import ActionRequest, Alert, AlertState, NodePhase, RunStatus
 
 VICTIM = "node-2"  # of faults that are about one node
 NODES = ("node-1", "node-2", "node-3")
 CORE_WORDS = ("engine", "core")  # in a core's command line
-FAULT_TIMEOUT_S = 10.0
 PACE_EVERY_S = 3.0
-NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # nodes speak plain HTTP: no certificates need to be read
 POLL_S = 0.2
 ACT_TIMEOUT_S = 30.0
 OPERATOR = "first-night"  # who asks and approves, in the fleet's own records
@@ -69,23 +64,7 @@ class TargetFleet:
 
     async def set_faults(self, node: str, **faults: Any) -> None:
         """Turn faults of a node on, or off with None. Raises FleetctlError when the node refuses or is silent."""
-        await self._faults(node, faults)
-
-    async def _faults(self, node: str, faults: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The node's faults that are on, after these were changed."""
-        url = f"{self.stack.table.observe(node).url}/admin/faults"
-        headers = {"Authorization": f"Bearer {read_token(self.stack.settings.node_token_file)}"}
-        try:
-            async with httpx.AsyncClient(
-                timeout=FAULT_TIMEOUT_S, trust_env=False, verify=NO_TLS, headers=headers
-            ) as http:
-                answer = await (http.get(url) if faults is None else http.post(url, json=faults))
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise UnreachableError(f"{node} does not take the fault: {type(error).__name__}") from error
-        if answer.status_code != 200:
-            raise FleetctlError(f"{node} refused the fault: {answer.status_code} {answer.text[:200]}")
-        on: dict[str, Any] = answer.json()
-        return on
+        await change_faults(self.stack, node, faults)
 
     async def keep_pace(self) -> None:
         """Until cancelled: every node's steps take `pace` times as long, also after it or its core was started anew."""
@@ -94,7 +73,7 @@ class TargetFleet:
                 if name in ("controller", "gateway"):
                     continue
                 with suppress(FleetctlError):
-                    if (await self._faults(name)).get("slow_steps") is None:
+                    if (await change_faults(self.stack, name)).get("slow_steps") is None:
                         await self.set_faults(name, slow_steps=self.pace)
             await asyncio.sleep(PACE_EVERY_S)
 

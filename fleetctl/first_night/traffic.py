@@ -53,7 +53,7 @@ class SeenRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestCounts:
+class FateCounts:
     """Requests from the fault on, by fate. `waited` of them had no first token for more than 30 s."""
 
     sent: int = 0
@@ -104,7 +104,7 @@ class DrillTraffic:
         """Send nothing more; `send_until_stopped` returns when what is in flight has ended."""
         self._stop.set()
 
-    async def account(self, since: float) -> RequestCounts:
+    async def account(self, since: float) -> FateCounts:
         """Requests that ended after `since`. Moved ones are sent again undisturbed, and must have got the same."""
         reports = [await run.verify_moved(max_requests=20) for run in self._runs]
         differing = sum(report.reasons.get(name, 0) for report in reports for name in DIFFERS)
@@ -114,7 +114,7 @@ class DrillTraffic:
             if request.reason:
                 reasons[request.reason] = reasons.get(request.reason, 0) + 1
         fates = [request.fate for request in ended]
-        return RequestCounts(
+        return FateCounts(
             sent=len(ended),
             finished=fates.count(RequestFate.FINISHED) - differing,
             moved=sum(report.moved for report in reports),

@@ -9,7 +9,7 @@ import pytest
 from fleetctl.first_night.fault import FAULTS, Expectation
 from fleetctl.first_night.outcome import FiredAlert, Outcome, SeenIncident, SeenRun, failures_of
 from fleetctl.first_night.report import WIDTH, page, table
-from fleetctl.first_night.traffic import RequestCounts
+from fleetctl.first_night.traffic import FateCounts
 
 RUN = SeenRun("replace-node", "Replace node-2 with node-2b", "succeeded", 63.0, 90.0)
 INCIDENT = SeenIncident(
@@ -32,7 +32,7 @@ MENDED = Outcome(
     at=1_800_000_000.0,
     alerts=(FiredAlert("LLMNodeDown", "node-2", "page", 61.0),),
     incidents=(INCIDENT,),
-    requests=RequestCounts(sent=300, finished=300, moved=3),
+    requests=FateCounts(sent=300, finished=300, moved=3),
     ended_by="page",
     over_after_s=95.0,
     ready_nodes=3,
@@ -65,9 +65,9 @@ def test_fault_that_heals_itself_is_right_in_silence() -> None:
         (incident_with(runs=(replace(RUN, status="undone"),)), EXPECTED, "ended undone"),
         (MENDED, replace(EXPECTED, pages=()), "does not treat"),
         (incident_with(false=("says lost 0, clients lost 5",)), EXPECTED, "clients lost 5"),
-        (replace(MENDED, requests=RequestCounts(sent=300, finished=298, lost=2)), EXPECTED, "2 requests lost that"),
-        (replace(MENDED, requests=RequestCounts(sent=300, finished=297, lost=3, lost_begun=2)), EXPECTED, "1 requests"),
-        (replace(MENDED, requests=RequestCounts(sent=300, finished=300, waited=13)), EXPECTED, "13 users waited"),
+        (replace(MENDED, requests=FateCounts(sent=300, finished=298, lost=2)), EXPECTED, "2 requests lost that"),
+        (replace(MENDED, requests=FateCounts(sent=300, finished=297, lost=3, lost_begun=2)), EXPECTED, "1 requests"),
+        (replace(MENDED, requests=FateCounts(sent=300, finished=300, waited=13)), EXPECTED, "13 users waited"),
         (replace(MENDED, over_after_s=None), EXPECTED, "not over"),
         (replace(MENDED, still_standing=("LLMNodeGray",)), EXPECTED, "LLMNodeGray still stands"),
         (replace(MENDED, ready_nodes=2), EXPECTED, "2 of 3 nodes"),
@@ -79,14 +79,14 @@ def test_what_went_wrong_is_named(outcome: Outcome, expects: Expectation, word: 
 
 
 def test_loss_that_no_other_node_could_prevent_is_not_wrong() -> None:
-    outcome = replace(MENDED, requests=RequestCounts(sent=300, finished=290, lost=10))
+    outcome = replace(MENDED, requests=FateCounts(sent=300, finished=290, lost=10))
     assert failures_of(outcome, replace(EXPECTED, loss="the gateway holds them")) == ()
 
 
 def test_overload_that_nobody_felt_needs_no_page() -> None:
     expects = Expectation(alerts=("LLMOverload",), is_quiet_unless_felt=True, late="more work than the fleet can do")
     assert failures_of(QUIET, expects) == ()
-    assert failures_of(replace(QUIET, requests=RequestCounts(sent=60, finished=60, waited=9)), expects) == ("no alert",)
+    assert failures_of(replace(QUIET, requests=FateCounts(sent=60, finished=60, waited=9)), expects) == ("no alert",)
 
 
 def test_table_fits_the_terminal_and_page_has_every_fault() -> None:
