@@ -23,6 +23,7 @@ import httpx
 
 from fleetctl.client import ControllerClient
 from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError
+from fleetctl.kit.whole_file import write_whole
 from fleetctl.node import INSTALL_ENGINE, missing_library
 from fleetctl.providers.process import ProcessTable, exclusive
 from fleetctl.settings.tree import Settings, read_token
@@ -86,7 +87,7 @@ class Stack:
     async def _start(self, missing: Sequence[str], before: set[str], tell: Tell) -> StackView:
         settings = self.settings
         config = settings.state_dir / "effective.json"
-        _write_private(config, json.dumps(settings.revealed(), indent=1))
+        write_whole(config, json.dumps(settings.revealed(), indent=1))
         env = {"FLEETCTL_CONFIG": "", **{key: "" for key in os.environ if key.startswith("FLEETCTL_")}}
         flags = ["--config", str(config)]
         commands = {
@@ -229,16 +230,7 @@ def make_tokens(settings: Settings) -> None:
     """Make the tokens that guard changes, once, readable by the owner alone."""
     for path in (settings.controller_token_file, settings.node_token_file):
         if read_token(path) is None:
-            _write_private(path, secrets.token_urlsafe(32) + "\n")
-
-
-def _write_private(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    scratch = path.with_name(path.name + ".tmp")
-    scratch.unlink(missing_ok=True)
-    with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-    scratch.replace(path)
+            write_whole(path, secrets.token_urlsafe(32) + "\n")
 
 
 def _in_use(host: str, port: int) -> bool:

@@ -35,11 +35,10 @@ class ConnectionLimits:
     def admit(self, connection: LimitedProtocol) -> bool:
         """Whether there is room. When all places are taken, the client that is longest at its head has to go."""
         if len(self._open) >= self.max_connections:
+            self.note("full")
             oldest = next(iter(self._unfinished), None)
             if oldest is None:
-                self.note("full")
                 return False
-            self.note("full")
             oldest.abort()
         self._open.add(connection)
         return True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from yarl import URL
 
 from fleetctl.kit.errors import BadInputError
+from fleetctl.kit.whole_file import write_whole
 from fleetctl.wire import NodePhase, Route, RouteState, RoutingTable
 
 FILE_NAME = "routing-table.json"
@@ -132,19 +132,8 @@ class _Stored(BaseModel):
 
 def store_table(path: Path, table: Table, stored_at: float) -> None:
     """Write the table so that a crash leaves the old file or the new one, never a part. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     stored = _Stored(stored_at=stored_at, table=table.to_wire())
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w") as file:
-        json.dump(stored.model_dump(mode="json"), file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    write_whole(path, json.dumps(stored.model_dump(mode="json")), is_durable=True)
 
 
 def load_table(path: Path) -> tuple[Table, float] | None:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from fleetctl.kit.errors import BadInputError, FleetctlError
+from fleetctl.kit.whole_file import write_whole
 
 LOG_LINE_BYTES = 2048  # read for each line asked for, and no less than
 LOG_READ_BYTES = 64 * 1024
@@ -129,7 +130,7 @@ class ProcessTable:
                 "instance": instance,
                 **(facts or {}),
             }
-            _write_json(folder / "spec.json", spec)
+            write_whole(folder / "spec.json", json.dumps(spec, indent=1))
             _rotate(folder / "log")
             with (folder / "log").open("ab") as log:
                 try:
@@ -287,16 +288,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return data if isinstance(data, dict) else {}
-
-
-def _write_json(path: Path, data: Mapping[str, Any]) -> None:
-    scratch = path.with_suffix(".tmp")
-    try:
-        scratch.write_text(json.dumps(data, indent=1))
-        scratch.replace(path)
-    except OSError as error:
-        scratch.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(path)) from error  # a write that fails names no file
 
 
 def _make_folder(folder: Path) -> None:

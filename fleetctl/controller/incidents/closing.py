@@ -16,12 +16,13 @@ from diagnostics.record import IncidentRecord
 from fleetctl.controller.content.store import ContentStore
 from fleetctl.controller.incidents.impact import impact_of
 from fleetctl.controller.incidents.incident_book import IncidentBook
-from fleetctl.controller.incidents.incident_files import IncidentFiles, SeriesFilter, write_blackbox, write_page
+from fleetctl.controller.incidents.incident_files import IncidentFiles, SeriesFilter, write_blackbox
 from fleetctl.controller.incidents.incident_store import save_incident, set_blackbox
 from fleetctl.controller.incidents.views import record_of
 from fleetctl.controller.records import Records
 from fleetctl.kit.printable import printable_tree
 from fleetctl.kit.version import software_version
+from fleetctl.kit.whole_file import write_whole
 from fleetctl.settings.controller import IncidentSettings
 from fleetctl.wire import TimelineEntry
 from runbooks.errors import RunbookError
@@ -112,7 +113,7 @@ class Closing:
         files = IncidentFiles.of(self._folder, incident.id)
         paths: tuple[str | None, str | None] = str(files.postmortem), str(files.blackbox)
         try:
-            await asyncio.to_thread(write_page, files.postmortem, page)
+            await asyncio.to_thread(write_whole, files.postmortem, page)
             writing = asyncio.create_task(self._write_blackbox(files.blackbox, resolved, record, since, now))
             done, _ = await asyncio.wait({writing}, timeout=BLACKBOX_WAIT_S)
             if done:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -91,19 +89,6 @@ async def write_blackbox(
         writer.__exit__(type(error), error, error.__traceback__)
         raise
     await asyncio.to_thread(writer.__exit__, None)
-
-
-def write_page(path: Path, text: str) -> None:
-    """Write the text as a whole or not at all, for the owner's eyes. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def _add_series(
