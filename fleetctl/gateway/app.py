@@ -16,16 +16,16 @@ import structlog
 import uvicorn
 import uvloop
 
-from fleetctl.gateway import answers
-from fleetctl.gateway.answers import Receive, Scope, Send, send_error, send_json, send_whole
-from fleetctl.gateway.fates import Fates, ProxiedRequest
-from fleetctl.gateway.loads import Loads
+from fleetctl.gateway.http import answers
+from fleetctl.gateway.http.answers import Receive, Scope, Send, send_error, send_json, send_whole
 from fleetctl.gateway.metrics import CONTENT_TYPE, GatewayMetrics
-from fleetctl.gateway.node_watch import NodeWatch, ProbeAnswer, ask_readiness
-from fleetctl.gateway.place import Placer
-from fleetctl.gateway.proxy import MOVE_PATIENCE_S, Proxy
-from fleetctl.gateway.sync import TableSync
-from fleetctl.gateway.table import Endpoint, Routing, Table
+from fleetctl.gateway.nodes.loads import Loads
+from fleetctl.gateway.nodes.node_watch import NodeWatch, ProbeAnswer, ask_readiness
+from fleetctl.gateway.nodes.sync import TableSync
+from fleetctl.gateway.nodes.table import Endpoint, Routing, Table
+from fleetctl.gateway.requests.fates import Fates, ProxiedRequest
+from fleetctl.gateway.requests.place import Placer
+from fleetctl.gateway.requests.proxy import MOVE_PATIENCE_S, Proxy
 from fleetctl.kit.errors import BadInputError
 from fleetctl.settings.gateway import GatewaySettings
 

@@ -21,7 +21,7 @@ import httptools
 import uvloop
 
 from fleetctl.gateway.app import run_gateway
-from fleetctl.gateway.table import FILE_NAME, Table, store_table
+from fleetctl.gateway.nodes.table import FILE_NAME, Table, store_table
 from fleetctl.kit.log import configure_logging
 from fleetctl.settings.gateway import GatewaySettings
 from fleetctl.wire import Route, RouteState, RoutingTable

@@ -10,8 +10,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from fleetctl.gateway.node_watch import ProbeAnswer, ask_readiness
-from fleetctl.gateway.table import Endpoint
+from fleetctl.gateway.nodes.node_watch import ProbeAnswer, ask_readiness
+from fleetctl.gateway.nodes.table import Endpoint
 from fleetctl.settings.gateway import GatewaySettings
 from fleetctl.wire import RouteState
 from tests.fixtures.gateway import Script, chat_text, scripted_nodes, small_fleet, until

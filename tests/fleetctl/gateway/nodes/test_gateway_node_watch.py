@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from fleetctl.gateway.loads import Loads
-from fleetctl.gateway.node_watch import (
+from fleetctl.gateway.nodes.loads import Loads
+from fleetctl.gateway.nodes.node_watch import (
     DEADLINE_MARGIN_S,
     STALL_S,
     SUSPECT_AFTER_S,
@@ -17,7 +17,7 @@ from fleetctl.gateway.node_watch import (
     Wait,
     WaitEnd,
 )
-from fleetctl.gateway.table import Endpoint
+from fleetctl.gateway.nodes.table import Endpoint
 from fleetctl.settings.gateway import GatewaySettings
 from fleetctl.wire import RouteState
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fleetctl.gateway.routing_facts import (
+from fleetctl.gateway.routing.routing_facts import (
     DEFAULT_OUTPUT_TOKENS,
     MAX_OUTPUT_TOKENS,
     PREFIX_CHARS,

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from fleetctl.gateway import answers
-from fleetctl.gateway.answers import ErrorAnswer, Message
-from fleetctl.gateway.exchange import BodyTooLargeError, ClientGoneError, Exchange, new_request_id
+from fleetctl.gateway.http import answers
+from fleetctl.gateway.http.answers import ErrorAnswer, Message
+from fleetctl.gateway.http.exchange import BodyTooLargeError, ClientGoneError, Exchange, new_request_id
 
 pytestmark = pytest.mark.anyio
 

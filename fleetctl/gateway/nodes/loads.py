@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from fleetctl.gateway.pick import Candidate
-from fleetctl.gateway.table import Endpoint
+from fleetctl.gateway.nodes.table import Endpoint
+from fleetctl.gateway.routing.pick import Candidate
 
 SUSPECT_S = 3.0
 REFUSED_S = 1.0  # a node that says draining, not ready or overloaded is not broken: ask again soon

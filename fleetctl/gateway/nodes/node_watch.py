@@ -18,8 +18,8 @@ from types import TracebackType
 import aiohttp
 import structlog
 
-from fleetctl.gateway.loads import Loads
-from fleetctl.gateway.table import Endpoint
+from fleetctl.gateway.nodes.loads import Loads
+from fleetctl.gateway.nodes.table import Endpoint
 from fleetctl.settings.gateway import GatewaySettings
 
 log = structlog.get_logger()

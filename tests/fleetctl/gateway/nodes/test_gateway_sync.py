@@ -12,9 +12,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from fleetctl.gateway import sync as sync_module
-from fleetctl.gateway.sync import TableSync
-from fleetctl.gateway.table import FILE_NAME, Routing, Table, load_table, store_table
+from fleetctl.gateway.nodes import sync as sync_module
+from fleetctl.gateway.nodes.sync import TableSync
+from fleetctl.gateway.nodes.table import FILE_NAME, Routing, Table, load_table, store_table
 from fleetctl.wire import RoutingTable
 from tests.fixtures.gateway import scripted_controller, scripted_nodes, served_gateway, small_fleet, until
 

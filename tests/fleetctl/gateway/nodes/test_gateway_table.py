@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetctl.gateway.table import Routing, Table, load_table, store_table
+from fleetctl.gateway.nodes.table import Routing, Table, load_table, store_table
 from fleetctl.kit.errors import BadInputError
 from fleetctl.wire import Route, RouteState, RoutingTable
 

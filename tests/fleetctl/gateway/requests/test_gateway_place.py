@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 
-from fleetctl.gateway.fates import Fates, ProxiedRequest
-from fleetctl.gateway.loads import REFUSED_S, SUSPECT_S, Loads
 from fleetctl.gateway.metrics import GatewayMetrics
-from fleetctl.gateway.node_watch import NodeWatch, ProbeAnswer
-from fleetctl.gateway.place import MAX_RETRY_AFTER_S, MAX_TRIES, Job, NotPlaced, Placed, Placer
-from fleetctl.gateway.routing_facts import RoutingFacts
-from fleetctl.gateway.table import Endpoint, Routing, Table
+from fleetctl.gateway.nodes.loads import REFUSED_S, SUSPECT_S, Loads
+from fleetctl.gateway.nodes.node_watch import NodeWatch, ProbeAnswer
+from fleetctl.gateway.nodes.table import Endpoint, Routing, Table
+from fleetctl.gateway.requests.fates import Fates, ProxiedRequest
+from fleetctl.gateway.requests.place import MAX_RETRY_AFTER_S, MAX_TRIES, Job, NotPlaced, Placed, Placer
+from fleetctl.gateway.routing.routing_facts import RoutingFacts
 from fleetctl.settings.gateway import GatewaySettings
 from fleetctl.wire import RouteState
 from tests.fixtures.gateway import NODE_TOKEN, Script, ScriptedNode, scripted_nodes

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetctl.gateway import event_stream
-from fleetctl.gateway.event_stream import EventStreamReader, EventTooLongError
+from fleetctl.gateway.http import event_stream
+from fleetctl.gateway.http.event_stream import EventStreamReader, EventTooLongError
 
 HANDOFF = b'event: fleet.handoff\ndata: {"version": 1}\n\n'
 

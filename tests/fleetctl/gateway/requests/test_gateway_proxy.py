@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from fleetctl.gateway import event_stream
-from fleetctl.gateway import exchange as exchange_module
-from fleetctl.gateway import proxy as proxy_module
-from fleetctl.gateway.fates import Outcome
-from fleetctl.gateway.place import Placer
-from fleetctl.gateway.proxy import Proxy
+from fleetctl.gateway.http import event_stream
+from fleetctl.gateway.http import exchange as exchange_module
+from fleetctl.gateway.requests import proxy as proxy_module
+from fleetctl.gateway.requests.fates import Outcome
+from fleetctl.gateway.requests.place import Placer
+from fleetctl.gateway.requests.proxy import Proxy
 from fleetctl.settings.gateway import GatewaySettings
 from tests.fixtures.gateway import NODE_TOKEN, Script, ScriptedNode, chat_text, expected_text, small_fleet, until
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 import aiohttp
 import structlog
 
-from fleetctl.gateway.fates import Death, ProxiedRequest
-from fleetctl.gateway.loads import REFUSED_S, SUSPECT_S, Loads
 from fleetctl.gateway.metrics import GatewayMetrics
-from fleetctl.gateway.node_watch import NodeWatch, Wait, WaitEnd
-from fleetctl.gateway.pick import pick_node
-from fleetctl.gateway.routing_facts import RoutingFacts
-from fleetctl.gateway.table import Endpoint, Routing
+from fleetctl.gateway.nodes.loads import REFUSED_S, SUSPECT_S, Loads
+from fleetctl.gateway.nodes.node_watch import NodeWatch, Wait, WaitEnd
+from fleetctl.gateway.nodes.table import Endpoint, Routing
+from fleetctl.gateway.requests.fates import Death, ProxiedRequest
+from fleetctl.gateway.routing.pick import pick_node
+from fleetctl.gateway.routing.routing_facts import RoutingFacts
 
 log = structlog.get_logger()
 

@@ -4,9 +4,9 @@ from collections import Counter
 
 import pytest
 
-from fleetctl.gateway.loads import SUSPECT_S, Loads
-from fleetctl.gateway.pick import Candidate, pick_node, rendezvous_weight
-from fleetctl.gateway.table import Endpoint
+from fleetctl.gateway.nodes.loads import SUSPECT_S, Loads
+from fleetctl.gateway.nodes.table import Endpoint
+from fleetctl.gateway.routing.pick import Candidate, pick_node, rendezvous_weight
 from fleetctl.wire import RouteState
 
 WEIGHTS = {"a": 12155712094771220835, "b": 8615198460984447914}  # for the prefix "system"

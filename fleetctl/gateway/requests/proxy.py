@@ -16,21 +16,21 @@ from enum import Enum
 import aiohttp
 import structlog
 
-from fleetctl.gateway import answers
-from fleetctl.gateway.answers import ErrorAnswer, Receive, Scope, Send
-from fleetctl.gateway.event_stream import EventStreamReader, EventTooLongError, error_code_of
-from fleetctl.gateway.exchange import (
+from fleetctl.gateway.http import answers
+from fleetctl.gateway.http.answers import ErrorAnswer, Receive, Scope, Send
+from fleetctl.gateway.http.event_stream import EventStreamReader, EventTooLongError, error_code_of
+from fleetctl.gateway.http.exchange import (
     BadDeadlineError,
     BodyTooLargeError,
     ClientGoneError,
     Exchange,
     new_request_id,
 )
-from fleetctl.gateway.fates import Death, Fates, Outcome, ProxiedRequest
 from fleetctl.gateway.metrics import GatewayMetrics
-from fleetctl.gateway.node_watch import NodeWatch, Wait, WaitEnd
-from fleetctl.gateway.place import DEADLINE_HEADER, Job, NotPlaced, Placed, Placer
-from fleetctl.gateway.routing_facts import GENERATION_PATHS, BadBodyError, RoutingFacts, read_routing_facts
+from fleetctl.gateway.nodes.node_watch import NodeWatch, Wait, WaitEnd
+from fleetctl.gateway.requests.fates import Death, Fates, Outcome, ProxiedRequest
+from fleetctl.gateway.requests.place import DEADLINE_HEADER, Job, NotPlaced, Placed, Placer
+from fleetctl.gateway.routing.routing_facts import GENERATION_PATHS, BadBodyError, RoutingFacts, read_routing_facts
 
 log = structlog.get_logger()
 

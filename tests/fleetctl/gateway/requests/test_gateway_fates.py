@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from fleetctl.gateway.fates import Fates, Outcome
+from fleetctl.gateway.requests.fates import Fates, Outcome
 
 
 def test_a_request_is_in_flight_until_it_has_its_one_fate() -> None:

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterable
 
-from fleetctl.gateway.answers import ErrorAnswer, Message, RawHeaders, Receive, Scope, Send, send_whole
+from fleetctl.gateway.http.answers import ErrorAnswer, Message, RawHeaders, Receive, Scope, Send, send_whole
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}\Z")  # what a node takes as well
 BODY_TIMEOUT_S = 30.0

@@ -12,7 +12,7 @@ import aiohttp
 import structlog
 from pydantic import ValidationError
 
-from fleetctl.gateway.table import FILE_NAME, Routing, Table, load_table, store_table
+from fleetctl.gateway.nodes.table import FILE_NAME, Routing, Table, load_table, store_table
 from fleetctl.kit.errors import BadInputError
 from fleetctl.wire import RoutingTable
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from fleetctl.gateway.node_watch import Wait
+from fleetctl.gateway.nodes.node_watch import Wait
 
 log = structlog.get_logger()
 
