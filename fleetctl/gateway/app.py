@@ -8,7 +8,7 @@ import gc
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import aiohttp
@@ -18,6 +18,7 @@ import uvloop
 
 from fleetctl.gateway.http import answers
 from fleetctl.gateway.http.answers import Receive, Scope, Send, send_error, send_json, send_whole
+from fleetctl.gateway.http.node_client import NodeClient
 from fleetctl.gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from fleetctl.gateway.nodes.loads import Loads
 from fleetctl.gateway.nodes.node_watch import NodeWatch, ProbeAnswer, ask_readiness
@@ -31,10 +32,7 @@ from fleetctl.settings.gateway import GatewaySettings
 
 log = structlog.get_logger()
 
-NODE_KEEP_ALIVE_S = 4.0  # below uvicorn's 5 s: a node must not close a connection as we write to it
 CLIENT_KEEP_ALIVE_S = 75
-# TCP's own: a machine that lost its power and came back knows nothing of our connections, and says so only when asked.
-TCP_KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 DRAIN_GRACE_S = 30.0
 FATES_PREFIX = "/gateway/requests/"
 BACKLOG = 2048
@@ -66,13 +64,13 @@ class Gateway:
         self.fates = Fates(on_end=self._count)
         self.watch = NodeWatch(self.loads, self._limits, self._probe, on_probe=self.metrics.count_probe)
         self.proxy: Proxy | None = None
-        self._nodes: aiohttp.ClientSession | None = None
+        self._nodes: NodeClient | None = None
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Gateway]:
         """Load the last good table and keep it current until the block ends."""
-        async with _node_session(self._limits.connect_limit_s) as nodes, aiohttp.ClientSession() as control:
-            self._nodes = nodes
+        nodes = self._nodes = NodeClient(connect_limit_s=self._limits.connect_limit_s)
+        async with aclosing(nodes), aiohttp.ClientSession() as control:
             placer = Placer(
                 nodes, self.routing, self.loads, self.metrics, self.watch, max_resends=self._limits.max_resends
             )
@@ -282,28 +280,6 @@ def bind_listener(host: str, port: int) -> socket.socket:
         message = f"gateway: cannot listen on {host}:{port}: {error.strerror or error}"
         raise BadInputError(message, remedy=remedy) from error
     return listener
-
-
-def _node_session(connect_limit_s: float) -> aiohttp.ClientSession:
-    connector = aiohttp.TCPConnector(
-        limit=0, keepalive_timeout=NODE_KEEP_ALIVE_S, socket_factory=_socket_with_keep_alive
-    )
-    return aiohttp.ClientSession(
-        connector=connector,
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_limit_s),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,  # bytes pass as they are
-        skip_auto_headers=("Accept-Encoding", "User-Agent", "Accept", "Content-Type"),
-    )
-
-
-def _socket_with_keep_alive(address: aiohttp.AddrInfoType) -> socket.socket:
-    family, kind, protocol, _, _ = address
-    made = socket.socket(family, kind, protocol)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in TCP_KEEP_ALIVE:
-        made.setsockopt(socket.IPPROTO_TCP, option, value)
-    return made
 
 
 def _abort(gateway: Gateway) -> None:

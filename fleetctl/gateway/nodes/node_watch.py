@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from types import TracebackType
 
-import aiohttp
 import structlog
 
+from fleetctl.gateway.http.node_client import NodeClient, NodeClientError
 from fleetctl.gateway.nodes.loads import Loads
 from fleetctl.gateway.nodes.table import Endpoint
 from fleetctl.settings.gateway import GatewaySettings
@@ -307,15 +307,20 @@ class NodeWatch:
         self._end_waits(state, self._clock())
 
 
-async def ask_readiness(session: aiohttp.ClientSession, endpoint: Endpoint, limit_s: float) -> ProbeAnswer | None:
+async def ask_readiness(client: NodeClient, endpoint: Endpoint, limit_s: float) -> ProbeAnswer | None:
     """What `/health/ready` says, whatever its status; None when nothing came within `limit_s`."""
-    timeout = aiohttp.ClientTimeout(total=limit_s)
+    body = bytearray()
     try:
-        async with session.get(endpoint.url(PROBE_PATH), timeout=timeout, allow_redirects=False) as response:
-            if response.status == 200:
-                return ProbeAnswer("ready")
-            body = await response.content.read(MAX_PROBE_BYTES)
-    except (aiohttp.ClientError, TimeoutError, OSError):
+        async with asyncio.timeout(limit_s):
+            answer = await client.request("GET", endpoint.base, PROBE_PATH)
+            try:
+                if answer.status == 200:
+                    return ProbeAnswer("ready")
+                while len(body) < MAX_PROBE_BYTES and (data := await answer.read_any()):
+                    body += data
+            finally:
+                answer.release()
+    except (NodeClientError, TimeoutError):
         return None
     try:
         reason = json.loads(body)["reason"]

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import aiohttp
 import structlog
 
+from fleetctl.gateway.http.node_client import NodeAnswer, NodeClient, NodeClientError, NodeConnectError
 from fleetctl.gateway.metrics import GatewayMetrics
 from fleetctl.gateway.nodes.loads import REFUSED_S, SUSPECT_S, Loads
 from fleetctl.gateway.nodes.node_watch import NodeWatch, Wait, WaitEnd
@@ -54,20 +54,20 @@ class NotPlaced:
 class Placed:
     """A node that took the request, and its open answer. `close()` is owed exactly once."""
 
-    __slots__ = ("_release", "endpoint", "job", "response", "wait")
+    __slots__ = ("_release", "answer", "endpoint", "job", "wait")
 
     def __init__(
-        self, job: Job, endpoint: Endpoint, response: aiohttp.ClientResponse, wait: Wait, release: Callable[[], None]
+        self, job: Job, endpoint: Endpoint, answer: NodeAnswer, wait: Wait, release: Callable[[], None]
     ) -> None:
         self.job = job
         self.endpoint = endpoint
-        self.response = response
+        self.answer = answer
         self.wait = wait
         self._release = release
 
     def close(self) -> None:
         """Give the connection back if its answer was read to the end, else close it: that tells the node to stop."""
-        self.response.release()  # aiohttp closes a connection whose answer is not at its end
+        self.answer.release()
         self._release()
 
 
@@ -76,7 +76,7 @@ class Placer:
 
     def __init__(
         self,
-        session: aiohttp.ClientSession,
+        client: NodeClient,
         routing: Routing,
         loads: Loads,
         metrics: GatewayMetrics,
@@ -86,7 +86,7 @@ class Placer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`max_resends`: other nodes that get a request after one died or fell silent with it in hand."""
-        self._session = session
+        self._client = client
         self._routing = routing
         self._loads = loads
         self._metrics = metrics
@@ -152,27 +152,25 @@ class Placer:
         placed: Placed | None = None
         try:
             async with wait:
-                response = await self._session.request(
-                    job.method,
-                    endpoint.url(job.path),
-                    data=job.body,
-                    headers=self._headers(job),
-                    allow_redirects=False,
+                answer = await self._client.request(
+                    job.method, endpoint.base, job.path, headers=self._headers(job), body=job.body
                 )
             wait.note_heard(self._clock())
-            placed = self._judge(Placed(job, endpoint, response, wait, release), not_placed)
+            placed = self._judge(Placed(job, endpoint, answer, wait, release), not_placed)
             if placed is None:
                 if (reason := not_placed.reasons[node]) in ENDED_WITH_IT:
                     proxied.deaths.append(Death(node, reason))
                 else:
                     proxied.wait = None  # it never had the request
             return placed
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except (NodeClientError, TimeoutError) as error:
             if wait.end is not None and not wait.end.is_nodes_failure:
                 not_placed.given_up = wait.end
                 log.warning("request.given_up", request_id=proxied.request_id, node=node, reason=wait.end.value)
                 return None
-            reason = wait.end.value if wait.end else "connect" if _is_before_sending(error) else "disconnected"
+            reason = (
+                wait.end.value if wait.end else "connect" if isinstance(error, NodeConnectError) else "disconnected"
+            )
             if reason == "connect":
                 proxied.wait = None
             else:
@@ -194,19 +192,19 @@ class Placer:
         return [*job.headers, (DEADLINE_HEADER, f"{left_s:.3f}")]
 
     def _judge(self, placed: Placed, not_placed: NotPlaced) -> Placed | None:
-        response, node = placed.response, placed.endpoint.node
-        status = response.status
+        answer, node = placed.answer, placed.endpoint.node
+        status = answer.status
         if status < 400 or (status not in (429, 502, 503) and not placed.job.is_continuation):
             self._loads.trust(node)
             return placed
-        reason = _refusal(status, response.headers.get("X-Fleet-Refused"))
+        reason = _refusal(status, answer.header("X-Fleet-Refused"))
         self._loads.suspect(node, REFUSED_S)
         self._note(not_placed, node, reason)
         if status == 429:
-            after = _retry_after_s(response.headers.get("Retry-After"))
+            after = _retry_after_s(answer.header("Retry-After"))
             not_placed.retry_after_s = min(not_placed.retry_after_s, after) if not_placed.is_overload else after
             not_placed.is_overload = True
-        response.release()
+        answer.release()
         return None
 
     def _note(self, not_placed: NotPlaced, node: str, reason: str) -> None:
@@ -219,10 +217,6 @@ def _refusal(status: int, said: str | None) -> str:
     if said in ENDED_WITH_IT or said in ("draining", "not_ready", "overloaded", "node_stopping"):
         return said
     return "overloaded" if status == 429 else f"status_{status}" if status in (502, 503) else "not_continued"
-
-
-def _is_before_sending(error: BaseException) -> bool:
-    return isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError | aiohttp.InvalidURL)
 
 
 def _retry_after_s(value: str | None) -> int:

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 
-import aiohttp
 import structlog
 
 from fleetctl.gateway.http import answers
@@ -26,6 +25,7 @@ from fleetctl.gateway.http.exchange import (
     Exchange,
     new_request_id,
 )
+from fleetctl.gateway.http.node_client import NodeAnswer, NodeClientError, NodeDisconnectedError
 from fleetctl.gateway.metrics import GatewayMetrics
 from fleetctl.gateway.nodes.node_watch import NodeWatch, Wait, WaitEnd
 from fleetctl.gateway.requests.fates import Death, Fates, Outcome, ProxiedRequest
@@ -231,15 +231,15 @@ class Proxy:
         self, exchange: Exchange, proxied: ProxiedRequest, where: Placed
     ) -> tuple[RelayEnd | ReceivedHandoff, bool]:
         """Pass one node's answer on. Returns how it ended, and whether the client got anything of it."""
-        if where.response.content_type == "text/event-stream":
+        if where.answer.content_type == "text/event-stream":
             return await self._relay_stream(exchange, proxied, where)
         return await self._relay_whole(exchange, proxied, where), False
 
     async def _relay_stream(
         self, exchange: Exchange, proxied: ProxiedRequest, where: Placed
     ) -> tuple[RelayEnd | ReceivedHandoff, bool]:
-        response, reader, wait = where.response, EventStreamReader(), where.wait
-        read, clock = response.content.readany, self._clock
+        answer, reader, wait = where.answer, EventStreamReader(), where.wait
+        read, clock = answer.read_any, self._clock
         has_forwarded = False
         try:
             async with wait:
@@ -250,17 +250,17 @@ class Proxy:
                         wait.is_paused = True  # a slow client is not the node's silence
                         if not has_forwarded:
                             has_forwarded = wait.has_forwarded = True
-                            await self._begin_stream(exchange, proxied, response)
+                            await self._begin_stream(exchange, proxied, answer)
                         await exchange.write(events.forward)
                         wait.is_paused = False
                     if events.handoff is not None:
-                        await self._read_rest(response)
+                        await self._read_rest(answer)
                         return ReceivedHandoff(events.handoff), has_forwarded
             if rest := reader.finish():
                 has_forwarded = True
-                await self._begin_stream(exchange, proxied, response)
+                await self._begin_stream(exchange, proxied, answer)
                 await exchange.write(rest)
-        except (aiohttp.ClientError, TimeoutError, OSError, EventTooLongError) as error:
+        except (NodeClientError, TimeoutError, EventTooLongError) as error:
             log.warning(
                 "stream.cut",
                 request_id=proxied.request_id,
@@ -282,23 +282,21 @@ class Proxy:
         self._fates.end(proxied, Outcome.FINISHED)
         return RelayEnd.TOLD, True
 
-    async def _begin_stream(
-        self, exchange: Exchange, proxied: ProxiedRequest, response: aiohttp.ClientResponse
-    ) -> None:
+    async def _begin_stream(self, exchange: Exchange, proxied: ProxiedRequest, answer: NodeAnswer) -> None:
         if exchange.has_begun:
             return
-        proxied.status = response.status
-        await exchange.begin(response.status, _returned_headers(response, proxied))
+        proxied.status = answer.status
+        await exchange.begin(answer.status, _returned_headers(answer, proxied))
         self._metrics.ttft.observe(self._fates.mark_first_byte(proxied))
 
     async def _relay_whole(
         self, exchange: Exchange, proxied: ProxiedRequest, where: Placed
     ) -> RelayEnd | ReceivedHandoff:
         """An answer that is not a stream is read to its end first, so that a cut can still go elsewhere."""
-        response, wait = where.response, where.wait
+        answer, wait = where.answer, where.wait
         try:
-            body = await _read_limited(response, wait, self._clock)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            body = await _read_limited(answer, wait, self._clock)
+        except (NodeClientError, TimeoutError) as error:
             log.warning(
                 "answer.cut",
                 request_id=proxied.request_id,
@@ -307,14 +305,14 @@ class Proxy:
                 error=type(error).__name__,
             )
             return RelayEnd.CUT
-        if response.status == 202 and response.headers.get("X-Fleet-Handoff") == "state":
+        if answer.status == 202 and answer.header("X-Fleet-Handoff") == "state":
             return ReceivedHandoff(body)
         if exchange.has_begun:
             # A stream's continuation must be a stream: anything else would be text in the middle of events.
             return RelayEnd.CUT
-        status = response.status
+        status = answer.status
         outcome = Outcome.FINISHED if status < 400 else Outcome.REFUSED if status < 500 else Outcome.FAILED
-        await exchange.answer(status, body, _returned_headers(response, proxied))
+        await exchange.answer(status, body, _returned_headers(answer, proxied))
         reason = "" if status < 400 else f"status_{status}"
         if status >= 500:
             reason = _reason_of(error_code_of(body), reason)
@@ -358,13 +356,13 @@ class Proxy:
             await asyncio.sleep(MOVE_PAUSE_S)
             job = replace(job, excluded=frozenset())  # by now the source may serve again
 
-    async def _read_rest(self, response: aiohttp.ClientResponse) -> None:
+    async def _read_rest(self, answer: NodeAnswer) -> None:
         """Read the end of a stream that was handed off, so that its node sees an orderly end and not a hang-up."""
         try:
             async with asyncio.timeout(SETTLE_S):
-                while await response.content.readany():
+                while await answer.read_any():
                     pass
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except (NodeClientError, TimeoutError) as error:
             log.debug("stream.unsettled", error=type(error).__name__)
 
     async def _tell_not_placed(self, exchange: Exchange, proxied: ProxiedRequest, not_placed: NotPlaced) -> None:
@@ -433,10 +431,10 @@ class Proxy:
                 self._fates.end(proxied, Outcome.CLIENT_GONE, reason=reason)
 
 
-def _returned_headers(response: aiohttp.ClientResponse, proxied: ProxiedRequest) -> list[tuple[bytes, bytes]]:
+def _returned_headers(answer: NodeAnswer, proxied: ProxiedRequest) -> list[tuple[bytes, bytes]]:
     headers = [
         (name, value)
-        for name, value in response.raw_headers
+        for name, value in answer.raw_headers
         if (lower := name.lower()) not in _NOT_RETURNED and not lower.startswith(b"x-fleet-")
     ]
     headers.extend(_id_header(proxied))
@@ -447,20 +445,20 @@ def _id_header(proxied: ProxiedRequest) -> list[tuple[bytes, bytes]]:
     return [(b"x-request-id", proxied.request_id.encode())]
 
 
-async def _read_limited(response: aiohttp.ClientResponse, wait: Wait, clock: Callable[[], float]) -> bytes:
+async def _read_limited(answer: NodeAnswer, wait: Wait, clock: Callable[[], float]) -> bytes:
     """The whole body.
 
-    Raises aiohttp.ClientPayloadError when it is cut or too long, TimeoutError when the wait is ended.
+    Raises NodeDisconnectedError when it is cut or too long, TimeoutError when the wait is ended.
     """
     parts: list[bytes] = []
     size = 0
     async with wait:
-        while data := await response.content.readany():
+        while data := await answer.read_any():
             wait.note_heard(clock())
             parts.append(data)
             size += len(data)
             if size > MAX_ANSWER_BYTES:
-                raise aiohttp.ClientPayloadError(f"an answer is longer than {MAX_ANSWER_BYTES} bytes")
+                raise NodeDisconnectedError(f"an answer is longer than {MAX_ANSWER_BYTES} bytes")
     return b"".join(parts)
 
 

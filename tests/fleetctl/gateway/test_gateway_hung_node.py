@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from contextlib import aclosing
 from pathlib import Path
 
-import aiohttp
 import pytest
 
+from fleetctl.gateway.http.node_client import NodeClient
 from fleetctl.gateway.nodes.node_watch import ProbeAnswer, ask_readiness
 from fleetctl.gateway.nodes.table import Endpoint
 from fleetctl.settings.gateway import GatewaySettings
@@ -220,9 +221,9 @@ async def test_a_node_that_the_controller_does_not_see_well_gets_nothing_while_a
     ],
 )
 async def test_a_probe_reads_the_nodes_reason_and_nothing_else(body: dict[str, object], reason: str) -> None:
-    async with scripted_nodes("a") as (node,), aiohttp.ClientSession() as session:
+    async with scripted_nodes("a") as (node,), aclosing(NodeClient(connect_limit_s=2.0)) as client:
         node.readiness = body
         endpoint = Endpoint("a", node.url, RouteState.ACTIVE, "default", "demo")
-        assert await ask_readiness(session, endpoint, 5) == ProbeAnswer(reason)
+        assert await ask_readiness(client, endpoint, 5) == ProbeAnswer(reason)
         await node.stop()
-        assert await ask_readiness(session, endpoint, 5) is None
+        assert await ask_readiness(client, endpoint, 5) is None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 
-import aiohttp
 import pytest
 
+from fleetctl.gateway.http.node_client import NodeClient
 from fleetctl.gateway.metrics import GatewayMetrics
 from fleetctl.gateway.nodes.loads import REFUSED_S, SUSPECT_S, Loads
 from fleetctl.gateway.nodes.node_watch import NodeWatch, ProbeAnswer
@@ -34,7 +34,7 @@ class Clock:
 class Rig:
     """A placer before scripted nodes, on a clock that stands still."""
 
-    def __init__(self, session: aiohttp.ClientSession, nodes: list[ScriptedNode]) -> None:
+    def __init__(self, client: NodeClient, nodes: list[ScriptedNode]) -> None:
         self.clock = Clock()
         self.nodes = {node.name: node for node in nodes}
         self.loads = Loads(clock=self.clock)
@@ -44,7 +44,7 @@ class Rig:
         self.routing.replace(Table(1, endpoints), 0.0)
         self.limits = GatewaySettings()
         self.watch = NodeWatch(self.loads, self.limits, self._probe, clock=self.clock)
-        self.placer = Placer(session, self.routing, self.loads, self.metrics, self.watch, clock=self.clock)
+        self.placer = Placer(client, self.routing, self.loads, self.metrics, self.watch, clock=self.clock)
         self.proxied: ProxiedRequest = Fates().begin("r1")
 
     async def _probe(self, endpoint: Endpoint) -> ProbeAnswer | None:
@@ -79,15 +79,15 @@ def make_continuation() -> Job:
 
 @asynccontextmanager
 async def rig_of(*names: str) -> AsyncIterator[Rig]:
-    async with scripted_nodes(*names) as nodes, aiohttp.ClientSession() as session:
-        yield Rig(session, nodes)
+    async with scripted_nodes(*names) as nodes, aclosing(NodeClient(connect_limit_s=2.0)) as client:
+        yield Rig(client, nodes)
 
 
 async def test_a_placed_request_is_held_by_its_node_until_it_is_closed() -> None:
     async with rig_of("a") as rig:
         placed = await rig.place()
         assert isinstance(placed, Placed)
-        assert (placed.endpoint.node, placed.response.status) == ("a", 200)
+        assert (placed.endpoint.node, placed.answer.status) == ("a", 200)
         assert rig.loads.inflight_requests() == {"a": 1}
         assert [c.outstanding_tokens for c in rig.loads.candidates([placed.endpoint])] == [7]
         assert (rig.proxied.nodes, rig.proxied.retries) == (["a"], 0)
