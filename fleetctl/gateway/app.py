@@ -7,7 +7,7 @@ import errno
 import gc
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
@@ -17,7 +17,8 @@ import uvicorn
 import uvloop
 
 from fleetctl.gateway.http import answers
-from fleetctl.gateway.http.answers import Receive, Scope, Send, send_error, send_json, send_whole
+from fleetctl.gateway.http.answers import Receive, Scope, Send, WholeAnswer, json_answer
+from fleetctl.gateway.http.exchange import Exchange
 from fleetctl.gateway.http.node_client import NodeClient
 from fleetctl.gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from fleetctl.gateway.nodes.loads import Loads
@@ -34,7 +35,6 @@ log = structlog.get_logger()
 
 CLIENT_KEEP_ALIVE_S = 75
 DRAIN_GRACE_S = 30.0
-FATES_PREFIX = "/gateway/requests/"
 BACKLOG = 2048
 GC_THRESHOLD = (20_000, 20, 50)
 
@@ -65,6 +65,13 @@ class Gateway:
         self.watch = NodeWatch(self.loads, self._limits, self._probe, on_probe=self.metrics.count_probe)
         self.proxy: Proxy | None = None
         self._nodes: NodeClient | None = None
+        # GET routes of ours, not under /v1/. Each gets what follows its slash, or "".
+        self._routes: dict[str, Callable[[str], WholeAnswer]] = {
+            "/health": self._health,
+            "/metrics": self._metrics,
+            "/gateway/status": lambda _: json_answer(200, self.status()),
+            "/gateway/requests/": self._fate,
+        }
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Gateway]:
@@ -109,25 +116,28 @@ class Gateway:
 
     # uvicorn calls what takes any arguments as a factory, and a mutant's wrapper does.
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # pragma: no mutate block
-        path: str = scope["path"]
-        if path.startswith("/v1/"):
-            if ".." in path or "//" in path:
-                await send_error(send, answers.bad_request("the path has empty or relative parts"))
-                return
-            assert self.proxy is not None
-            await self.proxy.serve(scope, receive, send)
-        elif scope["method"] not in ("GET", "HEAD"):
-            await send_error(send, answers.not_found(path))
-        elif path == "/health":
-            await self._health(send)
-        elif path == "/metrics":
-            await self._metrics(send)
-        elif path == "/gateway/status":
-            await send_json(send, 200, self.status())
-        elif path.startswith(FATES_PREFIX):
-            await self._fate(send, path.removeprefix(FATES_PREFIX))
+        await self.serve(Exchange(scope, receive, send))
+
+    async def serve(self, exchange: Exchange) -> None:
+        """Answer one request, whatever it is."""
+        path = exchange.path
+        if not path.startswith("/v1/"):
+            await exchange.give(self._own_answer(exchange.method, path))
+        elif ".." in path or "//" in path:
+            await exchange.fail(answers.bad_request("the path has empty or relative parts"))
         else:
-            await send_error(send, answers.not_found(path))
+            assert self.proxy is not None
+            await self.proxy.serve(exchange)
+
+    def _own_answer(self, method: str, path: str) -> WholeAnswer:
+        """The answer of a route of ours. A key of the table that ends with a slash is followed by a name."""
+        if method in ("GET", "HEAD"):
+            if (exact := self._routes.get(path)) is not None:
+                return exact("")
+            base, slash, name = path.rpartition("/")
+            if slash and name and (named := self._routes.get(base + slash)) is not None:
+                return named(name)
+        return answers.not_found(path).whole()
 
     def status(self) -> dict[str, object]:
         """What `/gateway/status` says. Nodes that left the table but still hold requests are `removed`.
@@ -157,13 +167,12 @@ class Gateway:
             "nodes": nodes,
         }
 
-    async def _health(self, send: Send) -> None:
+    def _health(self, _: str) -> WholeAnswer:
         if self.routing.table is None:
-            await send_json(send, 503, {"ready": False, "reason": "no routing table yet"})
-        else:
-            await send_json(send, 200, {"ready": True, "reason": "ready"})
+            return json_answer(503, {"ready": False, "reason": "no routing table yet"})
+        return json_answer(200, {"ready": True, "reason": "ready"})
 
-    async def _metrics(self, send: Send) -> None:
+    def _metrics(self, _: str) -> WholeAnswer:
         table = self.routing.table
         idle = {e.node: 0 for e in (table.endpoints if table else ())}
         body = self.metrics.exposition(
@@ -173,15 +182,13 @@ class Gateway:
             table_version=table.version if table else None,
             table_age_s=self.routing.age_s(),
         )
-        await send_whole(send, 200, body, [(b"content-type", CONTENT_TYPE)])
+        return WholeAnswer(200, body, [(b"content-type", CONTENT_TYPE)])
 
-    async def _fate(self, send: Send, request_id: str) -> None:
+    def _fate(self, request_id: str) -> WholeAnswer:
         proxied = self.fates.get(request_id)
         if proxied is None:
-            error = answers.bad_request("no such recent request", status=404, code="not_found")
-            await send_error(send, error)
-        else:
-            await send_json(send, 200, proxied.as_json())
+            return answers.bad_request("no such recent request", status=404, code="not_found").whole()
+        return json_answer(200, proxied.as_json())
 
     def _note_table(self, table: Table) -> None:
         self.loads.keep_only(e.node for e in table.endpoints)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -14,6 +14,14 @@ Send = Callable[[Message], Awaitable[None]]
 RawHeaders = Iterable[tuple[bytes, bytes]]
 
 JSON_TYPE = (b"content-type", b"application/json")
+
+
+class WholeAnswer(NamedTuple):
+    """A complete answer of the gateway itself; its Content-Length is set when it is sent."""
+
+    status: int
+    body: bytes
+    headers: RawHeaders = (JSON_TYPE,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +52,10 @@ class ErrorAnswer:
         if self.retry_after_s is None:
             return []
         return [(b"retry-after", str(self.retry_after_s).encode())]
+
+    def whole(self) -> WholeAnswer:
+        """The error as an answer of its own."""
+        return WholeAnswer(self.status, self.body(), [JSON_TYPE, *self.headers()])
 
 
 def bad_request(
@@ -90,11 +102,6 @@ async def send_whole(send: Send, status: int, body: bytes, headers: RawHeaders =
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-async def send_json(send: Send, status: int, value: object) -> None:
-    """Send `value` as a JSON answer."""
-    await send_whole(send, status, json.dumps(value).encode())
-
-
-async def send_error(send: Send, error: ErrorAnswer) -> None:
-    """Send an error as a whole answer."""
-    await send_whole(send, error.status, error.body(), [JSON_TYPE, *error.headers()])
+def json_answer(status: int, value: object) -> WholeAnswer:
+    """`value` as a JSON answer."""
+    return WholeAnswer(status, json.dumps(value).encode())

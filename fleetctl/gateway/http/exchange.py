@@ -8,7 +8,16 @@ import os
 import re
 from collections.abc import Iterable
 
-from fleetctl.gateway.http.answers import ErrorAnswer, Message, RawHeaders, Receive, Scope, Send, send_whole
+from fleetctl.gateway.http.answers import (
+    ErrorAnswer,
+    Message,
+    RawHeaders,
+    Receive,
+    Scope,
+    Send,
+    WholeAnswer,
+    send_whole,
+)
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}\Z")  # what a node takes as well
 BODY_TIMEOUT_S = 30.0
@@ -63,22 +72,51 @@ class Exchange:
         self.is_aborted = False  # we end it: the gateway is shutting down
 
     @property
+    def method(self) -> str:
+        """GET, POST, ..."""
+        method: str = self.scope["method"]
+        return method
+
+    @property
     def path(self) -> str:
+        """The decoded path, without the query."""
+        path: str = self.scope["path"]
+        return path
+
+    @property
+    def target(self) -> str:
         """Path and query as the client encoded them."""
         path: str = self.scope["raw_path"].decode("ascii")
         query = self.scope["query_string"]
         return f"{path}?{query.decode('latin-1')}" if query else path
 
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """All headers in their order, names in lower case."""
+        headers: list[tuple[bytes, bytes]] = self.scope["headers"]
+        return headers
+
+    @property
+    def address(self) -> str | None:
+        """The address that the connection comes from; None when it has none."""
+        client = self.scope.get("client")
+        return client[0] if client else None
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first header of this name (in lower case); None without one."""
+        for each, value in self.headers:
+            if each == name:
+                return value
+        return None
+
     def request_id(self) -> str | None:
         """The id the client gave, when it is one that we can pass on and log."""
-        for name, value in self.scope["headers"]:
-            if name == b"x-request-id":
-                return value.decode("ascii") if REQUEST_ID.match(value) else None
-        return None
+        value = self.header(b"x-request-id")
+        return value.decode("ascii") if value is not None and REQUEST_ID.match(value) else None
 
     def deadline_s(self) -> float | None:
         """Seconds from its arrival after which the client wants no answer. Raises BadDeadlineError."""
-        given = [value for name, value in self.scope["headers"] if name == b"x-fleet-deadline-s"]
+        given = [value for name, value in self.headers if name == b"x-fleet-deadline-s"]
         try:
             limits = [float(value) for value in given]
         except ValueError as error:
@@ -93,20 +131,20 @@ class Exchange:
         Addresses that it states itself stay before ours, as proxies do it: a node believes the last one only.
         """
         headers, addresses = [], []
-        for name, value in self.scope["headers"]:
+        for name, value in self.headers:
             if name == b"x-forwarded-for":
                 addresses.append(value.decode("latin-1"))
             elif name not in _DROPPED and not name.startswith(_OURS):
                 headers.append((name.decode("latin-1"), value.decode("latin-1")))
-        if client := self.scope.get("client"):
-            addresses.append(client[0])
+        if self.address is not None:
+            addresses.append(self.address)
         if addresses:
             headers.append(("X-Forwarded-For", ", ".join(addresses)))
         return headers
 
     async def read_body(self, max_bytes: int) -> bytes:
         """The whole body. Raises BodyTooLargeError, ClientGoneError, or TimeoutError when it does not come."""
-        for name, value in self.scope["headers"]:
+        for name, value in self.headers:
             if name == b"content-length" and (not value.isdigit() or int(value) > max_bytes):
                 raise BodyTooLargeError
         parts: list[bytes] = []
@@ -157,6 +195,10 @@ class Exchange:
         """Send a whole answer."""
         self.has_begun = self.has_ended = True
         await send_whole(self._send, status, body, headers)
+
+    async def give(self, whole: WholeAnswer) -> None:
+        """Send an answer that the gateway made itself."""
+        await self.answer(whole.status, whole.body, whole.headers)
 
     async def fail(self, error: ErrorAnswer, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
         """Tell the client: an error answer, or the last event of a stream that has begun. Never a silent cut."""

@@ -16,7 +16,7 @@ from enum import Enum
 import structlog
 
 from fleetctl.gateway.http import answers
-from fleetctl.gateway.http.answers import ErrorAnswer, Receive, Scope, Send
+from fleetctl.gateway.http.answers import ErrorAnswer
 from fleetctl.gateway.http.event_stream import EventStreamReader, EventTooLongError, error_code_of
 from fleetctl.gateway.http.exchange import (
     BadDeadlineError,
@@ -117,9 +117,8 @@ class Proxy:
         self._clock = clock
         self._exchanges: set[Exchange] = set()
 
-    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def serve(self, exchange: Exchange) -> None:
         """Proxy one request and end it, whatever happens."""
-        exchange = Exchange(scope, receive, send)
         request_id = exchange.request_id()
         if request_id is None or self._fates.is_in_flight(request_id):
             request_id = new_request_id()
@@ -193,14 +192,14 @@ class Proxy:
 
     async def _read_job(self, exchange: Exchange, proxied: ProxiedRequest) -> Job | None:
         """The client's request as a job; None when it was answered, or left, already."""
-        path = exchange.scope["path"]
+        path = exchange.path
         if self._fates.in_flight > self._max_in_flight:
             await self._refuse(exchange, proxied, answers.overloaded("the gateway holds too many requests"))
             return None
         try:
             body = await exchange.read_body(self._max_body_bytes)
             deadline_s = exchange.deadline_s()
-            is_generation = path in GENERATION_PATHS and exchange.scope["method"] == "POST"
+            is_generation = path in GENERATION_PATHS and exchange.method == "POST"
             facts = read_routing_facts(path, body) if is_generation else RoutingFacts()
         except BodyTooLargeError:
             message = f"the body is larger than {self._max_body_bytes} bytes"
@@ -224,7 +223,7 @@ class Proxy:
                 headers.append(("X-Fleet-Handoff", "accept"))
             given = [limit for limit in (deadline_s, facts.deadline_s) if limit is not None]
             deadline_at = proxied.started + min(given) if given else None
-            return Job(exchange.scope["method"], exchange.path, body or None, headers, facts, deadline_at=deadline_at)
+            return Job(exchange.method, exchange.target, body or None, headers, facts, deadline_at=deadline_at)
         return None
 
     async def _relay(

@@ -50,7 +50,7 @@ GONE: Message = {"type": "http.disconnect"}
 
 @pytest.mark.parametrize(("query", "path"), [(b"", "/v1/a%2Fb"), (b"x=%20&y", "/v1/a%2Fb?x=%20&y")])
 async def test_path_and_query_stay_as_the_client_encoded_them(query: bytes, path: str) -> None:
-    assert Client(query=query).exchange.path == path
+    assert Client(query=query).exchange.target == path
 
 
 @pytest.mark.parametrize(

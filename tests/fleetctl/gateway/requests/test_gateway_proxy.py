@@ -12,6 +12,7 @@ import pytest
 
 from fleetctl.gateway.http import event_stream
 from fleetctl.gateway.http import exchange as exchange_module
+from fleetctl.gateway.http.exchange import Exchange
 from fleetctl.gateway.requests import proxy as proxy_module
 from fleetctl.gateway.requests.fates import Outcome
 from fleetctl.gateway.requests.place import Placer
@@ -691,7 +692,7 @@ async def test_a_request_whose_task_is_cancelled_from_outside_has_failed(tmp_pat
     async with small_fleet(tmp_path, "a") as (served, _, _):
         assert served.gateway.proxy is not None
         scope = {"method": "POST", "path": "/v1/completions", "headers": [(b"x-request-id", b"cancelled")]}
-        task = asyncio.create_task(served.gateway.proxy.serve(scope, receive, None))  # type: ignore[arg-type]
+        task = asyncio.create_task(served.gateway.proxy.serve(Exchange(scope, receive, None)))  # type: ignore[arg-type]
         await asked.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
