@@ -151,7 +151,7 @@ async def test_an_abort_tells_every_client(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("host", ["256.1.1.1", "no such host", "203.0.113.7"])
 async def test_a_host_that_is_not_ours_is_a_clear_error(host: str) -> None:
-    with pytest.raises(BadInputError, match="cannot listen on"):
+    with pytest.raises(BadInputError, match=f"cannot listen on {host}:0: (?!None)[^\\[]+$"):
         bind_listener(host, 0)
 
 

@@ -185,9 +185,21 @@ async def test_a_deadline_that_no_node_keeps_is_kept_by_the_gateway(tmp_path: Pa
         nodes[0].gate.clear()
         reply = await served.chat(headers={"X-Fleet-Deadline-S": "0.2", "X-Request-Id": "late"}, stream=False)
         assert reply.status == 504
-        assert json.loads(reply.body)["error"]["code"] == "deadline_exceeded"
+        error = json.loads(reply.body)["error"]
+        assert (error["code"], error["message"]) == ("deadline_exceeded", "the deadline passed")
         fate = await served.fate("late")
         assert (fate["fate"], fate["reason"]) == ("failed", "deadline_exceeded")
+        nodes[0].gate.set()
+
+
+async def test_an_answer_that_does_not_begin_within_the_limit_is_a_504_that_names_the_node(tmp_path: Path) -> None:
+    limits = QUICK.model_copy(update={"first_byte_limit_s": 0.2})
+    async with small_fleet(tmp_path, "a", limits=limits) as (served, nodes, _):
+        nodes[0].gate.clear()
+        reply = await served.chat(headers={"X-Request-Id": "slow"}, stream=False)
+        assert reply.status == 504
+        error = json.loads(reply.body)["error"]
+        assert (error["code"], error["message"]) == ("first_byte_limit", "node a did not begin its answer in time")
         nodes[0].gate.set()
 
 

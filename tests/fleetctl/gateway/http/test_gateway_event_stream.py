@@ -42,6 +42,10 @@ def test_half_a_frame_is_never_forwarded() -> None:
     assert reader.feed(b"\n").forward == b'data: {"half": 1}\n\n'
 
 
+def test_a_border_that_comes_first_is_one() -> None:
+    assert EventStreamReader().feed(b'\n\ndata: {"half').forward == b"\n\n"
+
+
 def test_text_that_speaks_of_a_handoff_is_text() -> None:
     frame = b'data: {"text": "event: fleet.handoff\\ndata: {}"}\n\n'
     assert EventStreamReader().feed(frame) == (frame, None)

@@ -145,3 +145,10 @@ def test_the_output_that_is_counted_is_bounded_on_both_sides(asked: dict[str, An
 def test_the_client_is_told_what_is_wrong_with_its_body(body: bytes, says: str) -> None:
     with pytest.raises(BadBodyError, match=says):
         read_routing_facts(CHAT, body)
+
+
+@pytest.mark.parametrize(
+    ("asked", "deadline_s"), [(0.5, 0.5), (1, 1.0), (0, None), (-1, None), (True, None), ("5", None), (1e9, None)]
+)
+def test_a_deadline_in_the_body_is_any_positive_number_of_seconds(asked: Any, deadline_s: float | None) -> None:
+    assert facts_of(CHAT, messages=[], deadline_s=asked).deadline_s == deadline_s
