@@ -14,6 +14,7 @@ import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from fleetctl.kit.errors import BadInputError, FleetctlError, RefusedError, UnreachableError
+from fleetctl.traffic_rule import TrafficRule, TrafficRuleRequest
 from fleetctl.wire import (
     ActionRequest,
     Alert,
@@ -187,6 +188,19 @@ class ControllerClient:
         """The routing table; None when it is still the one known as `after` once `wait_s` has passed."""
         answer = await self._send("GET", "/v1/routing", wait_s, params=_given(after=after, wait_s=wait_s or None))
         return None if answer.status_code == 204 else _parse(RoutingTable, answer)
+
+    async def traffic_rules(self) -> list[TrafficRule]:
+        """What the gateways are ordered to do with requests, the oldest rule first."""
+        return await self._list(TrafficRule, "/v1/traffic-rules")
+
+    async def make_traffic_rule(self, request: TrafficRuleRequest) -> TrafficRule:
+        """Make a rule, in place of one with its id."""
+        return await self._post(TrafficRule, "/v1/traffic-rules", request)
+
+    async def remove_traffic_rule(self, rule_id: str, by: str = "api") -> TrafficRule:
+        """End a rule now. Raises BadInputError when there is none of this id."""
+        answer = await self._send("DELETE", f"/v1/traffic-rules/{_part(rule_id)}", params={"by": by})
+        return _parse(TrafficRule, answer)
 
     async def content(self) -> ContentListing:
         """Rules, trees, causes, pages and what else is loaded, with their sources."""

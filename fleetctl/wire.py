@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from fleetctl.traffic_rule import KnownRules
+
 
 class Wire(BaseModel):
     """Answers ignore unknown keys (an older client meets a newer controller); requests below forbid them."""
@@ -313,10 +315,14 @@ class Route(Wire):
 
 
 class RoutingTable(Wire):
-    """What the gateway routes by. It keeps the last good one when the controller is away."""
+    """What the gateway routes by. It keeps the last good one when the controller is away.
+
+    `rules`: traffic rules in force; those of kinds that this version does not know are left out.
+    """
 
     version: int
     routes: list[Route]
+    rules: KnownRules = Field(default_factory=list)
 
 
 class AlertmanagerState(Wire):

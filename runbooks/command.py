@@ -14,7 +14,7 @@ from typing import Any
 
 from runbooks.errors import BadCommandError, BadInputError
 from runbooks.target import Target, parse_target, written_forms
-from runbooks.value import ValueType, check_value, did_you_mean, parse_duration
+from runbooks.value import ValueType, check_value, did_you_mean, parse_duration, parse_threshold
 from runbooks.verb import Action, Option, Verb
 from runbooks.verbs import VERBS
 
@@ -23,6 +23,7 @@ MAX_NODES = 100  # in one list
 
 _SIZE = re.compile(r"[+-]?\d{1,4}|before")
 _COUNT = re.compile(r"\d{1,4}")
+_RATIO = re.compile(r"0?\.\d{1,6}")
 
 
 def parse_command(text: str) -> Action:
@@ -93,6 +94,8 @@ def _split_verb(words: list[str]) -> tuple[Verb, list[str]]:
 
 def _target(verb: Verb, targets: list[str]) -> Target:
     written = written_forms(verb.kinds)
+    if not targets and (implied := verb.implied_target) is not None:
+        return implied
     if len(targets) != 1:
         got = "none" if not targets else ", ".join(targets)
         kinds = " or ".join(kind.value for kind in verb.kinds)
@@ -108,8 +111,15 @@ def _target(verb: Verb, targets: list[str]) -> Target:
 def _option_value(verb: Verb, option: Option, text: str) -> str | int | float | tuple[str, ...]:
     try:
         match option.kind:
-            case "duration":
+            case "duration" | "lifetime":
                 return parse_duration(text)
+            case "ratio":
+                return _ratio(text)
+            case "threshold":
+                parse_threshold(text)
+                return text
+            case "word":
+                return check_value(ValueType.STRING, text)
             case "nodes":
                 names = text.split(",")
                 if len(names) > MAX_NODES:
@@ -127,3 +137,9 @@ def _option_value(verb: Verb, option: Option, text: str) -> str | int | float | 
                 return check_value(ValueType.NODE, text)
     except BadInputError as error:
         raise BadCommandError(f"{verb.name} {option.name}: {error.message}", remedy=error.remedy) from None
+
+
+def _ratio(text: str) -> float:
+    if not _RATIO.fullmatch(text) or not float(text):
+        raise BadInputError(f"{text[:80]!r} is not a share", remedy="write it like 0.25: above 0 and below 1")
+    return float(text)

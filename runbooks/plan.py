@@ -176,8 +176,10 @@ def _command(step: PageStep, inputs: Mapping[str, str]) -> str:
 
 def _with_target(words: Sequence[str], action: Action) -> str:
     """The command as it was typed, with the target in its written form."""
-    short = action.target.name
-    return shlex.join(str(action.target) if word == short and str(action.target) != short else word for word in words)
+    short, written = action.target.name, str(action.target)
+    num_verb_words = len(action.verb.name.split())
+    rest = [written if word == short and written != short else word for word in words[num_verb_words:]]
+    return shlex.join([*words[:num_verb_words], *rest])
 
 
 def _targets(actions: list[Action]) -> tuple[Target, ...]:

@@ -6,7 +6,7 @@ the same kind of receipt. Effects raise `TemporaryError` (try again) or `Permane
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -111,6 +111,19 @@ class Effects(Protocol):
 
         `before_removal` is awaited with each name right before its drain; what it raises ends the call.
         """
+        ...
+
+    async def make_traffic_rule(
+        self, rule_id: str, spec: Mapping[str, Any], *, for_s: float | None, made_by: str, reason: str
+    ) -> Receipt:
+        """Order the gateways to do what `spec` (plain JSON with its `kind`) says, for `for_s` seconds; None: for ever.
+
+        It replaces a rule with the same id.
+        """
+        ...
+
+    async def remove_traffic_rule(self, rule_id: str, *, removed_by: str) -> Receipt:
+        """End a traffic rule now. One that is not there is removed already."""
         ...
 
 

@@ -112,7 +112,8 @@ async def _act(context: Context, run: Run, step: StepRecord) -> Receipt | Tempor
 
     try:
         async with asyncio.timeout(limit_s):
-            return await action.verb.effect(EffectCall(context.effects, action, before_removal))
+            call = EffectCall(context.effects, action, before_removal, run.decided_by or run.requested_by, run.reason)
+            return await action.verb.effect(call)
     except (TemporaryError, PermanentError) as error:
         return error
     except TimeoutError:

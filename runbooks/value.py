@@ -34,6 +34,9 @@ _NODE = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _STRING = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}")
 _NUMBER = re.compile(r"\d{1,15}(\.\d{1,9})?")
 _SIZE = re.compile(r"\+?\d{1,4}")
+_TOKENS = re.compile(r"(\d{1,9})(k|M)?")
+_BYTES = re.compile(r"(\d{1,9})(Mi|Gi)B")
+_UNITS = {None: 1, "k": 1024, "M": 1024**2, "Mi": 1024**2, "Gi": 1024**3}
 
 EXAMPLES = {
     ValueType.NODE: "node-1",
@@ -55,6 +58,28 @@ def parse_duration(text: str) -> float:
     if seconds > MAX_DURATION_S:
         raise BadInputError(f"{text!r} is more than 24h", remedy="give at most 24h")
     return seconds
+
+
+class ThresholdUnit(StrEnum):
+    """What a threshold counts."""
+
+    TOKENS = "tokens"
+    SECONDS = "seconds"
+    BYTES = "bytes"
+
+
+def parse_threshold(text: str) -> tuple[ThresholdUnit, float]:
+    """ "32k" tokens (32,768, as context lengths are counted), "5s" or "2GiB", above 0. Raises BadInputError."""
+    for unit, pattern in ((ThresholdUnit.TOKENS, _TOKENS), (ThresholdUnit.BYTES, _BYTES)):
+        if (match := pattern.fullmatch(text)) and int(match[1]):
+            return unit, int(match[1]) * _UNITS[match[2]]
+    try:
+        seconds = parse_duration(text) if not text.isdigit() else 0.0
+    except BadInputError:
+        seconds = 0.0
+    if not seconds:
+        raise BadInputError(f"{_shown(text)} is not a threshold", remedy="write it like 32k (tokens), 5s or 2GiB")
+    return ThresholdUnit.SECONDS, seconds
 
 
 def check_value(value_type: ValueType, text: str) -> str:

@@ -13,10 +13,12 @@ from typing import Any, Literal
 
 from runbooks.fleet_view import Change, FleetView
 from runbooks.ports import Effects, Receipt
-from runbooks.target import Target, TargetKind, written_forms
+from runbooks.target import Target, TargetKind, parse_target, written_forms
 
-OptionKind = Literal["duration", "node", "nodes", "count", "size", "flag"]
-"""duration: seconds. nodes: names with commas between. count: whole. size: 5, +2, -1, or `before`. flag: no value."""
+OptionKind = Literal["duration", "lifetime", "node", "nodes", "count", "size", "ratio", "threshold", "word", "flag"]
+"""duration: seconds that the command may take. lifetime: seconds that what it makes lasts. nodes: names with commas
+between. count: whole. size: 5, +2, -1, or `before`. ratio: above 0 and below 1. threshold: 32k (tokens), 5s, 2GiB.
+word: a name. flag: no value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,10 @@ class EffectCall:
     action: Action
     before_removal: Callable[[str], Awaitable[None]]
     """Asks the guard again for one node. Raises TemporaryError when it does not say yes."""
+    asked_by: str = ""
+    """Who asked for the run."""
+    reason: str = ""
+    """Why the run was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +104,7 @@ class Verb:
     idempotency: str  # how a second call finds the work of the first
     options: tuple[Option, ...] = ()
     needs_target: bool = True  # the target must exist before
+    default_target: str = ""  # meant when none is typed; empty: one must be
     mutates: bool = True
     resolve: Callable[[Action, FleetView, Action | None], Action] | None = None
     """The action in full, from the fleet before it and from the same verb's last action on the target. Kept with the
@@ -115,9 +122,15 @@ class Verb:
         return next((option for option in self.options if option.name == name), None)
 
     @property
+    def implied_target(self) -> Target | None:
+        """The target that is meant when none is typed."""
+        return parse_target(self.default_target, self.kinds) if self.default_target else None
+
+    @property
     def usage(self) -> str:
         """`drain NODE [--deadline DURATION]`, as help and errors show it."""
-        words = [self.name, written_forms(self.kinds)]
+        target = written_forms(self.kinds)
+        words = [self.name, f"[{target}]" if self.default_target else target]
         for option in self.options:
             text = option.name if option.kind == "flag" else f"{option.name} {option.kind.upper()}"
             words.append(text if option.required else f"[{text}]")
@@ -180,7 +193,9 @@ class Action:
     @property
     def command(self) -> str:
         """The command that parses to this action, without options that have their default."""
-        words = [*self.verb.name.split(), str(self.target)]
+        words = self.verb.name.split()
+        if self.target != self.verb.implied_target:
+            words.append(str(self.target))
         for option in self.verb.options:
             value = self.args[option.key]
             if value == option.default or value is None or value == ():
@@ -196,7 +211,7 @@ class Action:
 
 
 def _written(kind: OptionKind, value: Any) -> str:
-    if kind == "duration":
+    if kind in ("duration", "lifetime"):
         return f"{value:g}s"
     return ",".join(value) if kind == "nodes" else str(value)
 

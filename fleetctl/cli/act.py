@@ -77,7 +77,7 @@ def verb_command(verb: Verb) -> Callable[..., None]:
     """A Typer command for a verb: its target, its options with their defaults, and what every verb takes."""
 
     def command(target: str, *, dry_run: bool, yes: bool, output: Output, **given: str | bool | None) -> None:
-        words = [*verb.name.split(), target]
+        words = [*verb.name.split(), *([target] if target else [])]
         for option in verb.options:
             value = given[_parameter(option)]
             if value is True:
@@ -88,6 +88,8 @@ def verb_command(verb: Verb) -> Callable[..., None]:
 
     what = " or ".join(kind.value for kind in verb.kinds)
     target_help = f"Name of the {what}" + ("; `fleetctl get nodes` lists them." if verb.needs_target else ".")
+    if TargetKind.ROUTE in verb.kinds:
+        target_help = "Id of the traffic rule; `fleetctl get traffic-rules` lists them."
     annotations: dict[str, Any] = {
         "target": Annotated[
             str,
@@ -99,6 +101,8 @@ def verb_command(verb: Verb) -> Callable[..., None]:
         ]
     }
     defaults: dict[str, Any] = {"dry_run": False, "yes": False, "output": Output.table}
+    if verb.default_target:
+        defaults["target"] = verb.default_target
     for option in verb.options:
         help_text = f"{option.help[0].upper()}{option.help[1:]}."
         is_flag = option.kind == "flag"

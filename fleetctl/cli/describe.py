@@ -29,6 +29,7 @@ from fleetctl.wire import DeepCheck, Incident, Node, Run, RunbookInfo
 REMEDIES = {
     Kind.alerts: "fleetctl alerts explain NAME",
     Kind.events: "fleetctl get events -l incident=ID",
+    Kind.traffic_rules: "fleetctl get traffic-rules -o wide",
 }
 
 

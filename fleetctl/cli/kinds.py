@@ -27,6 +27,7 @@ class Kind(StrEnum):
     runs = "runs"
     runbooks = "runbooks"
     events = "events"
+    traffic_rules = "traffic-rules"
 
     @property
     def singular(self) -> str:
@@ -225,6 +226,19 @@ EVENT_COLUMNS = [
     Column("run", lambda e: e.run_id or "-", wide=True),
     Column("what", lambda e: e.text),
 ]
+TRAFFIC_RULE_COLUMNS = [
+    Column("id", lambda r: r.id),
+    Column("kind", lambda r: r.kind),
+    Column("ends in", lambda r: _ends_in(r.expires_at), right=True, sort_key=lambda r: r.expires_at, is_volatile=True),
+    Column("by", lambda r: r.made_by),
+    Column("made", lambda r: clock(r.made_at), wide=True),
+    Column("reason", lambda r: r.reason, wide=True),
+    Column("orders", lambda r: r.spec.words),
+]
+
+
+def _ends_in(at: float | None) -> str:
+    return "-" if at is None else seconds(max(0.0, at - time.time()))
 
 
 async def _nodes_at_work_first(client: ControllerClient) -> Sequence[BaseModel]:
@@ -315,5 +329,12 @@ VIEWS: Mapping[Kind, KindView] = {
             "run": e.run_id or "",
         },
         read_all=lambda client: client.events(),
+    ),
+    Kind.traffic_rules: KindView(
+        TRAFFIC_RULE_COLUMNS,
+        "no traffic rules: requests go where the gateway's own choice sends them",
+        name=lambda r: r.id,
+        labels=lambda r: {"id": r.id, "kind": r.kind, "by": r.made_by},
+        read_all=lambda client: client.traffic_rules(),
     ),
 }

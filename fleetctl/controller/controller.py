@@ -37,6 +37,7 @@ from fleetctl.controller.nodes.fleet_series import FleetSeries
 from fleetctl.controller.nodes.lookup import FleetLookup
 from fleetctl.controller.nodes.node_client import MAX_ANSWER_BYTES, PROBE_TIMEOUT_S, NodeClient
 from fleetctl.controller.nodes.routing import GatewayWatch, Routing
+from fleetctl.controller.nodes.traffic_rules import TrafficRules
 from fleetctl.controller.records import Records
 from fleetctl.controller.signals.prometheus_signals import PrometheusSignals
 from fleetctl.controller.signals.rules_in_force import RulesInForce
@@ -56,6 +57,7 @@ from runbooks.run import Run
 
 DEEP_CHECK_TURN_S = 1.0  # between two looks at whose deep check is due
 FORGET_TURN_S = 60.0  # between two looks for nodes that were stopped long ago
+RULES_TURN_S = 1.0  # between two looks for traffic rules that are over
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ class Controller:
     store: SeriesStore
     provider: NodeProvider
     routing: Routing
+    traffic_rules: TrafficRules
     fleet: Fleet
     deep_checks: DeepChecks
     scraper: Scraper
@@ -126,6 +129,7 @@ async def open_controller(
         client = await _open_node_client(config, records.stalls, stack)
         content = ContentStore(settings.content, content_now, records.timeline, records.metrics, records.clock)
         routing = await Routing.opened(records)
+        traffic_rules = TrafficRules(records, routing)
         book = await IncidentBook.opened(records)
         fleet = Fleet(
             records,
@@ -143,7 +147,7 @@ async def open_controller(
         scraper, signals = _open_signals(config, rules, fleet, records, stack)
         content.when_loaded(rules.exchange)
         content.when_loaded(lambda _: signals.read_for(rules.groups))
-        effects = _effects(config, provider, client, fleet, routing, scraper, records)
+        effects = _effects(config, provider, client, fleet, routing, traffic_rules, scraper, records)
         lookup = FleetLookup(records.database, fleet, rules.store, clock, stale_after_s=stale_after_s)
         executor = _open_executor(config, content, journal, effects, lookup, records, stack)
         inbound = await open_inbound(config, rules.engine, fleet, records, stack)
@@ -165,6 +169,7 @@ async def open_controller(
             Loop("fleet-series", settings.controller.probe_interval_s, fleet_series.record),
             Loop("deep-checks", DEEP_CHECK_TURN_S, deep_checks.ask_due_nodes),
             Loop("forget-nodes", FORGET_TURN_S, fleet.forget_old),
+            Loop("traffic-rules", RULES_TURN_S, traffic_rules.expire_rules),
             Loop("scrape", settings.controller.scrape_interval_s, signals.collect),
             Loop("alerts", every_s, alerting.evaluate_rules),
             Loop("diagnosis", every_s, diagnosing.diagnose_incidents),
@@ -188,6 +193,7 @@ async def open_controller(
             store=rules.store,
             provider=provider,
             routing=routing,
+            traffic_rules=traffic_rules,
             fleet=fleet,
             deep_checks=deep_checks,
             scraper=scraper,
@@ -264,6 +270,7 @@ def _effects(
     client: NodeClient,
     fleet: Fleet,
     routing: Routing,
+    traffic_rules: TrafficRules,
     scraper: Scraper,
     records: Records,
 ) -> FleetEffects:
@@ -274,6 +281,7 @@ def _effects(
         provider=provider,
         client=client,
         routing=routing,
+        traffic_rules=traffic_rules,
         gateway=GatewayWatch(client, config.gateway_url, records.clock, limits.gateway_wait_s),
         clock=records.clock,
         forget_signals=scraper.forget,

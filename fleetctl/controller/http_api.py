@@ -48,6 +48,7 @@ from fleetctl.controller.nodes.node_row import get_node, list_nodes
 from fleetctl.kit.errors import BadInputError, RefusedError
 from fleetctl.kit.version import software_version
 from fleetctl.settings.controller import ControllerSettings
+from fleetctl.traffic_rule import TrafficRuleRequest
 from fleetctl.wire import (
     ActionRequest,
     ApprovalRequest,
@@ -104,6 +105,9 @@ def create_app(controller: Controller, token: str, stopping: asyncio.Event) -> S
         Route("/v1/verbs", guarded(api.verbs)),
         Route("/v1/diagnose", guarded(api.diagnose), methods=["POST"]),
         Route("/v1/routing", guarded(api.routing)),
+        Route("/v1/traffic-rules", guarded(api.traffic_rules), methods=["GET"]),
+        Route("/v1/traffic-rules", guarded(api.make_traffic_rule), methods=["POST"]),
+        Route("/v1/traffic-rules/{id:path}", guarded(api.remove_traffic_rule), methods=["DELETE"]),
         Route("/v1/query", guarded(api.query)),
         Route("/v1/content", guarded(api.content)),
         Route("/v1/content/reload", guarded(api.reload_content), methods=["POST"]),
@@ -297,6 +301,17 @@ class _Api:
         if table.version == 0:
             return Response(status_code=204)  # nothing was routed yet: "no table" must not look like "no nodes"
         return _json(table)
+
+    async def traffic_rules(self, _: Request) -> Response:
+        return _json_list(await self._c.traffic_rules.current())
+
+    async def make_traffic_rule(self, request: Request) -> Response:
+        rule, _ = await self._c.traffic_rules.make(await read_body(request, TrafficRuleRequest))
+        return _json(rule, 201)
+
+    async def remove_traffic_rule(self, request: Request) -> Response:
+        by = request.query_params.get("by", "api")[:200]
+        return _json(await self._c.traffic_rules.remove(request.path_params["id"], by))
 
     async def query(self, request: Request) -> Response:
         expression = request.query_params.get("expr", "")

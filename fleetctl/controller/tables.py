@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-# 2: external_alerts and webhook_notices; 3: wanted_changes. Versions so far only added tables.
-SCHEMA_VERSION = 3
+# 2: external_alerts and webhook_notices; 3: wanted_changes; 4: traffic_rules. Versions so far only added tables.
+SCHEMA_VERSION = 4
 
 metadata = sa.MetaData()
 
@@ -42,6 +42,15 @@ wanted_changes = sa.Table(
     sa.Column("model", sa.String(500), nullable=False),
     sa.Column("wanted", sa.Boolean, nullable=False),
     sqlite_autoincrement=True,
+)
+
+# What gateways are ordered to do with requests; `document` is the whole rule.
+traffic_rules = sa.Table(
+    "traffic_rules",
+    metadata,
+    sa.Column("id", sa.String(100), primary_key=True),
+    sa.Column("expires_at", sa.Float, index=True),  # NULL: until it is removed
+    sa.Column("document", sa.JSON, nullable=False),
 )
 
 incidents = sa.Table(

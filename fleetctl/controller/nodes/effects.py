@@ -7,12 +7,13 @@ a state from which the same call goes on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
+from pydantic import ValidationError
 
 from fleetctl.controller.database import Database
 from fleetctl.controller.nodes.fleet import Fleet, NodeState
@@ -26,10 +27,12 @@ from fleetctl.controller.nodes.node_client import (
 )
 from fleetctl.controller.nodes.node_row import NodeRow, Role, RouteIntent, get_node, want_node
 from fleetctl.controller.nodes.routing import GatewayWatch, Routing
+from fleetctl.controller.nodes.traffic_rules import TrafficRules
 from fleetctl.kit.clock import Clock
-from fleetctl.kit.errors import FleetctlError
+from fleetctl.kit.errors import BadInputError, FleetctlError
 from fleetctl.providers.provider import NodeProvider
 from fleetctl.providers.spec import NodeSpec
+from fleetctl.traffic_rule import TrafficRuleRequest
 from fleetctl.wire import NodePhase
 from runbooks.ports import PermanentError, Receipt, TemporaryError
 from runbooks.verification import Stopwatch
@@ -68,6 +71,7 @@ class FleetEffects:
     provider: NodeProvider
     client: NodeClient
     routing: Routing
+    traffic_rules: TrafficRules
     gateway: GatewayWatch
     clock: Clock
     forget_signals: Callable[[str], None]
@@ -245,6 +249,40 @@ class FleetEffects:
             await self.stop_node(name, grace_s=SCALE_IN_GRACE_S)
             stopped[name] = str(drained["state"])
         return {"pool": pool, "started": list(start), "stopped": stopped}
+
+    async def make_traffic_rule(
+        self, rule_id: str, spec: Mapping[str, Any], *, for_s: float | None, made_by: str, reason: str
+    ) -> Receipt:
+        """A rule of this id is replaced, so that a second call leaves one rule."""
+        try:
+            request = TrafficRuleRequest.model_validate(
+                {"id": rule_id, "spec": spec, "for_s": for_s, "made_by": made_by, "reason": reason}
+            )
+            rule, before = await self.traffic_rules.make(request)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise PermanentError(f"traffic rule {rule_id}: {first['msg'].removeprefix('Value error, ')}") from error
+        except BadInputError as error:
+            raise PermanentError(error.message) from error
+        version = self.routing.table.version
+        return {
+            "rule": rule.id,
+            "orders": rule.spec.words,
+            "expires_at": rule.expires_at,
+            "replaced": before.spec.words if before is not None else None,
+            "table_version": version,
+            "gateway": await self.gateway.follow(version),
+        }
+
+    async def remove_traffic_rule(self, rule_id: str, *, removed_by: str) -> Receipt:
+        """One that is not there is removed already."""
+        try:
+            rule = await self.traffic_rules.remove(rule_id, removed_by)
+        except BadInputError as error:
+            return {"rule": rule_id, "note": error.message}
+        version = self.routing.table.version
+        said = await self.gateway.follow(version)
+        return {"rule": rule.id, "ordered": rule.spec.words, "table_version": version, "gateway": said}
 
     async def _row(self, name: str) -> NodeRow | None:
         return await self.database.read(lambda c: get_node(c, name))

@@ -1,4 +1,4 @@
-"""The table the gateway routes by: what is wanted of each node (stored) and the phase it was last seen in.
+"""The table the gateway routes by: what is wanted of each node (stored), the phase it was last seen in, traffic rules.
 
 Versioned, waited for by long polls; and whether the gateway follows it.
 """
@@ -6,19 +6,21 @@ Versioned, waited for by long polls; and whether the gateway follows it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import sqlalchemy as sa
 
 from fleetctl.controller.database import GroupCommit, put_meta
 from fleetctl.controller.nodes.node_client import NoAnswerError, NodeClient, NotAllowedError
 from fleetctl.controller.nodes.node_row import change_node, is_published, list_nodes, routing_version
+from fleetctl.controller.nodes.rule_row import list_rules
 from fleetctl.controller.records import Records
 from fleetctl.kit.clock import Clock
 from fleetctl.wire import NodePhase, Route, RouteState, RoutingTable
 
 GATEWAY_POLL_S = 0.1
+T = TypeVar("T")
 
 
 class _Change(NamedTuple):
@@ -68,6 +70,23 @@ class Routing:
             return _read_table(connection, phases)
 
         await self._publish(await self._database.write(work))
+
+    async def change_rules(self, work: Callable[[sa.Connection], T]) -> T:
+        """Store a change of the traffic rules and publish it as a new version. Returns what `work` returned.
+
+        A `work` that raises changes nothing.
+        """
+
+        def change(connection: sa.Connection) -> tuple[T, RoutingTable]:
+            result = work(connection)
+            # Version 0 says that nothing was routed yet: rules alone are no table to replace a gateway's last good one.
+            if version := routing_version(connection):
+                put_meta(connection, "routing_version", version + 1)
+            return result, _read_table(connection, self._phases)
+
+        result, table = await self._database.write(change)
+        await self._publish(table)
+        return result
 
     async def wait(self, after: int, wait_s: float) -> RoutingTable | None:
         """The table once its version differs from `after`; None when it doesn't within `wait_s`.
@@ -140,4 +159,4 @@ def _read_table(connection: sa.Connection, phases: Mapping[str, NodePhase]) -> R
         for row in list_nodes(connection)
         if is_published(row)
     ]
-    return RoutingTable(version=routing_version(connection), routes=routes)
+    return RoutingTable(version=routing_version(connection), routes=routes, rules=list_rules(connection))

@@ -14,6 +14,7 @@ from yarl import URL
 
 from fleetctl.kit.errors import BadInputError
 from fleetctl.kit.whole_file import write_whole
+from fleetctl.traffic_rule import TrafficRule
 from fleetctl.wire import NodePhase, Route, RouteState, RoutingTable
 
 FILE_NAME = "routing-table.json"
@@ -45,12 +46,16 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A routing table. `active`: endpoints that shall take new requests. `rejected`: routes that make no sense."""
+    """A routing table. `active`: endpoints that shall take new requests. `rejected`: routes that make no sense.
+
+    `rules`: traffic rules; whether one has expired is asked when it is applied.
+    """
 
     version: int
     endpoints: tuple[Endpoint, ...]
     active: tuple[Endpoint, ...] = field(init=False)
     rejected: tuple[str, ...] = ()
+    rules: tuple[TrafficRule, ...] = ()
     _by_model: dict[str | None, tuple[Endpoint, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -78,7 +83,12 @@ class Table:
                 model=route.model,
                 phase=route.phase,
             )
-        return cls(version=table.version, endpoints=tuple(endpoints.values()), rejected=tuple(rejected))
+        return cls(
+            version=table.version,
+            endpoints=tuple(endpoints.values()),
+            rejected=tuple(rejected),
+            rules=tuple(table.rules),
+        )
 
     def to_wire(self) -> RoutingTable:
         """The same table in the controller's form, without rejected routes."""
@@ -86,7 +96,7 @@ class Table:
             Route(node=e.node, url=e.base, state=e.state, pool=e.pool, model=e.model, phase=e.phase)
             for e in self.endpoints
         ]
-        return RoutingTable(version=self.version, routes=routes)
+        return RoutingTable(version=self.version, routes=routes, rules=list(self.rules))
 
     def candidates(self, model: str | None) -> tuple[Endpoint, ...]:
         """Active endpoints that serve the model. A name that no route has goes to any node: it knows its adapters.

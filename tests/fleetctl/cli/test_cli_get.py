@@ -14,6 +14,7 @@ from fleetctl.cli.app import run
 from fleetctl.cli.get import Changes
 from fleetctl.cli.kinds import VIEWS, Kind
 from fleetctl.cli.output import ListOutput
+from fleetctl.traffic_rule import RerouteSpec, TrafficRule
 from fleetctl.wire import Alert, Diagnosis, NodePhase, RunbookInfo, RunStatus, Signal, TimelineEntry
 from tests.fixtures.cockpit import make_incident, make_node, make_run
 from tests.fixtures.recorded_controller import RecordedController, recorded_controller
@@ -53,6 +54,8 @@ def controller() -> Iterator[RecordedController]:
         for i, name in enumerate(["LLMNodeSlow", "LLMNodeSlow", "LLMNodeDown"], 1)
     ]
     entry = TimelineEntry(seq=1, at=now, kind="node.ready", text="node-3: ready", node="node-3")
+    spec = RerouteSpec(over_tokens=32 * 1024, pool="long-context")
+    rule = TrafficRule(id="long-context", spec=spec, made_by="ann", made_at=now, expires_at=now + 3600)
     answers = {
         "/v1/nodes": nodes,
         **{f"/v1/nodes/{node.name}": node for node in nodes},
@@ -62,6 +65,7 @@ def controller() -> Iterator[RecordedController]:
         "/v1/incidents/inc-2": unexplained,
         "/v1/alerts": alerts,
         "/v1/events": [entry],
+        "/v1/traffic-rules": [rule],
         "/v1/runbooks": [RUNBOOK],
         "/v1/runbooks/replace-node": RUNBOOK,
     }

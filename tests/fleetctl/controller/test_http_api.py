@@ -16,6 +16,7 @@ import pytest
 from fleetctl.client import ControllerClient
 from fleetctl.controller.app import serve
 from fleetctl.kit.errors import BadInputError, FleetctlError, RefusedError, UnreachableError
+from fleetctl.traffic_rule import RerouteSpec, TrafficRuleRequest
 from fleetctl.wire import (
     ActionRequest,
     ApprovalRequest,
@@ -84,6 +85,8 @@ async def test_nodes_show_what_was_seen_and_unknown_signals_as_unknown(client: C
         ("POST", "/v1/diagnose", {}),
         ("POST", "/v1/silences", {}),
         ("DELETE", "/v1/silences/x", {}),
+        ("POST", "/v1/traffic-rules", {}),
+        ("DELETE", "/v1/traffic-rules/x", {}),
     ],
 )
 @pytest.mark.parametrize("header", [None, "Bearer wrong", "Bearer", "Basic x", TOKEN, f"Bearer {TOKEN}x"])
@@ -395,3 +398,23 @@ async def test_a_reader_that_follows_does_not_hold_up_the_end(tmp_path: Path) ->
         await served
     finally:
         stop_all(tmp_path)
+
+
+async def test_traffic_rules_are_made_listed_published_and_removed(client: ControllerClient) -> None:
+    spec = RerouteSpec(over_tokens=32_768, share=0.5)
+    made = await client.make_traffic_rule(TrafficRuleRequest(spec=spec, for_s=60, made_by="ann"))
+    assert await client.traffic_rules() == [made]
+    table = await client.routing()
+    assert table is not None
+    assert table.rules == [made]
+    assert await client.remove_traffic_rule(made.id, "ann") == made
+    with pytest.raises(BadInputError, match="no traffic rule"):
+        await client.remove_traffic_rule(made.id)
+    run = await client.act(ActionRequest(command="reroute long-context --over 5s --share 0.5 --for 10m"))
+    while not run.status.is_terminal:
+        await asyncio.sleep(0.05)
+        run = await client.get_run(run.id)
+    assert run.status is RunStatus.SUCCEEDED, run.error
+    (rule,) = await client.traffic_rules()
+    assert (rule.id, rule.made_by, rule.spec) == ("long-context", "api", RerouteSpec(over_prefill_s=5, share=0.5))
+    await client.remove_traffic_rule(rule.id)

@@ -1,0 +1,139 @@
+"""Traffic rules: what operators and runbooks order the gateways to do with requests, for a time.
+
+The controller owns them: it stores them, publishes them with the routing table, and removes them when they expire. A
+gateway judges expiry by itself too, so that a rule ends on time while the controller is away. Times are Unix seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+MAX_LIFETIME_S = 366 * 86400.0
+MAX_RULES = 200
+RULE_ID = r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,99}$"
+PoolName = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class Spec(BaseModel):
+    """What a rule orders. A new kind is a subclass with its own `kind`, added to `RuleSpec`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @property
+    def default_id(self) -> str:
+        """The id of a rule of this spec that was given none: one that is ordered again replaces the older one."""
+        raise NotImplementedError
+
+    @property
+    def words(self) -> str:
+        """What it orders, in one line for people."""
+        raise NotImplementedError
+
+
+class RerouteSpec(Spec):
+    """Requests with long prompts go to a pool, or to a share of the nodes, and other requests stay away from there.
+
+    Long is what exceeds the one threshold that is given: prompt tokens, or the predicted prefill in seconds, or the KV
+    cache in bytes. `cap`: long requests that one of those nodes gets at once.
+    """
+
+    kind: Literal["reroute"] = "reroute"
+    what: Literal["long-context"] = "long-context"
+    over_tokens: int | None = Field(default=None, gt=0)
+    over_prefill_s: float | None = Field(default=None, gt=0)
+    over_kv_bytes: int | None = Field(default=None, gt=0)
+    pool: PoolName | None = None
+    share: float | None = Field(default=None, gt=0, lt=1)
+    cap: int | None = Field(default=None, gt=0)
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> Self:
+        if sum(one is not None for one in (self.over_tokens, self.over_prefill_s, self.over_kv_bytes)) != 1:
+            raise ValueError("give one threshold: over_tokens, over_prefill_s or over_kv_bytes")
+        if (self.pool is None) == (self.share is None):
+            raise ValueError("give pool or share, and only one of them")
+        return self
+
+    @property
+    def default_id(self) -> str:
+        """One rule for long context, unless others are named."""
+        return self.what
+
+    @property
+    def threshold(self) -> str:
+        """The threshold with its unit."""
+        if self.over_tokens is not None:
+            return (
+                f"{self.over_tokens // 1024}k tokens" if self.over_tokens % 1024 == 0 else f"{self.over_tokens} tokens"
+            )
+        if self.over_prefill_s is not None:
+            return f"{self.over_prefill_s:g} s of prefill"
+        assert self.over_kv_bytes is not None
+        return f"{self.over_kv_bytes / 2**20:g} MiB of KV cache"
+
+    @property
+    def words(self) -> str:
+        """Threshold, place and cap."""
+        where = f"pool {self.pool}" if self.pool is not None else f"{self.share:.0%} of the nodes"
+        cap = f", at most {self.cap} at once on each" if self.cap is not None else ""
+        return f"over {self.threshold} to {where}{cap}"
+
+
+RuleSpec = RerouteSpec
+"""Every kind of rule; a tagged union by `kind`."""
+
+
+class TrafficRule(BaseModel):
+    """One rule in force. `expires_at` None: until it is removed."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    id: str = Field(pattern=RULE_ID)
+    spec: RuleSpec
+    made_by: str = ""
+    made_at: float
+    expires_at: float | None = None
+    reason: str = ""
+
+    @property
+    def kind(self) -> str:
+        """The kind of its spec."""
+        return self.spec.kind
+
+    def is_in_force(self, now: float) -> bool:
+        """Whether it holds at `now`."""
+        return self.expires_at is None or now < self.expires_at
+
+
+class TrafficRuleRequest(BaseModel):
+    """Make a rule, in place of one with the same id. Without an id it has that of its spec."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str | None = Field(default=None, pattern=RULE_ID)
+    spec: RuleSpec
+    for_s: float | None = Field(default=None, gt=0, le=MAX_LIFETIME_S)
+    reason: str = Field(default="", max_length=2000)
+    made_by: str = Field(default="api", max_length=200)
+
+
+_RULE: TypeAdapter[TrafficRule] = TypeAdapter(TrafficRule)
+
+
+def _known_rules(value: Any) -> Any:
+    """Those that this version understands: a newer controller's other rules must not cost us its table."""
+    return [rule for rule in value if _is_known(rule)] if isinstance(value, list) else value
+
+
+def _is_known(rule: Any) -> bool:
+    try:
+        _RULE.validate_python(rule)
+    except ValidationError:
+        return False
+    return True
+
+
+KnownRules = Annotated[list[TrafficRule], BeforeValidator(_known_rules)]
+"""Rules of a table that may come from a newer controller."""
