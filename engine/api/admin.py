@@ -14,12 +14,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from engine.api import continuation
 from engine.api.arrival import admitting, arrival_of
 from engine.api.body import check_token, parse_body, parse_query, read_body
 from engine.api.constrain import check_continued
+from engine.api.continuation import Continuation
 from engine.api.errors import ApiError, from_refusal
-from engine.api.handoff import read_handoff, write_handoff
-from engine.api.openai import accepts_handoff
+from engine.api.handoff import HandoffState, handoff_version, read_handoff, write_handoff
+from engine.api.openai import accepts_handoff, deadline_of
 from engine.api.respond import GenerationResponse
 from engine.api.schema import AbortBody, DrainBody, ExportBody, FaultsBody, LimitsBody, SleepQuery
 from engine.node.admission import Admission
@@ -32,6 +34,7 @@ from engine.node.health_watch import HealthWatch
 from engine.node.inflight import InflightRequest
 from engine.node.limits import ContradictoryLimitsError, LimitsInForce
 from engine.node.refusal import RefusedError, TooLongError
+from engine.node.request_record import Arrival
 from engine.node.request_registry import RequestRegistry
 from engine.node.served_model import ServedModel
 from engine.node.sleep import Sleeper, SleepRefusedError
@@ -40,6 +43,7 @@ from engine.protocol.messages import ResetPrefixCache
 log = structlog.get_logger()
 
 MAX_ADMIN_BYTES = 2 * 2**20
+MAX_PROGRESS_BYTES = 16 * 2**20  # of a continuation, beside the client's own body
 BLOCKS_WITHIN_S = 1.0  # a core in a long step answers after it
 
 B = TypeVar("B", bound=BaseModel)
@@ -199,21 +203,16 @@ class AdminRoutes:
         return JSONResponse(self._faults.now.shown())
 
     async def continue_request(self, request: Request) -> Response:
-        """Goes on with what another node handed off: the rest of its stream, or its whole answer."""
+        """Goes on with what another node handed off, or died with: the rest of its stream, or its whole answer."""
         check_token(request)
         arrival = arrival_of(request, None, is_continued=True)
         with admitting(self._admission, arrival):
-            state = read_handoff(await read_body(request), self._model)
-            arrival = replace(arrival, kind=state.request.kind, request_id=state.request.request_id)
+            body = await read_body(request, extra_bytes=MAX_PROGRESS_BYTES)
             try:
-                await check_continued(self._model, state.request.sampling.grammar, arrival.client)
-                inflight = self._admission.admit(
-                    state.request,
-                    arrival=arrival,
-                    accepts_handoff=accepts_handoff(request),
-                    progress=state.choices,
-                    elapsed_before_s=state.elapsed_s,
-                )
+                if handoff_version(body) == continuation.VERSION:
+                    inflight = await self._continue_stream(request, continuation.read_continuation(body), arrival)
+                else:
+                    inflight = await self._take_handoff(request, read_handoff(body, self._model), arrival)
             except RefusedError as exc:
                 raise from_refusal(exc) from exc
             except TooLongError as exc:
@@ -221,6 +220,31 @@ class AdminRoutes:
             except ReplayError as exc:
                 raise ApiError(409, f"can't be continued here: {exc}", code="replay_differs") from exc
         return GenerationResponse(self._requests, self._model.tokenizer, inflight)
+
+    async def _take_handoff(self, request: Request, state: HandoffState, arrival: Arrival) -> InflightRequest:
+        arrival = replace(arrival, kind=state.request.kind, request_id=state.request.request_id)
+        await check_continued(self._model, state.request.sampling.grammar, arrival.client)
+        return self._admission.admit(
+            state.request,
+            arrival=arrival,
+            accepts_handoff=accepts_handoff(request),
+            progress=state.choices,
+            lines=continuation.progress_lines(request) if state.request.stream else None,
+            elapsed_before_s=state.elapsed_s,
+        )
+
+    async def _continue_stream(self, request: Request, found: Continuation, arrival: Arrival) -> InflightRequest:
+        arrival = replace(arrival, kind=found.kind, request_id=found.request_id)
+        self._admission.check()  # before the work of tokenising
+        wanted, covered = await continuation.prepare_continuation(self._model, found, arrival, deadline_of(request))
+        return self._admission.admit(
+            wanted,
+            arrival=arrival,
+            accepts_handoff=accepts_handoff(request),
+            progress=covered,
+            lines=continuation.progress_lines(request),
+            elapsed_before_s=found.elapsed_s,
+        )
 
 
 async def _parse(request: Request, schema: type[B]) -> B:

@@ -21,6 +21,11 @@ async def parse_body(request: Request, schema: type[B], *, max_bytes: int | None
     """The body as `schema`, in JSON's own types: "5" is no number. Raises ApiError 400, 408, 413, 415."""
     body = await read_body(request, max_bytes=max_bytes)
     await _check_weight(body, BASE_WEIGHT + request.app.state.model.max_sequence_tokens)
+    return as_schema(body, schema)
+
+
+def as_schema(body: bytes, schema: type[B]) -> B:
+    """Raises ApiError 400."""
     try:
         return schema.model_validate_json(body, strict=True)
     except ValidationError as exc:
@@ -41,12 +46,15 @@ def parse_query(request: Request, schema: type[B]) -> B:
         raise from_validation(exc) from exc
 
 
-async def read_body(request: Request, *, max_bytes: int | None = None) -> bytes:
-    """The whole body, up to the node's limit and `max_bytes`. Raises ApiError: 413 as soon as it is known to be too
-    large, 408 when it does not come, 415 for one that says it is no JSON."""
+async def read_body(request: Request, *, max_bytes: int | None = None, extra_bytes: int = 0) -> bytes:
+    """The whole body, up to the node's limit (and `extra_bytes`) and `max_bytes`.
+
+    Raises ApiError: 413 as soon as it is known to be too large, 408 when it does not come, 415 for one that says it is
+    no JSON.
+    """
     _check_kind(request)
     config: NodeConfig = request.app.state.config
-    limit = min(config.max_body_bytes, max_bytes or config.max_body_bytes)
+    limit = min(config.max_body_bytes + extra_bytes, max_bytes or config.max_body_bytes + extra_bytes)
     too_large = ApiError(413, f"the body is larger than {limit} bytes", code="body_too_large")
     stated = request.headers.get("Content-Length", "")
     if stated.isdecimal() and int(stated) > limit:

@@ -11,6 +11,7 @@ from engine.api.text_logprobs import Scored, finite, joined, shown, text_logprob
 from engine.api.tool_chunks import chat_delta, chat_message
 from engine.node.choice import Choice, ChoiceDelta
 from engine.node.inflight import InflightRequest
+from engine.node.stream_progress import all_sent_line
 from engine.protocol.step import TokenLogprobs
 from engine.text.tokenizer import Tokenizer
 
@@ -26,12 +27,21 @@ def event(payload: object, name: str | None = None) -> bytes:
 
 
 def delta_events(inflight: InflightRequest, delta: ChoiceDelta, tokenizer: Tokenizer) -> bytes:
-    """The events of one delta: before a choice's first, its opening (role, or the echoed prompt)."""
-    request, choice = inflight.request, delta.choice
+    """The events of one delta: before a choice's first, its opening (role, or the echoed prompt).
+
+    Each stands behind the line that says what it covers, where the caller asked for it.
+    """
+    request, choice, progress = inflight.request, delta.choice, inflight.progress
     parts = []
     if not choice.is_opened:
         choice.is_opened = True
-        parts.append(_opening(inflight, choice, tokenizer))
+        opening = _opening(inflight, choice, tokenizer)
+        if progress is not None and opening:
+            parts.append(progress.line(choice.index))
+        parts.append(opening)
+    inflight.num_sent_tokens += len(delta.token_ids)
+    if progress is not None:
+        progress.hold(choice.index, delta.token_ids)
     with_tokens = request.return_token_ids or request.sampling.num_logprobs is not None
     if delta.text or delta.tool_pieces or delta.finish_reason is not None or (delta.token_ids and with_tokens):
         entry: dict[str, Any] = {"index": choice.index}
@@ -45,6 +55,9 @@ def delta_events(inflight: InflightRequest, delta: ChoiceDelta, tokenizer: Token
             entry["stop_reason"] = choice.stop_reason
         if request.return_token_ids:
             entry["token_ids"] = delta.token_ids
+        if progress is not None:
+            is_string = isinstance(choice.stop_reason, str)
+            parts.append(progress.line(choice.index, delta.finish_reason, is_stopped_by_string=is_string))
         parts.append(event(_chunk(inflight, [entry])))
     return b"".join(parts)
 
@@ -80,7 +93,8 @@ def _scored_prompt(choice: Choice) -> list[Scored]:
 
 def usage_event(inflight: InflightRequest) -> bytes:
     """The last event before [DONE], for streams that asked for usage."""
-    return event(_chunk(inflight, []) | {"usage": usage(inflight)})
+    line = b"" if inflight.progress is None else all_sent_line()
+    return line + event(_chunk(inflight, []) | {"usage": usage(inflight, inflight.num_output_tokens)})
 
 
 def _chunk(inflight: InflightRequest, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -93,7 +107,7 @@ def _chunk(inflight: InflightRequest, choices: list[dict[str, Any]]) -> dict[str
         "choices": choices,
     }
     if request.include_usage:
-        chunk["usage"] = usage(inflight) if request.continuous_usage else None
+        chunk["usage"] = usage(inflight, inflight.num_sent_tokens) if request.continuous_usage else None
     return chunk
 
 
@@ -107,7 +121,7 @@ def whole_answer(inflight: InflightRequest, tokenizer: Tokenizer) -> bytes:
             "created": request.created,
             "model": request.model,
             "choices": [_whole_choice(inflight, choice, tokenizer) for choice in inflight.choices],
-            "usage": usage(inflight),
+            "usage": usage(inflight, inflight.num_output_tokens),
         }
     )
 
@@ -132,9 +146,9 @@ def _whole_choice(inflight: InflightRequest, choice: Choice, tokenizer: Tokenize
     return entry
 
 
-def usage(inflight: InflightRequest) -> dict[str, Any]:
-    """Token counts of the whole request, also of what other nodes did for it."""
-    prompt, output = inflight.num_prompt_tokens, inflight.num_output_tokens
+def usage(inflight: InflightRequest, output: int) -> dict[str, Any]:
+    """Token counts of the whole request, also of what other nodes did for it; `output` tokens of its answer."""
+    prompt = inflight.num_prompt_tokens
     cached = sum(c.num_cached_tokens or 0 for c in inflight.choices if c.index % inflight.request.n == 0)
     return {
         "prompt_tokens": prompt,

@@ -37,7 +37,20 @@ class HandoffEnvelope(msgspec.Struct, frozen=True):
     state: HandoffState
 
 
+class _Version(msgspec.Struct, frozen=True):
+    version: int
+
+
 _decoder = msgspec.json.Decoder(HandoffEnvelope)
+_version_decoder = msgspec.json.Decoder(_Version)
+
+
+def handoff_version(body: bytes) -> int | None:
+    """1: a hand-off; 2: a continuation (`continuation.py`); None: neither."""
+    try:
+        return _version_decoder.decode(body).version
+    except (msgspec.DecodeError, RecursionError):
+        return None
 
 
 def write_handoff(inflight: InflightRequest, now: float) -> HandoffEnvelope:
@@ -56,12 +69,13 @@ def write_handoff(inflight: InflightRequest, now: float) -> HandoffEnvelope:
 
 def read_handoff(body: bytes, model: ServedModel) -> HandoffState:
     """Raises ApiError: 400 for what can be continued nowhere, 409 for what can't be continued here."""
+    version = handoff_version(body)
+    if version not in (None, VERSION):
+        raise ApiError(409, f"hand-off version {version} is not known here", code="handoff_version")
     try:
         handoff = _decoder.decode(body)
     except (msgspec.DecodeError, RecursionError) as exc:
         raise ApiError(400, f"not a hand-off: {exc}", code="bad_handoff") from exc
-    if handoff.version != VERSION:
-        raise ApiError(409, f"hand-off version {handoff.version} is not known here", code="handoff_version")
     state = handoff.state
     problem = _problem(state, model.facts.vocab_size)
     if problem is not None:

@@ -15,6 +15,7 @@ from starlette.routing import Route
 from engine.api import prepare
 from engine.api.arrival import admitting, arrival_of
 from engine.api.body import check_api_key, parse_body
+from engine.api.continuation import progress_lines
 from engine.api.errors import ApiError, from_refusal, from_too_long
 from engine.api.respond import GenerationResponse
 from engine.api.schema import MAX_DEADLINE_S, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
@@ -98,7 +99,12 @@ class OpenAIRoutes:
                     wanted = msgspec.structs.replace(
                         wanted, deadline_s=min(deadline_s, wanted.deadline_s or deadline_s)
                     )
-                inflight = self._admission.admit(wanted, arrival=arrival, accepts_handoff=accepts_handoff(request))
+                inflight = self._admission.admit(
+                    wanted,
+                    arrival=arrival,
+                    accepts_handoff=accepts_handoff(request),
+                    lines=progress_lines(request) if wanted.stream else None,
+                )
             except RefusedError as exc:
                 raise from_refusal(exc) from exc
             except TooLongError as exc:

@@ -1,11 +1,10 @@
-"""From a validated body to a `GenerationRequest`: names, prompts as token ids, sampling with its seed drawn.
+"""From a validated body to a `GenerationRequest`: names, prompts as token ids, sampling with its seed settled.
 
 Everything that a request needs later is settled here, the seed included, so that another node can go on with it.
 """
 
 from __future__ import annotations
 
-import secrets
 import time
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -16,7 +15,7 @@ from engine.api.constrain import output_grammar
 from engine.api.errors import ApiError
 from engine.api.schema import MAX_ECHOED_LOGPROBS, ChatBody, CompletionBody, GenerationBody, Message, TokenizeBody
 from engine.api.tools import chat_grammar, plan_tools
-from engine.node.generation_request import MAX_SEED, GenerationRequest, Kind
+from engine.node.generation_request import MAX_SEED, GenerationRequest, Kind, seed_of
 from engine.node.refusal import TooLongError, check_fits
 from engine.node.request_record import Arrival
 from engine.node.served_model import INLINE_CHARS, ServedModel
@@ -135,7 +134,7 @@ def _generation_request(
             presence_penalty=_or(body.presence_penalty, 0.0),
             frequency_penalty=_or(body.frequency_penalty, 0.0),
             repetition_penalty=_or(body.repetition_penalty, defaults.repetition_penalty),
-            seed=secrets.randbelow(MAX_SEED) if body.seed is None else body.seed & MAX_SEED,
+            seed=seed_of(request_id) if body.seed is None else body.seed & MAX_SEED,
             min_tokens=body.min_tokens,
             ignore_eos=body.ignore_eos,
             stop_token_ids=_checked_ids(model, body.stop_token_ids or [], param="stop_token_ids"),

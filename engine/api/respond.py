@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from engine.api import chunks
+from engine.api.continuation import PROGRESS_HEADER, resolved_header
 from engine.api.errors import error_body
 from engine.api.handoff import write_handoff
 from engine.node.choice import BAD_GRAMMAR, OUT_OF_MEMORY
@@ -87,7 +88,8 @@ class GenerationResponse(Response):
             case Fate.FINISHED:
                 return (chunks.usage_event(inflight) if inflight.request.include_usage else b"") + chunks.DONE
             case Fate.MOVED:
-                return chunks.event(write_handoff(inflight, time.monotonic()), HANDOFF_EVENT)
+                rest = b"" if inflight.progress is None else inflight.progress.rest()
+                return rest + chunks.event(write_handoff(inflight, time.monotonic()), HANDOFF_EVENT)
             case Fate.FAILED:
                 return b"data: " + self._error() + b"\n\n"
             case _:
@@ -135,6 +137,8 @@ class GenerationResponse(Response):
         pairs = {"Content-Type": media_type, "X-Request-Id": self.inflight.request.request_id, **(headers or {})}
         if media_type == EVENT_STREAM:
             pairs |= {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # proxies must not gather events
+            if self.inflight.progress is not None:
+                pairs[PROGRESS_HEADER] = resolved_header(self.inflight.request)
         raw = [(key.lower().encode(), value.encode()) for key, value in pairs.items()]
         await send({"type": "http.response.start", "status": status, "headers": raw})
 

@@ -24,6 +24,7 @@ from engine.node.request_log import RequestLog
 from engine.node.request_record import Arrival, RequestRecord
 from engine.node.request_registry import RequestRegistry
 from engine.node.served_model import ServedModel
+from engine.node.stream_progress import CoveredTokens, ProgressLines
 from engine.protocol.request_id import new_admission
 
 
@@ -79,11 +80,13 @@ class Admission:
         *,
         arrival: Arrival,
         accepts_handoff: bool = False,
-        progress: Sequence[ChoiceProgress] = (),
+        progress: Sequence[ChoiceProgress | CoveredTokens] = (),
+        lines: ProgressLines | None = None,
         elapsed_before_s: float = 0.0,
     ) -> InflightRequest:
-        """Takes a request in, or goes on with one that another node handed off (`progress`).
+        """Takes a request in, or goes on with one that another node handed off, or died with (`progress`).
 
+        `lines`: its stream tells its caller what each event covers.
         Raises RefusedError, TooLongError, ReplayError.
         """
         for prompt in request.prompts:
@@ -96,13 +99,19 @@ class Admission:
             choices=[make_choice(request, index, admission, self._model.tokenizer) for index in range(num_choices)],
             arrived_at=arrival.at,
             accepts_handoff=accepts_handoff,
+            progress=lines,
             elapsed_before_s=elapsed_before_s,
             is_continued=arrival.is_continued,
             trace_headers=arrival.trace_headers,
             admitted_at=time.monotonic(),
         )
         for step in progress:
-            inflight.choices[step.index].replay(step)
+            choice = inflight.choices[step.index]
+            if isinstance(step, CoveredTokens):
+                choice.resume(step)
+            else:
+                choice.replay(step)
+        inflight.num_sent_tokens = inflight.num_output_tokens
         self._set_timers(inflight, may_wait=not progress)
         self._requests.enter(inflight)
         if not arrival.is_continued:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from engine.node.generation_request import ChoiceProgress, GenerationRequest
+from engine.node.stream_progress import CoveredTokens
 from engine.protocol.failure import FailureKind
 from engine.protocol.messages import SequenceUpdate
 from engine.protocol.request_id import make_seq_id
@@ -157,32 +158,54 @@ class Choice:
 
     def replay(self, progress: ChoiceProgress) -> None:
         """Brings a fresh choice to where another node left it. Raises ReplayError."""
-        tokens = progress.output_token_ids
-        ended_by_token = progress.finish_reason == "stop" and not isinstance(progress.stop_reason, str)
+        text = self._follow(
+            progress.output_token_ids,
+            progress.finish_reason,
+            is_stopped_by_string=isinstance(progress.stop_reason, str),
+            is_opened=progress.is_opened,
+        )
+        if not self.keeps_text and self.text.num_chars != progress.num_chars_sent:
+            raise ReplayError(
+                f"choice {self.index}: {progress.num_chars_sent} characters were sent, "
+                f"its tokens give {self.text.num_chars} with this tokenizer"
+            )
+        if self.keeps_text:
+            self.pieces, self.logprobs = [text], list(progress.logprobs)
+
+    def resume(self, covered: CoveredTokens) -> None:
+        """Brings a fresh choice of a stream to behind the events that cover these tokens. Raises ReplayError."""
+        self._follow(
+            covered.token_ids,
+            covered.finish_reason,
+            is_stopped_by_string=covered.is_stopped_by_string,
+            is_opened=True,
+        )
+
+    def _follow(
+        self, tokens: tuple[int, ...], finish_reason: str | None, *, is_stopped_by_string: bool, is_opened: bool
+    ) -> str:
+        """Takes in what another node drew; returns what it said with it."""
+        ended_by_token = finish_reason == "stop" and not is_stopped_by_string
         shown = tokens[:-1] if ended_by_token and not self.include_stop else tokens
         pieces = []
         for position, token_id in enumerate(shown):
             pieces.append(self.text.push(token_id))
             if self.text.stopped_by is not None and position + 1 < len(shown):
                 raise ReplayError(f"choice {self.index}: tokens follow the stop string")
-        if (self.text.stopped_by is not None) != isinstance(progress.stop_reason, str):
+        if (self.text.stopped_by is not None) != is_stopped_by_string:
             raise ReplayError(f"choice {self.index}: its stop string is found elsewhere with this tokenizer")
-        if progress.finish_reason is not None and self.text.stopped_by is None:
+        if finish_reason is not None and self.text.stopped_by is None:
             pieces.append(self.text.finish())
-        if not self.keeps_text and self.text.num_chars != progress.num_chars_sent:
-            raise ReplayError(
-                f"choice {self.index}: {progress.num_chars_sent} characters were sent, "
-                f"its tokens give {self.text.num_chars} with this tokenizer"
-            )
         self.output_token_ids = list(tokens)
         self.num_replayed_tokens = len(tokens)
-        self.finish_reason, self.stop_reason = progress.finish_reason, progress.stop_reason
-        self.is_opened = progress.is_opened
-        shown_text, _ = self._split("".join(pieces))
-        if self.is_opened and not self.keeps_text:
+        self.finish_reason, self.stop_reason = finish_reason, self.text.stopped_by
+        if ended_by_token and tokens and tokens[-1] in self.sampling.stop_token_ids:
+            self.stop_reason = tokens[-1]
+        self.is_opened = is_opened
+        if is_opened and not self.keeps_text:
             self.sampling = replace(self.sampling, num_prompt_logprobs=None)  # they were sent
-        if self.keeps_text:
-            self.pieces, self.logprobs = [shown_text], list(progress.logprobs)
+        text, _ = self._split("".join(pieces))
+        return text
 
     def progress(self) -> ChoiceProgress:
         """What another node needs to go on from here; everything up to here must have been written."""

@@ -6,6 +6,7 @@ Both are plain data. Fields keep their names on the wire: nodes of two versions 
 from __future__ import annotations
 
 from dataclasses import replace
+from hashlib import blake2b
 from typing import Literal
 
 import msgspec
@@ -46,6 +47,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         """Of choice `index`: each choice of a prompt has a seed of its own, repeatable from the first."""
         seed = (self.sampling.seed + index % self.n) & MAX_SEED
         return replace(self.sampling, seed=seed)
+
+
+def seed_of(request_id: str) -> int:
+    """The seed of a request that names none: the same on every node, so that the id tells the answer."""
+    return int.from_bytes(blake2b(request_id.encode(), digest_size=8).digest(), "big") & MAX_SEED
 
 
 class ChoiceProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from engine.node.choice import Choice, ChoiceDelta
 from engine.node.generation_request import GenerationRequest
+from engine.node.stream_progress import ProgressLines
 
 # Error codes of requests that ended with what held them.
 CORE_DEAD = "core_dead"
@@ -34,6 +35,7 @@ class InflightRequest:
     choices: Sequence[Choice]
     arrived_at: float  # monotonic
     accepts_handoff: bool = False
+    progress: ProgressLines | None = None  # the caller is told what each event of the stream covers
     elapsed_before_s: float = 0.0  # on other nodes
     is_continued: bool = False
     trace_headers: Mapping[str, str] = field(default_factory=dict)  # W3C trace context of the caller
@@ -44,6 +46,7 @@ class InflightRequest:
     error: str | None = None  # with FAILED
     error_code: str | None = None
     first_token_at: float | None = None
+    num_sent_tokens: int = 0  # of a stream: output tokens that its events cover, also events of other nodes
     _deltas: list[ChoiceDelta] = field(default_factory=list)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 

@@ -286,7 +286,7 @@ def test_a_draining_node_continues_nothing(nodes: tuple[EngineNode, EngineNode])
 @pytest.mark.parametrize(
     ("change", "status"),
     [
-        (lambda h: h.update(version=2), 409),
+        (lambda h: h.update(version=3), 409),
         (lambda h: h["state"]["ask"].update(model="other"), 409),
         (lambda h: h["state"]["choices"][0].update(num_chars_sent=10_000), 409),
         (lambda h: h["state"]["choices"][0].update(output_token_ids=[99999]), 400),
