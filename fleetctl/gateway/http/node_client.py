@@ -1,56 +1,64 @@
-"""Requests to nodes: one connection pool for all of them. What goes wrong is told by whether a node had the request."""
+"""Requests to nodes: one pool of connections for all of them. What goes wrong tells whether a node had the request."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
+from collections import deque
 from collections.abc import Iterable
+from typing import NamedTuple, cast
+from urllib.parse import urlsplit
 
-import aiohttp
-from yarl import URL
+from aiohappyeyeballs import AddrInfoType, start_connection
+
+from fleetctl.gateway.http.node_connection import (
+    NodeAnswer,
+    NodeClientError,
+    NodeConnectError,
+    NodeConnection,
+    NodeDisconnectedError,
+    StaleConnectionError,
+)
+
+__all__ = ["NodeAnswer", "NodeClient", "NodeClientError", "NodeConnectError", "NodeDisconnectedError"]
 
 KEEP_ALIVE_S = 4.0  # below uvicorn's 5 s: a node must not close a connection as we write to it
 # TCP's own: a machine that lost its power and came back knows nothing of our connections, and says so only when asked.
 TCP_KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
+MAX_ORIGINS = 10_000
+RESOLVED_S = 10.0  # a name's addresses are looked up again after this long
+_NEXT_ADDRESS_S = 0.25  # a name's second address is tried when the first one does not answer
+_PORTS = {"http": 80, "https": 443}
 
 
-class NodeClientError(Exception):
-    """A node gave no whole answer."""
+class _Origin:
+    """One node's address, and its idle connections: the one used last is used next, so that the others can expire."""
+
+    __slots__ = ("addresses", "host", "idle", "is_tls", "name", "port", "prefix", "resolved_at_s")
+
+    def __init__(self, base: str) -> None:
+        """Raises ValueError for what is no http or https URL."""
+        parts = urlsplit(base)
+        default_port = _PORTS.get(parts.scheme)
+        if default_port is None or not parts.hostname:
+            raise ValueError(f"{base!r} is no http or https URL")
+        self.is_tls = parts.scheme == "https"
+        self.host = parts.hostname if parts.hostname.isascii() else parts.hostname.encode("idna").decode()
+        self.port = parts.port or default_port
+        name = f"[{self.host}]" if ":" in self.host else self.host
+        self.name = name if self.port == default_port else f"{name}:{self.port}"
+        self.prefix = parts.path
+        self.idle: deque[NodeConnection] = deque()
+        self.addresses: list[AddrInfoType] = []
+        self.resolved_at_s = 0.0
 
 
-class NodeConnectError(NodeClientError):
-    """No connection was made: the node never had the request."""
+class PoolCounts(NamedTuple):
+    """Connections to nodes, as they are now."""
 
-
-class NodeDisconnectedError(NodeClientError):
-    """The connection ended, or what came was no HTTP, with the request sent: the node may have had it in hand."""
-
-
-class NodeAnswer:
-    """A node's status and headers, and its body as it comes. `release()` is owed once."""
-
-    __slots__ = ("_response", "content_type", "raw_headers", "status")
-
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self._response = response
-        self.status = response.status
-        self.raw_headers: Iterable[tuple[bytes, bytes]] = response.raw_headers
-        self.content_type = response.content_type  # without parameters, in lower case
-
-    def header(self, name: str) -> str | None:
-        """The first header of this name, in any case; None without one."""
-        return self._response.headers.get(name)
-
-    async def read_any(self) -> bytes:
-        """The next part of the body as soon as there is one; empty at its end. Raises NodeDisconnectedError."""
-        try:
-            return await self._response.content.readany()
-        except (aiohttp.ClientError, OSError) as error:
-            raise NodeDisconnectedError(type(error).__name__) from error
-
-    def release(self) -> None:
-        """Give the connection back when the body was read to its end, else close it: that tells the node to stop."""
-        self._response.release()
+    open: int
+    idle: int
 
 
 class NodeClient:
@@ -58,43 +66,145 @@ class NodeClient:
 
     def __init__(self, *, connect_limit_s: float) -> None:
         """`connect_limit_s`: until a node must have taken a connection."""
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, socket_factory=_make_socket)
-        self._session = aiohttp.ClientSession(
-            connector=connector,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_limit_s),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,  # bytes pass as they are
-            skip_auto_headers=("Accept-Encoding", "User-Agent", "Accept", "Content-Type"),
-        )
+        self._connect_limit_s = connect_limit_s
+        self._origins: dict[str, _Origin] = {}
+        self._open: set[NodeConnection] = set()
+        self._tls: ssl.SSLContext | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
 
     async def request(
         self, method: str, base: str, target: str, *, headers: Iterable[tuple[str, str]] = (), body: bytes | None = None
     ) -> NodeAnswer:
         """Send a request and wait for the head of its answer.
 
-        `base` is the node's URL without a slash at its end; `target` is an encoded path with its query. Raises
+        `base` is the node's URL without a slash at its end; `target` is an encoded path with its query. Redirects are
+        not followed, bodies are not unpacked, and no header is added but Host and Content-Length. Raises
         NodeConnectError, NodeDisconnectedError.
         """
+        origin = self._origin(base)
+        head = _head(method, origin, target, headers, body)
+        is_head = method == "HEAD"
+        while (connection := self._idle(origin)) is not None:
+            try:
+                return await self._send(connection, head, body, is_head)
+            except StaleConnectionError:
+                continue  # it never had the request, and neither will it on the other idle ones, one after the other
+        connection = await self._connected(origin)
         try:
-            response = await self._session.request(
-                method, URL(base + target, encoded=True), data=body, headers=tuple(headers), allow_redirects=False
-            )
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL) as error:
-            raise NodeConnectError(type(error).__name__) from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise NodeDisconnectedError(type(error).__name__) from error
-        return NodeAnswer(response)
+            return await self._send(connection, head, body, is_head)
+        except StaleConnectionError as error:
+            raise NodeDisconnectedError(str(error)) from error
+
+    def counts(self) -> PoolCounts:
+        """How many connections there are."""
+        return PoolCounts(len(self._open), sum(len(origin.idle) for origin in self._origins.values()))
 
     async def aclose(self) -> None:
         """Close every connection."""
-        await self._session.close()
-        await asyncio.sleep(0)  # the loop closes sockets in its next turn
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for connection in list(self._open):
+            connection.abort()
+        await asyncio.sleep(0)  # the loop closes aborted sockets in its next turn
+
+    async def _send(self, connection: NodeConnection, head: bytes, body: bytes | None, is_head: bool) -> NodeAnswer:
+        try:
+            return await connection.request(head, body, is_head=is_head)
+        except BaseException:
+            connection.abort()  # also when nobody waits any more: the answer would come later
+            raise
+
+    def _origin(self, base: str) -> _Origin:
+        origin = self._origins.get(base)
+        if origin is None:
+            if len(self._origins) >= MAX_ORIGINS:
+                self._forget_unused()
+            try:
+                origin = self._origins[base] = _Origin(base)
+            except ValueError as error:
+                raise NodeConnectError(str(error)) from error
+        return origin
+
+    def _idle(self, origin: _Origin) -> NodeConnection | None:
+        idle = origin.idle
+        while idle:
+            connection = idle.pop()
+            if connection.is_open:
+                if asyncio.get_running_loop().time() - connection.idle_since_s <= KEEP_ALIVE_S:
+                    return connection
+                connection.abort()
+        return None
+
+    async def _connected(self, origin: _Origin) -> NodeConnection:
+        loop = asyncio.get_running_loop()
+
+        def give_back(connection: NodeConnection) -> None:
+            connection.idle_since_s = loop.time()
+            origin.idle.append(connection)
+            if self._sweeper is None:
+                self._sweeper = loop.call_later(KEEP_ALIVE_S, self._sweep)
+
+        try:
+            async with asyncio.timeout(self._connect_limit_s):
+                if not origin.addresses or loop.time() - origin.resolved_at_s > RESOLVED_S:
+                    found = await loop.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
+                    origin.addresses = cast(list[AddrInfoType], found)
+                    origin.resolved_at_s = loop.time()
+                sock = await start_connection(origin.addresses, happy_eyeballs_delay=_NEXT_ADDRESS_S)
+                try:
+                    _keep_alive(sock)
+                    _, connection = await loop.create_connection(
+                        lambda: NodeConnection(give_back, self._open.discard),
+                        sock=sock,
+                        ssl=self._context() if origin.is_tls else None,
+                        server_hostname=origin.host if origin.is_tls else None,
+                    )
+                except BaseException:
+                    sock.close()
+                    raise
+        except (OSError, TimeoutError) as error:
+            origin.addresses = []
+            reason = str(error) or f"no connection within {self._connect_limit_s:g} s"
+            raise NodeConnectError(f"{origin.name}: {reason}") from error
+        self._open.add(connection)
+        return connection
+
+    def _sweep(self) -> None:
+        """Close what was idle for too long. The oldest ones of a node stand left."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() - KEEP_ALIVE_S
+        is_any_left = False
+        for origin in self._origins.values():
+            idle = origin.idle
+            while idle and (not idle[0].is_open or idle[0].idle_since_s <= until_s):
+                idle.popleft().abort()
+            is_any_left = is_any_left or bool(idle)
+        self._sweeper = loop.call_later(KEEP_ALIVE_S / 2, self._sweep) if is_any_left else None
+
+    def _forget_unused(self) -> None:
+        for base in [base for base, origin in self._origins.items() if not origin.idle]:
+            del self._origins[base]
+
+    def _context(self) -> ssl.SSLContext:
+        if self._tls is None:
+            self._tls = ssl.create_default_context()
+        return self._tls
 
 
-def _make_socket(address: aiohttp.AddrInfoType) -> socket.socket:
-    family, kind, protocol, _, _ = address
-    made = socket.socket(family, kind, protocol)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+def _head(method: str, origin: _Origin, target: str, headers: Iterable[tuple[str, str]], body: bytes | None) -> bytes:
+    """Raises NodeConnectError for a header that would end its own line."""
+    lines = [f"{method} {origin.prefix}{target} HTTP/1.1\r\nHost: {origin.name}"]
+    lines += [f"{name}: {value}" for name, value in headers]
+    if body is not None or method not in ("GET", "HEAD", "OPTIONS"):
+        lines.append(f"Content-Length: {len(body) if body else 0}")
+    text = "\r\n".join(lines)
+    if text.count("\n") != len(lines) or text.count("\r") != len(lines):
+        raise NodeConnectError("a header has a line break")
+    return f"{text}\r\n\r\n".encode("latin-1")
+
+
+def _keep_alive(sock: socket.socket) -> None:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for option, value in TCP_KEEP_ALIVE:
-        made.setsockopt(socket.IPPROTO_TCP, option, value)
-    return made
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
