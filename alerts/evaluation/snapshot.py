@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from alerts.evaluation.alert import ActiveAlert
@@ -15,8 +15,16 @@ _NUMBERS = ("active_at", "fired_at", "resolved_at", "keep_firing_since", "unknow
 
 
 def alert_to_json(alert: ActiveAlert) -> dict[str, Any]:
-    """A value that JSON cannot write (NaN, infinity) is written as text."""
-    return {**asdict(alert), "value": alert.value if math.isfinite(alert.value) else str(alert.value)}
+    """A value that JSON cannot write (NaN, infinity) is written as text. Labels and annotations are the alert's own."""
+    return {
+        "fingerprint": alert.fingerprint,
+        "name": alert.name,
+        "state": alert.state,
+        "labels": alert.labels,
+        "annotations": alert.annotations,
+        "value": alert.value if math.isfinite(alert.value) else str(alert.value),
+        **{name: getattr(alert, name) for name in _NUMBERS},
+    }
 
 
 def alert_from_json(raw: Mapping[str, Any]) -> ActiveAlert:

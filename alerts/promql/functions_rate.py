@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import numpy as np
@@ -66,39 +65,39 @@ def _instantaneous(context: EvalContext, args: CallArgs, *, is_rate: bool) -> Ve
     return matrix.to_vector(change)
 
 
-def _fit(times_ms: Times, values: Floats, zero_ms: int) -> tuple[float, float]:
-    """Least squares through the points: slope per second and value at `zero_ms`."""
-    points = values.tolist()
-    if all(value == points[0] for value in points):
-        return (math.nan, math.nan) if math.isinf(points[0]) else (0.0, points[0])
-    xs = ((times_ms - zero_ms) / 1000.0).tolist()
-    count = float(len(points))
-    sum_x, sum_y = kahan.kahan_sum(xs), kahan.kahan_sum(points)
-    sum_xy = kahan.kahan_sum(x * y for x, y in zip(xs, points, strict=True))
-    sum_xx = kahan.kahan_sum(x * x for x in xs)
-    covariance = sum_xy - sum_x * sum_y / count
-    spread = sum_xx - sum_x * sum_x / count
-    slope = covariance / spread if spread else math.nan
-    return slope, sum_y / count - slope * sum_x / count
+def _fits(matrix: Matrix, zero_ms: Times) -> tuple[Floats, Floats]:
+    """Least squares through each window's points: slopes per second, and values at `zero_ms`, one a window."""
+    starts, sizes = matrix.firsts, matrix.counts
+    points = matrix.values
+    xs = (matrix.times - np.repeat(zero_ms, sizes)) / 1000.0
+    with np.errstate(all="ignore"):
+        sum_x, sum_y = kahan.kahan_sums(xs, starts, sizes), kahan.kahan_sums(points, starts, sizes)
+        sum_xy, sum_xx = kahan.kahan_sums(xs * points, starts, sizes), kahan.kahan_sums(xs * xs, starts, sizes)
+        covariance = sum_xy - sum_x * sum_y / sizes
+        spread = sum_xx - sum_x * sum_x / sizes
+        slopes = np.where(spread != 0, covariance / spread, np.nan)
+        values = sum_y / sizes - slopes * sum_x / sizes
+    first = points[starts]
+    is_constant = np.logical_and.reduceat(points == np.repeat(first, sizes), starts)
+    standing = np.where(np.isinf(first), np.nan, first)
+    return np.where(is_constant, standing - standing, slopes), np.where(is_constant, standing, values)
 
 
 def _deriv(context: EvalContext, args: CallArgs) -> Vector:
     matrix = context.matrix(args[0]).at_least(2)
-    slopes = [
-        _fit(matrix.times[low:high], matrix.values[low:high], int(matrix.times[low]))[0]
-        for low, high in zip(matrix.starts[:-1], matrix.starts[1:], strict=True)
-    ]
-    return matrix.to_vector(np.array(slopes, dtype=np.float64))
+    if not len(matrix):
+        return empty_vector()
+    return matrix.to_vector(_fits(matrix, matrix.times[matrix.firsts])[0])
 
 
 def _predict_linear(context: EvalContext, args: CallArgs) -> Vector:
     matrix = context.matrix(args[0]).at_least(2)
     ahead_s = context.scalar(args[1])
-    predictions = []
-    for low, high in zip(matrix.starts[:-1], matrix.starts[1:], strict=True):
-        slope, value = _fit(matrix.times[low:high], matrix.values[low:high], context.at_ms)
-        predictions.append(slope * ahead_s + value)
-    return matrix.to_vector(np.array(predictions, dtype=np.float64))
+    if not len(matrix):
+        return empty_vector()
+    slopes, values = _fits(matrix, np.full(len(matrix), context.at_ms, dtype=np.int64))
+    with np.errstate(all="ignore"):
+        return matrix.to_vector(slopes * ahead_s + values)
 
 
 def _count_steps(context: EvalContext, args: CallArgs, *, only_falls: bool) -> Vector:

@@ -10,6 +10,7 @@ from fleetctl.kit.clock import Clock
 
 AT_ONCE = 50  # begun together; more are spread over the interval, so that neither side works in bursts
 SPREAD_RATIO = 0.8  # of the interval: the last ones are begun well before the next round
+ROUND_RATIO = 0.9  # of the interval: a round that waits for a peer that hangs ends before the next one's slot
 
 
 class Slots:
@@ -19,24 +20,29 @@ class Slots:
         """`name`: of the tasks, for whoever debugs; `min_round_s`: a round waits at least so long for answers."""
         self._clock = clock
         self._interval_s = interval_s
-        self._round_s = max(interval_s, min_round_s)
+        self.round_s = max(ROUND_RATIO * interval_s, min_round_s)
         self._name = name
         self._in_flight: dict[str, asyncio.Task[None]] = {}
 
     async def run_round(self, peers: Sequence[str], ask: Callable[[str], Coroutine[Any, Any, None]]) -> None:
-        """Ask every peer that has no task in flight; ends with the last, or with the interval.
+        """Ask every peer that has no task in flight; ends with the last, or after `round_s`.
 
         Raises what an `ask` raises: that is a bug of ours, no answer.
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._round_s
+        deadline = loop.time() + self.round_s
         batches = [peers[at : at + AT_ONCE] for at in range(0, len(peers), AT_ONCE)]
+        pause_s = self._interval_s * SPREAD_RATIO / len(batches) if batches else 0.0
+        due = self._clock.now()
         for number, batch in enumerate(batches):
             for peer in batch:
                 if peer not in self._in_flight:
                     self._begin(peer, ask(peer))
             if number + 1 < len(batches):
-                await self._clock.sleep(self._interval_s * SPREAD_RATIO / len(batches))
+                # On a grid: what one batch is late, the next ones are not. Of a busy loop each sleep ends late, and
+                # twenty of them would make a round of many intervals, in which no peer is asked twice.
+                due += pause_s
+                await self._clock.sleep(max(0.0, due - self._clock.now()))
         if self._in_flight:
             left_s = max(0.0, deadline - loop.time())
             done, _ = await asyncio.wait(list(self._in_flight.values()), timeout=left_s)

@@ -80,14 +80,18 @@ class ExternalAlerts:
         """Firing, unknown (not heard of for long), and resolved within the last 15 minutes; none of our own."""
         now = self._clock.now()
         self._drop_old(now)
+        if not self._alerts:
+            return []  # the map costs more than all else here, and is asked for each second
         fleet = self.fleet_map()
         return [as_fired(one, fleet, self._settings, now) for one in self._alerts.values() if not one.is_echo]
 
     def take_changes(self) -> list[tuple[FiredAlert, str]]:
         """Each alert that began or ended since the last call, with its state before. One that was never seen to fire
         did not end for anybody here."""
-        now, fleet = self._clock.now(), self.fleet_map()
         untold, self._untold = self._untold, []
+        if not untold:
+            return []
+        now, fleet = self._clock.now(), self.fleet_map()
         return [
             (as_fired(one, fleet, self._settings, now), previous)
             for one, previous in untold

@@ -30,8 +30,7 @@ class FleetMap:
         nodes: dict[str, Mapping[str, str]] = {}
         addresses: dict[str, str] = {}
         for state in states:
-            spec = state.row.spec
-            nodes[state.name] = {"pool": spec.pool, "model": spec.model, "zone": spec.zone, "revision": spec.revision}
+            nodes[state.name] = places_of(state)
             if address := urlsplit(state.url or state.row.url or "").netloc:
                 addresses[address] = state.name
         return cls(nodes, addresses)
@@ -53,6 +52,12 @@ class FleetMap:
         return bool(named) and any(
             all(where.get(place) == value for place, value in named.items()) for where in self.nodes.values()
         )
+
+
+def places_of(state: NodeState) -> dict[str, str]:
+    """The places that a node is in, by label."""
+    spec = state.row.spec
+    return {"pool": spec.pool, "model": spec.model, "zone": spec.zone, "revision": spec.revision}
 
 
 def as_fired(alert: ExternalAlert, fleet: FleetMap, settings: WebhookSettings, now: float) -> FiredAlert:

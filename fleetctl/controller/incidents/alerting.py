@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import structlog
 
-from alerts.evaluation.alert import ActiveAlert
+from alerts.evaluation.alert import ActiveAlert, AlertChange
 from alerts.evaluation.engine import RuleEngine
 from diagnostics.grouping import Kinds, group_alerts
 from diagnostics.incident import FiredAlert, Incident, IncidentStatus, clear, fired_alert, join
@@ -18,7 +18,7 @@ from diagnostics.scope import Nodes, scope_text
 from diagnostics.tree import alert_kinds
 from fleetctl.controller.alertmanager.automation import Automation
 from fleetctl.controller.alertmanager.external_alerts import ExternalAlerts
-from fleetctl.controller.alertmanager.external_scope import FleetMap
+from fleetctl.controller.alertmanager.external_scope import places_of
 from fleetctl.controller.content.store import ContentStore
 from fleetctl.controller.database import get_meta, put_meta
 from fleetctl.controller.incidents.incident_book import IncidentBook
@@ -113,7 +113,7 @@ class Alerting:
         for incident in changed.values():
             self._tell_incident(incident, before.get(incident.id))
         await self._book.settle()
-        if changes or now - self._snapshot_at > SNAPSHOT_EVERY_S:
+        if any(map(_is_about_a_page, changes)) or now - self._snapshot_at > SNAPSHOT_EVERY_S:
             snapshot = self._engine.snapshot()
             await self._database.write(lambda c: put_meta(c, SNAPSHOT_KEY, snapshot))
             self._snapshot_at = now
@@ -150,7 +150,7 @@ class Alerting:
 
     def _known_nodes(self) -> Nodes:
         """The nodes that are wanted, and where they are: what part of a place fires can be told from them only."""
-        return FleetMap.of(state for state in self._fleet.nodes.values() if state.row.wanted).nodes
+        return {state.name: places_of(state) for state in self._fleet.nodes.values() if state.row.wanted}
 
     def _of_removed_nodes(
         self, incidents: Iterable[Incident], now: float, gone: list[FiredAlert]
@@ -293,6 +293,14 @@ def reconcile(
         working |= group_alerts(arrivals, working.values(), now, known, kinds)
     before = {incident.id: incident for incident in incidents}
     return {key: incident for key, incident in working.items() if before.get(key) != incident}
+
+
+def _is_about_a_page(change: AlertChange) -> bool:
+    """Whether a crash right after it would lose more than some seconds of a `for`: somebody was called, or is no more.
+
+    What is pending comes and goes by the thousand in a large fleet, and waits for the next snapshot.
+    """
+    return change.alert.fired_at is not None
 
 
 def _is_open(incident: Incident) -> bool:

@@ -31,7 +31,7 @@ from fleetctl.wire import NodePhase
 
 log = structlog.get_logger()
 
-MIN_ROUND_S = 1.0  # of a turn, when not all answer: with a shorter interval too an answer has some time to come
+MIN_ROUND_S = 0.9  # of a turn, when not all answer: with a shorter interval too an answer has some time to come
 LOADING_REASONS = frozenset({"loading", "warming_up"})
 
 
@@ -125,7 +125,7 @@ class Fleet:
             log.warning("node.ended", node=row.name, reason="it should run and does not; nobody asked to start it")
 
     async def observe_nodes(self) -> None:
-        """Look at every node once, spread over the interval; ends with the last look, or with the interval."""
+        """Look at every node once, spread over the interval; ends with the last look, or before the next turn."""
         rows = await self._database.read(list_nodes)
         now = self._clock.now()
         shown = {row.name: row for row in rows}

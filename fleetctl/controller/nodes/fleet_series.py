@@ -12,6 +12,7 @@ from alerts.series.store import SeriesStore
 from fleetctl.controller.nodes.deep_checks import DeepChecks
 from fleetctl.controller.nodes.fleet import Fleet, NodeState
 from fleetctl.kit.clock import Clock
+from fleetctl.providers.spec import NodeSpec
 
 PROCESS_UP = "fleet_node_process_up"
 """1: the provider sees its process run; 0: it is wanted, was started, and its process ended."""
@@ -34,21 +35,23 @@ class FleetSeries:
         self._deep_checks = deep_checks
         self._store = store
         self._appender = store.appender()
-        self._labels: tuple[LabelSet, ...] = ()
+        self._keys: list[tuple[str, NodeSpec]] = []
+        self._labels: tuple[LabelSet, ...] = ()  # of these keys: made anew only when they change
 
     async def record(self) -> None:
         """One sample of each, now."""
         now = self._clock.now()
         found = [
-            (LabelSet.of({"__name__": name, **node_labels(state)}), value)
+            ((name, state.row.spec), value)
             for state in self._fleet.nodes.values()
             if state.row.wanted and now - self._fleet.seen_at(state.name) <= self._stale_after_s
             for name, value in self._values(state, now)
         ]
-        labels = tuple(label for label, _ in found)
-        if labels != self._labels:
-            self._labels = labels
-        self._appender.set_series(self._labels, lambda: labels)
+        keys = [key for key, _ in found]
+        if keys != self._keys:
+            self._keys = keys
+            self._labels = tuple(LabelSet.of({"__name__": name, **node_labels(spec)}) for name, spec in keys)
+        self._appender.set_series(self._labels, lambda: self._labels)
         self._store.append_column(self._appender, to_ms(now), np.array([value for _, value in found]))
 
     def _values(self, state: NodeState, now: float) -> Iterator[tuple[str, float]]:
@@ -62,9 +65,8 @@ class FleetSeries:
             yield OUTPUT_OK, float(is_right)
 
 
-def node_labels(state: NodeState) -> dict[str, str]:
+def node_labels(spec: NodeSpec) -> dict[str, str]:
     """The labels that a node's canonical series have."""
-    spec = state.row.spec
     return {
         "node": spec.name,
         "pool": spec.pool,
