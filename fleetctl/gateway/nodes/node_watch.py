@@ -157,6 +157,11 @@ class NodeWatch:
         """The request has its answer from the node, or does not want it any more."""
         wait.state.waits.discard(wait)
 
+    @property
+    def has_any_out(self) -> bool:
+        """Whether any node gets no requests."""
+        return self._num_out > 0
+
     def why_out(self, endpoint: Endpoint) -> WaitEnd | None:
         """Why the node gets no requests; None when it may."""
         state = self._states.get(endpoint.base)

@@ -37,6 +37,7 @@ class Death(NamedTuple):
 
     node: str
     reason: str  # disconnected, cut, core_dead, out_of_memory, node_silent or core_stuck
+    at_piece: int = 0  # pieces of the answer that the client had by then
 
     @property
     def fate(self) -> str:
@@ -48,11 +49,14 @@ class ProxiedRequest:
     """One request on its way. Changed by the proxy only, ended once by `Fates.end`."""
 
     __slots__ = (
+        "body_key",
         "deaths",
         "duration_s",
+        "failed_at",
         "moved",
         "nodes",
         "outcome",
+        "pieces",
         "reason",
         "request_id",
         "retries",
@@ -70,6 +74,9 @@ class ProxiedRequest:
         self.nodes: list[str] = []  # every node that answered it, in order
         self.wait: Wait | None = None  # at the node that has it, or had it last
         self.deaths: list[Death] = []  # nodes that died or fell silent with it
+        self.body_key: bytes | None = None  # of the client's body, once a node died with it
+        self.failed_at: list[str] = []  # nodes that answered it with an error of theirs
+        self.pieces = 0  # events of its answer that the client has
         self.moved = 0  # hand-offs that another node took over
         self.retries = 0
         self.status: int | None = None  # what the client saw; None when it saw nothing
@@ -93,7 +100,9 @@ class ProxiedRequest:
             "moved": self.moved,
             "retries": self.retries,
             "nodes": list(self.nodes),
-            "deaths": [{"node": death.node, "reason": death.reason} for death in self.deaths],
+            "deaths": [
+                {"node": death.node, "reason": death.reason, "at_piece": death.at_piece} for death in self.deaths
+            ],
             "status": self.status,
             "reason": self.reason,
             "started_at": self.started_at,

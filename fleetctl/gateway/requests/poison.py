@@ -1,0 +1,71 @@
+"""Requests that ended two nodes, remembered by a hash of their body: a client that sends one again ends no further node."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fleetctl.gateway.requests.fates import Death
+
+MAX_REMEMBERED = 1024
+SAME_PLACE_PIECES = 8  # two deaths so near to each other in a stream are the request's doing
+MAX_DEATHS = 4  # however far apart: more than chance explains
+
+
+class Poisoned(NamedTuple):
+    """A request that ended nodes. `at`: monotonic seconds."""
+
+    request_id: str
+    nodes: tuple[str, ...]
+    at: float
+
+
+class PoisonMemory:
+    """The most recent of them. No prompt is kept, only its hash."""
+
+    def __init__(self, memory_s: float, *, max_remembered: int = MAX_REMEMBERED) -> None:
+        """`memory_s`: how long a body is refused; 0: never."""
+        self._memory_s = memory_s
+        self._max_remembered = max_remembered
+        self._known: OrderedDict[bytes, Poisoned] = OrderedDict()
+
+    def note(self, key: bytes, poisoned: Poisoned) -> None:
+        """The body of this key has ended nodes."""
+        if not self._memory_s:
+            return
+        self._known.pop(key, None)
+        self._known[key] = poisoned
+        if len(self._known) > self._max_remembered:
+            self._known.popitem(last=False)
+
+    def find(self, path: str, body: bytes | None, now: float) -> Poisoned | None:
+        """What this body did a short while ago; None: nothing is known of it."""
+        if not self._known or body is None:
+            return None
+        key = body_key(path, body)
+        found = self._known.get(key)
+        if found is not None and now - found.at > self._memory_s:
+            del self._known[key]
+            return None
+        return found
+
+
+def is_poison(deaths: Sequence[Death], max_resends: int) -> bool:
+    """Whether the request is what ends its nodes: more of them than may be tried, at one place of its answer.
+
+    A long stream may lose two nodes by chance, but not after the same few pieces. Without a piece all are at the same place.
+    """
+    if len(deaths) <= max_resends:
+        return False
+    if len(deaths) >= max(MAX_DEATHS, max_resends + 2):
+        return True
+    places = sorted(death.at_piece for death in deaths)
+    span = max_resends + 1
+    return any(last - first <= SAME_PLACE_PIECES for first, last in zip(places, places[span - 1 :], strict=False))
+
+
+def body_key(path: str, body: bytes) -> bytes:
+    """What a request's body is known by: 16 bytes, from which it can't be read."""
+    return hashlib.blake2b(body, digest_size=16, person=path.encode()[:16]).digest()
