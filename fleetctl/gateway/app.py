@@ -7,6 +7,7 @@ import errno
 import gc
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -21,12 +22,15 @@ from fleetctl.gateway.http.answers import Receive, Scope, Send, WholeAnswer, jso
 from fleetctl.gateway.http.exchange import Exchange
 from fleetctl.gateway.http.node_client import NodeClient
 from fleetctl.gateway.metrics import CONTENT_TYPE, GatewayMetrics
+from fleetctl.gateway.nodes.ejection import Ejection, Ejections
+from fleetctl.gateway.nodes.health_metrics import HealthMetrics
 from fleetctl.gateway.nodes.loads import Loads
 from fleetctl.gateway.nodes.node_watch import NodeWatch, ProbeAnswer, ask_readiness
 from fleetctl.gateway.nodes.sync import TableSync
 from fleetctl.gateway.nodes.table import Endpoint, Routing, Table
-from fleetctl.gateway.requests.fates import Fates, ProxiedRequest
+from fleetctl.gateway.requests.fates import Fates, Outcome, ProxiedRequest
 from fleetctl.gateway.requests.place import Placer
+from fleetctl.gateway.requests.poison import PoisonMemory
 from fleetctl.gateway.requests.proxy import MOVE_PATIENCE_S, Proxy
 from fleetctl.kit.errors import BadInputError
 from fleetctl.settings.gateway import GatewaySettings
@@ -36,6 +40,7 @@ log = structlog.get_logger()
 CLIENT_KEEP_ALIVE_S = 75
 DRAIN_GRACE_S = 30.0
 BACKLOG = 2048
+NODES_FAULT = frozenset({"engine_error", "node_error"})  # within a stream: the node's word, not the client's doing
 GC_THRESHOLD = (20_000, 20, 50)
 
 
@@ -62,7 +67,17 @@ class Gateway:
         self.routing = Routing()
         self.loads = Loads()
         self.fates = Fates(on_end=self._count)
-        self.watch = NodeWatch(self.loads, self._limits, self._probe, on_probe=self.metrics.count_probe)
+        self.health_metrics = HealthMetrics(self.metrics.registry)
+        self.ejections = Ejections(
+            self._limits.ejection, on_eject=lambda why: self.health_metrics.ejections.labels(why.value).inc()
+        )
+        self.watch = NodeWatch(
+            self.loads,
+            self._limits,
+            self._probe,
+            on_probe=self.metrics.count_probe,
+            on_back=lambda node: self.ejections.begin_trial(node, time.monotonic()),
+        )
         self.proxy: Proxy | None = None
         self._nodes: NodeClient | None = None
         # GET routes of ours, not under /v1/. Each gets what follows its slash, or "".
@@ -79,7 +94,16 @@ class Gateway:
         nodes = self._nodes = NodeClient(connect_limit_s=self._limits.connect_limit_s)
         async with aclosing(nodes), aiohttp.ClientSession() as control:
             placer = Placer(
-                nodes, self.routing, self.loads, self.metrics, self.watch, max_resends=self._limits.max_resends
+                nodes,
+                self.routing,
+                self.loads,
+                self.metrics,
+                self.watch,
+                max_resends=self._limits.max_resends,
+                health=self.health_metrics,
+                ejections=self.ejections,
+                retries=self._limits.retries,
+                fail_open=self._limits.fail_open,
             )
             self.proxy = Proxy(
                 placer,
@@ -88,6 +112,8 @@ class Gateway:
                 self.watch,
                 node_token=self._node_token,
                 move_patience_s=self._move_patience_s,
+                poison=PoisonMemory(self._limits.retries.poison_memory_s),
+                health=self.health_metrics,
             )
             sync = TableSync(
                 control,
@@ -142,15 +168,16 @@ class Gateway:
     def status(self) -> dict[str, object]:
         """What `/gateway/status` says. Nodes that left the table but still hold requests are `removed`.
 
-        `phase` is what the controller saw of a node, `out` why it gets nothing from us: node_silent or core_stuck.
+        `phase` is what the controller saw of a node, `out` why it gets nothing from us: node_silent, core_stuck, or
+        `ejected: ` and why; `trial`: it gets few. `failing_open`: models of which the controller sees no node well.
         """
-        table, inflight, out = self.routing.table, self.loads.inflight_requests(), self.watch.silent_nodes()
+        table, inflight, out = self.routing.table, self.loads.inflight_requests(), self._why_out()
         nodes: dict[str, dict[str, object]] = {
             e.node: {
                 "inflight": inflight.pop(e.node, 0),
                 "state": e.state.value,
                 "phase": e.phase.value if e.phase else None,
-                "out": out[e.node].value if e.node in out else None,
+                "out": out.get(e.node),
             }
             for e in (table.endpoints if table else ())
         }
@@ -164,8 +191,22 @@ class Gateway:
             "controller": "reachable" if self.routing.controller_is_reachable else "unreachable",
             "in_flight": self.fates.in_flight,
             "outcomes": {outcome.value: count for outcome, count in self.fates.counts.items()},
+            "failing_open": sorted(model for model, is_open in self._failing_open().items() if is_open),
+            "retries_left": int(self.proxy.retries_left()) if self.proxy else None,
             "nodes": nodes,
         }
+
+    def _why_out(self) -> dict[str, str]:
+        now = time.monotonic()
+        return {
+            **dict.fromkeys(self.ejections.on_trial(now), "trial"),
+            **{node: f"ejected: {why.value}" for node, why in self.ejections.ejected(now).items()},
+            **{node: why.value for node, why in self.watch.silent_nodes().items()},
+        }
+
+    def _failing_open(self) -> dict[str, bool]:
+        table = self.routing.table
+        return table.failing_open() if table is not None and self._limits.fail_open else {}
 
     def _health(self, _: str) -> WholeAnswer:
         if self.routing.table is None:
@@ -175,6 +216,12 @@ class Gateway:
     def _metrics(self, _: str) -> WholeAnswer:
         table = self.routing.table
         idle = {e.node: 0 for e in (table.endpoints if table else ())}
+        now = time.monotonic()
+        self.health_metrics.set_gauges(
+            ejected=self.ejections.ejected(now),
+            on_trial=self.ejections.on_trial(now),
+            fail_open=self._failing_open(),
+        )
         body = self.metrics.exposition(
             inflight=idle | self.loads.inflight_requests(),
             silent=self.watch.silent_nodes(),
@@ -193,12 +240,26 @@ class Gateway:
     def _note_table(self, table: Table) -> None:
         self.loads.keep_only(e.node for e in table.endpoints)
         self.watch.keep_only(table.endpoints)
+        self.ejections.note_table(table.endpoints, time.monotonic())
+        if failing_open := sorted(model for model, is_open in self._failing_open().items() if is_open):
+            log.error("gateway.failing_open", models=failing_open, reason="the controller sees no node well")
 
     def _count(self, proxied: ProxiedRequest) -> None:
         assert proxied.outcome is not None
         self.metrics.count_ended(proxied.outcome.value, proxied.last_node)
         if proxied.outcome.is_lost:
             self.metrics.lost.labels(proxied.reason).inc()
+        self._judge_node(proxied)
+
+    def _judge_node(self, proxied: ProxiedRequest) -> None:
+        """What an ended request says of the node that answered it, as far as its placing has not told yet."""
+        if proxied.ttft_s is None or len(proxied.nodes) != 1 or proxied.deaths:
+            return  # no stream began, or several nodes share in what it took
+        now = time.monotonic()
+        if proxied.outcome is Outcome.FINISHED and not proxied.retries:
+            self.ejections.note_first_token(proxied.nodes[0], proxied.ttft_s, now)
+        elif proxied.outcome is Outcome.FAILED and proxied.reason in NODES_FAULT:
+            self.ejections.note_failed(proxied.nodes[0], Ejection.SERVER_ERROR, now, had_answered=True)
 
 
 class Server(uvicorn.Server):

@@ -12,6 +12,7 @@ LOST_REASONS = (
     "core_stuck",
     "core_dead",
     "node_lost",
+    "poison",
     "node_error",
     "engine_error",
     "node_stopping",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from fleetctl.settings.gateway_health import EjectionSettings, RetrySettings
 from fleetctl.settings.section import Section
 
 
@@ -46,6 +47,17 @@ class GatewaySettings(Section):
         ge=0,
         le=8,
         description="Other nodes that get a request after one died or fell silent with it: it may be what ends nodes.",
+    )
+
+    fail_open: bool = Field(
+        default=True,
+        description="Whether requests go to nodes of which the controller sees none well; else they get 503.",
+    )
+    ejection: EjectionSettings = Field(
+        default=EjectionSettings(), description="When a node that fails more than its peers gets no requests."
+    )
+    retries: RetrySettings = Field(
+        default=RetrySettings(), description="How many tries beyond the first one requests may have."
     )
 
     @property

@@ -90,6 +90,16 @@ def final(message: str, *, code: str) -> ErrorAnswer:
     return ErrorAnswer(502, message, "server_error", code, is_final=True)
 
 
+def poison(message: str) -> ErrorAnswer:
+    """500 that a client should not send again: the request is what ends nodes."""
+    return ErrorAnswer(500, message, "server_error", "poison", is_final=True)
+
+
+def in_flight(message: str) -> ErrorAnswer:
+    """409: a request of this id is under way, here or by another gateway."""
+    return ErrorAnswer(409, message, "invalid_request_error", "request_in_flight", retry_after_s=1)
+
+
 def timed_out(message: str, *, code: str) -> ErrorAnswer:
     """504: a limit on the wait has passed."""
     return ErrorAnswer(504, message, "server_error", code)

@@ -1,14 +1,15 @@
 """Which nodes fail more than their peers: they are ejected for a while, and come back through a trial share.
 
-A node that answers errors at once looks idle and attracts traffic. What counts is what the node itself did wrong: errors of
-the server, connections that end, answers of a wrong shape, first tokens that come far later than its peers'. A client's own
-errors count for nothing, and a request that fails at a second node too is taken for the cause itself. Never more than a
-share of a model's nodes is ejected. Knows no request and no clock: `now` is monotonic seconds.
+A node that answers errors at once looks idle and attracts traffic. What counts is what the node itself did wrong:
+errors of the server, connections that end, answers of a wrong shape, first tokens that come far later than its peers'.
+A client's own errors count for nothing, and a request that fails at a second node too is taken for the cause itself.
+Never more than a share of a model's nodes is ejected. Knows no request and no clock: `now` is monotonic seconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -16,6 +17,7 @@ import structlog
 
 from fleetctl.gateway.nodes.table import Endpoint
 from fleetctl.settings.gateway_health import EjectionSettings
+from fleetctl.wire import NodePhase
 
 log = structlog.get_logger()
 
@@ -23,6 +25,7 @@ HALF_LIFE_S = 10.0
 SLOW_AFTER_S = 1.0  # a first token must also be later than its peers' by so much
 MIN_LATENCIES = 10.0
 TRIAL_STEPS = ((1, 3), (4, 12))  # (requests in flight at most, answers in a row until the next step)
+GONE = frozenset({NodePhase.UNREACHABLE, NodePhase.NOT_READY})
 FORGIVEN_AFTER_S = 600.0  # well for so long after an ejection: the next one is short again
 
 
@@ -49,8 +52,10 @@ class NodeRecord:
     ejected_until: float | None = None
     trial_step: int | None = None  # index into TRIAL_STEPS
     trial_answers: int = 0
+    held_before: int = 0  # of its requests in flight, those from before the trial
     ejections: int = 0  # in a row: each is twice as long
     well_since: float = 0.0
+    was_gone: bool = False  # the controller saw it unreachable or not ready
 
     def decay(self, now: float) -> None:
         """Bring the window to `now`."""
@@ -77,9 +82,9 @@ class NodeRecord:
 class Ejections:
     """Owner of what is known of nodes' failures. Threading: event loop only."""
 
-    def __init__(self, limits: EjectionSettings, *, on_change: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, limits: EjectionSettings, *, on_eject: Callable[[Ejection], None] = lambda why: None) -> None:
         self._limits = limits
-        self._on_change = on_change
+        self._on_eject = on_eject
         self._records: dict[str, NodeRecord] = {}
         self._odd: dict[str, NodeRecord] = {}  # those that are ejected or on trial
 
@@ -105,9 +110,8 @@ class Ejections:
         if had_answered:
             record.answered = max(0.0, record.answered - 1)
         record.why = why
-        if record.trial_step is not None:
-            self._eject(node, record, why, now)
-        elif record.ejected_until is None and self._fails_more_than_peers(node, record, now):
+        is_judged = record.ejected_until is None
+        if is_judged and (record.trial_step is not None or self._fails_more_than_peers(node, record, now)):
             self._eject(node, record, why, now)
 
     def forgive(self, node: str, now: float) -> None:
@@ -139,9 +143,9 @@ class Ejections:
             if now < record.ejected_until:
                 return "ejected"
             self.begin_trial(node, now)
-        if record.trial_step is None:
-            return None
-        return None if in_flight < TRIAL_STEPS[record.trial_step][0] else "trial"
+        assert record.trial_step is not None
+        record.held_before = min(record.held_before, in_flight)
+        return None if in_flight - record.held_before < TRIAL_STEPS[record.trial_step][0] else "trial"
 
     @property
     def has_any(self) -> bool:
@@ -169,19 +173,24 @@ class Ejections:
             return
         record.decay(now)
         record.ejected_until = None
-        record.trial_step, record.trial_answers = 0, 0
+        record.trial_step, record.trial_answers, record.held_before = 0, 0, sys.maxsize
         record.answered = record.failed = record.latencies = record.latency_sum_s = 0.0
         self._odd[node] = record
-        self._on_change()
         log.info("node.on_trial", node=node)
 
-    def keep_only(self, endpoints: Iterable[Endpoint]) -> None:
-        """The nodes of the table, by model; others are forgotten."""
-        kept = {e.node: self._records.get(e.node) or NodeRecord(e.model) for e in endpoints}
+    def note_table(self, endpoints: Sequence[Endpoint], now: float) -> None:
+        """The nodes of a new table; others are forgotten. One that was gone for the controller comes back on trial."""
+        kept: dict[str, NodeRecord] = {}
         for endpoint in endpoints:
-            kept[endpoint.node].model = endpoint.model
+            record = kept[endpoint.node] = self._records.get(endpoint.node) or NodeRecord(endpoint.model)
+            record.model = endpoint.model
         self._records = kept
         self._odd = {node: record for node, record in self._odd.items() if node in kept}
+        for endpoint in endpoints:
+            record = kept[endpoint.node]
+            if record.was_gone and endpoint.is_well:
+                self.begin_trial(endpoint.node, now)
+            record.was_gone = endpoint.phase in GONE
 
     def _advance_trial(self, node: str, record: NodeRecord, now: float) -> None:
         assert record.trial_step is not None
@@ -195,7 +204,6 @@ class Ejections:
             record.well_since = now
             record.why = None
             del self._odd[node]
-            self._on_change()
             log.info("node.trial_passed", node=node)
 
     def _eject(self, node: str, record: NodeRecord, why: Ejection, now: float) -> None:
@@ -210,7 +218,7 @@ class Ejections:
         record.ejected_until, record.why = now + for_s, why
         record.trial_step = None
         self._odd[node] = record
-        self._on_change()
+        self._on_eject(why)
         log.error(
             "node.ejected",
             node=node,
@@ -223,7 +231,7 @@ class Ejections:
     def _may_eject_one_more(self, record: NodeRecord, now: float) -> bool:
         pool = [other for other in self._records.values() if other.model == record.model]
         out = sum(r.ejected_until is not None and now < r.ejected_until for r in pool)
-        return len(pool) > 1 and out < max(1, int(len(pool) * self._limits.max_share))
+        return len(pool) > 1 and out < max(1, int(len(pool) * self._limits.max_ejected_ratio))
 
     def _peers(self, node: str, record: NodeRecord, now: float) -> list[NodeRecord]:
         peers = [r for name, r in self._records.items() if name != node and r.model == record.model and r.is_normal]

@@ -1,7 +1,7 @@
-"""Which of a model's nodes may get a request now, and why the others may not: what the watch, the ejections and the table say.
+"""Which of a model's nodes may get a request now, and why the others may not.
 
-When nobody is left, those that are only judged against their peers are taken after all: bad answers are no worse than none.
-A node that answered none of our own probes stays out: whoever is sent there only waits.
+When nobody is left, those that are only judged against their peers are taken after all: a bad answer is no worse than
+none. A node that answered none of our own probes stays out: whoever is sent there only waits.
 """
 
 from __future__ import annotations
@@ -30,8 +30,16 @@ class Fitness:
     """What all views together say of nodes, asked for each choice: a dict look-up while nothing is wrong."""
 
     def __init__(
-        self, watch: NodeWatch, ejections: Ejections, loads: Loads, *, clock: Callable[[], float] = time.monotonic
+        self,
+        watch: NodeWatch,
+        ejections: Ejections,
+        loads: Loads,
+        *,
+        fail_open: bool = True,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`fail_open`: nodes of which the controller saw none well are tried all the same."""
+        self._fail_open = fail_open
         self._watch = watch
         self._ejections = ejections
         self._loads = loads
@@ -39,11 +47,17 @@ class Fitness:
 
     def sift(self, endpoints: Sequence[Endpoint]) -> Sifted:
         """Those of `endpoints` that may get a request now, and why not the others."""
+        if (
+            not self._fail_open and endpoints and not endpoints[0].is_well
+        ):  # a table gives those that are well, else all
+            return Sifted((), {e.node: e.phase.value for e in endpoints if e.phase is not None})
         if not self._watch.has_any_out and not self._ejections.has_any:
             return Sifted(endpoints, _NONE)
         now, held = self._clock(), self._loads.inflight_requests()
         left_out: dict[str, str] = {}
-        fit, on_trial, ejected = [], [], []
+        fit: list[Endpoint] = []
+        on_trial: list[Endpoint] = []
+        ejected: list[Endpoint] = []
         for endpoint in endpoints:
             node = endpoint.node
             if (silent := self._watch.why_out(endpoint)) is not None:

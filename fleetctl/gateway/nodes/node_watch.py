@@ -129,15 +129,19 @@ class NodeWatch:
         probe: Callable[[Endpoint], Awaitable[ProbeAnswer | None]],
         *,
         on_probe: Callable[[bool], None] = lambda answered: None,
+        on_back: Callable[[str], None] = lambda node: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`probe` asks a node for its health: None when it did not answer. `on_probe` hears whether it did."""
+        """`probe` asks a node for its health: None when it did not answer. `on_probe` hears whether it did, `on_back`
+        of a node that was out and is so no more."""
         self._loads = loads
         self._limits = limits
         self._probe = probe
         self._on_probe = on_probe
+        self._on_back = on_back
         self._clock = clock
         self._states: dict[str, WatchedNode] = {}  # by address, of nodes that are waited for or out
+        self._out: set[str] = set()  # addresses of those that are out
         self._known: frozenset[str] | None = None  # addresses of the table; None before the first one
         self._awake_since = self._swept_at = clock()
 
@@ -160,7 +164,7 @@ class NodeWatch:
     @property
     def has_any_out(self) -> bool:
         """Whether any node gets no requests."""
-        return self._num_out > 0
+        return bool(self._out)
 
     def why_out(self, endpoint: Endpoint) -> WaitEnd | None:
         """Why the node gets no requests; None when it may."""
@@ -224,6 +228,7 @@ class NodeWatch:
             has_left = self._known is not None and base not in self._known
             if state.probe is None and not state.waits and (state.out is None or has_left):
                 del self._states[base]
+                self._out.discard(base)
                 continue
             self._end_waits(state, now)
             self._probe_if_due(state, now)
@@ -300,7 +305,9 @@ class NodeWatch:
                 after_s=round(state.heard_at - state.out_since, 1),
             )
             state.out = None
+            self._out.discard(state.endpoint.base)
             self._loads.trust(state.endpoint.node)
+            self._on_back(state.endpoint.node)
 
     def _take_out(self, state: WatchedNode, why: WaitEnd) -> None:
         if state.out is why:
@@ -308,6 +315,7 @@ class NodeWatch:
         if state.out is None:
             state.out_since = self._clock()
         state.out = why
+        self._out.add(state.endpoint.base)
         log.error("node.taken_out", node=state.endpoint.node, reason=why.value, waiting=len(state.waits))
         self._end_waits(state, self._clock())
 

@@ -98,6 +98,11 @@ class Table:
         ]
         return RoutingTable(version=self.version, routes=routes, rules=list(self.rules))
 
+    def failing_open(self) -> dict[str, bool]:
+        """Of each model: whether none of its active nodes was seen well, so that all of them are candidates."""
+        models = {e.model for e in self.active}
+        return {model: not any(e.is_well for e in self._by_model[model]) for model in models}
+
     def candidates(self, model: str | None) -> tuple[Endpoint, ...]:
         """Active endpoints that serve the model. A name that no route has goes to any node: it knows its adapters.
 

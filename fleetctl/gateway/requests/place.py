@@ -10,12 +10,18 @@ import structlog
 
 from fleetctl.gateway.http.node_client import NodeAnswer, NodeClient, NodeClientError, NodeConnectError
 from fleetctl.gateway.metrics import GatewayMetrics
+from fleetctl.gateway.nodes.ejection import Ejection, Ejections
+from fleetctl.gateway.nodes.fitness import Fitness
+from fleetctl.gateway.nodes.health_metrics import HealthMetrics
 from fleetctl.gateway.nodes.loads import REFUSED_S, SUSPECT_S, Loads
 from fleetctl.gateway.nodes.node_watch import NodeWatch, Wait, WaitEnd
+from fleetctl.gateway.nodes.retry_budget import RetryBudget
 from fleetctl.gateway.nodes.table import Endpoint, Routing
 from fleetctl.gateway.requests.fates import Death, ProxiedRequest
+from fleetctl.gateway.requests.poison import body_key, is_poison
 from fleetctl.gateway.routing.pick import pick_node
-from fleetctl.gateway.routing.routing_facts import RoutingFacts
+from fleetctl.gateway.routing.routing_facts import GENERATION_PATHS, RoutingFacts
+from fleetctl.settings.gateway_health import EjectionSettings, RetrySettings
 
 log = structlog.get_logger()
 
@@ -23,8 +29,14 @@ MAX_TRIES = 8  # nodes asked for one new request; a hand-off asks every node, be
 MAX_RETRY_AFTER_S = 60
 DEADLINE_HEADER = "X-Fleet-Deadline-S"
 CORE_DEAD = "core_dead"
+REQUEST_IN_FLIGHT = "request_in_flight"
 # What a node says that had the request in hand: it may be what ends its holders, so few nodes get it again.
 ENDED_WITH_IT = frozenset({CORE_DEAD, "out_of_memory"})
+# Retries that live in the budget: the next node may have as little room. Refused connections, nodes that leave and
+# nodes that died do not: the first two cost nothing, and of the last each request has `max_resends`.
+BUDGETED = frozenset({"overloaded", "status_500", "status_502", "status_503", "bad_answer"})
+MAX_BUDGETED = 2  # for one request
+OWN_ERRORS = frozenset({500, 502, 503})  # of a node that did not say why: it counts as failing
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +61,7 @@ class NotPlaced:
     retry_after_s: int = 1
     is_overload: bool = False  # at least one node is well and only has too much to do
     given_up: WaitEnd | None = None  # a limit on the wait has passed: no other node is asked
+    budgeted: int = 0  # retries that were taken out of the budget
 
 
 class Placed:
@@ -83,6 +96,10 @@ class Placer:
         watch: NodeWatch,
         *,
         max_resends: int = 1,
+        health: HealthMetrics | None = None,
+        ejections: Ejections | None = None,
+        retries: RetrySettings | None = None,
+        fail_open: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`max_resends`: other nodes that get a request after one died or fell silent with it in hand."""
@@ -93,21 +110,36 @@ class Placer:
         self._watch = watch
         self._max_resends = max_resends
         self._clock = clock
+        self._health = health or HealthMetrics(metrics.registry)
+        self.ejections = ejections or Ejections(EjectionSettings())
+        self._fitness = Fitness(watch, self.ejections, loads, fail_open=fail_open, clock=clock)
+        limits = retries or RetrySettings()
+        self.budget = RetryBudget(share=limits.budget_ratio, floor=limits.floor)
 
     def may_resend(self, proxied: ProxiedRequest) -> bool:
         """Whether one more node may get a request that nodes died with: it may be what ends them."""
-        return len(proxied.deaths) <= self._max_resends
+        return not is_poison(proxied.deaths, self._max_resends)
+
+    def note_death(self, proxied: ProxiedRequest, job: Job, node: str, reason: str) -> None:
+        """A node ended, or fell silent, with the request in hand."""
+        proxied.deaths.append(Death(node, reason, proxied.pieces))
+        if proxied.body_key is None and not job.is_continuation and job.body is not None:
+            proxied.body_key = body_key(job.path, job.body)
+        self._note_failed(proxied, node, Ejection.RESET)
 
     async def place(self, job: Job, proxied: ProxiedRequest) -> Placed | NotPlaced:
         """The first node that takes the job. A refusal, refused connection, death or silence tries another."""
         not_placed = NotPlaced()
         tried = set(job.excluded)
+        last_reason: str | None = None
         while self.may_resend(proxied) and (job.is_continuation or len(not_placed.reasons) < MAX_TRIES):
             endpoint = self._choose(job.facts, tried, not_placed)
             if endpoint is None:
                 break
             if job.deadline_at is not None and job.deadline_at <= self._clock():
                 not_placed.given_up = WaitEnd.DEADLINE
+                break
+            if last_reason in BUDGETED and not self._may_retry(job, endpoint, not_placed):
                 break
             tried.add(endpoint.node)
             tried_again = endpoint.node in not_placed.reasons
@@ -118,24 +150,45 @@ class Placer:
             if not_placed.given_up is not None:
                 break
             proxied.retries += 1
-            if not_placed.reasons[endpoint.node] == "disconnected" and not tried_again:
+            last_reason = not_placed.reasons[endpoint.node]
+            if last_reason == "disconnected" and not tried_again:
                 # Perhaps only an idle connection that the node closed as we wrote: it may be asked once more, after
                 # the others, because it is now suspect.
                 tried.discard(endpoint.node)
         return not_placed
 
+    def _may_retry(self, job: Job, endpoint: Endpoint, not_placed: NotPlaced) -> bool:
+        """Whether one more node may be asked after one had no room, or failed: only where that is likely to help."""
+        if job.is_continuation:
+            return True  # its client waits in the middle of a stream
+        if not_placed.budgeted >= MAX_BUDGETED or self._loads.is_suspect(endpoint.node):
+            return False
+        if not self.budget.withdraw(self._clock()):
+            self._health.retries_refused.inc()
+            return False
+        not_placed.budgeted += 1
+        return True
+
+    def _has_other(self, job: Job, node: str, not_placed: NotPlaced) -> bool:
+        """Whether a node that is well could be asked after this one."""
+        table = self._routing.table
+        return table is not None and any(
+            e.node != node
+            and e.node not in job.excluded
+            and e.node not in not_placed.reasons
+            and not self._loads.is_suspect(e.node)
+            for e in self._fitness.sift(table.candidates(job.facts.model)).fit
+        )
+
     def _choose(self, facts: RoutingFacts, excluded: set[str], not_placed: NotPlaced) -> Endpoint | None:
         table = self._routing.table
         if table is None:
             return None
-        endpoints = table.candidates(facts.model)
-        why_out = {e.node: why for e in endpoints if (why := self._watch.why_out(e)) is not None}
-        if why_out:
-            endpoints = tuple(e for e in endpoints if e.node not in why_out)
+        endpoints, left_out = self._fitness.sift(table.candidates(facts.model))
         node = pick_node(self._loads.candidates(endpoints), prefix=facts.prefix, tokens=facts.tokens, excluded=excluded)
         if node is None:
-            for one, why in why_out.items():
-                not_placed.reasons.setdefault(one, why.value)
+            for one, why in left_out.items():
+                not_placed.reasons.setdefault(one, why)
         return next((e for e in endpoints if e.node == node), None)
 
     async def _try_node(
@@ -156,10 +209,10 @@ class Placer:
                     job.method, endpoint.base, job.path, headers=self._headers(job), body=job.body
                 )
             wait.note_heard(self._clock())
-            placed = self._judge(Placed(job, endpoint, answer, wait, release), not_placed)
+            placed = self._judge(Placed(job, endpoint, answer, wait, release), not_placed, proxied)
             if placed is None:
                 if (reason := not_placed.reasons[node]) in ENDED_WITH_IT:
-                    proxied.deaths.append(Death(node, reason))
+                    self.note_death(proxied, job, node, reason)
                 else:
                     proxied.wait = None  # it never had the request
             return placed
@@ -174,7 +227,7 @@ class Placer:
             if reason == "connect":
                 proxied.wait = None
             else:
-                proxied.deaths.append(Death(node, reason))
+                self.note_death(proxied, job, node, reason)
             self._loads.suspect(node, SUSPECT_S)
             self._note(not_placed, node, reason)
             log.warning(
@@ -191,14 +244,25 @@ class Placer:
         left_s = max(0.001, job.deadline_at - self._clock())
         return [*job.headers, (DEADLINE_HEADER, f"{left_s:.3f}")]
 
-    def _judge(self, placed: Placed, not_placed: NotPlaced) -> Placed | None:
-        answer, node = placed.answer, placed.endpoint.node
-        status = answer.status
-        if status < 400 or (status not in (429, 502, 503) and not placed.job.is_continuation):
+    def _judge(self, placed: Placed, not_placed: NotPlaced, proxied: ProxiedRequest) -> Placed | None:
+        answer, job, node = placed.answer, placed.job, placed.endpoint.node
+        status, now = answer.status, self._clock()
+        said = answer.header("X-Fleet-Refused")
+        is_shapeless = _is_shapeless(job, answer)
+        if status < 400 and not is_shapeless:
             self._loads.trust(node)
+            self.ejections.note_answered(node, now)
+            self.budget.note_answered(now)
             return placed
-        reason = _refusal(status, answer.header("X-Fleet-Refused"))
-        self._loads.suspect(node, REFUSED_S)
+        is_own_error = is_shapeless or (status in OWN_ERRORS and said is None)
+        if is_own_error:
+            self._note_failed(proxied, node, Ejection.BAD_ANSWER if is_shapeless else Ejection.SERVER_ERROR)
+        if not job.is_continuation and not self._is_retried(status, said, is_shapeless, placed, not_placed, proxied):
+            if not is_own_error:
+                self._loads.trust(node)
+            return placed
+        reason = "bad_answer" if is_shapeless else _refusal(status, said, job.is_continuation)
+        self._loads.suspect(node, SUSPECT_S if is_own_error else REFUSED_S)
         self._note(not_placed, node, reason)
         if status == 429:
             after = _retry_after_s(answer.header("Retry-After"))
@@ -207,16 +271,58 @@ class Placer:
         answer.release()
         return None
 
+    def _is_retried(
+        self,
+        status: int,
+        said: str | None,
+        is_shapeless: bool,
+        placed: Placed,
+        not_placed: NotPlaced,
+        proxied: ProxiedRequest,
+    ) -> bool:
+        """Whether the answer is kept from the client and another node is asked."""
+        node = placed.endpoint.node
+        if status in (429, 502, 503):
+            return True
+        if status == 409 and said == REQUEST_IN_FLIGHT:
+            # Ours, if we gave it to that node before: it has not noticed yet that we left. Else another gateway's.
+            return any(death.node == node for death in proxied.deaths)
+        if status != 500 and not is_shapeless:
+            return False
+        # A node's own error is an answer, but one other node may do better; the second answer stands.
+        may_retry = len(proxied.failed_at) < 2 and self.budget.left(self._clock()) >= 1
+        return may_retry and self._has_other(placed.job, node, not_placed)
+
+    def _note_failed(self, proxied: ProxiedRequest, node: str, why: Ejection) -> None:
+        """Hold a failure against the node; when the request has failed at another one too, it is the request's."""
+        now = self._clock()
+        if not proxied.failed_at:
+            self.ejections.note_failed(node, why, now)
+        elif len(proxied.failed_at) == 1 and proxied.failed_at[0] != node:
+            self.ejections.forgive(proxied.failed_at[0], now)
+        proxied.failed_at.append(node)
+
     def _note(self, not_placed: NotPlaced, node: str, reason: str) -> None:
         not_placed.reasons[node] = reason
         self._metrics.retries.labels(reason).inc()
 
 
-def _refusal(status: int, said: str | None) -> str:
+def _refusal(status: int, said: str | None, is_continuation: bool) -> str:
     """One of a closed set of words, whatever the node said: it becomes a metric label."""
-    if said in ENDED_WITH_IT or said in ("draining", "not_ready", "overloaded", "node_stopping"):
+    if said in ENDED_WITH_IT or said in ("draining", "not_ready", "overloaded", "node_stopping", REQUEST_IN_FLIGHT):
         return said
-    return "overloaded" if status == 429 else f"status_{status}" if status in (502, 503) else "not_continued"
+    if status == 429:
+        return "overloaded"
+    if status in (502, 503) or (status == 500 and not is_continuation):
+        return f"status_{status}"
+    return "not_continued"
+
+
+def _is_shapeless(job: Job, answer: NodeAnswer) -> bool:
+    """Whether a node answers a generating request with something that is no answer, e.g. a page of HTML."""
+    if answer.status != 200 or job.method != "POST" or not (job.is_continuation or job.path in GENERATION_PATHS):
+        return False
+    return answer.content_type not in ("text/event-stream", "application/json")
 
 
 def _retry_after_s(value: str | None) -> int:

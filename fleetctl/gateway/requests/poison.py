@@ -1,4 +1,4 @@
-"""Requests that ended two nodes, remembered by a hash of their body: a client that sends one again ends no further node."""
+"""Requests that ended two nodes, remembered by a hash of their body: one that comes again ends no further node."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class PoisonMemory:
 def is_poison(deaths: Sequence[Death], max_resends: int) -> bool:
     """Whether the request is what ends its nodes: more of them than may be tried, at one place of its answer.
 
-    A long stream may lose two nodes by chance, but not after the same few pieces. Without a piece all are at the same place.
+    A long stream may lose two nodes by chance, but not after the same few pieces. Without a piece all are at one place.
     """
     if len(deaths) <= max_resends:
         return False

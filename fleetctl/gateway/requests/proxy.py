@@ -27,9 +27,11 @@ from fleetctl.gateway.http.exchange import (
 )
 from fleetctl.gateway.http.node_client import NodeAnswer, NodeClientError, NodeDisconnectedError
 from fleetctl.gateway.metrics import GatewayMetrics
+from fleetctl.gateway.nodes.health_metrics import HealthMetrics
 from fleetctl.gateway.nodes.node_watch import NodeWatch, Wait, WaitEnd
-from fleetctl.gateway.requests.fates import Death, Fates, Outcome, ProxiedRequest
+from fleetctl.gateway.requests.fates import Fates, Outcome, ProxiedRequest
 from fleetctl.gateway.requests.place import DEADLINE_HEADER, Job, NotPlaced, Placed, Placer
+from fleetctl.gateway.requests.poison import Poisoned, PoisonMemory
 from fleetctl.gateway.routing.routing_facts import GENERATION_PATHS, BadBodyError, RoutingFacts, read_routing_facts
 
 log = structlog.get_logger()
@@ -42,6 +44,7 @@ MOVE_PATIENCE_S = 10.0  # a stream without a node waits this long for one: a pau
 MOVE_PAUSE_S = 0.2
 MAX_MOVES = 32  # nodes that hand a request round in a circle must come to an end
 SETTLE_S = 0.5
+POISON = "poison"
 
 _TRACE_HEADERS = frozenset({"traceparent", "tracestate"})  # W3C trace context
 # Of a node's answer these stay between us and it.
@@ -104,6 +107,8 @@ class Proxy:
         max_body_bytes: int = MAX_BODY_BYTES,
         max_in_flight: int = MAX_IN_FLIGHT,
         move_patience_s: float = MOVE_PATIENCE_S,
+        poison: PoisonMemory | None = None,
+        health: HealthMetrics | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._placer = placer
@@ -114,18 +119,23 @@ class Proxy:
         self._max_body_bytes = max_body_bytes
         self._max_in_flight = max_in_flight
         self._move_patience_s = move_patience_s
+        self._poison = poison or PoisonMemory(0)
+        self._health = health or HealthMetrics(metrics.registry)
         self._clock = clock
         self._exchanges: set[Exchange] = set()
 
     async def serve(self, exchange: Exchange) -> None:
         """Proxy one request and end it, whatever happens."""
-        request_id = exchange.request_id()
-        if request_id is None or self._fates.is_in_flight(request_id):
-            request_id = new_request_id()
+        given = exchange.request_id()
+        is_taken = given is not None and self._fates.is_in_flight(given)
+        request_id = new_request_id() if given is None or is_taken else given
         proxied = self._fates.begin(request_id)
         self._exchanges.add(exchange)
         try:
-            await self._serve(exchange, proxied)
+            if is_taken:
+                await self._refuse(exchange, proxied, answers.in_flight(f"request {given} is in flight here"))
+            else:
+                await self._serve(exchange, proxied)
         except asyncio.CancelledError:
             if not (exchange.is_gone or exchange.is_aborted):
                 raise
@@ -141,6 +151,10 @@ class Proxy:
             if proxied.outcome is None:
                 self._fates.end(proxied, Outcome.FAILED, reason="interrupted")
 
+    def retries_left(self) -> float:
+        """Of the retry budget, now."""
+        return self._placer.budget.left(self._clock())
+
     def abort_all(self) -> int:
         """End every request now, each with an error that its client sees. Returns how many there were."""
         aborted = list(self._exchanges)
@@ -151,6 +165,9 @@ class Proxy:
     async def _serve(self, exchange: Exchange, proxied: ProxiedRequest) -> None:
         job = await self._read_job(exchange, proxied)
         if job is None:
+            return
+        if (known := self._poison.find(job.path, job.body, self._clock())) is not None:
+            await self._refuse_poison(exchange, proxied, known)
             return
         exchange.watch()
         where = await self._placer.place(job, proxied)
@@ -179,14 +196,14 @@ class Proxy:
                 await self._tell_given_up(exchange, proxied, where.wait.end)
                 return
             else:
-                death = Death(where.endpoint.node, where.wait.end.value if where.wait.end else "cut")
-                proxied.deaths.append(death)
+                reason = where.wait.end.value if where.wait.end else "cut"
+                self._placer.note_death(proxied, where.job, where.endpoint.node, reason)
                 if has_forwarded or not self._placer.may_resend(proxied):
                     await self._tell_node_lost(exchange, proxied)
                     return
                 # The client has nothing of this node's part, so the same job may go to another one.
                 proxied.retries += 1
-                self._metrics.retries.labels(death.reason).inc()
+                self._metrics.retries.labels(reason).inc()
                 job = replace(where.job, excluded=where.job.excluded | {where.endpoint.node})
                 where = await (self._move if job.is_continuation else self._placer.place)(job, proxied)
 
@@ -247,6 +264,7 @@ class Proxy:
                     events = reader.feed(data)
                     if events.forward:
                         wait.is_paused = True  # a slow client is not the node's silence
+                        proxied.pieces += 1
                         if not has_forwarded:
                             has_forwarded = wait.has_forwarded = True
                             await self._begin_stream(exchange, proxied, answer)
@@ -386,13 +404,33 @@ class Proxy:
     async def _tell_node_lost(self, exchange: Exchange, proxied: ProxiedRequest) -> None:
         """A node died or fell silent with the request, and no other one may have it."""
         death = proxied.deaths[-1]
+        if len(proxied.deaths) > 1 and not self._placer.may_resend(proxied):
+            await self._tell_poison(exchange, proxied)
+            return
         if exchange.has_begun:
             message = f"node {death.node} stopped before the answer was complete ({death.reason})"
             await self._fail(exchange, proxied, answers.upstream_failed(message, code=death.fate), death.fate)
             return
-        had = ", ".join(f"{node}: {reason}" for node, reason in proxied.deaths)
-        message = f"{len(proxied.deaths)} nodes stopped before the answer was complete ({had}); no other one is asked"
+        message = f"node {death.node} stopped before the answer was complete ({death.reason}); no other one is asked"
         await self._fail(exchange, proxied, answers.final(message, code=death.fate), death.fate)
+
+    async def _tell_poison(self, exchange: Exchange, proxied: ProxiedRequest) -> None:
+        """The request has ended its nodes: no other one gets it, nor the same body again for a while."""
+        nodes = tuple(death.node for death in proxied.deaths)
+        if proxied.body_key is not None:
+            self._poison.note(proxied.body_key, Poisoned(proxied.request_id, nodes, self._clock()))
+        self._health.poison.labels("found").inc()
+        had = ", ".join(f"{death.node}: {death.reason}" for death in proxied.deaths)
+        log.error("request.poison", request_id=proxied.request_id, nodes=list(nodes), deaths=had)
+        message = f"{len(nodes)} nodes ended with this request in hand ({had}); no other one is asked"
+        await self._fail(exchange, proxied, answers.poison(message), POISON)
+
+    async def _refuse_poison(self, exchange: Exchange, proxied: ProxiedRequest, known: Poisoned) -> None:
+        """The same body ended nodes a short while ago."""
+        self._health.poison.labels("refused").inc()
+        log.warning("request.poison_refused", request_id=proxied.request_id, first=known.request_id)
+        message = f"the same request ended {len(known.nodes)} nodes a short while ago (request {known.request_id})"
+        await self._refuse(exchange, proxied, answers.poison(message))
 
     async def _tell_given_up(self, exchange: Exchange, proxied: ProxiedRequest, why: WaitEnd) -> None:
         """A limit on the wait passed, though nothing is known to be wrong with the node."""

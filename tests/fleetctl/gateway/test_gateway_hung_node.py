@@ -38,7 +38,7 @@ async def test_requests_given_to_a_hung_node_are_answered_by_others_and_new_ones
         fates = [await served.fate(reply.headers["X-Request-Id"]) for reply in replies]
         deaths = [fate["deaths"] for fate in fates if fate["deaths"]]
         assert deaths
-        assert all(lost == [{"node": "a", "reason": "node_silent"}] for lost in deaths)
+        assert all(lost == [{"node": "a", "reason": "node_silent", "at_piece": 0}] for lost in deaths)
         given = len(hung.seen)
         await asyncio.gather(*(served.chat(f"q{i}", stream=stream) for i in range(12)))
         assert len(hung.seen) == given
@@ -98,9 +98,9 @@ async def test_a_request_that_hangs_nodes_reaches_two_of_them(tmp_path: Path) ->
         for node in nodes:
             node.awake.clear()
         reply = await served.chat(headers={"X-Request-Id": "evil"})
-        assert (reply.status, reply.headers["X-Should-Retry"]) == (502, "false")
+        assert (reply.status, reply.headers["X-Should-Retry"]) == (500, "false")
         assert sum(len(node.seen) for node in nodes) == 2
-        assert (await served.fate("evil"))["reason"] == "node_silent"
+        assert (await served.fate("evil"))["reason"] == "poison"
         for node in nodes:
             node.awake.set()
 
@@ -145,10 +145,10 @@ async def test_what_a_dying_core_refuses_goes_to_another_node_once(tmp_path: Pat
         for node in nodes:
             node.script, node.seen = Script(refuse=refusal), []
         reply = await served.chat(headers={"X-Request-Id": "evil"}, stream=stream)
-        assert (reply.status, reply.headers["X-Should-Retry"]) == (502, "false")
+        assert (reply.status, reply.headers["X-Should-Retry"]) == (500, "false")
         assert sum(len(node.seen) for node in nodes) == 2
         fate = await served.fate("evil")
-        assert (fate["fate"], fate["reason"]) == ("failed", "core_dead")
+        assert (fate["fate"], fate["reason"]) == ("failed", "poison")
 
 
 # The client's own limit.
