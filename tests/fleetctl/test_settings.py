@@ -164,6 +164,8 @@ def test_every_setting_is_described_in_one_line_and_has_its_unit_in_its_name() -
         "max_connections",
         "max_events",
         "max_deep_checks",
+        "min_samples",
+        "floor",
     }
     for one in setting_docs():
         assert one.description, one.key
