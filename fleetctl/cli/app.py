@@ -23,6 +23,7 @@ from fleetctl.cli import (
     incident,
     lifecycle,
     logs,
+    prefix,
     route,
     runbook,
     servers,
@@ -74,6 +75,7 @@ def build() -> typer.Typer:
         alerts,
         content,
         silence,
+        prefix,
         config,
         servers,
     ):

@@ -67,6 +67,14 @@ def controller_url(settings: Settings) -> str:
     return recorded if isinstance(recorded, str) else settings.controller.base_url
 
 
+def gateway_url(settings: Settings) -> str:
+    """Where the gateway is: where `fleetctl up` recorded it, else the default address."""
+    from fleetctl.providers.process import ProcessTable
+
+    recorded = ProcessTable(settings.run_dir).spec("gateway").get("url")
+    return recorded if isinstance(recorded, str) else settings.gateway.base_url
+
+
 def make_client(settings: Settings) -> ControllerClient:
     """A client of the controller that the settings name."""
     from fleetctl.client import ControllerClient

@@ -28,6 +28,8 @@ from fleetctl.gateway.nodes.loads import Loads
 from fleetctl.gateway.nodes.node_watch import NodeWatch, ProbeAnswer, ask_readiness
 from fleetctl.gateway.nodes.sync import TableSync
 from fleetctl.gateway.nodes.table import Endpoint, Routing, Table
+from fleetctl.gateway.prompts.preparation import PromptPreparation
+from fleetctl.gateway.prompts.tokenizer_probe import open_preparation
 from fleetctl.gateway.requests.fates import Fates, Outcome, ProxiedRequest
 from fleetctl.gateway.requests.place import Placer
 from fleetctl.gateway.requests.poison import PoisonMemory
@@ -79,6 +81,7 @@ class Gateway:
             on_back=lambda node: self.ejections.begin_trial(node, time.monotonic()),
         )
         self.proxy: Proxy | None = None
+        self.prompts: PromptPreparation | None = None
         self._nodes: NodeClient | None = None
         # GET routes of ours, not under /v1/. Each gets what follows its slash, or "".
         self._routes: dict[str, Callable[[str], WholeAnswer]] = {
@@ -86,6 +89,7 @@ class Gateway:
             "/metrics": self._metrics,
             "/gateway/status": lambda _: json_answer(200, self.status()),
             "/gateway/requests/": self._fate,
+            "/gateway/prefix-report": self._prefix_report,
         }
 
     @asynccontextmanager
@@ -105,12 +109,14 @@ class Gateway:
                 retries=self._limits.retries,
                 fail_open=self._limits.fail_open,
             )
+            self.prompts = open_preparation(self._limits.prompts, self.metrics.registry, nodes, self.routing)
             self.proxy = Proxy(
                 placer,
                 self.fates,
                 self.metrics,
                 self.watch,
                 node_token=self._node_token,
+                prompts=self.prompts,
                 move_patience_s=self._move_patience_s,
                 poison=PoisonMemory(self._limits.retries.poison_memory_s),
                 health=self.health_metrics,
@@ -236,6 +242,12 @@ class Gateway:
         if proxied is None:
             return answers.bad_request("no such recent request", status=404, code="not_found").whole()
         return json_answer(200, proxied.as_json())
+
+    def _prefix_report(self, _: str) -> WholeAnswer:
+        if self.prompts is None:
+            message = "prompts are not looked at: gateway.prompts.prefix_lint.max_per_s is 0"
+            return answers.bad_request(message, status=404, code="not_found").whole()
+        return json_answer(200, {"templates": self.prompts.lint.report()})
 
     def _note_table(self, table: Table) -> None:
         self.loads.keep_only(e.node for e in table.endpoints)

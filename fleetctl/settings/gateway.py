@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from fleetctl.settings.gateway_health import EjectionSettings, RetrySettings
+from fleetctl.settings.prompts import PromptSettings
 from fleetctl.settings.section import Section
 
 
@@ -59,6 +60,7 @@ class GatewaySettings(Section):
     retries: RetrySettings = Field(
         default=RetrySettings(), description="How many tries beyond the first one requests may have."
     )
+    prompts: PromptSettings = Field(default=PromptSettings())
 
     @property
     def base_url(self) -> str:

@@ -166,6 +166,7 @@ def test_every_setting_is_described_in_one_line_and_has_its_unit_in_its_name() -
         "max_deep_checks",
         "min_samples",
         "floor",
+        "max_templates",
     }
     for one in setting_docs():
         assert one.description, one.key
@@ -174,7 +175,7 @@ def test_every_setting_is_described_in_one_line_and_has_its_unit_in_its_name() -
         if one.kind == "number":
             assert name.endswith(("_s", "_ratio")), one.key
         if one.kind == "whole number":
-            assert name.endswith(("_mb", "_bytes", "_per_minute")) or name in numbers_without_unit, one.key
+            assert name.endswith(("_mb", "_bytes", "_tokens", "_per_minute")) or name in numbers_without_unit, one.key
         if one.kind in ("number", "whole number"):
             assert one.bounds, f"{one.key} has no bounds"
 

@@ -49,6 +49,7 @@ class ProxiedRequest:
     """One request on its way. Changed by the proxy only, ended once by `Fates.end`."""
 
     __slots__ = (
+        "answer_headers",
         "body_key",
         "deaths",
         "duration_s",
@@ -73,6 +74,7 @@ class ProxiedRequest:
         self.started = started  # monotonic seconds
         self.nodes: list[str] = []  # every node that answered it, in order
         self.wait: Wait | None = None  # at the node that has it, or had it last
+        self.answer_headers: list[tuple[bytes, bytes]] = []  # ours, for whatever answer the client gets
         self.deaths: list[Death] = []  # nodes that died or fell silent with it
         self.body_key: bytes | None = None  # of the client's body, once a node died with it
         self.failed_at: list[str] = []  # nodes that answered it with an error of theirs

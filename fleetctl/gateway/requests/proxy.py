@@ -29,6 +29,7 @@ from fleetctl.gateway.http.node_client import NodeAnswer, NodeClientError, NodeD
 from fleetctl.gateway.metrics import GatewayMetrics
 from fleetctl.gateway.nodes.health_metrics import HealthMetrics
 from fleetctl.gateway.nodes.node_watch import NodeWatch, Wait, WaitEnd
+from fleetctl.gateway.prompts.preparation import PromptOverBudgetError, PromptPreparation
 from fleetctl.gateway.requests.fates import Fates, Outcome, ProxiedRequest
 from fleetctl.gateway.requests.place import DEADLINE_HEADER, Job, NotPlaced, Placed, Placer
 from fleetctl.gateway.requests.poison import Poisoned, PoisonMemory
@@ -38,6 +39,7 @@ log = structlog.get_logger()
 
 CONTINUE_PATH = "/internal/continue"
 MAX_BODY_BYTES = 16 * 1024 * 1024
+ANONYMOUS = "anonymous"  # the tenant of who gave no key
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 MAX_IN_FLIGHT = 4096
 MOVE_PATIENCE_S = 10.0  # a stream without a node waits this long for one: a pause is better than a loss
@@ -104,6 +106,7 @@ class Proxy:
         watch: NodeWatch,
         *,
         node_token: str,
+        prompts: PromptPreparation | None = None,
         max_body_bytes: int = MAX_BODY_BYTES,
         max_in_flight: int = MAX_IN_FLIGHT,
         move_patience_s: float = MOVE_PATIENCE_S,
@@ -116,6 +119,7 @@ class Proxy:
         self._metrics = metrics
         self._watch = watch
         self._node_token = node_token
+        self._prompts = prompts
         self._max_body_bytes = max_body_bytes
         self._max_in_flight = max_in_flight
         self._move_patience_s = move_patience_s
@@ -217,7 +221,13 @@ class Proxy:
             body = await exchange.read_body(self._max_body_bytes)
             deadline_s = exchange.deadline_s()
             is_generation = path in GENERATION_PATHS and exchange.method == "POST"
+            if is_generation and self._prompts is not None:
+                prepared = self._prompts.prepare(body, ANONYMOUS)
+                body = prepared.body
+                proxied.answer_headers.extend(prepared.headers)
             facts = read_routing_facts(path, body) if is_generation else RoutingFacts()
+        except PromptOverBudgetError as error:
+            await self._refuse(exchange, proxied, answers.bad_request(str(error), code="prompt_over_budget"))
         except BodyTooLargeError:
             message = f"the body is larger than {self._max_body_bytes} bytes"
             await self._refuse(exchange, proxied, answers.bad_request(message, status=413, code="too_large"))
@@ -479,7 +489,7 @@ def _returned_headers(answer: NodeAnswer, proxied: ProxiedRequest) -> list[tuple
 
 
 def _id_header(proxied: ProxiedRequest) -> list[tuple[bytes, bytes]]:
-    return [(b"x-request-id", proxied.request_id.encode())]
+    return [(b"x-request-id", proxied.request_id.encode()), *proxied.answer_headers]
 
 
 async def _read_limited(answer: NodeAnswer, wait: Wait, clock: Callable[[], float]) -> bytes:
