@@ -66,7 +66,7 @@ def register(app: typer.Typer) -> None:
         is_enough = found.tokens >= wanted
         line = before.count("\n", 0, found.chars) + 1
         if output in DATA:
-            said = {"is_enough": is_enough, "wanted_tokens": wanted, "equal_tokens": found.tokens}
+            said: dict[str, Any] = {"is_enough": is_enough, "wanted_tokens": wanted, "equal_tokens": found.tokens}
             said |= {"old_tokens": found.old_tokens, "new_tokens": found.new_tokens}
             said |= {"is_estimated": tokens is None, "kind": found.kind.value if found.kind else None}
             print_data(said | {"line": line if found.kind else None}, output)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from fleetctl.gateway.prompts.messages import compact_json, is_system, role_of
 from fleetctl.gateway.prompts.volatile_fields import only_field
@@ -92,7 +92,7 @@ RULES: Mapping[str, Callable[[Body], Body]] = {
 _OPENING_ROLES = frozenset({"system", "developer", "user"})
 
 
-def _are_messages(messages: Any) -> bool:
+def _are_messages(messages: Any) -> TypeGuard[list[dict[str, Any]]]:
     return isinstance(messages, list) and all(isinstance(one, dict) for one in messages)
 
 

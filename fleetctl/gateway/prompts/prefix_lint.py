@@ -183,7 +183,7 @@ def _sketch(texts: Sequence[str]) -> frozenset[int]:
         if size >= SKETCH_CHARS:
             break
     words = [word for word in "\n".join(head)[:SKETCH_CHARS].split() if word.isalpha()]
-    triples = set(zip(words, words[1:], words[2:], strict=False)) or {tuple(words)}
+    triples: set[tuple[str, ...]] = set(zip(words, words[1:], words[2:], strict=False)) or {tuple(words)}
     return frozenset(sorted(map(hash, triples))[:SHINGLES])
 
 
