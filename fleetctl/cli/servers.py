@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fleetctl.cli import context
+from fleetctl.cli import context, gateway_keys
 from fleetctl.cli.act import command_group
 from fleetctl.cli.logs import print_logs
 
@@ -21,6 +21,7 @@ def register(app: typer.Typer) -> None:
     node.info.help = "Start, stop and read single nodes."
     app.add_typer(controller, name="controller")
     app.add_typer(gateway, name="gateway")
+    gateway_keys.register(gateway)
 
     @controller.command("run")
     def controller_run(

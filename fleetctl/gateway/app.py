@@ -17,6 +17,9 @@ import structlog
 import uvicorn
 import uvloop
 
+from fleetctl.gateway.admission.admission import Admission
+from fleetctl.gateway.admission.admission_metrics import AdmissionMetrics
+from fleetctl.gateway.admission.tenants_file import read_node_key
 from fleetctl.gateway.http import answers
 from fleetctl.gateway.http.answers import Receive, Scope, Send, WholeAnswer, json_answer
 from fleetctl.gateway.http.exchange import Exchange
@@ -43,6 +46,8 @@ CLIENT_KEEP_ALIVE_S = 75
 DRAIN_GRACE_S = 30.0
 BACKLOG = 2048
 NODES_FAULT = frozenset({"engine_error", "node_error"})  # within a stream: the node's word, not the client's doing
+TENANTS_PATH = "/gateway/tenants"
+LOOPBACK = ("127.0.0.1", "::1")
 GC_THRESHOLD = (20_000, 20, 50)
 
 
@@ -80,6 +85,14 @@ class Gateway:
             on_probe=self.metrics.count_probe,
             on_back=lambda node: self.ejections.begin_trial(node, time.monotonic()),
         )
+        self.admission = Admission(
+            self._limits.admission,
+            tenants_file=self._limits.tenants_file,
+            node_key=read_node_key(self._limits.node_key_file),
+            lane_of=self._lane_of,
+            most_outstanding=self._most_outstanding,
+        )
+        AdmissionMetrics(self.admission, self.metrics.registry)
         self.proxy: Proxy | None = None
         self.prompts: PromptPreparation | None = None
         self._nodes: NodeClient | None = None
@@ -120,6 +133,7 @@ class Gateway:
                 move_patience_s=self._move_patience_s,
                 poison=PoisonMemory(self._limits.retries.poison_memory_s),
                 health=self.health_metrics,
+                admission=self.admission,
             )
             sync = TableSync(
                 control,
@@ -133,6 +147,7 @@ class Gateway:
             loops = (
                 asyncio.create_task(sync.run_forever(), name="gateway.sync"),
                 asyncio.create_task(self.watch.watch_forever(), name="gateway.watch"),
+                asyncio.create_task(self.admission.run_forever(), name="gateway.admission"),
             )
             try:
                 yield self
@@ -153,7 +168,9 @@ class Gateway:
     async def serve(self, exchange: Exchange) -> None:
         """Answer one request, whatever it is."""
         path = exchange.path
-        if not path.startswith("/v1/"):
+        if path == TENANTS_PATH and exchange.method == "GET":
+            await exchange.give(self._tenants(exchange))
+        elif not path.startswith("/v1/"):
             await exchange.give(self._own_answer(exchange.method, path))
         elif ".." in path or "//" in path:
             await exchange.fail(answers.bad_request("the path has empty or relative parts"))
@@ -249,7 +266,26 @@ class Gateway:
             return answers.bad_request(message, status=404, code="not_found").whole()
         return json_answer(200, {"templates": self.prompts.lint.report()})
 
+    def _tenants(self, exchange: Exchange) -> WholeAnswer:
+        """Everything for who asks from this machine, its own row for a key; names of tenants are no stranger's."""
+        is_local = exchange.address in LOOPBACK and exchange.header(b"x-forwarded-for") is None
+        shown = self.admission.as_json(exchange.header(b"authorization"), may_see_all=is_local)
+        if shown is None:
+            return answers.bad_request(
+                "send an API key, or ask on this machine", status=401, code="invalid_api_key"
+            ).whole()
+        return json_answer(200, shown)
+
+    def _lane_of(self, model: str | None) -> str:
+        table = self.routing.table
+        return model if model is not None and table is not None and table.has_model(model) else ""
+
+    def _most_outstanding(self, lane: str) -> int | None:
+        table, per_node = self.routing.table, self._limits.admission.max_outstanding_per_node
+        return None if per_node is None or table is None else per_node * max(1, table.num_active(lane))
+
     def _note_table(self, table: Table) -> None:
+        self.admission.queue.keep_lanes({e.model for e in table.active} | {""})
         self.loads.keep_only(e.node for e in table.endpoints)
         self.watch.keep_only(table.endpoints)
         self.ejections.note_table(table.endpoints, time.monotonic())

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pathlib import Path
 
+from pydantic import Field, field_validator
+
+from fleetctl.settings.admission import AdmissionSettings
 from fleetctl.settings.gateway_health import EjectionSettings, RetrySettings
 from fleetctl.settings.prompts import PromptSettings
 from fleetctl.settings.section import Section
@@ -61,6 +64,19 @@ class GatewaySettings(Section):
         default=RetrySettings(), description="How many tries beyond the first one requests may have."
     )
     prompts: PromptSettings = Field(default=PromptSettings())
+    tenants_file: Path | None = Field(
+        default=None,
+        description="YAML file of tenants, their limits and the hashes of their keys; empty: anybody may ask, no keys.",
+    )
+    node_key_file: Path | None = Field(
+        default=None, description="Holds the API key that the nodes want of the gateway (their --api-key-file)."
+    )
+    admission: AdmissionSettings = Field(default=AdmissionSettings())
+
+    @field_validator("tenants_file", "node_key_file")
+    @classmethod
+    def _is_absolute(cls, path: Path | None) -> Path | None:
+        return None if path is None else path.expanduser().absolute()
 
     @property
     def base_url(self) -> str:

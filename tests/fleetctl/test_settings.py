@@ -160,6 +160,8 @@ def test_every_setting_is_described_in_one_line_and_has_its_unit_in_its_name() -
         "max_alerts",
         "max_active",
         "max_resends",
+        "max_waiting",
+        "max_outstanding_per_node",
         "probe_failures",
         "max_connections",
         "max_events",

@@ -35,6 +35,7 @@ class ErrorAnswer:
     param: str | None = None
     retry_after_s: int | None = None
     is_final: bool = False  # OpenAI's clients are told not to send the request again
+    limit: str | None = None  # which limit of the gateway refused it: the X-Fleet-Limit header
 
     def body(self) -> bytes:
         """The answer's JSON, in OpenAI's shape."""
@@ -49,9 +50,10 @@ class ErrorAnswer:
         """Whether and when the client should come again."""
         if self.is_final:
             return [(b"x-should-retry", b"false")]
-        if self.retry_after_s is None:
-            return []
-        return [(b"retry-after", str(self.retry_after_s).encode())]
+        headers = [] if self.retry_after_s is None else [(b"retry-after", str(self.retry_after_s).encode())]
+        if self.limit is not None:
+            headers.append((b"x-fleet-limit", self.limit.encode()))
+        return headers
 
     def whole(self) -> WholeAnswer:
         """The error as an answer of its own."""

@@ -103,6 +103,14 @@ class Table:
         models = {e.model for e in self.active}
         return {model: not any(e.is_well for e in self._by_model[model]) for model in models}
 
+    def has_model(self, model: str | None) -> bool:
+        """Whether an active route serves exactly this model."""
+        return model is not None and model in self._by_model
+
+    def num_active(self, model: str | None) -> int:
+        """How many active routes serve the model; of a name that no route has, all of them."""
+        return len(self._by_model.get(model) or self._by_model[None])
+
     def candidates(self, model: str | None) -> tuple[Endpoint, ...]:
         """Active endpoints that serve the model. A name that no route has goes to any node: it knows its adapters.
 

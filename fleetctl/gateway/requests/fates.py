@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import structlog
 
+from fleetctl.gateway.admission.admission import Admitted
+from fleetctl.gateway.admission.demand import UsageMeter
 from fleetctl.gateway.nodes.node_watch import Wait
 
 log = structlog.get_logger()
@@ -49,21 +51,26 @@ class ProxiedRequest:
     """One request on its way. Changed by the proxy only, ended once by `Fates.end`."""
 
     __slots__ = (
+        "admitted",
         "answer_headers",
         "body_key",
         "deaths",
         "duration_s",
         "failed_at",
+        "meter",
         "moved",
         "nodes",
         "outcome",
         "pieces",
+        "priority",
+        "queue_wait_s",
         "reason",
         "request_id",
         "retries",
         "started",
         "started_at",
         "status",
+        "tenant",
         "ttft_s",
         "wait",
     )
@@ -79,6 +86,11 @@ class ProxiedRequest:
         self.body_key: bytes | None = None  # of the client's body, once a node died with it
         self.failed_at: list[str] = []  # nodes that answered it with an error of theirs
         self.pieces = 0  # events of its answer that the client has
+        self.tenant: str | None = None  # whose key it came with; None: not known yet, or none that we know
+        self.priority: str | None = None  # the tenant's class
+        self.admitted: Admitted | None = None  # what admission is owed back
+        self.queue_wait_s = 0.0  # waited here for a node with a free seat
+        self.meter = UsageMeter()
         self.moved = 0  # hand-offs that another node took over
         self.retries = 0
         self.status: int | None = None  # what the client saw; None when it saw nothing
@@ -99,6 +111,9 @@ class ProxiedRequest:
         return {
             "request_id": self.request_id,
             "fate": self.outcome.value if self.outcome else "in_flight",
+            "tenant": self.tenant,
+            "class": self.priority,
+            "queue_wait_s": self.queue_wait_s,
             "moved": self.moved,
             "retries": self.retries,
             "nodes": list(self.nodes),
@@ -169,6 +184,7 @@ class Fates:
             "request.finished",
             request_id=proxied.request_id,
             outcome=outcome.value,
+            tenant=proxied.tenant,
             node=proxied.last_node or None,
             moved=proxied.moved,
             retries=proxied.retries,

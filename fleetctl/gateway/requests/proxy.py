@@ -15,6 +15,7 @@ from enum import Enum
 
 import structlog
 
+from fleetctl.gateway.admission.admission import Admission
 from fleetctl.gateway.http import answers
 from fleetctl.gateway.http.answers import ErrorAnswer
 from fleetctl.gateway.http.event_stream import EventStreamReader, EventTooLongError, error_code_of
@@ -30,6 +31,7 @@ from fleetctl.gateway.metrics import GatewayMetrics
 from fleetctl.gateway.nodes.health_metrics import HealthMetrics
 from fleetctl.gateway.nodes.node_watch import NodeWatch, Wait, WaitEnd
 from fleetctl.gateway.prompts.preparation import PromptOverBudgetError, PromptPreparation
+from fleetctl.gateway.requests.entry import Entry
 from fleetctl.gateway.requests.fates import Fates, Outcome, ProxiedRequest
 from fleetctl.gateway.requests.place import DEADLINE_HEADER, Job, NotPlaced, Placed, Placer
 from fleetctl.gateway.requests.poison import Poisoned, PoisonMemory
@@ -112,9 +114,11 @@ class Proxy:
         move_patience_s: float = MOVE_PATIENCE_S,
         poison: PoisonMemory | None = None,
         health: HealthMetrics | None = None,
+        admission: Admission | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._placer = placer
+        self._entry = Entry(admission, placer)
         self._fates = fates
         self._metrics = metrics
         self._watch = watch
@@ -152,6 +156,7 @@ class Proxy:
         finally:
             self._exchanges.discard(exchange)
             exchange.close()
+            self._entry.leave(proxied)
             if proxied.outcome is None:
                 self._fates.end(proxied, Outcome.FAILED, reason="interrupted")
 
@@ -167,14 +172,22 @@ class Proxy:
         return len(aborted)
 
     async def _serve(self, exchange: Exchange, proxied: ProxiedRequest) -> None:
-        job = await self._read_job(exchange, proxied)
-        if job is None:
+        account = self._entry.authenticate(exchange, proxied)
+        if isinstance(account, ErrorAnswer):
+            await self._refuse(exchange, proxied, account)
             return
-        if (known := self._poison.find(job.path, job.body, self._clock())) is not None:
+        read = await self._read_job(exchange, proxied)
+        if read is None:
+            return
+        if (known := self._poison.find(read.path, read.body, self._clock())) is not None:
             await self._refuse_poison(exchange, proxied, known)
             return
         exchange.watch()
-        where = await self._placer.place(job, proxied)
+        job = await self._entry.admit(read, proxied, account)
+        if isinstance(job, ErrorAnswer):
+            await self._refuse(exchange, proxied, job)
+            return
+        where = await self._entry.place(job, proxied)
         while True:
             if isinstance(where, NotPlaced):
                 await self._tell_not_placed(exchange, proxied, where)
@@ -278,6 +291,7 @@ class Proxy:
                         if not has_forwarded:
                             has_forwarded = wait.has_forwarded = True
                             await self._begin_stream(exchange, proxied, answer)
+                        proxied.meter.note_stream(events.forward)
                         await exchange.write(events.forward)
                         wait.is_paused = False
                     if events.handoff is not None:
@@ -338,6 +352,8 @@ class Proxy:
             # A stream's continuation must be a stream: anything else would be text in the middle of events.
             return RelayEnd.CUT
         status = answer.status
+        if status < 400:
+            proxied.meter.note_whole(body)
         outcome = Outcome.FINISHED if status < 400 else Outcome.REFUSED if status < 500 else Outcome.FAILED
         await exchange.answer(status, body, _returned_headers(answer, proxied))
         reason = "" if status < 400 else f"status_{status}"

@@ -26,6 +26,8 @@ class BadBodyError(Exception):
 class RoutingFacts:
     """`prefix`: the canonical prompt's first characters. `tokens`: rough cost, prompt and output together.
 
+    `input_tokens`: the prompt's part of it. `output_tokens`: what the client asks for at most; None: it does not say.
+
     `deadline_s`: seconds from its arrival after which the client wants no answer.
     """
 
@@ -33,6 +35,8 @@ class RoutingFacts:
     stream: bool = False
     prefix: str = ""
     tokens: int = 0
+    input_tokens: int = 0
+    output_tokens: int | None = None
     deadline_s: float | None = None
 
 
@@ -49,11 +53,14 @@ def read_routing_facts(path: str, body: bytes) -> RoutingFacts:
     else:
         prefix, chars = _completion_prompt(value.get("prompt"))
     model = value.get("model")
+    input_tokens, output_tokens = chars // CHARS_PER_TOKEN, _output_tokens(value)
     return RoutingFacts(
         model=model if isinstance(model, str) else None,
         stream=value.get("stream") is True,
         prefix=prefix,
-        tokens=chars // CHARS_PER_TOKEN + _output_tokens(value),
+        tokens=input_tokens + min(output_tokens or DEFAULT_OUTPUT_TOKENS, MAX_OUTPUT_TOKENS),
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
         deadline_s=_deadline_s(value.get("deadline_s")),
     )
 
@@ -65,12 +72,12 @@ def _deadline_s(asked: Any) -> float | None:
     return float(asked)
 
 
-def _output_tokens(value: dict[str, Any]) -> int:
+def _output_tokens(value: dict[str, Any]) -> int | None:
     for key in ("max_completion_tokens", "max_tokens"):
         asked = value.get(key)
         if isinstance(asked, int) and not isinstance(asked, bool) and asked > 0:
-            return min(asked, MAX_OUTPUT_TOKENS)
-    return DEFAULT_OUTPUT_TOKENS
+            return asked
+    return None
 
 
 def _chat_prompt(messages: Any) -> tuple[str, int]:

@@ -66,6 +66,9 @@ def test_a_fate_tells_all_that_is_known_of_its_request() -> None:
     assert proxied.as_json() == {
         "request_id": "r1",
         "fate": "in_flight",
+        "tenant": None,
+        "class": None,
+        "queue_wait_s": 0.0,
         "moved": 0,
         "retries": 0,
         "nodes": [],

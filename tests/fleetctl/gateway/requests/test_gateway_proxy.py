@@ -17,6 +17,7 @@ from fleetctl.gateway.requests import proxy as proxy_module
 from fleetctl.gateway.requests.fates import Outcome
 from fleetctl.gateway.requests.place import Placer
 from fleetctl.gateway.requests.proxy import Proxy
+from fleetctl.settings.admission import AdmissionSettings
 from fleetctl.settings.gateway import GatewaySettings
 from tests.fixtures.gateway import NODE_TOKEN, Script, ScriptedNode, chat_text, expected_text, small_fleet, until
 
@@ -196,7 +197,8 @@ async def test_no_active_node_is_503_with_retry_after(tmp_path: Path) -> None:
 
 
 async def test_all_overloaded_is_429_with_the_nodes_retry_after(tmp_path: Path) -> None:
-    async with small_fleet(tmp_path, "a", "b") as (served, nodes, _):
+    nobody_waits = GatewaySettings(admission=AdmissionSettings(queue_limit_s=0))
+    async with small_fleet(tmp_path, "a", "b", limits=nobody_waits) as (served, nodes, _):
         set_all(nodes, refuse=OVERLOADED)
         reply = await served.chat()
         assert (reply.status, reply.headers["Retry-After"]) == (429, "7")
