@@ -68,11 +68,14 @@ class Admitted:
         if self._lane is not None and self._admission is not None:
             self._lane.seats.note_seated(self._admission.clock())
 
-    async def wait_again(self) -> Refusal | None:
-        """Every node refused it as overloaded: wait for a seat again, before others. None: it has one."""
+    async def wait_again(self, retry_after_s: int = 1) -> Refusal | None:
+        """Every node refused it as overloaded: wait for a seat again, before others. None: it has one.
+
+        `retry_after_s`: when the nodes said to come again.
+        """
         if self._lane is None or self._admission is None:
             return Refusal.QUEUE_LIMIT
-        return await self._admission.wait_again(self, self._lane)
+        return await self._admission.wait_again(self, self._lane, retry_after_s)
 
     def release(self, usage: Usage | None) -> None:
         """It ended and used this; None: no node worked on it. Later calls do nothing."""
@@ -185,13 +188,13 @@ class Admission:
                 admitted.release(None)
         if refusal is None:
             return admitted
-        return self._refused(admitted.account, refusal, 1)
+        return self._refused(admitted.account, refusal, lane.seats.retry_after_s)
 
-    async def wait_again(self, admitted: Admitted, lane: Lane) -> Refusal | None:
+    async def wait_again(self, admitted: Admitted, lane: Lane, retry_after_s: int) -> Refusal | None:
         """The seat that a request had was none: give it back and wait for another one."""
         admitted._lane = None
         lane.seats.give_back()
-        lane.seats.note_overload(self.clock())
+        lane.seats.note_overload(self.clock(), retry_after_s)
         refusal = await self._wait_for_seat(admitted, lane, had_turn=True)
         if refusal is not None:
             admitted.account.note_refused(refusal)

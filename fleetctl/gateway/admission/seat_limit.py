@@ -14,10 +14,11 @@ FORGET_S = 10.0
 class SeatLimit:
     """Seats taken and free. Times are monotonic seconds."""
 
-    __slots__ = ("_limit", "_overloaded_at", "_pause_s", "_probe_at", "outstanding")
+    __slots__ = ("_limit", "_overloaded_at", "_pause_s", "_probe_at", "outstanding", "retry_after_s")
 
     def __init__(self) -> None:
         self.outstanding = 0
+        self.retry_after_s = 1  # what the nodes said when they last refused
         self._limit: int | None = None
         self._pause_s = PROBE_FIRST_S
         self._probe_at = 0.0
@@ -46,9 +47,10 @@ class SeatLimit:
         self.outstanding -= 1
         assert self.outstanding >= 0
 
-    def note_overload(self, now: float) -> None:
+    def note_overload(self, now: float, retry_after_s: int = 1) -> None:
         """Every node refused one that has given its seat back by now: there are no more than those outstanding."""
         self._limit = max(1, self.outstanding)
+        self.retry_after_s = retry_after_s
         self._probe_at = now + self._pause_s
         self._overloaded_at = now
         self._pause_s = min(PROBE_LAST_S, self._pause_s * 2)

@@ -65,7 +65,7 @@ class Entry:
         if admitted is None:
             return where
         while isinstance(where, NotPlaced) and where.is_overload and where.given_up is None and not proxied.deaths:
-            refusal = await self._wait_again(admitted, proxied)
+            refusal = await self._wait_again(admitted, proxied, where.retry_after_s)
             if refusal is Refusal.DEADLINE:
                 where.given_up = WaitEnd.DEADLINE
             if refusal is not None:
@@ -81,8 +81,8 @@ class Entry:
         if admitted is not None:
             admitted.release(proxied.meter.usage(admitted.input_tokens))
 
-    async def _wait_again(self, admitted: Admitted, proxied: ProxiedRequest) -> Refusal | None:
+    async def _wait_again(self, admitted: Admitted, proxied: ProxiedRequest, retry_after_s: int) -> Refusal | None:
         try:
-            return await admitted.wait_again()
+            return await admitted.wait_again(retry_after_s)
         finally:
             proxied.queue_wait_s = admitted.queue_wait_s

@@ -7,17 +7,20 @@ from pathlib import Path
 
 import pytest
 
+from fleetctl.settings.admission import AdmissionSettings
 from fleetctl.settings.gateway import GatewaySettings
 from fleetctl.settings.gateway_health import RetrySettings
 from tests.fixtures.gateway import Script, small_fleet
 
 pytestmark = pytest.mark.anyio
 
+NOBODY_WAITS = AdmissionSettings(queue_limit_s=0)
 OVERLOADED = (429, {"X-Fleet-Refused": "overloaded", "Retry-After": "7"})
 
 
 async def test_an_overload_of_all_nodes_reaches_them_once_a_request(tmp_path: Path) -> None:
-    async with small_fleet(tmp_path, *"abcdefgh") as (served, nodes, _):
+    limits = GatewaySettings(admission=NOBODY_WAITS)
+    async with small_fleet(tmp_path, *"abcdefgh", limits=limits) as (served, nodes, _):
         for node in nodes:
             node.script.refuse = OVERLOADED
         for start in range(0, 200, 50):
@@ -37,7 +40,7 @@ async def test_a_full_node_among_others_with_room_costs_its_clients_nothing(tmp_
 
 
 async def test_without_a_budget_the_first_refusal_is_the_clients_answer_and_is_counted(tmp_path: Path) -> None:
-    limits = GatewaySettings(retries=RetrySettings(budget_ratio=0, floor=0))
+    limits = GatewaySettings(retries=RetrySettings(budget_ratio=0, floor=0), admission=NOBODY_WAITS)
     async with small_fleet(tmp_path, "a", "b", limits=limits) as (served, nodes, _):
         for node in nodes:
             node.script.refuse = OVERLOADED
