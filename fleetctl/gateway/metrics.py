@@ -7,6 +7,16 @@ from collections.abc import Collection, Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+PAUSE_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 7.5, 10, 15, 30)
+MOVE_REASONS = (
+    "cut",
+    "node_silent",
+    "core_stuck",
+    "core_dead",
+    "node_stopping",
+    "out_of_memory",
+    "engine_error",
+)
 LOST_REASONS = (
     "node_silent",
     "core_stuck",
@@ -84,6 +94,18 @@ class GatewayMetrics:
             ["result"],
             registry=self.registry,
         )
+        self.stream_moves = Counter(
+            "gateway_stream_moves_total",
+            "Streams whose node ended without a word: moved to another one, or failed; by how it ended.",
+            ["reason", "result"],
+            registry=self.registry,
+        )
+        self.stream_pause = Histogram(
+            "gateway_stream_pause_seconds",
+            "Pause that a client saw when its stream moved, from the last event of one node to the first of the next.",
+            buckets=PAUSE_BUCKETS,
+            registry=self.registry,
+        )
         self.retries = Counter(
             "gateway_retries_total",
             "Tries that ended before the first byte and went to another node, by reason.",
@@ -100,6 +122,8 @@ class GatewayMetrics:
         )
         for result in ("moved", "failed"):
             self.handoffs.labels(result)
+            for reason in MOVE_REASONS:
+                self.stream_moves.labels(reason, result)
         for result in ("answered", "failed"):
             self.probes.labels(result)
         for reason in LOST_REASONS:

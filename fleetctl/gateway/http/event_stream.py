@@ -15,6 +15,13 @@ HANDOFF_EVENT = b"fleet.handoff"
 _BORDERS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _BORDER = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _DONE = (b"data: [DONE]", b"data:[DONE]")
+_LINE_START = (
+    b":p "  # of what a node of ours tells beside its events; JSON has no line break, so no event has it inside
+)
+_NEXT_LINE = b"\n:p "
+_LINE = re.compile(rb"^:p [^\n]*\n", re.MULTILINE)
+_ALL_SENT = b":p $\n"
+MAX_LINES_BYTES = 16 * 1024 * 1024  # of one stream; a stream that tells more can't be continued
 _ERROR = re.compile(rb'^data: ?\{\s*"error"\s*:(?!\s*null)', re.MULTILINE)
 
 
@@ -36,18 +43,57 @@ class StreamError(NamedTuple):
     code: str | None = None
 
 
+class ProgressLines:
+    """What a stream's nodes told beside the events that were passed on: kept unread, until one of them dies."""
+
+    __slots__ = ("_lines", "is_overfull")
+
+    def __init__(self) -> None:
+        self._lines = bytearray()
+        self.is_overfull = False  # there was too much: nothing is kept any more
+
+    def keep(self, lines: bytes) -> None:
+        """Whole lines, with the events that they stand before."""
+        if len(self._lines) + len(lines) > MAX_LINES_BYTES:
+            self.is_overfull = True
+            self._lines.clear()
+        if not self.is_overfull:
+            self._lines += lines
+
+    @property
+    def is_all_sent(self) -> bool:
+        """Whether the client has everything but [DONE]."""
+        return self._lines.endswith(_ALL_SENT)
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens they name."""
+        return self._lines.count(b" ") - self._lines.count(b"\n")
+
+    def text(self) -> str:
+        """All of them, for the node that continues."""
+        return self._lines.decode("latin-1")
+
+
 class EventStreamReader:
     """Turns reads of any size into whole events. `is_done` and `error` say what has passed so far."""
 
-    __slots__ = ("_held", "error", "is_done")
+    __slots__ = ("_held", "_lines", "error", "is_done", "last_word")
 
-    def __init__(self) -> None:
+    def __init__(self, lines: ProgressLines | None = None) -> None:
+        """`lines`: the stream tells its progress, which is taken out of it and goes there."""
         self._held = bytearray()
+        self._lines = lines
         self.is_done = False  # [DONE] has passed
         self.error: StreamError | None = None  # of the error event with which the node ended the stream
+        self.last_word = b""  # that event, and what came after it: not forwarded
 
     def feed(self, data: bytes) -> WholeEvents:
-        """The events that `data` completes. Raises EventTooLongError."""
+        """The events that `data` completes, up to an error or a hand-off. Raises EventTooLongError."""
+        if self.error is not None:
+            if len(self.last_word) < MAX_EVENT_BYTES:
+                self.last_word += data
+            return WholeEvents(b"")
         if not self._held and data.endswith((b"\n\n", b"\r\n\r\n")):
             whole = data
         else:
@@ -60,13 +106,26 @@ class EventStreamReader:
                 return WholeEvents(b"")
             whole = bytes(self._held[:cut])
             del self._held[:cut]
+        if self._lines is not None:
+            whole = self._take_lines(whole, self._lines)
         if HANDOFF_EVENT in whole:
             events = _split_at_handoff(whole)
             if events is not None:
                 self._note(events.forward)
                 return events
-        self._note(whole)
-        return WholeEvents(whole)
+        return WholeEvents(self._note(whole))
+
+    def _take_lines(self, whole: bytes, lines: ProgressLines) -> bytes:
+        """The events without the lines beside them, which are kept."""
+        if not whole.startswith(_LINE_START):
+            if _NEXT_LINE not in whole:
+                return whole
+        elif _NEXT_LINE not in whole:
+            end = whole.index(b"\n") + 1
+            lines.keep(whole[:end])
+            return whole[end:]
+        lines.keep(b"".join(_LINE.findall(whole)))
+        return _LINE.sub(b"", whole)
 
     def finish(self) -> bytes:
         """What is still to be forwarded when the node ended its stream in order: a [DONE] without its blank line."""
@@ -77,12 +136,15 @@ class EventStreamReader:
         self.is_done = True
         return rest + b"\n\n"
 
-    def _note(self, whole: bytes) -> None:
+    def _note(self, whole: bytes) -> bytes:
+        """What of it may be forwarded: all before an error event."""
         if whole.rstrip(b"\r\n").endswith(_DONE):
             self.is_done = True
         if b'"error"' in whole and (found := _ERROR.search(whole)):
-            line = whole[found.start() :].splitlines()[0]
-            self.error = _read_error(line.partition(b":")[2])
+            self.last_word = whole[found.start() :]
+            self.error = _read_error(self.last_word.splitlines()[0].partition(b":")[2])
+            return whole[: found.start()]
+        return whole
 
 
 def error_code_of(body: bytes) -> str | None:

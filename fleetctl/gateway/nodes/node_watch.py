@@ -78,7 +78,17 @@ class Wait:
     What is awaited of the node stands in `async with`: TimeoutError when the wait is ended, and `end` says why.
     """
 
-    __slots__ = ("_timeout", "began", "deadline_at", "end", "has_forwarded", "heard_at", "is_paused", "state")
+    __slots__ = (
+        "_timeout",
+        "began",
+        "deadline_at",
+        "end",
+        "has_forwarded",
+        "heard_at",
+        "is_movable",
+        "is_paused",
+        "state",
+    )
 
     def __init__(self, state: WatchedNode, now: float, deadline_at: float | None) -> None:
         self.state = state
@@ -86,6 +96,7 @@ class Wait:
         self.heard_at = now
         self.deadline_at = deadline_at
         self.has_forwarded = False  # the client got something of this node's answer
+        self.is_movable = False  # another node can go on with the stream: nothing is lost by leaving this one
         self.is_paused = False  # the client reads slowly: we don't listen to the node
         self.end: WaitEnd | None = None
         self._timeout: asyncio.Timeout | None = None
@@ -246,6 +257,8 @@ class NodeWatch:
                     wait.stop(state.out)
                 elif now - wait.began > limits.first_byte_limit_s:
                     wait.stop(WaitEnd.FIRST_BYTE_LIMIT)
+            elif wait.is_movable and state.out is not None:
+                wait.stop(state.out)
             elif state.out is WaitEnd.NODE_SILENT and silence > limits.stream_silence_limit_s:
                 wait.stop(WaitEnd.NODE_SILENT)
             elif silence > limits.stream_idle_limit_s:

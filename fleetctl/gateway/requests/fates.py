@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -47,6 +48,27 @@ class Death(NamedTuple):
         return "node_lost" if self.reason in ("disconnected", "cut") else self.reason
 
 
+@dataclass(slots=True)
+class Move:
+    """Another node went on with the request."""
+
+    source: str
+    target: str
+    reason: str  # handoff, or how its node ended
+    num_tokens: int | None  # of the answer, that the client had; None: not counted
+    pause_s: float | None = None  # from the last that was heard of `source` to the first event of `target`
+
+    def as_json(self) -> dict[str, Any]:
+        """For `GET /gateway/requests/{request_id}`."""
+        return {
+            "from": self.source,
+            "to": self.target,
+            "reason": self.reason,
+            "tokens": self.num_tokens,
+            "pause_s": self.pause_s,
+        }
+
+
 class ProxiedRequest:
     """One request on its way. Changed by the proxy only, ended once by `Fates.end`."""
 
@@ -58,9 +80,10 @@ class ProxiedRequest:
         "duration_s",
         "failed_at",
         "meter",
-        "moved",
+        "moves",
         "nodes",
         "outcome",
+        "paused_at",
         "pieces",
         "priority",
         "queue_wait_s",
@@ -91,13 +114,19 @@ class ProxiedRequest:
         self.admitted: Admitted | None = None  # what admission is owed back
         self.queue_wait_s = 0.0  # waited here for a node with a free seat
         self.meter = UsageMeter()
-        self.moved = 0  # hand-offs that another node took over
+        self.moves: list[Move] = []  # in order
+        self.paused_at: float | None = None  # monotonic seconds: its stream waits for the node that goes on
         self.retries = 0
         self.status: int | None = None  # what the client saw; None when it saw nothing
         self.ttft_s: float | None = None
         self.outcome: Outcome | None = None
         self.reason = ""
         self.duration_s: float | None = None
+
+    @property
+    def moved(self) -> int:
+        """How often another node went on with it."""
+        return len(self.moves)
 
     @property
     def last_node(self) -> str:
@@ -115,6 +144,7 @@ class ProxiedRequest:
             "class": self.priority,
             "queue_wait_s": self.queue_wait_s,
             "moved": self.moved,
+            "moves": [move.as_json() for move in self.moves],
             "retries": self.retries,
             "nodes": list(self.nodes),
             "deaths": [

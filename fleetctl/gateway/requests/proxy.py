@@ -1,8 +1,8 @@
-"""One request from its first byte to its fate: place it, relay the answer, move it when its node hands it off.
+"""One request from its first byte to its fate: place it, relay the answer, move it when its node does not end it.
 
-Nothing is sent to the client until a node has sent something whole; until then another node may take over. After that
-only a hand-off moves a stream. A stream that can't go on ends with an error event: never a silent cut, never a wait
-without end.
+Until the client has something another node may begin anew; after that one goes on where the stream stands, with what
+the node handed off or with what it told of its progress. A stream that can't go on ends with an error event: never a
+silent cut, never a wait without end.
 """
 
 from __future__ import annotations
@@ -10,15 +10,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import replace
 
 import structlog
 
 from fleetctl.gateway.admission.admission import Admission
 from fleetctl.gateway.http import answers
 from fleetctl.gateway.http.answers import ErrorAnswer
-from fleetctl.gateway.http.event_stream import EventStreamReader, EventTooLongError, error_code_of
 from fleetctl.gateway.http.exchange import (
     BadDeadlineError,
     BodyTooLargeError,
@@ -26,75 +24,28 @@ from fleetctl.gateway.http.exchange import (
     Exchange,
     new_request_id,
 )
-from fleetctl.gateway.http.node_client import NodeAnswer, NodeClientError, NodeDisconnectedError
 from fleetctl.gateway.metrics import GatewayMetrics
 from fleetctl.gateway.nodes.health_metrics import HealthMetrics
-from fleetctl.gateway.nodes.node_watch import NodeWatch, Wait, WaitEnd
+from fleetctl.gateway.nodes.node_watch import NodeWatch, WaitEnd
 from fleetctl.gateway.prompts.preparation import PromptOverBudgetError, PromptPreparation
+from fleetctl.gateway.requests.continuation import Continuations, StreamAccount
 from fleetctl.gateway.requests.entry import Entry
-from fleetctl.gateway.requests.fates import Fates, Outcome, ProxiedRequest
+from fleetctl.gateway.requests.fates import Fates, Move, Outcome, ProxiedRequest
 from fleetctl.gateway.requests.place import DEADLINE_HEADER, Job, NotPlaced, Placed, Placer
 from fleetctl.gateway.requests.poison import Poisoned, PoisonMemory
+from fleetctl.gateway.requests.relay import Cut, ReceivedHandoff, Relay, id_header
 from fleetctl.gateway.routing.routing_facts import GENERATION_PATHS, BadBodyError, RoutingFacts, read_routing_facts
 
 log = structlog.get_logger()
 
-CONTINUE_PATH = "/internal/continue"
 MAX_BODY_BYTES = 16 * 1024 * 1024
 ANONYMOUS = "anonymous"  # the tenant of who gave no key
-MAX_ANSWER_BYTES = 64 * 1024 * 1024
 MAX_IN_FLIGHT = 4096
 MOVE_PATIENCE_S = 10.0  # a stream without a node waits this long for one: a pause is better than a loss
 MOVE_PAUSE_S = 0.2
 MAX_MOVES = 32  # nodes that hand a request round in a circle must come to an end
-SETTLE_S = 0.5
+HANDOFF = "handoff"  # why a request moved: its node wanted it
 POISON = "poison"
-
-_TRACE_HEADERS = frozenset({"traceparent", "tracestate"})  # W3C trace context
-# Of a node's answer these stay between us and it.
-_NOT_RETURNED = frozenset(
-    {
-        b"connection",
-        b"keep-alive",
-        b"transfer-encoding",
-        b"content-length",
-        b"date",
-        b"server",
-        b"upgrade",
-        b"trailer",
-        b"x-request-id",
-    }
-)
-
-
-# Error codes of nodes that become reasons of fates as they are: a closed set, because reasons are metric labels.
-_NODE_CODES = frozenset(
-    {
-        "aborted",
-        "core_dead",
-        "deadline_exceeded",
-        "engine_error",
-        "exported",
-        "grammar_failed",
-        "node_stopping",
-        "out_of_memory",
-        "queue_timeout",
-    }
-)
-
-
-class RelayEnd(Enum):
-    """How one node's part of an answer ended, when it was not a hand-off."""
-
-    TOLD = "told"  # the client has everything, or the node's own error
-    CUT = "cut"  # the node stopped before the end
-
-
-@dataclass(frozen=True, slots=True)
-class ReceivedHandoff:
-    """A node wants another one to continue: the object it sent, opaque to us."""
-
-    data: bytes
 
 
 class Proxy:
@@ -122,7 +73,8 @@ class Proxy:
         self._fates = fates
         self._metrics = metrics
         self._watch = watch
-        self._node_token = node_token
+        self._continuations = Continuations(node_token)
+        self._relay = Relay(fates, metrics, clock=clock)
         self._prompts = prompts
         self._max_body_bytes = max_body_bytes
         self._max_in_flight = max_in_flight
@@ -187,42 +139,73 @@ class Proxy:
         if isinstance(job, ErrorAnswer):
             await self._refuse(exchange, proxied, job)
             return
+        kept = StreamAccount(job)
         where = await self._entry.place(job, proxied)
         while True:
             if isinstance(where, NotPlaced):
                 await self._tell_not_placed(exchange, proxied, where)
                 return
             try:
-                end, has_forwarded = await self._relay(exchange, proxied, where)
+                end = await self._relay.relay(exchange, proxied, where, kept)
             finally:
                 where.close()
+            if end is None:
+                return
             if isinstance(end, ReceivedHandoff):
-                stuck = frozenset() if has_forwarded else where.job.excluded
                 if proxied.moved >= MAX_MOVES:
                     await self._fail(exchange, proxied, answers.upstream_failed("moved too often"), "moved_too_often")
                     return
-                where = await self._move(self._continuation(end, where, proxied, stuck), proxied)
-                if isinstance(where, Placed):
-                    proxied.moved += 1
-                    self._metrics.handoffs.labels("moved").inc()
-                else:
-                    self._metrics.handoffs.labels("failed").inc()
-            elif end is not RelayEnd.CUT:
+                where = await self._hand_over(end, where, kept, proxied)
+                continue
+            after = await self._after_cut(end, exchange, where, kept, proxied)
+            if after is None:
                 return
-            elif where.wait.end is not None and not where.wait.end.is_nodes_failure:
-                await self._tell_given_up(exchange, proxied, where.wait.end)
-                return
-            else:
-                reason = where.wait.end.value if where.wait.end else "cut"
-                self._placer.note_death(proxied, where.job, where.endpoint.node, reason)
-                if has_forwarded or not self._placer.may_resend(proxied):
-                    await self._tell_node_lost(exchange, proxied)
-                    return
-                # The client has nothing of this node's part, so the same job may go to another one.
-                proxied.retries += 1
-                self._metrics.retries.labels(reason).inc()
-                job = replace(where.job, excluded=where.job.excluded | {where.endpoint.node})
-                where = await (self._move if job.is_continuation else self._placer.place)(job, proxied)
+            where = after
+
+    async def _hand_over(
+        self, handoff: ReceivedHandoff, source: Placed, kept: StreamAccount, proxied: ProxiedRequest
+    ) -> Placed | NotPlaced:
+        """Another node, for what its node handed off."""
+        # Nodes that passed it on without a single event of their own are not asked again.
+        stuck = frozenset() if source.wait.has_forwarded else source.job.excluded
+        job = self._continuations.of_handoff(handoff.data, kept, proxied)
+        job = replace(job, excluded=stuck | {source.endpoint.node})
+        where = await self._move(job, source, HANDOFF, kept, proxied)
+        self._metrics.handoffs.labels("moved" if isinstance(where, Placed) else "failed").inc()
+        return where
+
+    async def _after_cut(
+        self, cut: Cut, exchange: Exchange, where: Placed, kept: StreamAccount, proxied: ProxiedRequest
+    ) -> Placed | NotPlaced | None:
+        """Another node, for what its node did not end; None when the client was told how it ended."""
+        if exchange.has_begun and kept.lines.is_all_sent:
+            await self._relay.end_stream(exchange, proxied)
+            return None
+        if where.wait.end is not None and not where.wait.end.is_nodes_failure:
+            await self._tell_given_up(exchange, proxied, where.wait.end)
+            return None
+        self._placer.note_death(proxied, where.job, where.endpoint.node, cut.reason)
+        may_resend = self._placer.may_resend(proxied)
+        if may_resend and exchange.has_begun and kept.can_continue:
+            job = self._continuations.of_account(kept, proxied, self._clock())
+            job = replace(job, excluded=frozenset({where.endpoint.node}))
+            after = await self._move(job, where, cut.reason, kept, proxied)
+            is_moved = isinstance(after, Placed)
+            self._metrics.stream_moves.labels(cut.reason, "moved" if is_moved else "failed").inc()
+            if is_moved or cut.error is None or not self._placer.may_resend(proxied):
+                return after
+            await self._relay.tell_last_word(exchange, proxied, cut)
+            return None
+        if where.wait.has_forwarded or not may_resend:
+            await self._tell_node_lost(exchange, proxied)
+            return None
+        # The client has nothing of this node's part, so the same job may go to another one.
+        proxied.retries += 1
+        self._metrics.retries.labels(cut.reason).inc()
+        job = replace(where.job, excluded=where.job.excluded | {where.endpoint.node})
+        if job.is_continuation:
+            return await self._move(job, where, cut.reason, kept, proxied)
+        return await self._placer.place(job, proxied)
 
     async def _read_job(self, exchange: Exchange, proxied: ProxiedRequest) -> Job | None:
         """The client's request as a job; None when it was answered, or left, already."""
@@ -260,138 +243,37 @@ class Proxy:
             headers = exchange.forwarded_headers()
             headers.append(("X-Request-Id", proxied.request_id))
             if is_generation:
-                headers.append(("X-Fleet-Handoff", "accept"))
+                headers.extend(self._continuations.offers(proxied.request_id, is_stream=facts.stream))
             given = [limit for limit in (deadline_s, facts.deadline_s) if limit is not None]
             deadline_at = proxied.started + min(given) if given else None
             return Job(exchange.method, exchange.target, body or None, headers, facts, deadline_at=deadline_at)
         return None
 
-    async def _relay(
-        self, exchange: Exchange, proxied: ProxiedRequest, where: Placed
-    ) -> tuple[RelayEnd | ReceivedHandoff, bool]:
-        """Pass one node's answer on. Returns how it ended, and whether the client got anything of it."""
-        if where.answer.content_type == "text/event-stream":
-            return await self._relay_stream(exchange, proxied, where)
-        return await self._relay_whole(exchange, proxied, where), False
-
-    async def _relay_stream(
-        self, exchange: Exchange, proxied: ProxiedRequest, where: Placed
-    ) -> tuple[RelayEnd | ReceivedHandoff, bool]:
-        answer, reader, wait = where.answer, EventStreamReader(), where.wait
-        read, clock = answer.read_any, self._clock
-        has_forwarded = False
-        try:
-            async with wait:
-                while data := await read():
-                    wait.note_heard(clock())
-                    events = reader.feed(data)
-                    if events.forward:
-                        wait.is_paused = True  # a slow client is not the node's silence
-                        proxied.pieces += 1
-                        if not has_forwarded:
-                            has_forwarded = wait.has_forwarded = True
-                            await self._begin_stream(exchange, proxied, answer)
-                        proxied.meter.note_stream(events.forward)
-                        await exchange.write(events.forward)
-                        wait.is_paused = False
-                    if events.handoff is not None:
-                        await self._read_rest(answer)
-                        return ReceivedHandoff(events.handoff), has_forwarded
-            if rest := reader.finish():
-                has_forwarded = True
-                await self._begin_stream(exchange, proxied, answer)
-                await exchange.write(rest)
-        except (NodeClientError, TimeoutError, EventTooLongError) as error:
-            log.warning(
-                "stream.cut",
-                request_id=proxied.request_id,
-                node=where.endpoint.node,
-                reason=wait.end.value if wait.end else None,
-                error=type(error).__name__,
-            )
-            if not reader.is_done:
-                return RelayEnd.CUT, has_forwarded
-        if reader.error is not None:
-            await exchange.end()
-            is_clients = reader.error.kind == "invalid_request_error"
-            outcome = Outcome.REFUSED if is_clients else Outcome.FAILED
-            self._fates.end(proxied, outcome, reason=_reason_of(reader.error.code, "node_error"))
-            return RelayEnd.TOLD, True
-        if not reader.is_done:
-            return RelayEnd.CUT, has_forwarded
-        await exchange.end()
-        self._fates.end(proxied, Outcome.FINISHED)
-        return RelayEnd.TOLD, True
-
-    async def _begin_stream(self, exchange: Exchange, proxied: ProxiedRequest, answer: NodeAnswer) -> None:
-        if exchange.has_begun:
-            return
-        proxied.status = answer.status
-        await exchange.begin(answer.status, _returned_headers(answer, proxied))
-        self._metrics.ttft.observe(self._fates.mark_first_byte(proxied))
-
-    async def _relay_whole(
-        self, exchange: Exchange, proxied: ProxiedRequest, where: Placed
-    ) -> RelayEnd | ReceivedHandoff:
-        """An answer that is not a stream is read to its end first, so that a cut can still go elsewhere."""
-        answer, wait = where.answer, where.wait
-        try:
-            body = await _read_limited(answer, wait, self._clock)
-        except (NodeClientError, TimeoutError) as error:
-            log.warning(
-                "answer.cut",
-                request_id=proxied.request_id,
-                node=where.endpoint.node,
-                reason=wait.end.value if wait.end else None,
-                error=type(error).__name__,
-            )
-            return RelayEnd.CUT
-        if answer.status == 202 and answer.header("X-Fleet-Handoff") == "state":
-            return ReceivedHandoff(body)
-        if exchange.has_begun:
-            # A stream's continuation must be a stream: anything else would be text in the middle of events.
-            return RelayEnd.CUT
-        status = answer.status
-        if status < 400:
-            proxied.meter.note_whole(body)
-        outcome = Outcome.FINISHED if status < 400 else Outcome.REFUSED if status < 500 else Outcome.FAILED
-        await exchange.answer(status, body, _returned_headers(answer, proxied))
-        reason = "" if status < 400 else f"status_{status}"
-        if status >= 500:
-            reason = _reason_of(error_code_of(body), reason)
-        self._fates.end(proxied, outcome, reason=reason, status=status)
-        return RelayEnd.TOLD
-
-    def _continuation(
-        self, handoff: ReceivedHandoff, source: Placed, proxied: ProxiedRequest, stuck: frozenset[str]
-    ) -> Job:
-        """The job that goes to another node. `stuck`: nodes that passed it on without a single event of their own."""
-        return Job(
-            method="POST",
-            path=CONTINUE_PATH,
-            body=handoff.data,
-            headers=[
-                ("Content-Type", "application/json"),
-                ("Authorization", f"Bearer {self._node_token}"),
-                ("X-Request-Id", proxied.request_id),
-                ("X-Fleet-Handoff", "accept"),
-                # The rest of the request is part of the same trace.
-                *((name, value) for name, value in source.job.headers if name.lower() in _TRACE_HEADERS),
-            ],
-            facts=source.job.facts,
-            deadline_at=source.job.deadline_at,
-            excluded=stuck | {source.endpoint.node},
-            is_continuation=True,
-        )
-
-    async def _move(self, job: Job, proxied: ProxiedRequest) -> Placed | NotPlaced:
+    async def _move(
+        self, job: Job, source: Placed, reason: str, kept: StreamAccount, proxied: ProxiedRequest
+    ) -> Placed | NotPlaced:
         """A node's answer to the continuation. Asks all of them, and again while there is patience."""
         deadline = self._clock() + self._move_patience_s
+        if proxied.paused_at is None:
+            proxied.paused_at = source.wait.heard_at
         while True:
             where = await self._placer.place(job, proxied)
             if isinstance(where, Placed):
+                num_tokens = kept.lines.num_tokens if kept.can_continue else None
+                if source.job.is_continuation and not source.wait.has_forwarded and proxied.moves:
+                    move = proxied.moves[-1]  # it went on nowhere in between
+                    move.target = where.endpoint.node
+                else:
+                    move = Move(source.endpoint.node, where.endpoint.node, reason, num_tokens)
+                    proxied.moves.append(move)
                 log.info(
-                    "request.moved", request_id=proxied.request_id, node=where.endpoint.node, moved=proxied.moved + 1
+                    "request.moved",
+                    request_id=proxied.request_id,
+                    source=move.source,
+                    node=move.target,
+                    reason=move.reason,
+                    tokens=num_tokens,
+                    moved=proxied.moved,
                 )
                 return where
             if self._clock() >= deadline or where.given_up is not None or not self._placer.may_resend(proxied):
@@ -399,21 +281,17 @@ class Proxy:
             await asyncio.sleep(MOVE_PAUSE_S)
             job = replace(job, excluded=frozenset())  # by now the source may serve again
 
-    async def _read_rest(self, answer: NodeAnswer) -> None:
-        """Read the end of a stream that was handed off, so that its node sees an orderly end and not a hang-up."""
-        try:
-            async with asyncio.timeout(SETTLE_S):
-                while await answer.read_any():
-                    pass
-        except (NodeClientError, TimeoutError) as error:
-            log.debug("stream.unsettled", error=type(error).__name__)
-
     async def _tell_not_placed(self, exchange: Exchange, proxied: ProxiedRequest, not_placed: NotPlaced) -> None:
         said = ", ".join(f"{node}: {reason}" for node, reason in sorted(not_placed.reasons.items())) or "no active node"
         if not_placed.given_up is not None:
             await self._tell_given_up(exchange, proxied, not_placed.given_up)
         elif not self._placer.may_resend(proxied):
             await self._tell_node_lost(exchange, proxied)
+        elif proxied.deaths and exchange.has_begun:
+            death = proxied.deaths[-1]
+            message = f"node {death.node} stopped before the answer was complete ({death.reason}), and no other one"
+            error = answers.upstream_failed(f"{message} could continue it ({said})", code=death.fate)
+            await self._fail(exchange, proxied, error, death.fate)
         elif proxied.nodes:
             error = answers.unavailable(f"no node could continue the request ({said})", code="not_continued")
             await self._fail(exchange, proxied, error, "not_continued")
@@ -468,12 +346,12 @@ class Proxy:
         await self._fail(exchange, proxied, answers.timed_out(message, code=why.value), why.value)
 
     async def _refuse(self, exchange: Exchange, proxied: ProxiedRequest, error: ErrorAnswer) -> None:
-        await exchange.fail(error, _id_header(proxied))
+        await exchange.fail(error, id_header(proxied))
         self._fates.end(proxied, Outcome.REFUSED, reason=error.code, status=error.status)
 
     async def _fail(self, exchange: Exchange, proxied: ProxiedRequest, error: ErrorAnswer, reason: str) -> None:
         status = None if exchange.has_begun else error.status
-        await exchange.fail(error, _id_header(proxied))
+        await exchange.fail(error, id_header(proxied))
         if proxied.outcome is None:
             self._fates.end(proxied, Outcome.FAILED, reason=reason, status=status)
 
@@ -492,38 +370,3 @@ class Proxy:
             else:
                 reason = "" if exchange.has_begun else "before_first_byte"
                 self._fates.end(proxied, Outcome.CLIENT_GONE, reason=reason)
-
-
-def _returned_headers(answer: NodeAnswer, proxied: ProxiedRequest) -> list[tuple[bytes, bytes]]:
-    headers = [
-        (name, value)
-        for name, value in answer.raw_headers
-        if (lower := name.lower()) not in _NOT_RETURNED and not lower.startswith(b"x-fleet-")
-    ]
-    headers.extend(_id_header(proxied))
-    return headers
-
-
-def _id_header(proxied: ProxiedRequest) -> list[tuple[bytes, bytes]]:
-    return [(b"x-request-id", proxied.request_id.encode()), *proxied.answer_headers]
-
-
-async def _read_limited(answer: NodeAnswer, wait: Wait, clock: Callable[[], float]) -> bytes:
-    """The whole body.
-
-    Raises NodeDisconnectedError when it is cut or too long, TimeoutError when the wait is ended.
-    """
-    parts: list[bytes] = []
-    size = 0
-    async with wait:
-        while data := await answer.read_any():
-            wait.note_heard(clock())
-            parts.append(data)
-            size += len(data)
-            if size > MAX_ANSWER_BYTES:
-                raise NodeDisconnectedError(f"an answer is longer than {MAX_ANSWER_BYTES} bytes")
-    return b"".join(parts)
-
-
-def _reason_of(code: str | None, otherwise: str) -> str:
-    return code if code in _NODE_CODES else otherwise

@@ -134,9 +134,7 @@ async def test_the_books_of_a_load_run_agree_with_the_nodes_receipts(
             assert (report.verified, report.unverified, report.finished) == (report.moved, 0, NUM_STREAMS)
 
 
-async def test_a_killed_node_is_told_to_its_clients_and_loses_nobody_elses(
-    tmp_path: Path, nodes: tuple[EngineNode, EngineNode]
-) -> None:
+async def test_a_killed_node_loses_nobody_a_request(tmp_path: Path, nodes: tuple[EngineNode, EngineNode]) -> None:
     first, second = nodes
     async with scripted_controller() as controller:
         route(controller, a=first, b=second)
@@ -148,19 +146,17 @@ async def test_a_killed_node_is_told_to_its_clients_and_loses_nobody_elses(
             await wait_busy(first, 3)
             first.proc.send_signal(signal.SIGKILL)
             report = await task
-            assert report.finished + report.lost == NUM_STREAMS
-            assert 1 <= report.lost < NUM_STREAMS
-            assert report.reasons == {"error_event": report.lost}, "each was told, none was cut in silence"
-            more = LoadRun(LoadSettings(url=served.url, model="tiny"))
-            after = await more.send_all([RequestShape(0.0, 20, 5) for _ in range(NUM_STREAMS)], asyncio.Event())
-            assert after.finished == NUM_STREAMS, "new requests go round the dead node"
+            assert (report.finished, report.lost, report.duplicated) == (NUM_STREAMS, 0, 0)
+            assert report.moved >= 1
+            report = await run.verify_moved()
+            assert (report.verified, report.unverified, report.finished) == (report.moved, 0, NUM_STREAMS)
 
 
-async def test_a_stopped_node_costs_the_streams_that_had_begun_and_a_killed_core_no_other_request(
+async def test_a_stopped_node_and_a_killed_core_cost_nobody_a_request(
     tmp_path: Path, nodes: tuple[EngineNode, EngineNode]
 ) -> None:
     first, second = nodes
-    limits = GatewaySettings(probe_after_s=0.5, probe_limit_s=1, stream_silence_limit_s=3)
+    limits = GatewaySettings(probe_after_s=0.5, probe_limit_s=1)
     async with scripted_controller() as controller:
         route(controller, a=first, b=second)
         async with served_gateway(tmp_path, controller.url, node_token=TOKEN, limits=limits) as served:
@@ -179,10 +175,9 @@ async def test_a_stopped_node_costs_the_streams_that_had_begun_and_a_killed_core
             begun = await asyncio.gather(*streams)
             first.proc.send_signal(signal.SIGSTOP)
             assert await asyncio.gather(*(status(n) for n in range(NUM_STREAMS))) == [200] * NUM_STREAMS
-            lost = [n for n in begun if served.gateway.fates.get(n.headers["X-Request-Id"]).last_node == "a"]  # type: ignore[union-attr]
-            assert lost
-            for one in lost:
-                assert b'"code": "node_silent"' in (await one.read()).splitlines()[-2]
+            fates = [served.gateway.fates.get(one.headers["X-Request-Id"]) for one in begun]
+            await until(lambda: all(fate is not None and fate.last_node == "b" for fate in fates))
+            assert any(fate is not None and fate.moves for fate in fates)
             first.proc.send_signal(signal.SIGCONT)
             await until(lambda: served.gateway.watch.silent_nodes() == {})
             for one in begun:

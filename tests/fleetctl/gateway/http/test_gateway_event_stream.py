@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetctl.gateway.http import event_stream
-from fleetctl.gateway.http.event_stream import EventStreamReader, EventTooLongError
+from fleetctl.gateway.http.event_stream import EventStreamReader, EventTooLongError, ProgressLines
 
 HANDOFF = b'event: fleet.handoff\ndata: {"version": 1}\n\n'
 
@@ -119,3 +119,63 @@ def test_any_split_forwards_the_same_bytes(texts: list[str], sizes: list[int]) -
         pieces.append(stream[start : start + size])
         start, turn = start + size, turn + 1
     assert feed_all(EventStreamReader(), pieces) == (stream, [])
+
+
+TOLD = [
+    (b"", b'data: {"id": 1}\n\n'),
+    (b":p 0\n", b'data: {"role": "assistant"}\n\n'),
+    (b":p 0 17 4\n", b'data: {"text": "\\n:p 9 9\\n"}\n\n'),
+    (b":p 12!stop 8\n", b'data: {"text": ":p 3"}\n\n'),
+    (b"", b": a comment of another kind\n\n"),
+    (b":p $\n", b'data: {"usage": 1}\n\n'),
+    (b"", b"data: [DONE]\n\n"),
+]
+
+
+@given(st.lists(st.sampled_from(TOLD), max_size=12), st.lists(st.integers(1, 50), min_size=1, max_size=20))
+def test_progress_lines_are_taken_out_and_kept_with_their_events(
+    told: list[tuple[bytes, bytes]], sizes: list[int]
+) -> None:
+    """However a stream is split: what is kept covers what was forwarded, event by event."""
+    stream = b"".join(line + event for line, event in told)
+    lines, sent, start, turn = ProgressLines(), b"", 0, 0
+    reader = EventStreamReader(lines)
+    while start < len(stream):
+        size = sizes[turn % len(sizes)]
+        sent += reader.feed(stream[start : start + size]).forward
+        start, turn = start + size, turn + 1
+        passed = next(n for n in range(len(told) + 1) if b"".join(event for _, event in told[:n]) == sent)
+        assert lines.text().encode() == b"".join(line for line, _ in told[:passed])
+    assert sent == b"".join(event for _, event in told)
+
+
+def test_progress_tells_how_many_tokens_the_client_has_and_whether_only_done_is_left() -> None:
+    lines = ProgressLines()
+    for line in (b":p 0\n", b":p 0 17 4\n", b":p 1!length 8\n"):
+        lines.keep(line)
+    assert (lines.num_tokens, lines.is_all_sent) == (3, False)
+    lines.keep(b":p $\n")
+    assert (lines.num_tokens, lines.is_all_sent) == (3, True)
+
+
+def test_a_stream_that_tells_too_much_is_not_kept_but_passes_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_stream, "MAX_LINES_BYTES", 20)
+    lines = ProgressLines()
+    reader = EventStreamReader(lines)
+    events = [b"data: %d\n\n" % number for number in range(6)]
+    assert b"".join(reader.feed(b":p 0 1\n" + event).forward for event in events) == b"".join(events)
+    assert (lines.is_overfull, lines.text()) == (True, "")
+
+
+def test_a_stream_that_tells_no_progress_keeps_lines_that_look_like_it() -> None:
+    stream = b":p 0 1\ndata: 1\n\n"
+    assert EventStreamReader().feed(stream).forward == stream
+
+
+def test_an_error_event_and_what_follows_it_is_not_forwarded_but_kept() -> None:
+    reader = EventStreamReader(ProgressLines())
+    error = b'data: {"error": {"message": "x", "type": "server_error", "code": "core_dead"}}\n\n'
+    assert reader.feed(b":p 0 1\ndata: {}\n\n" + error).forward == b"data: {}\n\n"
+    assert reader.feed(b"data: [DONE]\n\n").forward == b""
+    assert reader.error is not None
+    assert (reader.error.code, reader.last_word, reader.is_done) == ("core_dead", error + b"data: [DONE]\n\n", False)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from fleetctl.gateway.requests.fates import Fates, Outcome
+from fleetctl.gateway.requests.fates import Fates, Move, Outcome
 
 
 def test_a_request_is_in_flight_until_it_has_its_one_fate() -> None:
@@ -70,6 +70,7 @@ def test_a_fate_tells_all_that_is_known_of_its_request() -> None:
         "class": None,
         "queue_wait_s": 0.0,
         "moved": 0,
+        "moves": [],
         "retries": 0,
         "nodes": [],
         "deaths": [],
@@ -83,13 +84,15 @@ def test_a_fate_tells_all_that_is_known_of_its_request() -> None:
     assert fates.mark_first_byte(proxied) == 0.5
     clock.now += 1.5
     proxied.nodes.append("a")
-    proxied.moved, proxied.retries = 1, 2
+    proxied.moves.append(Move("a", "b", "node_silent", 17, 6.5))
+    proxied.retries = 2
     assert ended == []
     fates.end(proxied, Outcome.FAILED, reason="node_lost", status=502)
     assert ended == ["r1"]
     told = proxied.as_json()
     assert (told["fate"], told["reason"], told["status"], told["duration_s"]) == ("failed", "node_lost", 502, 2.0)
     assert (told["moved"], told["retries"], told["nodes"], told["ttft_s"]) == (1, 2, ["a"], 0.5)
+    assert told["moves"] == [{"from": "a", "to": "b", "reason": "node_silent", "tokens": 17, "pause_s": 6.5}]
 
 
 def test_a_status_that_was_sent_stays_when_the_end_brings_none() -> None:

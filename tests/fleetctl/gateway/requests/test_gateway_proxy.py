@@ -14,6 +14,7 @@ from fleetctl.gateway.http import event_stream
 from fleetctl.gateway.http import exchange as exchange_module
 from fleetctl.gateway.http.exchange import Exchange
 from fleetctl.gateway.requests import proxy as proxy_module
+from fleetctl.gateway.requests import relay as relay_module
 from fleetctl.gateway.requests.fates import Outcome
 from fleetctl.gateway.requests.place import Placer
 from fleetctl.gateway.requests.proxy import Proxy
@@ -724,7 +725,7 @@ async def test_an_answer_beyond_the_limit_is_cut_and_one_of_its_size_is_not(
     async with small_fleet(tmp_path, "a") as (served, _, _):
         size = len((await served.chat(stream=False, headers={"X-Request-Id": "r"})).body)
         for limit, status in ((size, 200), (size - 1, 503)):
-            monkeypatch.setattr(proxy_module, "MAX_ANSWER_BYTES", limit)
+            monkeypatch.setattr(relay_module, "MAX_ANSWER_BYTES", limit)
             assert (await served.chat(stream=False, headers={"X-Request-Id": "r"})).status == status
         fate = await served.fate("r")
         assert (fate["reason"], fate["retries"]) == ("not_continued", 1), "the cut answer is asked for once more"
@@ -785,7 +786,7 @@ async def test_a_continuation_that_a_node_does_not_understand_goes_to_the_next_a
 async def test_a_node_that_does_not_end_a_stream_it_handed_off_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proxy_module, "SETTLE_S", 0.05)
+    monkeypatch.setattr(relay_module, "SETTLE_S", 0.05)
     async with small_fleet(tmp_path, "a", "b") as (served, nodes, _):
         served.gateway.loads.suspect("b", 60)
         nodes[0].script = Script(hand_off_at=3, linger_s=600)

@@ -1,0 +1,102 @@
+"""How a request goes on at another node: with the object that its node handed off, or with our own account of a stream.
+
+A node of ours tells beside each event which tokens it covers (`engine/node/stream_progress.py`). Those lines are kept
+unread. When the node ends without a word they are sent to another one, with the client's body and what the first node
+settled: that is all it takes to draw the same tokens from there on.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from dataclasses import replace
+
+from fleetctl.gateway.http.event_stream import ProgressLines
+from fleetctl.gateway.http.node_client import NodeAnswer
+from fleetctl.gateway.requests.fates import ProxiedRequest
+from fleetctl.gateway.requests.place import Job
+
+CONTINUE_PATH = "/internal/continue"
+CONTINUATION_VERSION = 2  # 1 is what nodes hand off
+PROGRESS_HEADER = "X-Fleet-Progress"
+HANDOFF_HEADER = "X-Fleet-Handoff"
+_TRACE_HEADERS = frozenset({"traceparent", "tracestate"})  # W3C trace context
+
+
+class StreamAccount:
+    """What is kept of one request, so that another node can go on with it. `job` is as it went to the first node."""
+
+    __slots__ = ("_resolved", "_tells_all", "job", "lines")
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.lines = ProgressLines()
+        self._resolved: str | None = None  # what the first node settled, as it said it
+        self._tells_all = True  # every node so far told its progress
+
+    def begin_part(self, answer: NodeAnswer) -> ProgressLines | None:
+        """Where the lines of this answer go; None when its stream has none."""
+        told = answer.header(PROGRESS_HEADER)
+        if told is None:
+            self._tells_all = False
+            return None
+        if self._resolved is None:
+            self._resolved = told
+        return self.lines
+
+    @property
+    def can_continue(self) -> bool:
+        """Whether another node can go on behind the last event that was passed on."""
+        return self._tells_all and self._resolved is not None and not self.lines.is_overfull
+
+    def body(self, request_id: str, elapsed_s: float) -> bytes:
+        """The object that another node goes on from. The client's body is in it as it came."""
+        assert self._resolved is not None
+        head = f'{{"version":{CONTINUATION_VERSION},"request_id":{json.dumps(request_id)},'
+        head += f'"path":{json.dumps(self.job.path.partition("?")[0])},"elapsed_s":{elapsed_s:.3f},'
+        tail = f',"resolved":{self._resolved},"progress":{json.dumps(self.lines.text())}}}'
+        return b"".join((head.encode(), b'"request":', self.job.body or b"null", tail.encode()))
+
+
+class Continuations:
+    """Makes the jobs with which requests go on. `node_token` opens the nodes' internal routes."""
+
+    def __init__(self, node_token: str) -> None:
+        self._node_token = node_token
+        self._key = node_token.encode()
+
+    def offers(self, request_id: str, *, is_stream: bool) -> list[tuple[str, str]]:
+        """Headers that tell a node what we can do with a request that it can't finish.
+
+        The proof is an HMAC of the request id, so that no other engine, and no log of headers, learns the token.
+        """
+        offers = [(HANDOFF_HEADER, "accept")]
+        if is_stream:
+            offers.append((PROGRESS_HEADER, hmac.digest(self._key, request_id.encode(), "sha256").hex()))
+        return offers
+
+    def of_handoff(self, handed_off: bytes, account: StreamAccount, proxied: ProxiedRequest) -> Job:
+        """With the object that the node sent."""
+        return self._job(handed_off, account, proxied)
+
+    def of_account(self, account: StreamAccount, proxied: ProxiedRequest, now: float) -> Job:
+        """With what we know of it ourselves: nothing of the node that had it is needed."""
+        return self._job(account.body(proxied.request_id, max(0.0, now - proxied.started)), account, proxied)
+
+    def _job(self, body: bytes, account: StreamAccount, proxied: ProxiedRequest) -> Job:
+        source = account.job
+        return replace(
+            source,
+            method="POST",
+            path=CONTINUE_PATH,
+            body=body,
+            headers=[
+                ("Content-Type", "application/json"),
+                ("Authorization", f"Bearer {self._node_token}"),
+                ("X-Request-Id", proxied.request_id),
+                *self.offers(proxied.request_id, is_stream=source.facts.stream),
+                # The rest of the request is part of the same trace.
+                *((name, value) for name, value in source.headers if name.lower() in _TRACE_HEADERS),
+            ],
+            is_continuation=True,
+        )
