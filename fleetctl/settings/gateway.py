@@ -44,7 +44,7 @@ class GatewaySettings(Section):
         default=15.0,
         gt=0,
         le=3600,
-        description="Longest pause in a stream from a silent node; then it ends with an error event.",
+        description="Longest pause in a stream that can't move from a silent node; then it ends with an error event.",
     )
     max_resends: int = Field(
         default=1,

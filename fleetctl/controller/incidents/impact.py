@@ -14,7 +14,7 @@ from fleetctl.controller.signals.scrape import GATEWAY_JOB
 TTFT = "llm:ttft_seconds:p99"
 REQUESTS = "gateway_requests_total"
 LOST = "gateway_lost_requests_total"
-HANDOFFS = "gateway_handoffs_total"
+MOVES = frozenset({"gateway_handoffs_total", "gateway_stream_moves_total"})  # planned ones, and of nodes that died
 HELD = "gateway_inflight_requests"
 STARTED = "process_start_time_seconds"
 ACCEPTED = ("finished", "failed", "gave_up", "client_gone")  # the gateway's outcomes but `refused`, which never started
@@ -51,7 +51,7 @@ class _Tally:
                     _add(self.lost, outcome, increase(points, since))
             case name if name == LOST:
                 _add(self.reasons, labels.get("reason", ""), increase(points, since))
-            case name if name == HANDOFFS and labels.get("result") == "moved":
+            case name if name in MOVES and labels.get("result") == "moved":
                 self.moved = (self.moved or 0.0) + increase(points, self.began_at)
             case name if name == HELD:
                 _add(self.held, labels.get("node", ""), next((v for _, v in reversed(points) if v == v), 0.0))
@@ -81,7 +81,7 @@ def impact_of(record: IncidentRecord, store: SeriesStore, since: float, until: f
     """From the gateway's counters since the incident began, and the nodes' p99 time to first token before, during and
     at the end."""
     tally = _Tally(min(began_at(record), record.opened_at))
-    for labels, points in store.dump(since, until, names=(REQUESTS, LOST, HANDOFFS, HELD, STARTED, "up", TTFT)):
+    for labels, points in store.dump(since, until, names=(REQUESTS, LOST, *MOVES, HELD, STARTED, "up", TTFT)):
         tally.read(labels, points)
     why = tally.why_not_counted
     counted = {} if why else tally.ended
