@@ -1,29 +1,28 @@
-"""The gateway process: the ASGI application, what it is built of, and its server's life from start to drained."""
+"""The gateway process: what it is built of, its own routes, and its life from start to drained."""
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import gc
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 
 import aiohttp
 import structlog
-import uvicorn
 import uvloop
 
 from fleetctl.gateway.admission.admission import Admission
 from fleetctl.gateway.admission.admission_metrics import AdmissionMetrics
 from fleetctl.gateway.admission.tenants_file import read_node_key
 from fleetctl.gateway.http import answers
-from fleetctl.gateway.http.answers import Receive, Scope, Send, WholeAnswer, json_answer
+from fleetctl.gateway.http.answers import WholeAnswer, json_answer
 from fleetctl.gateway.http.exchange import Exchange
 from fleetctl.gateway.http.node_client import NodeClient
+from fleetctl.gateway.http.server import HttpServer, bind_listener
 from fleetctl.gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from fleetctl.gateway.nodes.ejection import Ejection, Ejections
 from fleetctl.gateway.nodes.health_metrics import HealthMetrics
@@ -37,22 +36,20 @@ from fleetctl.gateway.requests.fates import Fates, Outcome, ProxiedRequest
 from fleetctl.gateway.requests.place import Placer
 from fleetctl.gateway.requests.poison import PoisonMemory
 from fleetctl.gateway.requests.proxy import MOVE_PATIENCE_S, Proxy
-from fleetctl.kit.errors import BadInputError
 from fleetctl.settings.gateway import GatewaySettings
 
 log = structlog.get_logger()
 
-CLIENT_KEEP_ALIVE_S = 75
 DRAIN_GRACE_S = 30.0
-BACKLOG = 2048
 NODES_FAULT = frozenset({"engine_error", "node_error"})  # within a stream: the node's word, not the client's doing
 TENANTS_PATH = "/gateway/tenants"
 LOOPBACK = ("127.0.0.1", "::1")
+ABORT_GRACE_S = 2.0  # for the errors of what was cut to reach its clients
 GC_THRESHOLD = (20_000, 20, 50)
 
 
 class Gateway:
-    """The ASGI application. Everything it owns lives as long as `opened()`."""
+    """What answers requests. Everything it owns lives as long as `opened()`."""
 
     def __init__(
         self,
@@ -95,6 +92,7 @@ class Gateway:
         AdmissionMetrics(self.admission, self.metrics.registry)
         self.proxy: Proxy | None = None
         self.prompts: PromptPreparation | None = None
+        self.is_draining = False
         self._nodes: NodeClient | None = None
         # GET routes of ours, not under /v1/. Each gets what follows its slash, or "".
         self._routes: dict[str, Callable[[str], WholeAnswer]] = {
@@ -130,6 +128,7 @@ class Gateway:
                 self.watch,
                 node_token=self._node_token,
                 prompts=self.prompts,
+                max_body_bytes=self._limits.http.max_body_bytes,
                 move_patience_s=self._move_patience_s,
                 poison=PoisonMemory(self._limits.retries.poison_memory_s),
                 health=self.health_metrics,
@@ -161,9 +160,9 @@ class Gateway:
         assert self._nodes is not None
         return await ask_readiness(self._nodes, endpoint, self._limits.probe_limit_s)
 
-    # uvicorn calls what takes any arguments as a factory, and a mutant's wrapper does.
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # pragma: no mutate block
-        await self.serve(Exchange(scope, receive, send))
+    def make_server(self) -> HttpServer:
+        """The HTTP server for it. Raises BadInputError: TLS files that can't be used."""
+        return HttpServer(self.serve, self._limits.http, count=self.metrics.count_connection)
 
     async def serve(self, exchange: Exchange) -> None:
         """Answer one request, whatever it is."""
@@ -232,6 +231,8 @@ class Gateway:
         return table.failing_open() if table is not None and self._limits.fail_open else {}
 
     def _health(self, _: str) -> WholeAnswer:
+        if self.is_draining:
+            return json_answer(503, {"ready": False, "reason": "draining"})
         if self.routing.table is None:
             return json_answer(503, {"ready": False, "reason": "no routing table yet"})
         return json_answer(200, {"ready": True, "reason": "ready"})
@@ -310,54 +311,36 @@ class Gateway:
             self.ejections.note_failed(proxied.nodes[0], Ejection.SERVER_ERROR, now, had_answered=True)
 
 
-class Server(uvicorn.Server):
-    """uvicorn without its own signal handling: it would end the process with the signal after an orderly drain."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Nothing: signals are handled by `serve_until_stopped`."""
-        yield
-
-
-def make_server(gateway: Gateway, *, drain_grace_s: float = DRAIN_GRACE_S) -> Server:
-    """The HTTP server for a gateway. Setting `should_exit` starts the drain."""
-    config = uvicorn.Config(
-        gateway,
-        http="httptools",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        backlog=BACKLOG,
-        timeout_keep_alive=CLIENT_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=int(drain_grace_s) + 5,
-    )
-    return Server(config)
-
-
 async def serve_until_stopped(
     gateway: Gateway, listener: socket.socket, *, drain_grace_s: float = DRAIN_GRACE_S
 ) -> None:
     """Serve until SIGTERM or SIGINT, then take nothing new and let streams end, at most `drain_grace_s`."""
-    server = make_server(gateway, drain_grace_s=drain_grace_s)
+    server = gateway.make_server()
     loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
 
     def drain() -> None:
-        if server.should_exit:  # asked twice: do not wait
+        if stopping.is_set():  # asked twice: do not wait
             _abort(gateway)
             return
         log.info("gateway.drain_started", in_flight=gateway.fates.in_flight, grace_s=drain_grace_s)
-        server.should_exit = True
-        loop.call_later(drain_grace_s, _abort, gateway)
+        stopping.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, drain)
+    loop.add_signal_handler(signal.SIGHUP, server.reload_certificate)
     async with gateway.opened():
         host, port = listener.getsockname()[:2]
+        await server.start(listener)
         log.info("gateway.started", host=host, port=port)
-        await server.serve(sockets=[listener])
+        await stopping.wait()
+        gateway.is_draining = True
+        server.stop_accepting()
+        grace = loop.call_later(drain_grace_s, _abort, gateway)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(server.drained(), drain_grace_s + ABORT_GRACE_S)
+        grace.cancel()
+        await server.close()
     log.info("gateway.stopped", outcomes={o.value: n for o, n in gateway.fates.counts.items()})
 
 
@@ -378,24 +361,6 @@ def run_gateway(
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLD)
     uvloop.run(serve_until_stopped(gateway, listener))
-
-
-def bind_listener(host: str, port: int) -> socket.socket:
-    """A bound TCP socket. Raises BadInputError naming the address."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise BadInputError(f"gateway: cannot listen on {host}:{port}: {error.strerror or error}") from error
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        remedy = "stop the process that holds it, or choose another port" if error.errno == errno.EADDRINUSE else None
-        message = f"gateway: cannot listen on {host}:{port}: {error.strerror or error}"
-        raise BadInputError(message, remedy=remedy) from error
-    return listener
 
 
 def _abort(gateway: Gateway) -> None:

@@ -39,6 +39,7 @@ LOST_REASONS = (
     "interrupted",
     "internal",
 )
+CONNECTION_ENDS = ("full", "address_full", "half_open", "head_timeout", "slow_client")
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -120,6 +121,14 @@ class GatewayMetrics:
             "Since the controller last confirmed the routing table; NaN without a table.",
             registry=self.registry,
         )
+        self.connections_ended = Counter(
+            "gateway_connections_ended_total",
+            "Client connections that a limit ended or refused, by reason.",
+            ["reason"],
+            registry=self.registry,
+        )
+        for reason in CONNECTION_ENDS:
+            self.connections_ended.labels(reason)
         for result in ("moved", "failed"):
             self.handoffs.labels(result)
             for reason in MOVE_REASONS:
@@ -132,6 +141,10 @@ class GatewayMetrics:
     def count_probe(self, answered: bool) -> None:
         """Count one probe of a node."""
         self.probes.labels("answered" if answered else "failed").inc()
+
+    def count_connection(self, reason: str) -> None:
+        """Count a client's connection that a limit ended."""
+        self.connections_ended.labels(reason).inc()
 
     def count_ended(self, outcome: str, node: str) -> None:
         """Count an ended request. Label look-ups take a lock, so the few children are kept."""

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 
 from fleetctl.settings.admission import AdmissionSettings
 from fleetctl.settings.gateway_health import EjectionSettings, RetrySettings
+from fleetctl.settings.gateway_http import GatewayHttpSettings
 from fleetctl.settings.prompts import PromptSettings
 from fleetctl.settings.section import Section
 
@@ -78,7 +79,10 @@ class GatewaySettings(Section):
     def _is_absolute(cls, path: Path | None) -> Path | None:
         return None if path is None else path.expanduser().absolute()
 
+    http: GatewayHttpSettings = Field(default=GatewayHttpSettings())
+
     @property
     def base_url(self) -> str:
         """Where clients find it."""
-        return f"http://{self.host}:{self.port}"
+        scheme = "http" if self.http.tls_certificate is None else "https"
+        return f"{scheme}://{self.host}:{self.port}"

@@ -15,7 +15,7 @@ BLOCK = (
     "        if name.split('.')[0] in {names!r}: raise ModuleNotFoundError(f'{{name}} is not installed')\n"
     "sys.meta_path.insert(0, Blocked())\n"
 )
-ENGINE_ONLY = {"torch", "triton", "tokenizers", "safetensors", "msgspec", "pynvml", "transformers", "engine", "kernels"}
+ENGINE_ONLY = {"torch", "triton", "tokenizers", "safetensors", "pynvml", "transformers", "engine", "kernels"}
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:

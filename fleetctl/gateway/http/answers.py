@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-Message = MutableMapping[str, Any]
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-RawHeaders = Iterable[tuple[bytes, bytes]]
+RawHeaders = Sequence[tuple[bytes, bytes]]
 
 JSON_TYPE = (b"content-type", b"application/json")
 
@@ -105,13 +101,6 @@ def in_flight(message: str) -> ErrorAnswer:
 def timed_out(message: str, *, code: str) -> ErrorAnswer:
     """504: a limit on the wait has passed."""
     return ErrorAnswer(504, message, "server_error", code)
-
-
-async def send_whole(send: Send, status: int, body: bytes, headers: RawHeaders = (JSON_TYPE,)) -> None:
-    """Send one complete answer; its Content-Length is set here."""
-    head = [*headers, (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": head})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 def json_answer(status: int, value: object) -> WholeAnswer:

@@ -7,20 +7,12 @@ import math
 import os
 import re
 from collections.abc import Iterable
+from typing import Protocol
 
-from fleetctl.gateway.http.answers import (
-    ErrorAnswer,
-    Message,
-    RawHeaders,
-    Receive,
-    Scope,
-    Send,
-    WholeAnswer,
-    send_whole,
-)
+from fleetctl.gateway.http.answers import ErrorAnswer, RawHeaders, WholeAnswer
+from fleetctl.gateway.http.message_head import CHUNKED, RequestHead, answer_head, has_body
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}\Z")  # what a node takes as well
-BODY_TIMEOUT_S = 30.0
 
 # Not passed on to a node: per hop, set anew by us, or words that only the gateway may say to a node.
 _DROPPED = frozenset(
@@ -30,6 +22,8 @@ _DROPPED = frozenset(
         b"keep-alive",
         b"proxy-authenticate",
         b"proxy-authorization",
+        b"proxy-connection",
+        b"http2-settings",
         b"te",
         b"trailer",
         b"transfer-encoding",
@@ -55,52 +49,85 @@ class ClientGoneError(Exception):
     """The client hung up before its body was complete."""
 
 
+class BadFramingError(Exception):
+    """The client's body is not framed as HTTP says."""
+
+
+class ClientSink(Protocol):
+    """The connection of an exchange, as far as an exchange knows it."""
+
+    address: str
+    is_full: bool  # so much is unsent that it is better to wait
+
+    @property
+    def keeps_alive(self) -> bool:
+        """Whether another request may follow, as far as the connection is concerned."""
+
+    def write(self, data: bytes) -> None:
+        """Send these bytes. Never waits."""
+
+    async def wait_for_room(self) -> None:
+        """Until the client has read most of what is unsent."""
+
+    def finish(self, exchange: Exchange, *, keeps_alive: bool) -> None:
+        """The whole answer of this exchange was written."""
+
+
 class Exchange:
-    """One HTTP exchange over ASGI. After `watch()`, a hang-up cancels the task that serves it."""
+    """One request and its answer. After `watch()`, a hang-up cancels the task that serves it."""
 
-    __slots__ = ("_receive", "_send", "_task", "_watcher", "has_begun", "has_ended", "is_aborted", "is_gone", "scope")
+    __slots__ = (
+        "_body_limit_s",
+        "_is_broken",
+        "_is_whole",
+        "_keeps_alive",
+        "_max_body_bytes",
+        "_parts",
+        "_pending",
+        "_sink",
+        "_size",
+        "_task",
+        "_waiter",
+        "_writes_body",
+        "address",
+        "gone_reason",
+        "has_begun",
+        "has_ended",
+        "head",
+        "headers",
+        "is_aborted",
+        "is_gone",
+        "method",
+        "path",
+        "target",
+    )
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.scope = scope
-        self._receive = receive
-        self._send = send
-        self._task: asyncio.Task[object] | None = None
-        self._watcher: asyncio.Task[Message] | None = None
+    def __init__(self, head: RequestHead, sink: ClientSink, *, max_body_bytes: int, body_limit_s: float) -> None:
+        self.head = head
+        self.method = head.method
+        self.path = head.path  # decoded, without the query
+        self.target = head.target  # path and query as the client encoded them
+        self.headers = head.headers  # in their order, names in lower case
+        self.address: str | None = sink.address or None  # where the connection comes from
         self.has_begun = False  # the client has seen a status line
         self.has_ended = False  # the client has the whole answer
         self.is_gone = False  # the client hung up
+        self.gone_reason = ""  # why, when we hung up on it
         self.is_aborted = False  # we end it: the gateway is shutting down
+        self._sink = sink
+        self._max_body_bytes = max_body_bytes
+        self._body_limit_s = body_limit_s
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._is_whole = False  # the body has come
+        self._is_broken = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._task: asyncio.Task[object] | None = None
+        self._pending = b""  # the head of a stream: it goes out with the first part
+        self._keeps_alive = False
+        self._writes_body = True
 
-    @property
-    def method(self) -> str:
-        """GET, POST, ..."""
-        method: str = self.scope["method"]
-        return method
-
-    @property
-    def path(self) -> str:
-        """The decoded path, without the query."""
-        path: str = self.scope["path"]
-        return path
-
-    @property
-    def target(self) -> str:
-        """Path and query as the client encoded them."""
-        path: str = self.scope["raw_path"].decode("ascii")
-        query = self.scope["query_string"]
-        return f"{path}?{query.decode('latin-1')}" if query else path
-
-    @property
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        """All headers in their order, names in lower case."""
-        headers: list[tuple[bytes, bytes]] = self.scope["headers"]
-        return headers
-
-    @property
-    def address(self) -> str | None:
-        """The address that the connection comes from; None when it has none."""
-        client = self.scope.get("client")
-        return client[0] if client else None
+    # -- the request ------------------------------------------------------------------------------------------------
 
     def header(self, name: bytes) -> bytes | None:
         """The first header of this name (in lower case); None without one."""
@@ -117,24 +144,31 @@ class Exchange:
     def deadline_s(self) -> float | None:
         """Seconds from its arrival after which the client wants no answer. Raises BadDeadlineError."""
         given = [value for name, value in self.headers if name == b"x-fleet-deadline-s"]
+        if not given:
+            return None
         try:
             limits = [float(value) for value in given]
         except ValueError as error:
             raise BadDeadlineError from error
         if not all(math.isfinite(limit) and limit > 0 for limit in limits):
             raise BadDeadlineError
-        return min(limits, default=None)
+        return min(limits)
 
     def forwarded_headers(self) -> list[tuple[str, str]]:
         """The client's headers that a node gets as they are, and where the client's connection comes from.
 
-        Addresses that it states itself stay before ours, as proxies do it: a node believes the last one only.
+        Addresses that it states itself stay before ours, as proxies do it: a node believes the last one only. Headers
+        that `Connection` names are of this hop alone.
         """
         headers, addresses = [], []
+        dropped = _DROPPED
+        for name, value in self.headers:
+            if name == b"connection" and value.lower() not in (b"keep-alive", b"close"):
+                dropped = dropped | {each.strip().lower() for each in value.split(b",")}
         for name, value in self.headers:
             if name == b"x-forwarded-for":
                 addresses.append(value.decode("latin-1"))
-            elif name not in _DROPPED and not name.startswith(_OURS):
+            elif name not in dropped and not name.startswith(_OURS):
                 headers.append((name.decode("latin-1"), value.decode("latin-1")))
         if self.address is not None:
             addresses.append(self.address)
@@ -143,28 +177,38 @@ class Exchange:
         return headers
 
     async def read_body(self, max_bytes: int) -> bytes:
-        """The whole body. Raises BodyTooLargeError, ClientGoneError, or TimeoutError when it does not come."""
-        for name, value in self.headers:
-            if name == b"content-length" and (not value.isdigit() or int(value) > max_bytes):
+        """The whole body.
+
+        Raises BodyTooLargeError, BadFramingError, ClientGoneError, or TimeoutError when it does not come.
+        """
+        if not self._is_whole:
+            stated = self.header(b"content-length")
+            if stated is not None and (not stated.isdigit() or int(stated) > max_bytes):
                 raise BodyTooLargeError
-        parts: list[bytes] = []
-        size = 0
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            while (message := await self._receive())["type"] == "http.request":
-                part: bytes = message["body"]
-                size += len(part)
-                if size > max_bytes:
-                    raise BodyTooLargeError
-                parts.append(part)
-                if not message.get("more_body"):
-                    return b"".join(parts)
-        raise ClientGoneError
+            if self.header(b"expect") is not None and not self._size:
+                self._sink.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            async with asyncio.timeout(self._body_limit_s):
+                while not (self._is_whole or self.is_gone or self._is_broken) and self._size <= max_bytes:
+                    self._waiter = asyncio.get_running_loop().create_future()
+                    try:
+                        await self._waiter
+                    finally:
+                        self._waiter = None
+        if self._size > max_bytes or self._size > self._max_body_bytes:
+            raise BodyTooLargeError
+        if self._is_broken:
+            raise BadFramingError
+        if not self._is_whole:
+            raise ClientGoneError
+        body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._parts.clear()
+        return body
 
     def watch(self) -> None:
         """From now on a hang-up cancels the current task, with `is_gone` set."""
         self._task = asyncio.current_task()
-        self._watcher = asyncio.get_running_loop().create_task(self._receive_one())
-        self._watcher.add_done_callback(self._on_message)
+        if self.is_gone and self._task is not None:
+            self._task.cancel()
 
     def abort(self) -> None:
         """Cancel the serving task, with `is_aborted` set."""
@@ -174,31 +218,49 @@ class Exchange:
 
     def close(self) -> None:
         """Stop watching for a hang-up."""
-        if self._watcher is not None and not self._watcher.done():
-            self._watcher.cancel()
+        self._task = None
+
+    # -- the answer -------------------------------------------------------------------------------------------------
 
     async def begin(self, status: int, headers: RawHeaders) -> None:
-        """Send the status line and headers of a stream."""
+        """The status line and headers of a stream; they go out with its first part."""
         self.has_begun = True
-        await self._send({"type": "http.response.start", "status": status, "headers": list(headers)})
+        self._writes_body = has_body(self.method, status)
+        self._keeps_alive = self._may_keep_alive() and not self.head.is_http10
+        framing = CHUNKED if self._writes_body and not self.head.is_http10 else b""
+        self._pending = answer_head(status, headers, framing, keeps_alive=self._keeps_alive)
 
     async def write(self, data: bytes) -> None:
-        """Send a part of a stream that has begun."""
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        """Send a part of a stream that has begun; waits while the client is slow."""
+        self._sink.write(self._framed(data))
+        if self._sink.is_full:
+            await self._sink.wait_for_room()
 
     async def end(self, data: bytes = b"") -> None:
         """Send the last part of a stream that has begun."""
         self.has_ended = True
-        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+        last = self._framed(data)
+        if self._writes_body and not self.head.is_http10:
+            last += b"0\r\n\r\n"
+        self._sink.write(last)
+        self._sink.finish(self, keeps_alive=self._keeps_alive)
 
     async def answer(self, status: int, body: bytes, headers: RawHeaders) -> None:
         """Send a whole answer."""
+        self.answer_at_once(status, body, headers)
+
+    def answer_at_once(self, status: int, body: bytes, headers: RawHeaders) -> None:
+        """Send a whole answer."""
         self.has_begun = self.has_ended = True
-        await send_whole(self._send, status, body, headers)
+        keeps_alive = self._may_keep_alive()
+        framing = b"" if status in (204, 304) else b"content-length: %d\r\n" % len(body)
+        head = answer_head(status, headers, framing, keeps_alive=keeps_alive)
+        self._sink.write(head + body if has_body(self.method, status) else head)
+        self._sink.finish(self, keeps_alive=keeps_alive)
 
     async def give(self, whole: WholeAnswer) -> None:
         """Send an answer that the gateway made itself."""
-        await self.answer(whole.status, whole.body, whole.headers)
+        self.answer_at_once(whole.status, whole.body, whole.headers)
 
     async def fail(self, error: ErrorAnswer, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
         """Tell the client: an error answer, or the last event of a stream that has begun. Never a silent cut."""
@@ -207,19 +269,59 @@ class Exchange:
         if self.has_begun:
             await self.end(error.event())
             return
-        self.has_begun = self.has_ended = True
         answer = [(b"content-type", b"application/json"), *headers, *error.headers()]
-        await send_whole(self._send, error.status, error.body(), answer)
+        self.answer_at_once(error.status, error.body(), answer)
 
-    async def _receive_one(self) -> Message:
-        return await self._receive()
+    def _framed(self, data: bytes) -> bytes:
+        pending, self._pending = self._pending, b""
+        if not data or not self._writes_body:
+            return pending
+        if self.head.is_http10:
+            return pending + data
+        return b"%b%x\r\n%b\r\n" % (pending, len(data), data)
 
-    def _on_message(self, watcher: asyncio.Task[Message]) -> None:
-        if watcher.cancelled() or watcher.exception() is not None or self.has_ended:
+    def _may_keep_alive(self) -> bool:
+        return self._is_whole and self.head.keeps_alive and self._sink.keeps_alive
+
+    # -- called by the connection -----------------------------------------------------------------------------------
+
+    @property
+    def is_received(self) -> bool:
+        """Whether the whole request has come."""
+        return self._is_whole
+
+    def feed(self, part: bytes) -> None:
+        """A part of the body."""
+        self._size += len(part)
+        if self._size <= self._max_body_bytes:
+            self._parts.append(part)
+        else:
+            self._parts.clear()
+            self._wake()
+
+    def feed_end(self) -> None:
+        """The body is whole."""
+        self._is_whole = True
+        self._wake()
+
+    def note_broken(self) -> None:
+        """The rest of the body can't be read."""
+        self._is_broken = True
+        self._wake()
+
+    def note_gone(self, reason: str = "") -> None:
+        """The client hung up, or we hung up on it for `reason`."""
+        if self.has_ended or self.is_gone:
             return
-        if watcher.result()["type"] == "http.disconnect" and self._task is not None:
-            self.is_gone = True
+        self.is_gone = True
+        self.gone_reason = reason
+        self._wake()
+        if self._task is not None:
             self._task.cancel()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 def new_request_id() -> str:

@@ -19,6 +19,7 @@ from fleetctl.gateway.http import answers
 from fleetctl.gateway.http.answers import ErrorAnswer
 from fleetctl.gateway.http.exchange import (
     BadDeadlineError,
+    BadFramingError,
     BodyTooLargeError,
     ClientGoneError,
     Exchange,
@@ -231,6 +232,8 @@ class Proxy:
             await self._refuse(
                 exchange, proxied, answers.bad_request("the body did not come", status=408, code="timeout")
             )
+        except BadFramingError:
+            await self._refuse(exchange, proxied, answers.bad_request("the body's framing is no HTTP", code="bad_http"))
         except BadBodyError as error:
             await self._refuse(exchange, proxied, answers.bad_request(str(error)))
         except BadDeadlineError:
@@ -238,7 +241,7 @@ class Proxy:
             refusal = answers.bad_request(message, param=DEADLINE_HEADER, code="invalid_value")
             await self._refuse(exchange, proxied, refusal)
         except ClientGoneError:
-            self._fates.end(proxied, Outcome.CLIENT_GONE)
+            self._fates.end(proxied, Outcome.CLIENT_GONE, reason=exchange.gone_reason)
         else:
             headers = exchange.forwarded_headers()
             headers.append(("X-Request-Id", proxied.request_id))
@@ -368,5 +371,5 @@ class Proxy:
             if trouble is not None:
                 self._fates.end(proxied, Outcome.GAVE_UP, reason=trouble.value)
             else:
-                reason = "" if exchange.has_begun else "before_first_byte"
+                reason = exchange.gone_reason or ("" if exchange.has_begun else "before_first_byte")
                 self._fates.end(proxied, Outcome.CLIENT_GONE, reason=reason)

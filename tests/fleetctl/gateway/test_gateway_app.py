@@ -20,7 +20,8 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fleetctl.gateway.app import Gateway, bind_listener, make_server, run_gateway, serve_until_stopped
+from fleetctl.gateway.app import Gateway, run_gateway, serve_until_stopped
+from fleetctl.gateway.http.server import bind_listener
 from fleetctl.kit.errors import BadInputError
 from fleetctl.settings.gateway import GatewaySettings
 from tests.fixtures.gateway import (
@@ -220,16 +221,6 @@ def make_gateway(run_dir: Path, controller_url: str) -> Gateway:
     return Gateway(
         controller_url=controller_url, controller_token=CONTROLLER_TOKEN, node_token=NODE_TOKEN, run_dir=run_dir
     )
-
-
-def test_the_server_passes_bytes_on_and_outlives_its_streams(tmp_path: Path) -> None:
-    gateway = make_gateway(tmp_path, "http://c")
-    config = make_server(gateway, drain_grace_s=7.9).config
-    assert config.app is gateway
-    assert (config.http, config.ws, config.lifespan, config.log_config) == ("httptools", "none", "off", None)
-    assert (config.access_log, config.server_header, config.proxy_headers) == (False, False, False)
-    assert (config.backlog, config.timeout_keep_alive) == (2048, 75)
-    assert config.timeout_graceful_shutdown == 12, "our own drain ends first"
 
 
 @asynccontextmanager

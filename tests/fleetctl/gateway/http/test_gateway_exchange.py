@@ -1,4 +1,4 @@
-"""The client's side of a request over ASGI, without a server: what is read, what is passed on, what is written."""
+"""The client's side of a request, without a socket: what is read, what is passed on, what is written."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from fleetctl.gateway.http import answers
-from fleetctl.gateway.http.answers import ErrorAnswer, Message
+from fleetctl.gateway.http.answers import ErrorAnswer
 from fleetctl.gateway.http.exchange import BodyTooLargeError, ClientGoneError, Exchange, new_request_id
+from fleetctl.gateway.http.message_head import RequestHead
 
 pytestmark = pytest.mark.anyio
 
@@ -18,39 +19,39 @@ ERROR = ErrorAnswer(503, "not now", "service_unavailable", "no_node_available", 
 
 
 class Client:
-    """What a server would hand to the application, and what the application sent."""
+    """An exchange, and what it sent."""
 
-    def __init__(self, *parts: Message, headers: list[tuple[bytes, bytes]] | None = None, query: bytes = b"") -> None:
-        self.parts = list(parts)
-        self.sent: list[Message] = []
-        self.is_asked = asyncio.Event()
-        scope = {"headers": headers or [], "raw_path": b"/v1/a%2Fb", "query_string": query}
-        self.exchange = Exchange(scope, self.receive, self.send)
+    address = "10.0.0.9"
+    is_full = False
+    keeps_alive = True
 
-    async def receive(self) -> Message:
-        if not self.parts:
-            self.is_asked.set()
-            await asyncio.Event().wait()
-        return self.parts.pop(0)
+    def __init__(self, *parts: bytes, headers: list[tuple[bytes, bytes]] | None = None, is_whole: bool = True) -> None:
+        self.sent = b""
+        self.kept: list[bool] = []
+        head = RequestHead("POST", "/v1/a/b", "/v1/a%2Fb", headers or [], is_http10=False, keeps_alive=True)
+        self.exchange = Exchange(head, self, max_body_bytes=1000, body_limit_s=5)
+        for part in parts:
+            self.exchange.feed(part)
+        if is_whole:
+            self.exchange.feed_end()
 
-    async def send(self, message: Message) -> None:
-        self.sent.append(message)
+    def write(self, data: bytes) -> None:
+        self.sent += data
+
+    async def wait_for_room(self) -> None:
+        raise AssertionError("there is room")
+
+    def finish(self, exchange: Exchange, *, keeps_alive: bool) -> None:
+        self.kept.append(keeps_alive)
+
+    @property
+    def head(self) -> list[bytes]:
+        lines = self.sent.partition(b"\r\n\r\n")[0].split(b"\r\n")
+        return [line for line in lines if not line.startswith(b"date: ")]
 
     @property
     def written(self) -> bytes:
-        return b"".join(message["body"] for message in self.sent if message["type"] == "http.response.body")
-
-
-def part(body: bytes, more_body: bool = False) -> Message:
-    return {"type": "http.request", "body": body, "more_body": more_body}
-
-
-GONE: Message = {"type": "http.disconnect"}
-
-
-@pytest.mark.parametrize(("query", "path"), [(b"", "/v1/a%2Fb"), (b"x=%20&y", "/v1/a%2Fb?x=%20&y")])
-async def test_path_and_query_stay_as_the_client_encoded_them(query: bytes, path: str) -> None:
-    assert Client(query=query).exchange.target == path
+        return self.sent.partition(b"\r\n\r\n")[2]
 
 
 @pytest.mark.parametrize(
@@ -90,59 +91,99 @@ async def test_headers_of_a_hop_and_words_of_ours_are_not_passed_on() -> None:
         ("authorization", "Bearer k\u00e9y"),
         ("x-fleetless", "1"),
         ("content-type", "application/json"),
+        ("X-Forwarded-For", "10.0.0.9"),
     ]
 
 
+async def test_a_header_that_connection_names_is_of_this_hop_alone() -> None:
+    given = [(b"connection", b"close, X-Secret"), (b"x-secret", b"1"), (b"x-kept", b"2")]
+    assert ("x-kept", "2") in Client(headers=given).exchange.forwarded_headers()
+    assert "x-secret" not in dict(Client(headers=given).exchange.forwarded_headers())
+
+
 async def test_a_body_in_parts_is_joined() -> None:
-    assert await Client(part(b"ab", True), part(b"", True), part(b"c")).exchange.read_body(3) == b"abc"
-    assert await Client(part(b"abc")).exchange.read_body(3) == b"abc"
-    assert await Client({"type": "http.request", "body": b"ab"}).exchange.read_body(3) == b"ab"
+    assert await Client(b"ab", b"", b"c").exchange.read_body(3) == b"abc"
+    assert await Client(b"abc").exchange.read_body(3) == b"abc"
+    assert await Client().exchange.read_body(3) == b""
 
 
-@pytest.mark.parametrize("parts", [(part(b"abcd"),), (part(b"ab", True), part(b"cd"))], ids=["at once", "in parts"])
-async def test_a_body_over_the_limit_is_not_read_on(parts: tuple[Message, ...]) -> None:
+async def test_a_body_is_awaited() -> None:
+    client = Client(b"ab", is_whole=False)
+    reading = asyncio.create_task(client.exchange.read_body(3))
+    await asyncio.sleep(0)
+    client.exchange.feed(b"c")
+    await asyncio.sleep(0)
+    assert not reading.done()
+    client.exchange.feed_end()
+    assert await reading == b"abc"
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+@pytest.mark.parametrize("parts", [(b"abcd",), (b"ab", b"cd")], ids=["at once", "in parts"])
+async def test_a_body_over_the_limit_is_not_read_on(parts: tuple[bytes, ...], is_whole: bool) -> None:
     with pytest.raises(BodyTooLargeError):
-        await Client(*parts).exchange.read_body(3)
+        await Client(*parts, is_whole=is_whole).exchange.read_body(3)
 
 
-@pytest.mark.parametrize(("stated", "is_read"), [(b"3", True), (b"4", False), (b"-1", False), (b"x", False)])
-async def test_a_length_that_says_too_much_is_believed(stated: bytes, is_read: bool) -> None:
-    client = Client(part(b"abc"), headers=[(b"accept", b"9"), (b"content-length", stated)])
-    if is_read:
-        assert await client.exchange.read_body(3) == b"abc"
-    else:
-        with pytest.raises(BodyTooLargeError):
-            await client.exchange.read_body(3)
-        assert client.parts, "nothing was read"
+async def test_a_length_that_says_too_much_is_believed() -> None:
+    client = Client(headers=[(b"accept", b"9"), (b"content-length", b"4")], is_whole=False)
+    with pytest.raises(BodyTooLargeError):
+        await client.exchange.read_body(3)
+
+
+async def test_who_expects_to_be_asked_for_its_body_is_asked_when_it_is_wanted() -> None:
+    client = Client(headers=[(b"expect", b"100-continue"), (b"content-length", b"3")], is_whole=False)
+    reading = asyncio.create_task(client.exchange.read_body(3))
+    await asyncio.sleep(0)
+    assert client.sent == b"HTTP/1.1 100 Continue\r\n\r\n"
+    client.exchange.feed(b"abc")
+    client.exchange.feed_end()
+    assert await reading == b"abc"
+    too_much = Client(headers=[(b"expect", b"100-continue"), (b"content-length", b"4")], is_whole=False)
+    with pytest.raises(BodyTooLargeError):
+        await too_much.exchange.read_body(3)
+    assert too_much.sent == b""
 
 
 async def test_a_client_that_leaves_within_its_body_is_gone() -> None:
+    client = Client(b"a", is_whole=False)
+    reading = asyncio.create_task(client.exchange.read_body(3))
+    await asyncio.sleep(0)
+    client.exchange.note_gone()
     with pytest.raises(ClientGoneError):
-        await Client(part(b"a", True), GONE).exchange.read_body(3)
+        await reading
 
 
 async def watched(client: Client, *, ends: bool = False) -> None:
     """Serves until it is cancelled."""
     client.exchange.watch()
     if ends:
+        await client.exchange.begin(200, [])
         await client.exchange.end()
-    await client.is_asked.wait()
     await asyncio.Event().wait()
 
 
-async def test_a_hang_up_cancels_the_task_that_serves() -> None:
-    client = Client(GONE)
+@pytest.mark.parametrize("is_early", [True, False])
+async def test_a_hang_up_cancels_the_task_that_serves(is_early: bool) -> None:
+    client = Client()
+    if is_early:
+        client.exchange.note_gone("slow_client")
+    task = asyncio.create_task(watched(client))
+    await asyncio.sleep(0)
+    client.exchange.note_gone("slow_client")
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(watched(client), 5)
+        await asyncio.wait_for(task, 5)
     assert client.exchange.is_gone
+    assert client.exchange.gone_reason == "slow_client"
     assert not client.exchange.is_aborted
 
 
 async def test_a_hang_up_after_the_whole_answer_cancels_nobody() -> None:
-    client = Client(GONE)
+    client = Client()
     task = asyncio.create_task(watched(client, ends=True))
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    client.exchange.note_gone()
+    await asyncio.sleep(0)
     assert not task.done()
     assert not client.exchange.is_gone
     client.exchange.abort()
@@ -153,7 +194,7 @@ async def test_a_hang_up_after_the_whole_answer_cancels_nobody() -> None:
 async def test_an_abort_is_no_hang_up() -> None:
     client = Client()
     task = asyncio.create_task(watched(client))
-    await client.is_asked.wait()
+    await asyncio.sleep(0)
     client.exchange.abort()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -164,34 +205,31 @@ async def test_an_abort_is_no_hang_up() -> None:
 async def test_an_error_before_the_first_byte_is_a_whole_answer() -> None:
     client = Client()
     await client.exchange.fail(ERROR, [(b"x-request-id", b"r1")])
-    start, body = client.sent
-    assert start == {
-        "type": "http.response.start",
-        "status": 503,
-        "headers": [
-            (b"content-type", b"application/json"),
-            (b"x-request-id", b"r1"),
-            (b"retry-after", b"3"),
-            (b"content-length", str(len(body["body"])).encode()),
-        ],
-    }
+    assert client.head == [
+        b"HTTP/1.1 503 Service Unavailable",
+        b"content-type: application/json",
+        b"x-request-id: r1",
+        b"retry-after: 3",
+        b"content-length: %d" % len(client.written),
+    ]
     detail = {"message": "not now", "type": "service_unavailable", "param": None, "code": "no_node_available"}
-    assert json.loads(body["body"]) == {"error": detail}
-    assert (client.exchange.has_begun, client.exchange.has_ended, body["more_body"]) == (True, True, False)
+    assert json.loads(client.written) == {"error": detail}
+    assert (client.exchange.has_begun, client.exchange.has_ended, client.kept) == (True, True, [True])
     await client.exchange.fail(ERROR)
-    assert len(client.sent) == 2, "an answer has one end"
+    assert client.sent.count(b"HTTP/1.1") == 1, "an answer has one end"
 
 
 async def test_an_error_within_a_stream_is_its_last_event() -> None:
     client = Client()
     await client.exchange.begin(200, [(b"content-type", b"text/event-stream")])
+    assert client.sent == b"", "the head goes out with the first part"
     await client.exchange.write(b"data: 1\n\n")
     assert (client.exchange.has_begun, client.exchange.has_ended) == (True, False)
     await client.exchange.fail(ERROR)
-    assert client.sent[0]["status"] == 200
-    assert [message["more_body"] for message in client.sent[1:]] == [True, False]
-    assert client.written == b"data: 1\n\n" + ERROR.event()
-    assert ERROR.event() == b"data: " + ERROR.body() + b"\n\n"
+    assert client.head == [b"HTTP/1.1 200 OK", b"content-type: text/event-stream", b"transfer-encoding: chunked"]
+    event = ERROR.event()
+    assert client.written == b"9\r\ndata: 1\n\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(event), event)
+    assert event == b"data: " + ERROR.body() + b"\n\n"
     assert client.exchange.has_ended
 
 
@@ -199,8 +237,14 @@ async def test_a_whole_answer_has_begun_and_ended() -> None:
     client = Client()
     await client.exchange.answer(201, b"{}", [(b"a", b"b")])
     assert (client.exchange.has_begun, client.exchange.has_ended) == (True, True)
-    assert client.sent[0]["headers"] == [(b"a", b"b"), (b"content-length", b"2")]
-    assert (client.sent[0]["status"], client.written) == (201, b"{}")
+    assert client.head == [b"HTTP/1.1 201 Created", b"a: b", b"content-length: 2"]
+    assert client.written == b"{}"
+
+
+@pytest.mark.parametrize("header", [(b"a", b"b\r\nc: d"), (b"a", b"b\nc"), (b"a\r", b"b")])
+async def test_a_header_never_ends_its_own_line(header: tuple[bytes, bytes]) -> None:
+    with pytest.raises(ValueError, match="line break"):
+        await Client().exchange.answer(200, b"{}", [header])
 
 
 @pytest.mark.parametrize(

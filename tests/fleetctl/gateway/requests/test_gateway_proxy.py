@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 
 from fleetctl.gateway.http import event_stream
-from fleetctl.gateway.http import exchange as exchange_module
-from fleetctl.gateway.http.exchange import Exchange
 from fleetctl.gateway.requests import proxy as proxy_module
 from fleetctl.gateway.requests import relay as relay_module
 from fleetctl.gateway.requests.fates import Outcome
@@ -20,6 +18,7 @@ from fleetctl.gateway.requests.place import Placer
 from fleetctl.gateway.requests.proxy import Proxy
 from fleetctl.settings.admission import AdmissionSettings
 from fleetctl.settings.gateway import GatewaySettings
+from fleetctl.settings.gateway_http import GatewayHttpSettings
 from tests.fixtures.gateway import NODE_TOKEN, Script, ScriptedNode, chat_text, expected_text, small_fleet, until
 
 pytestmark = pytest.mark.anyio
@@ -460,9 +459,9 @@ async def test_a_body_over_the_limit_is_413(tmp_path: Path) -> None:
         assert not nodes[0].seen
 
 
-async def test_a_body_that_never_comes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange_module, "BODY_TIMEOUT_S", 0.05)
-    async with small_fleet(tmp_path, "a") as (served, _, _):
+async def test_a_body_that_never_comes_is_refused(tmp_path: Path) -> None:
+    limits = GatewaySettings(http=GatewayHttpSettings(body_limit_s=0.05))
+    async with small_fleet(tmp_path, "a", limits=limits) as (served, _, _):
         host, port = served.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n123")
@@ -688,22 +687,21 @@ async def test_an_error_of_our_own_is_told_to_the_client_and_counted(
 
 
 async def test_a_request_whose_task_is_cancelled_from_outside_has_failed(tmp_path: Path) -> None:
-    asked = asyncio.Event()
-
-    async def receive() -> Any:
-        asked.set()
-        await asyncio.Event().wait()
-
     async with small_fleet(tmp_path, "a") as (served, _, _):
-        assert served.gateway.proxy is not None
-        scope = {"method": "POST", "path": "/v1/completions", "headers": [(b"x-request-id", b"cancelled")]}
-        task = asyncio.create_task(served.gateway.proxy.serve(Exchange(scope, receive, None)))  # type: ignore[arg-type]
-        await asked.wait()
+        others = asyncio.all_tasks()
+        host, port = served.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Request-Id: cancelled\r\nContent-Length: 9\r\n\r\n1"
+        writer.write(head)
+        await until(lambda: served.gateway.fates.is_in_flight("cancelled"))
+        (task,) = [task for task in asyncio.all_tasks() - others if "ClientConnection" in repr(task)]
         task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        await until(lambda: not served.gateway.fates.in_flight)
         fate = await served.fate("cancelled")
         assert (fate["fate"], fate["reason"], fate["status"]) == ("failed", "interrupted", None)
+        assert b" 500 " in await reader.readline(), "its client is told all the same"
+        writer.close()
+        assert served.gateway.proxy is not None
         assert served.gateway.proxy.abort_all() == 0
 
 
