@@ -23,6 +23,8 @@ from engine.protocol.messages import AbortSequence, AddSequence, SequenceUpdate,
 
 log = structlog.get_logger()
 
+CONFIRM_S = 2.0  # for a core in a long step to say where it stopped
+
 
 def _raised_at(error: BaseException) -> dict[str, str]:
     """Type and place of an error for the log. Its message may quote a prompt or an answer, so it stays out."""
@@ -163,10 +165,22 @@ class RequestRegistry:
 
     def hand_off(self) -> None:
         """Stops every request that can go on elsewhere. Its state is taken when the core has confirmed, so that a
-        token drawn meanwhile is neither lost nor drawn twice."""
-        for inflight in self.held:
-            if inflight.accepts_handoff and inflight.outcome is None:
-                self._abort_open(inflight, "moved")
+        token drawn meanwhile is not drawn twice; a core that hangs is not waited for."""
+        stopped = [inflight for inflight in self.held if inflight.accepts_handoff and inflight.outcome is None]
+        for inflight in stopped:
+            self._abort_open(inflight, "moved")
+        if stopped:
+            asyncio.get_running_loop().call_later(CONFIRM_S, self._move_unconfirmed, stopped)
+
+    def _move_unconfirmed(self, stopped: Sequence[InflightRequest]) -> None:
+        """What the core drew and did not tell is drawn again elsewhere: the same tokens."""
+        for inflight in stopped:
+            if inflight.outcome is not None:
+                continue
+            for choice in inflight.open_choices:
+                choice.is_moved = choice.abort_reason == "moved"
+            inflight.settle()
+            self._on_changed(inflight)
 
     def abort(self, request_ids: Sequence[str] | None) -> list[str]:
         """Ends these requests (by X-Request-Id or by the answer's id), or all, with an error event; returns whose."""

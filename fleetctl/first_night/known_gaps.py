@@ -10,8 +10,3 @@ KNOWN_GAPS: Mapping[str, str] = {
         "yet. A later version measures it and names it."
     ),
 }
-
-BEGUN_STREAMS = (
-    "A stream whose first token was out when its node ended without a word ends with an error event: no other node has "
-    "its state. A later version lets a stream outlive its node; until then it is lost, and not counted as wrong here."
-)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetctl.first_night.fault import FAULTS, Expectation
-from fleetctl.first_night.known_gaps import BEGUN_STREAMS, KNOWN_GAPS
+from fleetctl.first_night.known_gaps import KNOWN_GAPS
 
 WIDTH = 80
 PAGE_WIDTH = 120
@@ -135,7 +135,7 @@ def _notes(rows: Sequence[Row]) -> list[str]:
         notes.append(f"- The machine's load average when the faults were injected was {loads[0]:g} to {loads[-1]:g}.")
     notes += [f"- {fault.name}: {fault.remark}." for fault in FAULTS if fault.remark]
     if begun := [f"{row['requests']['lost_begun']} in {row['fault']}" for row in rows if row["requests"]["lost_begun"]]:
-        notes.append(f"- Lost in mid-stream: {', '.join(begun)}. {BEGUN_STREAMS}")
+        notes.append(f"- Lost in mid-stream: {', '.join(begun)}.")
     for row in rows:
         waited = row["requests"]["waited"]
         notes += [f"- {row['fault']}: {note}." for note in row["notes"]]

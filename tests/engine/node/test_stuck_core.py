@@ -15,7 +15,7 @@ from engine.node.health import CorePhase, Reason
 from engine.node.metrics import NodeMetrics
 from engine.protocol.core_config import CoreConfig
 from engine.protocol.messages import CoreAwake, CoreIdle, CoreReady, StepReport
-from tests.fixtures.engine import EngineNode, read_stream, start_node, wait_for
+from tests.fixtures.engine import EngineNode, Streamed, read_stream, start_node, wait_for
 
 LONG = {"prompt": "x", "max_tokens": 8000, "ignore_eos": True, "stream": True}
 
@@ -41,6 +41,37 @@ def test_a_stopped_core_is_killed_and_its_requests_end_with_an_error(tmp_path: P
         again = node.http.post("/v1/completions", json={"prompt": "x", "max_tokens": 3, "ignore_eos": True})
         assert again.json()["usage"]["completion_tokens"] == 3
         wait_for(lambda: len(node.events("core.stuck_killed")) == 1, "the log to say why")
+
+
+def test_a_drain_moves_what_a_stopped_core_holds(tmp_path: Path) -> None:
+    """The node has every token that it told, and the rest is drawn again elsewhere."""
+    with start_node(tmp_path) as node:
+        core = node.core_pid()
+
+        def stop(count: int) -> None:
+            if count == 3:
+                os.kill(core, signal.SIGSTOP)
+                node.drain(0)
+
+        answer = read_stream(node, "/v1/completions", LONG, headers={"X-Fleet-Handoff": "accept"}, on_chunk=stop)
+        assert answer.handoff is not None
+        (choice,) = answer.handoff["state"]["choices"]
+        assert len(choice["output_token_ids"]) >= 3
+        receipt = node.wait_drained()["receipt"]
+        assert (receipt["moved"], receipt["aborted"]) == (1, 0)
+        os.kill(core, signal.SIGCONT)
+        node.http.post("/admin/resume")
+        node.wait_ready()
+        assert read_stream(node, "/internal/continue", answer.handoff | {"state": shortened(answer)}).is_done
+
+
+def shortened(answer: Streamed) -> dict[str, Any]:
+    """The state that was handed off, with less left to do."""
+    assert answer.handoff is not None
+    state: dict[str, Any] = answer.handoff["state"]
+    (choice,) = state["choices"]
+    state["ask"]["sampling"]["max_tokens"] = len(choice["output_token_ids"]) + 5
+    return state
 
 
 class Listener:

@@ -66,7 +66,7 @@ def test_fault_that_heals_itself_is_right_in_silence() -> None:
         (MENDED, replace(EXPECTED, pages=()), "does not treat"),
         (incident_with(false=("says lost 0, clients lost 5",)), EXPECTED, "clients lost 5"),
         (replace(MENDED, requests=FateCounts(sent=300, finished=298, lost=2)), EXPECTED, "2 requests lost that"),
-        (replace(MENDED, requests=FateCounts(sent=300, finished=297, lost=3, lost_begun=2)), EXPECTED, "1 requests"),
+        (replace(MENDED, requests=FateCounts(sent=300, finished=297, lost=3, lost_begun=2)), EXPECTED, "3 requests"),
         (replace(MENDED, requests=FateCounts(sent=300, finished=300, waited=13)), EXPECTED, "13 users waited"),
         (replace(MENDED, over_after_s=None), EXPECTED, "not over"),
         (replace(MENDED, still_standing=("LLMNodeGray",)), EXPECTED, "LLMNodeGray still stands"),
