@@ -22,6 +22,7 @@ from fleetctl.wire import (
     ContentListing,
     DiagnoseRequest,
     Diagnosis,
+    Gateway,
     Incident,
     Node,
     Problem,
@@ -100,6 +101,14 @@ class ControllerClient:
     async def node(self, name: str) -> Node:
         """One node. Raises BadInputError when there is none of that name."""
         return await self._get(Node, f"/v1/nodes/{_part(name)}")
+
+    async def gateways(self) -> list[Gateway]:
+        """Every gateway, and what it says of itself."""
+        return await self._list(Gateway, "/v1/gateways")
+
+    async def gateway(self, name: str) -> Gateway:
+        """One gateway. Raises BadInputError when there is none of that name."""
+        return await self._get(Gateway, f"/v1/gateways/{_part(name)}")
 
     async def node_logs(self, name: str, lines: int) -> list[str]:
         """The last lines that a node wrote, oldest first."""

@@ -95,6 +95,37 @@ class Node(Wire):
     alerts: list[str] = Field(default_factory=list)
 
 
+class GatewayPhase(StrEnum):
+    """What a gateway is doing, as seen by the controller."""
+
+    STARTING = "starting"  # not looked at yet
+    READY = "ready"  # answers and has a routing table
+    NOT_READY = "not_ready"  # answers, and has no routing table
+    UNREACHABLE = "unreachable"  # does not answer: its state is unknown
+    DOWN = "down"  # its process ended
+
+
+class Gateway(Wire):
+    """One gateway. What it says of itself is None while it does not answer."""
+
+    name: str
+    url: str
+    phase: GatewayPhase
+    reason: str = ""
+    since: float | None = None
+    probe_age_s: float | None = None
+    is_local: bool = False  # started on the controller's machine: it is started again when it ends
+    instance: str | None = None
+    deaths: int = 0  # ends that nobody asked for, since the controller started
+    next_start_at: float | None = None  # of one that ended
+    table_version: int | None = None
+    table_age_s: float | None = None
+    in_flight: int | None = None
+    lost: int | None = None  # requests that failed or were given up since its start
+    out: dict[str, str] = Field(default_factory=dict)  # node to why it gets nothing, or little, from this gateway
+    failing_open: list[str] = Field(default_factory=list)  # models
+
+
 class AlertState(StrEnum):
     """Where an alert stands; unknown is neither firing nor clear."""
 
@@ -424,6 +455,9 @@ class Status(Wire):
     nodes_total: int
     firing: int
     open_incidents: int
+    gateways_ready: int = 0
+    gateways_total: int = 0
+    gateways_down: list[str] = Field(default_factory=list)  # name and why, of those that do not serve
     loops: dict[str, float]  # loop name to seconds since its last completed turn
     alertmanagers: list[AlertmanagerState] = Field(default_factory=list)
     silences: SilencesState = Field(default_factory=SilencesState)

@@ -96,6 +96,10 @@ class Effects(Protocol):
         """Stop and start a drained node under its own name, and wait until it is ready and routed."""
         ...
 
+    async def restart_gateway(self, name: str, *, wait_s: float) -> Receipt:
+        """Stop and start a gateway of this machine, and wait until it answers. Requests in its hand end with it."""
+        ...
+
     async def scale_pool(
         self,
         pool: str,

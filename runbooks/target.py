@@ -22,6 +22,7 @@ class TargetKind(StrEnum):
     REVISION = "revision"
     TENANT = "tenant"
     ROUTE = "route"
+    GATEWAY = "gateway"
     FLEET = "fleet"  # has no name: there is one
 
 

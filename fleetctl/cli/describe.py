@@ -24,7 +24,7 @@ from fleetctl.cli.kinds import (
 )
 from fleetctl.cli.output import DATA, Output, OutputOption, number, print_data, print_fields, print_rows, ratio, seconds
 from fleetctl.kit.errors import BadInputError
-from fleetctl.wire import DeepCheck, Incident, Node, Run, RunbookInfo
+from fleetctl.wire import DeepCheck, Gateway, Incident, Node, Run, RunbookInfo
 
 REMEDIES = {
     Kind.alerts: "fleetctl alerts explain NAME",
@@ -40,12 +40,14 @@ def register(app: typer.Typer) -> None:
     def describe(
         kind: Annotated[
             str,
-            typer.Argument(metavar="KIND", help="node, incident, run or runbook.", autocompletion=complete_one_kind),
+            typer.Argument(
+                metavar="KIND", help="node, gateway, incident, run or runbook.", autocompletion=complete_one_kind
+            ),
         ],
         name: Annotated[str, typer.Argument(help="Its name or id.", autocompletion=complete_name)],
         output: OutputOption = Output.table,
     ) -> None:
-        """Show one node, incident, run or runbook with all that is known of it."""
+        """Show one node, gateway, incident, run or runbook with all that is known of it."""
         found = parse_kind(kind)
         read_one = VIEWS[found].read_one
         if read_one is None:
@@ -62,6 +64,8 @@ def describe_thing(thing: BaseModel) -> None:
     match thing:
         case Node():
             _describe_node(thing)
+        case Gateway():
+            _describe_gateway(thing)
         case Incident():
             describe_incident(thing)
         case Run():
@@ -109,6 +113,30 @@ def _describe_node(node: Node) -> None:
             ("requests/s", value(node.requests_per_s, number)),
             ("deep check", deep_check_words(node.deep_check)),
             ("alerts", ", ".join(node.alerts)),
+        ],
+    )
+
+
+def _describe_gateway(gateway: Gateway) -> None:
+    left_out = [(f"leaves out {node}", why) for node, why in sorted(gateway.out.items())]
+    print_fields(
+        gateway.name,
+        [
+            ("phase", gateway.phase.value),
+            ("reason", gateway.reason),
+            ("url", gateway.url),
+            ("since", ago(gateway.since)),
+            ("last probe", age(gateway.probe_age_s)),
+            ("started by", "this controller's machine" if gateway.is_local else "its own supervisor"),
+            ("instance", gateway.instance or ""),
+            ("deaths", str(gateway.deaths)),
+            ("next start", clock(gateway.next_start_at) if gateway.next_start_at is not None else ""),
+            ("routing table", number(gateway.table_version)),
+            ("confirmed", age(gateway.table_age_s)),
+            ("requests held", number(gateway.in_flight)),
+            ("requests lost", number(gateway.lost)),
+            ("fails open for", ", ".join(gateway.failing_open)),
+            *left_out,
         ],
     )
 

@@ -22,6 +22,7 @@ class Kind(StrEnum):
     """What can be listed."""
 
     nodes = "nodes"
+    gateways = "gateways"
     alerts = "alerts"
     incidents = "incidents"
     runs = "runs"
@@ -182,6 +183,18 @@ NODE_COLUMNS = [
     Column("reason", lambda n: n.reason, wide=True),
     Column("alerts", lambda n: ",".join(n.alerts)),
 ]
+GATEWAY_COLUMNS = [
+    Column("name", lambda g: g.name),
+    Column("phase", lambda g: g.phase.value),
+    Column("held", lambda g: number(g.in_flight), right=True, sort_key=lambda g: g.in_flight, is_volatile=True),
+    Column("lost", lambda g: number(g.lost), right=True, sort_key=lambda g: g.lost, is_volatile=True),
+    Column("deaths", lambda g: str(g.deaths), right=True, sort_key=lambda g: g.deaths),
+    Column("table", lambda g: number(g.table_version), right=True, sort_key=lambda g: g.table_version),
+    Column("left out", lambda g: ",".join(sorted(g.out)) or "-"),
+    Column("url", lambda g: g.url),
+    Column("reason", lambda g: g.reason),
+    Column("why left out", lambda g: "; ".join(f"{n}: {why}" for n, why in sorted(g.out.items())), wide=True),
+]
 ALERT_COLUMNS = [
     Column("alert", lambda a: a.name),
     Column("state", lambda a: a.state.value),
@@ -262,6 +275,14 @@ VIEWS: Mapping[Kind, KindView] = {
         },
         read_all=_nodes_at_work_first,
         read_one=lambda client, name: client.node(name),
+    ),
+    Kind.gateways: KindView(
+        GATEWAY_COLUMNS,
+        "no gateways: start one with fleetctl up, or name them in controller.gateways",
+        name=lambda g: g.name,
+        labels=lambda g: {"name": g.name, "phase": g.phase.value, "left-out": sorted(g.out)},
+        read_all=lambda client: client.gateways(),
+        read_one=lambda client, name: client.gateway(name),
     ),
     Kind.alerts: KindView(
         ALERT_COLUMNS,

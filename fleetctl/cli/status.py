@@ -43,6 +43,7 @@ def _describe(status: Status) -> None:
             ("epoch", str(status.epoch)),
             ("policy", status.policy),
             ("nodes ready", f"{status.nodes_ready} of {status.nodes_total}"),
+            ("gateways", _gateways(status)),
             ("alerts firing", str(status.firing)),
             ("open incidents", str(status.open_incidents)),
             ("slowest loop", f"{slowest[0]}, {seconds(slowest[1])} ago" if slowest else ""),
@@ -58,6 +59,12 @@ def _describe(status: Status) -> None:
     if status.alertmanagers:
         stdout().print()
         print_rows(status.alertmanagers, COLUMNS, Output.table, empty="")
+
+
+def _gateways(status: Status) -> str:
+    if not status.gateways_total:
+        return "none known"
+    return "; ".join([f"{status.gateways_ready} of {status.gateways_total} ready", *status.gateways_down])
 
 
 def _content(status: Status) -> str:

@@ -17,7 +17,7 @@ class ControllerConfig:
     settings: Settings
     token: str = field(repr=False)  # for every change asked over HTTP
     node_token: str = field(repr=False)  # for the nodes' admin routes
-    gateway_url: str | None = None
+    gateway_url: str | None = None  # the one of this machine
     node_specs: tuple[NodeSpec, ...] = ()  # the fleet of a state that holds no node yet
     start_nodes: bool = False
     """Somebody asked for it: start `node_specs` where there is no node yet, and nodes that should run and do not."""
@@ -31,6 +31,12 @@ class ControllerConfig:
         names = [spec.name for spec in self.node_specs]
         if len(names) != len(set(names)):
             raise BadInputError(f"fleet: a node name is used twice in {', '.join(names)}")
+
+    @property
+    def gateway_urls(self) -> tuple[str, ...]:
+        """Every gateway's, that of this machine first."""
+        own = () if self.gateway_url is None else (self.gateway_url,)
+        return tuple(dict.fromkeys((*own, *self.settings.controller.gateways)))
 
     @property
     def public_url(self) -> str:

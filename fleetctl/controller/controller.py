@@ -34,6 +34,7 @@ from fleetctl.controller.nodes.deep_checks import DeepChecks
 from fleetctl.controller.nodes.effects import FleetEffects
 from fleetctl.controller.nodes.fleet import Fleet
 from fleetctl.controller.nodes.fleet_series import FleetSeries
+from fleetctl.controller.nodes.gateways import Gateways
 from fleetctl.controller.nodes.lookup import FleetLookup
 from fleetctl.controller.nodes.node_client import MAX_ANSWER_BYTES, PROBE_TIMEOUT_S, NodeClient
 from fleetctl.controller.nodes.routing import GatewayWatch, Routing
@@ -48,6 +49,7 @@ from fleetctl.kit.clock import Clock, SystemClock
 from fleetctl.kit.errors import BadInputError
 from fleetctl.kit.fetch import Fetcher
 from fleetctl.kit.stall import StallMonitor
+from fleetctl.providers.local_gateway import LocalGateway
 from fleetctl.providers.provider import NodeProvider
 from fleetctl.wire import NodePhase
 from runbooks.errors import RunbookError
@@ -76,6 +78,7 @@ class Controller:
     routing: Routing
     traffic_rules: TrafficRules
     fleet: Fleet
+    gateways: Gateways
     deep_checks: DeepChecks
     scraper: Scraper
     signals: Signals
@@ -143,11 +146,12 @@ async def open_controller(
         stack.push_async_callback(fleet.stop)
         deep_checks = _open_deep_checks(config, fleet, client, records, stack)
         stale_after_s = settings.stale_after_s
-        fleet_series = FleetSeries(fleet, deep_checks, rules.store, clock, stale_after_s=stale_after_s)
+        gateways = _open_gateways(config, client, records)
+        fleet_series = FleetSeries(fleet, gateways, deep_checks, rules.store, clock, stale_after_s=stale_after_s)
         scraper, signals = _open_signals(config, rules, fleet, records, stack)
         content.when_loaded(rules.exchange)
         content.when_loaded(lambda _: signals.read_for(rules.groups))
-        effects = _effects(config, provider, client, fleet, routing, traffic_rules, scraper, records)
+        effects = _effects(config, provider, client, fleet, gateways, routing, traffic_rules, scraper, records)
         lookup = FleetLookup(records.database, fleet, rules.store, clock, stale_after_s=stale_after_s)
         executor = _open_executor(config, content, journal, effects, lookup, records, stack)
         inbound = await open_inbound(config, rules.engine, fleet, records, stack)
@@ -166,6 +170,7 @@ async def open_controller(
             clock,
             Loop("content", POLL_S, content.reload_changed),
             Loop("fleet", settings.controller.probe_interval_s, fleet.observe_nodes),
+            Loop("gateways", settings.controller.probe_interval_s, gateways.observe_gateways),
             Loop("fleet-series", settings.controller.probe_interval_s, fleet_series.record),
             Loop("deep-checks", DEEP_CHECK_TURN_S, deep_checks.ask_due_nodes),
             Loop("forget-nodes", FORGET_TURN_S, fleet.forget_old),
@@ -195,6 +200,7 @@ async def open_controller(
             routing=routing,
             traffic_rules=traffic_rules,
             fleet=fleet,
+            gateways=gateways,
             deep_checks=deep_checks,
             scraper=scraper,
             signals=signals,
@@ -237,12 +243,19 @@ async def _open_node_client(config: ControllerConfig, stalls: StallMonitor, stac
     return NodeClient(http, probes, config.node_token)
 
 
+def _open_gateways(config: ControllerConfig, client: NodeClient, records: Records) -> Gateways:
+    """The local one is looked after where it was started by `fleetctl up`, as the nodes are."""
+    settings = config.settings
+    is_ours = config.gateway_url is not None and settings.controller.restart_gateway
+    return Gateways(records, client, config.gateway_urls, LocalGateway(settings.run_dir) if is_ours else None)
+
+
 def _open_signals(
     config: ControllerConfig, rules: RulesInForce, fleet: Fleet, records: Records, stack: AsyncExitStack
 ) -> tuple[Scraper, Signals]:
     """Who scrapes what is ours, and who fills the store: the same, unless there is a Prometheus."""
     prometheus = config.settings.signals.prometheus
-    scraper = Scraper(fleet, rules.store, records, config.settings, config.gateway_url)
+    scraper = Scraper(fleet, rules.store, records, config.settings, config.gateway_urls)
     stack.push_async_callback(scraper.stop)
     if prometheus is None:
         return scraper, scraper
@@ -269,6 +282,7 @@ def _effects(
     provider: NodeProvider,
     client: NodeClient,
     fleet: Fleet,
+    gateways: Gateways,
     routing: Routing,
     traffic_rules: TrafficRules,
     scraper: Scraper,
@@ -282,7 +296,8 @@ def _effects(
         client=client,
         routing=routing,
         traffic_rules=traffic_rules,
-        gateway=GatewayWatch(client, config.gateway_url, records.clock, limits.gateway_wait_s),
+        gateway=GatewayWatch(client, config.gateway_urls, records.clock, limits.gateway_wait_s),
+        gateways=gateways,
         clock=records.clock,
         forget_signals=scraper.forget,
         default_spec=config.node_specs[0] if config.node_specs else None,

@@ -36,6 +36,7 @@ from fleetctl.controller.incidents.views import (
     alert_view,
     deep_check_view,
     diagnosis_view,
+    gateway_view,
     incident_summary,
     incident_view,
     node_view,
@@ -53,6 +54,8 @@ from fleetctl.wire import (
     ActionRequest,
     ApprovalRequest,
     DiagnoseRequest,
+    Gateway,
+    GatewayPhase,
     Incident,
     IncidentStatus,
     Node,
@@ -90,6 +93,8 @@ def create_app(controller: Controller, token: str, stopping: asyncio.Event) -> S
         Route("/v1/nodes", guarded(api.nodes)),
         Route("/v1/nodes/{name}", guarded(api.node)),
         Route("/v1/nodes/{name}/logs", guarded(api.node_logs)),
+        Route("/v1/gateways", guarded(api.gateways)),
+        Route("/v1/gateways/{name}", guarded(api.gateway)),
         Route("/v1/alerts", guarded(api.alerts)),
         Route("/v1/incidents", guarded(api.incidents)),
         Route("/v1/incidents/{id}", guarded(api.incident)),
@@ -149,6 +154,7 @@ class _Api:
         now = self._c.clock.now()
         link, sender = self._c.alertmanager, self._c.alert_sender
         wanted = [state for state in self._c.fleet.nodes.values() if state.row.wanted]
+        gateways = self._gateways()
         return _json(
             Status(
                 version=software_version(),
@@ -160,6 +166,13 @@ class _Api:
                 nodes_total=len(wanted),
                 firing=sum(str(alert.state) == "firing" for alert in self._alerts()),
                 open_incidents=len(self._c.book.open_incidents()),
+                gateways_ready=sum(gateway.phase is GatewayPhase.READY for gateway in gateways),
+                gateways_total=len(gateways),
+                gateways_down=[
+                    f"{gateway.name}: {gateway.phase.value}" + (f", {gateway.reason}" if gateway.reason else "")
+                    for gateway in gateways
+                    if gateway.phase not in (GatewayPhase.READY, GatewayPhase.STARTING)
+                ],
                 loops=self._c.loops.ages(now),
                 alertmanagers=sender.states() if sender is not None else [],
                 silences=link.silences.state(),
@@ -177,6 +190,21 @@ class _Api:
         if found is None:
             raise self._no_such_node(name)
         return _json(found)
+
+    async def gateways(self, _: Request) -> Response:
+        return _json_list(self._gateways())
+
+    async def gateway(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        found = next((gateway for gateway in self._gateways() if gateway.name == name), None)
+        if found is None:
+            known = ", ".join(gateway.name for gateway in self._gateways()) or "none"
+            raise HTTPException(404, f"there is no gateway named {name[:100]}; gateways: {known}")
+        return _json(found)
+
+    def _gateways(self) -> list[Gateway]:
+        now = self._c.clock.now()
+        return [gateway_view(state, now) for state in self._c.gateways.states.values()]
 
     def _no_such_node(self, name: str) -> HTTPException:
         known = ", ".join(sorted(self._c.fleet.nodes)) or "none"

@@ -28,6 +28,11 @@ class ControllerMetrics:
         )
         for result in ("passed", "failed", "unknown"):
             self.deep_checks.labels(result=result)
+        self.gateway_deaths = Counter(
+            "controller_gateway_deaths",
+            "Ends of this machine's gateway that nobody asked for; it is started again.",
+            registry=self.registry,
+        )
         self.runs = Counter("controller_runs", "Runs that ended, by status.", ["status"], registry=self.registry)
         self.incidents = Counter(
             "controller_incidents", "Incidents opened, by severity.", ["severity"], registry=self.registry

@@ -63,6 +63,15 @@ class ControllerSettings(Section):
         le=100_000,
         description="Open connections of its HTTP API; beyond them clients that have sent no whole request go first.",
     )
+    gateways: tuple[Annotated[str, Field(pattern=r"^https?://[^/]+/?$")], ...] = Field(
+        default=(),
+        max_length=100,
+        description="Further gateways, beside the one that `fleetctl up` starts: they are watched, and waited for after"
+        " a change of the routing table.",
+    )
+    restart_gateway: bool = Field(
+        default=True, description="Whether the gateway of this machine is started again when it ends by itself."
+    )
     token: SecretStr | None = Field(
         default=None,
         description="Asked for with every change.",

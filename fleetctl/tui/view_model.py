@@ -84,9 +84,12 @@ def header(snapshot: Snapshot, now: float) -> HeaderView:
         Cell(f"{status.nodes_ready}/{status.nodes_total} ready", Tone.WARN if few else Tone.PLAIN),
         Cell(f"policy {status.policy}"),
     )
+    if status.gateways_down:
+        what = "gateway down" if status.gateways_total == 1 else f"{len(status.gateways_down)} gateways down"
+        facts = (Cell(f"▲ {what}", Tone.BAD), *facts)
     stopped = sum(node.phase is NodePhase.STOPPED for node in snapshot.nodes)
     if stopped:
-        facts = (*facts[:3], Cell(f"{PHASES[NodePhase.STOPPED][0]} {stopped}", Tone.DIM), *facts[3:])
+        facts = (*facts[:-1], Cell(f"{PHASES[NodePhase.STOPPED][0]} {stopped}", Tone.DIM), facts[-1])
     if snapshot.cut_off_since is not None:
         facts = tuple(Cell(f"{fact.text}?", Tone.DIM) for fact in facts)
     return HeaderView(facts, _link(snapshot, now))

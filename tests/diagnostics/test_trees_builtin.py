@@ -45,6 +45,10 @@ CALM: dict[str, float | None] = {
     "process_ended": 1.0,
     "core_stuck": 0.0,
     "core_deaths": 0.0,
+    "gateway_deaths": 0.0,
+    "gateway_answers": 1.0,
+    "gateway_process": 1.0,
+    "nodes_answer": 1.0,
 }
 
 # Questions on two branches that ask the same: one answer serves both.
@@ -55,6 +59,7 @@ SAME = {
     "full_everywhere": "pool_saturated",
     "arrivals_doubled": "load_up",
     "core_death": "core_deaths",
+    "died_once": "gateway_deaths",
 }
 
 
@@ -124,6 +129,12 @@ LEAVES = [
     ("cache", "bad_deploy", {"recent_deploy": 60.0}),
     ("cache", "kv_pressure", {"kv_pressure": 0.98}),
     ("cache", None, {}),
+    ("gateway", "gateway_down", {"gateway_deaths": 3.0}),
+    ("gateway", "gateway_down", {"gateway_deaths": 1.0}),
+    ("gateway", "gateway_down", {"gateway_answers": 0.0}),
+    ("gateway", "gateway_down", {"gateway_answers": 0.0, "gateway_process": 0.0}),
+    ("gateway", "downstream", {"gateway_answers": 0.0, "nodes_answer": 0.0}),
+    ("gateway", None, {}),
     ("gpu", "gpu_fault", {"lost": 1.0}),
     ("gpu", "gpu_fault", {"gpu_health": 1.0}),
     ("gpu", None, {}),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from alerts.series.store import SeriesStore
 from diagnostics.postmortem import Impact, began_at
 from diagnostics.record import IncidentRecord
-from fleetctl.controller.signals.scrape import GATEWAY_JOB
+from fleetctl.controller.nodes.gateways import GATEWAY_JOB
 
 TTFT = "llm:ttft_seconds:p99"
 REQUESTS = "gateway_requests_total"

@@ -17,6 +17,7 @@ from fleetctl.controller.alertmanager.silence import Silenced, Silencing
 from fleetctl.controller.incidents.incident_store import StoredIncident
 from fleetctl.controller.nodes.deep_checks import DeepCheck
 from fleetctl.controller.nodes.fleet import NodeState
+from fleetctl.controller.nodes.gateways import GatewayState
 from runbooks.page import Page
 from runbooks.run import Run
 
@@ -51,6 +52,29 @@ def deep_check_view(check: DeepCheck | None, now: float, max_age_s: float) -> wi
         result="unknown" if is_right is None else ("passed" if is_right else "failed"),
         age_s=None if check.checked_at is None else max(0.0, now - check.checked_at),
         detail=check.detail,
+    )
+
+
+def gateway_view(state: GatewayState, now: float) -> wire.Gateway:
+    """A gateway as seen last, with what it says of itself."""
+    report = state.report
+    return wire.Gateway(
+        name=state.name,
+        url=state.url,
+        phase=state.phase,
+        reason=state.reason,
+        since=state.since,
+        probe_age_s=None if state.looked_at is None else max(0.0, now - state.looked_at),
+        is_local=state.process_up is not None,
+        instance=state.instance,
+        deaths=state.deaths,
+        next_start_at=state.next_start_at,
+        table_version=report.table_version if report else None,
+        table_age_s=report.table_age_s if report else None,
+        in_flight=report.in_flight if report else None,
+        lost=report.lost if report else None,
+        out=report.out if report else {},
+        failing_open=list(report.failing_open) if report else [],
     )
 
 

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from fleetctl.controller.database import Database
 from fleetctl.controller.nodes.fleet import Fleet, NodeState
+from fleetctl.controller.nodes.gateways import Gateways
 from fleetctl.controller.nodes.node_client import (
     ADMIN_TIMEOUT_S,
     NoAnswerError,
@@ -73,6 +74,7 @@ class FleetEffects:
     routing: Routing
     traffic_rules: TrafficRules
     gateway: GatewayWatch
+    gateways: Gateways
     clock: Clock
     forget_signals: Callable[[str], None]
     default_spec: NodeSpec | None
@@ -220,6 +222,10 @@ class FleetEffects:
         version = await self.routing.change(name, route=RouteIntent.ACTIVE, restart=done_mark)
         await self.fleet.observe_node(name)
         return {**receipt, "table_version": version, "gateway": await self.gateway.follow(version)}
+
+    async def restart_gateway(self, name: str, *, wait_s: float) -> Receipt:
+        """Called again after a crash it restarts once more: a gateway holds nothing that outlives it."""
+        return await self.gateways.restart(name, wait_s)
 
     async def scale_pool(
         self,

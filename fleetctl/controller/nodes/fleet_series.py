@@ -11,6 +11,7 @@ from alerts.sample import to_ms
 from alerts.series.store import SeriesStore
 from fleetctl.controller.nodes.deep_checks import DeepChecks
 from fleetctl.controller.nodes.fleet import Fleet, NodeState
+from fleetctl.controller.nodes.gateways import GATEWAY_JOB, Gateways, address_of
 from fleetctl.kit.clock import Clock
 from fleetctl.providers.spec import NodeSpec
 
@@ -26,16 +27,24 @@ class FleetSeries:
     """Writes the fleet's own series; one ends when its node is gone or the value is not known."""
 
     def __init__(
-        self, fleet: Fleet, deep_checks: DeepChecks, store: SeriesStore, clock: Clock, *, stale_after_s: float
+        self,
+        fleet: Fleet,
+        gateways: Gateways,
+        deep_checks: DeepChecks,
+        store: SeriesStore,
+        clock: Clock,
+        *,
+        stale_after_s: float,
     ) -> None:
         """A node that was not looked at for `stale_after_s` has no samples."""
         self._clock = clock
         self._stale_after_s = stale_after_s
         self._fleet = fleet
+        self._gateways = gateways
         self._deep_checks = deep_checks
         self._store = store
         self._appender = store.appender()
-        self._keys: list[tuple[str, NodeSpec]] = []
+        self._keys: list[tuple[str, NodeSpec | str]] = []  # name, and of which node or gateway (its URL)
         self._labels: tuple[LabelSet, ...] = ()  # of these keys: made anew only when they change
 
     async def record(self) -> None:
@@ -47,12 +56,20 @@ class FleetSeries:
             if state.row.wanted and now - self._fleet.seen_at(state.name) <= self._stale_after_s
             for name, value in self._values(state, now)
         ]
-        keys = [key for key, _ in found]
+        gateways = list(self._gateways.values())
+        keys: list[tuple[str, NodeSpec | str]] = [
+            *(key for key, _ in found),
+            *((name, url) for name, url, _ in gateways),
+        ]
         if keys != self._keys:
             self._keys = keys
-            self._labels = tuple(LabelSet.of({"__name__": name, **node_labels(spec)}) for name, spec in keys)
+            self._labels = tuple(
+                LabelSet.of({"__name__": name, **(gateway_labels(of) if isinstance(of, str) else node_labels(of))})
+                for name, of in keys
+            )
         self._appender.set_series(self._labels, lambda: self._labels)
-        self._store.append_column(self._appender, to_ms(now), np.array([value for _, value in found]))
+        values = [*(value for _, value in found), *(value for _, _, value in gateways)]
+        self._store.append_column(self._appender, to_ms(now), np.array(values))
 
     def _values(self, state: NodeState, now: float) -> Iterator[tuple[str, float]]:
         if state.process_up is not None:
@@ -75,3 +92,8 @@ def node_labels(spec: NodeSpec) -> dict[str, str]:
         "zone": spec.zone,
         "revision": spec.revision,
     }
+
+
+def gateway_labels(url: str) -> dict[str, str]:
+    """The labels that a scrape of this gateway has."""
+    return {"job": GATEWAY_JOB, "instance": address_of(url)}

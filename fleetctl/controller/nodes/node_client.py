@@ -53,6 +53,19 @@ class NodeDrain:
 
 
 @dataclass(frozen=True, slots=True)
+class GatewayReport:
+    """What a gateway says of itself. `out`: nodes to which it sends nothing, or little, and why."""
+
+    table_version: int | None
+    table_age_s: float | None
+    in_flight: int | None
+    reaches_controller: bool
+    lost: int  # requests that failed or were given up since its start
+    out: dict[str, str]
+    failing_open: tuple[str, ...]  # models of which it sees no node well by the controller's word
+
+
+@dataclass(frozen=True, slots=True)
 class GoldenReport:
     """What `/health/deep` says of the known-answer prompt: passed, failed or unknown, and how long ago in seconds."""
 
@@ -114,11 +127,15 @@ class NodeClient:
         """Raises NoAnswerError, NotAllowedError."""
         await self._admin("POST", f"{url}/admin/resume", {})
 
+    async def gateway_report(self, url: str) -> GatewayReport:
+        """Raises NoAnswerError."""
+        answer = await self._admin("GET", f"{url}/gateway/status", send_token=False, timeout_s=PROBE_TIMEOUT_S)
+        return _parse_gateway(answer)
+
     async def gateway_table_version(self, url: str) -> int:
         """Raises NoAnswerError."""
-        answer = await self._admin("GET", f"{url}/gateway/status", send_token=False)
-        version = answer.get("table_version")
-        if isinstance(version, bool) or not isinstance(version, int):
+        version = (await self.gateway_report(url)).table_version
+        if version is None:
             raise NoAnswerError("the gateway states no table_version")
         return version
 
@@ -185,3 +202,24 @@ def _parse_drain(answer: dict[str, Any]) -> NodeDrain:
         raise NoAnswerError("the node does not say how many requests it holds")
     counts = receipt if isinstance(receipt, dict) else {}
     return NodeDrain(state, running, waiting, {k: v for k, v in counts.items() if isinstance(v, int)})
+
+
+def _parse_gateway(answer: dict[str, Any]) -> GatewayReport:
+    if "table_version" not in answer:
+        raise NoAnswerError("the gateway states no table_version")
+    nodes, outcomes, failing_open = answer.get("nodes"), answer.get("outcomes"), answer.get("failing_open")
+    counts = outcomes if isinstance(outcomes, dict) else {}
+    version, age_s, in_flight = (answer.get(key) for key in ("table_version", "table_age_s", "in_flight"))
+    return GatewayReport(
+        table_version=version if isinstance(version, int) and not isinstance(version, bool) else None,
+        table_age_s=float(age_s) if isinstance(age_s, int | float) else None,
+        in_flight=in_flight if isinstance(in_flight, int) else None,
+        reaches_controller=answer.get("controller") == "reachable",
+        lost=sum(count for key in ("failed", "gave_up") if isinstance(count := counts.get(key), int)),
+        out={
+            str(node): str(facts["out"])
+            for node, facts in (nodes if isinstance(nodes, dict) else {}).items()
+            if isinstance(facts, dict) and facts.get("out")
+        },
+        failing_open=tuple(str(model) for model in failing_open) if isinstance(failing_open, list) else (),
+    )

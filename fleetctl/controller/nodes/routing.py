@@ -115,26 +115,32 @@ class Routing:
 
 
 class GatewayWatch:
-    """Asks the gateway, after each change that an effect depends on, by which table it routes."""
+    """Asks the gateways, after each change that an effect depends on, by which table they route."""
 
-    def __init__(self, client: NodeClient, url: str | None, clock: Clock, wait_s: float) -> None:
+    def __init__(self, client: NodeClient, urls: Sequence[str], clock: Clock, wait_s: float) -> None:
         self._client = client
-        self._url = url
+        self._urls = urls
         self._clock = clock
         self._wait_s = wait_s
 
     async def follow(self, version: int) -> str:
-        """Wait until the gateway routes by `version` or a newer one. Returns what was seen, for the receipt.
+        """Wait until every gateway routes by `version` or a newer one. Returns what was seen, for the receipt.
 
         A gateway that can't be asked is waited for a few seconds and then not any more: its long poll may work all
         the same, and a node that is drained refuses new requests itself.
         """
-        if self._url is None:
+        if not self._urls:
             return "no gateway is configured"
+        said = await asyncio.gather(*(self._follow_one(url, version) for url in self._urls))
+        if len(said) == 1:
+            return said[0]
+        return "; ".join(f"{url.partition('://')[2]}: {one}" for url, one in zip(self._urls, said, strict=True))
+
+    async def _follow_one(self, url: str, version: int) -> str:
         started = self._clock.now()
         while True:
             try:
-                seen = await self._client.gateway_table_version(self._url)
+                seen = await self._client.gateway_table_version(url)
             except (NoAnswerError, NotAllowedError) as error:
                 problem = f"not known: {error}"
             else:

@@ -1,4 +1,4 @@
-"""Whom the controller scrapes: nodes and gateway. Who does not answer is a fact too: `up` is 0."""
+"""Whom the controller scrapes: nodes and gateways. Who does not answer is a fact too: `up` is 0."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Protocol
 from alerts.evaluation.rules import RuleGroup
 from alerts.series.store import SeriesStore
 from fleetctl.controller.nodes.fleet import Fleet, NodeState
+from fleetctl.controller.nodes.gateways import GATEWAY_JOB, address_of
 from fleetctl.controller.records import Records
 from fleetctl.controller.signals.scrape_slots import ScrapeTarget, SlotScraper
 from fleetctl.kit.fetch import Fetcher
@@ -15,7 +16,6 @@ from fleetctl.settings.tree import Settings
 from fleetctl.wire import NodePhase
 
 JOB = "llm-node"
-GATEWAY_JOB = "llm-gateway"
 _GATEWAY = "(gateway)"  # no node can have this name
 MIN_TIMEOUT_S = 2.0
 START_GRACE_S = 600.0  # a node that is still starting after this long is scraped, so that rules see it is not up
@@ -39,17 +39,17 @@ class Signals(Protocol):
 
 
 class Scraper:
-    """The fleet's nodes and the gateway as targets."""
+    """The fleet's nodes and the gateways as targets."""
 
     def __init__(
-        self, fleet: Fleet, store: SeriesStore, records: Records, settings: Settings, gateway_url: str | None
+        self, fleet: Fleet, store: SeriesStore, records: Records, settings: Settings, gateway_urls: Sequence[str]
     ) -> None:
-        """With a Prometheus in the settings the nodes' signals come from there, and only the gateway is scraped."""
+        """With a Prometheus in the settings the nodes' signals come from there, and only the gateways are scraped."""
         self._scrapes_nodes = settings.signals.prometheus is None
         self._fleet = fleet
         self._clock = records.clock
         self._metrics = records.metrics
-        self._gateway_url = gateway_url
+        self._gateway_urls = gateway_urls
         interval_s = settings.controller.scrape_interval_s
         fetcher = Fetcher(
             timeout_s=max(MIN_TIMEOUT_S, interval_s), max_bytes=settings.signals.max_scrape_bytes, stalls=records.stalls
@@ -64,9 +64,9 @@ class Scraper:
         now, stalled_s = self._clock.now(), self._stalls.long_s
         states = [state for state in self._fleet.nodes.values() if self._scrapes_nodes and is_target(state, now)]
         wanted = {state.name: ScrapeTarget(_metrics_of(state), target_labels(state)) for state in states}
-        if self._gateway_url is not None:
-            labels = {"job": GATEWAY_JOB, "instance": _address(self._gateway_url)}
-            wanted[_GATEWAY] = ScrapeTarget(f"{self._gateway_url}/metrics", labels)
+        for url in self._gateway_urls:
+            labels = {"job": GATEWAY_JOB, "instance": address_of(url)}
+            wanted[f"{_GATEWAY} {url}"] = ScrapeTarget(f"{url.rstrip('/')}/metrics", labels)
         await self._slots.scrape_round(wanted)
         if self._stalls.long_s == stalled_s:
             self._stalled_before_s = stalled_s
@@ -122,7 +122,7 @@ def is_target(state: NodeState, now: float) -> bool:
 def target_labels(state: NodeState) -> dict[str, str]:
     """The labels that every series of the node gets."""
     spec = state.row.spec
-    address = _address(state.url or state.row.url or "")
+    address = address_of(state.url or state.row.url or "")
     return {
         "node": spec.name,
         "pool": spec.pool,
@@ -133,7 +133,3 @@ def target_labels(state: NodeState) -> dict[str, str]:
         "instance": address,
         "job": JOB,
     }
-
-
-def _address(url: str) -> str:
-    return url.partition("://")[2]

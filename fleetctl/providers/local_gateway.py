@@ -1,0 +1,43 @@
+"""The gateway that `fleetctl up` started on this machine: seen, stopped and started again from its own record."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fleetctl.kit.errors import FleetctlError
+from fleetctl.providers.process import ProcessTable
+from fleetctl.providers.provider import ObservedInstance
+
+GATEWAY = "gateway"  # its name in the table of processes
+
+
+class LocalGateway:
+    """One process of the run folder. Threading: synchronous, called from worker threads.
+
+    Raises FleetctlError from each method when the table can't be used.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._table = ProcessTable(root)
+
+    def observe(self) -> ObservedInstance | None:
+        """The process as it is now; None: none was ever started here."""
+        if not self._table.spec(GATEWAY):
+            return None
+        view = self._table.observe(GATEWAY)
+        return ObservedInstance(GATEWAY, view.running, view.instance, view.url, view.exit_status)
+
+    def start(self) -> bool:
+        """Start it as it was started last. False: it runs already. Raises FleetctlError without a record of it."""
+        spec = self._table.spec(GATEWAY)
+        argv = spec.get("argv")
+        if not isinstance(argv, list) or not argv:
+            raise FleetctlError("gateway: there is no record of how it was started", remedy="fleetctl up")
+        # What it is set to is in the file that its command names, and nowhere else.
+        env = {"FLEETCTL_CONFIG": "", **{key: "" for key in os.environ if key.startswith("FLEETCTL_")}}
+        return self._table.start(GATEWAY, [str(word) for word in argv], url=str(spec.get("url", "")), env=env)
+
+    def stop(self, grace_s: float) -> bool:
+        """SIGTERM, and SIGKILL after `grace_s`. False: it did not run."""
+        return self._table.stop(GATEWAY, grace_s)
