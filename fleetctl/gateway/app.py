@@ -30,6 +30,8 @@ from fleetctl.gateway.nodes.loads import Loads
 from fleetctl.gateway.nodes.node_watch import NodeWatch, ProbeAnswer, ask_readiness
 from fleetctl.gateway.nodes.sync import TableSync
 from fleetctl.gateway.nodes.table import Endpoint, Routing, Table
+from fleetctl.gateway.overflow.overflow import Overflow
+from fleetctl.gateway.overflow.overflow_metrics import OverflowMetrics
 from fleetctl.gateway.prompts.preparation import PromptPreparation
 from fleetctl.gateway.prompts.tokenizer_probe import open_preparation
 from fleetctl.gateway.requests.fates import Fates, Outcome, ProxiedRequest
@@ -120,6 +122,7 @@ class Gateway:
                 retries=self._limits.retries,
                 fail_open=self._limits.fail_open,
             )
+            overflow = self._open_overflow()
             self.prompts = open_preparation(self._limits.prompts, self.metrics.registry, nodes, self.routing)
             self.proxy = Proxy(
                 placer,
@@ -133,6 +136,7 @@ class Gateway:
                 poison=PoisonMemory(self._limits.retries.poison_memory_s),
                 health=self.health_metrics,
                 admission=self.admission,
+                overflow=overflow,
             )
             sync = TableSync(
                 control,
@@ -155,6 +159,29 @@ class Gateway:
                     loop.cancel()
                     with suppress(asyncio.CancelledError):
                         await loop
+                if overflow is not None:
+                    await overflow.aclose()
+
+    def _open_overflow(self) -> Overflow | None:
+        settings = self._limits.overflow
+        if not settings.endpoints:
+            return None
+        metrics = OverflowMetrics(self.metrics.registry, [one.name for one in settings.endpoints])
+        return Overflow(
+            settings, metrics, self._run_dir, wait_s=self._least_wait_s, is_served_here=self._is_served_here
+        )
+
+    def _least_wait_s(self, model: str | None) -> float | None:
+        """How long the oldest request without a first byte waits at the node of the model where that is least."""
+        table = self.routing.table
+        candidates = table.candidates(model) if table is not None else ()
+        waits = self.watch.oldest_waits_s()
+        return min((waits.get(one.node, 0.0) for one in candidates), default=None)
+
+    def _is_served_here(self, model: str | None) -> bool:
+        """Without a table nothing is known, and what is not known is no reason to leave the house."""
+        table = self.routing.table
+        return table is None or any(one.model == model for one in table.endpoints)
 
     async def _probe(self, endpoint: Endpoint) -> ProbeAnswer | None:
         assert self._nodes is not None

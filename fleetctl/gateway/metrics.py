@@ -37,6 +37,7 @@ LOST_REASONS = (
     "queue_timeout",
     "shutting_down",
     "interrupted",
+    "overflow_failed",
     "internal",
 )
 CONNECTION_ENDS = ("full", "address_full", "half_open", "head_timeout", "slow_client")

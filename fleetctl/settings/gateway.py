@@ -9,6 +9,7 @@ from pydantic import Field, field_validator
 from fleetctl.settings.admission import AdmissionSettings
 from fleetctl.settings.gateway_health import EjectionSettings, RetrySettings
 from fleetctl.settings.gateway_http import GatewayHttpSettings
+from fleetctl.settings.overflow import OverflowSettings
 from fleetctl.settings.prompts import PromptSettings
 from fleetctl.settings.section import Section
 
@@ -64,6 +65,7 @@ class GatewaySettings(Section):
     retries: RetrySettings = Field(
         default=RetrySettings(), description="How many tries beyond the first one requests may have."
     )
+    overflow: OverflowSettings = Field(default=OverflowSettings())
     prompts: PromptSettings = Field(default=PromptSettings())
     tenants_file: Path | None = Field(
         default=None,

@@ -175,7 +175,7 @@ def test_every_setting_is_described_in_one_line_and_has_its_unit_in_its_name() -
         assert "\n" not in one.description, one.key
         name = one.key.rpartition(".")[2]
         if one.kind == "number":
-            assert name.endswith(("_s", "_ratio")), one.key
+            assert name.endswith(("_s", "_ratio", "_cost")), one.key
         if one.kind == "whole number":
             assert name.endswith(("_mb", "_bytes", "_tokens", "_per_minute")) or name in numbers_without_unit, one.key
         if one.kind in ("number", "whole number"):

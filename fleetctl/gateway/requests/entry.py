@@ -58,11 +58,11 @@ class Entry:
             job = replace(job, body=with_output_cap(job.body, admitted.max_output_tokens))
         return job if headers is job.headers else replace(job, headers=headers)
 
-    async def place(self, job: Job, proxied: ProxiedRequest) -> Placed | NotPlaced:
-        """A node that takes the job. While every node is overloaded, it waits its turn here."""
+    async def place(self, job: Job, proxied: ProxiedRequest, *, may_wait: bool = True) -> Placed | NotPlaced:
+        """A node that takes the job. While every node is overloaded, it waits its turn here, where it may."""
         where = await self._placer.place(job, proxied)
         admitted = proxied.admitted
-        if admitted is None:
+        if admitted is None or not (may_wait or isinstance(where, Placed)):
             return where
         while isinstance(where, NotPlaced) and where.is_overload and where.given_up is None and not proxied.deaths:
             refusal = await self._wait_again(admitted, proxied, where.retry_after_s)

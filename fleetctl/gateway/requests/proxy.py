@@ -15,6 +15,7 @@ from dataclasses import replace
 import structlog
 
 from fleetctl.gateway.admission.admission import Admission
+from fleetctl.gateway.admission.tenant import ANONYMOUS
 from fleetctl.gateway.http import answers
 from fleetctl.gateway.http.answers import ErrorAnswer
 from fleetctl.gateway.http.exchange import (
@@ -28,10 +29,12 @@ from fleetctl.gateway.http.exchange import (
 from fleetctl.gateway.metrics import GatewayMetrics
 from fleetctl.gateway.nodes.health_metrics import HealthMetrics
 from fleetctl.gateway.nodes.node_watch import NodeWatch, WaitEnd
+from fleetctl.gateway.overflow.overflow import Overflow
 from fleetctl.gateway.prompts.preparation import PromptOverBudgetError, PromptPreparation
 from fleetctl.gateway.requests.continuation import Continuations, StreamAccount
 from fleetctl.gateway.requests.entry import Entry
 from fleetctl.gateway.requests.fates import Fates, Move, Outcome, ProxiedRequest
+from fleetctl.gateway.requests.outside_relay import OutsideRelay
 from fleetctl.gateway.requests.place import DEADLINE_HEADER, Job, NotPlaced, Placed, Placer
 from fleetctl.gateway.requests.poison import Poisoned, PoisonMemory
 from fleetctl.gateway.requests.relay import Cut, ReceivedHandoff, Relay, id_header
@@ -40,7 +43,6 @@ from fleetctl.gateway.routing.routing_facts import GENERATION_PATHS, BadBodyErro
 log = structlog.get_logger()
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
-ANONYMOUS = "anonymous"  # the tenant of who gave no key
 MAX_IN_FLIGHT = 4096
 MOVE_PATIENCE_S = 10.0  # a stream without a node waits this long for one: a pause is better than a loss
 MOVE_PAUSE_S = 0.2
@@ -67,10 +69,12 @@ class Proxy:
         poison: PoisonMemory | None = None,
         health: HealthMetrics | None = None,
         admission: Admission | None = None,
+        overflow: Overflow | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._placer = placer
         self._entry = Entry(admission, placer)
+        self._outside = OutsideRelay(overflow, fates, metrics)
         self._fates = fates
         self._metrics = metrics
         self._watch = watch
@@ -138,13 +142,22 @@ class Proxy:
         exchange.watch()
         job = await self._entry.admit(read, proxied, account)
         if isinstance(job, ErrorAnswer):
-            await self._refuse(exchange, proxied, job)
+            if not await self._outside.serve_refused(exchange, proxied, read, job):
+                await self._refuse(exchange, proxied, job)
+            return
+        if await self._outside.serve_unplaced(exchange, proxied, job):
             return
         kept = StreamAccount(job)
-        where = await self._entry.place(job, proxied)
+        may_leave = self._outside.may_leave_when_full(job, proxied)
+        where = await self._entry.place(job, proxied, may_wait=not may_leave)
+        if may_leave and isinstance(where, NotPlaced) and where.is_overload:
+            if await self._outside.serve_not_placed(exchange, proxied, job, where):
+                return
+            where = await self._entry.place(job, proxied)  # it stays, so it waits its turn
         while True:
             if isinstance(where, NotPlaced):
-                await self._tell_not_placed(exchange, proxied, where)
+                if not await self._outside.serve_not_placed(exchange, proxied, job, where):
+                    await self._tell_not_placed(exchange, proxied, where)
                 return
             try:
                 end = await self._relay.relay(exchange, proxied, where, kept)
@@ -219,7 +232,7 @@ class Proxy:
             deadline_s = exchange.deadline_s()
             is_generation = path in GENERATION_PATHS and exchange.method == "POST"
             if is_generation and self._prompts is not None:
-                prepared = self._prompts.prepare(body, ANONYMOUS)
+                prepared = self._prompts.prepare(body, proxied.tenant or ANONYMOUS)
                 body = prepared.body
                 proxied.answer_headers.extend(prepared.headers)
             facts = read_routing_facts(path, body) if is_generation else RoutingFacts()
