@@ -368,6 +368,7 @@ async def serve_until_stopped(
             await asyncio.wait_for(server.drained(), drain_grace_s + ABORT_GRACE_S)
         grace.cancel()
         await server.close()
+    gateway.fates.log.flush()
     log.info("gateway.stopped", outcomes={o.value: n for o, n in gateway.fates.counts.items()})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 import structlog
 
@@ -13,6 +13,14 @@ from fleetctl.kit.printable import printable, printable_tree
 SECRET_KEYS = frozenset({"token", "password", "authorization", "api_key", "secret"})
 
 LogFormat = Literal["auto", "pretty", "json"]
+
+
+_json_stream: TextIO | None = None
+
+
+def json_stream() -> TextIO | None:
+    """Where whole JSON lines of level info may be written past structlog; None when the log is not in that form."""
+    return _json_stream
 
 
 def configure_logging(level: str = "info", log_format: LogFormat = "auto") -> None:
@@ -35,6 +43,8 @@ def configure_logging(level: str = "info", log_format: LogFormat = "auto") -> No
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
     )
+    global _json_stream
+    _json_stream = None if pretty or logging.getLevelName(level.upper()) > logging.INFO else sys.stderr
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(

@@ -9,13 +9,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-import structlog
-
 from fleetctl.gateway.admission.admission import Admitted
 from fleetctl.gateway.admission.demand import UsageMeter
 from fleetctl.gateway.nodes.node_watch import Wait
-
-log = structlog.get_logger()
+from fleetctl.gateway.requests.request_log import RequestLog
 
 MAX_REMEMBERED = 20_000
 
@@ -177,6 +174,7 @@ class Fates:
         self._ended: OrderedDict[str, ProxiedRequest] = OrderedDict()
         self._begun = 0
         self.counts: Counter[Outcome] = Counter()
+        self.log = RequestLog(now=now)
 
     @property
     def in_flight(self) -> int:
@@ -210,8 +208,7 @@ class Fates:
             self._ended.popitem(last=False)
         self.counts[outcome] += 1
         self._on_end(proxied)
-        log.info(
-            "request.finished",
+        self.log.write(
             request_id=proxied.request_id,
             outcome=outcome.value,
             tenant=proxied.tenant,
