@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
+from fleetctl.priority_class import PriorityClass
+
 MAX_LIFETIME_S = 366 * 86400.0
 MAX_RULES = 200
 RULE_ID = r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,99}$"
@@ -81,7 +83,38 @@ class RerouteSpec(Spec):
         return f"over {self.threshold} to {where}{cap}"
 
 
-RuleSpec = RerouteSpec
+class ShedSpec(Spec):
+    """Requests of tenants of the classes below this one are answered 429 at the gateway; what runs goes on.
+
+    `share`: of those requests, by their id. `tenants`: only theirs; empty: all tenants'.
+    """
+
+    kind: Literal["shed"] = "shed"
+    below: PriorityClass
+    share: float | None = Field(default=None, gt=0, lt=1)
+    tenants: tuple[Annotated[str, Field(min_length=1, max_length=63)], ...] = Field(default=(), max_length=100)
+
+    @model_validator(mode="after")
+    def _sheds_something(self) -> Self:
+        if not self.below.lower_classes:
+            raise ValueError(f"no class is below {self.below.value}")
+        return self
+
+    @property
+    def default_id(self) -> str:
+        """One rule for all tenants; one for each choice of them."""
+        return ":".join(("shed", "+".join(self.tenants)))[:100] if self.tenants else "shed"
+
+    @property
+    def words(self) -> str:
+        """Classes, share and tenants."""
+        classes = " and ".join(one.value for one in self.below.lower_classes)
+        share = f"{self.share:.0%} of " if self.share is not None else ""
+        whose = f" of {', '.join(self.tenants)}" if self.tenants else ""
+        return f"turns away {share}class {classes}{whose}"
+
+
+RuleSpec = Annotated[RerouteSpec | ShedSpec, Field(discriminator="kind")]
 """Every kind of rule; a tagged union by `kind`."""
 
 

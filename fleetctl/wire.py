@@ -38,22 +38,6 @@ class NodePhase(StrEnum):
     STOPPED = "stopped"  # not wanted and not running
 
 
-class PriorityClass(StrEnum):
-    """How much a tenant's requests matter when the fleet can't serve all; members in order of importance."""
-
-    CRITICAL = "critical"  # served first, shed last
-    STANDARD = "standard"  # what a tenant is when nothing is said
-    BATCH = "batch"  # can wait: served last, shed first
-
-    @property
-    def rank(self) -> int:
-        """0 for the most important."""
-        return _RANKS[self.value]
-
-
-_RANKS = {one.value: rank for rank, one in enumerate(PriorityClass)}
-
-
 class Signal(Wire):
     """A value with its age: older than `stale_after_s` is not evidence."""
 
@@ -463,6 +447,7 @@ class Status(Wire):
     silences: SilencesState = Field(default_factory=SilencesState)
     webhook: WebhookState = Field(default_factory=WebhookState)
     content: ContentState = Field(default_factory=ContentState)
+    traffic_rules: KnownRules = Field(default_factory=list)  # in force, the oldest first
 
 
 class SilenceMatcher(Wire):

@@ -125,6 +125,8 @@ def _option_value(verb: Verb, option: Option, text: str) -> str | int | float | 
                 if len(names) > MAX_NODES:
                     raise BadInputError(f"{len(names)} nodes", remedy=f"name at most {MAX_NODES}")
                 return tuple(check_value(ValueType.NODE, name) for name in names)
+            case "names":
+                return tuple(check_value(ValueType.STRING, name) for name in text.split(",")[:MAX_NODES])
             case "size":
                 if not _SIZE.fullmatch(text):
                     raise BadInputError(f"{text[:80]!r} is not a size", remedy="write it like 5, +2, -1 or before")

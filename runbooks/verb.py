@@ -15,7 +15,9 @@ from runbooks.fleet_view import Change, FleetView
 from runbooks.ports import Effects, Receipt
 from runbooks.target import Target, TargetKind, parse_target, written_forms
 
-OptionKind = Literal["duration", "lifetime", "node", "nodes", "count", "size", "ratio", "threshold", "word", "flag"]
+OptionKind = Literal[
+    "duration", "lifetime", "node", "nodes", "count", "size", "ratio", "threshold", "word", "names", "flag"
+]
 """duration: seconds that the command may take. lifetime: seconds that what it makes lasts. nodes: names with commas
 between. count: whole. size: 5, +2, -1, or `before`. ratio: above 0 and below 1. threshold: 32k (tokens), 5s, 2GiB.
 word: a name. flag: no value."""
@@ -213,7 +215,7 @@ class Action:
 def _written(kind: OptionKind, value: Any) -> str:
     if kind in ("duration", "lifetime"):
         return f"{value:g}s"
-    return ",".join(value) if kind == "nodes" else str(value)
+    return ",".join(value) if kind in ("nodes", "names") else str(value)
 
 
 def _target_node(action: Action) -> frozenset[str]:

@@ -29,15 +29,22 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")]
 Deadline = Annotated[str, typer.Option("--deadline", help="Let requests finish this long, then move the rest.")]
 
+Reason = Annotated[str, typer.Option("--reason", help="Why; others will read it.")]
+ASKED_HERE = "asked for on the command line"
 POLL_S = 0.25
 
 
 def register(app: typer.Typer) -> None:
     """Add one command for each verb of the table, and `replace`, which is a page."""
+    heads = {verb.name.split()[0] for verb in VERBS.values() if " " in verb.name}
     for verb in VERBS.values():
         *parents, name = verb.name.split()
-        group = command_group(app, parents[0]) if parents else app
-        group.command(name, help=verb.help, epilog=f"Example: fleetctl {verb.example}")(verb_command(verb))
+        told: dict[str, Any] = {"help": verb.help, "epilog": f"Example: fleetctl {verb.example}"}
+        if not parents and name in heads:
+            # `shed --below ...` beside `shed remove`: the group does it itself when no command of it follows.
+            command_group(app, name).callback(invoke_without_command=True, **told)(verb_command(verb, is_group=True))
+        else:
+            (command_group(app, parents[0]) if parents else app).command(name, **told)(verb_command(verb))
 
     @app.command()
     def replace(
@@ -73,10 +80,24 @@ def command_group(app: typer.Typer, name: str) -> typer.Typer:
     return group
 
 
-def verb_command(verb: Verb) -> Callable[..., None]:
-    """A Typer command for a verb: its target, its options with their defaults, and what every verb takes."""
+def verb_command(verb: Verb, *, is_group: bool = False) -> Callable[..., None]:
+    """A Typer command for a verb: its target, its options with their defaults, and what every verb takes.
 
-    def command(target: str, *, dry_run: bool, yes: bool, output: Output, **given: str | bool | None) -> None:
+    `is_group`: other commands may follow its name, so it takes no target but the one that is meant without.
+    """
+
+    def command(
+        target: str = "",
+        *,
+        context: typer.Context | None = None,
+        reason: str,
+        dry_run: bool,
+        yes: bool,
+        output: Output,
+        **given: str | bool | None,
+    ) -> None:
+        if context is not None and context.invoked_subcommand is not None:
+            return
         words = [*verb.name.split(), *([target] if target else [])]
         for option in verb.options:
             value = given[_parameter(option)]
@@ -84,7 +105,7 @@ def verb_command(verb: Verb) -> Callable[..., None]:
                 words.append(option.name)
             elif value not in (None, False):
                 words += [option.name, str(value)]
-        perform(shlex.join(words), dry_run=dry_run, yes=yes, output=output)
+        perform(shlex.join(words), reason=reason, dry_run=dry_run, yes=yes, output=output)
 
     what = " or ".join(kind.value for kind in verb.kinds)
     target_help = f"Name of the {what}" + ("; `fleetctl get nodes` lists them." if verb.needs_target else ".")
@@ -100,19 +121,21 @@ def verb_command(verb: Verb) -> Callable[..., None]:
             ),
         ]
     }
-    defaults: dict[str, Any] = {"dry_run": False, "yes": False, "output": Output.table}
-    if verb.default_target:
+    defaults: dict[str, Any] = {"reason": ASKED_HERE, "dry_run": False, "yes": False, "output": Output.table}
+    if is_group:
+        annotations = {"context": typer.Context}
+    elif verb.default_target:
         defaults["target"] = verb.default_target
     for option in verb.options:
         help_text = f"{option.help[0].upper()}{option.help[1:]}."
         is_flag = option.kind == "flag"
         annotations[_parameter(option)] = Annotated[
-            bool if is_flag else str if option.required else str | None,
+            bool if is_flag else str if option.required and not is_group else str | None,
             typer.Option(option.name, help=help_text, metavar=None if is_flag else option.kind.upper()),
         ]
-        if not option.required:
+        if is_group or not option.required:
             defaults[_parameter(option)] = option.default_text if not is_flag else False
-    annotations |= {"dry_run": DryRun, "yes": Yes, "output": OutputOption}
+    annotations |= {"reason": Reason, "dry_run": DryRun, "yes": Yes, "output": OutputOption}
     command.__annotations__ = dict(annotations)
     empty, keyword_only = inspect.Parameter.empty, inspect.Parameter.KEYWORD_ONLY
     command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
@@ -129,12 +152,10 @@ def _parameter(option: Option) -> str:
     return f"{option.key}_"
 
 
-def perform(command: str, *, dry_run: bool, yes: bool, output: Output) -> None:
+def perform(command: str, *, reason: str = ASKED_HERE, dry_run: bool, yes: bool, output: Output) -> None:
     """Carry out one command through the controller and exit with its outcome."""
     confirm(command, yes=yes or dry_run)
-    request = ActionRequest(
-        command=command, reason="asked for on the command line", requested_by=whoami(), dry_run=dry_run
-    )
+    request = ActionRequest(command=command, reason=reason[:2000], requested_by=whoami(), dry_run=dry_run)
 
     async def act(client: ControllerClient) -> Run:
         return await follow(client, await client.act(request), output)

@@ -7,6 +7,7 @@ import typer
 from fleetctl.cli.context import call
 from fleetctl.cli.kinds import ago, clock
 from fleetctl.cli.output import Column, Output, OutputOption, print_data, print_fields, print_rows, seconds, stdout
+from fleetctl.traffic_rule import TrafficRule
 from fleetctl.wire import Status
 
 COLUMNS = [
@@ -47,6 +48,7 @@ def _describe(status: Status) -> None:
             ("alerts firing", str(status.firing)),
             ("open incidents", str(status.open_incidents)),
             ("slowest loop", f"{slowest[0]}, {seconds(slowest[1])} ago" if slowest else ""),
+            *(("traffic rule", rule_line(rule)) for rule in status.traffic_rules),
             ("content", _content(status)),
             ("content's error", f"{ago(content.failed_at)}: {content.error}" if content.failed_at else ""),
             ("webhook", f"{webhook.accepted} accepted, {webhook.refused} refused, {webhook.deferred} deferred"),
@@ -65,6 +67,13 @@ def _gateways(status: Status) -> str:
     if not status.gateways_total:
         return "none known"
     return "; ".join([f"{status.gateways_ready} of {status.gateways_total} ready", *status.gateways_down])
+
+
+def rule_line(rule: TrafficRule) -> str:
+    """What a rule orders, since when, by whom, until when and why."""
+    until = "until it is removed" if rule.expires_at is None else f"until {clock(rule.expires_at)}"
+    since = f"since {clock(rule.made_at)}" + (f" by {rule.made_by}" if rule.made_by else "")
+    return f"{rule.id}: {rule.spec.words}, {since}, {until}" + (f" ({rule.reason})" if rule.reason else "")
 
 
 def _content(status: Status) -> str:

@@ -178,6 +178,7 @@ class _Api:
                 silences=link.silences.state(),
                 webhook=link.webhook.state,
                 content=self._c.content.state(),
+                traffic_rules=[rule for rule in self._c.routing.table.rules if rule.is_in_force(now)],
             )
         )
 

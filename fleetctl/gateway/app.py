@@ -17,6 +17,7 @@ import uvloop
 
 from fleetctl.gateway.admission.admission import Admission
 from fleetctl.gateway.admission.admission_metrics import AdmissionMetrics
+from fleetctl.gateway.admission.shedding import shed_orders
 from fleetctl.gateway.admission.tenants_file import read_node_key
 from fleetctl.gateway.http import answers
 from fleetctl.gateway.http.answers import WholeAnswer, json_answer
@@ -313,6 +314,7 @@ class Gateway:
         return None if per_node is None or table is None else per_node * max(1, table.num_active(lane))
 
     def _note_table(self, table: Table) -> None:
+        self.admission.use_orders(shed_orders(table.rules))
         self.admission.queue.keep_lanes({e.model for e in table.active} | {""})
         self.loads.keep_only(e.node for e in table.endpoints)
         self.watch.keep_only(table.endpoints)

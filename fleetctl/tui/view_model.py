@@ -5,10 +5,12 @@ Rules of the screen: unknown is "—" and never 0; a value that is too old is di
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from fleetctl.traffic_rule import TrafficRule
 from fleetctl.tui.snapshot import Snapshot
 from fleetctl.wire import DeepCheck, Node, NodePhase, Signal
 
@@ -90,9 +92,21 @@ def header(snapshot: Snapshot, now: float) -> HeaderView:
     stopped = sum(node.phase is NodePhase.STOPPED for node in snapshot.nodes)
     if stopped:
         facts = (*facts[:-1], Cell(f"{PHASES[NodePhase.STOPPED][0]} {stopped}", Tone.DIM), facts[-1])
+    facts += tuple(Cell(_rule_text(rule), Tone.WARN) for rule in status.traffic_rules)
     if snapshot.cut_off_since is not None:
         facts = tuple(Cell(f"{fact.text}?", Tone.DIM) for fact in facts)
     return HeaderView(facts, _link(snapshot, now))
+
+
+def _rule_text(rule: TrafficRule) -> str:
+    """A traffic rule in the header: its kind, since and until when, and whose it is. Times of day in UTC."""
+    until = "" if rule.expires_at is None else f"–{_time_of_day(rule.expires_at)}"
+    whose = f" by {rule.made_by}" if rule.made_by else ""
+    return f"{rule.kind} {_time_of_day(rule.made_at)}{until}{whose}"
+
+
+def _time_of_day(at: float) -> str:
+    return dt.datetime.fromtimestamp(at, dt.UTC).strftime("%H:%M")
 
 
 def fleet_rows(snapshot: Snapshot, now: float, width: int = 80, *, with_stopped: bool = False) -> tuple[TableRow, ...]:

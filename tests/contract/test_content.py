@@ -48,6 +48,8 @@ def test_every_command_on_a_page_can_be_typed() -> None:
             words = shlex.split(step.command.replace("{{", "").replace("}}", "").removeprefix("fleetctl "))
             command = command_line
             while hasattr(command, "commands"):
+                if command.invoke_without_command and words[0].startswith("-"):
+                    break  # a group that is a command itself: `shed --below standard` beside `shed remove`
                 assert words[0] in command.commands, f"{page.name}: fleetctl {step.command}"
                 command = command.commands[words.pop(0)]
             command.make_context(command.name, words)  # exits with 2 when an option or argument does not fit

@@ -156,14 +156,14 @@ def why_not(text: str, *, may_be_a_name: bool = True) -> str | None:
             return f"there is no option {word}"
         if option is not None and not option.is_flag and "=" not in word:
             words = words[1:]
-    while words and hasattr(command, "commands"):
+    while words and hasattr(command, "commands") and not is_group_itself(command, words):
         if words[0] not in command.commands:
             return f"there is no command {' '.join([*path, words[0]])}"
         path.append(words.pop(0))
         command = command.commands[path[-1]]
     if not words and (may_be_a_name or not path):
         return None
-    if hasattr(command, "commands"):
+    if hasattr(command, "commands") and not is_group_itself(command, words):
         return f"{' '.join(path)}: which of its commands?"
     try:
         command.make_context(command.name, list(words))
@@ -174,6 +174,11 @@ def why_not(text: str, *, may_be_a_name: bool = True) -> str | None:
     if " ".join(path) in VERBS and "FILLED" not in text and "{{" not in text:
         return why_not_a_verb([*path, *words])
     return None
+
+
+def is_group_itself(command: Any, words: list[str]) -> bool:
+    """Whether the words go to a group that is a command too: `shed --below standard` beside `shed remove`."""
+    return bool(command.invoke_without_command and words and words[0].startswith("-") and words[0] != "--help")
 
 
 def why_not_a_verb(words: list[str]) -> str | None:

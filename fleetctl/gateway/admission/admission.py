@@ -24,8 +24,8 @@ from fleetctl.gateway.admission.tenant_account import Charge, Refusal, TenantAcc
 from fleetctl.gateway.admission.tenants_file import read_tenants
 from fleetctl.gateway.http.answers import ErrorAnswer
 from fleetctl.kit.errors import BadInputError
+from fleetctl.priority_class import PriorityClass
 from fleetctl.settings.admission import AdmissionSettings
-from fleetctl.wire import PriorityClass
 
 log = structlog.get_logger()
 

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from fleetctl.gateway.admission.admission import Admission
 from fleetctl.gateway.admission.tenant_account import TenantAccount
-from fleetctl.wire import PriorityClass
+from fleetctl.priority_class import PriorityClass
 
 MAX_TENANT_LABELS = 200
 OTHER = "other"

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleetctl.wire import PriorityClass
+from fleetctl.priority_class import PriorityClass
 
 AGED_TURNS = 8
 """A class with an aged waiter gets at least each so-manyth turn, whatever waits above it."""

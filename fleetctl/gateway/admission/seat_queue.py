@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from fleetctl.gateway.admission.fair_queue import FairQueue, Waiter
 from fleetctl.gateway.admission.seat_limit import SeatLimit
 from fleetctl.gateway.admission.tenant_account import Refusal
+from fleetctl.priority_class import PriorityClass
 from fleetctl.settings.admission import AdmissionSettings
-from fleetctl.wire import PriorityClass
 
 
 class Lane:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fleetctl.gateway.admission.tenant import Tenant
-from fleetctl.wire import PriorityClass
+from fleetctl.priority_class import PriorityClass
+from fleetctl.traffic_rule import ShedSpec, TrafficRule
 
 _HASHES = 2**32
 MAX_RETRY_AFTER_S = 60.0
@@ -31,6 +33,21 @@ class ShedOrder:
         if tenant.priority.rank <= self.below.rank or (self.tenants and tenant.name not in self.tenants):
             return False
         return self.share >= 1.0 or zlib.crc32(request_id.encode()) < self.share * _HASHES
+
+
+def shed_orders(rules: Iterable[TrafficRule]) -> tuple[ShedOrder, ...]:
+    """The orders to shed among the traffic rules of a routing table."""
+    return tuple(
+        ShedOrder(
+            rule.id,
+            rule.spec.below,
+            math.inf if rule.expires_at is None else rule.expires_at,
+            1.0 if rule.spec.share is None else rule.spec.share,
+            frozenset(rule.spec.tenants),
+        )
+        for rule in rules
+        if isinstance(rule.spec, ShedSpec)
+    )
 
 
 def shed_by(orders: Sequence[ShedOrder], tenant: Tenant, request_id: str, now: float) -> ShedOrder | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from fleetctl.gateway.admission.api_key import digest_of
-from fleetctl.wire import PriorityClass
+from fleetctl.priority_class import PriorityClass
 
 ANONYMOUS = "anonymous"
 """The one tenant of a gateway without a tenants file."""

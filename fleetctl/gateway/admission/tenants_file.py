@@ -27,7 +27,7 @@ from fleetctl.gateway.admission.api_key import digest_of, new_key, shown_id
 from fleetctl.gateway.admission.tenant import ANONYMOUS, Tenant, TenantBook, TenantLimits
 from fleetctl.kit.errors import BadInputError
 from fleetctl.kit.whole_file import write_whole
-from fleetctl.wire import PriorityClass
+from fleetctl.priority_class import PriorityClass
 
 MAX_FILE_BYTES = 8 * 1024 * 1024
 MAX_TENANTS = 10_000

@@ -18,8 +18,8 @@ from fleetctl.gateway.admission.tenant import Tenant, TenantLimits
 from fleetctl.gateway.admission.tenant_account import Refusal, TenantAccount
 from fleetctl.gateway.admission.token_bucket import TokenBucket
 from fleetctl.gateway.http.answers import ErrorAnswer
+from fleetctl.priority_class import PriorityClass
 from fleetctl.settings.admission import AdmissionSettings
-from fleetctl.wire import PriorityClass
 
 pytestmark = pytest.mark.anyio
 

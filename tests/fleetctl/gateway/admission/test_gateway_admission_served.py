@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fleetctl.gateway.admission.tenants_file import add_key
+from fleetctl.priority_class import PriorityClass
 from fleetctl.settings.gateway import GatewaySettings
+from fleetctl.traffic_rule import ShedSpec, TrafficRule
 from tests.fixtures.gateway import Script, small_fleet, until
 
 pytestmark = pytest.mark.anyio
@@ -109,3 +112,26 @@ async def test_a_stream_that_is_cut_short_by_its_client_is_charged_for_what_it_g
         account = served.gateway.admission.accounts["shop"]
         await until(lambda: account.running == 0, "it was released")
         served.gateway.admission.check_integrity()
+
+
+async def test_an_order_to_shed_holds_at_the_gateway_until_it_ends_and_not_for_what_runs(tmp_path: Path) -> None:
+    limits, headers = with_key(tmp_path, "tenants:\n  shop:\n    class: batch\n")
+    async with small_fleet(tmp_path, "a", limits=limits) as (served, nodes, controller):
+        nodes[0].gate.clear()
+        running = asyncio.create_task(served.chat(headers=headers))
+        await until(lambda: bool(nodes[0].open), "the node has it")
+        rule = TrafficRule(
+            id="shed", spec=ShedSpec(below=PriorityClass.STANDARD), made_at=0.0, expires_at=time.time() + 1000
+        )
+        controller.order(rule)
+        await until(lambda: bool(served.gateway.admission.orders), "the order")
+        reply = await served.chat(headers=headers)
+        assert (reply.status, reply.headers["X-Fleet-Limit"], reply.headers["Retry-After"]) == (429, "shed", "60")
+        sample = served.gateway.metrics.registry.get_sample_value
+        assert sample("gateway_shed_orders", {"below": "standard"}) == 1
+        assert sample("gateway_tenant_requests_total", {"tenant": "shop", "result": "shed"}) == 1
+        nodes[0].gate.set()
+        assert (await running).is_done, "what runs goes on"
+        controller.order()
+        await until(lambda: not served.gateway.admission.orders, "no order")
+        assert (await served.chat(headers=headers)).is_done

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetctl.gateway.admission.fair_queue import AGED_TURNS, FairQueue, Waiter
-from fleetctl.wire import PriorityClass
+from fleetctl.priority_class import PriorityClass
 
 CRITICAL, STANDARD, BATCH = PriorityClass
 MAX_TOKENS = 1000.0

@@ -10,7 +10,7 @@ import pytest
 from fleetctl.gateway.admission.api_key import digest_of, key_of, new_key
 from fleetctl.gateway.admission.tenants_file import add_key, list_keys, read_node_key, read_tenants
 from fleetctl.kit.errors import BadInputError
-from fleetctl.wire import PriorityClass
+from fleetctl.priority_class import PriorityClass
 from tests.fixtures import ROOT
 
 DAY = dt.date(2026, 11, 22)
