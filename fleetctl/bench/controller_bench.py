@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from fleetctl.bench.measured import BenchError, cpu_s_of, memory_mb_of, process_
 from fleetctl.bench.report import describe_machine
 
 READY_WITHIN_S = 300.0
+_TURN_BUCKET = re.compile(r'^controller_loop_turn_seconds_bucket\{le="([^"]+)",loop="alerts"\} (\S+)$', re.MULTILINE)
 
 
 def measure(num_nodes: int, interval_s: float, seconds: float, folder: Path) -> dict[str, Any]:
@@ -41,7 +44,8 @@ def measure(num_nodes: int, interval_s: float, seconds: float, folder: Path) -> 
                     if process.poll() is not None or time.monotonic() - began > READY_WITHIN_S:
                         raise BenchError(f"not every node is ready: {tail_of(folder / 'controller.err')}")
                     time.sleep(0.5)
-                ready_s, cpu_s, from_s = time.monotonic() - began, cpu_s_of(process), time.monotonic()
+                ready_s, turns = time.monotonic() - began, _turns(http.get("/metrics").text)
+                cpu_s, from_s = cpu_s_of(process), time.monotonic()
                 ages, answers_s, ready = [0.0], [], []
                 while time.monotonic() - from_s < seconds:
                     asked_s = time.monotonic()
@@ -51,6 +55,7 @@ def measure(num_nodes: int, interval_s: float, seconds: float, folder: Path) -> 
                     ready.append(status["nodes_ready"])
                     time.sleep(1.0)
                 took_s, cpu_s = time.monotonic() - from_s, cpu_s_of(process) - cpu_s
+                turns = _turns(http.get("/metrics").text) - turns
             log = (folder / "controller.err").read_text()
             return {
                 "nodes": num_nodes,
@@ -58,11 +63,33 @@ def measure(num_nodes: int, interval_s: float, seconds: float, folder: Path) -> 
                 "ready_after_s": round(ready_s, 1),
                 "cpu_s_per_min": round(cpu_s * 60 / took_s, 1),
                 "memory_mb": round(memory_mb_of(process, "VmRSS")),
+                "turns": turns.total(),
+                "turn_s_p50": _quantile(turns, 0.5),
+                "turn_s_p99": _quantile(turns, 0.99),
                 "oldest_loop_s": round(max(ages), 1),
                 "status_ms_worst": round(max(answers_s) * 1e3),
                 "fewest_ready": min(ready),
                 "called_unreachable": log.count('"event": "node.unreachable"'),
             }
+
+
+def _turns(exposition: str) -> Counter[float]:
+    """Turns of the rules' loop so far, by the bucket that they ended in (its upper bound in seconds)."""
+    counts: Counter[float] = Counter()
+    before = 0.0
+    for bound, count in _TURN_BUCKET.findall(exposition):
+        counts[float(bound)], before = round(float(count) - before), float(count)
+    return counts
+
+
+def _quantile(turns: Counter[float], ratio: float) -> float:
+    """Linear within the bucket, as histogram_quantile."""
+    rank, below, low = ratio * turns.total(), 0, 0.0
+    for bound in sorted(turns):
+        if below + turns[bound] >= rank and turns[bound]:
+            return round(low + (bound - low) * (rank - below) / turns[bound], 2)
+        below, low = below + turns[bound], bound
+    return low
 
 
 def main(argv: Sequence[str]) -> int:

@@ -182,6 +182,7 @@ async def open_controller(
             Loop("closing", every_s, closing.close_incidents),
             Loop("pruning", PRUNE_EVERY_S, Pruning(journal, records, settings).prune),
             *alertmanager_loops(config, inbound, sender),
+            turn_ended=records.metrics.observe_turn,
         )
         records.metrics.watch_loops(loops, records.clock)
         await fleet.take_charge(config.node_specs, start_nodes=config.start_nodes)

@@ -40,8 +40,10 @@ class LoopState:
 class Loops:
     """A set of loops. `run_all` ends when cancelled, or with FencedError when another controller took over."""
 
-    def __init__(self, clock: Clock, *loops: Loop) -> None:
+    def __init__(self, clock: Clock, *loops: Loop, turn_ended: Callable[[str, float], None] | None = None) -> None:
+        """`turn_ended` is called after each turn, also one that failed, with the loop's name and the turn's seconds."""
         self._clock = clock
+        self._turn_ended = turn_ended
         self._loops = {loop.name: LoopState(loop, clock.now()) for loop in loops}
 
     def ages(self, now: float) -> dict[str, float]:
@@ -61,6 +63,7 @@ class Loops:
     async def run_turn(self, name: str) -> None:
         """One turn of one loop, its failure recorded and not raised."""
         state = self._loops[name]
+        began_at = self._clock.now()
         try:
             async with asyncio.timeout(TURN_LIMIT_S):
                 await state.loop.work()
@@ -82,6 +85,8 @@ class Loops:
                 log.info("loop.recovered", loop=name, after_failures=state.failures_in_row)
             state.failures_in_row = 0
             state.last_completed_at = self._clock.now()
+        if self._turn_ended is not None:
+            self._turn_ended(name, max(0.0, self._clock.now() - began_at))
 
     async def _run_loop(self, name: str) -> None:
         state = self._loops[name]

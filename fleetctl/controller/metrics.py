@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from fleetctl.controller.loops import Loops
 from fleetctl.kit.clock import Clock
+
+_TURN_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 7.5, 10.0, 15.0, 30.0, 60.0)
 
 
 class ControllerMetrics:
@@ -99,6 +101,13 @@ class ControllerMetrics:
             ["reason"],
             registry=self.registry,
         )
+        self.loop_turns = Histogram(
+            "controller_loop_turn_seconds",
+            "Duration of a loop's turn; of fleet and scrape most of it is spreading the peers over the interval.",
+            ["loop"],
+            buckets=_TURN_BUCKETS_S,
+            registry=self.registry,
+        )
         self.clock_offset = Gauge(
             "controller_clock_offset_seconds",
             "How far the controller's time is ahead of the wall clock: after that was set back.",
@@ -116,6 +125,10 @@ class ControllerMetrics:
     def watch_loops(self, loops: Loops, clock: Clock) -> None:
         """Tell the loops' ages and failures at each scrape."""
         self.registry.register(_LoopCollector(loops, clock.now))
+
+    def observe_turn(self, loop: str, seconds: float) -> None:
+        """One turn of a loop has ended."""
+        self.loop_turns.labels(loop=loop).observe(seconds)
 
     def exposition(self) -> bytes:
         """Prometheus text format 0.0.4."""

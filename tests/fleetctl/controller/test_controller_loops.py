@@ -98,3 +98,26 @@ async def test_all_loops_end_when_another_controller_took_over() -> None:
     with pytest.raises(ExceptionGroup) as caught:
         await loops.run_all()
     assert caught.value.subgroup(FencedError) is not None
+
+
+@pytest.mark.anyio
+async def test_turn_is_timed_whether_it_fails_or_not() -> None:
+    clock = StepClock()
+    turns: list[tuple[str, float]] = []
+
+    async def slow() -> None:
+        clock.time += 2.5
+
+    async def failing() -> None:
+        clock.time += 0.5
+        raise RuntimeError("always")
+
+    loops = Loops(
+        clock,
+        Loop("slow", 1.0, slow),
+        Loop("failing", 1.0, failing),
+        turn_ended=lambda name, seconds: turns.append((name, seconds)),
+    )
+    await loops.run_turn("slow")
+    await loops.run_turn("failing")
+    assert turns == [("slow", 2.5), ("failing", 0.5)]

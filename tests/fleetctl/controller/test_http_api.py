@@ -297,6 +297,7 @@ async def test_own_metrics_are_in_prometheus_format(url: str) -> None:
         text = (await http.get(f"{url}/metrics")).text
     for name in (
         'controller_loop_age_seconds{loop="fleet"}',
+        "controller_loop_turn_seconds",
         'controller_scrapes_total{result="ok"}',
         'controller_runs_total{status="succeeded"}',
         'controller_nodes{phase="ready"} 3.0',
