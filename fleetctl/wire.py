@@ -443,6 +443,7 @@ class Status(Wire):
     gateways_total: int = 0
     gateways_down: list[str] = Field(default_factory=list)  # name and why, of those that do not serve
     loops: dict[str, float]  # loop name to seconds since its last completed turn
+    storage_error: str = ""  # why nothing can be stored at present: a full disk
     alertmanagers: list[AlertmanagerState] = Field(default_factory=list)
     silences: SilencesState = Field(default_factory=SilencesState)
     webhook: WebhookState = Field(default_factory=WebhookState)

@@ -47,6 +47,7 @@ def _describe(status: Status) -> None:
             ("gateways", _gateways(status)),
             ("alerts firing", str(status.firing)),
             ("open incidents", str(status.open_incidents)),
+            ("storage", status.storage_error),
             ("slowest loop", f"{slowest[0]}, {seconds(slowest[1])} ago" if slowest else ""),
             *(("traffic rule", rule_line(rule)) for rule in status.traffic_rules),
             ("content", _content(status)),

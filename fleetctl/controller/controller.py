@@ -107,6 +107,7 @@ class Controller:
         self.metrics.open_incidents.set(len(self.book.open_incidents()))
         if isinstance(self.clock, SystemClock):
             self.metrics.clock_offset.set(self.clock.offset_s())
+        self.metrics.storage_ok.set(not self.database.storage_error)
         self.metrics.stalled_seconds.set(self.stalls.stalled_s)
         self.metrics.silences_known.set(self.alertmanager.silences.state().known)
         return self.metrics.exposition()

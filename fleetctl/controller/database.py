@@ -26,11 +26,15 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 R = TypeVar("R")
-MAX_GROUP = 100  # items in one transaction: whoever writes meanwhile waits for it
+MAX_GROUP = 400  # items in one transaction: whoever writes meanwhile waits for it
 
 
 class FencedError(FleetctlError):
     """Another controller took this state over: this one must stop."""
+
+
+class StorageFullError(UnreachableError):
+    """No space left where the state lies: nothing can be stored; what is held in memory goes on."""
 
 
 class Database:
@@ -48,9 +52,11 @@ class Database:
         """
         self._place = _place(url)
         self._epoch: int | None = None
+        self.storage_error = ""  # why nothing can be stored at present
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="controller-db")
         try:
             self.engine = _create_engine(url, self._place)
+            sa.event.listen(self.engine, "handle_error", self._tell_full)  # also of the journal's connections
             self._check_and_create()
         except BaseException:
             self.thread.shutdown(wait=False)
@@ -89,15 +95,22 @@ class Database:
         self.engine.dispose()
 
     def _run(self, work: Callable[[sa.Connection], T], writes: bool) -> T:
-        try:
-            return self._transact(work, writes)
-        except sa.exc.DatabaseError as error:
-            if getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
-                raise UnreachableError(
-                    f"{self._place}: no space left on the disk: nothing can be stored",
-                    remedy="free space there; it goes on by itself once there is room",
-                ) from error
-            raise
+        result = self._transact(work, writes)
+        if writes and self.storage_error:
+            self.storage_error = ""
+            log.info("storage.recovered", path=self._place)
+        return result
+
+    def _tell_full(self, context: sa.engine.ExceptionContext) -> None:
+        """Raises StorageFullError in place of the driver's error, when it says that."""
+        if getattr(context.original_exception, "sqlite_errorcode", None) != sqlite3.SQLITE_FULL:
+            return
+        message = f"{self._place}: no space left on the disk: nothing can be stored"
+        remedy = "free space there; it goes on by itself once there is room"
+        if not self.storage_error:
+            self.storage_error = message
+            log.error("storage.full", path=self._place, remedy=remedy)
+        raise StorageFullError(message, remedy=remedy) from context.original_exception
 
     def _transact(self, work: Callable[[sa.Connection], T], writes: bool) -> T:
         with self.engine.begin() as connection:

@@ -30,7 +30,7 @@ from fleetctl.controller.http_edge import (
     read_body,
     wait_param,
 )
-from fleetctl.controller.incidents.incident_store import get_incident, list_incidents
+from fleetctl.controller.incidents.incident_store import StoredIncident, get_incident, list_incidents
 from fleetctl.controller.incidents.remediation import new_nodes, with_new_nodes
 from fleetctl.controller.incidents.views import (
     alert_view,
@@ -174,6 +174,7 @@ class _Api:
                     if gateway.phase not in (GatewayPhase.READY, GatewayPhase.STARTING)
                 ],
                 loops=self._c.loops.ages(now),
+                storage_error=self._c.database.storage_error,
                 alertmanagers=sender.states() if sender is not None else [],
                 silences=link.silences.state(),
                 webhook=link.webhook.state,
@@ -241,6 +242,11 @@ class _Api:
         if status is not None and status not in list(IncidentStatus):
             raise BadInputError(f"status: expected one of {', '.join(IncidentStatus)}, not {status[:40]!r}")
         stored = await self._c.database.read(lambda c: list_incidents(c, status))
+        known = {one.incident.id for one in stored}
+        held = [
+            StoredIncident(one) for one in self._c.book.recent() if one.id not in known and status in (None, one.status)
+        ]
+        stored = [*held, *stored]  # what a full disk did not take is shown all the same
         runs: dict[str | None, list[Run]] = {}
         for run in await self._runs(None):
             runs.setdefault(run.incident_id, []).append(run)
@@ -412,6 +418,8 @@ class _Api:
 
     async def _incident(self, incident_id: str) -> Incident:
         stored = await self._c.database.read(lambda c: get_incident(c, incident_id))
+        if stored is None and (held := self._c.book.get(incident_id)) is not None:
+            stored = StoredIncident(held)
         if stored is None:
             raise HTTPException(404, f"there is no incident {incident_id[:100]}")
         timeline = await self._c.timeline.read_all(incident_id)

@@ -118,6 +118,9 @@ class ControllerMetrics:
             "Seconds since the start in which the controller stood still: stopped, starved of CPU or busy.",
             registry=self.registry,
         )
+        self.storage_ok = Gauge(
+            "controller_storage_ok", "0 while nothing can be stored: a full disk.", registry=self.registry
+        )
         self.nodes = Gauge("controller_nodes", "Nodes by phase.", ["phase"], registry=self.registry)
         self.alerts = Gauge("controller_alerts", "Alerts by state.", ["state"], registry=self.registry)
         self.open_incidents = Gauge("controller_open_incidents", "Incidents not resolved.", registry=self.registry)

@@ -93,6 +93,8 @@ def header(snapshot: Snapshot, now: float) -> HeaderView:
     if stopped:
         facts = (*facts[:-1], Cell(f"{PHASES[NodePhase.STOPPED][0]} {stopped}", Tone.DIM), facts[-1])
     facts += tuple(Cell(_rule_text(rule), Tone.WARN) for rule in status.traffic_rules)
+    if status.storage_error:
+        facts = (Cell("✗ disk full: nothing is stored", Tone.BAD), *facts)
     if snapshot.cut_off_since is not None:
         facts = tuple(Cell(f"{fact.text}?", Tone.DIM) for fact in facts)
     return HeaderView(facts, _link(snapshot, now))

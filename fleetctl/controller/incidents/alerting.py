@@ -6,6 +6,7 @@ made good by the next tick.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import structlog
@@ -20,7 +21,7 @@ from fleetctl.controller.alertmanager.automation import Automation
 from fleetctl.controller.alertmanager.external_alerts import ExternalAlerts
 from fleetctl.controller.alertmanager.external_scope import places_of
 from fleetctl.controller.content.store import ContentStore
-from fleetctl.controller.database import get_meta, put_meta
+from fleetctl.controller.database import StorageFullError, get_meta, put_meta
 from fleetctl.controller.incidents.incident_book import IncidentBook
 from fleetctl.controller.nodes.fleet import Fleet
 from fleetctl.controller.records import Records
@@ -84,7 +85,7 @@ class Alerting:
             self._engine.discount_stall(blind_s)
         at = self._signals.known_until(now)
         changes = self._engine.mark_all_unknown(now) if at is None else self._engine.tick(at)
-        await self._book.settle()
+        await self._settle()
         active = [alert for alert in self.alerts() if not self.is_of_removed_node(alert.labels)]
         settled = now - self._started_at > SETTLE_AFTER_START_S
         recent = self._book.recent()
@@ -112,12 +113,18 @@ class Alerting:
             self._tell_gone(alert)
         for incident in changed.values():
             self._tell_incident(incident, before.get(incident.id))
-        await self._book.settle()
+        await self._settle()
         if any(map(_is_about_a_page, changes)) or now - self._snapshot_at > SNAPSHOT_EVERY_S:
             snapshot = self._engine.snapshot()
-            await self._database.write(lambda c: put_meta(c, SNAPSHOT_KEY, snapshot))
+            with contextlib.suppress(StorageFullError):  # told by the database
+                await self._database.write(lambda c: put_meta(c, SNAPSHOT_KEY, snapshot))
             self._snapshot_at = now
         self._book.drop_old()
+
+    async def _settle(self) -> None:
+        """As the book's. A full disk keeps nobody from judging: incidents are held, shown and told of from memory."""
+        with contextlib.suppress(StorageFullError):
+            await self._book.settle()
 
     def alerts(self) -> list[ActiveAlert | FiredAlert]:
         """Our own as the last tick left them, then those from outside."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
+from fleetctl.controller.database import StorageFullError
 from fleetctl.controller.nodes.node_client import NoAnswerError, NodeClient, NodeDrain, NodeHealth, NotAllowedError
 from fleetctl.controller.nodes.node_row import (
     NodeRow,
@@ -139,7 +141,8 @@ class Fleet:
             del self.nodes[gone]
             self._seen_at.pop(gone, None)
         await self._slots.run_round(list(shown), lambda name: self._look_at(shown[name]))
-        await self._publish_phases()
+        with contextlib.suppress(StorageFullError):  # told by the database; the next turn tries again
+            await self._publish_phases()
         self.looked_at = min((self._seen_at.get(name, -math.inf) for name in shown), default=now)
 
     async def forget(self, row: NodeRow) -> bool:
@@ -270,13 +273,15 @@ class Fleet:
         state = replace(state, since=since)
         self.nodes[state.name] = state
         if changed and (before is not None or state.phase not in (NodePhase.STOPPED, NodePhase.STARTING)):
-            await self._timeline.append(
-                f"node.{state.phase.value}",
-                f"{state.name}: {state.phase.value.replace('_', ' ')}" + (f" ({state.reason})" if state.reason else ""),
-                node=state.name,
-                incident_id=self.incident_of(state.name),
-                data={"reason": state.reason, "was": before.phase.value if before else None},
-            )
+            with contextlib.suppress(StorageFullError):  # the entry is lost, the look is not
+                await self._timeline.append(
+                    f"node.{state.phase.value}",
+                    f"{state.name}: {state.phase.value.replace('_', ' ')}"
+                    + (f" ({state.reason})" if state.reason else ""),
+                    node=state.name,
+                    incident_id=self.incident_of(state.name),
+                    data={"reason": state.reason, "was": before.phase.value if before else None},
+                )
         return state
 
 

@@ -66,6 +66,13 @@ def list_nodes(connection: sa.Connection) -> list[NodeRow]:
     return [_decode(row._mapping) for row in rows]
 
 
+def list_published(connection: sa.Connection) -> list[NodeRow]:
+    """The nodes that the routing table has, in the order of their creation."""
+    published = sa.and_(nodes.c.wanted, nodes.c.url.is_not(None), nodes.c.route != RouteIntent.NONE.value)
+    rows = connection.execute(sa.select(nodes).where(published).order_by(nodes.c.created_at, nodes.c.name))
+    return [_decode(row._mapping) for row in rows]
+
+
 def get_node(connection: sa.Connection, name: str) -> NodeRow | None:
     """One node; None when it was never wanted."""
     row = connection.execute(sa.select(nodes).where(nodes.c.name == name)).first()
@@ -138,7 +145,7 @@ def routing_version(connection: sa.Connection) -> int:
 
 
 def is_published(row: NodeRow) -> bool:
-    """Whether the routing table has the node."""
+    """Whether the routing table has the node; `list_published` asks the database the same."""
     return row.wanted and row.url is not None and row.route is not RouteIntent.NONE
 
 

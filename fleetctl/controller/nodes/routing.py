@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from fleetctl.controller.database import GroupCommit, put_meta
 from fleetctl.controller.nodes.node_client import NoAnswerError, NodeClient, NotAllowedError
-from fleetctl.controller.nodes.node_row import change_node, is_published, list_nodes, routing_version
+from fleetctl.controller.nodes.node_row import change_node, list_published, routing_version
 from fleetctl.controller.nodes.rule_row import list_rules
 from fleetctl.controller.records import Records
 from fleetctl.kit.clock import Clock
@@ -102,8 +102,11 @@ class Routing:
         return self.table
 
     def _write_changes(self, connection: sa.Connection, changes: Sequence[_Change]) -> list[RoutingTable]:
+        standing = self.table
         for change in changes:
             change_node(connection, change.name, change.at, change.values, change.only_if)
+        if routing_version(connection) == standing.version:
+            return [standing] * len(changes)  # a large fleet is read only when it has something new
         return [_read_table(connection, self._phases)] * len(changes)
 
     async def _publish(self, table: RoutingTable) -> None:
@@ -162,7 +165,6 @@ def _read_table(connection: sa.Connection, phases: Mapping[str, NodePhase]) -> R
             model=row.spec.model,
             phase=phases.get(row.name),
         )
-        for row in list_nodes(connection)
-        if is_published(row)
+        for row in list_published(connection)
     ]
     return RoutingTable(version=routing_version(connection), routes=routes, rules=list_rules(connection))

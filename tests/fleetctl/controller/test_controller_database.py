@@ -9,7 +9,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateTable
 
 from fleetctl.controller import tables
-from fleetctl.controller.database import Database, FencedError, get_meta, put_meta
+from fleetctl.controller.database import Database, FencedError, StorageFullError, get_meta, put_meta
 from fleetctl.controller.state_lock import hold_state_lock
 from fleetctl.kit.errors import BadInputError, UnreachableError
 
@@ -158,5 +158,30 @@ async def test_full_disk_is_told_with_the_path_and_nothing_is_half_stored(tmp_pa
         with pytest.raises(UnreachableError, match=r"controller\.sqlite: no space left"):
             await database.write(fill)
         assert await database.read(lambda c: get_meta(c, "half")) is None
+    finally:
+        database.close()
+
+
+@pytest.mark.anyio
+async def test_full_disk_is_told_until_something_can_be_stored_again(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path / 'controller.sqlite'}")
+
+    def fill(connection: sa.Connection) -> None:
+        connection.exec_driver_sql("PRAGMA max_page_count=1")
+        put_meta(connection, "large", "x" * 1_000_000)
+
+    def through_the_engine() -> None:
+        with database.engine.begin() as connection:  # as the journal of runs does
+            fill(connection)
+
+    def free(connection: sa.Connection) -> None:
+        connection.exec_driver_sql("PRAGMA max_page_count=100000")
+
+    try:
+        with pytest.raises(StorageFullError, match="nothing can be stored"):
+            await database.call(through_the_engine)
+        assert "no space left" in database.storage_error
+        await database.write(free)
+        assert not database.storage_error
     finally:
         database.close()
