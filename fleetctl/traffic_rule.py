@@ -37,23 +37,23 @@ class Spec(BaseModel):
 class RerouteSpec(Spec):
     """Requests with long prompts go to a pool, or to a share of the nodes, and other requests stay away from there.
 
-    Long is what exceeds the one threshold that is given: prompt tokens, or the predicted prefill in seconds, or the KV
-    cache in bytes. `cap`: long requests that one of those nodes gets at once.
+    Long is what exceeds the one threshold that is given: prompt tokens, or the predicted prefill in seconds, or the
+    predicted share of a node's KV cache. `cap`: long requests that one of those nodes gets at once.
     """
 
     kind: Literal["reroute"] = "reroute"
     what: Literal["long-context"] = "long-context"
     over_tokens: int | None = Field(default=None, gt=0)
     over_prefill_s: float | None = Field(default=None, gt=0)
-    over_kv_bytes: int | None = Field(default=None, gt=0)
+    over_kv_share: float | None = Field(default=None, gt=0, le=1)
     pool: PoolName | None = None
     share: float | None = Field(default=None, gt=0, lt=1)
     cap: int | None = Field(default=None, gt=0)
 
     @model_validator(mode="after")
     def _is_complete(self) -> Self:
-        if sum(one is not None for one in (self.over_tokens, self.over_prefill_s, self.over_kv_bytes)) != 1:
-            raise ValueError("give one threshold: over_tokens, over_prefill_s or over_kv_bytes")
+        if sum(one is not None for one in (self.over_tokens, self.over_prefill_s, self.over_kv_share)) != 1:
+            raise ValueError("give one threshold: over_tokens, over_prefill_s or over_kv_share")
         if (self.pool is None) == (self.share is None):
             raise ValueError("give pool or share, and only one of them")
         return self
@@ -72,8 +72,7 @@ class RerouteSpec(Spec):
             )
         if self.over_prefill_s is not None:
             return f"{self.over_prefill_s:g} s of prefill"
-        assert self.over_kv_bytes is not None
-        return f"{self.over_kv_bytes / 2**20:g} MiB of KV cache"
+        return f"{self.over_kv_share:.0%} of a KV cache"
 
     @property
     def words(self) -> str:
@@ -114,7 +113,40 @@ class ShedSpec(Spec):
         return f"turns away {share}class {classes}{whose}"
 
 
-RuleSpec = Annotated[RerouteSpec | ShedSpec, Field(discriminator="kind")]
+class CanarySpec(Spec):
+    """Shares of the requests go to nodes of some revisions or pools, the rest to the other nodes.
+
+    The same session, user or else request is always in the same share. `model`: only requests for it; None: all.
+    """
+
+    kind: Literal["canary"] = "canary"
+    model: str | None = Field(default=None, min_length=1, max_length=500)
+    revisions: dict[PoolName, float] = Field(default_factory=dict, max_length=20)
+    pools: dict[PoolName, float] = Field(default_factory=dict, max_length=20)
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> Self:
+        shares = self.revisions or self.pools
+        if bool(self.revisions) == bool(self.pools):
+            raise ValueError("give revisions or pools with their shares, and only one of them")
+        if any(not 0 <= share <= 1 for share in shares.values()) or sum(shares.values()) > 1 + 1e-9:
+            raise ValueError("shares are from 0 to 1, and together at most 1")
+        return self
+
+    @property
+    def default_id(self) -> str:
+        """One canary for each model."""
+        return f"canary-{self.model}"[:100] if self.model else "canary"
+
+    @property
+    def words(self) -> str:
+        """The shares."""
+        kind = "revision" if self.revisions else "pool"
+        shares = (f"{share:.0%} to {kind} {name}" for name, share in (self.revisions or self.pools).items())
+        return ", ".join(shares) + (f", of model {self.model}" if self.model else "")
+
+
+RuleSpec = Annotated[RerouteSpec | ShedSpec | CanarySpec, Field(discriminator="kind")]
 """Every kind of rule; a tagged union by `kind`."""
 
 

@@ -343,6 +343,22 @@ class Route(Wire):
     pool: str = "default"
     model: str = ""
     phase: NodePhase | None = None
+    engine: str = ""
+    revision: str = ""
+
+
+class RouteSignals(Wire):
+    """What was last scraped of a node that routing asks for. None: not known, or its engine does not say.
+
+    `age_s`: of the oldest of them. `adapters`: those that are loaded.
+    """
+
+    node: str
+    age_s: float | None = None
+    kv_ratio: float | None = None
+    cache_tokens: int | None = None
+    max_model_len: int | None = None
+    adapters: list[str] | None = None
 
 
 class RoutingTable(Wire):

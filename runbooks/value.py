@@ -35,8 +35,8 @@ _STRING = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}")
 _NUMBER = re.compile(r"\d{1,15}(\.\d{1,9})?")
 _SIZE = re.compile(r"\+?\d{1,4}")
 _TOKENS = re.compile(r"(\d{1,9})(k|M)?")
-_BYTES = re.compile(r"(\d{1,9})(Mi|Gi)B")
-_UNITS = {None: 1, "k": 1024, "M": 1024**2, "Mi": 1024**2, "Gi": 1024**3}
+_PERCENT = re.compile(r"(\d{1,3})%")
+_UNITS = {None: 1, "k": 1024, "M": 1024**2}
 
 EXAMPLES = {
     ValueType.NODE: "node-1",
@@ -65,20 +65,24 @@ class ThresholdUnit(StrEnum):
 
     TOKENS = "tokens"
     SECONDS = "seconds"
-    BYTES = "bytes"
+    RATIO = "ratio"
 
 
 def parse_threshold(text: str) -> tuple[ThresholdUnit, float]:
-    """ "32k" tokens (32,768, as context lengths are counted), "5s" or "2GiB", above 0. Raises BadInputError."""
-    for unit, pattern in ((ThresholdUnit.TOKENS, _TOKENS), (ThresholdUnit.BYTES, _BYTES)):
-        if (match := pattern.fullmatch(text)) and int(match[1]):
-            return unit, int(match[1]) * _UNITS[match[2]]
+    """Tokens in `32k` (32,768, as context lengths are counted), seconds in `5s`, a ratio in `25%`; above 0.
+
+    Raises BadInputError.
+    """
+    if (match := _TOKENS.fullmatch(text)) and int(match[1]):
+        return ThresholdUnit.TOKENS, int(match[1]) * _UNITS[match[2]]
+    if (match := _PERCENT.fullmatch(text)) and 0 < int(match[1]) <= 100:
+        return ThresholdUnit.RATIO, int(match[1]) / 100
     try:
         seconds = parse_duration(text) if not text.isdigit() else 0.0
     except BadInputError:
         seconds = 0.0
     if not seconds:
-        raise BadInputError(f"{_shown(text)} is not a threshold", remedy="write it like 32k (tokens), 5s or 2GiB")
+        raise BadInputError(f"{_shown(text)} is not a threshold", remedy="write it like 32k (tokens), 5s or 25%")
     return ThresholdUnit.SECONDS, seconds
 
 

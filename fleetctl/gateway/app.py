@@ -45,6 +45,7 @@ log = structlog.get_logger()
 
 DRAIN_GRACE_S = 30.0
 NODES_FAULT = frozenset({"engine_error", "node_error"})  # within a stream: the node's word, not the client's doing
+EXPLAIN_PATH = "/gateway/route/explain"
 TENANTS_PATH = "/gateway/tenants"
 LOOPBACK = ("127.0.0.1", "::1")
 ABORT_GRACE_S = 2.0  # for the errors of what was cut to reach its clients
@@ -94,6 +95,7 @@ class Gateway:
         )
         AdmissionMetrics(self.admission, self.metrics.registry)
         self.proxy: Proxy | None = None
+        self.placer: Placer | None = None
         self.prompts: PromptPreparation | None = None
         self.is_draining = False
         self._nodes: NodeClient | None = None
@@ -104,6 +106,7 @@ class Gateway:
             "/gateway/status": lambda _: json_answer(200, self.status()),
             "/gateway/requests/": self._fate,
             "/gateway/prefix-report": self._prefix_report,
+            "/gateway/decisions": self._decisions,
         }
 
     @asynccontextmanager
@@ -122,8 +125,10 @@ class Gateway:
                 ejections=self.ejections,
                 retries=self._limits.retries,
                 fail_open=self._limits.fail_open,
+                routing_settings=self._limits.routing,
             )
             overflow = self._open_overflow()
+            self.placer = placer
             self.prompts = open_preparation(self._limits.prompts, self.metrics.registry, nodes, self.routing)
             self.proxy = Proxy(
                 placer,
@@ -197,6 +202,9 @@ class Gateway:
         path = exchange.path
         if path == TENANTS_PATH and exchange.method == "GET":
             await exchange.give(self._tenants(exchange))
+        elif path == EXPLAIN_PATH and exchange.method == "POST":
+            assert self.proxy is not None
+            await self.proxy.explain(exchange)
         elif not path.startswith("/v1/"):
             await exchange.give(self._own_answer(exchange.method, path))
         elif ".." in path or "//" in path:
@@ -312,6 +320,9 @@ class Gateway:
     def _most_outstanding(self, lane: str) -> int | None:
         table, per_node = self.routing.table, self._limits.admission.max_outstanding_per_node
         return None if per_node is None or table is None else per_node * max(1, table.num_active(lane))
+
+    def _decisions(self, _: str) -> WholeAnswer:
+        return json_answer(200, self.placer.chooser.decisions.as_json() if self.placer is not None else {})
 
     def _note_table(self, table: Table) -> None:
         self.admission.use_orders(shed_orders(table.rules))

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator
 from fleetctl.settings.admission import AdmissionSettings
 from fleetctl.settings.gateway_health import EjectionSettings, RetrySettings
 from fleetctl.settings.gateway_http import GatewayHttpSettings
+from fleetctl.settings.gateway_routing import RoutingSettings
 from fleetctl.settings.overflow import OverflowSettings
 from fleetctl.settings.prompts import PromptSettings
 from fleetctl.settings.section import Section
@@ -82,6 +83,7 @@ class GatewaySettings(Section):
         return None if path is None else path.expanduser().absolute()
 
     http: GatewayHttpSettings = Field(default=GatewayHttpSettings())
+    routing: RoutingSettings = Field(default=RoutingSettings())
 
     @property
     def base_url(self) -> str:

@@ -14,7 +14,7 @@ from runbooks.verb import KEEPS, Action, EffectCall, Option, Verb
 _THRESHOLD_KEYS = {
     ThresholdUnit.TOKENS: "over_tokens",
     ThresholdUnit.SECONDS: "over_prefill_s",
-    ThresholdUnit.BYTES: "over_kv_bytes",
+    ThresholdUnit.RATIO: "over_kv_share",
 }
 
 
@@ -37,7 +37,7 @@ def _resolve(action: Action, fleet: FleetView, last: Action | None) -> Action:
 def _spec(action: Action) -> dict[str, Any]:
     args = action.args
     unit, amount = parse_threshold(args["over"])
-    threshold = amount if unit is ThresholdUnit.SECONDS else int(amount)
+    threshold = int(amount) if unit is ThresholdUnit.TOKENS else amount
     given = {_THRESHOLD_KEYS[unit]: threshold, "pool": args["pool"], "share": args["share"], "cap": args["cap"]}
     return {"kind": "reroute", **{key: value for key, value in given.items() if value is not None}}
 
@@ -76,7 +76,14 @@ VERBS = (
         effect=_make,
         idempotency="a rule with the same id is replaced",
         options=(
-            Option("--over", "over", "threshold", None, "what is long: 32k (tokens), 5s (prefill), 2GiB (KV)", True),
+            Option(
+                "--over",
+                "over",
+                "threshold",
+                None,
+                "what is long: 32k (tokens), 5s (prefill), 25% (of a KV cache)",
+                True,
+            ),
             Option("--to", "pool", "word", None, "the pool that they go to"),
             Option("--share", "share", "ratio", None, "the share of the nodes that they go to, instead of a pool"),
             Option("--cap", "cap", "count", None, "how many of them one node gets at once; none: no limit"),

@@ -28,14 +28,14 @@ def controller(world: World) -> Controller:
         ("1M", ThresholdUnit.TOKENS, 1_048_576),
         ("5s", ThresholdUnit.SECONDS, 5),
         ("2m", ThresholdUnit.SECONDS, 120),
-        ("2GiB", ThresholdUnit.BYTES, 2 * 2**30),
+        ("25%", ThresholdUnit.RATIO, 0.25),
     ],
 )
-def test_a_threshold_is_tokens_seconds_or_bytes(text: str, unit: ThresholdUnit, amount: float) -> None:
+def test_a_threshold_is_tokens_seconds_or_a_share(text: str, unit: ThresholdUnit, amount: float) -> None:
     assert parse_threshold(text) == (unit, amount)
 
 
-@pytest.mark.parametrize("text", ["", "0", "0k", "-5", "5 s", "32K", "2GB", "long", "1e3"])
+@pytest.mark.parametrize("text", ["", "0", "0k", "-5", "5 s", "32K", "2GiB", "101%", "long", "1e3"])
 def test_what_is_no_threshold_is_refused(text: str) -> None:
     with pytest.raises(BadInputError, match="not a threshold"):
         parse_threshold(text)

@@ -164,6 +164,8 @@ def _read_table(connection: sa.Connection, phases: Mapping[str, NodePhase]) -> R
             pool=row.spec.pool,
             model=row.spec.model,
             phase=phases.get(row.name),
+            engine=row.spec.engine,
+            revision=row.spec.revision,
         )
         for row in list_published(connection)
     ]

@@ -31,6 +31,8 @@ class Endpoint:
     pool: str
     model: str
     phase: NodePhase | None = None
+    engine: str = ""
+    revision: str = ""
 
     @property
     def is_well(self) -> bool:
@@ -82,6 +84,8 @@ class Table:
                 pool=route.pool,
                 model=route.model,
                 phase=route.phase,
+                engine=route.engine,
+                revision=route.revision,
             )
         return cls(
             version=table.version,
@@ -93,7 +97,16 @@ class Table:
     def to_wire(self) -> RoutingTable:
         """The same table in the controller's form, without rejected routes."""
         routes = [
-            Route(node=e.node, url=e.base, state=e.state, pool=e.pool, model=e.model, phase=e.phase)
+            Route(
+                node=e.node,
+                url=e.base,
+                state=e.state,
+                pool=e.pool,
+                model=e.model,
+                phase=e.phase,
+                engine=e.engine,
+                revision=e.revision,
+            )
             for e in self.endpoints
         ]
         return RoutingTable(version=self.version, routes=routes, rules=list(self.rules))

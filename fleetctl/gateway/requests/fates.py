@@ -120,6 +120,11 @@ class ProxiedRequest:
         self.reason = ""
         self.duration_s: float | None = None
 
+    def set_header(self, name: bytes, value: str) -> None:
+        """Tell the client something in the answer's head; the last value stands."""
+        kept = [one for one in self.answer_headers if one[0] != name]
+        self.answer_headers = [*kept, (name, value.encode("latin-1", "replace"))]
+
     @property
     def moved(self) -> int:
         """How often another node went on with it."""

@@ -5,29 +5,35 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import structlog
 
+from fleetctl.gateway.http.answers import ErrorAnswer, WholeAnswer
 from fleetctl.gateway.http.node_client import NodeAnswer, NodeClient, NodeClientError, NodeConnectError
 from fleetctl.gateway.metrics import GatewayMetrics
 from fleetctl.gateway.nodes.ejection import Ejection, Ejections
 from fleetctl.gateway.nodes.fitness import Fitness
 from fleetctl.gateway.nodes.health_metrics import HealthMetrics
-from fleetctl.gateway.nodes.loads import REFUSED_S, SUSPECT_S, Loads
+from fleetctl.gateway.nodes.loads import REFUSED_S, SUSPECT_S, Loads, RequestLoad
 from fleetctl.gateway.nodes.node_watch import NodeWatch, Wait, WaitEnd
 from fleetctl.gateway.nodes.retry_budget import RetryBudget
 from fleetctl.gateway.nodes.table import Endpoint, Routing
+from fleetctl.gateway.requests.chooser import Choice, Chooser
+from fleetctl.gateway.requests.explain import explain_choice
 from fleetctl.gateway.requests.fates import Death, ProxiedRequest
+from fleetctl.gateway.requests.model_names import MODEL_HEADER, ModelNames
 from fleetctl.gateway.requests.poison import body_key, is_poison
-from fleetctl.gateway.routing.pick import pick_node
 from fleetctl.gateway.routing.routing_facts import GENERATION_PATHS, RoutingFacts
 from fleetctl.settings.gateway_health import EjectionSettings, RetrySettings
+from fleetctl.settings.gateway_routing import RoutingSettings
 
 log = structlog.get_logger()
 
 MAX_TRIES = 8  # nodes asked for one new request; a hand-off asks every node, because losing it is worse than waiting
 MAX_RETRY_AFTER_S = 60
 DEADLINE_HEADER = "X-Fleet-Deadline-S"
+REVISION_HEADER = b"x-fleet-revision"
 CORE_DEAD = "core_dead"
 REQUEST_IN_FLIGHT = "request_in_flight"
 # What a node says that had the request in hand: it may be what ends its holders, so few nodes get it again.
@@ -67,15 +73,22 @@ class NotPlaced:
 class Placed:
     """A node that took the request, and its open answer. `close()` is owed exactly once."""
 
-    __slots__ = ("_release", "answer", "endpoint", "job", "wait")
+    __slots__ = ("_release", "answer", "endpoint", "job", "load", "wait")
 
     def __init__(
-        self, job: Job, endpoint: Endpoint, answer: NodeAnswer, wait: Wait, release: Callable[[], None]
+        self,
+        job: Job,
+        endpoint: Endpoint,
+        answer: NodeAnswer,
+        wait: Wait,
+        load: RequestLoad,
+        release: Callable[[], None],
     ) -> None:
         self.job = job
         self.endpoint = endpoint
         self.answer = answer
         self.wait = wait
+        self.load = load
         self._release = release
 
     def close(self) -> None:
@@ -100,6 +113,7 @@ class Placer:
         ejections: Ejections | None = None,
         retries: RetrySettings | None = None,
         fail_open: bool = True,
+        routing_settings: RoutingSettings | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`max_resends`: other nodes that get a request after one died or fell silent with it in hand."""
@@ -113,6 +127,10 @@ class Placer:
         self._health = health or HealthMetrics(metrics.registry)
         self.ejections = ejections or Ejections(EjectionSettings())
         self._fitness = Fitness(watch, self.ejections, loads, fail_open=fail_open, clock=clock)
+        self.chooser = Chooser(
+            loads, metrics.registry, sift=self._fitness.sift, settings=routing_settings or RoutingSettings()
+        )
+        self.model_names = ModelNames(routing_settings or RoutingSettings())
         limits = retries or RetrySettings()
         self.budget = RetryBudget(share=limits.budget_ratio, floor=limits.floor)
 
@@ -127,13 +145,33 @@ class Placer:
             proxied.body_key = body_key(job.path, job.body)
         self._note_failed(proxied, node, Ejection.RESET)
 
+    def explain(self, facts: RoutingFacts, body: bytes) -> dict[str, Any]:
+        """What would be chosen for such a request, and why."""
+        return explain_choice(self._routing.table, self.chooser, self.model_names, facts, body)
+
+    def resolve_model(self, facts: RoutingFacts, body: bytes, proxied: ProxiedRequest) -> tuple[RoutingFacts, bytes]:
+        """Facts and body with the model's name that nodes know; another one than was asked for is told in a header."""
+        resolved, body = self.model_names.resolve(self._routing.table, facts, body)
+        if resolved is not facts and resolved.model is not None:
+            proxied.set_header(MODEL_HEADER, resolved.model)
+        return resolved, body
+
+    def unknown_model(self, facts: RoutingFacts) -> ErrorAnswer | None:
+        """What to tell a client whose model is known to be none of ours."""
+        return self.model_names.refusal(self._routing.table, facts)
+
+    def model_list(self) -> WholeAnswer | None:
+        """The models of all nodes; None while there is one at most, whose nodes say more of it themselves."""
+        return self.model_names.listing(self._routing.table)
+
     async def place(self, job: Job, proxied: ProxiedRequest) -> Placed | NotPlaced:
         """The first node that takes the job. A refusal, refused connection, death or silence tries another."""
         not_placed = NotPlaced()
         tried = set(job.excluded)
         last_reason: str | None = None
         while self.may_resend(proxied) and (job.is_continuation or len(not_placed.reasons) < MAX_TRIES):
-            endpoint = self._choose(job.facts, tried, not_placed)
+            choice = self._choose(job.facts, tried, not_placed, proxied.request_id)
+            endpoint = choice.endpoint
             if endpoint is None:
                 break
             if job.deadline_at is not None and job.deadline_at <= self._clock():
@@ -143,9 +181,18 @@ class Placer:
                 break
             tried.add(endpoint.node)
             tried_again = endpoint.node in not_placed.reasons
-            placed = await self._try_node(job, endpoint, not_placed, proxied)
+            self.chooser.note_sent(choice, job.facts, proxied.request_id)
+            load = self._loads.begin(
+                endpoint.node,
+                max(0, job.facts.input_tokens - choice.pick.cached_tokens),
+                job.facts.output_estimate,
+                is_long=choice.is_long,
+            )
+            placed = await self._try_node(job, endpoint, load, not_placed, proxied)
             if placed is not None:
                 proxied.nodes.append(endpoint.node)
+                if endpoint.revision:
+                    proxied.set_header(REVISION_HEADER, endpoint.revision)
                 return placed
             if not_placed.given_up is not None:
                 break
@@ -180,26 +227,22 @@ class Placer:
             for e in self._fitness.sift(table.candidates(job.facts.model)).fit
         )
 
-    def _choose(self, facts: RoutingFacts, excluded: set[str], not_placed: NotPlaced) -> Endpoint | None:
-        table = self._routing.table
-        if table is None:
-            return None
-        endpoints, left_out = self._fitness.sift(table.candidates(facts.model))
-        node = pick_node(self._loads.candidates(endpoints), prefix=facts.prefix, tokens=facts.tokens, excluded=excluded)
-        if node is None:
-            for one, why in left_out.items():
+    def _choose(self, facts: RoutingFacts, excluded: set[str], not_placed: NotPlaced, request_id: str) -> Choice:
+        choice = self.chooser.choose(self._routing.table, facts, excluded, key=request_id)
+        if choice.endpoint is None:
+            for one, why in choice.left_out.items():
                 not_placed.reasons.setdefault(one, why)
-        return next((e for e in endpoints if e.node == node), None)
+            not_placed.is_overload = not_placed.is_overload or choice.is_capped
+        return choice
 
     async def _try_node(
-        self, job: Job, endpoint: Endpoint, not_placed: NotPlaced, proxied: ProxiedRequest
+        self, job: Job, endpoint: Endpoint, load: RequestLoad, not_placed: NotPlaced, proxied: ProxiedRequest
     ) -> Placed | None:
-        node, tokens = endpoint.node, job.facts.tokens
-        self._loads.begin_request(node, tokens)
+        node = endpoint.node
         wait = proxied.wait = self._watch.begin(endpoint, job.deadline_at)
 
         def release() -> None:
-            self._loads.end_request(node, tokens)
+            load.end()
             self._watch.finish(wait)
 
         placed: Placed | None = None
@@ -209,7 +252,7 @@ class Placer:
                     job.method, endpoint.base, job.path, headers=self._headers(job), body=job.body
                 )
             wait.note_heard(self._clock())
-            placed = self._judge(Placed(job, endpoint, answer, wait, release), not_placed, proxied)
+            placed = self._judge(Placed(job, endpoint, answer, wait, load, release), not_placed, proxied)
             if placed is None:
                 if (reason := not_placed.reasons[node]) in ENDED_WITH_IT:
                     self.note_death(proxied, job, node, reason)

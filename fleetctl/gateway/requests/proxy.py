@@ -17,7 +17,7 @@ import structlog
 from fleetctl.gateway.admission.admission import Admission
 from fleetctl.gateway.admission.tenant import ANONYMOUS
 from fleetctl.gateway.http import answers
-from fleetctl.gateway.http.answers import ErrorAnswer
+from fleetctl.gateway.http.answers import ErrorAnswer, json_answer
 from fleetctl.gateway.http.exchange import (
     BadDeadlineError,
     BadFramingError,
@@ -38,11 +38,19 @@ from fleetctl.gateway.requests.outside_relay import OutsideRelay
 from fleetctl.gateway.requests.place import DEADLINE_HEADER, Job, NotPlaced, Placed, Placer
 from fleetctl.gateway.requests.poison import Poisoned, PoisonMemory
 from fleetctl.gateway.requests.relay import Cut, ReceivedHandoff, Relay, id_header
-from fleetctl.gateway.routing.routing_facts import GENERATION_PATHS, BadBodyError, RoutingFacts, read_routing_facts
+from fleetctl.gateway.routing.routing_facts import (
+    CHAT_PATH,
+    COMPLETION_PATH,
+    GENERATION_PATHS,
+    BadBodyError,
+    RoutingFacts,
+    read_routing_facts,
+)
 
 log = structlog.get_logger()
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
+MAX_SESSION_CHARS = 200
 MAX_IN_FLIGHT = 4096
 MOVE_PATIENCE_S = 10.0  # a stream without a node waits this long for one: a pause is better than a loss
 MOVE_PAUSE_S = 0.2
@@ -117,6 +125,18 @@ class Proxy:
             if proxied.outcome is None:
                 self._fates.end(proxied, Outcome.FAILED, reason="interrupted")
 
+    async def explain(self, exchange: Exchange) -> None:
+        """Answer which node a completion request would go to, and why. Nothing is sent to a node."""
+        try:
+            body = await exchange.read_body(self._max_body_bytes)
+            facts = read_routing_facts(CHAT_PATH if b'"messages"' in body else COMPLETION_PATH, body)
+        except (BodyTooLargeError, TimeoutError, ClientGoneError):
+            await exchange.fail(answers.bad_request("the body is too large, or did not come", status=413))
+        except BadBodyError as error:
+            await exchange.fail(answers.bad_request(str(error)))
+        else:
+            await exchange.give(json_answer(200, self._placer.explain(facts, body)))
+
     def retries_left(self) -> float:
         """Of the retry budget, now."""
         return self._placer.budget.left(self._clock())
@@ -132,6 +152,10 @@ class Proxy:
         account = self._entry.authenticate(exchange, proxied)
         if isinstance(account, ErrorAnswer):
             await self._refuse(exchange, proxied, account)
+            return
+        if exchange.path == "/v1/models" and exchange.method == "GET" and (listing := self._placer.model_list()):
+            await exchange.answer(listing.status, listing.body, [*listing.headers, *id_header(proxied)])
+            self._fates.end(proxied, Outcome.FINISHED, status=listing.status)
             return
         read = await self._read_job(exchange, proxied)
         if read is None:
@@ -236,6 +260,10 @@ class Proxy:
                 body = prepared.body
                 proxied.answer_headers.extend(prepared.headers)
             facts = read_routing_facts(path, body) if is_generation else RoutingFacts()
+            if is_generation:
+                facts, body = self._placer.resolve_model(facts, body, proxied)
+                if session := exchange.header(b"x-fleet-session"):
+                    facts = replace(facts, session=session.decode("latin-1")[:MAX_SESSION_CHARS])
         except PromptOverBudgetError as error:
             await self._refuse(exchange, proxied, answers.bad_request(str(error), code="prompt_over_budget"))
         except BodyTooLargeError:
@@ -256,6 +284,9 @@ class Proxy:
         except ClientGoneError:
             self._fates.end(proxied, Outcome.CLIENT_GONE, reason=exchange.gone_reason)
         else:
+            if (unknown := self._placer.unknown_model(facts)) is not None:
+                await self._refuse(exchange, proxied, unknown)
+                return None
             headers = exchange.forwarded_headers()
             headers.append(("X-Request-Id", proxied.request_id))
             if is_generation:

@@ -123,6 +123,7 @@ class Relay:
                         wait.is_paused = True  # a slow client is not the node's silence
                         if not wait.has_forwarded:
                             wait.has_forwarded = True
+                            where.load.end_prefill()
                             await self._begin_part(exchange, proxied, answer)
                         proxied.pieces += 1
                         proxied.meter.note_stream(events.forward)

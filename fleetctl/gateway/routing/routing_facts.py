@@ -9,13 +9,17 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-PREFIX_CHARS = 512  # of the canonical prompt; prompts that agree this far share KV blocks worth keeping together
-CHARS_PER_TOKEN = 4  # a guess for load estimates only
+from fleetctl.gateway.routing.prefix_blocks import CHARS_PER_TOKEN, Blocks, text_blocks, token_blocks
+
+HEAD_CHARS = 32_768  # of the canonical prompt, kept while its node is chosen
+KEY_CHARS = 512  # by them a prompt that nobody was sent before finds its node
 DEFAULT_OUTPUT_TOKENS = 256  # when a request gives no max_tokens
 MAX_DEADLINE_S = 1e9
 MAX_OUTPUT_TOKENS = 16_384  # one request's claim must not blind the balance
 
-GENERATION_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
+COMPLETION_PATH = "/v1/completions"
+CHAT_PATH = "/v1/chat/completions"
+GENERATION_PATHS = frozenset({COMPLETION_PATH, CHAT_PATH})
 
 
 class BadBodyError(Exception):
@@ -24,20 +28,33 @@ class BadBodyError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RoutingFacts:
-    """`prefix`: the canonical prompt's first characters. `tokens`: rough cost, prompt and output together.
+    """`head`: the canonical prompt's first characters; `blocks`: all of it as a chain of hashes.
 
-    `input_tokens`: the prompt's part of it. `output_tokens`: what the client asks for at most; None: it does not say.
-
-    `deadline_s`: seconds from its arrival after which the client wants no answer.
+    `tokens`: rough cost, prompt and output together. `input_tokens`: the prompt's part of it. `output_tokens`: what the
+    client asks for at most; None: it does not say. `deadline_s`: seconds from its arrival after which the client wants
+    no answer. `user`: whom the client says it asks for, `session`: its header; empty: it does not say.
     """
 
     model: str | None = None
     stream: bool = False
-    prefix: str = ""
+    head: str = ""
     tokens: int = 0
     input_tokens: int = 0
     output_tokens: int | None = None
     deadline_s: float | None = None
+    blocks: Blocks = ()
+    user: str = ""
+    session: str = ""
+
+    def key_text(self, after_tokens: int = 0) -> str:
+        """The characters by which the prompt is told from others that share so many tokens with it."""
+        at = after_tokens * CHARS_PER_TOKEN
+        return self.head[at : at + KEY_CHARS] or self.head[-KEY_CHARS:]
+
+    @property
+    def output_estimate(self) -> int:
+        """How many tokens the answer is taken to have."""
+        return self.tokens - self.input_tokens
 
 
 def read_routing_facts(path: str, body: bytes) -> RoutingFacts:
@@ -48,20 +65,31 @@ def read_routing_facts(path: str, body: bytes) -> RoutingFacts:
         raise BadBodyError("the body is not valid JSON") from error
     if not isinstance(value, dict):
         raise BadBodyError("the body must be a JSON object")
-    if path == "/v1/chat/completions":
-        prefix, chars = _chat_prompt(value.get("messages"))
+    return routing_facts_of(path, value)
+
+
+def routing_facts_of(path: str, value: dict[str, Any]) -> RoutingFacts:
+    """As `read_routing_facts`, of a body that was parsed already."""
+    model, user = value.get("model"), value.get("user")
+    model = model if isinstance(model, str) else None
+    if path == CHAT_PATH:
+        text, chars = _chat_prompt(value.get("messages"))
+        tools = value.get("tools")  # templates write them before the messages
+        blocks = text_blocks(text, (model, repr(tools)) if tools else model)
+        head = text[:HEAD_CHARS]
     else:
-        prefix, chars = _completion_prompt(value.get("prompt"))
-    model = value.get("model")
+        head, chars, blocks = _completion_prompt(value.get("prompt"), model)
     input_tokens, output_tokens = chars // CHARS_PER_TOKEN, _output_tokens(value)
     return RoutingFacts(
-        model=model if isinstance(model, str) else None,
+        model=model,
         stream=value.get("stream") is True,
-        prefix=prefix,
+        head=head,
         tokens=input_tokens + min(output_tokens or DEFAULT_OUTPUT_TOKENS, MAX_OUTPUT_TOKENS),
         input_tokens=input_tokens,
         output_tokens=output_tokens,
         deadline_s=_deadline_s(value.get("deadline_s")),
+        blocks=blocks,
+        user=user if isinstance(user, str) else "",
     )
 
 
@@ -81,19 +109,21 @@ def _output_tokens(value: dict[str, Any]) -> int | None:
 
 
 def _chat_prompt(messages: Any) -> tuple[str, int]:
-    """Role and text of each message, one after the other: equal conversations give equal text, however encoded."""
+    """Role and text of each message, one after the other: equal conversations give equal text, however encoded.
+
+    Returns the text, and the characters of the messages alone.
+    """
     if not isinstance(messages, list):
         return "", 0
-    prefix = ""
+    parts: list[str] = []
     chars = 0
     for message in messages:
         if not isinstance(message, dict):
             continue
         text = _content_text(message.get("content"))
         chars += len(text)
-        if len(prefix) < PREFIX_CHARS:
-            prefix += f"{message.get('role')}\n{text[:PREFIX_CHARS]}\n"
-    return prefix[:PREFIX_CHARS], chars
+        parts.append(f"{message.get('role')}\n{text}\n")
+    return "".join(parts), chars
 
 
 def _content_text(content: Any) -> str:
@@ -105,17 +135,30 @@ def _content_text(content: Any) -> str:
     return ""
 
 
-def _completion_prompt(prompt: Any) -> tuple[str, int]:
+def _completion_prompt(prompt: Any, model: str | None) -> tuple[str, int, Blocks]:
+    """First characters, size in characters and blocks; of several prompts the blocks of the first."""
     if isinstance(prompt, str):
-        return prompt[:PREFIX_CHARS], len(prompt)
+        return prompt[:HEAD_CHARS], len(prompt), text_blocks(prompt, model)
     if isinstance(prompt, list) and prompt:
         if isinstance(prompt[0], int):
-            head = " ".join(map(str, prompt[: PREFIX_CHARS // CHARS_PER_TOKEN]))
-            return head[:PREFIX_CHARS], len(prompt) * CHARS_PER_TOKEN
-        prefix, _ = _completion_prompt(prompt[0])
-        return prefix, sum(_completion_prompt(one)[1] for one in prompt if not _is_nested(one))
-    return "", 0
+            head = " ".join(map(str, prompt[: KEY_CHARS // CHARS_PER_TOKEN]))
+            return head[:KEY_CHARS], len(prompt) * CHARS_PER_TOKEN, _id_blocks(prompt, model)
+        head, _, blocks = _completion_prompt(prompt[0], model)
+        return head, sum(_num_chars(one) for one in prompt), blocks
+    return "", 0, ()
 
 
-def _is_nested(prompt: Any) -> bool:
-    return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], list)
+def _id_blocks(prompt: list[Any], model: str | None) -> Blocks:
+    try:
+        return token_blocks(prompt, model)
+    except TypeError:  # something in it has no hash: no token ids, and the node says so
+        return ()
+
+
+def _num_chars(prompt: Any) -> int:
+    """Characters of one of several prompts; what is nested deeper counts for nothing."""
+    if isinstance(prompt, str):
+        return len(prompt)
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
+        return len(prompt) * CHARS_PER_TOKEN
+    return 0

@@ -89,7 +89,7 @@ async def test_a_placed_request_is_held_by_its_node_until_it_is_closed() -> None
         assert isinstance(placed, Placed)
         assert (placed.endpoint.node, placed.answer.status) == ("a", 200)
         assert rig.loads.inflight_requests() == {"a": 1}
-        assert [c.outstanding_tokens for c in rig.loads.candidates([placed.endpoint])] == [7]
+        assert rig.loads.of("a").kv_tokens == 7
         assert (rig.proxied.nodes, rig.proxied.retries) == (["a"], 0)
         placed.close()
         assert rig.loads.inflight_requests() == {}

@@ -1,209 +1,159 @@
+"""Filter, score, pick: pure, and with a reason for each."""
+
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
-from fleetctl.gateway.nodes.loads import SUSPECT_S, Loads
-from fleetctl.gateway.nodes.table import Endpoint
-from fleetctl.gateway.routing.pick import Candidate, pick_node, rendezvous_weight
-from fleetctl.wire import RouteState
+from fleetctl.gateway.routing.pick import (
+    KV_SHORT_FACTOR,
+    MISSING_ADAPTER_TOKENS,
+    SEAT_TOKENS,
+    UNCACHED_FACTOR,
+    Ask,
+    Candidate,
+    LeftOut,
+    PickReason,
+    affinity,
+    node_hash,
+    pick_node,
+    prefix_hash,
+    score_all,
+)
+from fleetctl.gateway.routing.ring import Ring
 
-WEIGHTS = {"a": 12155712094771220835, "b": 8615198460984447914}  # for the prefix "system"
+WEIGHTS = {"a": 18351680807653106814, "b": 9886095326920212755}  # for the prefix "system"
+ASK = Ask(1000, 100)
 
 
-def make_candidates(**tokens: int) -> list[Candidate]:
-    return [Candidate(node, count) for node, count in tokens.items()]
+def of(node: str, **facts: Any) -> Candidate:
+    return Candidate(node, **facts)
 
 
-def make_endpoints(*names: str) -> list[Endpoint]:
-    return [Endpoint(name, f"http://{name}", RouteState.ACTIVE, "default", "demo") for name in names]
+def hashed(*nodes: str, prefix: str) -> list[Candidate]:
+    return [Candidate(node, affinity=affinity(node_hash(node), prefix_hash(prefix))) for node in nodes]
 
 
-def test_same_prefix_goes_to_the_same_node_while_loads_are_close() -> None:
-    first = pick_node(make_candidates(a=0, b=0, c=0), prefix="system", tokens=100)
-    assert first is not None
+def test_the_node_that_holds_the_longest_part_gets_the_request() -> None:
+    pick = pick_node([of("a", cached_tokens=200), of("b", cached_tokens=900), of("c")], ASK)
+    assert (pick.node, pick.reason, pick.cached_tokens) == ("b", PickReason.PREFIX, 900)
+
+
+def test_a_node_that_holds_more_but_has_far_more_to_do_loses_the_request() -> None:
+    busy = int(900 * UNCACHED_FACTOR) + 5000
+    pick = pick_node([of("a"), of("b", cached_tokens=900, prefill_tokens=busy)], ASK)
+    assert (pick.node, pick.reason, pick.cached_tokens) == ("a", PickReason.LOAD, 0)
+    pick = pick_node([of("a"), of("b", cached_tokens=900, prefill_tokens=500)], ASK)
+    assert pick.node == "b", "what it holds outweighs a short wait"
+
+
+def test_a_prefix_that_nobody_holds_finds_the_same_node_while_loads_are_close() -> None:
+    first = pick_node(hashed("a", "b", "c", prefix="system"), ASK)
+    assert first.reason is PickReason.HASH
     for load in (0, 100, 400):
-        loads = {"a": 0, "b": 0, "c": 0} | {first: load}
-        assert pick_node(make_candidates(**loads), prefix="system", tokens=100) == first
+        again = [
+            one._replace(prefill_tokens=load if one.node == first.node else 0)
+            for one in hashed("a", "b", "c", prefix="system")
+        ]
+        assert pick_node(again, ASK).node == first.node
+    busy = [
+        one._replace(prefill_tokens=5000 if one.node == first.node else 0)
+        for one in hashed("a", "b", "c", prefix="system")
+    ]
+    assert pick_node(busy, ASK).node != first.node
 
 
-def test_a_favourite_loaded_well_beyond_the_least_loses_the_request() -> None:
-    first = pick_node(make_candidates(a=0, b=0, c=0), prefix="system", tokens=100)
-    assert first is not None
-    loads = {"a": 1000, "b": 1000, "c": 1000} | {first: 1000 * 2}
-    assert pick_node(make_candidates(**loads), prefix="system", tokens=100) != first
-
-
-def test_prefixes_spread_over_nodes() -> None:
-    picks = Counter(pick_node(make_candidates(a=0, b=0, c=0), prefix=f"p{i}", tokens=1) for i in range(300))
-    assert set(picks) == {"a", "b", "c"}
-    assert min(picks.values()) > 60
-
-
-def test_a_node_that_leaves_moves_only_its_own_prefixes() -> None:
-    before = {i: pick_node(make_candidates(a=0, b=0, c=0), prefix=f"p{i}", tokens=1) for i in range(200)}
-    after = {i: pick_node(make_candidates(a=0, b=0), prefix=f"p{i}", tokens=1) for i in range(200)}
+def test_unseen_prefixes_spread_and_a_node_that_leaves_moves_only_its_own() -> None:
+    before = {i: pick_node(hashed("a", "b", "c", prefix=f"p{i}"), ASK).node for i in range(300)}
+    counts = Counter(before.values())
+    assert set(counts) == {"a", "b", "c"}
+    assert min(counts.values()) > 60
+    after = {i: pick_node(hashed("a", "b", prefix=f"p{i}"), ASK).node for i in range(300)}
     assert all(after[i] == node for i, node in before.items() if node != "c")
 
 
-def test_without_a_prefix_the_least_loaded_node_gets_the_request() -> None:
-    assert pick_node(make_candidates(a=5, b=3, c=9), prefix="", tokens=10) == "b"
+def test_a_nodes_affinity_is_the_same_in_every_process_and_release() -> None:
+    # Gateways side by side, and one after a restart, must send an unseen prefix to the same node.
+    assert {node: affinity(node_hash(node), prefix_hash("system")) for node in "ab"} == WEIGHTS
+    assert prefix_hash("\ud800") != prefix_hash("\ud801")
 
 
-def test_excluded_nodes_are_never_picked() -> None:
-    candidates = make_candidates(a=0, b=0)
-    assert pick_node(candidates, prefix="x", tokens=1, excluded={"a"}) == "b"
-    assert pick_node(candidates, prefix="x", tokens=1, excluded={"a", "b"}) is None
-    assert pick_node([], prefix="x", tokens=1) is None
+def test_without_a_prompt_the_least_loaded_node_gets_the_request() -> None:
+    candidates = [of("a", requests=5), of("b", requests=3), of("c", requests=9)]
+    pick = pick_node(candidates, Ask())
+    assert (pick.node, pick.reason) == ("b", PickReason.LEAST)
+
+
+def test_nodes_that_were_tried_are_never_picked_and_it_is_told() -> None:
+    pick = pick_node([of("a"), of("b")], ASK, excluded={"a"})
+    assert (pick.node, pick.reason, pick.left_out) == ("b", PickReason.ONLY, (("a", LeftOut.TRIED),))
+    nobody = pick_node([of("a"), of("b")], ASK, excluded={"a", "b"})
+    assert (nobody.node, nobody.reason) == (None, PickReason.NONE)
+    assert pick_node([], ASK).node is None
 
 
 def test_suspect_nodes_are_tried_last_but_are_tried() -> None:
-    candidates = [Candidate("a", 0, is_suspect=True), Candidate("b", 99_999)]
-    assert pick_node(candidates, prefix="x", tokens=1) == "b"
-    assert pick_node(candidates, prefix="x", tokens=1, excluded={"b"}) == "a"
+    candidates = [of("a", is_suspect=True), of("b", prefill_tokens=99_999)]
+    pick = pick_node(candidates, ASK)
+    assert (pick.node, pick.left_out) == ("b", (("a", LeftOut.SUSPECT),))
+    assert pick_node(candidates, ASK, excluded={"b"}).node == "a"
+    suspects = [of("a", prefill_tokens=10**9, is_suspect=True), of("b", is_suspect=True)]
+    assert pick_node(suspects, ASK).node == "b", "among suspects cost decides as ever"
 
 
-def test_odd_text_in_a_prefix_is_no_error() -> None:
-    assert pick_node(make_candidates(a=0, b=0), prefix="\ud800 lone surrogate", tokens=1) in ("a", "b")
+def test_a_node_whose_context_is_too_short_is_left_out_while_others_have_a_longer_one() -> None:
+    pick = pick_node([of("a", max_model_len=512, cached_tokens=900), of("b", max_model_len=4096)], ASK)
+    assert (pick.node, pick.left_out) == ("b", (("a", LeftOut.TOO_SHORT),))
+    assert pick_node([of("a", max_model_len=512)], ASK).node == "a", "it says so itself"
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_a_suspect_is_probed_by_one_request_and_cleared_by_its_success() -> None:
-    clock = Clock()
-    loads = Loads(clock=clock)
-    endpoints = make_endpoints("a", "b")
-    loads.suspect("a")
-    assert [c.is_suspect for c in loads.candidates(endpoints)] == [True, False]
-    clock.now += SUSPECT_S
-    assert [c.is_suspect for c in loads.candidates(endpoints)] == [False, False]
-    loads.begin_request("a", 10)  # the probe
-    assert loads.is_suspect("a"), "others keep away while one request probes"
-    loads.trust("a")
-    assert not loads.is_suspect("a")
+def test_a_cost_is_the_sum_of_its_parts() -> None:
+    one = of("a", prefill_tokens=70, requests=2, cached_tokens=400, kv_free_tokens=500, has_adapter=False)
+    (score,) = score_all([one], ASK)
+    assert (score.waiting, score.uncached, score.seats) == (70, int(600 * UNCACHED_FACTOR), 2 * SEAT_TOKENS)
+    assert score.kv == KV_SHORT_FACTOR * (1100 - 400 - 500)
+    assert score.adapter == MISSING_ADAPTER_TOKENS
+    assert score.cost == score.waiting + score.uncached + score.seats + score.kv + score.adapter
 
 
-def test_loads_count_requests_and_tokens_until_they_stop() -> None:
-    loads = Loads()
-    loads.begin_request("a", 10)
-    loads.begin_request("a", 5)
-    assert loads.inflight_requests() == {"a": 2}
-    assert [c.outstanding_tokens for c in loads.candidates(make_endpoints("a", "b"))] == [15, 0]
-    loads.end_request("a", 10)
-    loads.end_request("a", 5)
-    assert loads.inflight_requests() == {}
-    loads.check_integrity()
+def test_what_is_not_known_of_a_cache_is_neither_idle_nor_full() -> None:
+    candidates = [of("full", kv_free_tokens=0), of("free", kv_free_tokens=10**6), of("stale")]
+    costs = {score.node: score.kv for score in score_all(candidates, ASK)}
+    assert costs["free"] < costs["stale"] < costs["full"]
+    assert pick_node(candidates, ASK).node == "free"
+    assert {score.kv for score in score_all([of("a"), of("b")], ASK)} == {0}
 
 
-@pytest.mark.parametrize("gone", ["a", "b"])
-def test_suspicions_of_nodes_that_left_are_forgotten(gone: str) -> None:
-    loads = Loads()
-    loads.suspect(gone)
-    loads.keep_only([])
-    assert not loads.is_suspect(gone)
+def test_a_node_that_has_the_adapter_is_preferred_and_one_that_may_have_it_is_not_put_off() -> None:
+    candidates = [of("without", has_adapter=False), of("with", has_adapter=True), of("unknown")]
+    assert {score.node: score.adapter for score in score_all(candidates, ASK)} == {
+        "without": MISSING_ADAPTER_TOKENS,
+        "with": 0,
+        "unknown": 0,
+    }
 
 
-def test_a_nodes_weight_is_the_same_in_every_process_and_release() -> None:
-    # Gateways side by side, and one after a restart, must send a prefix to the same node.
-    assert rendezvous_weight("system", "a") == WEIGHTS["a"]
-    assert rendezvous_weight("system", "b") == WEIGHTS["b"]
-    assert rendezvous_weight("\ud800", "a") != rendezvous_weight("\ud801", "a")
+def test_a_session_stays_where_it_is_but_never_on_an_unfit_node() -> None:
+    candidates = [of("a", cached_tokens=1000), of("b", prefill_tokens=9000, is_sticky=True)]
+    pick = pick_node(candidates, ASK)
+    assert (pick.node, pick.reason) == ("b", PickReason.STICKY)
+    assert pick_node(candidates, ASK, excluded={"b"}).node == "a"
+    suspect = [candidates[0], candidates[1]._replace(is_suspect=True)]
+    assert pick_node(suspect, ASK).node == "a"
 
 
-def test_a_favourite_may_hold_a_quarter_more_than_the_least_and_four_requests_of_the_size_at_hand() -> None:
-    favourite = max(WEIGHTS, key=lambda node: WEIGHTS[node])
-    (other,) = {"a", "b"} - {favourite}
-    limit = 1000 + 250 + 4 * 10
-    for tokens, picked in ((limit, favourite), (limit + 1, other)):
-        candidates = make_candidates(**{other: 1000, favourite: tokens})
-        assert pick_node(candidates, prefix="system", tokens=10) == picked
-
-
-def test_nodes_beyond_the_limit_do_not_come_back_when_several_are_within() -> None:
-    loads = {"a": 0, "b": 0, "c": 0, "d": 0}
-    first = pick_node(make_candidates(**loads), prefix="system", tokens=1)
-    assert first is not None
-    second = pick_node(make_candidates(**loads), prefix="system", tokens=1, excluded={first})
-    assert pick_node(make_candidates(**loads | {first: 5}), prefix="system", tokens=1) == second
-
-
-def test_without_a_prefix_nodes_of_equal_load_are_told_apart_the_same_way_each_time() -> None:
-    ties = make_candidates(a=3, b=3, c=9)
-    heavier = max("ab", key=lambda node: rendezvous_weight("", node))
-    assert pick_node(ties, prefix="", tokens=1000) == heavier
-    assert pick_node(ties[::-1], prefix="", tokens=1000) == heavier
-
-
-def test_the_last_node_is_picked_however_loaded_and_suspect_it_is() -> None:
-    assert pick_node([Candidate("a", 10**9, is_suspect=True)], prefix="x", tokens=1) == "a"
-    suspects = [Candidate("a", 10**9, is_suspect=True), Candidate("b", 0, is_suspect=True)]
-    assert pick_node(suspects, prefix="x", tokens=1) == "b", "among suspects load decides as ever"
-
-
-def test_the_least_load_is_that_of_trusted_nodes() -> None:
-    candidates = [Candidate("a", 0, is_suspect=True), Candidate("b", 1000), Candidate("c", 1200)]
-    heavier = max("bc", key=lambda node: rendezvous_weight("p", node))
-    assert pick_node(candidates, prefix="p", tokens=0) == heavier
-
-
-def test_a_suspicion_lasts_as_long_as_was_said() -> None:
-    clock = Clock()
-    loads = Loads(clock=clock)
-    loads.suspect("a", 1.0)
-    loads.suspect("b")
-    clock.now += 0.5
-    assert (loads.is_suspect("a"), loads.is_suspect("b")) == (True, True)
-    clock.now += 0.5
-    assert (loads.is_suspect("a"), loads.is_suspect("b")) == (False, True)
-    clock.now += SUSPECT_S - 1.0
-    assert not loads.is_suspect("b")
-
-
-def test_a_probe_makes_a_node_suspect_for_a_whole_time_again_and_no_other_request_does() -> None:
-    clock = Clock()
-    loads = Loads(clock=clock)
-    loads.suspect("a", 1.0)
-    loads.begin_request("a", 1)  # it was tried though it is suspect: no probe, the time runs on
-    clock.now += 1.0
-    assert not loads.is_suspect("a")
-    loads.begin_request("a", 1)
-    clock.now += SUSPECT_S - 0.25
-    assert loads.is_suspect("a")
-    clock.now += 0.25
-    assert not loads.is_suspect("a")
-
-
-def test_a_node_that_was_never_suspect_is_none_after_a_request() -> None:
-    loads = Loads()
-    loads.trust("a")
-    loads.begin_request("a", 1)
-    loads.suspect("b")
-    loads.trust("a")
-    assert [c.is_suspect for c in loads.candidates(make_endpoints("a", "b"))] == [False, True]
-    assert [c.outstanding_tokens for c in loads.candidates(make_endpoints("a", "b"))] == [1, 0]
-
-
-def test_ends_take_away_what_their_begins_added() -> None:
-    loads = Loads()
-    for tokens in (10, 5, 7):
-        loads.begin_request("a", tokens)
-    loads.begin_request("b", 1)
-    loads.end_request("a", 5)
-    assert loads.inflight_requests() == {"a": 2, "b": 1}
-    assert [c.outstanding_tokens for c in loads.candidates(make_endpoints("a"))] == [17]
-    loads.inflight_requests().clear()
-    assert loads.inflight_requests() == {"a": 2, "b": 1}, "a copy is given"
-
-
-def test_suspicions_of_nodes_that_stay_are_kept() -> None:
-    loads = Loads()
-    loads.suspect("a")
-    loads.suspect("b")
-    loads.keep_only(iter(["a", "c"]))
-    assert (loads.is_suspect("a"), loads.is_suspect("b")) == (True, False)
+@pytest.mark.parametrize("count", [1, 4, 9])
+def test_a_ring_gives_different_nodes_and_a_node_that_leaves_moves_only_its_own_keys(count: int) -> None:
+    names = [f"node-{i}" for i in range(40)]
+    ring, smaller = Ring(names), Ring(names[1:])
+    keys = [prefix_hash(f"p{i}") for i in range(300)]
+    for key in keys:
+        nearest = ring.nearest(key, count)
+        assert len(set(nearest)) == count
+        assert (
+            smaller.nearest(key, count)[: len(nearest) - 1] == [one for one in nearest if one != "node-0"][: count - 1]
+        )
+    assert len({ring.nearest(key, 1)[0] for key in keys}) > 30
+    assert Ring(["a"]).nearest(5, 4) == ["a"]
