@@ -35,10 +35,12 @@ from fleetctl.gateway.overflow.overflow import Overflow
 from fleetctl.gateway.overflow.overflow_metrics import OverflowMetrics
 from fleetctl.gateway.prompts.preparation import PromptPreparation
 from fleetctl.gateway.prompts.tokenizer_probe import open_preparation
+from fleetctl.gateway.requests.cached_answers import CachedAnswers
 from fleetctl.gateway.requests.fates import Fates, Outcome, ProxiedRequest
 from fleetctl.gateway.requests.place import Placer
 from fleetctl.gateway.requests.poison import PoisonMemory
 from fleetctl.gateway.requests.proxy import MOVE_PATIENCE_S, Proxy
+from fleetctl.gateway.response_cache import ResponseCache
 from fleetctl.settings.gateway import GatewaySettings
 
 log = structlog.get_logger()
@@ -143,6 +145,7 @@ class Gateway:
                 health=self.health_metrics,
                 admission=self.admission,
                 overflow=overflow,
+                cached=self._make_cache(),
             )
             sync = TableSync(
                 control,
@@ -167,6 +170,12 @@ class Gateway:
                         await loop
                 if overflow is not None:
                     await overflow.aclose()
+
+    def _make_cache(self) -> CachedAnswers | None:
+        settings = self._limits.response_cache
+        if not settings.max_bytes:
+            return None
+        return CachedAnswers(ResponseCache(settings, self.metrics.registry), self.routing, self.fates, self.metrics)
 
     def _open_overflow(self) -> Overflow | None:
         settings = self._limits.overflow

@@ -12,6 +12,7 @@ from fleetctl.settings.gateway_http import GatewayHttpSettings
 from fleetctl.settings.gateway_routing import RoutingSettings
 from fleetctl.settings.overflow import OverflowSettings
 from fleetctl.settings.prompts import PromptSettings
+from fleetctl.settings.response_cache import ResponseCacheSettings
 from fleetctl.settings.section import Section
 
 
@@ -66,6 +67,7 @@ class GatewaySettings(Section):
     retries: RetrySettings = Field(
         default=RetrySettings(), description="How many tries beyond the first one requests may have."
     )
+    response_cache: ResponseCacheSettings = Field(default=ResponseCacheSettings())
     overflow: OverflowSettings = Field(default=OverflowSettings())
     prompts: PromptSettings = Field(default=PromptSettings())
     tenants_file: Path | None = Field(

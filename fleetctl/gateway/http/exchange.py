@@ -6,7 +6,7 @@ import asyncio
 import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from fleetctl.gateway.http.answers import ErrorAnswer, RawHeaders, WholeAnswer
@@ -90,6 +90,7 @@ class Exchange:
         "_waiter",
         "_writes_body",
         "address",
+        "copy_to",
         "gone_reason",
         "has_begun",
         "has_ended",
@@ -117,6 +118,7 @@ class Exchange:
         self._sink = sink
         self._max_body_bytes = max_body_bytes
         self._body_limit_s = body_limit_s
+        self.copy_to: Callable[[bytes], None] | None = None  # gets the body of the answer as well
         self._parts: list[bytes] = []
         self._size = 0
         self._is_whole = False  # the body has come
@@ -252,6 +254,8 @@ class Exchange:
     def answer_at_once(self, status: int, body: bytes, headers: RawHeaders) -> None:
         """Send a whole answer."""
         self.has_begun = self.has_ended = True
+        if self.copy_to is not None:
+            self.copy_to(body)
         keeps_alive = self._may_keep_alive()
         framing = b"" if status in (204, 304) else b"content-length: %d\r\n" % len(body)
         head = answer_head(status, headers, framing, keeps_alive=keeps_alive)
@@ -273,6 +277,8 @@ class Exchange:
         self.answer_at_once(error.status, error.body(), answer)
 
     def _framed(self, data: bytes) -> bytes:
+        if self.copy_to is not None:
+            self.copy_to(data)
         pending, self._pending = self._pending, b""
         if not data or not self._writes_body:
             return pending

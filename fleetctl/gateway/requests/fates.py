@@ -13,6 +13,7 @@ from fleetctl.gateway.admission.admission import Admitted
 from fleetctl.gateway.admission.demand import UsageMeter
 from fleetctl.gateway.nodes.node_watch import Wait
 from fleetctl.gateway.requests.request_log import RequestLog
+from fleetctl.gateway.response_cache import Recording
 
 MAX_REMEMBERED = 20_000
 
@@ -85,6 +86,7 @@ class ProxiedRequest:
         "priority",
         "queue_wait_s",
         "reason",
+        "recording",
         "request_id",
         "retries",
         "started",
@@ -111,6 +113,7 @@ class ProxiedRequest:
         self.admitted: Admitted | None = None  # what admission is owed back
         self.queue_wait_s = 0.0  # waited here for a node with a free seat
         self.meter = UsageMeter()
+        self.recording: Recording | None = None  # of its answer, for the response cache
         self.moves: list[Move] = []  # in order
         self.paused_at: float | None = None  # monotonic seconds: its stream waits for the node that goes on
         self.retries = 0

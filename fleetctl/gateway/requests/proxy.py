@@ -31,6 +31,7 @@ from fleetctl.gateway.nodes.health_metrics import HealthMetrics
 from fleetctl.gateway.nodes.node_watch import NodeWatch, WaitEnd
 from fleetctl.gateway.overflow.overflow import Overflow
 from fleetctl.gateway.prompts.preparation import PromptOverBudgetError, PromptPreparation
+from fleetctl.gateway.requests.cached_answers import CachedAnswers
 from fleetctl.gateway.requests.continuation import Continuations, StreamAccount
 from fleetctl.gateway.requests.entry import Entry
 from fleetctl.gateway.requests.fates import Fates, Move, Outcome, ProxiedRequest
@@ -78,10 +79,12 @@ class Proxy:
         health: HealthMetrics | None = None,
         admission: Admission | None = None,
         overflow: Overflow | None = None,
+        cached: CachedAnswers | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._placer = placer
         self._entry = Entry(admission, placer)
+        self._cached = cached
         self._outside = OutsideRelay(overflow, fates, metrics)
         self._fates = fates
         self._metrics = metrics
@@ -122,6 +125,8 @@ class Proxy:
             self._exchanges.discard(exchange)
             exchange.close()
             self._entry.leave(proxied)
+            if self._cached is not None:
+                self._cached.keep(proxied)
             if proxied.outcome is None:
                 self._fates.end(proxied, Outcome.FAILED, reason="interrupted")
 
@@ -168,6 +173,8 @@ class Proxy:
         if isinstance(job, ErrorAnswer):
             if not await self._outside.serve_refused(exchange, proxied, read, job):
                 await self._refuse(exchange, proxied, job)
+            return
+        if self._cached is not None and await self._cached.serve(exchange, proxied, job):
             return
         if await self._outside.serve_unplaced(exchange, proxied, job):
             return
