@@ -33,6 +33,7 @@ from fleetctl.wire import (
     Silence,
     SilenceRequest,
     Status,
+    TenantUse,
     TimelineEntry,
     VerbInfo,
 )
@@ -197,6 +198,10 @@ class ControllerClient:
         """The routing table; None when it is still the one known as `after` once `wait_s` has passed."""
         answer = await self._send("GET", "/v1/routing", wait_s, params=_given(after=after, wait_s=wait_s or None))
         return None if answer.status_code == 204 else _parse(RoutingTable, answer)
+
+    async def tenants(self) -> list[TenantUse]:
+        """The gateways' tenants by name, their use summed. Raises UnreachableError when no gateway tells."""
+        return await self._list(TenantUse, "/v1/tenants")
 
     async def traffic_rules(self) -> list[TrafficRule]:
         """What the gateways are ordered to do with requests, the oldest rule first."""

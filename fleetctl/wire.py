@@ -5,6 +5,7 @@ Times are Unix seconds, ratios 0 to 1. None means "not known", never zero.
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -361,6 +362,41 @@ class RouteSignals(Wire):
     adapters: list[str] | None = None
 
 
+class TenantUse(Wire):
+    """One tenant of the gateways: what it uses and may use, summed over those that answered."""
+
+    tenant: str
+    priority: str = Field(default="", alias="class")
+    running: int = 0  # requests admitted and not ended
+    tokens: dict[str, int] = Field(default_factory=dict)  # input and output, really used, since the gateways' starts
+    left: dict[str, int | None] = Field(
+        default_factory=dict
+    )  # input, output, requests: may come at once; None: no limit
+    limits: dict[str, Any] = Field(default_factory=dict)
+    admitted: int = 0
+    refused: dict[str, int] = Field(default_factory=dict)  # by the limit that refused
+    gateways: int = 1  # that know it
+
+    model_config = ConfigDict(extra="ignore", populate_by_name=True)
+
+    def plus(self, other: TenantUse) -> TenantUse:
+        """Both gateways' use of the same tenant."""
+        left = {
+            name: None if amount is None or other.left.get(name) is None else amount + (other.left[name] or 0)
+            for name, amount in self.left.items()
+        }
+        return self.model_copy(
+            update={
+                "running": self.running + other.running,
+                "tokens": {kind: count + other.tokens.get(kind, 0) for kind, count in self.tokens.items()},
+                "left": left,
+                "admitted": self.admitted + other.admitted,
+                "refused": dict(Counter(self.refused) + Counter(other.refused)),
+                "gateways": self.gateways + other.gateways,
+            }
+        )
+
+
 class RoutingTable(Wire):
     """What the gateway routes by. It keeps the last good one when the controller is away.
 
@@ -370,6 +406,7 @@ class RoutingTable(Wire):
     version: int
     routes: list[Route]
     rules: KnownRules = Field(default_factory=list)
+    num_gateways: int = Field(default=1, ge=1)  # that share the tenants' limits
 
 
 class AlertmanagerState(Wire):

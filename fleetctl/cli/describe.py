@@ -30,6 +30,7 @@ REMEDIES = {
     Kind.alerts: "fleetctl alerts explain NAME",
     Kind.events: "fleetctl get events -l incident=ID",
     Kind.traffic_rules: "fleetctl get traffic-rules -o wide",
+    Kind.tenants: "fleetctl get tenants -o wide",
 }
 
 

@@ -29,6 +29,7 @@ class Kind(StrEnum):
     runbooks = "runbooks"
     events = "events"
     traffic_rules = "traffic-rules"
+    tenants = "tenants"
 
     @property
     def singular(self) -> str:
@@ -115,6 +116,17 @@ def _signal(title: str, of: Callable[[Any], Signal], show: Callable[[float], str
         lambda row: value(of(row), show),
         right=True,
         sort_key=lambda row: of(row).value,
+        is_volatile=True,
+    )
+
+
+def _of_limit(title: str, kind: str) -> Column:
+    """What may come at once of a limit; "-" without that limit."""
+    return Column(
+        title,
+        lambda t: "-" if t.left.get(kind) is None else str(t.left[kind]),
+        right=True,
+        sort_key=lambda t: t.left.get(kind),
         is_volatile=True,
     )
 
@@ -250,6 +262,26 @@ TRAFFIC_RULE_COLUMNS = [
 ]
 
 
+TENANT_COLUMNS = [
+    Column("tenant", lambda t: t.tenant),
+    Column("class", lambda t: t.priority),
+    Column("run", lambda t: str(t.running), right=True, sort_key=lambda t: t.running, is_volatile=True),
+    _of_limit("tok in left", "input"),
+    _of_limit("tok out left", "output"),
+    _of_limit("req left", "requests"),
+    Column("admitted", lambda t: str(t.admitted), right=True, sort_key=lambda t: t.admitted, is_volatile=True),
+    Column(
+        "refused",
+        lambda t: ", ".join(f"{why} {count}" for why, count in sorted(t.refused.items())) or "-",
+        sort_key=lambda t: sum(t.refused.values()),
+        is_volatile=True,
+    ),
+    Column("tokens in", lambda t: str(t.tokens.get("input", 0)), right=True, wide=True, is_volatile=True),
+    Column("tokens out", lambda t: str(t.tokens.get("output", 0)), right=True, wide=True, is_volatile=True),
+    Column("gateways", lambda t: str(t.gateways), right=True, wide=True),
+]
+
+
 def _ends_in(at: float | None) -> str:
     return "-" if at is None else seconds(max(0.0, at - time.time()))
 
@@ -283,6 +315,13 @@ VIEWS: Mapping[Kind, KindView] = {
         labels=lambda g: {"name": g.name, "phase": g.phase.value, "left-out": sorted(g.out)},
         read_all=lambda client: client.gateways(),
         read_one=lambda client, name: client.gateway(name),
+    ),
+    Kind.tenants: KindView(
+        TENANT_COLUMNS,
+        "no tenants",
+        name=lambda t: t.tenant,
+        labels=lambda t: {"name": t.tenant, "class": t.priority},
+        read_all=lambda client: client.tenants(),
     ),
     Kind.alerts: KindView(
         ALERT_COLUMNS,

@@ -167,11 +167,16 @@ async def open_controller(
             executor, journal, rules.store, content, book, records, settings.incidents, settings.incidents_dir
         )
         every_s = settings.controller.evaluation_interval_s
+
+        async def observe_gateways() -> None:
+            await gateways.observe_gateways()
+            await routing.publish_num_gateways(gateways.num_sharing(clock.now()))
+
         loops = Loops(
             clock,
             Loop("content", POLL_S, content.reload_changed),
             Loop("fleet", settings.controller.probe_interval_s, fleet.observe_nodes),
-            Loop("gateways", settings.controller.probe_interval_s, gateways.observe_gateways),
+            Loop("gateways", settings.controller.probe_interval_s, observe_gateways),
             Loop("fleet-series", settings.controller.probe_interval_s, fleet_series.record),
             Loop("deep-checks", DEEP_CHECK_TURN_S, deep_checks.ask_due_nodes),
             Loop("forget-nodes", FORGET_TURN_S, fleet.forget_old),

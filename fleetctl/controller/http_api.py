@@ -94,6 +94,7 @@ def create_app(controller: Controller, token: str, stopping: asyncio.Event) -> S
         Route("/v1/nodes/{name}", guarded(api.node)),
         Route("/v1/nodes/{name}/logs", guarded(api.node_logs)),
         Route("/v1/gateways", guarded(api.gateways)),
+        Route("/v1/tenants", guarded(api.tenants)),
         Route("/v1/gateways/{name}", guarded(api.gateway)),
         Route("/v1/alerts", guarded(api.alerts)),
         Route("/v1/incidents", guarded(api.incidents)),
@@ -203,6 +204,10 @@ class _Api:
             known = ", ".join(gateway.name for gateway in self._gateways()) or "none"
             raise HTTPException(404, f"there is no gateway named {name[:100]}; gateways: {known}")
         return _json(found)
+
+    async def tenants(self, _: Request) -> Response:
+        """Use summed over the gateways that answer; none of them answering is no empty list."""
+        return _json_list(await self._c.gateways.tenants())
 
     def _gateways(self) -> list[Gateway]:
         now = self._c.clock.now()

@@ -253,6 +253,7 @@ def controller() -> Iterator[RecordedController]:
         "/v1/alerts": make_incident().alerts,
         "/v1/events": [],
         "/v1/traffic-rules": [],
+        "/v1/tenants": [],
         "/v1/runbooks": [page],
         "/v1/runbooks/replace-node": page,
         "/v1/status": status,

@@ -15,10 +15,10 @@ import structlog
 from fleetctl.controller.nodes.node_client import GatewayReport, NoAnswerError, NodeClient, NotAllowedError
 from fleetctl.controller.nodes.restart_backoff import RestartBackoff
 from fleetctl.controller.records import Records
-from fleetctl.kit.errors import FleetctlError
+from fleetctl.kit.errors import FleetctlError, UnreachableError
 from fleetctl.providers.local_gateway import GATEWAY, LocalGateway
 from fleetctl.providers.provider import ObservedInstance, exit_words
-from fleetctl.wire import GatewayPhase
+from fleetctl.wire import GatewayPhase, TenantUse
 from runbooks.ports import PermanentError, Receipt, TemporaryError
 
 log = structlog.get_logger()
@@ -31,6 +31,7 @@ DEATHS = "fleet_gateway_deaths_total"
 ASKED_TO_END = frozenset({None, 0, -15})  # `fleetctl down` and SIGTERM: nobody wants it back
 STOP_GRACE_S = 5.0
 POLL_S = 0.2
+SHARES_FOR_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,18 @@ class Gateways:
         """Where they answer."""
         return [state.url for state in self.states.values()]
 
+    def num_sharing(self, now: float) -> int:
+        """How many gateways may serve clients, so that they share tenants' limits.
+
+        One that does not answer us may serve all the same, and counts until it has been so for a while.
+        """
+        return sum(
+            state.looked_at is not None
+            and state.phase is not GatewayPhase.DOWN
+            and (state.phase is not GatewayPhase.UNREACHABLE or state.since is None or now - state.since < SHARES_FOR_S)
+            for state in self.states.values()
+        )
+
     async def observe_gateways(self) -> None:
         """Look at all of them, and start the local one again if it ended."""
         await asyncio.gather(*(self._look_at(state) for state in list(self.states.values())))
@@ -87,6 +100,26 @@ class Gateways:
             if state.process_up is not None:
                 yield PROCESS_UP, state.url, float(state.process_up)
                 yield DEATHS, state.url, float(state.deaths)
+
+    async def tenants(self) -> list[TenantUse]:
+        """Tenants by name, their use summed over the gateways that answer. Raises UnreachableError when none does."""
+        answers = await asyncio.gather(
+            *(self._client.gateway_tenants(url) for url in self.urls), return_exceptions=True
+        )
+        found: dict[str, TenantUse] = {}
+        problems = []
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                if not isinstance(answer, NoAnswerError | NotAllowedError):
+                    raise answer
+                problems.append(str(answer))
+                continue
+            for row in answer:
+                known = found.get(row.tenant)
+                found[row.tenant] = row if known is None else known.plus(row)
+        if len(problems) == len(self.urls):
+            raise UnreachableError(f"no gateway told of its tenants: {'; '.join(problems) or 'there is none'}")
+        return [found[name] for name in sorted(found)]
 
     async def restart(self, name: str, wait_s: float) -> Receipt:
         """Stop and start the local gateway, and wait until it answers. Raises PermanentError, TemporaryError."""

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+from pydantic import ValidationError
 
 from fleetctl.kit.fetch import Fetcher
+from fleetctl.wire import TenantUse
 
 PROBE_TIMEOUT_S = 2.0
 ADMIN_TIMEOUT_S = 5.0
@@ -131,6 +133,14 @@ class NodeClient:
         """Raises NoAnswerError."""
         answer = await self._admin("GET", f"{url}/gateway/status", send_token=False, timeout_s=PROBE_TIMEOUT_S)
         return _parse_gateway(answer)
+
+    async def gateway_tenants(self, url: str) -> list[TenantUse]:
+        """What the gateway says of its tenants. Raises NoAnswerError, NotAllowedError."""
+        answer = await self._admin("GET", f"{url}/gateway/tenants", timeout_s=PROBE_TIMEOUT_S)
+        try:
+            return [TenantUse.model_validate(row) for row in answer.get("tenants", [])]
+        except (ValidationError, TypeError) as error:
+            raise NoAnswerError(f"GET {url}/gateway/tenants: not a list of tenants") from error
 
     async def gateway_table_version(self, url: str) -> int:
         """Raises NoAnswerError."""

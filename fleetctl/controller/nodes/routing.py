@@ -42,6 +42,7 @@ class Routing:
         self._changed = asyncio.Condition()
         self._changes = GroupCommit(records.database, self._write_changes)
         self._phases: Mapping[str, NodePhase] = {}
+        self._num_gateways = 1
         self.table = RoutingTable(version=0, routes=[])
 
     @classmethod
@@ -67,7 +68,19 @@ class Routing:
 
         def work(connection: sa.Connection) -> RoutingTable:
             put_meta(connection, "routing_version", routing_version(connection) + 1)
-            return _read_table(connection, phases)
+            return _read_table(connection, phases, self._num_gateways)
+
+        await self._publish(await self._database.write(work))
+
+    async def publish_num_gateways(self, num: int) -> None:
+        """Make the table say how many gateways share the tenants' limits; a new version only when that differs."""
+        self._num_gateways = max(1, num)
+        if self.table.num_gateways == self._num_gateways or self.table.version == 0:
+            return
+
+        def work(connection: sa.Connection) -> RoutingTable:
+            put_meta(connection, "routing_version", routing_version(connection) + 1)
+            return self._read(connection)
 
         await self._publish(await self._database.write(work))
 
@@ -82,11 +95,14 @@ class Routing:
             # Version 0 says that nothing was routed yet: rules alone are no table to replace a gateway's last good one.
             if version := routing_version(connection):
                 put_meta(connection, "routing_version", version + 1)
-            return result, _read_table(connection, self._phases)
+            return result, self._read(connection)
 
         result, table = await self._database.write(change)
         await self._publish(table)
         return result
+
+    def _read(self, connection: sa.Connection) -> RoutingTable:
+        return _read_table(connection, self._phases, self._num_gateways)
 
     async def wait(self, after: int, wait_s: float) -> RoutingTable | None:
         """The table once its version differs from `after`; None when it doesn't within `wait_s`.
@@ -107,7 +123,7 @@ class Routing:
             change_node(connection, change.name, change.at, change.values, change.only_if)
         if routing_version(connection) == standing.version:
             return [standing] * len(changes)  # a large fleet is read only when it has something new
-        return [_read_table(connection, self._phases)] * len(changes)
+        return [self._read(connection)] * len(changes)
 
     async def _publish(self, table: RoutingTable) -> None:
         if table is self.table or table.version < self.table.version:
@@ -155,7 +171,7 @@ class GatewayWatch:
             await self._clock.sleep(GATEWAY_POLL_S)
 
 
-def _read_table(connection: sa.Connection, phases: Mapping[str, NodePhase]) -> RoutingTable:
+def _read_table(connection: sa.Connection, phases: Mapping[str, NodePhase], num_gateways: int = 1) -> RoutingTable:
     routes = [
         Route(
             node=row.name,
@@ -169,4 +185,6 @@ def _read_table(connection: sa.Connection, phases: Mapping[str, NodePhase]) -> R
         )
         for row in list_published(connection)
     ]
-    return RoutingTable(version=routing_version(connection), routes=routes, rules=list_rules(connection))
+    return RoutingTable(
+        version=routing_version(connection), routes=routes, rules=list_rules(connection), num_gateways=num_gateways
+    )

@@ -111,6 +111,7 @@ class Admission:
         self.num_unknown_keys = 0
         self.num_reloads = {"loaded": 0, "failed": 0}
         self.reload_has_failed = False
+        self._share = 1.0
         self._lane_of = lane_of
         self._node_key = node_key
         self._path = tenants_file
@@ -246,11 +247,18 @@ class Admission:
         for name, tenant in book.tenants.items():
             account = self.accounts.get(name)
             if account is None:
-                self.accounts[name] = TenantAccount(tenant, now)
+                account = self.accounts[name] = TenantAccount(tenant, now)
+                account.use_share(self._share, now)
             else:
                 account.use_tenant(tenant, now)
         for name in [n for n in self.accounts if n not in book.tenants]:
             del self.accounts[name]
+
+    def use_num_gateways(self, num: int) -> None:
+        """From now on hold this gateway's part of every limit: so many share them."""
+        self._share, now = 1.0 / max(1, num), self.clock()
+        for account in self.accounts.values():
+            account.use_share(self._share, now)
 
     def use_orders(self, orders: Sequence[ShedOrder]) -> None:
         """Shed by these orders from now on, each until it expires."""

@@ -58,6 +58,7 @@ class Table:
     active: tuple[Endpoint, ...] = field(init=False)
     rejected: tuple[str, ...] = ()
     rules: tuple[TrafficRule, ...] = ()
+    num_gateways: int = 1
     _by_model: dict[str | None, tuple[Endpoint, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -92,6 +93,7 @@ class Table:
             endpoints=tuple(endpoints.values()),
             rejected=tuple(rejected),
             rules=tuple(table.rules),
+            num_gateways=table.num_gateways,
         )
 
     def to_wire(self) -> RoutingTable:
@@ -109,7 +111,7 @@ class Table:
             )
             for e in self.endpoints
         ]
-        return RoutingTable(version=self.version, routes=routes, rules=list(self.rules))
+        return RoutingTable(version=self.version, routes=routes, rules=list(self.rules), num_gateways=self.num_gateways)
 
     def failing_open(self) -> dict[str, bool]:
         """Of each model: whether none of its active nodes was seen well, so that all of them are candidates."""

@@ -27,7 +27,8 @@ PROGRAM = """
 import http.server, json, sys
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        body = json.dumps({"table_version": 3, "nodes": {"n1": {"out": "ejected: slow"}}, "in_flight": 2}).encode()
+        status = {"table_version": 3, "nodes": {"n1": {"out": "ejected: slow"}}, "in_flight": 2}
+        body = json.dumps(status | {"tenants": [{"tenant": "shop", "running": 2}]}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -68,6 +69,9 @@ async def test_a_gateway_that_is_killed_is_started_again_and_said_so_and_one_tha
             events = [entry.kind for entry in await controller.timeline.read()]
             assert "gateway.ended" in events
             assert "gateway.started" in events
+            assert controller.gateways.num_sharing(controller.clock.now()) == 1
+            (tenant,) = await controller.gateways.tenants()
+            assert (tenant.tenant, tenant.running) == ("shop", 2)
             loop_names = controller.loops.ages(0)
             assert "gateways" in loop_names
             await controller.loops.run_turn("fleet-series")

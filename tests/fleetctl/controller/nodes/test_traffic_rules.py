@@ -17,7 +17,8 @@ from fleetctl.controller.records import Records
 from fleetctl.controller.timeline import Timeline
 from fleetctl.kit.errors import BadInputError
 from fleetctl.kit.stall import StallMonitor
-from fleetctl.traffic_rule import RerouteSpec, TrafficRuleRequest
+from fleetctl.priority_class import PriorityClass
+from fleetctl.traffic_rule import RerouteSpec, ShedSpec, TrafficRuleRequest
 from fleetctl.wire import RoutingTable
 from tests.fixtures.controller import make_spec
 from tests.fixtures.driven import DrivenClock
@@ -96,3 +97,27 @@ async def test_a_table_of_a_newer_controller_is_read_without_the_rules_that_are_
     newer = {"id": "b", "spec": {"kind": "of-next-year"}, "made_at": 1.0}
     table = RoutingTable.model_validate({"version": 3, "routes": [], "rules": [newer, known]})
     assert [rule.id for rule in table.rules] == ["a"]
+
+
+async def test_the_table_says_how_many_gateways_share_limits_and_anew_only_when_that_changes(tmp_path: Path) -> None:
+    async with opened(tmp_path, DrivenClock()) as (rules, routing, _):
+        version = routing.table.version
+        await routing.publish_num_gateways(1)
+        assert routing.table.version == version
+        for _ in range(2):
+            await routing.publish_num_gateways(3)
+        assert (routing.table.version, routing.table.num_gateways) == (version + 1, 3)
+        await rules.make(TrafficRuleRequest(spec=LONG, for_s=60))
+        assert routing.table.num_gateways == 3, "other changes keep it"
+        await routing.publish_num_gateways(0)
+        assert routing.table.num_gateways == 1
+
+
+async def test_an_order_to_shed_is_a_rule_like_any_other(tmp_path: Path) -> None:
+    async with opened(tmp_path, DrivenClock()) as (rules, routing, _):
+        rule, _before = await rules.make(TrafficRuleRequest(spec=ShedSpec(below=PriorityClass.STANDARD), for_s=900))
+        assert (rule.id, rule.kind, rule.spec.words) == ("shed", "shed", "turns away class batch")
+        read = RoutingTable.model_validate_json(routing.table.model_dump_json())
+        assert read.rules == [rule]
+    with pytest.raises(ValueError, match="no class is below batch"):
+        ShedSpec(below=PriorityClass.BATCH)

@@ -438,3 +438,35 @@ async def test_a_key_sees_its_own_row_and_this_machine_sees_all(tmp_path: Path) 
     assert admission.as_json(None, may_see_all=False) is None
     assert "key-of-shop" not in str(every)
     assert digest_of(b"key-of-shop").hex() not in str(every)
+
+
+# Several gateways
+
+
+@pytest.mark.parametrize("num", [2, 3, 5])
+async def test_gateways_share_a_limit_and_together_let_in_no_more(tmp_path: Path, num: int) -> None:
+    clock = Clock()
+    gateways = [opened(tmp_path, clock, "{requests_per_min: 60, concurrency: 10}") for _ in range(num)]
+    for admission in gateways:
+        admission.use_num_gateways(num)
+    let_in = 0
+    for _ in range(100):
+        clock.at += 0.1
+        for admission in gateways:
+            account = admission.authenticate(BEARER)
+            assert isinstance(account, TenantAccount)
+            found = await admission.admit(account, demand())
+            if isinstance(found, Admitted):
+                let_in += 1
+                found.release(None)
+    assert 60 <= let_in <= 60 + 10
+    assert sum(admission.accounts["shop"].max_running or 0 for admission in gateways) <= 10
+
+
+async def test_a_number_of_gateways_that_changes_makes_no_tokens(tmp_path: Path) -> None:
+    admission = opened(tmp_path, Clock(), "{requests_per_min: 60}")
+    for num in (2, 1, 5, 1):
+        admission.use_num_gateways(num)
+    shown = admission.as_json(None, may_see_all=True)
+    assert shown is not None
+    assert shown["tenants"][0]["left"]["requests"] == 12
