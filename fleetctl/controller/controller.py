@@ -149,6 +149,7 @@ async def open_controller(
         stale_after_s = settings.stale_after_s
         gateways = _open_gateways(config, client, records)
         fleet_series = FleetSeries(fleet, gateways, deep_checks, rules.store, clock, stale_after_s=stale_after_s)
+        records.metrics.registry.register(fleet_series)
         scraper, signals = _open_signals(config, rules, fleet, records, stack)
         content.when_loaded(rules.exchange)
         content.when_loaded(lambda _: signals.read_for(rules.groups))

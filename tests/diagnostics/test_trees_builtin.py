@@ -223,7 +223,7 @@ def test_a_pool_wide_incident_is_asked_about_the_pool(trees: dict[str, Tree]) ->
         ("LLMKVCacheSaturated", "capacity"),
         ("LLMPreemptions", "capacity"),
         ("LLMNodeDown", "node"),
-        ("LLMSignalLost", "node"),
+        ("LLMCoreDown", "node"),
         ("LLMPrefixHitDrop", "cache"),
         ("LLMGPUXid", "gpu"),
     ],

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from alerts.labels import LabelSet
 from alerts.sample import to_ms
@@ -23,7 +25,15 @@ OUTPUT_OK = "fleet_node_output_ok"
 """The last deep check: 1 passed, 0 failed."""
 
 
-class FleetSeries:
+LABELS = ("node", "pool", "model", "engine", "zone", "revision")
+_HELP = {
+    PROCESS_UP: "1: the node's process runs; 0: it should and has ended.",
+    EXIT_STATUS: "How the node's process ended: exit code, or minus the signal.",
+    OUTPUT_OK: "The node's last deep check: 1 passed, 0 failed.",
+}
+
+
+class FleetSeries(Collector):
     """Writes the fleet's own series; one ends when its node is gone or the value is not known."""
 
     def __init__(
@@ -50,12 +60,7 @@ class FleetSeries:
     async def record(self) -> None:
         """One sample of each, now."""
         now = self._clock.now()
-        found = [
-            ((name, state.row.spec), value)
-            for state in self._fleet.nodes.values()
-            if state.row.wanted and now - self._fleet.seen_at(state.name) <= self._stale_after_s
-            for name, value in self._values(state, now)
-        ]
+        found = [((name, spec), value) for name, spec, value in self.samples()]
         gateways = list(self._gateways.values())
         keys: list[tuple[str, NodeSpec | str]] = [
             *(key for key, _ in found),
@@ -70,6 +75,21 @@ class FleetSeries:
         self._appender.set_series(self._labels, lambda: self._labels)
         values = [*(value for _, value in found), *(value for _, _, value in gateways)]
         self._store.append_column(self._appender, to_ms(now), np.array(values))
+
+    def samples(self) -> Iterator[tuple[str, NodeSpec, float]]:
+        """Metric, node and value as they are now."""
+        now = self._clock.now()
+        for state in self._fleet.nodes.values():
+            if state.row.wanted and now - self._fleet.seen_at(state.name) <= self._stale_after_s:
+                for name, value in self._values(state, now):
+                    yield name, state.row.spec, value
+
+    def collect(self) -> Iterator[Metric]:
+        """The same for whoever scrapes the controller: a Prometheus that evaluates our rules itself."""
+        families = {name: GaugeMetricFamily(name, text, labels=LABELS) for name, text in _HELP.items()}
+        for name, spec, value in self.samples():
+            families[name].add_metric(list(node_labels(spec).values()), value)
+        yield from families.values()
 
     def _values(self, state: NodeState, now: float) -> Iterator[tuple[str, float]]:
         if state.process_up is not None:

@@ -298,6 +298,8 @@ async def test_own_metrics_are_in_prometheus_format(url: str) -> None:
     for name in (
         'controller_loop_age_seconds{loop="fleet"}',
         "controller_loop_turn_seconds",
+        "controller_storage_ok 1.0",
+        'fleet_node_process_up{engine="fleetctl",model=',
         'controller_scrapes_total{result="ok"}',
         'controller_runs_total{status="succeeded"}',
         'controller_nodes{phase="ready"} 3.0',

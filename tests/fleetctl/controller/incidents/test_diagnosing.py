@@ -80,7 +80,7 @@ async def test_an_alert_that_joins_has_the_trees_asked_at_once(tmp_path: Path) -
         await controller.diagnosing.diagnose_incidents()
         clock.move(1.0)
         await controller.book.change_incident(
-            incident.id, lambda one: join(one, make_alert("LLMSignalLost", clock.now()), clock.now())
+            incident.id, lambda one: join(one, make_alert("LLMCoreStuck", clock.now()), clock.now())
         )
         labels = {"__name__": "llm:up", "node": "node-1", "pool": "default"}
         controller.store.append(labels, clock.now(), 0.0)

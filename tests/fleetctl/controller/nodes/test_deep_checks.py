@@ -16,6 +16,7 @@ from fleetctl.controller.metrics import ControllerMetrics
 from fleetctl.controller.nodes.deep_checks import RESULT_WAIT_S, DeepCheck, DeepChecks, due_nodes
 from fleetctl.controller.nodes.fleet import Fleet, NodeState
 from fleetctl.controller.nodes.fleet_series import FleetSeries
+from fleetctl.controller.nodes.gateways import Gateways
 from fleetctl.controller.nodes.node_client import GoldenReport, NoAnswerError
 from fleetctl.controller.nodes.node_row import NodeRow, Role, RouteIntent
 from fleetctl.controller.records import Records
@@ -143,7 +144,7 @@ async def test_another_process_and_another_engine_and_a_silent_node_are_not_know
 async def test_series_have_what_is_known_and_end_with_it() -> None:
     world = World("a")
     store = SeriesStore()
-    series = FleetSeries(world.fleet, world.checks, store, world.clock, stale_after_s=10.0)
+    series = FleetSeries(world.fleet, cast(Gateways, {}), world.checks, store, world.clock, stale_after_s=10.0)
 
     async def values() -> dict[str, float]:
         world.clock.move(1.0)
