@@ -54,11 +54,10 @@ class ProgressLines:
 
     def keep(self, lines: bytes) -> None:
         """Whole lines, with the events that they stand before."""
-        if len(self._lines) + len(lines) > MAX_LINES_BYTES:
+        self._lines += lines
+        if len(self._lines) > MAX_LINES_BYTES:
             self.is_overfull = True
             self._lines.clear()
-        if not self.is_overfull:
-            self._lines += lines
 
     @property
     def is_all_sent(self) -> bool:
@@ -106,26 +105,21 @@ class EventStreamReader:
                 return WholeEvents(b"")
             whole = bytes(self._held[:cut])
             del self._held[:cut]
-        if self._lines is not None:
-            whole = self._take_lines(whole, self._lines)
+        lines = self._lines
+        if lines is not None and _LINE_START in whole:
+            end = whole.find(b"\n") + 1
+            if whole.startswith(_LINE_START) and whole.find(_NEXT_LINE, end) < 0:  # one event, as mostly
+                lines.keep(whole[:end])
+                whole = whole[end:]
+            else:
+                lines.keep(b"".join(_LINE.findall(whole)))
+                whole = _LINE.sub(b"", whole)
         if HANDOFF_EVENT in whole:
             events = _split_at_handoff(whole)
             if events is not None:
                 self._note(events.forward)
                 return events
         return WholeEvents(self._note(whole))
-
-    def _take_lines(self, whole: bytes, lines: ProgressLines) -> bytes:
-        """The events without the lines beside them, which are kept."""
-        if not whole.startswith(_LINE_START):
-            if _NEXT_LINE not in whole:
-                return whole
-        elif _NEXT_LINE not in whole:
-            end = whole.index(b"\n") + 1
-            lines.keep(whole[:end])
-            return whole[end:]
-        lines.keep(b"".join(_LINE.findall(whole)))
-        return _LINE.sub(b"", whole)
 
     def finish(self) -> bytes:
         """What is still to be forwarded when the node ended its stream in order: a [DONE] without its blank line."""

@@ -21,6 +21,7 @@ from tests.fixtures.gateway import ScriptedController, Served, scripted_controll
 pytestmark = [pytest.mark.anyio, pytest.mark.e2e]
 
 NUM_STREAMS = 20
+PLAIN = range(NUM_STREAMS, NUM_STREAMS + 6)
 LIMITS = GatewaySettings(probe_after_s=0.3, probe_limit_s=1)
 
 
@@ -111,23 +112,33 @@ async def read(served: Served, url: str, number: int, on_event: Callable[[], Non
     return text.decode().removesuffix("\n\n").split("\n\n")
 
 
+async def ask(served: Served, url: str, number: int) -> Any:
+    """The choices of a plain answer."""
+    path, body = make_body(number)
+    body |= {"stream": False, "stream_options": None}
+    async with served.session.post(url + path, json=body, headers={"X-Request-Id": f"s{number}"}) as response:
+        assert response.status == 200, await response.text()
+        return (await response.json())["choices"]
+
+
 def told(events: list[str]) -> dict[Any, Any]:
     answer = said([event.removeprefix("data: ") for event in events])
     answer["head"].pop("created")
     return answer
 
 
-async def streams_through(served: Served, trouble: Callable[[], object]) -> list[list[str]]:
-    """Reads all streams, and calls `trouble` when each has had some of its events."""
+async def ask_through(served: Served, trouble: Callable[[], object]) -> tuple[list[list[str]], list[Any]]:
+    """All streams and plain answers, with `trouble` when each stream has had some of its events."""
     begun: set[int] = set()
 
     def note(number: int) -> Callable[[], None]:
         return lambda: begun.add(number)
 
     tasks = [asyncio.create_task(read(served, served.url, n, note(n))) for n in range(NUM_STREAMS)]
+    plain = [asyncio.create_task(ask(served, served.url, n)) for n in PLAIN]
     await until(lambda: len(begun) == NUM_STREAMS)
     trouble()
-    return await asyncio.gather(*tasks)
+    return await asyncio.gather(*tasks), await asyncio.gather(*plain)
 
 
 FAULTS: dict[str, Callable[[EngineNode, Link], object]] = {
@@ -140,7 +151,7 @@ FAULTS: dict[str, Callable[[EngineNode, Link], object]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_no_stream_is_lost_or_changed_when_a_node_ends_without_a_word(
+async def test_no_answer_is_lost_or_changed_when_a_node_ends_without_a_word(
     tmp_path: Path, nodes: list[EngineNode], fault: str
 ) -> None:
     victim, *others = nodes
@@ -150,10 +161,11 @@ async def test_no_stream_is_lost_or_changed_when_a_node_ends_without_a_word(
     await link.open()
     async with gateway_before(tmp_path, [link.url, *(node.url for node in others)]) as served:
         quiet = await asyncio.gather(*(read(served, others[0].url, n) for n in range(NUM_STREAMS)))
+        quiet_plain = await asyncio.gather(*(ask(served, others[0].url, n) for n in PLAIN))
         for node in nodes:
             await asyncio.to_thread(node.http.post, "/admin/faults", json={"slow_steps": 3})
-        answers = await streams_through(served, lambda: FAULTS[fault](victim, link))
-        fates = [await served.fate(f"s{n}") for n in range(NUM_STREAMS)]
+        answers, plain = await ask_through(served, lambda: FAULTS[fault](victim, link))
+        fates = [await served.fate(f"s{n}") for n in (*range(NUM_STREAMS), *PLAIN)]
         link.cut()
         victim.proc.send_signal(signal.SIGCONT)
         with contextlib.suppress(ProcessLookupError):
@@ -161,6 +173,7 @@ async def test_no_stream_is_lost_or_changed_when_a_node_ends_without_a_word(
     assert {fate["fate"] for fate in fates} == {"finished"}
     for number, events in enumerate(answers):
         assert told(events) == told(quiet[number]), f"stream {number}: {fates[number]}"
+    assert plain == quiet_plain
     moved = [fate for fate in fates if fate["moves"]]
     assert moved, "some streams were on the node that ended"
     assert all(fate["moves"][0]["from"] == "n0" and fate["moves"][0]["tokens"] for fate in moved)

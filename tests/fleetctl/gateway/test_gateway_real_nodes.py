@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -152,7 +151,7 @@ async def test_a_killed_node_loses_nobody_a_request(tmp_path: Path, nodes: tuple
             assert (report.verified, report.unverified, report.finished) == (report.moved, 0, NUM_STREAMS)
 
 
-async def test_a_stopped_node_and_a_killed_core_cost_nobody_a_request(
+async def test_a_stopped_node_costs_nobody_a_request_and_comes_back(
     tmp_path: Path, nodes: tuple[EngineNode, EngineNode]
 ) -> None:
     first, second = nodes
@@ -183,12 +182,3 @@ async def test_a_stopped_node_and_a_killed_core_cost_nobody_a_request(
             await until(lambda: served.gateway.watch.silent_nodes() == {})
             for one in begun:
                 one.close()
-
-            await asyncio.to_thread(first.http.post, "/admin/faults", json={"slow_steps": 20})
-            tasks = [asyncio.create_task(status(n)) for n in range(1, 2 * NUM_STREAMS, 2)]  # plain answers
-            await wait_busy(first, 3)
-            os.kill(first.core_pid(), signal.SIGKILL)
-            assert await asyncio.gather(*tasks) == [200] * NUM_STREAMS
-            retries = served.gateway.metrics.registry.get_sample_value("gateway_retries_total", {"reason": "core_dead"})
-            assert retries is not None
-            assert retries >= 1
