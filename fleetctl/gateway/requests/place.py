@@ -138,6 +138,13 @@ class Placer:
         """Whether one more node may get a request that nodes died with: it may be what ends them."""
         return not is_poison(proxied.deaths, self._max_resends)
 
+    def other_revisions(self, endpoint: Endpoint) -> frozenset[str]:
+        """Nodes whose weights are known to be others than this one's."""
+        table = self._routing.table
+        if table is None or not endpoint.revision:
+            return frozenset()
+        return frozenset(e.node for e in table.active if e.revision and e.revision != endpoint.revision)
+
     def note_death(self, proxied: ProxiedRequest, job: Job, node: str, reason: str) -> None:
         """A node ended, or fell silent, with the request in hand."""
         proxied.deaths.append(Death(node, reason, proxied.pieces))

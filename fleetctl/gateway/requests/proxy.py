@@ -306,12 +306,18 @@ class Proxy:
     async def _move(
         self, job: Job, source: Placed, reason: str, kept: StreamAccount, proxied: ProxiedRequest
     ) -> Placed | NotPlaced:
-        """A node's answer to the continuation. Asks all of them, and again while there is patience."""
+        """A node's answer to the continuation. Asks all of them, and again while there is patience.
+
+        First those of its node's own revision: other weights would draw other tokens.
+        """
+        others = self._placer.other_revisions(source.endpoint)
         deadline = self._clock() + self._move_patience_s
         if proxied.paused_at is None:
             proxied.paused_at = source.wait.heard_at
         while True:
-            where = await self._placer.place(job, proxied)
+            where = await self._placer.place(replace(job, excluded=job.excluded | others), proxied)
+            if others and isinstance(where, NotPlaced) and where.given_up is None:
+                where = await self._placer.place(job, proxied)
             if isinstance(where, Placed):
                 num_tokens = kept.lines.num_tokens if kept.can_continue else None
                 if source.job.is_continuation and not source.wait.has_forwarded and proxied.moves:

@@ -200,3 +200,19 @@ async def test_a_stream_leaves_a_node_that_fell_silent_and_hears_nothing_of_it_a
         nodes[0].awake.set()
         nodes[0].gate.set()
         await until(lambda: request_id in nodes[0].hung_up, "its connection is closed")
+
+
+@pytest.mark.parametrize(("is_c_there", "target"), [(True, "c"), (False, "b")])
+async def test_a_stream_goes_on_with_the_same_weights_where_there_are_any(
+    tmp_path: Path, is_c_there: bool, target: str
+) -> None:
+    async with small_fleet(tmp_path, "a", "b", "c") as (served, nodes, controller):
+        tell_all(nodes)
+        nodes[0].script.cut_at = 3
+        controller.set(*(nodes if is_c_there else nodes[:2]))
+        for route in controller.routes:
+            route["revision"] = "new" if route["node"] == "b" else "old"
+        await until(lambda: served.gateway.routing.table is not None and served.gateway.routing.table.version == 2)
+        fates = [fate for _, fate in await chat_all(served) if fate["moves"]]
+        assert fates
+        assert {fate["moves"][0]["to"] for fate in fates} == {target}
