@@ -61,11 +61,11 @@ async def test_a_gateway_that_is_killed_is_started_again_and_said_so_and_one_tha
             first = table.observe("gateway")
             assert first.pid is not None
             os.kill(first.pid, signal.SIGKILL)
-            while table.observe("gateway").instance == first.instance:
-                await controller.gateways.observe_gateways()
+            await observed(controller, GatewayPhase.DOWN)
             await observed(controller, GatewayPhase.READY)
             state = controller.gateways.states["gateway"]
             assert (state.deaths, state.process_up) == (1, True)
+            assert state.instance not in (None, first.instance)
             events = [entry.kind for entry in await controller.timeline.read()]
             assert "gateway.ended" in events
             assert "gateway.started" in events
