@@ -16,11 +16,11 @@ from fleetctl.cli.logs import print_logs
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     controller = typer.Typer(help="The controller process.", no_args_is_help=True)
-    gateway = typer.Typer(help="The gateway process.", no_args_is_help=True)
+    gateway = command_group(app, "gateway")
+    gateway.info.help = "Run and restart gateways, and keep their keys."
     node = command_group(app, "node")
     node.info.help = "Start, stop and read single nodes."
     app.add_typer(controller, name="controller")
-    app.add_typer(gateway, name="gateway")
     gateway_keys.register(gateway)
 
     @controller.command("run")
