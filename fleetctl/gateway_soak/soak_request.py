@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 
 COME_AGAIN = frozenset({409, 429, 503})  # said before anything was begun: the client comes again, as OpenAI's do
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 PAUSE_S = 0.3
-STALL_S = 60.0
+STALL_S = 300.0  # a plain answer comes as a whole, and a starved machine takes minutes for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class SoakClient:
             else:
                 if answer is not None:
                     return answer
-                problem = "refused for a minute"
+                problem = "refused for two minutes"
             await asyncio.sleep(PAUSE_S)
         return Answer(request_id, None, problem, attempts)
 

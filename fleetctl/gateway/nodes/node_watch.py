@@ -28,6 +28,9 @@ SWEEP_S = 0.25
 STALL_S = 1.0  # between two sweeps: we stood still ourselves, and what was not heard meanwhile tells nothing of nodes
 SUSPECT_AFTER_S = 0.5  # a probe that is open for so long: new requests avoid the node already
 DEADLINE_MARGIN_S = 0.5  # the node that has the request knows its deadline, and says more of it
+GAP_SAMPLES = 8  # of a stream's pieces: how far its usual distance looks back
+LATE_GAPS = 10.0  # so many usual distances without a piece: it is late
+SHORTEST_PATIENCE_S = 0.5
 PROBE_PATH = "/health/ready"
 MAX_PROBE_BYTES = 64 * 1024
 STUCK_REASONS = frozenset({"core_stuck", "core_dead"})
@@ -83,6 +86,7 @@ class Wait:
         "began",
         "deadline_at",
         "end",
+        "gap_s",
         "has_forwarded",
         "heard_at",
         "is_movable",
@@ -96,6 +100,7 @@ class Wait:
         self.heard_at = now
         self.deadline_at = deadline_at
         self.has_forwarded = False  # the client got something of this node's answer
+        self.gap_s: float | None = None  # usual distance of its pieces, once there were some
         self.is_movable = False  # another node can go on with the stream: nothing is lost by leaving this one
         self.is_paused = False  # the client reads slowly: we don't listen to the node
         self.end: WaitEnd | None = None
@@ -108,6 +113,9 @@ class Wait:
 
     def note_heard(self, now: float) -> None:
         """The node said something for this request at `now`."""
+        if self.has_forwarded:
+            gap_s = now - self.heard_at
+            self.gap_s = gap_s if self.gap_s is None else self.gap_s + (gap_s - self.gap_s) / GAP_SAMPLES
         self.heard_at = self.state.heard_at = now
 
     def stop(self, end: WaitEnd) -> None:
@@ -271,11 +279,15 @@ class NodeWatch:
                 self._loads.suspect(state.endpoint.node, 2 * SWEEP_S)
             return
         since = max(state.heard_at, self._awake_since)
+        patience_s = limits.probe_after_s
         if state.failures == 0 and state.out is None:
             since = max(since, state.probed_at)
+            if state.probed_at < state.heard_at:  # a piece that is late is asked about once; then as often as all
+                patience_s = min(
+                    (self._patience_s(wait) for wait in state.waits if not wait.is_paused), default=patience_s
+                )
             is_waited_for = any(
-                not wait.is_paused and now - max(wait.heard_at, self._awake_since) > limits.probe_after_s
-                for wait in state.waits
+                not wait.is_paused and now - max(wait.heard_at, self._awake_since) > patience_s for wait in state.waits
             )
             if not is_waited_for:
                 return
@@ -283,9 +295,14 @@ class NodeWatch:
             since = max(since, state.probed_at)
         else:
             since = float("-inf")  # one failed: the next one says whether it was chance
-        if now - since > limits.probe_after_s:
+        if now - since > patience_s:
             state.probed_at = now
             state.probe = asyncio.get_running_loop().create_task(self._ask(state), name="gateway.probe")
+
+    def _patience_s(self, wait: Wait) -> float:
+        """How long nothing may come before the node is asked: ten times the stream's own pace, where that is known."""
+        limit_s = self._limits.probe_after_s
+        return limit_s if wait.gap_s is None else min(limit_s, max(SHORTEST_PATIENCE_S, LATE_GAPS * wait.gap_s))
 
     async def _ask(self, state: WatchedNode) -> None:
         awake_since = self._awake_since

@@ -257,3 +257,28 @@ async def test_an_ended_wait_ends_what_is_awaited_also_when_it_ends_between_two_
     assert wait.end is WaitEnd.NODE_SILENT, "the first reason stands"
     with pytest.raises(TimeoutError):
         await read()
+
+
+async def test_a_stream_whose_piece_is_late_by_its_own_pace_has_its_node_asked_sooner_and_once() -> None:
+    rig = Rig()
+    wait = rig.watch.begin(A)
+    wait.has_forwarded = True
+    for _ in range(20):
+        rig.now += 0.02
+        wait.note_heard(rig.now)
+    await rig.pass_time(0.5)
+    assert rig.asked == []
+    await rig.pass_time(2 * SWEEP_S)
+    assert rig.asked == ["a"], "twenty-five pieces late, and long before the limit for all"
+    await rig.pass_time(LIMITS.probe_after_s - SWEEP_S)
+    assert rig.asked == ["a"]
+
+
+async def test_a_slow_streams_pieces_may_be_as_far_apart_as_they_are() -> None:
+    rig = Rig()
+    wait = rig.watch.begin(A)
+    wait.has_forwarded = True
+    for _ in range(5):
+        await rig.pass_time(1.25)
+        wait.note_heard(rig.now)
+    assert rig.asked == []
