@@ -9,6 +9,7 @@ import signal
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import Any
 
 from fleetctl.first_night.target_fleet import TargetFleet
 from fleetctl.kit.errors import FleetctlError
@@ -107,7 +108,7 @@ class Disturber:
         """By its record, unless somebody else did."""
         table = self._fleet.stack.table
         spec = table.spec(name)
-        facts = {key: spec[key] for key in ("kind", "node") if key in spec}
+        facts: dict[str, Any] = {key: spec[key] for key in ("kind", "node") if key in spec}
         with suppress(BlockingIOError):
             env = {"FLEETCTL_CONFIG": "", **{key: "" for key in os.environ if key.startswith("FLEETCTL_")}}
             table.start(name, spec["argv"], url=spec["url"], env=env, facts=facts)
