@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 export FLEETCTL_STATE_DIR ?= $(CURDIR)/.fleetctl
 PYTEST_ARGS ?=
 
-.PHONY: help bench-engine bench-signals first-night soak-node soak-gateway demo up down top test test-gpu test-wheel wheel mutants bench-kernels check format setup setup-dev debs clean
+.PHONY: help bench-engine bench-signals first-night soak-node soak-gateway demo up down top test test-gpu test-wheel wheel mutants bench-kernels bench-gateway check format setup setup-dev debs clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 18
@@ -54,6 +54,13 @@ bench-signals: setup-dev debs ## CPU, memory and rule time of our signals beside
 
 bench-controller: setup-dev ## A whole controller over 1,000 and 5,000 nodes (BENCH_ARGS="--nodes 1000")
 	$(BIN)/python -m fleetctl.bench.controller_bench $(BENCH_ARGS)
+
+PEERS ?= $(HOME)/.cache/fleetctl/gateway-peers
+bench-gateway: setup-dev ## CPU and added TTFT of our gateway beside HAProxy, vllm-router, sglang-router and LiteLLM (BENCH_ARGS="--only fleetctl")
+	@scripts/install-debs haproxy
+	@test -x $(PEERS)/bin/python || python3 -m venv $(PEERS)
+	@for peer in vllm-router sglang-router "litellm[proxy]"; do $(PEERS)/bin/pip install -q "$$peer" || echo "note: $$peer could not be installed"; done
+	$(BIN)/python tests/fleetctl/gateway/bench_gateway.py --peers $(PEERS) $(BENCH_ARGS)
 
 soak-node: setup ## Mixed traffic and disturbances against a real node for 30 minutes (SOAK_ARGS="--minutes 1")
 	@$(BIN)/python -m engine.soak $(SOAK_ARGS)

@@ -1,8 +1,10 @@
-"""CPU that the gateway costs per plain request and per 64-token stream. Not a test: run it by hand.
+"""What the gateway costs beside its peers, over the same mock back ends in one run. Not a test: `make bench-gateway`.
 
-    python tests/fleetctl/gateway/bench_gateway.py [--requests 20000] [--streams 1500] [--clients 64] [--log-level info]
+    python tests/fleetctl/gateway/bench_gateway.py [--requests 20000] [--streams 1500] [--clients 64] [--peers FOLDER]
 
-Four mock back ends and the clients share one process, the gateway has its own, whose CPU time is read from /proc.
+Four mock back ends and the clients share one process; a proxy's CPU time, children included, is read
+from /proc. `--peers` is a virtual environment with vllm-router, sglang-router and litellm; others are not measured.
+CPU time stands busy neighbours, waiting times do not: "direct", the back ends without a proxy, is the ground of both.
 """
 
 from __future__ import annotations
@@ -12,9 +14,14 @@ import asyncio
 import json
 import multiprocessing
 import os
+import shutil
 import socket
+import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import httptools
@@ -42,13 +49,17 @@ class MockNode(asyncio.Protocol):
         self.body = b""
 
     def data_received(self, data: bytes) -> None:
-        self.parser.feed_data(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.transport.close()  # some peers ask for HTTP/2 first
 
     def on_body(self, body: bytes) -> None:
         self.body += body
 
     def on_message_complete(self) -> None:
-        is_stream, self.body = b'"stream": true' in self.body, b""
+        # A router that reads bodies may write them anew.
+        is_stream, self.body = b'"stream":true' in self.body.replace(b" ", b""), b""
         if is_stream:
             self.transport.write(
                 b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -60,6 +71,8 @@ class MockNode(asyncio.Protocol):
             self.transport.write(head + PAYLOAD)
 
     def next(self) -> None:
+        if self.transport.is_closing():
+            return
         data = CHUNK if self.left else b"data: [DONE]\n\n"
         tail = b"" if self.left else b"0\r\n\r\n"
         self.transport.write(b"%x\r\n%s\r\n%s" % (len(data), data, tail))
@@ -90,7 +103,10 @@ class Client(asyncio.Protocol):
             self.sent_at = None
 
     def on_message_complete(self) -> None:
-        assert self.parser.get_status_code() == 200
+        if (status := self.parser.get_status_code()) != 200:
+            self.done.set_exception(RuntimeError(f"answered {status}"))
+            self.transport.close()
+            return
         self.count -= 1
         if self.count > 0:
             asyncio.get_running_loop().call_soon(self.again)
@@ -104,30 +120,56 @@ class Client(asyncio.Protocol):
 
 
 def cpu_s(pid: int) -> float:
+    """Of a process and its children, in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    own = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return own + sum(cpu_s(int(child)) for child in children)
 
 
-async def measure(name: str, port: int, pid: int, stream: bool, total: int, clients: int) -> None:
-    messages = [{"role": "system", "content": "You are helpful. " * 20}, {"role": "user", "content": "hello"}]
+@dataclass
+class Result:
+    """One load on one proxy."""
+
+    cpu_us: float
+    per_s: float
+    p50_ms: float
+    p99_ms: float
+
+
+async def measure(port: int, pid: int, stream: bool, total: int, clients: int, prompt_bytes: int = 340) -> Result:
+    messages = [
+        {"role": "system", "content": "You are helpful. " * (prompt_bytes // 17)},
+        {"role": "user", "content": "hi"},
+    ]
     body = json.dumps({"model": "demo", "messages": messages, "max_tokens": 64, "stream": stream}).encode()
     raw = b"POST /v1/chat/completions HTTP/1.1\r\nHost: gateway\r\nContent-Type: application/json\r\n"
     raw += b"Authorization: Bearer key\r\nUser-Agent: bench\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
     loop = asyncio.get_running_loop()
     before, start = cpu_s(pid), time.perf_counter()
-    dones, firsts = [], []
+    dones: list[asyncio.Future[None]] = []
+    firsts: list[float] = []
     for _ in range(clients):
         done = loop.create_future()
         dones.append(done)
         await loop.create_connection(lambda done=done: Client(raw, total // clients, done, firsts), "127.0.0.1", port)
-    await asyncio.gather(*dones)
-    wall = time.perf_counter() - start
-    cpu = cpu_s(pid) - before
+    await asyncio.wait_for(asyncio.gather(*dones), 100)
+    wall, cpu = time.perf_counter() - start, cpu_s(pid) - before
     firsts.sort()
-    print(
-        f"{name}: {cpu / total * 1e6:.0f} us CPU each, {total / wall:.0f}/s, first byte "
-        f"p50 {firsts[len(firsts) // 2] * 1e3:.1f} ms, p99 {firsts[int(len(firsts) * 0.99)] * 1e3:.1f} ms"
-    )
+    p50, p99 = (firsts[int(len(firsts) * share)] * 1e3 for share in (0.5, 0.99))
+    done_count = total // clients * clients
+    return Result(cpu / done_count * 1e6, done_count / wall, p50, p99)
+
+
+def cpu_name() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown CPU")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
 
 
 def gateway_main(port: int, run_dir: Path, log_level: str) -> None:
@@ -142,43 +184,161 @@ def gateway_main(port: int, run_dir: Path, log_level: str) -> None:
     )
 
 
+@contextmanager
+def our_gateway(node_ports: list[int], log_level: str) -> Iterator[tuple[int, int]]:
+    """Port and process id of the gateway of this repository."""
+    port = free_port()
+    routes = [
+        Route(node=f"n{number}", url=f"http://127.0.0.1:{each}", state=RouteState.ACTIVE, model="demo")
+        for number, each in enumerate(node_ports)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(folder)
+        store_table(run_dir / FILE_NAME, Table.from_wire(RoutingTable(version=1, routes=routes)), time.time())
+        process = multiprocessing.get_context("spawn").Process(target=gateway_main, args=(port, run_dir, log_level))
+        process.start()
+        assert process.pid is not None
+        try:
+            yield port, process.pid
+        finally:
+            process.terminate()
+            process.join(10)
+
+
+@contextmanager
+def program(words: list[str], port: int) -> Iterator[tuple[int, int]]:
+    """A peer's port and process id."""
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield port, process.pid
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def haproxy_words(folder: Path, port: int, node_ports: list[int]) -> list[str]:
+    servers = "\n".join(f"  server n{each} 127.0.0.1:{each}" for each in node_ports)
+    config = folder / "haproxy.cfg"
+    config.write_text(
+        "global\n  nbthread 1\ndefaults\n  mode http\n"
+        "  timeout connect 2s\n  timeout client 75s\n  timeout server 600s\n"
+        f"  http-reuse always\nfrontend f\n  bind 127.0.0.1:{port}\n  default_backend b\n"
+        f"backend b\n  balance leastconn\n{servers}\n"
+    )
+    return ["haproxy", "-f", str(config), "-db"]
+
+
+def litellm_words(folder: Path, port: int, node_ports: list[int], peers: Path) -> list[str]:
+    config = folder / "litellm.yaml"
+    models = [
+        {
+            "model_name": "demo",
+            "litellm_params": {"model": "openai/demo", "api_base": f"http://127.0.0.1:{each}/v1", "api_key": "k"},
+        }
+        for each in node_ports
+    ]
+    config.write_text(json.dumps({"model_list": models}))
+    return [str(peers / "bin/litellm"), "--config", str(config), "--port", str(port), "--host", "127.0.0.1"]
+
+
+async def is_answering(port: int, limit_s: float = 60.0) -> bool:
+    """Whether a request through it is answered with 200, within the limit."""
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            body = b'{"model": "demo", "messages": [{"role": "user", "content": "hi"}]}'
+            writer.write(
+                b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+                b"Content-Type: application/json\r\nAuthorization: Bearer key\r\nContent-Length: %d\r\n\r\n%b"
+                % (len(body), body)
+            )
+            async with asyncio.timeout(10):
+                first = await reader.readline()
+            writer.close()
+            if b" 200 " in first:
+                return True
+        except (OSError, TimeoutError):
+            pass
+        await asyncio.sleep(0.2)
+    return False
+
+
+def contenders(folder: Path, node_ports: list[int], peers: Path, log_level: str) -> Iterator[tuple[str, object]]:
+    """Name, and a context with port and process id, or why it is not measured."""
+    yield "fleetctl gateway", our_gateway(node_ports, log_level)
+    port = free_port()
+    if shutil.which("haproxy"):
+        yield "HAProxy", program(haproxy_words(folder, port, node_ports), port)
+    else:
+        yield "HAProxy", "not installed (make debs)"
+    urls = [f"http://127.0.0.1:{each}" for each in node_ports]
+    for name in ("vllm-router", "sglang-router"):
+        found, port = peers / "bin" / name, free_port()
+        if not found.exists():
+            yield name, f"not in {peers} (make bench-gateway installs it)"
+            continue
+        words = [
+            str(found),
+            *(["launch"] if name == "sglang-router" else []),
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+        ]
+        words += ["--policy", "cache_aware", "--worker-urls", *urls]
+        yield name, program(words, port)
+    port = free_port()
+    if (peers / "bin/litellm").exists():
+        yield "LiteLLM", program(litellm_words(folder, port, node_ports, peers), port)
+    else:
+        yield "LiteLLM", f"not in {peers}"
+
+
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--streams", type=int, default=1_500)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--log-level", default="info")
+    parser.add_argument("--peers", type=Path, default=Path("/nonexistent"))
+    parser.add_argument("--only", default="", help="measure only what has this in its name")
     options = parser.parse_args()
     loop = asyncio.get_running_loop()
-    routes = []
-    for number in range(4):
+    node_ports = []
+    for _ in range(4):
         server = await loop.create_server(MockNode, "127.0.0.1", 0, backlog=1024)
-        node_port = server.sockets[0].getsockname()[1]
-        routes.append(Route(node=f"n{number}", url=f"http://127.0.0.1:{node_port}", state=RouteState.ACTIVE))
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+        node_ports.append(server.sockets[0].getsockname()[1])
+    clients, ours = options.clients, os.getpid()
+    plain = await measure(node_ports[0], ours, False, options.requests // 4, clients)
+    stream = await measure(node_ports[0], ours, True, max(clients, options.streams // 4), clients)
+    load = f"{clients} clients, {TOKENS} tokens a stream"
+    print(f"{cpu_name()}, {os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}, {load}")
+    print("| proxy | plain: us CPU | a core and s | stream: us CPU | added TTFT p50 | p99 | 400 kB prompt: us CPU |")
+    print("|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
-        run_dir = Path(folder)
-        store_table(run_dir / FILE_NAME, Table.from_wire(RoutingTable(version=1, routes=routes)), time.time())
-        context = multiprocessing.get_context("spawn")
-        process = context.Process(target=gateway_main, args=(port, run_dir, options.log_level))
-        process.start()
-        assert process.pid is not None
-        try:
-            while True:
-                try:
-                    _, writer = await asyncio.open_connection("127.0.0.1", port)
-                except OSError:
-                    await asyncio.sleep(0.05)
+        for name, context in contenders(Path(folder), node_ports, options.peers, options.log_level):
+            if options.only not in name:
+                continue
+            if isinstance(context, str):
+                print(f"| {name} | not measured: {context} | | | | | |")
+                continue
+            with context as (port, pid):  # type: ignore[attr-defined]
+                if not await is_answering(port):
+                    print(f"| {name} | not measured: no answer within a minute | | | | | |")
                     continue
-                writer.close()
-                break
-            await measure("warm-up", port, process.pid, False, 2_000, options.clients)
-            await measure("plain", port, process.pid, False, options.requests, options.clients)
-            await measure("stream", port, process.pid, True, options.streams, options.clients)
-        finally:
-            process.terminate()
-            process.join(10)
+                try:
+                    await measure(port, pid, False, min(2_000, options.requests), clients)
+                    one = await measure(port, pid, False, options.requests, clients)
+                    many = await measure(port, pid, True, options.streams, clients)
+                    large = await measure(port, pid, False, max(64, options.requests // 50), 8, 400_000)
+                except (RuntimeError, TimeoutError) as error:
+                    print(f"| {name} | not measured: {error} | | | | | |")
+                    continue
+                added = [f"{many.p50_ms - stream.p50_ms:.1f} ms", f"{many.p99_ms - stream.p99_ms:.1f} ms"]
+                cells = [name, f"{one.cpu_us:.0f}", f"{1e6 / one.cpu_us:.0f}", f"{many.cpu_us:.0f}", *added]
+                print(f"| {' | '.join(cells)} | {large.cpu_us:.0f} |", flush=True)
+    print(f"| direct | | {plain.per_s:.0f}/s | | {stream.p50_ms:.1f} ms | {stream.p99_ms:.1f} ms | |")
 
 
 if __name__ == "__main__":
