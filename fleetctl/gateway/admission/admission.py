@@ -32,6 +32,7 @@ log = structlog.get_logger()
 RELOAD_EVERY_S = 2.0
 SWEEP_EVERY_S = 0.05
 MAX_RETRY_AFTER_S = 3600
+MAX_KNOWN_KEYS = 4096
 _WORDS = {
     Refusal.REQUESTS: "requests per minute",
     Refusal.INPUT_TOKENS: "input tokens per minute",
@@ -112,6 +113,9 @@ class Admission:
         self.num_reloads = {"loaded": 0, "failed": 0}
         self.reload_has_failed = False
         self._share = 1.0
+        # Headers that were right, in memory only and until the next reload. A dict's hash is seeded for each process,
+        # so that the time of a look-up tells nothing of keys.
+        self._known: dict[bytes, TenantAccount] = {}
         self._lane_of = lane_of
         self._node_key = node_key
         self._path = tenants_file
@@ -148,19 +152,25 @@ class Admission:
         """The account of the key's tenant; None when there is no key, or none that we know."""
         if self._anonymous is not None:
             return self._anonymous
+        known = self._known.get(authorization) if authorization is not None else None
+        if known is not None:
+            return known
         key = key_of(authorization)
         tenant = self._book.tenant_of(key) if key is not None and self._book is not None else None
-        return self.accounts[tenant.name] if tenant is not None else None
+        if tenant is None or authorization is None:
+            return None
+        if len(self._known) < MAX_KNOWN_KEYS:
+            self._known[authorization] = self.accounts[tenant.name]
+        return self.accounts[tenant.name]
 
     async def admit(self, account: TenantAccount, demand: Demand) -> Admitted | ErrorAnswer:
         """Let a request of the tenant in, perhaps after a wait in the queue, or say why not."""
         now, tenant = self.clock(), account.tenant
-        if tenant.models and demand.model is not None and not tenant.may_use(demand.model):
+        is_free = not demand.is_generation
+        if tenant.models and not (is_free and demand.model is None) and not account.may_use(demand.model):
             return self._refused(account, Refusal.MODEL)
-        if not demand.is_generation:
+        if is_free:
             return Admitted(self, account, _NOTHING, demand, None)
-        if tenant.models and not tenant.may_use(demand.model):
-            return self._refused(account, Refusal.MODEL)
         cap = tenant.limits.max_output_tokens
         if cap is not None and demand.output_tokens is not None and demand.output_tokens > cap:
             return self._refused(account, Refusal.OUTPUT_CAP)
@@ -244,6 +254,7 @@ class Admission:
         """Go by these tenants from now on. What is used already stays used; requests that are in stay in."""
         now = self.clock()
         self._book = book
+        self._known.clear()
         for name, tenant in book.tenants.items():
             account = self.accounts.get(name)
             if account is None:

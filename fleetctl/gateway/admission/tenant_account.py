@@ -10,6 +10,7 @@ from fleetctl.gateway.admission.tenant import Tenant, TenantLimits
 from fleetctl.gateway.admission.token_bucket import TokenBucket
 
 FIRST_OUTPUT_TOKENS = 256.0  # what a request that does not say is expected to bring, until its tenant's mean is known
+MAX_REMEMBERED_MODELS = 256
 MEAN_WEIGHT = 0.05  # of the newest request in that mean
 
 
@@ -38,12 +39,26 @@ class Charge(NamedTuple):
 class TenantAccount:
     """One owner: `Admission`. `check_integrity` holds between its calls."""
 
-    __slots__ = ("_input", "_mean_output", "_output", "_requests", "counts", "running", "share", "tenant", "tokens")
+    __slots__ = (
+        "_allowed",
+        "_input",
+        "_mean_output",
+        "_output",
+        "_requests",
+        "counts",
+        "max_running",
+        "running",
+        "share",
+        "tenant",
+        "tokens",
+    )
 
     def __init__(self, tenant: Tenant, now: float) -> None:
         self.tenant = tenant
         self.running = 0
         self.share = 1.0
+        self.max_running = _max_running(tenant, 1.0)
+        self._allowed: dict[str | None, bool] = {}  # models that were asked for: patterns cost more than the rest
         self.tokens = [0, 0]  # input, output: really used, since the start
         self.counts: dict[str, int] = {"admitted": 0}
         self._mean_output = FIRST_OUTPUT_TOKENS
@@ -52,16 +67,22 @@ class TenantAccount:
         self._output = _bucket(limits.output_tokens_per_min, limits.burst_s, now, 1.0)
         self._requests = _bucket(limits.requests_per_min, limits.burst_s, now, 1.0)
 
-    @property
-    def max_running(self) -> int | None:
-        """Requests that may be open here at once; at least one, however small this gateway's share is."""
-        limit = self.tenant.limits.concurrency
-        return None if limit is None else max(1, int(limit * self.share))
+    def may_use(self, model: str | None) -> bool:
+        """As `Tenant.may_use`, remembered."""
+        known = self._allowed.get(model)
+        if known is None:
+            known = self.tenant.may_use(model)
+            if len(self._allowed) < MAX_REMEMBERED_MODELS:  # clients choose the names
+                self._allowed[model] = known
+        return known
 
     def charge_of(self, input_tokens: int, output_tokens: int | None) -> Charge:
         """What a request will probably cost. One that does not say how much it wants is like this tenant's others."""
         mean = self._mean_output
-        return Charge(input_tokens, mean if output_tokens is None else min(output_tokens, max(mean * 4, 256.0)))
+        if output_tokens is None:
+            return Charge(input_tokens, mean)
+        most = mean * 4 if mean > FIRST_OUTPUT_TOKENS / 4 else FIRST_OUTPUT_TOKENS
+        return Charge(input_tokens, output_tokens if output_tokens < most else most)
 
     def refusal_of(self, charge: Charge, now: float) -> tuple[Refusal, float] | None:
         """The limit that keeps a request out now, and seconds until it would not; None when it may go in."""
@@ -114,6 +135,8 @@ class TenantAccount:
         """Go on with what the tenants file says now; what is used already stays used."""
         limits = tenant.limits
         self.tenant = tenant
+        self.max_running = _max_running(tenant, self.share)
+        self._allowed.clear()
         self._input = _kept(self._input, limits.input_tokens_per_min, limits, now, self.share)
         self._output = _kept(self._output, limits.output_tokens_per_min, limits, now, self.share)
         self._requests = _kept(self._requests, limits.requests_per_min, limits, now, self.share)
@@ -121,6 +144,7 @@ class TenantAccount:
     def use_share(self, share: float, now: float) -> None:
         """Hold this part of every limit from now on: other gateways hold the rest."""
         self.share = share
+        self.max_running = _max_running(self.tenant, share)
         for bucket in (self._input, self._output, self._requests):
             if bucket is not None:
                 bucket.use_share(share, now)
@@ -156,6 +180,12 @@ class TenantAccount:
         assert 0 <= self.running <= self.counts["admitted"]
         for bucket in (self._input, self._output, self._requests):
             assert bucket is None or bucket.level <= bucket.capacity
+
+
+def _max_running(tenant: Tenant, share: float) -> int | None:
+    """Requests that may be open at this gateway at once; at least one, however small its share is."""
+    limit = tenant.limits.concurrency
+    return None if limit is None else max(1, int(limit * share))
 
 
 def _bucket(per_min: int | None, burst_s: float, now: float, share: float) -> TokenBucket | None:
