@@ -35,7 +35,6 @@ MAX_RETRY_AFTER_S = 60
 DEADLINE_HEADER = "X-Fleet-Deadline-S"
 REVISION_HEADER = b"x-fleet-revision"
 CORE_DEAD = "core_dead"
-REQUEST_IN_FLIGHT = "request_in_flight"
 # What a node says that had the request in hand: it may be what ends its holders, so few nodes get it again.
 ENDED_WITH_IT = frozenset({CORE_DEAD, "out_of_memory"})
 # Retries that live in the budget: the next node may have as little room. Refused connections, nodes that leave and
@@ -307,7 +306,7 @@ class Placer:
         is_own_error = is_shapeless or (status in OWN_ERRORS and said is None)
         if is_own_error:
             self._note_failed(proxied, node, Ejection.BAD_ANSWER if is_shapeless else Ejection.SERVER_ERROR)
-        if not job.is_continuation and not self._is_retried(status, said, is_shapeless, placed, not_placed, proxied):
+        if not job.is_continuation and not self._is_retried(placed, not_placed, proxied, is_shapeless=is_shapeless):
             if not is_own_error:
                 self._loads.trust(node)
             return placed
@@ -322,21 +321,12 @@ class Placer:
         return None
 
     def _is_retried(
-        self,
-        status: int,
-        said: str | None,
-        is_shapeless: bool,
-        placed: Placed,
-        not_placed: NotPlaced,
-        proxied: ProxiedRequest,
+        self, placed: Placed, not_placed: NotPlaced, proxied: ProxiedRequest, *, is_shapeless: bool
     ) -> bool:
         """Whether the answer is kept from the client and another node is asked."""
-        node = placed.endpoint.node
+        node, status = placed.endpoint.node, placed.answer.status
         if status in (429, 502, 503):
             return True
-        if status == 409 and said == REQUEST_IN_FLIGHT:
-            # Ours, if we gave it to that node before: it has not noticed yet that we left. Else another gateway's.
-            return any(death.node == node for death in proxied.deaths)
         if status != 500 and not is_shapeless:
             return False
         # A node's own error is an answer, but one other node may do better; the second answer stands.
@@ -359,7 +349,7 @@ class Placer:
 
 def _refusal(status: int, said: str | None, is_continuation: bool) -> str:
     """One of a closed set of words, whatever the node said: it becomes a metric label."""
-    if said in ENDED_WITH_IT or said in ("draining", "not_ready", "overloaded", "node_stopping", REQUEST_IN_FLIGHT):
+    if said in ENDED_WITH_IT or said in ("draining", "not_ready", "overloaded", "node_stopping"):
         return said
     if status == 429:
         return "overloaded"
