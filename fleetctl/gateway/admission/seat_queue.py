@@ -37,16 +37,12 @@ class SeatQueue:
         most_outstanding: Callable[[str], int | None] = lambda lane: None,
     ) -> None:
         self._limits = settings
+        self.is_on = settings.queue_limit_s > 0  # else nobody waits: nodes' refusals go to the clients at once
         self._clock = clock
         self._most = most_outstanding
         self._lanes: dict[str, Lane] = {}
         self._num_bytes = 0
         self._num = 0
-
-    @property
-    def is_on(self) -> bool:
-        """Whether requests wait at all; else nodes' refusals go to the clients at once."""
-        return self._limits.queue_limit_s > 0
 
     @property
     def num_waiting(self) -> int:
