@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sys
 import time
 from collections import Counter
@@ -89,6 +90,7 @@ async def run_soak(base: Settings, plan: SoakPlan, tell: Tell) -> SoakResult:
     settings = settings_for_drill_fleet(base, state_dir, policy="ask", nodes=plan.num_nodes, node_options=options)
     stack = Stack(settings)
     stack.down(lambda _: None)
+    shutil.rmtree(state_dir, ignore_errors=True)  # names of nodes that an earlier soak added are taken there
     try:
         tell("starting a fleet")
         view = await stack.up(lambda _: None)
