@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 export FLEETCTL_STATE_DIR ?= $(CURDIR)/.fleetctl
 PYTEST_ARGS ?=
 
-.PHONY: help bench-engine bench-signals first-night soak-node soak-gateway demo up down top test test-gpu test-wheel wheel mutants bench-kernels bench-gateway check format setup setup-dev debs clean
+.PHONY: help bench-routing bench-engine bench-signals first-night soak-node soak-gateway demo up down top test test-gpu test-wheel wheel mutants bench-kernels bench-gateway check format setup setup-dev debs clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 18
@@ -51,6 +51,9 @@ bench-engine: setup-dev ## Measure our node and installed peers beside this mach
 
 bench-signals: setup-dev debs ## CPU, memory and rule time of our signals beside a real Prometheus (BENCH_ARGS="--nodes 100")
 	$(BIN)/python -m fleetctl.bench $(BENCH_ARGS)
+
+bench-routing: setup-dev ## What the gateway's choice of a node is worth and costs, on traces (BENCH_ARGS="--nodes 16")
+	$(BIN)/python -m tests.fleetctl.gateway.bench_routing $(BENCH_ARGS)
 
 bench-controller: setup-dev ## A whole controller over 1,000 and 5,000 nodes (BENCH_ARGS="--nodes 1000")
 	$(BIN)/python -m fleetctl.bench.controller_bench $(BENCH_ARGS)

@@ -23,7 +23,6 @@ MAX_NODES = 100  # in one list
 
 _SIZE = re.compile(r"[+-]?\d{1,4}|before")
 _COUNT = re.compile(r"\d{1,4}")
-_RATIO = re.compile(r"0?\.\d{1,6}")
 
 
 def parse_command(text: str) -> Action:
@@ -114,7 +113,7 @@ def _option_value(verb: Verb, option: Option, text: str) -> str | int | float | 
             case "duration" | "lifetime":
                 return parse_duration(text)
             case "ratio":
-                return _ratio(text)
+                return float(check_value(ValueType.RATIO, text))
             case "threshold":
                 parse_threshold(text)
                 return text
@@ -139,9 +138,3 @@ def _option_value(verb: Verb, option: Option, text: str) -> str | int | float | 
                 return check_value(ValueType.NODE, text)
     except BadInputError as error:
         raise BadCommandError(f"{verb.name} {option.name}: {error.message}", remedy=error.remedy) from None
-
-
-def _ratio(text: str) -> float:
-    if not _RATIO.fullmatch(text) or not float(text):
-        raise BadInputError(f"{text[:80]!r} is not a share", remedy="write it like 0.25: above 0 and below 1")
-    return float(text)

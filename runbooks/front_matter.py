@@ -63,7 +63,7 @@ _NAME = r"^[a-z][a-z0-9-]{0,62}$"
 
 
 class _Input(_Strict):
-    type: Literal["node", "new_node", "duration", "string", "number", "pool", "size"]
+    type: Literal["node", "new_node", "duration", "string", "number", "pool", "size", "threshold", "ratio"]
     required: bool = False
     default: str | int | float | None = None
     description: str = Field(min_length=1, max_length=500)

@@ -27,6 +27,8 @@ class ValueType(StrEnum):
     NUMBER = "number"  # not negative
     POOL = "pool"  # a pool that has nodes
     SIZE = "size"  # of a pool: "5", or "+2" for more than it has
+    THRESHOLD = "threshold"  # of a prompt: "32k" tokens, "5s" of prefill, "25%" of a KV cache
+    RATIO = "ratio"  # above 0 and below 1
 
 
 # fullmatch throughout: `$` would let a trailing newline pass
@@ -35,6 +37,7 @@ _STRING = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}")
 _NUMBER = re.compile(r"\d{1,15}(\.\d{1,9})?")
 _SIZE = re.compile(r"\+?\d{1,4}")
 _TOKENS = re.compile(r"(\d{1,9})(k|M)?")
+_RATIO = re.compile(r"0?\.\d{1,6}")
 _PERCENT = re.compile(r"(\d{1,3})%")
 _UNITS = {None: 1, "k": 1024, "M": 1024**2}
 
@@ -46,6 +49,8 @@ EXAMPLES = {
     ValueType.NUMBER: "1",
     ValueType.POOL: "default",
     ValueType.SIZE: "+1",
+    ValueType.THRESHOLD: "32k",
+    ValueType.RATIO: "0.25",
 }
 
 
@@ -97,6 +102,11 @@ def check_value(value_type: ValueType, text: str) -> str:
                 )
         case ValueType.DURATION:
             parse_duration(text)
+        case ValueType.THRESHOLD:
+            parse_threshold(text)
+        case ValueType.RATIO:
+            if not _RATIO.fullmatch(text) or not float(text):
+                raise BadInputError(f"{_shown(text)} is not a share", remedy="write it like 0.25: above 0 and below 1")
         case ValueType.STRING | ValueType.POOL:
             if not _STRING.fullmatch(text):
                 raise BadInputError(

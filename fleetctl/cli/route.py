@@ -1,24 +1,63 @@
-"""`reroute list` and `shed list`: what the gateways are ordered to do with requests. The orders are verbs."""
+"""`route explain`: where a prompt would go and why; `reroute list`. `reroute long-context` and `remove` are verbs."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
 import typer
 
 from fleetctl.cli.act import command_group
-from fleetctl.cli.context import call
+from fleetctl.cli.context import call, current, gateway_url
 from fleetctl.cli.kinds import VIEWS, Kind
-from fleetctl.cli.output import ListOutput, ListOutputOption, print_rows
+from fleetctl.cli.output import (
+    DATA,
+    ListOutput,
+    ListOutputOption,
+    Output,
+    OutputOption,
+    print_data,
+    print_rows,
+    print_table,
+    stdout,
+)
+from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError
+
+LIMIT_S = 30.0
+MAX_PROMPT_BYTES = 16 * 1024 * 1024
+TITLES = ("node", "cost", "cached", "waiting", "to prefill", "seats", "recent", "KV", "adapter")
+KEYS = ("node", "cost", "cached_tokens", "waiting", "uncached", "seats", "recent", "kv", "adapter")
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
+    group = typer.Typer(help="Where requests go.", no_args_is_help=True)
+    app.add_typer(group, name="route")
 
-    @command_group(app, "shed").command("list")
-    def list_sheds(output: ListOutputOption = ListOutput.table) -> None:
-        """List what is turned away by order; `fleetctl get traffic-rules` lists every kind of rule."""
-        view = VIEWS[Kind.traffic_rules]
-        rules = [rule for rule in call(lambda client: client.traffic_rules()) if rule.kind == "shed"]
-        print_rows(rules, view.columns, output, empty="nothing is turned away", name=view.name)
+    @group.command("explain")
+    def explain(
+        prompt_file: Annotated[
+            Path, typer.Option("--prompt-file", help="The prompt: text, or a completion request as JSON.")
+        ],
+        model: Annotated[str | None, typer.Option("--model", help="The model; default: what the file says.")] = None,
+        tenant: Annotated[
+            str | None, typer.Option("--tenant", help="Whose request it is: the `user` that rules go by.")
+        ] = None,
+        gateway: Annotated[str | None, typer.Option("--gateway", help="URL of the gateway; default: ours.")] = None,
+        output: OutputOption = Output.table,
+    ) -> None:
+        """Say which node the gateway would choose for a prompt, what each would cost, and who is left out and why.
+
+        Nothing is sent to a node. Costs are in tokens of prefill.
+        """
+        url = (gateway or gateway_url(current().settings())).rstrip("/")
+        told = _asked(f"{url}/gateway/route/explain", request_of(prompt_file, model, tenant))
+        if output in DATA:
+            print_data(told, output)
+        else:
+            _show(told)
 
     @command_group(app, "reroute").command("list")
     def list_reroutes(output: ListOutputOption = ListOutput.table) -> None:
@@ -26,3 +65,51 @@ def register(app: typer.Typer) -> None:
         view = VIEWS[Kind.traffic_rules]
         rules = [rule for rule in call(lambda client: client.traffic_rules()) if rule.kind == "reroute"]
         print_rows(rules, view.columns, output, empty="no reroutes", name=view.name)
+
+
+def request_of(prompt_file: Path, model: str | None, tenant: str | None) -> dict[str, Any]:
+    """The completion request that a file stands for. Raises BadInputError."""
+    try:
+        data = prompt_file.read_bytes()
+        text = data.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInputError(f"{prompt_file}: can't be read: {error}", remedy="name a text file in UTF-8") from error
+    if len(data) > MAX_PROMPT_BYTES:
+        raise BadInputError(f"{prompt_file}: larger than {MAX_PROMPT_BYTES >> 20} MiB", remedy="give a shorter prompt")
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    request = value if isinstance(value, dict) and {"messages", "prompt"} & set(value) else {"prompt": text}
+    given = {"model": model, "user": tenant}
+    return {**request, **{key: one for key, one in given.items() if one is not None}}
+
+
+def _asked(url: str, request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        response = httpx.post(url, json=request, timeout=LIMIT_S, trust_env=False)
+        told = response.json()
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        raise UnreachableError(
+            f"no answer from the gateway at {url}: {str(error) or type(error).__name__}",
+            remedy="fleetctl up, or name another with --gateway",
+        ) from error
+    if not response.is_success or not isinstance(told, dict):
+        raise FleetctlError(f"{url} answered {response.status_code}: {response.text[:200]}")
+    return told
+
+
+def _show(told: dict[str, Any]) -> None:
+    node = told["node"] or "no node"
+    out = stdout()
+    out.print(f"{node} ({told['reason']})", markup=False)
+    asked = f" (asked for as {told['asked_model']})" if told["asked_model"] != told["model"] else ""
+    size = f"{told['input_tokens']} tokens in, {told['output_tokens']} out"
+    out.print(f"  model {told['model'] or '-'}{asked}, {size}, {told['num_nodes']} nodes", markup=False)
+    for line in (told["refused"], told["note"], ", ".join(told["rules"]) and f"rules: {', '.join(told['rules'])}"):
+        if line:
+            out.print(f"  {line}", markup=False)
+    rows = [[str(one[key]) for key in KEYS] for one in told["candidates"]]
+    print_table(TITLES, rows, empty="no candidates")
+    for one in told["left_out"]:
+        out.print(f"left out: {one['node']}: {one['reason']}", markup=False)

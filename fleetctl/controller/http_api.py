@@ -46,6 +46,7 @@ from fleetctl.controller.incidents.views import (
 )
 from fleetctl.controller.nodes.node_logs import NodeLogs
 from fleetctl.controller.nodes.node_row import get_node, list_nodes
+from fleetctl.controller.signals.route_signals import route_signals
 from fleetctl.kit.errors import BadInputError, RefusedError
 from fleetctl.kit.version import software_version
 from fleetctl.settings.controller import ControllerSettings
@@ -111,6 +112,7 @@ def create_app(controller: Controller, token: str, stopping: asyncio.Event) -> S
         Route("/v1/verbs", guarded(api.verbs)),
         Route("/v1/diagnose", guarded(api.diagnose), methods=["POST"]),
         Route("/v1/routing", guarded(api.routing)),
+        Route("/v1/routing/signals", guarded(api.routing_signals)),
         Route("/v1/traffic-rules", guarded(api.traffic_rules), methods=["GET"]),
         Route("/v1/traffic-rules", guarded(api.make_traffic_rule), methods=["POST"]),
         Route("/v1/traffic-rules/{id:path}", guarded(api.remove_traffic_rule), methods=["DELETE"]),
@@ -341,6 +343,10 @@ class _Api:
         if table.version == 0:
             return Response(status_code=204)  # nothing was routed yet: "no table" must not look like "no nodes"
         return _json(table)
+
+    async def routing_signals(self, _: Request) -> Response:
+        nodes = [route.node for route in self._c.routing.table.routes]
+        return _json_list(route_signals(self._c.store, nodes, self._c.clock.now()))
 
     async def traffic_rules(self, _: Request) -> Response:
         return _json_list(await self._c.traffic_rules.current())

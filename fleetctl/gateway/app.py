@@ -30,6 +30,7 @@ from fleetctl.gateway.nodes.ejection import Ejection, Ejections
 from fleetctl.gateway.nodes.health_metrics import HealthMetrics
 from fleetctl.gateway.nodes.loads import Loads
 from fleetctl.gateway.nodes.node_watch import NodeWatch, ProbeAnswer, ask_readiness
+from fleetctl.gateway.nodes.signals_sync import SignalsSync
 from fleetctl.gateway.nodes.sync import TableSync
 from fleetctl.gateway.nodes.table import Endpoint, Routing, Table
 from fleetctl.gateway.overflow.overflow import Overflow
@@ -157,8 +158,16 @@ class Gateway:
                 on_table=self._note_table,
             )
             sync.load_last_good()
+            signals = SignalsSync(
+                control,
+                placer.chooser.views,
+                controller_url=self._controller_url,
+                controller_token=self._controller_token,
+                on_change=placer.chooser.note_views,
+            )
             loops = (
                 asyncio.create_task(sync.run_forever(), name="gateway.sync"),
+                asyncio.create_task(signals.run_forever(), name="gateway.signals"),
                 asyncio.create_task(self.watch.watch_forever(), name="gateway.watch"),
                 asyncio.create_task(self.admission.run_forever(), name="gateway.admission"),
             )

@@ -12,7 +12,16 @@ from tests.fixtures.runbooks import LIBRARY, World, propose
 
 
 def test_has_the_pages_that_the_product_names() -> None:
-    assert set(LIBRARY) == {"cordon-node", "drain-node", "replace-node", "restart-node", "scale-pool"}
+    assert set(LIBRARY) == {
+        "cordon-node",
+        "drain-node",
+        "reroute-long-context",
+        "replace-node",
+        "restart-gateway",
+        "restart-node",
+        "scale-pool",
+        "shed-load",
+    }
     assert set(LIBRARY["replace-node"].causes) == {"slow_node", "gpu_fault", "node_down", "crash_loop", "wrong_output"}
 
 

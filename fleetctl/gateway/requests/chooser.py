@@ -19,11 +19,11 @@ from fleetctl.gateway.nodes.table import Endpoint, Table
 from fleetctl.gateway.requests.decisions import Decision, Decisions
 from fleetctl.gateway.routing.orders import ANYWHERE, Order, Size, order_of
 from fleetctl.gateway.routing.pick import (
-    Ask,
     Candidate,
     LeftOut,
     Pick,
     PickReason,
+    RequestSize,
     affinity,
     node_hash,
     pick_node,
@@ -36,10 +36,10 @@ from fleetctl.settings.gateway_routing import RoutingSettings
 from fleetctl.wire import NodePhase
 
 WEIGH_ALL = 24  # nodes; of more, a sample is weighed:
-HOLDERS = 8
-NEAREST = 4
+HOLDERS = 4
+NEAREST = 3
 SHARED_BY = 3  # nodes or prompts: what so many have in common tells them not apart
-DRAWN = 12
+DRAWN = 6
 MAX_LANES = 1000
 EMPTY_CACHE = frozenset({NodePhase.STARTING, NodePhase.UNREACHABLE, NodePhase.STOPPED})
 
@@ -213,7 +213,9 @@ class Chooser:
         candidates = self._candidates(sample, lane, match, key, nearest, facts)
         if session:
             candidates = _with_sticky(candidates, lane, session, nearest)
-        pick = pick_node(candidates, Ask(facts.input_tokens, facts.output_estimate, shared_tokens), excluded=excluded)
+        pick = pick_node(
+            candidates, RequestSize(facts.input_tokens, facts.output_estimate, shared_tokens), excluded=excluded
+        )
         endpoint = lane.by_name[pick.node] if pick.node is not None else None
         return Choice(endpoint, pick, left_out, len(lane.endpoints), order)
 

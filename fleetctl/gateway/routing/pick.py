@@ -43,7 +43,7 @@ class PickReason(StrEnum):
     NONE = "none"  # nobody was left
 
 
-class Ask(NamedTuple):
+class RequestSize(NamedTuple):
     """What is asked of a node, estimated. `shared_tokens`: of the prompt, what many others begin with too."""
 
     prompt_tokens: int = 0
@@ -95,12 +95,12 @@ class Pick(NamedTuple):
     left_out: tuple[tuple[str, str], ...] = ()
 
 
-def pick_node(candidates: Sequence[Candidate], ask: Ask, *, excluded: Collection[str] = ()) -> Pick:
+def pick_node(candidates: Sequence[Candidate], size: RequestSize, *, excluded: Collection[str] = ()) -> Pick:
     """Filter, score and pick."""
-    kept, left_out = keep_fit(candidates, ask, excluded)
+    kept, left_out = keep_fit(candidates, size, excluded)
     if not kept:
         return Pick(None, PickReason.NONE, left_out=left_out)
-    scores = score_all(kept, ask)
+    scores = score_all(kept, size)
     if len(kept) == 1:
         return Pick(kept[0].node, PickReason.ONLY, kept[0].cached_tokens, scores, left_out)
     for one in kept:
@@ -114,14 +114,14 @@ def pick_node(candidates: Sequence[Candidate], ask: Ask, *, excluded: Collection
     best: Candidate | None = None
     ties = 0
     for cost, one in zip(costs, kept, strict=True):
-        if cost <= limit and (one.cached_tokens >= held or held <= ask.shared_tokens):
+        if cost <= limit and (one.cached_tokens >= held or held <= size.shared_tokens):
             ties += 1
             if best is None or (one.affinity, one.node) > (best.affinity, best.node):
                 best = one
     assert best is not None
     if best.cached_tokens < longest:
         reason = PickReason.LOAD
-    elif longest > ask.shared_tokens:
+    elif longest > size.shared_tokens:
         reason = PickReason.PREFIX
     else:
         reason = PickReason.HASH if ties > 1 else PickReason.LEAST
@@ -129,7 +129,7 @@ def pick_node(candidates: Sequence[Candidate], ask: Ask, *, excluded: Collection
 
 
 def keep_fit(
-    candidates: Sequence[Candidate], ask: Ask, excluded: Collection[str]
+    candidates: Sequence[Candidate], size: RequestSize, excluded: Collection[str]
 ) -> tuple[list[Candidate], tuple[tuple[str, str], ...]]:
     """The candidates that may be picked, and why not the others. What others can't do better keeps nobody out."""
     left_out: list[tuple[str, str]] = []
@@ -137,7 +137,7 @@ def keep_fit(
     if excluded:
         left_out += [(one.node, LeftOut.TRIED) for one in kept if one.node in excluded]
         kept = [one for one in kept if one.node not in excluded]
-    tokens = ask.prompt_tokens
+    tokens = size.prompt_tokens
     short = {one.node for one in kept if one.max_model_len is not None and tokens > one.max_model_len}
     suspect = {one.node for one in kept if one.is_suspect}
     for why, out in ((LeftOut.TOO_SHORT, short), (LeftOut.SUSPECT, suspect)):
@@ -147,10 +147,10 @@ def keep_fit(
     return kept, tuple(left_out)
 
 
-def score_all(candidates: Iterable[Candidate], ask: Ask) -> tuple[Score, ...]:
+def score_all(candidates: Iterable[Candidate], size: RequestSize) -> tuple[Score, ...]:
     """What each candidate costs."""
     kept = list(candidates)
-    needed = ask.prompt_tokens + ask.output_tokens
+    needed = size.prompt_tokens + size.output_tokens
     known = [_kv_cost(one.kv_free_tokens, needed) for one in kept if one.kv_free_tokens is not None]
     of_unknown = sum(known) // len(known) if known else 0  # neither idle nor full: as the others are
     return tuple(
@@ -159,7 +159,7 @@ def score_all(candidates: Iterable[Candidate], ask: Ask) -> tuple[Score, ...]:
                 one.node,
                 one.cached_tokens,
                 one.prefill_tokens,
-                _uncached_cost(ask, one.cached_tokens),
+                _uncached_cost(size, one.cached_tokens),
                 one.requests * SEAT_TOKENS,
                 int(one.recent_tokens * RECENT_SHARE),
                 of_unknown if one.kv_free_tokens is None else _kv_cost(one.kv_free_tokens, needed - one.cached_tokens),
@@ -170,10 +170,10 @@ def score_all(candidates: Iterable[Candidate], ask: Ask) -> tuple[Score, ...]:
     )
 
 
-def _uncached_cost(ask: Ask, cached: int) -> int:
+def _uncached_cost(size: RequestSize, cached: int) -> int:
     """A prefill that a cache would have spared. What many prompts share is soon on every node: its time counts only."""
-    own = int(max(0, ask.prompt_tokens - max(cached, ask.shared_tokens)) * UNCACHED_FACTOR)
-    return own + max(0, ask.shared_tokens - cached)
+    own = int(max(0, size.prompt_tokens - max(cached, size.shared_tokens)) * UNCACHED_FACTOR)
+    return own + max(0, size.shared_tokens - cached)
 
 
 def _kv_cost(free_tokens: int, needed: int) -> int:

@@ -307,3 +307,24 @@ def test_a_gateway_in_the_foreground_serves_until_sigterm(tmp_path: Path) -> Non
         gc.set_threshold(*threshold)
         gc.unfreeze()
     assert json.loads(answers[0])["controller"] == "unreachable"
+
+
+async def test_a_choice_is_explained_without_sending_and_recent_ones_are_told_without_the_prompt(
+    tmp_path: Path,
+) -> None:
+    async with small_fleet(tmp_path, "a", "b") as (served, _):
+        body = {"model": "demo", "messages": [{"role": "user", "content": "the secret word"}]}
+        async with served.session.post(f"{served.url}/gateway/route/explain", json=body) as response:
+            told = await response.json()
+        assert response.status == 200
+        assert {one["node"] for one in told["candidates"]} == {"a", "b"}
+        assert told["node"] in ("a", "b")
+        _, text = await get(served, "/gateway/decisions")
+        assert json.loads(text)["decisions"] == [], "explaining is no decision"
+        assert (await served.chat()).status == 200
+        _, text = await get(served, "/gateway/decisions")
+        (decision,) = json.loads(text)["decisions"]
+        assert decision["node"] in ("a", "b")
+        assert "secret" not in text
+        async with served.session.post(f"{served.url}/gateway/route/explain", data=b"no json") as response:
+            assert response.status == 400
