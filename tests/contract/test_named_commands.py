@@ -24,7 +24,7 @@ import yaml
 
 from engine.__main__ import _parser as node_parser
 from fleetctl.cli.app import build, run
-from fleetctl.wire import Diagnosis, RunbookInfo, Status
+from fleetctl.wire import Diagnosis, Gateway, GatewayPhase, RunbookInfo, Status
 from runbooks.command import parse_command
 from runbooks.errors import RunbookError
 from runbooks.verbs import VERBS
@@ -230,6 +230,7 @@ def test_a_command_that_can_not_be_typed_is_noticed(text: str) -> None:
 @pytest.fixture(scope="module")
 def controller() -> Iterator[RecordedController]:
     node = make_node("node-1")
+    gateway = Gateway(name="node-1", url="http://127.0.0.1:7800", phase=GatewayPhase.READY)
     page = RunbookInfo(name="replace-node", title="Replace", risk="medium", causes=[], inputs={}, page="# Replace\n")
     status = Status(
         version="1",
@@ -246,6 +247,8 @@ def controller() -> Iterator[RecordedController]:
     answers = {
         "/v1/nodes": [node, make_node("node-2")],
         "/v1/nodes/node-1": node,
+        "/v1/gateways": [gateway],
+        "/v1/gateways/node-1": gateway,
         "/v1/runs": [make_run()],
         "/v1/runs/run-1": make_run(),
         "/v1/incidents": [make_incident()],
