@@ -202,9 +202,9 @@ GATEWAY_COLUMNS = [
     Column("lost", lambda g: number(g.lost), right=True, sort_key=lambda g: g.lost, is_volatile=True),
     Column("deaths", lambda g: str(g.deaths), right=True, sort_key=lambda g: g.deaths),
     Column("table", lambda g: number(g.table_version), right=True, sort_key=lambda g: g.table_version),
-    Column("left out", lambda g: ",".join(sorted(g.out)) or "-"),
-    Column("url", lambda g: g.url),
-    Column("reason", lambda g: g.reason),
+    Column("left out", lambda g: str(len(g.out)), right=True, sort_key=lambda g: len(g.out)),
+    Column("url", lambda g: g.url, wide=True),
+    Column("reason", lambda g: g.reason, wide=True),
     Column("why left out", lambda g: "; ".join(f"{n}: {why}" for n, why in sorted(g.out.items())), wide=True),
 ]
 ALERT_COLUMNS = [

@@ -15,7 +15,17 @@ from fleetctl.cli.get import Changes
 from fleetctl.cli.kinds import VIEWS, Kind
 from fleetctl.cli.output import ListOutput
 from fleetctl.traffic_rule import RerouteSpec, TrafficRule
-from fleetctl.wire import Alert, Diagnosis, NodePhase, RunbookInfo, RunStatus, Signal, TimelineEntry
+from fleetctl.wire import (
+    Alert,
+    Diagnosis,
+    Gateway,
+    GatewayPhase,
+    NodePhase,
+    RunbookInfo,
+    RunStatus,
+    Signal,
+    TimelineEntry,
+)
 from tests.fixtures.cockpit import make_incident, make_node, make_run
 from tests.fixtures.recorded_controller import RecordedController, recorded_controller
 
@@ -66,6 +76,14 @@ def controller() -> Iterator[RecordedController]:
         "/v1/alerts": alerts,
         "/v1/events": [entry],
         "/v1/traffic-rules": [rule],
+        "/v1/gateways": [
+            Gateway(
+                name="10.20.30.40:7800",
+                url="http://10.20.30.40:7800",
+                phase=GatewayPhase.UNREACHABLE,
+                out={"node-1": "ejected: slow"},
+            )
+        ],
         "/v1/runbooks": [RUNBOOK],
         "/v1/runbooks/replace-node": RUNBOOK,
     }
