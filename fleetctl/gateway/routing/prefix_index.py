@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from fleetctl.gateway.routing.prefix_blocks import Blocks, tokens_before
 
 DEFAULT_CACHE_TOKENS = 256 * 1024  # of a node that does not say how large its KV cache is
-MAX_PARTS = 200_000  # held by all nodes together; about 700 bytes each with everything it refers to
+MAX_PARTS = 100_000  # held by all nodes together; about 1.3 KiB each with everything it refers to
 MAX_TOKENS = 512 * 1024 * 1024  # held by all nodes together; 40 bytes for 32 to 256 of them
 
 

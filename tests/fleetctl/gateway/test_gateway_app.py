@@ -309,10 +309,10 @@ def test_a_gateway_in_the_foreground_serves_until_sigterm(tmp_path: Path) -> Non
     assert json.loads(answers[0])["controller"] == "unreachable"
 
 
-async def test_a_choice_is_explained_without_sending_and_recent_ones_are_told_without_the_prompt(
+async def test_a_choice_is_explained_without_sending_and_told_without_the_prompt(
     tmp_path: Path,
 ) -> None:
-    async with small_fleet(tmp_path, "a", "b") as (served, _):
+    async with small_fleet(tmp_path, "a", "b") as (served, _, _):
         body = {"model": "demo", "messages": [{"role": "user", "content": "the secret word"}]}
         async with served.session.post(f"{served.url}/gateway/route/explain", json=body) as response:
             told = await response.json()
