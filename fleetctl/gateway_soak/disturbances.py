@@ -32,6 +32,7 @@ class Disturber:
         self._num_gateways = num_gateways
         self._pause_s = pause_s
         self._num_added = 0
+        self.doing = "nothing yet"  # and to which node, for who watches
         self.done: Counter[str] = Counter()
         self.problems: list[str] = []
 
@@ -50,6 +51,7 @@ class Disturber:
         while True:
             for kind in self._chance.sample(kinds, len(kinds)):
                 node = self._chance.choice(self._nodes())
+                self.doing = f"{kind.__name__} {node}"
                 try:
                     await kind(node)
                     self.done[kind.__name__] += 1
@@ -124,4 +126,4 @@ class Disturber:
             if all(node.phase is NodePhase.READY for node in nodes):
                 return
             await asyncio.sleep(POLL_S)
-        self.problems.append("the fleet was not whole a minute after a disturbance")
+        self.problems.append(f"the fleet was not whole a minute after {self.doing}")

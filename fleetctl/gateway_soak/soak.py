@@ -167,7 +167,7 @@ async def _tell_progress(result: SoakResult, disturber: Disturber, began: float,
         tally = result.tally
         tell(
             f"{time.monotonic() - began:.0f} s: {tally.finished} right, {len(tally.lost)} lost,"
-            f" {len(tally.changed)} changed, {sum(disturber.done.values())} disturbances"
+            f" {len(tally.changed)} changed, {sum(disturber.done.values())} disturbances, now {disturber.doing}"
         )
 
 
