@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import hmac
+import os
 import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import aiohttp
 import structlog
@@ -44,6 +46,10 @@ from fleetctl.gateway.requests.poison import PoisonMemory
 from fleetctl.gateway.requests.proxy import MOVE_PATIENCE_S, Proxy
 from fleetctl.gateway.response_cache import ResponseCache
 from fleetctl.settings.gateway import GatewaySettings
+from fleetctl.settings.gateway_tracing import traces_wanted
+
+if TYPE_CHECKING:
+    from fleetctl.gateway.requests.tracing import RequestTraces
 
 log = structlog.get_logger()
 
@@ -131,7 +137,7 @@ class Gateway:
                 fail_open=self._limits.fail_open,
                 routing_settings=self._limits.routing,
             )
-            overflow = self._open_overflow()
+            overflow, traces = self._open_overflow(), _open_traces(self._limits)
             self.placer = placer
             self.prompts = open_preparation(self._limits.prompts, self.metrics.registry, nodes, self.routing)
             self.proxy = Proxy(
@@ -148,6 +154,7 @@ class Gateway:
                 admission=self.admission,
                 overflow=overflow,
                 cached=self._make_cache(),
+                begin_trace=traces.begin if traces is not None else None,
             )
             sync = TableSync(
                 control,
@@ -180,6 +187,8 @@ class Gateway:
                         await loop
                 if overflow is not None:
                     await overflow.aclose()
+                if traces is not None:
+                    await asyncio.to_thread(traces.close)
 
     def _make_cache(self) -> CachedAnswers | None:
         settings = self._limits.response_cache
@@ -358,6 +367,8 @@ class Gateway:
     def _count(self, proxied: ProxiedRequest) -> None:
         assert proxied.outcome is not None
         self.metrics.count_ended(proxied.outcome.value, proxied.last_node)
+        if proxied.trace is not None:
+            proxied.trace.end(proxied)
         if proxied.outcome.is_lost:
             self.metrics.lost.labels(proxied.reason).inc()
         self._judge_node(proxied)
@@ -431,3 +442,11 @@ def _abort(gateway: Gateway) -> None:
     count = gateway.proxy.abort_all()
     if count:
         log.warning("gateway.drain_cut", in_flight=count)
+
+
+def _open_traces(settings: GatewaySettings) -> RequestTraces | None:
+    if not traces_wanted(settings.traces_endpoint, os.environ):
+        return None
+    from fleetctl.gateway.requests.tracing import RequestTraces  # half a second and 20 MB that most need not spend
+
+    return RequestTraces(settings.traces_endpoint)

@@ -10,6 +10,7 @@ from fleetctl.settings.admission import AdmissionSettings
 from fleetctl.settings.gateway_health import EjectionSettings, RetrySettings
 from fleetctl.settings.gateway_http import GatewayHttpSettings
 from fleetctl.settings.gateway_routing import RoutingSettings
+from fleetctl.settings.gateway_tracing import whole_endpoint
 from fleetctl.settings.overflow import OverflowSettings
 from fleetctl.settings.prompts import PromptSettings
 from fleetctl.settings.response_cache import ResponseCacheSettings
@@ -50,6 +51,11 @@ class GatewaySettings(Section):
         le=3600,
         description="Longest pause in a stream that can't move from a silent node; then it ends with an error event.",
     )
+    traces_endpoint: str | None = Field(
+        default=None,
+        description="Collector that a span of each request is sent to by OTLP/HTTP, like http://127.0.0.1:4318; "
+        "without it OTEL_EXPORTER_OTLP_ENDPOINT holds.",
+    )
     max_resends: int = Field(
         default=1,
         ge=0,
@@ -83,6 +89,11 @@ class GatewaySettings(Section):
     @classmethod
     def _is_absolute(cls, path: Path | None) -> Path | None:
         return None if path is None else path.expanduser().absolute()
+
+    @field_validator("traces_endpoint")
+    @classmethod
+    def _is_whole(cls, endpoint: str | None) -> str | None:
+        return None if endpoint is None else whole_endpoint(endpoint)
 
     http: GatewayHttpSettings = Field(default=GatewayHttpSettings())
     routing: RoutingSettings = Field(default=RoutingSettings())

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from fleetctl.gateway.admission.admission import Admitted
 from fleetctl.gateway.admission.demand import UsageMeter
@@ -67,6 +67,19 @@ class Move:
         }
 
 
+class OpenTrace(Protocol):
+    """The span of a request that has no fate yet (`tracing.py`). Times are monotonic seconds."""
+
+    def carried_by(self, headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+        """The headers with this span as the parent."""
+
+    def note_phase(self, name: str, start: float, end: float, **attributes: str) -> None:
+        """A part of the request's time."""
+
+    def end(self, proxied: ProxiedRequest) -> None:
+        """The request has its fate."""
+
+
 class ProxiedRequest:
     """One request on its way. Changed by the proxy only, ended once by `Fates.end`."""
 
@@ -93,6 +106,7 @@ class ProxiedRequest:
         "started_at",
         "status",
         "tenant",
+        "trace",
         "ttft_s",
         "wait",
     )
@@ -113,6 +127,7 @@ class ProxiedRequest:
         self.admitted: Admitted | None = None  # what admission is owed back
         self.queue_wait_s = 0.0  # waited here for a node with a free seat
         self.meter = UsageMeter()
+        self.trace: OpenTrace | None = None  # its open span, when a collector is configured
         self.recording: Recording | None = None  # of its answer, for the response cache
         self.moves: list[Move] = []  # in order
         self.paused_at: float | None = None  # monotonic seconds: its stream waits for the node that goes on

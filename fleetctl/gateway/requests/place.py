@@ -284,6 +284,9 @@ class Placer:
             )
             return None
         finally:
+            if proxied.trace is not None:
+                result = "answered" if placed is not None else not_placed.reasons.get(node, "given_up")
+                proxied.trace.note_phase("gateway.node", wait.began, self._clock(), node=node, result=result)
             if placed is None:
                 release()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import structlog
@@ -34,7 +34,7 @@ from fleetctl.gateway.prompts.preparation import PromptOverBudgetError, PromptPr
 from fleetctl.gateway.requests.cached_answers import CachedAnswers
 from fleetctl.gateway.requests.continuation import Continuations, StreamAccount
 from fleetctl.gateway.requests.entry import Entry
-from fleetctl.gateway.requests.fates import Fates, Move, Outcome, ProxiedRequest
+from fleetctl.gateway.requests.fates import Fates, Move, OpenTrace, Outcome, ProxiedRequest
 from fleetctl.gateway.requests.outside_relay import OutsideRelay
 from fleetctl.gateway.requests.place import DEADLINE_HEADER, Job, NotPlaced, Placed, Placer
 from fleetctl.gateway.requests.poison import Poisoned, PoisonMemory
@@ -80,6 +80,7 @@ class Proxy:
         admission: Admission | None = None,
         overflow: Overflow | None = None,
         cached: CachedAnswers | None = None,
+        begin_trace: Callable[[Iterable[tuple[bytes, bytes]], float], OpenTrace] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._placer = placer
@@ -97,6 +98,7 @@ class Proxy:
         self._move_patience_s = move_patience_s
         self._poison = poison or PoisonMemory(0)
         self._health = health or HealthMetrics(metrics.registry)
+        self._begin_trace = begin_trace
         self._clock = clock
         self._exchanges: set[Exchange] = set()
 
@@ -106,6 +108,8 @@ class Proxy:
         is_taken = given is not None and self._fates.is_in_flight(given)
         request_id = new_request_id() if given is None or is_taken else given
         proxied = self._fates.begin(request_id)
+        if self._begin_trace is not None:
+            proxied.trace = self._begin_trace(exchange.headers, proxied.started)
         self._exchanges.add(exchange)
         try:
             if is_taken:
@@ -295,6 +299,8 @@ class Proxy:
                 await self._refuse(exchange, proxied, unknown)
                 return None
             headers = exchange.forwarded_headers()
+            if proxied.trace is not None:
+                headers = proxied.trace.carried_by(headers)
             headers.append(("X-Request-Id", proxied.request_id))
             if is_generation:
                 headers.extend(self._continuations.offers(proxied.request_id, is_stream=facts.stream))
