@@ -17,6 +17,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from fleetctl.gateway.routing.json_cost import is_cheap_to_parse
 from fleetctl.settings.response_cache import ResponseCacheSettings
 
 PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
@@ -145,7 +146,9 @@ class ResponseCache:
 
 
 def cache_key(path: str, body: bytes, *, tenant: str, table_version: int) -> bytes | None:
-    """The key of a deterministic request; None for every other one."""
+    """The key of a deterministic request; None for every other one, and for one that is too costly to parse."""
+    if not is_cheap_to_parse(body):
+        return None
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from fleetctl.gateway.routing.json_cost import with_fields
 
 _USAGE = b'"usage":'
 _PROMPT = re.compile(rb'"(?:prompt|input)_tokens":\s*(\d{1,12})')
@@ -20,8 +21,7 @@ def with_output_cap(body: bytes, cap: int) -> bytes:
         rest = body[at + 1 :]
         comma = b"" if rest.lstrip().startswith(b"}") else b","
         return b'%s{"max_tokens":%d%s%s' % (body[:at], cap, comma, rest)
-    value = {name: one for name, one in json.loads(body).items() if name != "max_completion_tokens"}
-    return json.dumps(value | {"max_tokens": cap}).encode()
+    return with_fields(body, {"max_tokens": cap}, without=frozenset({"max_completion_tokens"}))
 
 
 class Demand(NamedTuple):

@@ -14,6 +14,7 @@ from fleetctl.gateway.prompts.messages import Message, message_chars, messages_o
 from fleetctl.gateway.prompts.prefix_lint import PrefixLint
 from fleetctl.gateway.prompts.prompt_metrics import PromptMetrics
 from fleetctl.gateway.prompts.token_ratio import MESSAGE_OVERHEAD_TOKENS, TokenRatio, TokenRatios
+from fleetctl.gateway.routing.json_cost import is_cheap_to_parse
 from fleetctl.settings.prompts import PromptBudget, PromptSettings
 
 TRIMMED_HEADER = b"x-fleet-trimmed"
@@ -62,7 +63,7 @@ class PromptPreparation:
 
         What is no JSON object goes on as it is: the node says what is wrong with it.
         """
-        is_looked_at = self._is_next_look()
+        is_looked_at = is_cheap_to_parse(body) and self._is_next_look()
         if not (self._changes_bodies or is_looked_at):
             return PreparedBody(body)
         try:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 from fleetctl.gateway.http import answers
 from fleetctl.gateway.http.answers import ErrorAnswer, WholeAnswer, json_answer
 from fleetctl.gateway.nodes.table import Table
+from fleetctl.gateway.routing.json_cost import with_fields
 from fleetctl.gateway.routing.routing_facts import RoutingFacts
 from fleetctl.settings.gateway_routing import RoutingSettings
 
@@ -41,7 +41,7 @@ class ModelNames:
             name = tiers.small_model
         if name == facts.model:
             return facts, body
-        return replace(facts, model=name), json.dumps({**json.loads(body), "model": name}).encode()
+        return replace(facts, model=name), with_fields(body, {"model": name})
 
     def listing(self, table: Table | None) -> WholeAnswer | None:
         """The body of `GET /v1/models` over all nodes, aliases too; None where one node knows as much."""

@@ -1,6 +1,8 @@
 """What a client asks for, as far as routing must know it: model, stream or not, how its prompt begins, how big it is.
 
-It does not validate a request: the node does, and its answer goes to the client as it is.
+It does not validate a request: the node does, and its answer goes to the client as it is. A body is read by types that
+know the few fields that routing needs; no object is built for the rest. What does not fit them is read without types
+where that is cheap, and otherwise counts as a prompt of its length without a prefix.
 """
 
 from __future__ import annotations
@@ -9,6 +11,10 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+from msgspec import Raw, Struct
+
+from fleetctl.gateway.routing.json_cost import MAX_CHEAP_VALUES, is_cheap_to_parse
 from fleetctl.gateway.routing.prefix_blocks import CHARS_PER_TOKEN, Blocks, text_blocks, token_blocks
 
 HEAD_CHARS = 32_768  # of the canonical prompt, kept while its node is chosen
@@ -16,6 +22,7 @@ KEY_CHARS = 512  # by them a prompt that nobody was sent before finds its node
 DEFAULT_OUTPUT_TOKENS = 256  # when a request gives no max_tokens
 MAX_DEADLINE_S = 1e9
 MAX_OUTPUT_TOKENS = 16_384  # one request's claim must not blind the balance
+MAX_PROMPT_IDS = 1_000_000  # token ids are cheap to read: 25 ms for so many
 
 COMPLETION_PATH = "/v1/completions"
 CHAT_PATH = "/v1/chat/completions"
@@ -57,8 +64,96 @@ class RoutingFacts:
         return self.tokens - self.input_tokens
 
 
+_Scalar = str | int | float | bool | None
+
+
+class _Body(Struct):
+    """The fields that routing reads; all others are skipped. The prompt is decoded in a second step."""
+
+    model: _Scalar = None
+    stream: _Scalar = None
+    user: _Scalar = None
+    max_completion_tokens: _Scalar = None
+    max_tokens: _Scalar = None
+    deadline_s: _Scalar = None
+    messages: Raw = Raw(b"[]")
+    prompt: Raw = Raw(b"null")
+    tools: Raw = Raw(b"null")
+
+
+class _Part(Struct):
+    text: str | None = None
+
+
+class _Message(Struct):
+    role: str | None = None
+    content: str | list[_Part] | None = None
+
+
+class _TooManyValuesError(Exception):
+    """So many objects would be built that the event loop would stand."""
+
+
+_decode_body = msgspec.json.Decoder(_Body).decode
+_decode_messages = msgspec.json.Decoder(list[_Message]).decode
+_decode_prompt = msgspec.json.Decoder(str | list[str | int | list[int]] | None).decode
+# UnicodeDecodeError: msgspec checks the bytes of strings that it returns only.
+_UNFIT = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, _TooManyValuesError)
+_SCALAR_FIELDS = ("stream", "user", "max_completion_tokens", "max_tokens", "deadline_s")
+_NO_TOOLS = frozenset({b"null", b"[]", b"{}", b'""', b"0", b"false"})
+
+
 def read_routing_facts(path: str, body: bytes) -> RoutingFacts:
-    """What routing needs of a completion request's body. Raises BadBodyError when it is not a JSON object."""
+    """What routing needs of a completion request's body. Raises BadBodyError when it is not a JSON object.
+
+    What strict JSON forbids and Python writes (NaN, half a surrogate pair) passes, but not among very many values.
+    """
+    try:
+        fields = _decode_body(body)
+    except _UNFIT as error:
+        if is_cheap_to_parse(body):
+            return _read_untyped(path, body)
+        if not body.lstrip().startswith(b"{"):
+            raise BadBodyError("the body must be a JSON object") from error
+        if not isinstance(error, msgspec.ValidationError):
+            raise BadBodyError("the body is not valid JSON") from error
+        return _facts(_Body(), "", len(body), (), None)
+    model = fields.model if isinstance(fields.model, str) else None
+    try:
+        if path == CHAT_PATH:
+            text, chars = _typed_chat(fields.messages, body)
+            tools = bytes(fields.tools)  # templates write them before the messages
+            blocks = text_blocks(text, model if tools in _NO_TOOLS else (model, tools))
+            head = text[:HEAD_CHARS]
+        else:
+            if body.count(b",") > MAX_PROMPT_IDS:
+                raise _TooManyValuesError
+            head, chars, blocks = _completion_prompt(_decode_prompt(fields.prompt), model)
+    except _UNFIT:
+        if is_cheap_to_parse(body):  # braces and commas of the text itself cost nothing
+            return _read_untyped(path, body)
+        head, chars, blocks = "", len(body), ()
+    return _facts(fields, head, chars, blocks, model)
+
+
+def _typed_chat(messages: Raw, body: bytes) -> tuple[str, int]:
+    """As `_chat_prompt`. Raises _TooManyValuesError, and what msgspec does."""
+    if body.count(b"{") > MAX_CHEAP_VALUES:
+        raise _TooManyValuesError
+    parts: list[str] = []
+    chars = 0
+    for message in _decode_messages(messages):
+        content = message.content
+        if content is None:
+            content = ""
+        elif not isinstance(content, str):
+            content = "".join([part.text for part in content if part.text is not None])
+        chars += len(content)
+        parts.append(f"{message.role}\n{content}\n")
+    return "".join(parts), chars
+
+
+def _read_untyped(path: str, body: bytes) -> RoutingFacts:
     try:
         value = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -69,8 +164,8 @@ def read_routing_facts(path: str, body: bytes) -> RoutingFacts:
 
 
 def routing_facts_of(path: str, value: dict[str, Any]) -> RoutingFacts:
-    """As `read_routing_facts`, of a body that was parsed already."""
-    model, user = value.get("model"), value.get("user")
+    """As `read_routing_facts`, of a body of any shape that was parsed already."""
+    model = value.get("model")
     model = model if isinstance(model, str) else None
     if path == CHAT_PATH:
         text, chars = _chat_prompt(value.get("messages"))
@@ -79,17 +174,22 @@ def routing_facts_of(path: str, value: dict[str, Any]) -> RoutingFacts:
         head = text[:HEAD_CHARS]
     else:
         head, chars, blocks = _completion_prompt(value.get("prompt"), model)
-    input_tokens, output_tokens = chars // CHARS_PER_TOKEN, _output_tokens(value)
+    scalars: dict[str, Any] = {name: value.get(name) for name in _SCALAR_FIELDS}
+    return _facts(_Body(**scalars), head, chars, blocks, model)
+
+
+def _facts(fields: _Body, head: str, chars: int, blocks: Blocks, model: str | None) -> RoutingFacts:
+    input_tokens, output_tokens = chars // CHARS_PER_TOKEN, _output_tokens(fields)
     return RoutingFacts(
         model=model,
-        stream=value.get("stream") is True,
+        stream=fields.stream is True,
         head=head,
         tokens=input_tokens + min(output_tokens or DEFAULT_OUTPUT_TOKENS, MAX_OUTPUT_TOKENS),
         input_tokens=input_tokens,
         output_tokens=output_tokens,
-        deadline_s=_deadline_s(value.get("deadline_s")),
+        deadline_s=_deadline_s(fields.deadline_s),
         blocks=blocks,
-        user=user if isinstance(user, str) else "",
+        user=fields.user if isinstance(fields.user, str) else "",
     )
 
 
@@ -100,9 +200,8 @@ def _deadline_s(asked: Any) -> float | None:
     return float(asked)
 
 
-def _output_tokens(value: dict[str, Any]) -> int | None:
-    for key in ("max_completion_tokens", "max_tokens"):
-        asked = value.get(key)
+def _output_tokens(fields: _Body) -> int | None:
+    for asked in (fields.max_completion_tokens, fields.max_tokens):
         if isinstance(asked, int) and not isinstance(asked, bool) and asked > 0:
             return asked
     return None

@@ -223,7 +223,7 @@ def test_a_session_stays_with_its_node_over_gateways_and_leaves_only_an_unfit_on
 def test_an_alias_is_its_model_and_the_body_says_so() -> None:
     rig = Rig(table_of(route("a")), aliases={"best": "m"})
     facts, body = rig.names.resolve(rig.table, chat("x", model="best"), b'{"model": "best", "n": 1}')
-    assert (facts.model, body) == ("m", b'{"model": "m", "n": 1}')
+    assert (facts.model, body) == ("m", b'{"model":"m","n":1}')
     same = chat("x")
     assert rig.names.resolve(rig.table, same, b"{}") == (same, b"{}")
 
