@@ -174,6 +174,8 @@ class Placer:
         """The first node that takes the job. A refusal, refused connection, death or silence tries another."""
         not_placed = NotPlaced()
         tried = set(job.excluded)
+        if not job.is_continuation:  # which goes on behind the place where they died
+            tried.update(death.node for death in proxied.deaths)
         last_reason: str | None = None
         while self.may_resend(proxied) and (job.is_continuation or len(not_placed.reasons) < MAX_TRIES):
             choice = self._choose(job.facts, tried, not_placed, proxied.request_id)
@@ -186,7 +188,6 @@ class Placer:
             if last_reason in BUDGETED and not self._may_retry(job, endpoint, not_placed):
                 break
             tried.add(endpoint.node)
-            tried_again = endpoint.node in not_placed.reasons
             self.chooser.note_sent(choice, job.facts, proxied.request_id)
             load = self._loads.begin(
                 endpoint.node,
@@ -204,10 +205,6 @@ class Placer:
                 break
             proxied.retries += 1
             last_reason = not_placed.reasons[endpoint.node]
-            if last_reason == "disconnected" and not tried_again:
-                # Perhaps only an idle connection that the node closed as we wrote: it may be asked once more, after
-                # the others, because it is now suspect.
-                tried.discard(endpoint.node)
         return not_placed
 
     def _may_retry(self, job: Job, endpoint: Endpoint, not_placed: NotPlaced) -> bool:

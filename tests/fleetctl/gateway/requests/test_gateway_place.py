@@ -198,11 +198,18 @@ async def test_a_request_that_nodes_die_of_is_sent_to_one_other_node_at_most() -
         assert rig.loads.inflight_requests() == {}
 
 
-async def test_a_lone_node_that_drops_the_connection_is_asked_once_more() -> None:
+async def test_a_lone_node_is_not_given_again_the_request_that_it_died_with() -> None:
     async with rig_of("a") as rig:
         rig.nodes["a"].script = Script(drop_before_answer=True)
-        await rig.place(make_job(method="POST", path="/v1/completions", body=b'{"prompt": "x"}'))
-        assert len(rig.nodes["a"].seen) == 2
+        job = make_job(method="POST", path="/v1/completions", body=b'{"prompt": "x"}')
+        where = await rig.place(job)
+        assert isinstance(where, NotPlaced)
+        assert (len(rig.nodes["a"].seen), where.reasons) == (1, {"a": "disconnected"})
+        rig.nodes["a"].script = Script()
+        assert isinstance(await rig.place(job), NotPlaced), (
+            "nor when it is placed anew, e.g. after a cut at another node"
+        )
+        assert len(rig.nodes["a"].seen) == 1
 
 
 @pytest.mark.parametrize(
