@@ -155,6 +155,7 @@ class Gateway:
                 overflow=overflow,
                 cached=self._make_cache(),
                 begin_trace=traces.begin if traces is not None else None,
+                continue_by_text=self._limits.continue_by_text,
             )
             sync = TableSync(
                 control,

@@ -16,6 +16,7 @@ MOVE_REASONS = (
     "node_stopping",
     "out_of_memory",
     "engine_error",
+    "node_error",
 )
 LOST_REASONS = (
     "node_silent",
@@ -98,8 +99,9 @@ class GatewayMetrics:
         )
         self.stream_moves = Counter(
             "gateway_stream_moves_total",
-            "Streams whose node ended without a word: moved to another one, or failed; by how it ended.",
-            ["reason", "result"],
+            "Streams whose node ended without a word: moved to another one, or failed; by how it ended, and whether the"
+            " other one goes on with its tokens (exact) or only behind its text (by_text).",
+            ["reason", "how", "result"],
             registry=self.registry,
         )
         self.stream_pause = Histogram(
@@ -133,7 +135,8 @@ class GatewayMetrics:
         for result in ("moved", "failed"):
             self.handoffs.labels(result)
             for reason in MOVE_REASONS:
-                self.stream_moves.labels(reason, result)
+                for how in ("exact", "by_text"):
+                    self.stream_moves.labels(reason, how, result)
         for result in ("answered", "failed"):
             self.probes.labels(result)
         for reason in LOST_REASONS:

@@ -62,7 +62,11 @@ class GatewaySettings(Section):
         le=8,
         description="Other nodes that get a request after one died or fell silent with it: it may be what ends nodes.",
     )
-
+    continue_by_text: bool = Field(
+        default=True,
+        description="Whether a stream of another engine whose node died goes on with a request for what follows its"
+        " text; not token-exact. Else it ends with an error event.",
+    )
     fail_open: bool = Field(
         default=True,
         description="Whether requests go to nodes of which the controller sees none well; else they get 503.",

@@ -55,6 +55,7 @@ class Move:
     reason: str  # handoff, or how its node ended
     num_tokens: int | None  # of the answer, that the client had; None: not counted
     pause_s: float | None = None  # from the last that was heard of `source` to the first event of `target`
+    how: str = "exact"  # or by_text: see docs/gateway.md
 
     def as_json(self) -> dict[str, Any]:
         """For `GET /gateway/requests/{request_id}`."""
@@ -62,6 +63,7 @@ class Move:
             "from": self.source,
             "to": self.target,
             "reason": self.reason,
+            "how": self.how,
             "tokens": self.num_tokens,
             "pause_s": self.pause_s,
         }

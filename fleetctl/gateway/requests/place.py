@@ -144,6 +144,14 @@ class Placer:
             return frozenset()
         return frozenset(e.node for e in table.active if e.revision and e.revision != endpoint.revision)
 
+    def other_kinds(self, endpoint: Endpoint) -> frozenset[str]:
+        """Nodes of another engine or model than this one: they can't go on with text of its."""
+        table = self._routing.table
+        if table is None:
+            return frozenset()
+        same = (endpoint.engine, endpoint.model)
+        return frozenset(e.node for e in table.active if (e.engine, e.model) != same)
+
     def note_death(self, proxied: ProxiedRequest, job: Job, node: str, reason: str) -> None:
         """A node ended, or fell silent, with the request in hand."""
         proxied.deaths.append(Death(node, reason, proxied.pieces))

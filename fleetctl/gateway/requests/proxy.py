@@ -32,7 +32,7 @@ from fleetctl.gateway.nodes.node_watch import NodeWatch, WaitEnd
 from fleetctl.gateway.overflow.overflow import Overflow
 from fleetctl.gateway.prompts.preparation import PromptOverBudgetError, PromptPreparation
 from fleetctl.gateway.requests.cached_answers import CachedAnswers
-from fleetctl.gateway.requests.continuation import Continuations, StreamAccount
+from fleetctl.gateway.requests.continuation import Continuance, Continuations, StreamAccount
 from fleetctl.gateway.requests.entry import Entry
 from fleetctl.gateway.requests.fates import Fates, Move, OpenTrace, Outcome, ProxiedRequest
 from fleetctl.gateway.requests.outside_relay import OutsideRelay
@@ -81,6 +81,7 @@ class Proxy:
         overflow: Overflow | None = None,
         cached: CachedAnswers | None = None,
         begin_trace: Callable[[Iterable[tuple[bytes, bytes]], float], OpenTrace] | None = None,
+        continue_by_text: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._placer = placer
@@ -93,6 +94,7 @@ class Proxy:
         self._continuations = Continuations(node_token)
         self._relay = Relay(fates, metrics, clock=clock)
         self._prompts = prompts
+        self._continue_by_text = continue_by_text
         self._max_body_bytes = max_body_bytes
         self._max_in_flight = max_in_flight
         self._move_patience_s = move_patience_s
@@ -182,7 +184,7 @@ class Proxy:
             return
         if await self._outside.serve_unplaced(exchange, proxied, job):
             return
-        kept = StreamAccount(job)
+        kept = StreamAccount(job, keeps_text=self._continue_by_text)
         may_leave = self._outside.may_leave_when_full(job, proxied)
         where = await self._entry.place(job, proxied, may_wait=not may_leave)
         if may_leave and isinstance(where, NotPlaced) and where.is_overload:
@@ -227,7 +229,7 @@ class Proxy:
         self, cut: Cut, exchange: Exchange, where: Placed, kept: StreamAccount, proxied: ProxiedRequest
     ) -> Placed | NotPlaced | None:
         """Another node, for what its node did not end; None when the client was told how it ended."""
-        if exchange.has_begun and kept.lines.is_all_sent:
+        if exchange.has_begun and kept.is_all_sent:
             await self._relay.end_stream(exchange, proxied)
             return None
         if where.wait.end is not None and not where.wait.end.is_nodes_failure:
@@ -236,11 +238,12 @@ class Proxy:
         self._placer.note_death(proxied, where.job, where.endpoint.node, cut.reason)
         may_resend = self._placer.may_resend(proxied)
         if may_resend and exchange.has_begun and kept.can_continue:
+            how = kept.how
             job = self._continuations.of_account(kept, proxied, self._clock())
             job = replace(job, excluded=frozenset({where.endpoint.node}))
             after = await self._move(job, where, cut.reason, kept, proxied)
             is_moved = isinstance(after, Placed)
-            self._metrics.stream_moves.labels(cut.reason, "moved" if is_moved else "failed").inc()
+            self._metrics.stream_moves.labels(cut.reason, how.value, "moved" if is_moved else "failed").inc()
             if is_moved or cut.error is None or not self._placer.may_resend(proxied):
                 return after
             await self._relay.tell_last_word(exchange, proxied, cut)
@@ -317,6 +320,8 @@ class Proxy:
         First those of its node's own revision: other weights would draw other tokens.
         """
         others = self._placer.other_revisions(source.endpoint)
+        never = frozenset[str]() if kept.how is Continuance.EXACT else self._placer.other_kinds(source.endpoint)
+        job = replace(job, excluded=job.excluded | never)
         deadline = self._clock() + self._move_patience_s
         if proxied.paused_at is None:
             proxied.paused_at = source.wait.heard_at
@@ -325,12 +330,12 @@ class Proxy:
             if others and isinstance(where, NotPlaced) and where.given_up is None:
                 where = await self._placer.place(job, proxied)
             if isinstance(where, Placed):
-                num_tokens = kept.lines.num_tokens if kept.can_continue else None
+                num_tokens = kept.num_tokens if kept.can_continue else None
                 if source.job.is_continuation and not source.wait.has_forwarded and proxied.moves:
                     move = proxied.moves[-1]  # it went on nowhere in between
                     move.target = where.endpoint.node
                 else:
-                    move = Move(source.endpoint.node, where.endpoint.node, reason, num_tokens)
+                    move = Move(source.endpoint.node, where.endpoint.node, reason, num_tokens, how=kept.how.value)
                     proxied.moves.append(move)
                 log.info(
                     "request.moved",
@@ -338,6 +343,7 @@ class Proxy:
                     source=move.source,
                     node=move.target,
                     reason=move.reason,
+                    how=move.how,
                     tokens=num_tokens,
                     moved=proxied.moved,
                 )
@@ -345,7 +351,7 @@ class Proxy:
             if self._clock() >= deadline or where.given_up is not None or not self._placer.may_resend(proxied):
                 return where
             await asyncio.sleep(MOVE_PAUSE_S)
-            job = replace(job, excluded=frozenset())  # by now the source may serve again
+            job = replace(job, excluded=never)  # by now the source may serve again
 
     async def _tell_not_placed(self, exchange: Exchange, proxied: ProxiedRequest, not_placed: NotPlaced) -> None:
         said = ", ".join(f"{node}: {reason}" for node, reason in sorted(not_placed.reasons.items())) or "no active node"

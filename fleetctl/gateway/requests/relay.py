@@ -59,6 +59,8 @@ _NODE_CODES = frozenset(
 )
 # Of these, what is the node's own trouble: another one may do better.
 NODE_TROUBLES = frozenset({"core_dead", "engine_error", "node_stopping", "out_of_memory"})
+# What other engines call it, as the error's type: their codes are HTTP's.
+OTHER_ENGINES_TROUBLES = frozenset({"InternalServerError", "server_error"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +110,10 @@ class Relay:
         self, exchange: Exchange, proxied: ProxiedRequest, where: Placed, account: StreamAccount
     ) -> ReceivedHandoff | Cut | None:
         answer, wait = where.answer, where.wait
-        lines = account.begin_part(answer)
+        lines = account.begin_part(answer, where.endpoint)
+        text = account.text
         reader = EventStreamReader(lines)
-        wait.is_movable = lines is not None and account.can_continue
+        wait.is_movable = account.can_continue
         read, clock = answer.read_any, self._clock
         try:
             async with wait:
@@ -119,16 +122,19 @@ class Relay:
                         raise TimeoutError  # before the client gets what another node will be asked for again
                     wait.note_heard(clock())
                     events = reader.feed(data)
-                    if events.forward:
+                    forward = events.forward if text is None else text.follow(events.forward)
+                    if forward:
                         wait.is_paused = True  # a slow client is not the node's silence
                         if not wait.has_forwarded:
                             wait.has_forwarded = True
                             where.load.end_prefill()
                             await self._begin_part(exchange, proxied, answer)
                         proxied.pieces += 1
-                        proxied.meter.note_stream(events.forward)
-                        await exchange.write(events.forward)
+                        proxied.meter.note_stream(forward)
+                        await exchange.write(forward)
                         wait.is_paused = False
+                        if text is not None:
+                            wait.is_movable = text.can_continue
                     if events.handoff is not None:
                         await self._read_rest(answer)
                         return ReceivedHandoff(events.handoff)
@@ -148,7 +154,7 @@ class Relay:
                 return Cut(wait.end.value if wait.end else "cut")
         if reader.error is not None:
             cut = Cut(reader.error.code or "node_error", reader.last_word, reader.error)
-            if reader.error.code in NODE_TROUBLES and account.can_continue:
+            if _is_nodes_trouble(reader.error, account) and account.can_continue:
                 return cut
             await self._begin_part(exchange, proxied, answer)
             await self.tell_last_word(exchange, proxied, cut)
@@ -216,6 +222,10 @@ class Relay:
                     pass
         except (NodeClientError, TimeoutError) as error:
             log.debug("stream.unsettled", error=type(error).__name__)
+
+
+def _is_nodes_trouble(error: StreamError, account: StreamAccount) -> bool:
+    return error.code in NODE_TROUBLES or (account.text is not None and error.kind in OTHER_ENGINES_TROUBLES)
 
 
 def returned_headers(answer: NodeAnswer, proxied: ProxiedRequest) -> list[tuple[bytes, bytes]]:

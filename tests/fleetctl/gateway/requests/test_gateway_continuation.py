@@ -62,9 +62,9 @@ async def test_a_stream_goes_on_elsewhere_when_its_node_dies(
         for fate in moved:
             (move,) = fate["moves"]
             assert move.pop("pause_s") >= 0
-            assert move == {"from": "a", "to": "b", "reason": "cut", "tokens": cut_at}
+            assert move == {"from": "a", "to": "b", "reason": "cut", "how": "exact", "tokens": cut_at}
             assert (fate["nodes"], fate["moved"]) == (["a", "b"], 1)
-        assert counted(served, "gateway_stream_moves_total", reason="cut", result="moved") == len(moved)
+        assert counted(served, "gateway_stream_moves_total", reason="cut", how="exact", result="moved") == len(moved)
         assert counted(served, "gateway_stream_pause_seconds_count") == len(moved)
         assert counted(served, "gateway_handoffs_total", result="moved") == 0
 
@@ -156,7 +156,7 @@ async def test_a_stream_that_nobody_continues_ends_with_the_reason(
             assert reply.error is not None
             assert said in reply.error["message"]
         result = "cut" if reason == "node_lost" else reason
-        assert counted(served, "gateway_stream_moves_total", reason=result, result="failed") == len(lost)
+        assert counted(served, "gateway_stream_moves_total", reason=result, how="exact", result="failed") == len(lost)
 
 
 async def test_a_stream_that_ends_a_second_node_at_the_same_place_gets_no_third(tmp_path: Path) -> None:

@@ -92,7 +92,9 @@ def test_a_fate_tells_all_that_is_known_of_its_request() -> None:
     told = proxied.as_json()
     assert (told["fate"], told["reason"], told["status"], told["duration_s"]) == ("failed", "node_lost", 502, 2.0)
     assert (told["moved"], told["retries"], told["nodes"], told["ttft_s"]) == (1, 2, ["a"], 0.5)
-    assert told["moves"] == [{"from": "a", "to": "b", "reason": "node_silent", "tokens": 17, "pause_s": 6.5}]
+    assert told["moves"] == [
+        {"from": "a", "to": "b", "reason": "node_silent", "how": "exact", "tokens": 17, "pause_s": 6.5}
+    ]
 
 
 def test_a_status_that_was_sent_stays_when_the_end_brings_none() -> None:
