@@ -142,11 +142,44 @@ class CanarySpec(Spec):
     def words(self) -> str:
         """The shares."""
         kind = "revision" if self.revisions else "pool"
-        shares = (f"{share:.0%} to {kind} {name}" for name, share in (self.revisions or self.pools).items())
+        shares = (f"{share * 100:.3g}% to {kind} {name}" for name, share in (self.revisions or self.pools).items())
         return ", ".join(shares) + (f", of model {self.model}" if self.model else "")
 
 
-RuleSpec = Annotated[RerouteSpec | ShedSpec | CanarySpec, Field(discriminator="kind")]
+class ShadowSpec(Spec):
+    """Copies of a share of the requests go to a pool or a revision, and their answers are compared with the users'.
+
+    Users wait for no copy, and which node they get does not change. The share is of request ids. `model`: only requests
+    for it; None: all. `cap`: copies that one gateway has in flight; more are left out.
+    """
+
+    kind: Literal["shadow"] = "shadow"
+    model: str | None = Field(default=None, min_length=1, max_length=500)
+    pool: PoolName | None = None
+    revision: PoolName | None = None
+    share: float = Field(gt=0, le=1)
+    cap: int = Field(default=16, gt=0, le=256)
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> Self:
+        if (self.pool is None) == (self.revision is None):
+            raise ValueError("give pool or revision, and only one of them")
+        return self
+
+    @property
+    def default_id(self) -> str:
+        """One shadow for each model."""
+        return f"shadow-{self.model}"[:100] if self.model else "shadow"
+
+    @property
+    def words(self) -> str:
+        """Share and place."""
+        where = f"pool {self.pool}" if self.pool is not None else f"revision {self.revision}"
+        whose = f", of model {self.model}" if self.model else ""
+        return f"copies of {self.share * 100:.3g}% of the requests to {where}{whose}"
+
+
+RuleSpec = Annotated[RerouteSpec | ShedSpec | CanarySpec | ShadowSpec, Field(discriminator="kind")]
 """Every kind of rule; a tagged union by `kind`."""
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from runbooks.errors import BadCommandError, BadInputError
 from runbooks.target import Target, parse_target, written_forms
-from runbooks.value import ValueType, check_value, did_you_mean, parse_duration, parse_threshold
+from runbooks.value import ValueType, check_value, did_you_mean, parse_duration, parse_ratio, parse_threshold
 from runbooks.verb import Action, Option, Verb
 from runbooks.verbs import VERBS
 
@@ -113,7 +113,7 @@ def _option_value(verb: Verb, option: Option, text: str) -> str | int | float | 
             case "duration" | "lifetime":
                 return parse_duration(text)
             case "ratio":
-                return float(check_value(ValueType.RATIO, text))
+                return parse_ratio(text)
             case "threshold":
                 parse_threshold(text)
                 return text

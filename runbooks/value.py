@@ -28,7 +28,7 @@ class ValueType(StrEnum):
     POOL = "pool"  # a pool that has nodes
     SIZE = "size"  # of a pool: "5", or "+2" for more than it has
     THRESHOLD = "threshold"  # of a prompt: "32k" tokens, "5s" of prefill, "25%" of a KV cache
-    RATIO = "ratio"  # above 0 and below 1
+    RATIO = "ratio"  # above 0 and below 1: 0.25 or 25%
 
 
 # fullmatch throughout: `$` would let a trailing newline pass
@@ -38,6 +38,7 @@ _NUMBER = re.compile(r"\d{1,15}(\.\d{1,9})?")
 _SIZE = re.compile(r"\+?\d{1,4}")
 _TOKENS = re.compile(r"(\d{1,9})(k|M)?")
 _RATIO = re.compile(r"0?\.\d{1,6}")
+_SHARE_PERCENT = re.compile(r"(\d{1,2}(?:\.\d{1,4})?)%")
 _PERCENT = re.compile(r"(\d{1,3})%")
 _UNITS = {None: 1, "k": 1024, "M": 1024**2}
 
@@ -91,6 +92,15 @@ def parse_threshold(text: str) -> tuple[ThresholdUnit, float]:
     return ThresholdUnit.SECONDS, seconds
 
 
+def parse_ratio(text: str) -> float:
+    """A share in `0.25` or `25%`, above 0 and below 1. Raises BadInputError."""
+    percent = _SHARE_PERCENT.fullmatch(text)
+    ratio = float(percent[1]) / 100 if percent else float(text) if _RATIO.fullmatch(text) else 0.0
+    if not 0 < ratio < 1:
+        raise BadInputError(f"{_shown(text)} is not a share", remedy="write it like 0.25 or 25%: above 0, below 1")
+    return ratio
+
+
 def check_value(value_type: ValueType, text: str) -> str:
     """The value itself, once it is known to be of its type. Raises BadInputError without the name of the input."""
     match value_type:
@@ -105,8 +115,7 @@ def check_value(value_type: ValueType, text: str) -> str:
         case ValueType.THRESHOLD:
             parse_threshold(text)
         case ValueType.RATIO:
-            if not _RATIO.fullmatch(text) or not float(text):
-                raise BadInputError(f"{_shown(text)} is not a share", remedy="write it like 0.25: above 0 and below 1")
+            parse_ratio(text)
         case ValueType.STRING | ValueType.POOL:
             if not _STRING.fullmatch(text):
                 raise BadInputError(

@@ -19,7 +19,7 @@ OptionKind = Literal[
     "duration", "lifetime", "node", "nodes", "count", "size", "ratio", "threshold", "word", "names", "flag"
 ]
 """duration: seconds that the command may take. lifetime: seconds that what it makes lasts. nodes: names with commas
-between. count: whole. size: 5, +2, -1, or `before`. ratio: above 0 and below 1. threshold: 32k (tokens), 5s, 25%.
+between. count: whole. size: 5, +2, -1, or `before`. ratio: 0.25 or 25%. threshold: 32k (tokens), 5s, 25%.
 word: a name. flag: no value."""
 
 

@@ -1,8 +1,9 @@
-"""`route explain`: where a prompt would go and why; `reroute list`. `reroute long-context` and `remove` are verbs."""
+"""`route explain`: where a prompt would go and why; lists of traffic rules by kind. What makes and ends them are verbs."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,6 +28,7 @@ from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError
 
 LIMIT_S = 30.0
 MAX_PROMPT_BYTES = 16 * 1024 * 1024
+LISTED_KINDS = {"reroute": "reroutes", "shed": "orders to shed", "canary": "canaries"}
 TITLES = ("node", "cost", "cached", "waiting", "to prefill", "seats", "recent", "KV", "adapter")
 KEYS = ("node", "cost", "cached_tokens", "waiting", "uncached", "seats", "recent", "kv", "adapter")
 
@@ -59,12 +61,21 @@ def register(app: typer.Typer) -> None:
         else:
             _show(told)
 
-    @command_group(app, "reroute").command("list")
-    def list_reroutes(output: ListOutputOption = ListOutput.table) -> None:
-        """List the reroutes in force; `fleetctl get traffic-rules` lists every kind of rule."""
+    for kind, nouns in LISTED_KINDS.items():
+        command_group(app, kind).command("list", help=f"List the {nouns} in force; `get traffic-rules` lists all kinds.")(
+            rule_list(kind, nouns)
+        )
+
+
+def rule_list(kind: str, nouns: str) -> Callable[..., None]:
+    """The command that lists the traffic rules of one kind."""
+
+    def list_rules(output: ListOutputOption = ListOutput.table) -> None:
         view = VIEWS[Kind.traffic_rules]
-        rules = [rule for rule in call(lambda client: client.traffic_rules()) if rule.kind == "reroute"]
-        print_rows(rules, view.columns, output, empty="no reroutes", name=view.name)
+        rules = [rule for rule in call(lambda client: client.traffic_rules()) if rule.kind == kind]
+        print_rows(rules, view.columns, output, empty=f"no {nouns}", name=view.name)
+
+    return list_rules
 
 
 def request_of(prompt_file: Path, model: str | None, tenant: str | None) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from runbooks.run import ACTION
 from runbooks.verb import Verb
 from runbooks.verbs import VERBS
 
-NODES = [NodeFacts(f"node-{i}", "decode", "demo", "r1", float(i)) for i in range(1, 6)]
+NODES = [NodeFacts(f"node-{i}", "decode", "demo", "r2" if i == 5 else "r1", float(i)) for i in range(1, 6)]
 VIEW = FleetView.of(NODES, [node.name for node in NODES])
 
 

@@ -1,0 +1,150 @@
+"""`canary` and `shadow`: a share of the requests, or copies of it, go to a revision or a pool that is to be judged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from runbooks.errors import BadInputError
+from runbooks.fleet_view import FleetView
+from runbooks.ports import Receipt
+from runbooks.target import TargetKind
+from runbooks.verb import KEEPS, Action, EffectCall, Option, Verb
+
+DEFAULT_SHARE = 0.05
+CANARY, SHADOW = "canary", "shadow"
+
+
+def _resolve(action: Action, fleet: FleetView, last: Action | None) -> Action:
+    """The action as it is, once it names a place that there is and that other requests stay away from."""
+    name, pool, revision = action.verb.name, action.args["pool"], action.args["revision"]
+    if (pool is None) == (revision is None):
+        raise BadInputError(f"{name}: where to?", remedy="give --to POOL or --revision REVISION, and only one")
+    assert fleet.nodes is not None
+    kind, wanted = ("pool", pool) if pool is not None else ("revision", revision)
+    known = sorted({getattr(node, kind) for node in fleet.nodes.values() if node.wanted and getattr(node, kind)})
+    if wanted not in known:
+        raise BadInputError(f"there is no {kind} {wanted}", remedy=f"{kind}s: {', '.join(known) or 'none'}")
+    if all(getattr(node, kind) == wanted for node in fleet.nodes.values() if node.wanted):
+        raise BadInputError(
+            f"{kind} {wanted} is the only one: there is nothing to compare it with",
+            remedy=f"add nodes of another {kind} first",
+        )
+    return action
+
+
+def _place(action: Action) -> str:
+    pool, revision = action.args["pool"], action.args["revision"]
+    return f"pool {pool}" if pool is not None else f"revision {revision}"
+
+
+def _of_model(action: Action) -> str:
+    return f" for model {action.args['model']}" if action.args["model"] else ""
+
+
+def _predict_canary(action: Action) -> str:
+    args = action.args
+    share = f"{args['share'] * 100:.3g}% of the sessions{_of_model(action)}"
+    return f"sends {share} to {_place(action)} and the others elsewhere, for {args['for_s']:g} s"
+
+
+def _predict_shadow(action: Action) -> str:
+    args = action.args
+    share = f"{args['share'] * 100:.3g}% of the requests{_of_model(action)}"
+    return f"sends copies of {share} to {_place(action)} for {args['for_s']:g} s; users get what they got before"
+
+
+def _canary_spec(action: Action) -> dict[str, Any]:
+    args = action.args
+    kind = "pools" if args["pool"] is not None else "revisions"
+    spec: dict[str, Any] = {"kind": CANARY, kind: {args["pool"] or args["revision"]: args["share"]}}
+    return spec | ({"model": args["model"]} if args["model"] else {})
+
+
+def _shadow_spec(action: Action) -> dict[str, Any]:
+    args = action.args
+    given = {key: args[key] for key in ("share", "pool", "revision", "model", "cap")}
+    return {"kind": SHADOW, **{key: value for key, value in given.items() if value is not None}}
+
+
+async def _make(call: EffectCall) -> Receipt:
+    action = call.action
+    return await call.effects.make_traffic_rule(
+        action.target.name,
+        (_canary_spec if action.verb.name == CANARY else _shadow_spec)(action),
+        for_s=action.args["for_s"],
+        made_by=call.asked_by,
+        reason=call.reason,
+    )
+
+
+async def _remove(call: EffectCall) -> Receipt:
+    return await call.effects.remove_traffic_rule(call.action.target.name, removed_by=call.asked_by)
+
+
+def _removal(name: str, help_text: str) -> Verb:
+    return Verb(
+        name=f"{name} remove",
+        kinds=(TargetKind.ROUTE,),
+        default_target=name,
+        help=help_text,
+        example=f"{name} remove",
+        capacity=KEEPS,
+        predicts=lambda action: f"removes traffic rule {action.target.name}",
+        effect=_remove,
+        idempotency="a rule that is not there is removed already",
+        needs_target=False,
+    )
+
+
+_PLACE = (
+    Option("--to", "pool", "word", None, "the pool that they go to"),
+    Option("--revision", "revision", "word", None, "the revision whose nodes they go to, instead of a pool"),
+)
+_MODEL = Option("--model", "model", "word", None, "only requests for this model")
+_FOR = Option("--for", "for_s", "lifetime", 3600.0, "how long the rule holds")
+
+VERBS = (
+    Verb(
+        name=CANARY,
+        kinds=(TargetKind.ROUTE,),
+        default_target=CANARY,
+        help="Send a share of the sessions to a pool or revision, and all others elsewhere, for a time.",
+        example="canary --revision r2 --share 5% --for 1h",
+        capacity=KEEPS,
+        predicts=_predict_canary,
+        effect=_make,
+        idempotency="a rule with the same id is replaced",
+        options=(
+            *_PLACE,
+            Option("--share", "share", "ratio", DEFAULT_SHARE, "the share of the sessions: 5% or 0.05"),
+            _MODEL,
+            _FOR,
+        ),
+        needs_target=False,
+        resolve=_resolve,
+        undo="canary remove {target}",
+    ),
+    _removal(CANARY, "End a canary now: its requests go where all go."),
+    Verb(
+        name=SHADOW,
+        kinds=(TargetKind.ROUTE,),
+        default_target=SHADOW,
+        help="Send copies of a share of the requests to a pool or revision, and compare the answers, for a time.",
+        example="shadow --revision r2 --share 5% --for 1h",
+        capacity=KEEPS,
+        predicts=_predict_shadow,
+        effect=_make,
+        idempotency="a rule with the same id is replaced",
+        options=(
+            *_PLACE,
+            Option("--share", "share", "ratio", DEFAULT_SHARE, "the share of the requests, by their id: 5% or 0.05"),
+            _MODEL,
+            Option("--cap", "cap", "count", None, "how many copies one gateway has in flight at once; none: 16"),
+            _FOR,
+        ),
+        needs_target=False,
+        resolve=_resolve,
+        undo="shadow remove {target}",
+    ),
+    _removal(SHADOW, "End a shadow now; what its gateways compared is listed until they end."),
+)
