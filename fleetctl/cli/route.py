@@ -1,4 +1,4 @@
-"""`route explain`: where a prompt would go and why; lists of traffic rules by kind. What makes and ends them are verbs."""
+"""`route explain`: where a prompt would go and why; lists of traffic rules by kind, which verbs make and end."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def register(app: typer.Typer) -> None:
             _show(told)
 
     for kind, nouns in LISTED_KINDS.items():
-        command_group(app, kind).command("list", help=f"List the {nouns} in force; `get traffic-rules` lists all kinds.")(
-            rule_list(kind, nouns)
-        )
+        command_group(app, kind).command(
+            "list", help=f"List the {nouns} in force; `get traffic-rules` lists all kinds."
+        )(rule_list(kind, nouns))
 
 
 def rule_list(kind: str, nouns: str) -> Callable[..., None]:

@@ -44,6 +44,7 @@ from fleetctl.gateway.requests.fates import Fates, Outcome, ProxiedRequest
 from fleetctl.gateway.requests.place import Placer
 from fleetctl.gateway.requests.poison import PoisonMemory
 from fleetctl.gateway.requests.proxy import MOVE_PATIENCE_S, Proxy
+from fleetctl.gateway.requests.shadow import Shadows
 from fleetctl.gateway.response_cache import ResponseCache
 from fleetctl.settings.gateway import GatewaySettings
 from fleetctl.settings.gateway_tracing import traces_wanted
@@ -106,6 +107,7 @@ class Gateway:
         AdmissionMetrics(self.admission, self.metrics.registry)
         self.proxy: Proxy | None = None
         self.placer: Placer | None = None
+        self.shadows: Shadows | None = None
         self.prompts: PromptPreparation | None = None
         self.is_draining = False
         self._nodes: NodeClient | None = None
@@ -117,6 +119,7 @@ class Gateway:
             "/gateway/requests/": self._fate,
             "/gateway/prefix-report": self._prefix_report,
             "/gateway/decisions": self._decisions,
+            "/gateway/shadow": self._shadow,
         }
 
     @asynccontextmanager
@@ -139,6 +142,7 @@ class Gateway:
             )
             overflow, traces = self._open_overflow(), _open_traces(self._limits)
             self.placer = placer
+            shadows = self.shadows = Shadows(nodes, self.loads, placer.chooser, self.metrics.registry)
             self.prompts = open_preparation(self._limits.prompts, self.metrics.registry, nodes, self.routing)
             self.proxy = Proxy(
                 placer,
@@ -154,6 +158,7 @@ class Gateway:
                 admission=self.admission,
                 overflow=overflow,
                 cached=self._make_cache(),
+                shadows=shadows,
                 begin_trace=traces.begin if traces is not None else None,
                 continue_by_text=self._limits.continue_by_text,
             )
@@ -186,6 +191,7 @@ class Gateway:
                     loop.cancel()
                     with suppress(asyncio.CancelledError):
                         await loop
+                await shadows.aclose()
                 if overflow is not None:
                     await overflow.aclose()
                 if traces is not None:
@@ -355,7 +361,12 @@ class Gateway:
     def _decisions(self, _: str) -> WholeAnswer:
         return json_answer(200, self.placer.chooser.decisions.as_json() if self.placer is not None else {})
 
+    def _shadow(self, _: str) -> WholeAnswer:
+        return json_answer(200, self.shadows.reports.as_json(time.time()) if self.shadows is not None else {})
+
     def _note_table(self, table: Table) -> None:
+        assert self.shadows is not None
+        self.shadows.note_table(table)
         self.admission.use_num_gateways(table.num_gateways)
         self.admission.use_orders(shed_orders(table.rules))
         self.admission.queue.keep_lanes({e.model for e in table.active} | {""})

@@ -135,6 +135,11 @@ class Chooser:
             choice = self._choose_within(whole, facts, excluded, order._replace(note=note, cap=None))
         return choice._replace(num_nodes=len(whole.endpoints))
 
+    def choose_among(self, table: Table, facts: RoutingFacts, nodes: frozenset[str]) -> Choice:
+        """One of these nodes, whatever traffic rules say, for a request that no user waits for."""
+        self._note_table(table)
+        return self._choose_within(self._lane(table, facts.model, nodes), facts, (), ANYWHERE)
+
     def note_sent(self, choice: Choice, facts: RoutingFacts, request_id: str = "") -> None:
         """The request goes to the chosen node: the next one with its beginning should too."""
         if choice.endpoint is None:

@@ -39,6 +39,7 @@ from fleetctl.gateway.requests.outside_relay import OutsideRelay
 from fleetctl.gateway.requests.place import DEADLINE_HEADER, Job, NotPlaced, Placed, Placer
 from fleetctl.gateway.requests.poison import Poisoned, PoisonMemory
 from fleetctl.gateway.requests.relay import Cut, ReceivedHandoff, Relay, id_header
+from fleetctl.gateway.requests.shadow import Shadows
 from fleetctl.gateway.routing.routing_facts import (
     CHAT_PATH,
     COMPLETION_PATH,
@@ -82,6 +83,7 @@ class Proxy:
         cached: CachedAnswers | None = None,
         begin_trace: Callable[[Iterable[tuple[bytes, bytes]], float], OpenTrace] | None = None,
         continue_by_text: bool = True,
+        shadows: Shadows | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._placer = placer
@@ -101,6 +103,7 @@ class Proxy:
         self._poison = poison or PoisonMemory(0)
         self._health = health or HealthMetrics(metrics.registry)
         self._begin_trace = begin_trace
+        self._shadows = shadows
         self._clock = clock
         self._exchanges: set[Exchange] = set()
 
@@ -135,6 +138,8 @@ class Proxy:
                 self._cached.keep(proxied)
             if proxied.outcome is None:
                 self._fates.end(proxied, Outcome.FAILED, reason="interrupted")
+            if self._shadows is not None:
+                self._shadows.note_ended(proxied)
 
     async def explain(self, exchange: Exchange) -> None:
         """Answer which node a completion request would go to, and why. Nothing is sent to a node."""
@@ -191,6 +196,8 @@ class Proxy:
             if await self._outside.serve_not_placed(exchange, proxied, job, where):
                 return
             where = await self._entry.place(job, proxied)  # it stays, so it waits its turn
+        if self._shadows is not None and isinstance(where, Placed):
+            self._shadows.note_placed(exchange, proxied, where)
         while True:
             if isinstance(where, NotPlaced):
                 if not await self._outside.serve_not_placed(exchange, proxied, job, where):

@@ -8,21 +8,20 @@ gateway, and one more is left out. What is kept of a user's answer is bounded, a
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
+import msgspec
 import structlog
 from prometheus_client import CollectorRegistry
 
 from fleetctl.gateway.http.exchange import REQUEST_ID, Exchange, new_request_id
 from fleetctl.gateway.http.node_client import NodeAnswer, NodeClient, NodeClientError
 from fleetctl.gateway.nodes.loads import Loads
-from fleetctl.gateway.nodes.table import Endpoint, Routing, Table
+from fleetctl.gateway.nodes.table import Endpoint, Table
 from fleetctl.gateway.requests.answer_text import AnswerReader, AnswerText
 from fleetctl.gateway.requests.chooser import Chooser
 from fleetctl.gateway.requests.continuation import HANDOFF_HEADER, PROGRESS_HEADER
@@ -30,6 +29,7 @@ from fleetctl.gateway.requests.fates import Outcome, ProxiedRequest
 from fleetctl.gateway.requests.model_names import OWN_ENGINE
 from fleetctl.gateway.requests.place import Job, Placed
 from fleetctl.gateway.requests.shadow_report import ShadowReports, ShadowResult
+from fleetctl.gateway.routing.json_cost import with_fields
 from fleetctl.gateway.routing.orders import share_position
 from fleetctl.gateway.routing.routing_facts import GENERATION_PATHS
 from fleetctl.traffic_rule import ShadowSpec, TrafficRule
@@ -40,7 +40,6 @@ SHADOW_HEADER = "X-Fleet-Shadow"  # tells a node whose copy it has: it is in its
 ID_PREFIX = "shadow-"
 MAX_KEPT_BYTES = 1024 * 1024  # of one user's answer; as much is read of its copy's
 SILENCE_LIMIT_S = 60.0  # a copy of which nothing was heard for so long is given up
-LARGE_BODY_BYTES = 64 * 1024  # a body as large as this is parsed in a thread
 READ_BYTES = 32 * 1024  # of a kept answer that are parsed without a pause
 _NOT_COPIED = frozenset({"x-request-id", "traceparent", "tracestate", HANDOFF_HEADER.lower(), PROGRESS_HEADER.lower()})
 
@@ -77,18 +76,26 @@ class CopyBody(NamedTuple):
     is_repeatable: bool
 
 
+class _Sampling(msgspec.Struct):
+    temperature: float | None = None
+    seed: int | None = None
+
+
+_decode_sampling = msgspec.json.Decoder(_Sampling).decode
+
+
 def copy_body(body: bytes, model: str | None, *, is_seeded_by_id: bool) -> CopyBody:
-    """The user's body for another node. `model`: the name there, None: the same. Raises ValueError.
+    """The user's body for another node. `model`: the name there, None: the same.
 
     `is_seeded_by_id`: both nodes draw with a seed of the user's request id where the body has none.
     """
-    value = json.loads(body)
-    if not isinstance(value, dict):
-        raise ValueError("not an object")
-    is_repeatable = value.get("temperature") == 0 or value.get("seed") is not None or is_seeded_by_id
-    if model is None or value.get("model") == model:
-        return CopyBody(body, is_repeatable)
-    return CopyBody(json.dumps({**value, "model": model}).encode(), is_repeatable)
+    try:
+        given = _decode_sampling(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        is_repeatable = False
+    else:
+        is_repeatable = given.temperature == 0 or given.seed is not None or is_seeded_by_id
+    return CopyBody(body if model is None else with_fields(body, {"model": model}), is_repeatable)
 
 
 class _Copy:
@@ -117,7 +124,6 @@ class Shadows:
     def __init__(
         self,
         client: NodeClient,
-        routing: Routing,
         loads: Loads,
         chooser: Chooser,
         registry: CollectorRegistry,
@@ -127,7 +133,6 @@ class Shadows:
         now: Callable[[], float] = time.time,
     ) -> None:
         self._client = client
-        self._routing = routing
         self._loads = loads
         self._chooser = chooser
         self._silence_limit_s = silence_limit_s
@@ -142,8 +147,6 @@ class Shadows:
 
     def note_placed(self, exchange: Exchange, proxied: ProxiedRequest, where: Placed) -> None:
         """A user's request has its node: send a copy when a rule says so. Never waits, never raises."""
-        if self._routing.table is not self._table:
-            self._note_table(self._routing.table)
         if not self._rules or where.answer.status >= 400:
             return
         job = where.job
@@ -168,17 +171,18 @@ class Shadows:
             if proxied.outcome is not Outcome.FINISHED and copy.task is not None:
                 copy.task.cancel()  # there is nothing to compare with
 
+    def note_table(self, table: Table) -> None:
+        """The routing table in use from now on."""
+        self._table = table
+        self._rules = tuple(rule for rule in table.rules if isinstance(rule.spec, ShadowSpec))
+        self.reports.keep_rules(self._rules)
+
     async def aclose(self) -> None:
         """End every copy."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _note_table(self, table: Table | None) -> None:
-        self._table = table
-        self._rules = tuple(r for r in table.rules if isinstance(r.spec, ShadowSpec)) if table is not None else ()
-        self.reports.keep_rules(self._rules)
 
     def _begin(
         self, exchange: Exchange, proxied: ProxiedRequest, where: Placed, rule: TrafficRule, spec: ShadowSpec
@@ -194,8 +198,9 @@ class Shadows:
             self.reports.note(rule.id, ShadowResult.NO_NODE)
             return
         assert self._table is not None
-        is_named = target.model != "" and self._table.has_model(where.job.facts.model)
-        copy = _Copy(rule, proxied, where, target, target.model if is_named else None)
+        asked = where.job.facts.model
+        is_other = target.model not in ("", asked) and self._table.has_model(asked)
+        copy = _Copy(rule, proxied, where, target, target.model if is_other else None)
         exchange.copy_to = _both(exchange.copy_to, copy.answer.note)
         self._in_flight[rule.id] += 1
         self._copies[proxied.request_id] = copy
@@ -230,8 +235,7 @@ class Shadows:
     async def _carry(self, copy: _Copy) -> None:
         job, target, rule_id = copy.job, copy.target, copy.rule.id
         assert job.body is not None
-        make_body = partial(copy_body, job.body, copy.model, is_seeded_by_id=copy.is_seeded_by_id)
-        body = await asyncio.to_thread(make_body) if len(job.body) > LARGE_BODY_BYTES else make_body()
+        body = copy_body(job.body, copy.model, is_seeded_by_id=copy.is_seeded_by_id)
         load = self._loads.begin(target.node, job.facts.input_tokens, job.facts.output_estimate)
         try:
             found, shadow_ttft_s = await self._answer(copy, body.body)

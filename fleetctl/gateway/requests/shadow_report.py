@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os.path
 import statistics
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
@@ -47,7 +46,7 @@ class ShadowResult(StrEnum):
 
 
 class Comparison(NamedTuple):
-    """`agreement`: characters that both answers begin with, as a share of the longer one; of several choices the mean."""
+    """`agreement`: characters that both answers begin with, as a share of the longer one; the mean over choices."""
 
     agreement: float
     is_exact: bool
@@ -65,8 +64,10 @@ def compare_texts(users: Sequence[str], shadows: Sequence[str]) -> Comparison:
 
 
 def _prefix_ratio(one: str, other: str) -> float:
-    longer = max(len(one), len(other))
-    return len(os.path.commonprefix((one, other))) / longer if longer else 1.0
+    longer, shorter = max(len(one), len(other)), min(len(one), len(other))
+    if not longer or one == other:
+        return 1.0
+    return next((at for at in range(shorter) if one[at] != other[at]), shorter) / longer
 
 
 @dataclass(slots=True)
