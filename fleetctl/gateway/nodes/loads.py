@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 SUSPECT_S = 3.0
 RECENT_HALF_LIFE_S = 30.0
@@ -45,6 +45,7 @@ class NodeLoad:
 
 
 IDLE = NodeLoad()
+_NOBODY: frozenset[str] = frozenset()
 
 
 class RequestLoad:
@@ -133,6 +134,10 @@ class Loads:
         """What the node holds; to be read only."""
         return self._nodes.get(node, IDLE)
 
+    def by_node(self) -> Mapping[str, NodeLoad]:
+        """What nodes hold; those that never held anything are missing. To be read only."""
+        return self._nodes
+
     def suspect(self, node: str, for_s: float = SUSPECT_S) -> None:
         """The node failed or refused just now: try it last for `for_s` seconds."""
         self._suspect_until[node] = self._clock() + for_s
@@ -148,6 +153,13 @@ class Loads:
             return False
         until = self._suspect_until.get(node)
         return until is not None and until > self._clock()
+
+    def suspects(self) -> frozenset[str]:
+        """All nodes that are to be tried last now."""
+        if not self._suspect_until:
+            return _NOBODY
+        now = self._clock()
+        return frozenset([node for node, until in self._suspect_until.items() if until > now])
 
     def inflight_requests(self) -> dict[str, int]:
         """In-flight requests of each node that has any."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
 
-from fleetctl.gateway.nodes.loads import Loads
+from fleetctl.gateway.nodes.loads import IDLE, Loads
 from fleetctl.gateway.nodes.node_views import UNKNOWN, NodeView, NodeViews
 from fleetctl.gateway.nodes.table import Endpoint, Table
 from fleetctl.gateway.requests.decisions import Decision, Decisions
@@ -35,7 +35,7 @@ from fleetctl.gateway.routing.routing_facts import RoutingFacts
 from fleetctl.settings.gateway_routing import RoutingSettings
 from fleetctl.wire import NodePhase
 
-WEIGH_ALL = 24  # nodes; of more, a sample is weighed:
+WEIGH_ALL = 16  # nodes; of more, a sample is weighed:
 HOLDERS = 4
 NEAREST = 3
 SHARED_BY = 3  # nodes or prompts: what so many have in common tells them not apart
@@ -133,7 +133,7 @@ class Chooser:
             # The rule's nodes are unfit, or were tried: better another node than none.
             note = f"{', '.join(order.rules)}: none of its nodes takes it, sent where all go"
             choice = self._choose_within(whole, facts, excluded, order._replace(note=note, cap=None))
-        return choice._replace(num_nodes=len(whole.endpoints))
+        return choice if lane is whole else choice._replace(num_nodes=len(whole.endpoints))
 
     def choose_among(self, table: Table, facts: RoutingFacts, nodes: frozenset[str]) -> Choice:
         """One of these nodes, whatever traffic rules say, for a request that no user waits for."""
@@ -157,7 +157,7 @@ class Chooser:
                 facts.input_tokens,
                 pick.cached_tokens,
                 choice.num_nodes,
-                len(pick.scores),
+                len(pick.weighed),
                 (*choice.left_out.items(), *pick.left_out),
                 choice.order.rules,
                 choice.order.note,
@@ -265,31 +265,42 @@ class Chooser:
         nearest: Sequence[str],
         facts: RoutingFacts,
     ) -> list[Candidate]:
-        loads, hashes, has_match = self._loads, lane.hashes, bool(match.path)
-        now = loads.now()
+        loads, hashes = self._loads, lane.hashes
+        load_of, now, new = loads.by_node().get, loads.now(), tuple.__new__
+        held = match.held()
         views = None if self.views.is_empty else self.views
+        suspects = loads.suspects()
         adapter = facts.model if self._table is not None and not self._table.has_model(facts.model) else None
         found = []
         for one in endpoints:
             node = one.node
-            load = loads.of(node)
+            load = load_of(node, IDLE)
             view = UNKNOWN if views is None else views.of(node, now)
             if nearest:
                 weight = len(nearest) - nearest.index(node) if node in nearest else 0
             else:
                 weight = affinity(hashes[node], key)
+            cached_tokens = 0
+            for nodes, tokens in held:
+                if node in nodes:
+                    cached_tokens = tokens
+                    break
             found.append(
-                Candidate(
-                    node,
-                    load.prefill_tokens,
-                    load.requests,
-                    int(load.recent_tokens(now)),
-                    match.tokens_of(node) if has_match else 0,
-                    _kv_free(view, load.kv_tokens),
-                    view.max_model_len,
-                    adapter in view.adapters if adapter is not None and view.adapters is not None else None,
-                    weight,
-                    loads.is_suspect(node),
+                new(  # as Candidate(...), without a call of Python for each
+                    Candidate,
+                    (
+                        node,
+                        load.prefill_tokens,
+                        load.requests,
+                        int(load.recent_tokens(now)),
+                        cached_tokens,
+                        None if view is UNKNOWN else _kv_free(view, load.kv_tokens),
+                        view.max_model_len,
+                        adapter in view.adapters if adapter is not None and view.adapters is not None else None,
+                        weight,
+                        node in suspects,
+                        False,
+                    ),
                 )
             )
         return found

@@ -91,32 +91,38 @@ class Pick(NamedTuple):
     node: str | None
     reason: PickReason
     cached_tokens: int = 0
-    scores: tuple[Score, ...] = ()
+    weighed: Sequence[Candidate] = ()
+    size: RequestSize = RequestSize()
     left_out: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def scores(self) -> tuple[Score, ...]:
+        """What each one that was weighed costs, by its parts: for those who explain, not on the way of a request."""
+        return score_all(self.weighed, self.size)
 
 
 def pick_node(candidates: Sequence[Candidate], size: RequestSize, *, excluded: Collection[str] = ()) -> Pick:
     """Filter, score and pick."""
     kept, left_out = keep_fit(candidates, size, excluded)
     if not kept:
-        return Pick(None, PickReason.NONE, left_out=left_out)
-    scores = score_all(kept, size)
+        return Pick(None, PickReason.NONE, size=size, left_out=left_out)
     if len(kept) == 1:
-        return Pick(kept[0].node, PickReason.ONLY, kept[0].cached_tokens, scores, left_out)
+        return Pick(kept[0].node, PickReason.ONLY, kept[0].cached_tokens, kept, size, left_out)
     for one in kept:
         if one.is_sticky:
-            return Pick(one.node, PickReason.STICKY, one.cached_tokens, scores, left_out)
-    costs = [score.cost for score in scores]
+            return Pick(one.node, PickReason.STICKY, one.cached_tokens, kept, size, left_out)
+    costs = costs_of(kept, size)
     least = min(costs)
     longest = max([one.cached_tokens for one in kept])
-    limit = least + int(TIE_SHARE * min([score.uncached for score in scores]))
+    limit = least + int(TIE_SHARE * _uncached_cost(size, longest))
     held = kept[costs.index(least)].cached_tokens
+    is_shared = held <= size.shared_tokens
     best: Candidate | None = None
     ties = 0
     for cost, one in zip(costs, kept, strict=True):
-        if cost <= limit and (one.cached_tokens >= held or held <= size.shared_tokens):
+        if cost <= limit and (is_shared or one.cached_tokens >= held):
             ties += 1
-            if best is None or (one.affinity, one.node) > (best.affinity, best.node):
+            if best is None or one.affinity > best.affinity or (one.affinity == best.affinity and one.node > best.node):
                 best = one
     assert best is not None
     if best.cached_tokens < longest:
@@ -125,19 +131,25 @@ def pick_node(candidates: Sequence[Candidate], size: RequestSize, *, excluded: C
         reason = PickReason.PREFIX
     else:
         reason = PickReason.HASH if ties > 1 else PickReason.LEAST
-    return Pick(best.node, reason, best.cached_tokens, scores, left_out)
+    return Pick(best.node, reason, best.cached_tokens, kept, size, left_out)
 
 
 def keep_fit(
     candidates: Sequence[Candidate], size: RequestSize, excluded: Collection[str]
-) -> tuple[list[Candidate], tuple[tuple[str, str], ...]]:
+) -> tuple[Sequence[Candidate], tuple[tuple[str, str], ...]]:
     """The candidates that may be picked, and why not the others. What others can't do better keeps nobody out."""
+    tokens = size.prompt_tokens
+    if not excluded:
+        for one in candidates:
+            if one.is_suspect or (one.max_model_len is not None and tokens > one.max_model_len):
+                break
+        else:
+            return candidates, ()
     left_out: list[tuple[str, str]] = []
     kept = list(candidates)
     if excluded:
         left_out += [(one.node, LeftOut.TRIED) for one in kept if one.node in excluded]
         kept = [one for one in kept if one.node not in excluded]
-    tokens = size.prompt_tokens
     short = {one.node for one in kept if one.max_model_len is not None and tokens > one.max_model_len}
     suspect = {one.node for one in kept if one.is_suspect}
     for why, out in ((LeftOut.TOO_SHORT, short), (LeftOut.SUSPECT, suspect)):
@@ -147,12 +159,34 @@ def keep_fit(
     return kept, tuple(left_out)
 
 
+def costs_of(candidates: Sequence[Candidate], size: RequestSize) -> list[int]:
+    """The cost of each candidate: `Score.cost`, in one loop without its parts, because every request waits for it."""
+    prompt, output, shared = size
+    of_unknown = _kv_of_unknown(candidates, prompt + output)
+    costs = []
+    for _, waiting, requests, recent, cached, kv_free, _, has_adapter, _, _, _ in candidates:
+        cost = waiting + requests * SEAT_TOKENS + int(recent * RECENT_SHARE)
+        if cached < shared:
+            cost += shared - cached
+            if prompt > shared:
+                cost += int((prompt - shared) * UNCACHED_FACTOR)
+        elif prompt > cached:
+            cost += int((prompt - cached) * UNCACHED_FACTOR)
+        if kv_free is None:
+            cost += of_unknown
+        elif (short := prompt + output - cached - kv_free) > 0:
+            cost += KV_SHORT_FACTOR * short
+        if has_adapter is False:
+            cost += MISSING_ADAPTER_TOKENS
+        costs.append(cost)
+    return costs
+
+
 def score_all(candidates: Iterable[Candidate], size: RequestSize) -> tuple[Score, ...]:
-    """What each candidate costs."""
+    """What each candidate costs, by its parts."""
     kept = list(candidates)
     needed = size.prompt_tokens + size.output_tokens
-    known = [_kv_cost(one.kv_free_tokens, needed) for one in kept if one.kv_free_tokens is not None]
-    of_unknown = sum(known) // len(known) if known else 0  # neither idle nor full: as the others are
+    of_unknown = _kv_of_unknown(kept, needed)
     return tuple(
         [
             Score(
@@ -174,6 +208,12 @@ def _uncached_cost(size: RequestSize, cached: int) -> int:
     """A prefill that a cache would have spared. What many prompts share is soon on every node: its time counts only."""
     own = int(max(0, size.prompt_tokens - max(cached, size.shared_tokens)) * UNCACHED_FACTOR)
     return own + max(0, size.shared_tokens - cached)
+
+
+def _kv_of_unknown(candidates: Sequence[Candidate], needed: int) -> int:
+    """What a node costs whose KV is not known: it is neither idle nor full, but as the others are."""
+    known = [_kv_cost(one.kv_free_tokens, needed) for one in candidates if one.kv_free_tokens is not None]
+    return sum(known) // len(known) if known else 0
 
 
 def _kv_cost(free_tokens: int, needed: int) -> int:

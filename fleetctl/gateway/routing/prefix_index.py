@@ -56,10 +56,11 @@ class PrefixMatch:
 
     def tokens_of(self, node: str) -> int:
         """Tokens of the prompt that the node was sent before."""
-        for segment, end in reversed(self.path):
-            if node in segment.nodes:
-                return tokens_before(end)
-        return 0
+        return next((tokens for nodes, tokens in self.held() if node in nodes), 0)
+
+    def held(self) -> list[tuple[Collection[str], int]]:
+        """Nodes with the tokens that they were sent before, the longest part first: a node's first one counts."""
+        return [(segment.nodes, tokens_before(end)) for segment, end in reversed(self.path)]
 
     def shared_tokens(self, least: int) -> int:
         """Tokens that are the beginning of many prompts: so many nodes hold it, or so many prompts go on from there."""

@@ -6,6 +6,8 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fleetctl.gateway.routing.pick import (
     KV_SHORT_FACTOR,
@@ -17,6 +19,7 @@ from fleetctl.gateway.routing.pick import (
     PickReason,
     RequestSize,
     affinity,
+    costs_of,
     node_hash,
     pick_node,
     prefix_hash,
@@ -157,3 +160,25 @@ def test_a_ring_gives_different_nodes_and_a_node_that_leaves_moves_only_its_own_
         )
     assert len({ring.nearest(key, 1)[0] for key in keys}) > 30
     assert Ring(["a"]).nearest(5, 4) == ["a"]
+
+
+TOKENS = st.integers(0, 5000)
+CANDIDATE = st.builds(
+    Candidate,
+    st.sampled_from("abcdef"),
+    TOKENS,
+    st.integers(0, 40),
+    TOKENS,
+    TOKENS,
+    st.none() | st.integers(-100, 5000),
+    has_adapter=st.none() | st.booleans(),
+)
+
+
+@given(st.lists(CANDIDATE, max_size=6), st.builds(RequestSize, TOKENS, TOKENS, TOKENS))
+def test_what_is_picked_by_and_what_is_explained_are_the_same_costs(
+    candidates: list[Candidate], size: RequestSize
+) -> None:
+    assert costs_of(candidates, size) == [score.cost for score in score_all(candidates, size)]
+    pick = pick_node(candidates, size)
+    assert [score.cost for score in pick.scores] == costs_of(pick.weighed, size)
