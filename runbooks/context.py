@@ -69,7 +69,8 @@ class Context:
         nodes = await self._look("nodes", self.lookup.nodes())
         serving = await self._look("serving_nodes", self.lookup.serving_nodes())
         changes = await self._look("wanted_changes", self.lookup.wanted_changes())
-        return FleetView.of(nodes, serving, changes)
+        classes = await self._look("priority_classes", self.lookup.priority_classes())
+        return FleetView.of(nodes, serving, changes, classes)
 
     async def evaluate(self, expression: str) -> float | None:
         """The expression's value now; None is unknown."""

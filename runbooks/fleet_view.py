@@ -32,6 +32,7 @@ class FleetView:
     nodes: Mapping[str, NodeFacts] | None  # every node ever wanted, by name
     serving: frozenset[str] | None
     past: WantedPast = field(default_factory=WantedPast)
+    priority_classes: frozenset[str] | None = None  # of the gateways' tenants
 
     @classmethod
     def of(
@@ -39,12 +40,14 @@ class FleetView:
         nodes: Iterable[NodeFacts] | None,
         serving: Iterable[str] | None,
         changes: Iterable[WantedChange] | None = (),
+        priority_classes: frozenset[str] | None = None,
     ) -> FleetView:
         """The view of what was looked up."""
         return cls(
             None if nodes is None else {node.name: node for node in nodes},
             None if serving is None else frozenset(serving),
             WantedPast(tuple(changes or ())),
+            priority_classes,
         )
 
     @property

@@ -149,6 +149,10 @@ class Lookup(Protocol):
         """Names of nodes that take requests and are ready now."""
         ...
 
+    async def priority_classes(self) -> frozenset[str] | None:
+        """Classes that tenants of the gateways may be of."""
+        ...
+
     async def evaluate(self, expression: str) -> float | None:
         """A PromQL expression's single value now; None when it has none or is stale."""
         ...

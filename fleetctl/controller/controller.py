@@ -49,8 +49,10 @@ from fleetctl.kit.clock import Clock, SystemClock
 from fleetctl.kit.errors import BadInputError
 from fleetctl.kit.fetch import Fetcher
 from fleetctl.kit.stall import StallMonitor
+from fleetctl.priority_class import PriorityClass
 from fleetctl.providers.local_gateway import LocalGateway
 from fleetctl.providers.provider import NodeProvider
+from fleetctl.settings.tree import Settings
 from fleetctl.wire import NodePhase
 from runbooks.errors import RunbookError
 from runbooks.executor import Executor
@@ -154,7 +156,14 @@ async def open_controller(
         content.when_loaded(rules.exchange)
         content.when_loaded(lambda _: signals.read_for(rules.groups))
         effects = _effects(config, provider, client, fleet, gateways, routing, traffic_rules, scraper, records)
-        lookup = FleetLookup(records.database, fleet, rules.store, clock, stale_after_s=stale_after_s)
+        lookup = FleetLookup(
+            records.database,
+            fleet,
+            rules.store,
+            clock,
+            stale_after_s=stale_after_s,
+            priority_classes=_priority_classes(settings),
+        )
         executor = _open_executor(config, content, journal, effects, lookup, records, stack)
         inbound = await open_inbound(config, rules.engine, fleet, records, stack)
         alerting = Alerting(rules.engine, signals, fleet, book, inbound.external, inbound.automation, content, records)
@@ -256,6 +265,13 @@ def _open_gateways(config: ControllerConfig, client: NodeClient, records: Record
     settings = config.settings
     is_ours = config.gateway_url is not None and settings.controller.restart_gateway
     return Gateways(records, client, config.gateway_urls, LocalGateway(settings.run_dir) if is_ours else None)
+
+
+def _priority_classes(settings: Settings) -> frozenset[str] | None:
+    """Without a tenants file everybody is standard; what gateways of other machines were given is not known here."""
+    if settings.gateway.tenants_file is not None or settings.controller.gateways:
+        return None
+    return frozenset({PriorityClass.STANDARD.value})
 
 
 def _open_signals(

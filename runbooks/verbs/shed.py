@@ -24,6 +24,14 @@ def _resolve(action: Action, fleet: FleetView, last: Action | None) -> Action:
         raise BadInputError(
             f"{action.verb.name} --below: {below!r} has no class below it", remedy=f"give {' or '.join(CLASSES[:-1])}"
         )
+    lower = CLASSES[CLASSES.index(below) + 1 :]
+    if fleet.priority_classes is not None and fleet.priority_classes.isdisjoint(lower):
+        there = " and ".join(sorted(fleet.priority_classes))
+        raise BadInputError(
+            f"{action.verb.name} --below {below} would turn nobody away: no tenants file is set (gateway.tenants_file),"
+            f" and so everybody is of class {there}",
+            remedy="give critical, or name classes in a tenants file",
+        )
     if tenants and action.target.name == DEFAULT_ID:
         return replace(action, target=Target(TargetKind.ROUTE, f"{DEFAULT_ID}:{'+'.join(tenants)}"[:100]))
     return action

@@ -32,6 +32,18 @@ async def test_shedding_orders_a_rule_and_a_second_command_removes_it(world: Wor
     assert world.fleet.rules == {}
 
 
+async def test_without_tenants_nobody_is_below_standard_and_that_is_said_before_anybody_approves(
+    world: World, controller: Controller
+) -> None:
+    world.fleet.classes = frozenset({"standard"})
+    with pytest.raises(BadInputError, match="would turn nobody away: no tenants file is set"):
+        await act(controller, "shed --below standard")
+    assert world.fleet.rules == {}
+    assert (await carried(controller, "shed --below critical")).status is RunStatus.SUCCEEDED
+    world.fleet.classes = None  # not known: an order that nobody meets does no harm
+    assert (await carried(controller, "shed --below standard")).status is RunStatus.SUCCEEDED
+
+
 async def test_tenants_have_a_rule_of_their_own(world: World, controller: Controller) -> None:
     await carried(controller, "shed --below standard")
     run = await carried(controller, "shed --below critical --tenants crawl,eval")

@@ -26,13 +26,22 @@ class FleetLookup:
     """Implements `runbooks.ports.Lookup`."""
 
     def __init__(
-        self, database: Database, fleet: Fleet, store: SeriesStore, clock: Clock, *, stale_after_s: float
+        self,
+        database: Database,
+        fleet: Fleet,
+        store: SeriesStore,
+        clock: Clock,
+        *,
+        stale_after_s: float,
+        priority_classes: frozenset[str] | None = None,
     ) -> None:
+        """`priority_classes`: of the gateways' tenants; None: a tenants file says, or it is not known."""
         self._database = database
         self._fleet = fleet
         self._store = store
         self._clock = clock
         self._stale_after_s = stale_after_s
+        self._priority_classes = priority_classes
         self._history = WantedHistory(database, clock)
 
     async def nodes(self) -> list[NodeFacts]:
@@ -54,6 +63,10 @@ class FleetLookup:
     async def wanted_changes(self) -> list[WantedChange]:
         """What began and ended to be wanted, stored with each change."""
         return await self._history.changes()
+
+    async def priority_classes(self) -> frozenset[str] | None:
+        """Classes that tenants may be of, where that is known."""
+        return self._priority_classes
 
     async def serving_nodes(self) -> list[str] | None:
         """Nodes that are ready and routed; None when the last look at the fleet is too old."""

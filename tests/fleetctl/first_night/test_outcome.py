@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 
-from fleetctl.first_night.fault import FAULTS, Expectation
+from fleetctl.first_night.fault import FAULTS, Expectation, fault_named
 from fleetctl.first_night.outcome import FiredAlert, Outcome, SeenIncident, SeenRun, failures_of
 from fleetctl.first_night.report import WIDTH, page, table
 from fleetctl.first_night.traffic import FateCounts
+
+pytestmark = pytest.mark.anyio
 
 RUN = SeenRun("replace-node", "Replace node-2 with node-2b", "succeeded", 63.0, 90.0)
 INCIDENT = SeenIncident(
@@ -43,6 +47,20 @@ QUIET = replace(MENDED, alerts=(), incidents=(), ended_by="itself", over_after_s
 
 def incident_with(**changes: object) -> Outcome:
     return replace(MENDED, incidents=(replace(INCIDENT, **changes),))  # type: ignore[arg-type]
+
+
+async def test_a_killed_gateway_is_left_to_the_controller_that_starts_it_again() -> None:
+    class Fleet:
+        sent: ClassVar[list[tuple[str, int]]] = []
+
+        def send_signal(self, name: str, number: int) -> None:
+            self.sent.append((name, number))
+
+    fault = fault_named("sigkill-gateway")
+    await fault.inject(Fleet())  # type: ignore[arg-type]
+    assert Fleet.sent == [("gateway", signal.SIGKILL)]
+    assert fault.expects.alerts == ("LLMGatewayDied",), "it is back before LLMGatewayDown has waited its 15 s"
+    assert fault.watch_s > 600, "the alert stands for ten minutes"
 
 
 def test_night_with_page_cause_repair_and_no_loss_is_right() -> None:
