@@ -32,6 +32,7 @@ from fleetctl.wire import Node, NodePhase
 Tell = Callable[[str], None]
 
 POLL_S = 0.15
+EFFECTIVE = "effective.json"  # the settings of what `up` started, under the state folder
 # Stopped in this order: nobody must replace or reroute while the rest goes down.
 STOP_FIRST = ("controller", "gateway")
 GRACE_S = {"controller": 10.0, "gateway": 5.0}
@@ -86,7 +87,7 @@ class Stack:
 
     async def _start(self, missing: Sequence[str], before: set[str], tell: Tell) -> StackView:
         settings = self.settings
-        config = settings.state_dir / "effective.json"
+        config = settings.state_dir / EFFECTIVE
         write_whole(config, json.dumps(settings.revealed(), indent=1))
         env = {"FLEETCTL_CONFIG": "", **{key: "" for key in os.environ if key.startswith("FLEETCTL_")}}
         flags = ["--config", str(config)]
@@ -197,6 +198,19 @@ class Stack:
                     f"{name}: {host}:{port} is in use by another program",
                     remedy=f"fleetctl up --{name}-port {port + 1}, or stop what listens there",
                 )
+
+
+def keep_gateway_settings(settings: Settings) -> None:
+    """Have the gateway that `up` started find these settings of its own at its next reload, but at its old address."""
+    config = settings.state_dir / EFFECTIVE
+    try:
+        tree = json.loads(config.read_text())
+        address = {key: tree["gateway"][key] for key in ("host", "port")}
+    except FileNotFoundError:
+        return  # nothing was started by `up`
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadInputError(f"{config}: can't be read: {error}", remedy="fleetctl up writes it anew") from error
+    write_whole(config, json.dumps({**tree, "gateway": settings.revealed()["gateway"] | address}, indent=1))
 
 
 def prepare_model(settings: Settings, tell: Tell) -> Path:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from typing import Annotated
+import time
+from collections.abc import Mapping, Sequence
+from typing import Annotated, NoReturn
+from urllib.parse import urlsplit
 
 import typer
 
 from fleetctl.cli import context, gateway_keys
 from fleetctl.cli.act import command_group
 from fleetctl.cli.logs import print_logs
+from fleetctl.cli.output import DATA, Output, OutputOption, print_data, stdout
+from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError
 
 
 def register(app: typer.Typer) -> None:
@@ -43,23 +49,70 @@ def register(app: typer.Typer) -> None:
             "--controller": given.controller_url,
             "--log-level": given.log_level,
         }
-        words = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
-        words += ["--start-nodes"] if start_nodes else []
-        # This process becomes the controller, so that it keeps none of the command line's libraries.
-        os.execv(sys.executable, [sys.executable, "-m", "fleetctl.controller", *words])  # noqa: S606  ourselves
+        _become("fleetctl.controller", flags, ["--start-nodes"] if start_nodes else [])
 
     @gateway.command("run")
     def gateway_run() -> None:
-        """Run the gateway in the foreground until SIGTERM, which lets requests in flight finish."""
-        settings = context.logged_settings()
-        from fleetctl.gateway.app import run_gateway
-
-        run_gateway(
-            settings.gateway,
-            controller_url=context.controller_url(settings),
-            controller_token=settings.controller_token(),
-            node_token=settings.node_token(),
-            run_dir=settings.run_dir / "gateway",
+        """Run the gateway in the foreground until SIGTERM, which lets requests in flight finish. SIGHUP reloads it."""
+        given = context.current()
+        settings = given.settings()
+        _become(
+            "fleetctl.gateway",
+            {
+                "--config": given.config,
+                "--state-dir": given.state_dir,
+                "--controller": context.controller_url(settings),
+                "--log-level": given.log_level,
+            },
         )
 
+    gateway.command("reload")(gateway_reload)
     node.command("logs")(print_logs)
+
+
+def gateway_reload(
+    wait_s: Annotated[float, typer.Option("--wait", help="Seconds to wait until the new processes serve.")] = 90.0,
+    output: OutputOption = Output.table,
+) -> None:
+    """Take up new settings and new code without refusing a connection or cutting a stream. For this machine's gateway.
+
+    A gateway that `fleetctl up` started gets the section `gateway` of the settings as they are now. What can't be used
+    changes nothing. Host and port need a restart.
+    """
+    settings = context.current().settings()
+    from fleetctl.gateway.workers.launch import SupervisorState, workers_folder
+    from fleetctl.stack import keep_gateway_settings
+
+    port = urlsplit(context.gateway_url(settings)).port or settings.gateway.port
+    folder = workers_folder(settings.run_dir / "gateway", port)
+    before = SupervisorState.read(folder)
+    if before is None or not before.is_alive:
+        raise FleetctlError(
+            f"no gateway of {settings.state_dir} serves port {port} on this machine",
+            remedy="fleetctl up; or SIGHUP to the gateway where it runs",
+        )
+    keep_gateway_settings(settings)
+    os.kill(before.pid, signal.SIGHUP)
+    deadline = time.monotonic() + wait_s
+    while (now := SupervisorState.read(folder)) is not None and now.reloads == before.reloads:
+        if time.monotonic() > deadline:
+            raise UnreachableError(f"the gateway was not reloaded within {wait_s:g} s", remedy="fleetctl logs gateway")
+        time.sleep(0.1)
+    if now is None:
+        raise FleetctlError("the gateway ended meanwhile", remedy="fleetctl logs gateway")
+    if now.reload_error is not None:
+        raise BadInputError(
+            f"not reloaded, generation {now.generation} goes on: {now.reload_error}", remedy="fleetctl logs gateway"
+        )
+    if output in DATA:
+        print_data(now.model_dump(mode="json"), output)
+        return
+    retiring = sum(one.phase == "retiring" for one in now.workers)
+    serving = sum(one.phase == "serving" for one in now.workers)
+    stdout().print(f"generation {now.generation}: {serving} serving, {retiring} finish what they have")
+
+
+def _become(module: str, flags: Mapping[str, object], words: Sequence[str] = ()) -> NoReturn:
+    """Go on as that program, so that the process keeps none of the command line's libraries."""
+    given = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
+    os.execv(sys.executable, [sys.executable, "-m", module, *given, *words])  # noqa: S606  ourselves

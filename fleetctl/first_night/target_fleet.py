@@ -15,6 +15,7 @@ from fleetctl.client import ControllerClient
 from fleetctl.drill_fleet import change_faults
 from fleetctl.first_night.traffic import DrillTraffic
 from fleetctl.kit.errors import FleetctlError, UnreachableError
+from fleetctl.providers.local_gateway import GATEWAY
 from fleetctl.stack import Stack
 from fleetctl.wire import ActionRequest, Alert, AlertState, NodePhase, RunStatus
 
@@ -38,11 +39,15 @@ class TargetFleet:
         self.traffic = traffic
 
     def send_signal(self, name: str, number: signal.Signals) -> None:
-        """Signal one process by its name (controller, gateway, node-2), and none of its children.
+        """Signal one process by its name (controller, node-2), and none of its children; of a gateway, its workers too.
 
         Raises FleetctlError when it does not run.
         """
-        _send(self._pid(name), number)
+        if name.startswith(GATEWAY):  # each process of the table leads a group of its own
+            with suppress(ProcessLookupError):
+                os.killpg(self._pid(name), number)
+        else:
+            _send(self._pid(name), number)
 
     def signal_core(self, node: str, number: signal.Signals) -> None:
         """Signal the node's core process. Raises FleetctlError when the node has none."""

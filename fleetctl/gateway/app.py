@@ -25,8 +25,9 @@ from fleetctl.gateway.admission.tenants_file import read_node_key
 from fleetctl.gateway.http import answers
 from fleetctl.gateway.http.answers import WholeAnswer, json_answer
 from fleetctl.gateway.http.exchange import Exchange
+from fleetctl.gateway.http.listener import bind_listener
 from fleetctl.gateway.http.node_client import NodeClient
-from fleetctl.gateway.http.server import HttpServer, bind_listener
+from fleetctl.gateway.http.server import HttpServer
 from fleetctl.gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from fleetctl.gateway.nodes.ejection import Ejection, Ejections
 from fleetctl.gateway.nodes.health_metrics import HealthMetrics
@@ -228,6 +229,11 @@ class Gateway:
         assert self._nodes is not None
         return await ask_readiness(self._nodes, endpoint, self._limits.probe_limit_s)
 
+    @property
+    def retire_limit_s(self) -> float:
+        """How long it may go on for its open streams once another process serves."""
+        return self._limits.retire_limit_s
+
     def make_server(self) -> HttpServer:
         """The HTTP server for it. Raises BadInputError: TLS files that can't be used."""
         return HttpServer(self.serve, self._limits.http, count=self.metrics.count_connection)
@@ -367,7 +373,7 @@ class Gateway:
     def _note_table(self, table: Table) -> None:
         assert self.shadows is not None
         self.shadows.note_table(table)
-        self.admission.use_num_gateways(table.num_gateways)
+        self.admission.use_num_gateways(table.num_gateways * self._limits.workers)
         self.admission.use_orders(shed_orders(table.rules))
         self.admission.queue.keep_lanes({e.model for e in table.active} | {""})
         self.loads.keep_only(e.node for e in table.endpoints)
@@ -396,29 +402,62 @@ class Gateway:
             self.ejections.note_failed(proxied.nodes[0], Ejection.SERVER_ERROR, now, had_answered=True)
 
 
+class Orders:
+    """What a gateway process was told of its end. Threading: event loop only."""
+
+    def __init__(self) -> None:
+        self.retiring = asyncio.Event()
+        self.stopping = asyncio.Event()
+        self.abort: Callable[[], None] = self.drain
+        """End now: what is in flight ends with an error event."""
+
+    def retire(self) -> None:
+        """Another process serves on the same listener: take no more connections, end with the last one."""
+        self.retiring.set()
+
+    def drain(self) -> None:
+        """Nobody serves after it: take nothing new, let streams end for a while."""
+        self.retiring.set()
+        self.stopping.set()
+
+    def drain_or_abort(self) -> None:
+        """As a signal means it: who asks twice does not want to wait."""
+        (self.abort if self.stopping.is_set() else self.drain)()
+
+
 async def serve_until_stopped(
-    gateway: Gateway, listener: socket.socket, *, drain_grace_s: float = DRAIN_GRACE_S
+    gateway: Gateway,
+    listener: socket.socket,
+    *,
+    orders: Orders | None = None,
+    on_serving: Callable[[], None] = lambda: None,
+    drain_grace_s: float = DRAIN_GRACE_S,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then take nothing new and let streams end, at most `drain_grace_s`."""
+    """Serve until SIGTERM, SIGINT or an order, then take nothing new and let streams end.
+
+    They have `drain_grace_s`, or as long as the settings say when another process takes over. Raises BadInputError:
+    TLS files that can't be used.
+    """
     server = gateway.make_server()
     loop = asyncio.get_running_loop()
-    stopping = asyncio.Event()
+    orders = orders or Orders()
 
-    def drain() -> None:
-        if stopping.is_set():  # asked twice: do not wait
-            _abort(gateway)
-            return
-        log.info("gateway.drain_started", in_flight=gateway.fates.in_flight, grace_s=drain_grace_s)
-        stopping.set()
+    def abort() -> None:
+        orders.drain()
+        _abort(gateway)
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, drain)
-    loop.add_signal_handler(signal.SIGHUP, server.reload_certificate)
+        loop.add_signal_handler(number, orders.drain_or_abort)
     async with gateway.opened():
+        orders.abort = abort
         host, port = listener.getsockname()[:2]
         await server.start(listener)
         log.info("gateway.started", host=host, port=port)
-        await stopping.wait()
+        on_serving()
+        await orders.retiring.wait()
+        if not orders.stopping.is_set():
+            await _retire(gateway, server, orders)
+        log.info("gateway.drain_started", in_flight=gateway.fates.in_flight, grace_s=drain_grace_s)
         gateway.is_draining = True
         server.stop_accepting()
         grace = loop.call_later(drain_grace_s, _abort, gateway)
@@ -430,10 +469,24 @@ async def serve_until_stopped(
     log.info("gateway.stopped", outcomes={o.value: n for o, n in gateway.fates.counts.items()})
 
 
+async def _retire(gateway: Gateway, server: HttpServer, orders: Orders) -> None:
+    """Serve the connections that are there, each until its next answer, until none is left."""
+    limit_s = gateway.retire_limit_s
+    log.info("gateway.retiring", in_flight=gateway.fates.in_flight, limit_s=limit_s)
+    server.stop_accepting(keeps_idle=True)
+    ends = [asyncio.create_task(server.drained()), asyncio.create_task(orders.stopping.wait())]
+    await asyncio.wait(ends, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+    for end in ends:
+        end.cancel()
+
+
 def run_gateway(
     settings: GatewaySettings, *, controller_url: str, controller_token: str | None, node_token: str, run_dir: Path
 ) -> None:
-    """Run the gateway in the foreground until SIGTERM. Raises BadInputError (exit code 2) when it can't listen."""
+    """One process without a supervisor, until SIGTERM: for benches and tests.
+
+    Raises BadInputError when it can't listen.
+    """
     listener = bind_listener(settings.host, settings.port)
     gateway = Gateway(
         controller_url=controller_url,
@@ -442,11 +495,18 @@ def run_gateway(
         run_dir=run_dir,
         limits=settings,
     )
-    # Each request leaves a few objects behind for a while (its fate), so the default of a full collection every few
-    # hundred requests would cost as much as the proxying.
+    tune_collector()
+    uvloop.run(serve_until_stopped(gateway, listener))
+
+
+def tune_collector() -> None:
+    """Collect garbage rarely, once all is imported.
+
+    Each request leaves a few objects behind for a while (its fate), so the default of a full collection every few
+    hundred requests would cost as much as the proxying.
+    """
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLD)
-    uvloop.run(serve_until_stopped(gateway, listener))
 
 
 def _abort(gateway: Gateway) -> None:

@@ -22,6 +22,15 @@ class GatewaySettings(Section):
 
     host: str = Field(default="127.0.0.1", description="Address that it listens on.")
     port: int = Field(default=7800, ge=0, le=65535, description="Port that it listens on; 0 picks a free one.")
+    workers: int = Field(
+        default=1, ge=1, le=64, description="Processes that serve on its address; one uses one core. Each counts alone."
+    )
+    retire_limit_s: float = Field(
+        default=3600.0,
+        gt=0,
+        le=86_400,
+        description="After a reload: longest time that streams of the process before go on; then an error event.",
+    )
     connect_limit_s: float = Field(default=2.0, gt=0, le=60, description="Until a node must have taken a connection.")
     probe_after_s: float = Field(
         default=1.5,

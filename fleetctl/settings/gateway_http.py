@@ -48,7 +48,7 @@ class GatewayHttpSettings(Section):
         default=30.0, gt=0, le=3600, description="A client whose buffer stays full for this long is disconnected."
     )
     tls_certificate: Path | None = Field(
-        default=None, description="PEM file with the certificate and its chain: TLS is on. Read again on SIGHUP."
+        default=None, description="PEM file with the certificate and its chain: TLS is on."
     )
     tls_key: Path | None = Field(default=None, description="PEM file with the certificate's private key.")
 

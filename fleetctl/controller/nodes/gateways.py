@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from fleetctl.controller.nodes.node_client import GatewayReport, NoAnswerError, NodeClient, NotAllowedError
-from fleetctl.controller.nodes.restart_backoff import RestartBackoff
 from fleetctl.controller.records import Records
 from fleetctl.kit.errors import FleetctlError, UnreachableError
+from fleetctl.kit.restart_backoff import RestartBackoff
 from fleetctl.providers.local_gateway import GATEWAY, LocalGateway
 from fleetctl.providers.provider import ObservedInstance, exit_words
 from fleetctl.wire import GatewayPhase, TenantUse

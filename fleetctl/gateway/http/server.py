@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import resource
 import socket
 import ssl
@@ -55,18 +54,6 @@ class HttpServer:
             listener.listen(BACKLOG)
             self._acceptor = self._keep(self._accept_forever(listener, self._tls))
 
-    def reload_certificate(self) -> None:
-        """Read the TLS files again, for connections from now on. What can't be read leaves the old ones in use."""
-        if self._tls is None:
-            return
-        try:
-            _tls_context(self._settings)  # a pair that does not match must not replace one that does
-            _load_chain(self._tls, self._settings)
-        except BadInputError as error:
-            log.error("tls.not_reloaded", error=error.message)
-        else:
-            log.info("tls.reloaded", certificate=str(self._settings.tls_certificate))
-
     def stop_accepting(self, *, keeps_idle: bool = False) -> None:
         """Take no new connection; those that are there end with their next answer, idle ones now unless kept."""
         if self._server is not None:
@@ -103,20 +90,35 @@ class HttpServer:
     async def _accept_forever(self, listener: socket.socket, tls: ssl.SSLContext) -> None:
         """A handshake is part of a head: it has the same limits, in time and in number."""
         loop = asyncio.get_running_loop()
-        with listener:
-            while True:
-                try:
-                    sock, peer = await loop.sock_accept(listener)
-                except OSError as error:
-                    log.warning("http.not_accepted", error=str(error))
-                    await asyncio.sleep(ACCEPT_PAUSE_S)
-                    continue
-                handshake = Handshake(sock, peer[0] if isinstance(peer, tuple) else "", self.limits)
-                if self.limits.admit(handshake) is not None:
-                    sock.close()
-                    continue
-                self.limits.begin_head(handshake, loop.time())
-                handshake.task = self._keep(self._shake_hands(handshake, tls))
+        # Not `sock_accept`: cancelled at the wrong moment it loses a connection that it took.
+        ready = asyncio.Event()
+        loop.add_reader(listener, ready.set)
+        try:
+            with listener:
+                while True:
+                    await ready.wait()
+                    try:
+                        sock, peer = listener.accept()
+                    except BlockingIOError:
+                        ready.clear()
+                        continue
+                    except OSError as error:
+                        log.warning("http.not_accepted", error=str(error))
+                        await asyncio.sleep(ACCEPT_PAUSE_S)
+                        continue
+                    self._begin_handshake(sock, peer, tls)
+        finally:
+            loop.remove_reader(listener)
+
+    def _begin_handshake(self, sock: socket.socket, peer: object, tls: ssl.SSLContext) -> None:
+        loop = asyncio.get_running_loop()
+        sock.setblocking(False)
+        handshake = Handshake(sock, peer[0] if isinstance(peer, tuple) else "", self.limits)
+        if self.limits.admit(handshake) is not None:
+            sock.close()
+            return
+        self.limits.begin_head(handshake, loop.time())
+        handshake.task = self._keep(self._shake_hands(handshake, tls))
 
     async def _shake_hands(self, handshake: Handshake, tls: ssl.SSLContext) -> None:
         loop = asyncio.get_running_loop()
@@ -162,24 +164,6 @@ class ShakenConnection(ClientConnection):
         """Called by asyncio once TLS stands."""
         self._limits.leave(self._handshake)
         super().connection_made(transport)
-
-
-def bind_listener(host: str, port: int) -> socket.socket:
-    """A bound TCP socket. Raises BadInputError naming the address."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise BadInputError(f"gateway: cannot listen on {host}:{port}: {error.strerror or error}") from error
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        remedy = "stop the process that holds it, or choose another port" if error.errno == errno.EADDRINUSE else None
-        message = f"gateway: cannot listen on {host}:{port}: {error.strerror or error}"
-        raise BadInputError(message, remedy=remedy) from error
-    return listener
 
 
 def _max_connections(wanted: int) -> int:

@@ -331,7 +331,7 @@ def certificate_in(folder: Path, name: str) -> dict[str, Path]:
     return {"tls_certificate": certificate, "tls_key": key}
 
 
-async def test_tls_answers_limits_handshakes_and_reads_its_certificate_again(tmp_path: Path) -> None:
+async def test_tls_answers_limits_handshakes_and_a_new_server_reads_the_certificate_again(tmp_path: Path) -> None:
     first, second = certificate_in(tmp_path, "first"), certificate_in(tmp_path, "second")
 
     async def asked(certificate: Path) -> bytes:
@@ -347,15 +347,13 @@ async def test_tls_answers_limits_handshakes_and_reads_its_certificate_again(tmp
         assert (await asked(first["tls_certificate"])).endswith(b"GET /last ")
         assert len(site.server.limits) <= 3
         assert "half_open" in site.ended
-        for name in ("tls_certificate", "tls_key"):
-            first[name].write_bytes(second[name].read_bytes())
-        site.server.reload_certificate()
-        assert (await asked(second["tls_certificate"])).endswith(b"GET /last ")
-        first["tls_key"].write_text("no key")
-        site.server.reload_certificate()
-        assert (await asked(second["tls_certificate"])).endswith(b"GET /last "), "a broken file changes nothing"
         for _, writer in held:
             writer.close()
+    for name in ("tls_certificate", "tls_key"):
+        first[name].write_bytes(second[name].read_bytes())
+    async with site_of(**first) as site:
+        assert (await asked(second["tls_certificate"])).endswith(b"GET /last "), "the server after a reload"
+    first["tls_key"].write_text("no key")
     with pytest.raises(BadInputError, match="not a certificate with the key"):
         Site(**first)
 

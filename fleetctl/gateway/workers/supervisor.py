@@ -1,0 +1,330 @@
+"""The process that owns a gateway's address: it starts workers that serve on its listener, and replaces them.
+
+A reload starts a generation of workers with the settings and the code of now, waits until it serves, and lets the one
+before end what it has. Connections wait in the one listener's queue all the while, so none is refused or reset
+(docs/decisions/0039). It reads no request and imports no part of the gateway that may have to be replaced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+from pydantic import ValidationError
+
+from fleetctl.gateway.http.listener import bind_listener
+from fleetctl.gateway.workers.launch import (
+    ABORT,
+    DRAIN,
+    FAILED,
+    RETIRE,
+    SERVING,
+    STATE_FILE,
+    WORKER_MODULE,
+    Launch,
+    SupervisorState,
+    WorkerState,
+    workers_folder,
+)
+from fleetctl.kit.errors import BadInputError, FleetctlError
+from fleetctl.kit.restart_backoff import RestartBackoff
+
+log = structlog.get_logger()
+
+READY_LIMIT_S = 60.0  # from a worker's start until it serves
+END_LIMIT_S = 45.0  # beyond what a drain takes, its grace and what is cut included
+LEFTOVERS_LIMIT_S = 3.0
+POLL_S = 0.05
+
+
+class NotReadyError(FleetctlError):
+    """A generation of workers did not come to serve."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+@dataclass(eq=False, slots=True)
+class _Worker:
+    generation: int
+    index: int
+    process: asyncio.subprocess.Process
+    channel: asyncio.StreamWriter
+    phase: str = "starting"
+    problem: str = ""
+    settled: asyncio.Event = field(default_factory=asyncio.Event)  # it serves, or it ended
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def order(self, word: bytes) -> None:
+        if not self.channel.is_closing():
+            self.channel.write(word)
+
+
+@dataclass(eq=False, slots=True)
+class _Generation:
+    number: int
+    launch: Launch
+    workers: list[_Worker] = field(default_factory=list)
+    keepers: list[asyncio.Task[None]] = field(default_factory=list)
+
+
+class Supervisor:
+    """Owner of the listener and of the workers. `run_until_stopped` once."""
+
+    def __init__(self, launch: Launch, listener: socket.socket, run_dir: Path, reread: Sequence[str]) -> None:
+        """`run_dir`: the gateway's own folder. `reread`: a command that prints the launch of the settings then."""
+        self._listener = listener
+        self._run_dir = run_dir
+        self._folder = workers_folder(run_dir, int(launch.settings["gateway"]["port"]))
+        self._reread = reread
+        self._current = _Generation(1, launch)
+        self._num_generations = 1
+        self._workers: list[_Worker] = []  # of every generation
+        self._watchers: set[asyncio.Task[None]] = set()
+        self._stopping = asyncio.Event()
+        self._reload_wanted = asyncio.Event()
+        self._deaths = 0
+        self._reloads = 0
+        self._reload_error: str | None = None
+
+    async def run_until_stopped(self) -> None:
+        """Serve until SIGTERM or SIGINT. Raises NotReadyError when the first workers can't."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop)
+        for number in (signal.SIGHUP, signal.SIGUSR2):
+            loop.add_signal_handler(number, self._reload_wanted.set)
+        reloading = asyncio.create_task(self._reload_forever(), name="gateway.reload")
+        try:
+            starting = asyncio.create_task(self._start(self._current))
+            stopping = asyncio.create_task(self._stopping.wait())
+            await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
+                self._keep_all(self._current)
+            else:
+                starting.cancel()
+            await stopping
+        finally:
+            reloading.cancel()
+            for keeper in self._current.keepers:
+                keeper.cancel()
+            await self._end_all()
+            (self._folder / STATE_FILE).unlink(missing_ok=True)
+
+    def _stop(self) -> None:
+        word = ABORT if self._stopping.is_set() else DRAIN
+        log.info("supervisor.stopping", workers=len(self._workers), order=word.decode().strip())
+        self._stopping.set()
+        for worker in self._workers:
+            worker.order(word)
+
+    async def _end_all(self) -> None:
+        self._listener.close()
+        for worker in self._workers:
+            worker.order(DRAIN)
+        deadline = time.monotonic() + END_LIMIT_S
+        while self._workers:
+            worker = self._workers[0]
+            with suppress(TimeoutError):
+                await asyncio.wait_for(worker.ended.wait(), max(0.0, deadline - time.monotonic()))
+            if not worker.ended.is_set():
+                log.error("worker.killed", pid=worker.process.pid, reason="it did not end")
+                worker.process.kill()
+                await worker.ended.wait()
+
+    async def _start(self, generation: _Generation) -> None:
+        """Its workers, until all serve. Raises NotReadyError; none of them is left then."""
+        num = num_workers(generation.launch)
+        for index in range(num):
+            generation.workers.append(await self._spawn(generation, index))
+        with suppress(TimeoutError):
+            await asyncio.wait_for(
+                asyncio.gather(*(worker.settled.wait() for worker in generation.workers)), READY_LIMIT_S
+            )
+        bad = [one for one in generation.workers if one.phase != "serving" or one.ended.is_set()]
+        if not bad:
+            return
+        for worker in generation.workers:
+            if worker.phase == "serving":
+                worker.order(RETIRE)  # clients may be connected to it
+            elif not worker.ended.is_set():
+                worker.process.kill()
+                await worker.ended.wait()
+        first = bad[0]
+        raise NotReadyError(
+            first.problem or f"a worker did not come to serve within {READY_LIMIT_S:.0f} s; its log says why",
+            max(1, first.process.returncode or 0),
+        )
+
+    async def _spawn(self, generation: _Generation, index: int) -> _Worker:
+        ours, theirs = socket.socketpair()
+        descriptor = self._listener.fileno()
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", WORKER_MODULE, str(self._run_dir), str(self._folder), str(descriptor)),
+                stdin=theirs,
+                pass_fds=(descriptor,),
+            )
+        reader, writer = await asyncio.open_connection(sock=ours)
+        writer.write(generation.launch.send())
+        worker = _Worker(generation.number, index, process, writer)
+        self._workers.append(worker)
+        watcher = asyncio.create_task(self._watch(worker, reader))
+        self._watchers.add(watcher)
+        watcher.add_done_callback(self._watchers.discard)
+        if self._stopping.is_set():
+            worker.order(DRAIN)
+        self._write_state()
+        return worker
+
+    async def _watch(self, worker: _Worker, reader: asyncio.StreamReader) -> None:
+        """Hear it until it ends."""
+        with suppress(ConnectionError):
+            async for word in reader:
+                if word == SERVING and worker.phase == "starting":
+                    worker.phase = "serving"
+                    log.info("worker.serving", pid=worker.process.pid, generation=worker.generation)
+                    worker.settled.set()
+                    self._write_state()
+                elif word.startswith(FAILED):
+                    worker.problem = word.removeprefix(FAILED).decode("utf-8", "replace").strip()
+        await worker.process.wait()
+        worker.channel.close()
+        self._workers.remove(worker)
+        worker.ended.set()
+        worker.settled.set()
+        if worker.phase == "retiring":
+            log.info("worker.retired", pid=worker.process.pid, generation=worker.generation)
+        self._write_state()
+
+    def _keep_all(self, generation: _Generation) -> None:
+        generation.keepers = [asyncio.create_task(self._keep(generation, one)) for one in generation.workers]
+
+    async def _keep(self, generation: _Generation, worker: _Worker) -> None:
+        """Start another one in the worker's place whenever it ends: at once, then later each time."""
+        backoff = RestartBackoff()
+        while True:
+            await worker.ended.wait()
+            if self._stopping.is_set():
+                return
+            self._deaths += 1
+            now = time.time()
+            backoff.note_ended(now)
+            assert backoff.due_at is not None
+            log.error(
+                "worker.ended",
+                pid=worker.process.pid,
+                exit_status=worker.process.returncode,
+                problem=worker.problem,
+                in_row=backoff.ends_in_row,
+                again_in_s=backoff.due_at - now,
+            )
+            self._write_state()
+            await asyncio.sleep(backoff.due_at - now)
+            generation.workers.remove(worker)
+            worker = await self._spawn(generation, worker.index)
+            generation.workers.append(worker)
+            backoff.note_started(time.time())
+
+    async def _reload_forever(self) -> None:
+        while True:
+            await self._reload_wanted.wait()
+            self._reload_wanted.clear()
+            try:
+                await self._reload()
+                self._reload_error = None
+            except FleetctlError as error:
+                self._reload_error = error.message
+                log.error("gateway.not_reloaded", error=error.message, generation=self._current.number)
+            self._reloads += 1
+            self._write_state()
+
+    async def _reload(self) -> None:
+        """Another generation in place of this one. Raises FleetctlError, and this one goes on."""
+        before = self._current
+        launch = await self._read_launch()
+        if before.launch.settings["gateway"]["port"] != launch.settings["gateway"]["port"]:
+            log.warning("gateway.address_kept", reason="host and port are taken up by a restart only")
+        self._num_generations += 1
+        generation = _Generation(self._num_generations, launch)
+        await self._start(generation)
+        for keeper in before.keepers:
+            keeper.cancel()
+        self._current = generation
+        self._keep_all(generation)
+        for worker in [one for one in self._workers if one.generation < generation.number]:
+            worker.phase = "retiring"
+            worker.order(RETIRE)
+        log.info("gateway.reloaded", generation=generation.number, workers=len(generation.workers))
+
+    async def _read_launch(self) -> Launch:
+        """By the code of now, in a process of its own. Raises BadInputError."""
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(
+            *self._reread, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe
+        )
+        out, told = await process.communicate()
+        if process.returncode:
+            lines = told.decode("utf-8", "replace").strip().splitlines() or [f"exit code {process.returncode}"]
+            raise BadInputError(lines[0].removeprefix("error: ")[:500])
+        try:
+            return Launch.model_validate_json(out)
+        except ValidationError as error:
+            raise BadInputError("the settings as they are now can't be read by this gateway: restart it") from error
+
+    def _write_state(self) -> None:
+        state = SupervisorState(
+            pid=os.getpid(),
+            generation=self._current.number,
+            num_wanted=num_workers(self._current.launch),
+            deaths=self._deaths,
+            reloads=self._reloads,
+            reload_error=self._reload_error,
+            workers=tuple(
+                WorkerState(pid=one.process.pid, generation=one.generation, index=one.index, phase=one.phase)
+                for one in self._workers
+            ),
+        )
+        try:
+            state.write(self._folder)
+        except OSError as error:  # a full disk: what serves goes on serving
+            log.error("supervisor.state_not_written", error=str(error))
+
+
+def num_workers(launch: Launch) -> int:
+    """How many processes serve."""
+    return int(launch.settings["gateway"].get("workers", 1))
+
+
+def take_address(host: str, port: int, run_dir: Path) -> socket.socket:
+    """The bound listener. Workers of a supervisor that was killed let go of it within a moment, or are ended.
+
+    Raises BadInputError: somebody else has the address.
+    """
+    folder = workers_folder(run_dir, port)
+    state = SupervisorState.read(folder)
+    deadline = time.monotonic() + LEFTOVERS_LIMIT_S
+    while True:
+        left = [] if state is None or state.is_alive else state.leftovers(folder)
+        try:
+            return bind_listener(host, port)
+        except BadInputError:
+            if not left:
+                raise
+        if time.monotonic() > deadline:
+            log.warning("supervisor.leftovers_killed", pids=left)
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        time.sleep(POLL_S)

@@ -1,0 +1,77 @@
+"""One worker: `python -m fleetctl.gateway.workers.worker RUN_DIR FOLDER LISTENER_FD`, started by a supervisor alone.
+
+Its stdin is a socket to the supervisor: first what it is launched with, then orders. When that socket ends, the
+supervisor is gone, and the worker drains as by SIGTERM: another gateway shall have the address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import uvloop
+
+from fleetctl.gateway.app import Gateway, Orders, serve_until_stopped, tune_collector
+from fleetctl.gateway.workers.launch import ABORT, DRAIN, FAILED, RETIRE, SERVING, Launch
+from fleetctl.kit.errors import FleetctlError
+from fleetctl.kit.log import configure_logging
+from fleetctl.settings.tree import Settings
+
+
+def main(argv: Sequence[str]) -> int:
+    """Serve until told to end. Returns the exit code."""
+    for number in (signal.SIGHUP, signal.SIGUSR2):  # of a terminal, or to the whole group: the supervisor's
+        signal.signal(number, signal.SIG_IGN)
+    run_dir, _, descriptor = argv
+    channel = socket.socket(fileno=os.dup(0))
+    launch = Launch.receive(channel)
+    if launch is None:
+        return 0
+    try:
+        settings = Settings(**launch.settings)
+        configure_logging(settings.log.level, settings.log.format)
+        listener = socket.socket(fileno=int(descriptor))
+        gateway = Gateway(
+            controller_url=launch.controller_url,
+            controller_token=settings.controller_token(),
+            node_token=settings.node_token(),
+            run_dir=Path(run_dir),
+            limits=settings.gateway,
+        )
+        tune_collector()
+        uvloop.run(_serve(gateway, listener, channel))
+    except FleetctlError as error:
+        with suppress(OSError):
+            words = error.message + (f"; try: {error.remedy}" if error.remedy else "")
+            channel.sendall(FAILED + " ".join(words.split()).encode() + b"\n")
+        return error.exit_code
+    return 0
+
+
+async def _serve(gateway: Gateway, listener: socket.socket, channel: socket.socket) -> None:
+    orders = Orders()
+    reader, writer = await asyncio.open_connection(sock=channel)
+    obeying = asyncio.create_task(_obey(reader, orders))
+    try:
+        await serve_until_stopped(gateway, listener, orders=orders, on_serving=lambda: writer.write(SERVING))
+    finally:
+        obeying.cancel()
+        writer.close()
+
+
+async def _obey(reader: asyncio.StreamReader, orders: Orders) -> None:
+    words = {RETIRE: orders.retire, DRAIN: orders.drain, ABORT: orders.abort}
+    with suppress(ConnectionError):
+        async for word in reader:
+            words[word]()
+    orders.drain()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

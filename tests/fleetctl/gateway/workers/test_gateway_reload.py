@@ -1,0 +1,203 @@
+"""A gateway as it is run, with its supervisor: reloaded under load, its workers killed, stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from fleetctl.gateway.workers.launch import SupervisorState, workers_folder
+from fleetctl.kit.whole_file import write_whole
+from tests.fixtures.gateway import (
+    CONTROLLER_TOKEN,
+    DEADLINE_S,
+    NODE_TOKEN,
+    ScriptedNode,
+    chat_text,
+    scripted_controller,
+    scripted_nodes,
+)
+
+pytestmark = [pytest.mark.anyio, pytest.mark.e2e]
+
+BODY = {"model": "demo", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, "seed": 1}
+
+
+@dataclass
+class Site:
+    """A gateway process before one scripted node."""
+
+    process: Process
+    port: int
+    state_dir: Path
+    controller_url: str
+    node: ScriptedNode
+    session: aiohttp.ClientSession
+    problems: list[str] = field(default_factory=list)
+    answered: int = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def state(self) -> SupervisorState:
+        state = SupervisorState.read(self.folder)
+        assert state is not None
+        return state
+
+    @property
+    def folder(self) -> Path:
+        return workers_folder(self.state_dir / "run" / "gateway", self.port)
+
+    def set(self, **gateway: Any) -> None:
+        """Write the settings file."""
+        settings = {
+            "state_dir": str(self.state_dir),
+            "controller": {"url": self.controller_url},
+            "gateway": {"port": self.port, **gateway},
+        }
+        write_whole(self.state_dir / "fleetctl.yaml", json.dumps(settings))
+
+    async def reload(self) -> tuple[int | None, str]:
+        """By the command line: its exit code and what it says."""
+        words = (sys.executable, "-m", "fleetctl.cli", "--config", str(self.state_dir / "fleetctl.yaml"))
+        told = await asyncio.create_subprocess_exec(*words, "gateway", "reload", stdout=PIPE)
+        out, _ = await told.communicate()
+        return told.returncode, out.decode()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for another process: there is no event."""
+        async with asyncio.timeout(DEADLINE_S):
+            while not condition():  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+    async def connect_forever(self) -> None:
+        """New connections, one after the other; each must be answered."""
+        while True:
+            try:
+                reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+                writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                try:
+                    answer = await reader.read()
+                finally:
+                    writer.close()
+                    await writer.wait_closed()
+                if not answer.startswith(b"HTTP/1.1 200 "):
+                    self.problems.append(f"answer: {answer[:100]!r}")
+            except OSError as error:
+                self.problems.append(repr(error))
+            self.answered += 1
+
+    async def chat_forever(self) -> None:
+        """Requests on connections that are kept."""
+        while True:
+            try:
+                async with self.session.post(self.url + "/v1/chat/completions", json=BODY) as response:
+                    if response.status != 200:
+                        self.problems.append(f"status {response.status}: {await response.text()}")
+                    await response.read()
+            except aiohttp.ClientError as error:
+                self.problems.append(repr(error))
+            self.answered += 1
+
+    async def is_up(self) -> bool:
+        try:
+            async with self.session.get(self.url + "/health") as response:
+                return response.status == 200
+        except aiohttp.ClientError:
+            return False
+
+
+@asynccontextmanager
+async def running(state_dir: Path, **gateway: Any) -> AsyncIterator[Site]:
+    async with scripted_nodes("a") as (node,), scripted_controller() as controller, aiohttp.ClientSession() as session:
+        controller.set(node)
+        for name, token in (("controller", CONTROLLER_TOKEN), ("node", NODE_TOKEN)):
+            write_whole(state_dir / f"{name}.token", token)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+        config = state_dir / "fleetctl.yaml"
+        with (state_dir / "log").open("wb") as log:
+            site = Site(None, port, state_dir, controller.url, node, session)  # type: ignore[arg-type]
+            site.set(**gateway)
+            words = [sys.executable, "-m", "fleetctl.gateway", "--config", str(config)]
+            site.process = await asyncio.create_subprocess_exec(*words, stdout=log, stderr=log)
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                while not await site.is_up():  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            yield site
+        finally:
+            state = SupervisorState.read(site.folder)
+            pids = [one.pid for one in state.workers] if state else []
+            for pid in [*([site.process.pid] if site.process.returncode is None else []), *pids]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            await site.process.wait()
+
+
+async def test_a_reload_refuses_no_connection_and_cuts_no_stream_and_a_killed_worker_is_replaced(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as site:
+        (first,) = site.state.workers
+        site.node.wait_at = 4
+        site.node.gate.clear()
+        stream = await site.session.post(
+            site.url + "/v1/chat/completions", json={**BODY, "stream": True}, headers={"Connection": "close"}
+        )
+        assert stream.status == 200
+        site.node.wait_at = 8  # only that stream waits
+        load = [asyncio.create_task(site.connect_forever()) for _ in range(4)]
+        load += [asyncio.create_task(site.chat_forever()) for _ in range(2)]
+
+        site.set(workers=2, max_resends=0)
+        assert await site.reload() == (0, "generation 2: 2 serving, 1 finish what they have\n")
+        assert (site.state.generation, site.state.reload_error) == (2, None)
+        answered = site.answered
+        await site.until(lambda: site.answered > answered + 200)
+
+        site.set(workers=2, max_resends="many")
+        site.process.send_signal(signal.SIGHUP)
+        await site.until(lambda: site.state.reloads == 2)
+        assert site.state.generation == 2
+        assert "max_resends" in (site.state.reload_error or "")
+        for task in load:
+            task.cancel()
+        await asyncio.gather(*load, return_exceptions=True)
+        assert site.problems == []
+        phases = {one.pid: one.phase for one in site.state.workers}
+        assert phases.pop(first.pid) == "retiring", "its stream goes on"
+        assert list(phases.values()) == ["serving", "serving"]
+
+        victim = next(iter(phases))
+        os.kill(victim, signal.SIGKILL)
+        await site.until(lambda: site.state.deaths == 1 and {w.phase for w in site.state.workers} >= {"serving"})
+        await site.until(lambda: [w.phase for w in site.state.workers].count("serving") == 2)
+        assert await site.is_up()
+
+        site.node.gate.set()
+        text = (await stream.read()).decode()
+        assert text.endswith("data: [DONE]\n\n")
+        chunks = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
+        assert "".join(c["choices"][0]["delta"]["content"] for c in chunks if c["choices"]) == chat_text()
+        await site.until(lambda: first.pid not in {one.pid for one in site.state.workers})
+
+        site.process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(DEADLINE_S):
+            assert await site.process.wait() == 0
+        assert SupervisorState.read(site.folder) is None, "nothing is left of it"
+        assert not await site.is_up()
