@@ -209,7 +209,7 @@ def keep_gateway_settings(settings: Settings) -> None:
     except FileNotFoundError:
         return  # nothing was started by `up`
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadInputError(f"{config}: can't be read: {error}", remedy="fleetctl up writes it anew") from error
+        raise BadInputError(f"{config}: can't be read: {error}", remedy="fleetctl up") from error
     write_whole(config, json.dumps({**tree, "gateway": settings.revealed()["gateway"] | address}, indent=1))
 
 

@@ -89,7 +89,7 @@ def gateway_reload(
     if before is None or not before.is_alive:
         raise FleetctlError(
             f"no gateway of {settings.state_dir} serves port {port} on this machine",
-            remedy="fleetctl up; or SIGHUP to the gateway where it runs",
+            remedy="fleetctl up",
         )
     keep_gateway_settings(settings)
     os.kill(before.pid, signal.SIGHUP)

@@ -46,6 +46,7 @@ class ConnectionLimits:
         self.settings = settings
         self.max_connections = max_connections
         self.is_draining = False
+        self._keeps_idle = True  # while draining
         self.emptied = asyncio.Event()  # draining, and the last connection has ended
         self._count = count
         self._open: set[Limited] = set()
@@ -102,8 +103,10 @@ class ConnectionLimits:
                 del self._heads_by_address[connection.address]
 
     def begin_idle(self, connection: Limited, now: float) -> None:
-        """It has its answer and may send another request."""
+        """It has its answer and may send another request, unless its answer began before a drain that keeps none."""
         self._idle[connection] = now
+        if self.is_draining and not self._keeps_idle:
+            connection.close_unused()
 
     def end_idle(self, connection: Limited) -> None:
         """It sends again."""
@@ -165,6 +168,7 @@ class ConnectionLimits:
     def begin_drain(self, *, keeps_idle: bool) -> None:
         """From now on each connection ends with its next answer. Those without a request end now, or wait for one."""
         self.is_draining = True
+        self._keeps_idle = keeps_idle
         if not self._open:
             self.emptied.set()
         if not keeps_idle:
