@@ -2,7 +2,7 @@
 
 A reload starts a generation of workers with the settings and the code of now, waits until it serves, and lets the one
 before end what it has. Connections wait in the one listener's queue all the while, so none is refused or reset
-(docs/decisions/0039). It reads no request and imports no part of the gateway that may have to be replaced.
+(docs/decisions/0040). It reads no request and imports no part of the gateway that may have to be replaced.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class Supervisor:
         with theirs:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", WORKER_MODULE, str(self._run_dir), str(self._folder), str(descriptor)),
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 pass_fds=(descriptor,),
             )
         reader, writer = await asyncio.open_connection(sock=ours)
