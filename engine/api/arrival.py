@@ -14,7 +14,9 @@ from engine.node.admission import Admission
 from engine.node.generation_request import Kind
 from engine.node.inflight import Fate
 from engine.node.request_record import Arrival
+from engine.protocol.request_id import REQUEST_ID
 
+SHADOW_HEADER = "X-Fleet-Shadow"
 TRACE_HEADERS = ("traceparent", "tracestate")
 MAX_TRACE_CHARS = 1024  # W3C asks for 512 of tracestate; what is longer is dropped, as the recommendation allows
 MAX_ADDRESS_CHARS = 64
@@ -31,7 +33,14 @@ def arrival_of(request: Request, kind: Kind | None, *, is_continued: bool = Fals
         {name: value for name, value in given.items() if value is not None and len(value) <= MAX_TRACE_CHARS},
         is_continued,
         client_of(request),
+        shadow_of(request),
     )
+
+
+def shadow_of(request: Request) -> str:
+    """The id of the request that this is a gateway's copy of; empty: it is none."""
+    given = request.headers.get(SHADOW_HEADER, "")
+    return given if REQUEST_ID.fullmatch(given) else ""
 
 
 def client_of(request: Request) -> str:

@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from engine.api import answers, schema
+from engine.api.arrival import SHADOW_HEADER
 from engine.api.body import carries_token
 from engine.api.openai import DEADLINE_HEADER
 from engine.api.status import package_version
@@ -72,6 +73,7 @@ class Operation:
 
 _FLEET_HEADERS: dict[str, dict[str, Any]] = {
     DEADLINE_HEADER: {"type": "number", "exclusiveMinimum": 0, "maximum": schema.MAX_DEADLINE_S},
+    SHADOW_HEADER: {"type": "string", "description": "It is a gateway's copy of the request of this id."},
     "X-Fleet-Handoff": {"type": "string", "description": "`accept`: this client can go on with it elsewhere."},
 }
 _EVENT: dict[str, Any] = {

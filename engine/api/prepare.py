@@ -64,7 +64,7 @@ async def completion_request(model: ServedModel, body: CompletionBody, arrival: 
             message = f"logprobs: {asked} log probabilities of prompt tokens, at most {MAX_ECHOED_LOGPROBS} are allowed"
             raise ApiError(400, message, param="logprobs", code="invalid_value")
     request = _generation_request(
-        model, body, "completion", name, arrival.request_id, prompts, max_tokens, body.logprobs, tuple(texts)
+        model, body, "completion", name, arrival, prompts, max_tokens, body.logprobs, tuple(texts)
     )
     return with_grammar(request, await output_grammar(model, body, arrival.client))
 
@@ -77,7 +77,7 @@ async def chat_request(model: ServedModel, body: ChatBody, arrival: Arrival) -> 
     asked = body.max_completion_tokens or body.max_tokens
     max_tokens = asked or _room(model, [prompt], model.facts.sampling.max_new_tokens)
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    request = _generation_request(model, body, "chat", name, arrival.request_id, [prompt], max_tokens, num_logprobs, ())
+    request = _generation_request(model, body, "chat", name, arrival, [prompt], max_tokens, num_logprobs, ())
     request = msgspec.structs.replace(request, tool_format=plan.format, max_tool_calls=plan.max_calls)
     return with_grammar(request, await chat_grammar(model, body, body, plan, arrival.client))
 
@@ -102,7 +102,7 @@ def _generation_request(
     body: GenerationBody,
     kind: Kind,
     name: str,
-    request_id: str,
+    arrival: Arrival,
     prompts: list[tuple[int, ...]],
     max_tokens: int,
     num_logprobs: int | None,
@@ -118,8 +118,8 @@ def _generation_request(
     defaults = model.facts.sampling
     prefix = "chatcmpl" if kind == "chat" else "cmpl"
     return GenerationRequest(
-        answer_id=f"{prefix}-{request_id}",
-        request_id=request_id,
+        answer_id=f"{prefix}-{arrival.request_id}",
+        request_id=arrival.request_id,
         kind=kind,
         model=name,
         created=int(time.time()),
@@ -134,7 +134,7 @@ def _generation_request(
             presence_penalty=_or(body.presence_penalty, 0.0),
             frequency_penalty=_or(body.frequency_penalty, 0.0),
             repetition_penalty=_or(body.repetition_penalty, defaults.repetition_penalty),
-            seed=seed_of(request_id) if body.seed is None else body.seed & MAX_SEED,
+            seed=seed_of(arrival.seed_id) if body.seed is None else body.seed & MAX_SEED,
             min_tokens=body.min_tokens,
             ignore_eos=body.ignore_eos,
             stop_token_ids=_checked_ids(model, body.stop_token_ids or [], param="stop_token_ids"),

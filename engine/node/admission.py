@@ -102,6 +102,7 @@ class Admission:
             progress=lines,
             elapsed_before_s=elapsed_before_s,
             is_continued=arrival.is_continued,
+            shadow_of=arrival.shadow_of,
             trace_headers=arrival.trace_headers,
             admitted_at=time.monotonic(),
         )

@@ -38,6 +38,7 @@ class InflightRequest:
     progress: ProgressLines | None = None  # the caller is told what each event of the stream covers
     elapsed_before_s: float = 0.0  # on other nodes
     is_continued: bool = False
+    shadow_of: str = ""  # the request that it is a copy of
     trace_headers: Mapping[str, str] = field(default_factory=dict)  # W3C trace context of the caller
     status: int | None = None  # of the HTTP answer, once it is begun
     admitted_at: float = 0.0  # monotonic; given to the core

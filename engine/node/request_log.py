@@ -42,6 +42,7 @@ class RequestLog:
             error=record.error,
             error_code=record.error_code,
             continued=arrival.is_continued,
+            shadow_of=arrival.shadow_of or None,
             stream=record.stream,
             choices=record.num_choices,
             priority=record.priority,

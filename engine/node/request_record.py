@@ -34,6 +34,12 @@ class Arrival:
     trace_headers: Mapping[str, str] = field(default_factory=dict)  # W3C trace context of the caller
     is_continued: bool = False  # comes from another node
     client: str = ""  # who sent it, for fair shares; in no log
+    shadow_of: str = ""  # the request that it is a copy of, by id; its answer goes to no user
+
+    @property
+    def seed_id(self) -> str:
+        """The id that gives the seed where none is named: a copy draws as its request does."""
+        return self.shadow_of or self.request_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +120,7 @@ def record_of(inflight: InflightRequest, fate: Fate, status: int | None, now: fl
             inflight.arrived_at,
             inflight.trace_headers,
             is_continued=inflight.is_continued,
+            shadow_of=inflight.shadow_of,
         ),
         state=fate,
         ended_at=now,

@@ -282,6 +282,23 @@ def test_each_request_has_one_line_without_its_text(node: EngineNode) -> None:
     assert secret not in node.log_text()
 
 
+def test_a_copy_draws_as_its_request_does_and_is_marked_in_the_log(node: EngineNode) -> None:
+    def answer(headers: dict[str, str]) -> str:
+        body = {"prompt": "hello", "max_tokens": 8, "temperature": 1, "ignore_eos": True}
+        text = node.http.post("/v1/completions", json=body, headers=headers).json()["choices"][0]["text"]
+        return str(text)
+
+    own = answer({"X-Request-Id": "users"})
+    assert answer({"X-Request-Id": "shadow-users", "X-Fleet-Shadow": "users"}) == own
+    assert answer({"X-Request-Id": "other", "X-Fleet-Shadow": "no/id"}) != own
+
+    def marks() -> dict[str, str | None]:
+        return {e["request_id"]: e["shadow_of"] for e in node.events("request.finished")}
+
+    wait_for(lambda: {"users", "shadow-users", "other"} <= set(marks()), "the lines")
+    assert marks() | {"users": None, "shadow-users": "users", "other": None} == marks()
+
+
 @pytest.mark.parametrize(
     ("max_model_len", "expected"),
     [(1, (1,)), (10, (1, 2, 5, 10)), (1024, (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000))],
