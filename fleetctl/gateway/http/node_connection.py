@@ -38,6 +38,7 @@ class NodeAnswer:
 
     __slots__ = (
         "_connection",
+        "_content_type",
         "_error",
         "_held",
         "_parts",
@@ -50,6 +51,7 @@ class NodeAnswer:
 
     def __init__(self, connection: NodeConnection) -> None:
         self._connection = connection
+        self._content_type: str | None = None  # once it was asked for
         self._parts: list[bytes] = []
         self._held = 0  # bytes in `_parts`
         self.is_paused = False  # the connection does not read on until what is held is read
@@ -62,14 +64,16 @@ class NodeAnswer:
     @property
     def content_type(self) -> str:
         """The media type in lower case, without parameters; empty when none is given."""
-        value = self.header("content-type")
-        return "" if value is None else value.partition(";")[0].strip().lower()
+        if self._content_type is None:
+            self._content_type = (self.header("content-type") or "").partition(";")[0].strip().lower()
+        return self._content_type
 
     def header(self, name: str) -> str | None:
         """The first header of this name, in any case; None without one."""
         wanted = name.lower().encode("latin-1")
+        size = len(wanted)
         for each, value in self.raw_headers:
-            if each.lower() == wanted:
+            if len(each) == size and each.lower() == wanted:
                 return value.decode("latin-1")
         return None
 

@@ -78,11 +78,13 @@ class WatchedNode:
 class Wait:
     """One request's wait for one node.
 
-    What is awaited of the node stands in `async with`: TimeoutError when the wait is ended, and `end` says why.
+    What is awaited of the node stands in `with`: TimeoutError when the wait is ended, and `end` says why.
     """
 
     __slots__ = (
-        "_timeout",
+        "_cancelling",
+        "_is_cancelled",
+        "_task",
         "began",
         "deadline_at",
         "end",
@@ -104,7 +106,10 @@ class Wait:
         self.is_movable = False  # another node can go on with the stream: nothing is lost by leaving this one
         self.is_paused = False  # the client reads slowly: we don't listen to the node
         self.end: WaitEnd | None = None
-        self._timeout: asyncio.Timeout | None = None
+        # As asyncio.timeout does it, without its timer: a wait has no time of its own, the sweep ends it.
+        self._task: asyncio.Task[object] | None = None
+        self._cancelling = 0  # cancellations of the task that are none of ours
+        self._is_cancelled = False
 
     @property
     def node(self) -> str:
@@ -122,20 +127,26 @@ class Wait:
         """End the wait; the first reason stands."""
         if self.end is None:
             self.end = end
-            if self._timeout is not None:
-                self._timeout.reschedule(0.0)
+            if self._task is not None:
+                self._is_cancelled = True
+                self._task.cancel()
 
-    async def __aenter__(self) -> Wait:
-        self._timeout = asyncio.timeout(None if self.end is None else 0.0)
-        await self._timeout.__aenter__()
+    def __enter__(self) -> Wait:
+        if self.end is not None:
+            raise TimeoutError
+        task = self._task = asyncio.current_task()
+        assert task is not None
+        self._cancelling = task.cancelling()
         return self
 
-    async def __aexit__(
+    def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        timeout, self._timeout = self._timeout, None
-        assert timeout is not None
-        await timeout.__aexit__(kind, error, traceback)
+        task, self._task = self._task, None
+        if self._is_cancelled and task is not None:
+            self._is_cancelled = False
+            if task.uncancel() <= self._cancelling and isinstance(error, asyncio.CancelledError):
+                raise TimeoutError from error
 
 
 class NodeWatch:

@@ -258,7 +258,7 @@ class Placer:
 
         placed: Placed | None = None
         try:
-            async with wait:
+            with wait:
                 answer = await self._client.request(
                     job.method, endpoint.base, job.path, headers=self._headers(job), body=job.body
                 )
@@ -304,13 +304,13 @@ class Placer:
     def _judge(self, placed: Placed, not_placed: NotPlaced, proxied: ProxiedRequest) -> Placed | None:
         answer, job, node = placed.answer, placed.job, placed.endpoint.node
         status, now = answer.status, self._clock()
-        said = answer.header("X-Fleet-Refused")
         is_shapeless = _is_shapeless(job, answer)
         if status < 400 and not is_shapeless:
             self._loads.trust(node)
             self.ejections.note_answered(node, now)
             self.budget.note_answered(now)
             return placed
+        said = answer.header("X-Fleet-Refused")
         is_own_error = is_shapeless or (status in OWN_ERRORS and said is None)
         if is_own_error:
             self._note_failed(proxied, node, Ejection.BAD_ANSWER if is_shapeless else Ejection.SERVER_ERROR)

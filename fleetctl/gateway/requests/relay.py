@@ -116,7 +116,7 @@ class Relay:
         wait.is_movable = account.can_continue
         read, clock = answer.read_any, self._clock
         try:
-            async with wait:
+            with wait:
                 while data := await read():
                     if wait.end is not None:
                         raise TimeoutError  # before the client gets what another node will be asked for again
@@ -251,7 +251,7 @@ async def _read_limited(answer: NodeAnswer, wait: Wait, clock: Callable[[], floa
     """
     parts: list[bytes] = []
     size = 0
-    async with wait:
+    with wait:
         while data := await answer.read_any():
             wait.note_heard(clock())
             parts.append(data)

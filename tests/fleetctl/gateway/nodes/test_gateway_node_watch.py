@@ -245,7 +245,7 @@ async def test_an_ended_wait_ends_what_is_awaited_also_when_it_ends_between_two_
     wait = rig.watch.begin(A)
 
     async def read() -> None:
-        async with wait:
+        with wait:
             await asyncio.Event().wait()
 
     task = asyncio.create_task(read())
