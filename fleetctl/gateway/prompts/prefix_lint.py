@@ -154,11 +154,11 @@ def prompt_chunks(body: Mapping[str, Any]) -> Chunks:
 
 
 def _add_text(texts: list[str], text: str) -> None:
-    for line in text.split("\n"):
+    for line in text.split("\n", MAX_CHUNKS):  # what lies behind is cut off by the caller
         if len(line) <= LONG_LINE_CHARS:
             texts.append(line)
         else:
-            texts.extend(_SENTENCE.split(line))
+            texts.extend(_SENTENCE.split(line, MAX_CHUNKS))
 
 
 def _hashed(chunks: Chunks) -> HashedPrompt:

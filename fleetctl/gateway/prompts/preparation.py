@@ -63,7 +63,7 @@ class PromptPreparation:
 
         What is no JSON object goes on as it is: the node says what is wrong with it.
         """
-        is_looked_at = is_cheap_to_parse(body) and self._is_next_look()
+        is_looked_at = self._is_next_look() and is_cheap_to_parse(body)
         if not (self._changes_bodies or is_looked_at):
             return PreparedBody(body)
         try:

@@ -19,7 +19,7 @@ def is_cheap_to_parse(body: bytes) -> bool:
 
     The depth of nesting is bounded by the parser itself, and bytes of strings cost next to nothing.
     """
-    return body.count(b",") <= MAX_CHEAP_VALUES
+    return len(body) <= MAX_CHEAP_VALUES or body.count(b",") <= MAX_CHEAP_VALUES
 
 
 def with_fields(body: bytes, fields: Mapping[str, Any], *, without: frozenset[str] = frozenset()) -> bytes:

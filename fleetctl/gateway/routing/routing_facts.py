@@ -126,7 +126,7 @@ def read_routing_facts(path: str, body: bytes) -> RoutingFacts:
             blocks = text_blocks(text, model if tools in _NO_TOOLS else (model, tools))
             head = text[:HEAD_CHARS]
         else:
-            if body.count(b",") > MAX_PROMPT_IDS:
+            if len(body) > MAX_PROMPT_IDS and body.count(b",") > MAX_PROMPT_IDS:
                 raise _TooManyValuesError
             head, chars, blocks = _completion_prompt(_decode_prompt(fields.prompt), model)
     except _UNFIT:
@@ -138,7 +138,7 @@ def read_routing_facts(path: str, body: bytes) -> RoutingFacts:
 
 def _typed_chat(messages: Raw, body: bytes) -> tuple[str, int]:
     """As `_chat_prompt`. Raises _TooManyValuesError, and what msgspec does."""
-    if body.count(b"{") > MAX_CHEAP_VALUES:
+    if len(body) > 3 * MAX_CHEAP_VALUES and body.count(b"{") > MAX_CHEAP_VALUES:  # `{},` is three bytes
         raise _TooManyValuesError
     parts: list[str] = []
     chars = 0
