@@ -55,6 +55,7 @@ class HeaderView:
 
     facts: tuple[Cell, ...]
     link: Cell  # how we stand with the controller
+    rules: tuple[Cell, ...] = ()  # how many traffic rules are in force, and each of them: a line of their own
 
 
 PHASES: dict[NodePhase, tuple[str, Tone]] = {
@@ -74,7 +75,7 @@ _NARROW_WITHOUT_NAME = 72  # columns that the table needs beside the node's name
 
 
 def header(snapshot: Snapshot, now: float) -> HeaderView:
-    """One line: what fires, how many nodes serve, what automation may do, and whether all this is current."""
+    """What fires, how many nodes serve, what automation may do, whether all this is current; and the traffic rules."""
     status = snapshot.status
     if status is None:
         return HeaderView((), _link(snapshot, now))
@@ -92,19 +93,22 @@ def header(snapshot: Snapshot, now: float) -> HeaderView:
     stopped = sum(node.phase is NodePhase.STOPPED for node in snapshot.nodes)
     if stopped:
         facts = (*facts[:-1], Cell(f"{PHASES[NodePhase.STOPPED][0]} {stopped}", Tone.DIM), facts[-1])
-    facts += tuple(Cell(_rule_text(rule), Tone.WARN) for rule in status.traffic_rules)
     if status.storage_error:
         facts = (Cell("✗ disk full: nothing is stored", Tone.BAD), *facts)
+    rules = tuple(Cell(_rule_text(rule), Tone.WARN) for rule in status.traffic_rules)
+    if rules:
+        rules = (Cell(_count(len(rules), "traffic rule"), Tone.WARN), *rules)  # first: the line may be cut at its end
     if snapshot.cut_off_since is not None:
-        facts = tuple(Cell(f"{fact.text}?", Tone.DIM) for fact in facts)
-    return HeaderView(facts, _link(snapshot, now))
+        facts, rules = (tuple(Cell(f"{one.text}?", Tone.DIM) for one in cells) for cells in (facts, rules))
+    return HeaderView(facts, _link(snapshot, now), rules)
 
 
 def _rule_text(rule: TrafficRule) -> str:
-    """A traffic rule in the header: its kind, since and until when, and whose it is. Times of day in UTC."""
+    """A traffic rule in the header: its kind and name, since and until when, and whose it is. Times of day in UTC."""
     until = "" if rule.expires_at is None else f"–{_time_of_day(rule.expires_at)}"
     whose = f" by {rule.made_by}" if rule.made_by else ""
-    return f"{rule.kind} {_time_of_day(rule.made_at)}{until}{whose}"
+    name = rule.kind if rule.id == rule.kind else f"{rule.kind} {rule.id}"
+    return f"{name} {_time_of_day(rule.made_at)}{until}{whose}"
 
 
 def _time_of_day(at: float) -> str:

@@ -83,6 +83,30 @@ async def test_shows_the_fleet_at_a_glance() -> None:
         assert re.search(r"node-3 +✗ unreachable +3\? +— +— +300ms\? +— +— +95s", text)
 
 
+async def test_traffic_rules_have_a_line_of_their_own_while_there_are_any() -> None:
+    controller = FakeController()
+    canary = {"kind": "canary", "revisions": {"r2": 0.05}}
+    shadow = {"kind": "shadow", "revision": "r3", "share": 0.1}
+    rules = [
+        {"id": "canary", "spec": canary, "made_by": "ann", "made_at": NOW, "expires_at": NOW + 3600},
+        {"id": "r3", "spec": shadow, "made_by": "bob", "made_at": NOW},
+    ]
+    controller.status_now = make_status(traffic_rules=rules)
+    async with cockpit(controller) as (app, pilot):
+        await wait_for_text(pilot, "node-3", "traffic rules")
+        first, second, *_ = screen_lines(app)
+        assert first.endswith("● controller ok")
+        assert second.strip() == "2 traffic rules  canary 22:13–23:13 by ann  shadow r3 22:13 by bob"
+        controller.status_now = make_status(
+            traffic_rules=[{**one, "id": f"rule-{i}"} for i, one in enumerate(rules * 4)]
+        )
+        await wait_for(pilot, lambda: "8 traffic rules" in screen(app))
+        assert screen_lines(app)[1].rstrip().endswith("…")
+        controller.status_now = make_status()
+        await wait_for(pilot, lambda: "traffic rules" not in screen(app))
+        assert "Fleet" in screen_lines(app)[1]
+
+
 async def test_says_that_nothing_is_known_before_the_first_answer() -> None:
     async with cockpit(FakeController(), polling=False) as (app, pilot):
         await wait_for_text(pilot, "Nothing is known yet", "◔ connecting")
