@@ -230,7 +230,11 @@ class Shadows:
         if not own:  # another model is what is judged
             facts = replace(facts, model=next(one.model for one in table.active if one.node in nodes))
         endpoint = self._chooser.choose_among(table, facts, own or nodes).endpoint
-        return None if endpoint is None or self._loads.is_suspect(endpoint.node) else endpoint
+        if endpoint is None or self._loads.is_suspect(endpoint.node):
+            return None
+        if facts.blocks:  # the next copy with this beginning finds it there, as users' requests do
+            self._chooser.index.note_routed(endpoint.node, facts.blocks)
+        return endpoint
 
     async def _carry(self, copy: _Copy) -> None:
         job, target, rule_id = copy.job, copy.target, copy.rule.id

@@ -104,7 +104,17 @@ async def test_words_that_are_drawn_at_random_are_not_compared(tmp_path: Path) -
         await served.chat(seed=None, temperature=0.7)
         found = await ended(served, 1)
         assert (found["measured_only"], found["compared"], found["mean_agreement"]) == (1, 0, None)
+        assert found["differing"] == []
         assert found["mean_tokens"] == {"user": 8, "shadow": 8}
+
+
+async def test_a_request_is_not_compared_with_itself(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a", "b") as (served, nodes, controller):
+        await order(served, controller, ShadowSpec(revision="r1", share=1.0))
+        assert (await served.chat()).is_done
+        found = await ended(served, 1)
+        assert (found["results"]["same_nodes"], found["requests"]) == (1, 0)
+        assert not any(copies(node) for node in nodes)
 
 
 async def test_a_shadow_that_hangs_holds_no_user_and_a_full_one_drops_copies(tmp_path: Path) -> None:
