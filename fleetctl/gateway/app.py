@@ -10,13 +10,14 @@ import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import structlog
 import uvloop
+from prometheus_client import generate_latest
 
 from fleetctl.gateway.admission.admission import Admission
 from fleetctl.gateway.admission.admission_metrics import AdmissionMetrics
@@ -47,6 +48,9 @@ from fleetctl.gateway.requests.poison import PoisonMemory
 from fleetctl.gateway.requests.proxy import MOVE_PATIENCE_S, Proxy
 from fleetctl.gateway.requests.shadow import Shadows
 from fleetctl.gateway.response_cache import ResponseCache
+from fleetctl.gateway.siblings.joined_views import WorkersNow, joined_status, joined_tenants, latest_fate
+from fleetctl.gateway.siblings.metric_store import families_of, joined_exposition, keep_families, worker_families
+from fleetctl.gateway.siblings.siblings import Siblings
 from fleetctl.settings.gateway import GatewaySettings
 from fleetctl.settings.gateway_tracing import traces_wanted
 
@@ -59,6 +63,7 @@ DRAIN_GRACE_S = 30.0
 NODES_FAULT = frozenset({"engine_error", "node_error"})  # within a stream: the node's word, not the client's doing
 EXPLAIN_PATH = "/gateway/route/explain"
 TENANTS_PATH = "/gateway/tenants"
+FATE_PATH = "/gateway/requests/"
 LOOPBACK = ("127.0.0.1", "::1")
 ABORT_GRACE_S = 2.0  # for the errors of what was cut to reach its clients
 GC_THRESHOLD = (20_000, 20, 50)
@@ -76,8 +81,13 @@ class Gateway:
         run_dir: Path,
         limits: GatewaySettings | None = None,
         move_patience_s: float = MOVE_PATIENCE_S,
+        siblings: Siblings | None = None,
+        about_workers: Callable[[], WorkersNow | None] = lambda: None,
     ) -> None:
-        self._limits = limits or GatewaySettings()
+        """`siblings`: the other workers of this gateway, where it is one; `about_workers`: what its supervisor says."""
+        self._limits = _share_of_worker(limits or GatewaySettings())
+        self._siblings = siblings
+        self._about_workers = about_workers
         self._controller_url = controller_url
         self._controller_token = controller_token
         self._node_token = node_token
@@ -117,7 +127,7 @@ class Gateway:
             "/health": self._health,
             "/metrics": self._metrics,
             "/gateway/status": lambda _: json_answer(200, self.status()),
-            "/gateway/requests/": self._fate,
+            FATE_PATH: self._fate,
             "/gateway/prefix-report": self._prefix_report,
             "/gateway/decisions": self._decisions,
             "/gateway/shadow": self._shadow,
@@ -186,7 +196,10 @@ class Gateway:
                 asyncio.create_task(self.admission.run_forever(), name="gateway.admission"),
             )
             try:
-                yield self
+                async with self._siblings.opened(self._told) if self._siblings is not None else nullcontext():
+                    yield self
+                    if self._siblings is not None:
+                        self._told("/metrics", None)  # the last word on what this worker counted
             finally:
                 for loop in loops:
                     loop.cancel()
@@ -242,17 +255,63 @@ class Gateway:
         """Answer one request, whatever it is."""
         path = exchange.path
         if path == TENANTS_PATH and exchange.method == "GET":
-            await exchange.give(self._tenants(exchange))
+            await exchange.give(await self._tenants(exchange))
         elif path == EXPLAIN_PATH and exchange.method == "POST":
             assert self.proxy is not None
             await self.proxy.explain(exchange)
         elif not path.startswith("/v1/"):
-            await exchange.give(self._own_answer(exchange.method, path))
+            await exchange.give(
+                await self._joined_answer(exchange.method, path) or self._own_answer(exchange.method, path)
+            )
         elif ".." in path or "//" in path:
             await exchange.fail(answers.bad_request("the path has empty or relative parts"))
         else:
             assert self.proxy is not None
             await self.proxy.serve(exchange)
+
+    async def _joined_answer(self, method: str, path: str) -> WholeAnswer | None:
+        """What all workers say together; None: this one answers alone."""
+        if self._siblings is None or method not in ("GET", "HEAD"):
+            return None
+        if path == "/metrics":
+            return WholeAnswer(200, await self._joined_metrics(self._siblings), [(b"content-type", CONTENT_TYPE)])
+        if path == "/gateway/status":
+            others = await self._siblings.ask_all(path)
+            workers = await asyncio.to_thread(self._about_workers)
+            told = {"workers": workers._asdict()} if workers is not None else {}
+            return json_answer(200, joined_status([self.status(), *others.values()]) | told)
+        if path.startswith(FATE_PATH):
+            request_id = path.removeprefix(FATE_PATH)
+            others = await self._siblings.ask_all(FATE_PATH, request_id)
+            fate = latest_fate([one for one in (self._told(FATE_PATH, request_id), *others.values()) if one])
+            return json_answer(200, fate) if fate is not None else None
+        return None
+
+    async def _joined_metrics(self, siblings: Siblings) -> bytes:
+        others = await siblings.ask_all("/metrics")
+        live = {siblings.number: self._told("/metrics", None), **others}
+        workers = await asyncio.to_thread(self._about_workers)
+        more = worker_families(workers) if workers is not None else []
+        return await asyncio.to_thread(joined_exposition, siblings.folder, live, more)
+
+    def _told(self, word: str, argument: Any) -> Any:
+        """What this worker says when a sibling asks."""
+        if word == "/metrics":
+            assert self._siblings is not None
+            self._set_gauges()
+            families = families_of(self.metrics.registry)
+            try:
+                keep_families(self._siblings.folder, self._siblings.number, families)
+            except OSError as error:  # a full disk: what is told now may be forgotten when this worker dies
+                log.error("metrics.not_kept", error=str(error))
+            return families
+        if word == "/gateway/status":
+            return self.status()
+        if word == FATE_PATH:
+            found = self.fates.get(argument)
+            return found.as_json() if found is not None else {}
+        given, may_see_all = argument
+        return self.admission.as_json(None if given is None else given.encode("latin-1"), may_see_all=may_see_all) or {}
 
     def _own_answer(self, method: str, path: str) -> WholeAnswer:
         """The answer of a route of ours. A key of the table that ends with a slash is followed by a name."""
@@ -315,6 +374,11 @@ class Gateway:
         return json_answer(200, {"ready": True, "reason": "ready"})
 
     def _metrics(self, _: str) -> WholeAnswer:
+        self._set_gauges()
+        return WholeAnswer(200, generate_latest(self.metrics.registry), [(b"content-type", CONTENT_TYPE)])
+
+    def _set_gauges(self) -> None:
+        """Gauges are what is true now: they are set when somebody asks, not kept up on the way of each request."""
         table = self.routing.table
         idle = {e.node: 0 for e in (table.endpoints if table else ())}
         now = time.monotonic()
@@ -323,14 +387,13 @@ class Gateway:
             on_trial=self.ejections.on_trial(now),
             fail_open=self._failing_open(),
         )
-        body = self.metrics.exposition(
+        self.metrics.set_gauges(
             inflight=idle | self.loads.inflight_requests(),
             silent=self.watch.silent_nodes(),
             oldest_waits_s=self.watch.oldest_waits_s(),
             table_version=table.version if table else None,
             table_age_s=self.routing.age_s(),
         )
-        return WholeAnswer(200, body, [(b"content-type", CONTENT_TYPE)])
 
     def _fate(self, request_id: str) -> WholeAnswer:
         proxied = self.fates.get(request_id)
@@ -344,7 +407,7 @@ class Gateway:
             return answers.bad_request(message, status=404, code="not_found").whole()
         return json_answer(200, {"templates": self.prompts.lint.report()})
 
-    def _tenants(self, exchange: Exchange) -> WholeAnswer:
+    async def _tenants(self, exchange: Exchange) -> WholeAnswer:
         """Everything for who asks from this machine, its own row for a key; names of tenants are no stranger's."""
         given = exchange.header(b"authorization")
         is_local = exchange.address in LOOPBACK and exchange.header(b"x-forwarded-for") is None
@@ -354,6 +417,10 @@ class Gateway:
             return answers.bad_request(
                 "send an API key, or ask on this machine", status=401, code="invalid_api_key"
             ).whole()
+        if self._siblings is not None:
+            argument = [None if given is None else given.decode("latin-1"), is_local or is_controller]
+            others = await self._siblings.ask_all(TENANTS_PATH, argument)
+            shown = joined_tenants([shown, *(one for one in others.values() if one)])
         return json_answer(200, shown)
 
     def _lane_of(self, model: str | None) -> str:
@@ -423,6 +490,17 @@ class Orders:
     def drain_or_abort(self) -> None:
         """As a signal means it: who asks twice does not want to wait."""
         (self.abort if self.stopping.is_set() else self.drain)()
+
+
+def _share_of_worker(settings: GatewaySettings) -> GatewaySettings:
+    """What all workers may hold together, divided by them."""
+    num, http, cache = settings.workers, settings.http, settings.response_cache
+    return settings.model_copy(
+        update={
+            "http": http.model_copy(update={"max_connections": max(1, http.max_connections // num)}),
+            "response_cache": cache.model_copy(update={"max_bytes": cache.max_bytes // num}),
+        }
+    )
 
 
 async def serve_until_stopped(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 PAUSE_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 7.5, 10, 15, 30)
@@ -157,7 +157,7 @@ class GatewayMetrics:
             child = self._ended[outcome, node] = self.requests.labels(outcome, node)
         child.inc()
 
-    def exposition(
+    def set_gauges(
         self,
         *,
         inflight: Mapping[str, int],
@@ -165,8 +165,8 @@ class GatewayMetrics:
         oldest_waits_s: Mapping[str, float],
         table_version: int | None,
         table_age_s: float | None,
-    ) -> bytes:
-        """The Prometheus text. Gauges are what is true now: they are given, not kept up on the way of each request.
+    ) -> None:
+        """What is true now.
 
         `silent`: nodes that get no requests. Every node of the table is in `inflight`.
         """
@@ -178,7 +178,6 @@ class GatewayMetrics:
             self.oldest_wait.labels(node).set(oldest_waits_s.get(node, 0.0))
         self.table_version.set(_or_nan(table_version))
         self.table_age.set(_or_nan(table_age_s))
-        return generate_latest(self.registry)
 
 
 def _or_nan(value: float | None) -> float:

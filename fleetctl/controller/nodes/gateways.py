@@ -27,7 +27,7 @@ GATEWAY_JOB = "llm-gateway"
 PROCESS_UP = "fleet_gateway_process_up"
 """1: the provider sees its process run."""
 DEATHS = "fleet_gateway_deaths_total"
-"""Ends of its process that nobody asked for."""
+"""Ends of its process, or of a worker of it, that nobody asked for."""
 ASKED_TO_END = frozenset({None, 0, -15})  # `fleetctl down` and SIGTERM: nobody wants it back
 STOP_GRACE_S = 5.0
 POLL_S = 0.2
@@ -168,6 +168,7 @@ class Gateways:
             instance=seen.instance if seen is not None else None,
             next_start_at=self._local.backoff.due_at if self._local is not None and seen is not None else None,
             report=report,
+            deaths=self.states[state.name].deaths + _more_worker_deaths(before.report, report),
         )
         if changed and not (before.looked_at is None and phase is not GatewayPhase.READY):
             text = f"{state.name}: {phase.value.replace('_', ' ')}" + (f" ({reason})" if reason else "")
@@ -225,6 +226,13 @@ class Gateways:
         self._local.was_seen_running = True
         await self._records.timeline.append("gateway.started", f"{GATEWAY}: started again by the controller")
         return seen
+
+
+def _more_worker_deaths(before: GatewayReport | None, now: GatewayReport | None) -> int:
+    """Workers that ended since the gateway was last looked at; its supervisor counts from its own start."""
+    if now is None or now.worker_deaths is None or before is None or before.worker_deaths is None:
+        return 0
+    return max(0, now.worker_deaths - before.worker_deaths)
 
 
 def judge_gateway(

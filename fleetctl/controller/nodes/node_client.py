@@ -65,6 +65,7 @@ class GatewayReport:
     lost: int  # requests that failed or were given up since its start
     out: dict[str, str]
     failing_open: tuple[str, ...]  # models of which it sees no node well by the controller's word
+    worker_deaths: int | None = None  # ends of its workers that nobody asked for, since its own start; None: not told
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +220,8 @@ def _parse_gateway(answer: dict[str, Any]) -> GatewayReport:
         raise NoAnswerError("the gateway states no table_version")
     nodes, outcomes, failing_open = answer.get("nodes"), answer.get("outcomes"), answer.get("failing_open")
     counts = outcomes if isinstance(outcomes, dict) else {}
+    workers = answer.get("workers")
+    deaths = workers.get("deaths") if isinstance(workers, dict) else None
     version, age_s, in_flight = (answer.get(key) for key in ("table_version", "table_age_s", "in_flight"))
     return GatewayReport(
         table_version=version if isinstance(version, int) and not isinstance(version, bool) else None,
@@ -232,4 +235,5 @@ def _parse_gateway(answer: dict[str, Any]) -> GatewayReport:
             if isinstance(facts, dict) and facts.get("out")
         },
         failing_open=tuple(str(model) for model in failing_open) if isinstance(failing_open, list) else (),
+        worker_deaths=deaths if isinstance(deaths, int) else None,
     )

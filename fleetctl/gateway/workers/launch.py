@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from fleetctl.gateway.siblings.joined_views import WorkersNow
 from fleetctl.kit.whole_file import write_whole
 from fleetctl.settings.tree import Settings
 
@@ -98,8 +100,24 @@ class SupervisorState(BaseModel):
 
     def leftovers(self, folder: Path) -> list[int]:
         """Pids of workers that run still."""
-        marks = (WORKER_MODULE.encode(), os.fsencode(folder))
-        return [one.pid for one in self.workers if all(mark in _command_line(one.pid) for mark in marks)]
+        return [one.pid for one in self.workers if _is_worker(_command_line(one.pid), folder)]
+
+    def workers_now(self) -> WorkersNow:
+        """The counts that the gateway tells."""
+        phases = Counter(one.phase for one in self.workers)
+        return WorkersNow(
+            generation=self.generation,
+            wanted=self.num_wanted,
+            serving=phases["serving"],
+            retiring=phases["retiring"],
+            deaths=self.deaths,
+            reloads=self.reloads,
+            reload_error=self.reload_error,
+        )
+
+
+def _is_worker(words: list[bytes], folder: Path) -> bool:
+    return WORKER_MODULE.encode() in words and any(word.startswith(os.fsencode(folder) + b"/") for word in words)
 
 
 def _command_line(pid: int) -> list[bytes]:

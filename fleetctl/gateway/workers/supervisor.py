@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -22,6 +23,7 @@ import structlog
 from pydantic import ValidationError
 
 from fleetctl.gateway.http.listener import bind_listener
+from fleetctl.gateway.siblings.metric_store import forget_worker
 from fleetctl.gateway.workers.launch import (
     ABORT,
     DRAIN,
@@ -56,6 +58,7 @@ class NotReadyError(FleetctlError):
 
 @dataclass(eq=False, slots=True)
 class _Worker:
+    number: int  # never used twice
     generation: int
     index: int
     process: asyncio.subprocess.Process
@@ -87,6 +90,8 @@ class Supervisor:
         self._run_dir = run_dir
         self._folder = workers_folder(run_dir, int(launch.settings["gateway"]["port"]))
         self._reread = reread
+        self._shared = self._folder / str(time.time_ns())  # of these workers: those of a killed supervisor have another
+        self._num_spawned = 0
         self._current = _Generation(1, launch)
         self._num_generations = 1
         self._workers: list[_Worker] = []  # of every generation
@@ -104,6 +109,8 @@ class Supervisor:
             loop.add_signal_handler(number, self._stop)
         for number in (signal.SIGHUP, signal.SIGUSR2):
             loop.add_signal_handler(number, self._reload_wanted.set)
+        for old in self._folder.glob("[0-9]*/"):
+            shutil.rmtree(old, ignore_errors=True)
         reloading = asyncio.create_task(self._reload_forever(), name="gateway.reload")
         try:
             starting = asyncio.create_task(self._start(self._current))
@@ -121,6 +128,7 @@ class Supervisor:
                 keeper.cancel()
             await self._end_all()
             (self._folder / STATE_FILE).unlink(missing_ok=True)
+            shutil.rmtree(self._shared, ignore_errors=True)
 
     def _stop(self) -> None:
         word = ABORT if self._stopping.is_set() else DRAIN
@@ -170,15 +178,25 @@ class Supervisor:
     async def _spawn(self, generation: _Generation, index: int) -> _Worker:
         ours, theirs = socket.socketpair()
         descriptor = self._listener.fileno()
+        self._num_spawned += 1
+        number = self._num_spawned
         with theirs:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", WORKER_MODULE, str(self._run_dir), str(self._folder), str(descriptor)),
+                *(
+                    sys.executable,
+                    "-m",
+                    WORKER_MODULE,
+                    str(self._run_dir),
+                    str(self._shared),
+                    str(number),
+                    str(descriptor),
+                ),
                 stdin=theirs.fileno(),
                 pass_fds=(descriptor,),
             )
         reader, writer = await asyncio.open_connection(sock=ours)
         writer.write(generation.launch.send())
-        worker = _Worker(generation.number, index, process, writer)
+        worker = _Worker(number, generation.number, index, process, writer)
         self._workers.append(worker)
         watcher = asyncio.create_task(self._watch(worker, reader))
         self._watchers.add(watcher)
@@ -201,6 +219,10 @@ class Supervisor:
                     worker.problem = word.removeprefix(FAILED).decode("utf-8", "replace").strip()
         await worker.process.wait()
         worker.channel.close()
+        try:
+            await asyncio.to_thread(forget_worker, self._shared, worker.number)
+        except OSError as error:
+            log.error("worker.metrics_not_kept", error=str(error))
         self._workers.remove(worker)
         worker.ended.set()
         worker.settled.set()

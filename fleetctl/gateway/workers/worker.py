@@ -1,4 +1,4 @@
-"""One worker: `python -m fleetctl.gateway.workers.worker RUN_DIR FOLDER LISTENER_FD`, started by a supervisor alone.
+"""One worker: `python -m fleetctl.gateway.workers.worker RUN_DIR FOLDER NUMBER LISTENER_FD`, a supervisor's child.
 
 Its stdin is a socket to the supervisor: first what it is launched with, then orders. When that socket ends, the
 supervisor is gone, and the worker drains as by SIGTERM: another gateway shall have the address.
@@ -18,7 +18,9 @@ from pathlib import Path
 import uvloop
 
 from fleetctl.gateway.app import Gateway, Orders, serve_until_stopped, tune_collector
-from fleetctl.gateway.workers.launch import ABORT, DRAIN, FAILED, RETIRE, SERVING, Launch
+from fleetctl.gateway.siblings.joined_views import WorkersNow
+from fleetctl.gateway.siblings.siblings import Siblings
+from fleetctl.gateway.workers.launch import ABORT, DRAIN, FAILED, RETIRE, SERVING, Launch, SupervisorState
 from fleetctl.kit.errors import FleetctlError
 from fleetctl.kit.log import configure_logging
 from fleetctl.settings.tree import Settings
@@ -26,9 +28,9 @@ from fleetctl.settings.tree import Settings
 
 def main(argv: Sequence[str]) -> int:
     """Serve until told to end. Returns the exit code."""
-    for number in (signal.SIGHUP, signal.SIGUSR2):  # of a terminal, or to the whole group: the supervisor's
-        signal.signal(number, signal.SIG_IGN)
-    run_dir, _, descriptor = argv
+    for ignored in (signal.SIGHUP, signal.SIGUSR2):  # of a terminal, or to the whole group: the supervisor's
+        signal.signal(ignored, signal.SIG_IGN)
+    run_dir, folder, number, descriptor = argv
     channel = socket.socket(fileno=os.dup(0))
     launch = Launch.receive(channel)
     if launch is None:
@@ -43,6 +45,8 @@ def main(argv: Sequence[str]) -> int:
             node_token=settings.node_token(),
             run_dir=Path(run_dir),
             limits=settings.gateway,
+            siblings=Siblings(Path(folder), int(number)),
+            about_workers=lambda: _workers_now(Path(folder).parent),
         )
         tune_collector()
         uvloop.run(_serve(gateway, listener, channel))
@@ -52,6 +56,11 @@ def main(argv: Sequence[str]) -> int:
             channel.sendall(FAILED + " ".join(words.split()).encode() + b"\n")
         return error.exit_code
     return 0
+
+
+def _workers_now(folder: Path) -> WorkersNow | None:
+    state = SupervisorState.read(folder)
+    return state.workers_now() if state is not None else None
 
 
 async def _serve(gateway: Gateway, listener: socket.socket, channel: socket.socket) -> None:

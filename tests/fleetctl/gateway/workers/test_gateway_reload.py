@@ -17,6 +17,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from fleetctl.gateway.workers.launch import SupervisorState, workers_folder
 from fleetctl.kit.whole_file import write_whole
@@ -100,7 +101,7 @@ class Site:
             except OSError as error:
                 self.problems.append(repr(error))
             self.answered += 1
-            await asyncio.sleep(0.005)  # the gateway starts on the same cores
+            await asyncio.sleep(0.02)  # new workers start on the same cores
 
     async def chat_forever(self) -> None:
         """Requests on connections that are kept."""
@@ -113,6 +114,24 @@ class Site:
             except aiohttp.ClientError as error:
                 self.problems.append(repr(error))
             self.answered += 1
+            await asyncio.sleep(0.02)
+
+    async def get(self, path: str) -> Any:
+        async with self.session.get(self.url + path, headers={"Connection": "close"}) as response:
+            assert response.status == 200
+            return await response.json()
+
+    async def counts(self) -> dict[str, float]:
+        """Ended requests by outcome, as Prometheus sees them."""
+        async with self.session.get(self.url + "/metrics", headers={"Connection": "close"}) as response:
+            families = text_string_to_metric_families(await response.text())
+        (requests,) = [one for one in families if one.name == "gateway_requests"]
+        found: dict[str, float] = {}
+        for sample in requests.samples:
+            if sample.name == "gateway_requests_total":
+                outcome = sample.labels["outcome"]
+                found[outcome] = found.get(outcome, 0) + sample.value
+        return found
 
     async def is_up(self) -> bool:
         try:
@@ -157,8 +176,9 @@ async def test_a_reload_refuses_no_connection_and_cuts_no_stream_and_a_killed_wo
         (first,) = site.state.workers
         site.node.wait_at = 4
         site.node.gate.clear()
+        headers = {"Connection": "close", "X-Request-Id": "held"}
         stream = await site.session.post(
-            site.url + "/v1/chat/completions", json={**BODY, "stream": True}, headers={"Connection": "close"}
+            site.url + "/v1/chat/completions", json={**BODY, "stream": True}, headers=headers
         )
         assert stream.status == 200
         site.node.wait_at = 8  # only that stream waits
@@ -184,11 +204,20 @@ async def test_a_reload_refuses_no_connection_and_cuts_no_stream_and_a_killed_wo
         assert phases.pop(first.pid) == "retiring", "its stream goes on"
         assert list(phases.values()) == ["serving", "serving"]
 
+        for status in [await site.get("/gateway/status") for _ in range(8)]:  # on a new connection each: some worker
+            assert (status["in_flight"], status["nodes"]["a"]["inflight"]) == (1, 1)
+            assert {key: status["workers"][key] for key in ("serving", "retiring")} == {"serving": 2, "retiring": 1}
+            assert (await site.get("/gateway/requests/held"))["fate"] == "in_flight", "whichever answers"
+        counts = await site.counts()
+        assert len({tuple((await site.counts()).items()) for _ in range(8)}) == 1, "whichever answers"
+        admitted = (await site.get("/gateway/tenants"))["tenants"][0]["admitted"]
+        assert sum(counts.values()) == admitted - 1, "all but the stream"
+
         victim = next(iter(phases))
         os.kill(victim, signal.SIGKILL)
         await site.until(lambda: site.state.deaths == 1 and {w.phase for w in site.state.workers} >= {"serving"})
         await site.until(lambda: [w.phase for w in site.state.workers].count("serving") == 2)
-        assert await site.is_up()
+        assert await site.counts() == counts, "what a killed worker had counted is not forgotten"
 
         site.node.gate.set()
         text = (await stream.read()).decode()
@@ -196,6 +225,7 @@ async def test_a_reload_refuses_no_connection_and_cuts_no_stream_and_a_killed_wo
         chunks = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
         assert "".join(c["choices"][0]["delta"]["content"] for c in chunks if c["choices"]) == chat_text()
         await site.until(lambda: first.pid not in {one.pid for one in site.state.workers})
+        assert await site.counts() == {**counts, "finished": counts["finished"] + 1}
 
         site.process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(DEADLINE_S):

@@ -1,0 +1,80 @@
+"""Metrics of several workers: one gateway's, and no counter ever goes back."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.parser import text_string_to_metric_families
+
+from fleetctl.gateway.siblings.joined_views import WorkersNow, latest_fate
+from fleetctl.gateway.siblings.metric_store import (
+    Families,
+    families_of,
+    forget_worker,
+    joined_exposition,
+    keep_families,
+    worker_families,
+)
+
+
+class Worker:
+    """What one worker has."""
+
+    def __init__(self, requests: float, inflight: float, silent: float, version: float) -> None:
+        self.registry = CollectorRegistry()
+        Counter("gateway_requests_total", "t", ["node"], registry=self.registry).labels("a").inc(requests)
+        Histogram("gateway_ttft_seconds", "t", buckets=(1, 2), registry=self.registry).observe(1.5)
+        for name, value in (
+            ("gateway_inflight_requests", inflight),
+            ("gateway_node_silent", silent),
+            ("gateway_table_version", version),
+        ):
+            Gauge(name, "t", registry=self.registry).set(value)
+
+    def told(self, folder: Path, number: int) -> Families:
+        families = families_of(self.registry)
+        keep_families(folder, number, families)
+        return families
+
+
+def values(text: bytes) -> dict[str, float]:
+    return {s.name: s.value for family in text_string_to_metric_families(text.decode()) for s in family.samples}
+
+
+def test_counts_are_added_and_of_other_gauges_the_worst_is_told(tmp_path: Path) -> None:
+    live = {1: Worker(3, 2, 0, 7).told(tmp_path, 1), 2: Worker(4, 5, 1, 6).told(tmp_path, 2)}
+    now = WorkersNow(1, wanted=3, serving=2, retiring=0, deaths=4, reloads=0, reload_error=None)
+    got = values(joined_exposition(tmp_path, live, worker_families(now)))
+    assert (got["gateway_requests_total"], got["gateway_ttft_seconds_count"]) == (7, 2)
+    assert (got["gateway_inflight_requests"], got["gateway_node_silent"], got["gateway_table_version"]) == (7, 1, 6)
+    assert (got["gateway_worker_deaths_total"], got["gateway_reload_failed"]) == (4, 0)
+
+
+def test_what_one_worker_does_not_know_all_do_not_know(tmp_path: Path) -> None:
+    live = {1: Worker(0, 0, 0, 7).told(tmp_path, 1), 2: Worker(0, 0, 0, math.nan).told(tmp_path, 2)}
+    assert math.isnan(values(joined_exposition(tmp_path, live, []))["gateway_table_version"])
+
+
+def test_no_counter_goes_back_when_a_worker_is_silent_dies_and_is_folded(tmp_path: Path) -> None:
+    first = Worker(3, 2, 0, 7).told(tmp_path, 1)
+    second = Worker(4, 5, 1, 6).told(tmp_path, 2)
+    silent = values(joined_exposition(tmp_path, {1: first}, []))
+    assert silent["gateway_requests_total"] == 7
+    assert silent["gateway_inflight_requests"] == 2, "what it has now is not known"
+    forget_worker(tmp_path, 2)
+    assert values(joined_exposition(tmp_path, {1: first}, []))["gateway_requests_total"] == 7
+    asked_before_it_died = values(joined_exposition(tmp_path, {1: first, 2: second}, []))
+    assert asked_before_it_died["gateway_requests_total"] == 7, "and not twice"
+    forget_worker(tmp_path, 1)
+    assert (
+        values(joined_exposition(tmp_path, {3: Worker(1, 0, 0, 7).told(tmp_path, 3)}, []))["gateway_requests_total"]
+        == 8
+    )
+
+
+def test_of_one_id_at_two_workers_the_one_in_flight_is_told() -> None:
+    ended, going = {"fate": "finished", "started_at": 2.0}, {"fate": "in_flight", "started_at": 1.0}
+    assert latest_fate([ended, going]) is going
+    assert latest_fate([]) is None
