@@ -26,7 +26,9 @@ def joined_status(parts: Sequence[Json]) -> Json:
     versions, ages = [one["table_version"] for one in parts], [one["table_age_s"] for one in parts]
     retries = [one["retries_left"] for one in parts]
     nodes: dict[str, Json] = {}
+    outcomes: Counter[str] = Counter()
     for part in parts:
+        outcomes.update(part["outcomes"])  # each tells those alone that it has seen
         for name, node in part["nodes"].items():
             known = nodes.get(name)
             if known is None:
@@ -40,7 +42,7 @@ def joined_status(parts: Sequence[Json]) -> Json:
         "table_age_s": None if None in ages else max(ages),
         "controller": max(one["controller"] for one in parts),  # reachable < unreachable
         "in_flight": sum(one["in_flight"] for one in parts),
-        "outcomes": {name: sum(one["outcomes"].get(name, 0) for one in parts) for name in parts[0]["outcomes"]},
+        "outcomes": dict(outcomes),
         "failing_open": sorted({model for one in parts for model in one["failing_open"]}),
         "retries_left": None if None in retries else sum(retries),
         "nodes": nodes,

@@ -1,4 +1,4 @@
-"""Metrics of several workers: one gateway's, and no counter ever goes back."""
+"""Several workers as one gateway: status, and metrics of which no counter ever goes back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
-from fleetctl.gateway.siblings.joined_views import WorkersNow, latest_fate
+from fleetctl.gateway.siblings.joined_views import WorkersNow, joined_status, latest_fate
 from fleetctl.gateway.siblings.metric_store import (
     Families,
     families_of,
@@ -78,3 +78,29 @@ def test_of_one_id_at_two_workers_the_one_in_flight_is_told() -> None:
     ended, going = {"fate": "finished", "started_at": 2.0}, {"fate": "in_flight", "started_at": 1.0}
     assert latest_fate([ended, going]) is going
     assert latest_fate([]) is None
+
+
+def test_status_adds_counts_and_tells_the_worst_of_the_rest() -> None:
+    one = {
+        "table_version": 7,
+        "table_age_s": 0.5,
+        "controller": "reachable",
+        "in_flight": 1,
+        "outcomes": {"finished": 3},
+        "failing_open": [],
+        "retries_left": 20,
+        "nodes": {"a": {"inflight": 1, "state": "active", "phase": "ready", "out": None}},
+    }
+    other = {
+        **one,
+        "table_version": 6,
+        "table_age_s": 9.0,
+        "controller": "unreachable",
+        "outcomes": {"finished": 1, "failed": 2},
+        "nodes": {"a": {"inflight": 2, "state": "active", "phase": "ready", "out": "node_silent"}},
+    }
+    got = joined_status([one, other])
+    assert (got["table_version"], got["table_age_s"], got["controller"]) == (6, 9.0, "unreachable")
+    assert (got["in_flight"], got["outcomes"], got["retries_left"]) == (2, {"finished": 4, "failed": 2}, 40)
+    assert (got["nodes"]["a"]["inflight"], got["nodes"]["a"]["out"]) == (3, "node_silent")
+    assert joined_status([one, {**one, "table_version": None}])["table_version"] is None, "unknown is not the lowest"
