@@ -133,12 +133,15 @@ class AdminRoutes:
         return JSONResponse(status | {"ready": reason is Reason.READY, "reason": reason.value})
 
     async def list_requests(self, request: Request) -> Response:
-        """What is in flight, oldest first."""
+        """What is in flight, oldest first, and the ids of what is not taken in yet."""
         check_token(request)
         blocks = await self._core.blocks_held(BLOCKS_WITHIN_S) if self._requests.held else {}
         now = time.monotonic()
         held = sorted(self._requests.held, key=lambda inflight: inflight.arrived_at)
-        answer: dict[str, object] = {"requests": [_describe(inflight, blocks, now) for inflight in held]}
+        answer: dict[str, object] = {
+            "requests": [_describe(inflight, blocks, now) for inflight in held],
+            "arriving": sorted(self._admission.arriving),
+        }
         if blocks is None:
             answer["kv_blocks_unknown"] = "the core did not answer in time"
         return JSONResponse(answer)

@@ -272,9 +272,10 @@ class HeldRequest(AnswerBody):
 
 
 class HeldRequests(AnswerBody):
-    """All requests in flight, oldest first."""
+    """All requests in flight, oldest first, and ids of those that are read or tokenised and not taken in yet."""
 
     requests: list[HeldRequest]
+    arriving: list[str]
     kv_blocks_unknown: str | None = None  # why they are null; left out when they are not
 
 

@@ -57,6 +57,7 @@ def client_of(request: Request) -> str:
 @contextmanager
 def admitting(admission: Admission, arrival: Arrival) -> Iterator[None]:
     """Whatever ends a request in here, before it is held, is counted and logged once."""
+    admission.arriving.add(arrival.request_id)
     try:
         yield
     except ApiError as exc:
@@ -65,6 +66,8 @@ def admitting(admission: Admission, arrival: Arrival) -> Iterator[None]:
     except Exception:
         admission.turn_away(arrival, Fate.FAILED, 500, "internal")
         raise
+    finally:
+        admission.arriving.discard(arrival.request_id)
 
 
 def _fate_of(error: ApiError) -> Fate:

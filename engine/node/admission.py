@@ -53,6 +53,7 @@ class Admission:
         self._judge_health = judge_health
         self._metrics = metrics
         self._request_log = request_log
+        self.arriving: set[str] = set()  # ids of requests that are read, tokenised or compiled, and not held yet
 
     @property
     def max_queued_tokens(self) -> int:

@@ -32,6 +32,7 @@ from fleetctl.gateway.http.server import HttpServer
 from fleetctl.gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from fleetctl.gateway.nodes.ejection import Ejection, Ejections
 from fleetctl.gateway.nodes.health_metrics import HealthMetrics
+from fleetctl.gateway.nodes.held_requests import ask_held_requests
 from fleetctl.gateway.nodes.loads import Loads
 from fleetctl.gateway.nodes.node_watch import NodeWatch, ProbeAnswer, ask_readiness
 from fleetctl.gateway.nodes.signals_sync import SignalsSync
@@ -107,6 +108,7 @@ class Gateway:
             self._probe,
             on_probe=self.metrics.count_probe,
             on_back=lambda node: self.ejections.begin_trial(node, time.monotonic()),
+            ask_held=self._ask_held if node_token else None,
         )
         self.admission = Admission(
             self._limits.admission,
@@ -149,6 +151,7 @@ class Gateway:
                 ejections=self.ejections,
                 retries=self._limits.retries,
                 fail_open=self._limits.fail_open,
+                lost_request_after_s=self._limits.lost_request_after_s,
                 routing_settings=self._limits.routing,
             )
             overflow, traces = self._open_overflow(), _open_traces(self._limits)
@@ -237,6 +240,10 @@ class Gateway:
         """Without a table nothing is known, and what is not known is no reason to leave the house."""
         table = self.routing.table
         return table is None or any(one.model == model for one in table.endpoints)
+
+    async def _ask_held(self, endpoint: Endpoint) -> frozenset[str] | None:
+        assert self._nodes is not None
+        return await ask_held_requests(self._nodes, endpoint, self._node_token)
 
     async def _probe(self, endpoint: Endpoint) -> ProbeAnswer | None:
         assert self._nodes is not None

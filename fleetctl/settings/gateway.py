@@ -51,6 +51,13 @@ class GatewaySettings(Section):
         le=86_400,
         description="Longest wait for the first byte from a node that answers probes; a plain answer comes as a whole.",
     )
+    lost_request_after_s: float = Field(
+        default=60.0,
+        gt=0,
+        le=86_400,
+        description="This long, and ten times the predicted wait, without a first byte: the node is asked whether it"
+        " has the request; one that it does not know goes elsewhere.",
+    )
     stream_idle_limit_s: float = Field(
         default=300.0, gt=0, le=86_400, description="Longest pause in a stream from a node that answers probes."
     )

@@ -33,6 +33,9 @@ LATE_GAPS = 10.0  # so many usual distances without a piece: it is late
 SHORTEST_PATIENCE_S = 0.5
 PROBE_PATH = "/health/ready"
 MAX_PROBE_BYTES = 64 * 1024
+HELD_PAUSE_S = 5.0  # between two questions for what a node holds
+HELD_AGAIN_S = 30.0  # after the node said that it holds a late request, or did not say
+NOT_HELD_TIMES = 2  # in a row: the first answer may have crossed the request's own
 STUCK_REASONS = frozenset({"core_stuck", "core_dead"})
 
 
@@ -42,13 +45,14 @@ class WaitEnd(StrEnum):
     NODE_SILENT = "node_silent"  # the node does not answer probes
     CORE_STUCK = "core_stuck"  # the node answers and says that its core is stuck or dead
     FIRST_BYTE_LIMIT = "first_byte_limit"  # the node is well, and the answer did not begin
+    REQUEST_UNKNOWN = "request_unknown"  # the node is well, and does not know the request
     STREAM_IDLE = "stream_idle"  # the node is well, and the stream did not go on
     DEADLINE = "deadline_exceeded"  # the client's own
 
     @property
     def is_nodes_failure(self) -> bool:
         """Whether another node may do better."""
-        return self in (WaitEnd.NODE_SILENT, WaitEnd.CORE_STUCK)
+        return self in (WaitEnd.NODE_SILENT, WaitEnd.CORE_STUCK, WaitEnd.REQUEST_UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +65,27 @@ class ProbeAnswer:
 class WatchedNode:
     """What is known of one node while anybody waits for it, or it is out. Times are monotonic seconds."""
 
-    __slots__ = ("endpoint", "failures", "heard_at", "out", "out_since", "probe", "probed_at", "stuck", "waits")
+    __slots__ = (
+        "asked_held_at",
+        "endpoint",
+        "failures",
+        "heard_at",
+        "held_question",
+        "out",
+        "out_since",
+        "probe",
+        "probed_at",
+        "stuck",
+        "waits",
+    )
 
     def __init__(self, endpoint: Endpoint, now: float) -> None:
         self.endpoint = endpoint
         self.heard_at = now  # anything of any request, or the answer to a probe
         self.probed_at = now  # the last probe began
         self.probe: asyncio.Task[None] | None = None
+        self.held_question: asyncio.Task[None] | None = None
+        self.asked_held_at = float("-inf")
         self.failures = 0  # probes without an answer, in a row
         self.stuck = 0  # probes in a row whose answer was that the core is stuck
         self.out: WaitEnd | None = None  # gets no requests, and why
@@ -93,11 +111,17 @@ class Wait:
         "heard_at",
         "is_movable",
         "is_paused",
+        "late_at",
+        "num_not_held",
+        "request_id",
         "state",
     )
 
-    def __init__(self, state: WatchedNode, now: float, deadline_at: float | None) -> None:
+    def __init__(self, state: WatchedNode, now: float, deadline_at: float | None, request_id: str) -> None:
         self.state = state
+        self.request_id = request_id
+        self.late_at: float | None = None  # then the node is asked whether it has the request; None: never
+        self.num_not_held = 0  # answers in a row that it has not
         self.began = now
         self.heard_at = now
         self.deadline_at = deadline_at
@@ -160,15 +184,17 @@ class NodeWatch:
         *,
         on_probe: Callable[[bool], None] = lambda answered: None,
         on_back: Callable[[str], None] = lambda node: None,
+        ask_held: Callable[[Endpoint], Awaitable[frozenset[str] | None]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`probe` asks a node for its health: None when it did not answer. `on_probe` hears whether it did, `on_back`
-        of a node that was out and is so no more."""
+        of a node that was out and is so no more. `ask_held` asks a node which requests it has: None: it did not say."""
         self._loads = loads
         self._limits = limits
         self._probe = probe
         self._on_probe = on_probe
         self._on_back = on_back
+        self._ask_held = ask_held
         self._clock = clock
         self._states: dict[str, WatchedNode] = {}  # by address, of nodes that are waited for or out
         self._out: set[str] = set()  # addresses of those that are out
@@ -177,13 +203,25 @@ class NodeWatch:
 
     # What requests do
 
-    def begin(self, endpoint: Endpoint, deadline_at: float | None = None) -> Wait:
-        """A request waits for this node from now on. `finish` is owed once."""
+    def begin(
+        self,
+        endpoint: Endpoint,
+        deadline_at: float | None = None,
+        *,
+        request_id: str = "",
+        late_after_s: float | None = None,
+    ) -> Wait:
+        """A request waits for this node from now on. `finish` is owed once.
+
+        Without a first byte after `late_after_s` the node is asked whether it knows `request_id`.
+        """
         now = self._clock()
         state = self._states.get(endpoint.base)
         if state is None:
             state = self._states[endpoint.base] = WatchedNode(endpoint, now)
-        wait = Wait(state, now, deadline_at)
+        wait = Wait(state, now, deadline_at, request_id)
+        if late_after_s is not None and late_after_s < self._limits.first_byte_limit_s:
+            wait.late_at = now + late_after_s
         state.waits.add(wait)
         return wait
 
@@ -238,8 +276,9 @@ class NodeWatch:
                 self.sweep()
         finally:
             for state in self._states.values():
-                if state.probe is not None:
-                    state.probe.cancel()
+                for task in (state.probe, state.held_question):
+                    if task is not None:
+                        task.cancel()
 
     def keep_only(self, endpoints: Iterable[Endpoint]) -> None:
         """Nodes that are not among these are forgotten as soon as nobody waits for them."""
@@ -256,12 +295,18 @@ class NodeWatch:
         self._swept_at = now
         for base, state in list(self._states.items()):
             has_left = self._known is not None and base not in self._known
-            if state.probe is None and not state.waits and (state.out is None or has_left):
+            if (
+                state.probe is None
+                and state.held_question is None
+                and not state.waits
+                and (state.out is None or has_left)
+            ):
                 del self._states[base]
                 self._out.discard(base)
                 continue
             self._end_waits(state, now)
             self._probe_if_due(state, now)
+            self._ask_held_if_due(state, now)
 
     def _end_waits(self, state: WatchedNode, now: float) -> None:
         limits = self._limits
@@ -315,6 +360,44 @@ class NodeWatch:
         limit_s = self._limits.probe_after_s
         return limit_s if wait.gap_s is None else min(limit_s, max(SHORTEST_PATIENCE_S, LATE_GAPS * wait.gap_s))
 
+    def _ask_held_if_due(self, state: WatchedNode, now: float) -> None:
+        """One question tells of all requests that are late there."""
+        if self._ask_held is None or state.held_question is not None or state.out is not None:
+            return
+        if now - state.asked_held_at >= HELD_PAUSE_S and any(_is_late(wait, now) for wait in state.waits):
+            state.asked_held_at = now
+            question = self._question_held(state, self._ask_held)
+            state.held_question = asyncio.get_running_loop().create_task(question, name="gateway.held")
+
+    async def _question_held(
+        self, state: WatchedNode, ask: Callable[[Endpoint], Awaitable[frozenset[str] | None]]
+    ) -> None:
+        try:
+            held = await ask(state.endpoint)
+        finally:
+            state.held_question = None
+        self.note_held(state, held)
+
+    def note_held(self, state: WatchedNode, held: frozenset[str] | None) -> None:
+        """Take the node's word into account of which requests it has (None: it did not say)."""
+        now = self._clock()
+        for wait in state.waits:
+            if not _is_late(wait, state.asked_held_at):
+                continue  # it came after the question, or was heard of since
+            if held is None or wait.request_id in held:
+                wait.num_not_held = 0
+                wait.late_at = now + HELD_AGAIN_S
+                continue
+            wait.num_not_held += 1
+            if wait.num_not_held >= NOT_HELD_TIMES:
+                log.error(
+                    "request.unknown_to_node",
+                    request_id=wait.request_id,
+                    node=wait.node,
+                    after_s=round(now - wait.began, 1),
+                )
+                wait.stop(WaitEnd.REQUEST_UNKNOWN)
+
     async def _ask(self, state: WatchedNode) -> None:
         awake_since = self._awake_since
         try:
@@ -359,6 +442,17 @@ class NodeWatch:
         self._out.add(state.endpoint.base)
         log.error("node.taken_out", node=state.endpoint.node, reason=why.value, waiting=len(state.waits))
         self._end_waits(state, self._clock())
+
+
+def _is_late(wait: Wait, now: float) -> bool:
+    """Whether its node should be asked if it has the request: nothing came when it should have, nor just now."""
+    return (
+        wait.late_at is not None
+        and not wait.has_forwarded
+        and wait.end is None
+        and now > wait.late_at
+        and now - wait.heard_at >= HELD_PAUSE_S
+    )
 
 
 async def ask_readiness(client: NodeClient, endpoint: Endpoint, limit_s: float) -> ProbeAnswer | None:

@@ -15,6 +15,7 @@ from fleetctl.gateway.metrics import GatewayMetrics
 from fleetctl.gateway.nodes.ejection import Ejection, Ejections
 from fleetctl.gateway.nodes.fitness import Fitness
 from fleetctl.gateway.nodes.health_metrics import HealthMetrics
+from fleetctl.gateway.nodes.held_requests import late_after_s
 from fleetctl.gateway.nodes.loads import REFUSED_S, SUSPECT_S, Loads, RequestLoad
 from fleetctl.gateway.nodes.node_watch import NodeWatch, Wait, WaitEnd
 from fleetctl.gateway.nodes.retry_budget import RetryBudget
@@ -22,7 +23,7 @@ from fleetctl.gateway.nodes.table import Endpoint, Routing
 from fleetctl.gateway.requests.chooser import Choice, Chooser
 from fleetctl.gateway.requests.explain import explain_choice
 from fleetctl.gateway.requests.fates import Death, ProxiedRequest
-from fleetctl.gateway.requests.model_names import MODEL_HEADER, ModelNames
+from fleetctl.gateway.requests.model_names import MODEL_HEADER, OWN_ENGINE, ModelNames
 from fleetctl.gateway.requests.poison import body_key, is_poison
 from fleetctl.gateway.routing.routing_facts import GENERATION_PATHS, RoutingFacts
 from fleetctl.settings.gateway_health import EjectionSettings, RetrySettings
@@ -113,15 +114,21 @@ class Placer:
         retries: RetrySettings | None = None,
         fail_open: bool = True,
         routing_settings: RoutingSettings | None = None,
+        lost_request_after_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`max_resends`: other nodes that get a request after one died or fell silent with it in hand."""
+        """`max_resends`: other nodes that get a request after one died or fell silent with it in hand.
+
+        `lost_request_after_s`: nodes of ours are asked for late requests, this long after they were due at the
+        earliest; None: they are not.
+        """
         self._client = client
         self._routing = routing
         self._loads = loads
         self._metrics = metrics
         self._watch = watch
         self._max_resends = max_resends
+        self._lost_request_after_s = lost_request_after_s
         self._clock = clock
         self._health = health or HealthMetrics(metrics.registry)
         self.ejections = ejections or Ejections(EjectionSettings())
@@ -250,7 +257,12 @@ class Placer:
         self, job: Job, endpoint: Endpoint, load: RequestLoad, not_placed: NotPlaced, proxied: ProxiedRequest
     ) -> Placed | None:
         node = endpoint.node
-        wait = proxied.wait = self._watch.begin(endpoint, job.deadline_at)
+        wait = proxied.wait = self._watch.begin(
+            endpoint,
+            job.deadline_at,
+            request_id=proxied.request_id,
+            late_after_s=self._late_after_s(job, endpoint),
+        )
 
         def release() -> None:
             load.end()
@@ -280,7 +292,7 @@ class Placer:
             )
             if reason == "connect":
                 proxied.wait = None
-            else:
+            elif wait.end is not WaitEnd.REQUEST_UNKNOWN:  # then the node lost it, and is well
                 self.note_death(proxied, job, node, reason)
             self._loads.suspect(node, SUSPECT_S)
             self._note(not_placed, node, reason)
@@ -294,6 +306,15 @@ class Placer:
                 proxied.trace.note_phase("gateway.node", wait.began, self._clock(), node=node, result=result)
             if placed is None:
                 release()
+
+    def _late_after_s(self, job: Job, endpoint: Endpoint) -> float | None:
+        """When the node is asked for the request; None: its engine can't be asked, or nothing is predicted."""
+        least_s = self._lost_request_after_s
+        if least_s is None or endpoint.engine != OWN_ENGINE or not job.facts.tokens:
+            return None
+        waiting, rate = self._loads.of(endpoint.node).prefill_tokens, self._loads.prefill_rate()
+        facts = job.facts
+        return late_after_s(waiting, rate, facts.output_tokens, is_stream=facts.stream, least_s=least_s)
 
     def _headers(self, job: Job) -> list[tuple[str, str]]:
         if job.deadline_at is None:

@@ -411,7 +411,7 @@ def test_requests_in_flight_are_listed_without_text(node: EngineNode) -> None:
     assert seen[0]["tokens_out"] >= 5
     tokens = int(seen[0]["tokens_in"]) + int(seen[0]["tokens_out"])
     assert seen[0]["kv_blocks"] in (tokens // 16, tokens // 16 + 1, tokens // 16 + 2)  # a block or a step ahead
-    assert node.http.get("/admin/requests").json() == {"requests": []}
+    assert node.http.get("/admin/requests").json() == {"requests": [], "arriving": []}
 
 
 def test_info_names_the_node_and_its_limits(node: EngineNode) -> None:
