@@ -67,7 +67,8 @@ def test_the_command_line_has_the_verb_with_its_options_and_defaults(verb: Verb)
     assert command.help == verb.help
     flags = {flag: one for one in command.params for flag in one.opts}
     for option in verb.options:
-        assert flags[option.name].required is option.required
+        # A verb with verbs below it (`shed remove`) asks for its options by itself: click would ask them of those too.
+        assert flags[option.name].required is (option.required and not hasattr(command, "commands"))
         assert option.help[1:] in flags[option.name].help
         assert (flags[option.name].default or None) == option.default_text
     assert {"--dry-run", "--yes", "-y", "--output", "-o"} <= flags.keys()

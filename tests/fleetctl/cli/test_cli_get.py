@@ -24,6 +24,7 @@ from fleetctl.wire import (
     RunbookInfo,
     RunStatus,
     Signal,
+    TenantUse,
     TimelineEntry,
 )
 from tests.fixtures.cockpit import make_incident, make_node, make_run
@@ -82,6 +83,18 @@ def controller() -> Iterator[RecordedController]:
                 url="http://10.20.30.40:7800",
                 phase=GatewayPhase.UNREACHABLE,
                 out={"node-1": "ejected: slow"},
+            )
+        ],
+        "/v1/tenants": [
+            TenantUse(
+                tenant="search-team-europe",
+                priority="critical",
+                running=128,
+                tokens={"input": 123_456_789, "output": 12_345_678},
+                left={"input": 1_000_000, "output": 250_000, "requests": None},
+                admitted=123_456,
+                refused={"tenant_input_tokens": 1_234},
+                gateways=2,
             )
         ],
         "/v1/runbooks": [RUNBOOK],
