@@ -120,13 +120,14 @@ def _signal(title: str, of: Callable[[Any], Signal], show: Callable[[float], str
     )
 
 
-def _of_limit(title: str, kind: str) -> Column:
+def _of_limit(title: str, kind: str, *, wide: bool = False) -> Column:
     """What may come at once of a limit; "-" without that limit."""
     return Column(
         title,
         lambda t: "-" if t.left.get(kind) is None else str(t.left[kind]),
         right=True,
         sort_key=lambda t: t.left.get(kind),
+        wide=wide,
         is_volatile=True,
     )
 
@@ -268,12 +269,19 @@ TENANT_COLUMNS = [
     Column("run", lambda t: str(t.running), right=True, sort_key=lambda t: t.running, is_volatile=True),
     _of_limit("tok in left", "input"),
     _of_limit("tok out left", "output"),
-    _of_limit("req left", "requests"),
     Column("admitted", lambda t: str(t.admitted), right=True, sort_key=lambda t: t.admitted, is_volatile=True),
     Column(
         "refused",
-        lambda t: ", ".join(f"{why} {count}" for why, count in sorted(t.refused.items())) or "-",
+        lambda t: str(sum(t.refused.values())),
+        right=True,
         sort_key=lambda t: sum(t.refused.values()),
+        is_volatile=True,
+    ),
+    _of_limit("req left", "requests", wide=True),
+    Column(
+        "refused by",
+        lambda t: ", ".join(f"{why} {count}" for why, count in sorted(t.refused.items())) or "-",
+        wide=True,
         is_volatile=True,
     ),
     Column("tokens in", lambda t: str(t.tokens.get("input", 0)), right=True, wide=True, is_volatile=True),
