@@ -159,6 +159,11 @@ class Placer:
         same = (endpoint.engine, endpoint.model)
         return frozenset(e.node for e in table.active if (e.engine, e.model) != same)
 
+    def foreign_nodes(self) -> frozenset[str]:
+        """Nodes of engines that are not ours: a continuation, and the token that opens it, is not for them."""
+        table = self._routing.table
+        return frozenset(e.node for e in table.active if e.engine not in ("", OWN_ENGINE)) if table else frozenset()
+
     def note_death(self, proxied: ProxiedRequest, job: Job, node: str, reason: str) -> None:
         """A node ended, or fell silent, with the request in hand."""
         proxied.deaths.append(Death(node, reason, proxied.pieces))

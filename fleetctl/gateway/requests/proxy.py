@@ -328,7 +328,8 @@ class Proxy:
         First those of its node's own revision: other weights would draw other tokens.
         """
         others = self._placer.other_revisions(source.endpoint)
-        never = frozenset[str]() if kept.how is Continuance.EXACT else self._placer.other_kinds(source.endpoint)
+        is_exact = kept.how is Continuance.EXACT
+        never = self._placer.foreign_nodes() if is_exact else self._placer.other_kinds(source.endpoint)
         job = replace(job, excluded=job.excluded | never)
         deadline = self._clock() + self._move_patience_s
         if proxied.paused_at is None:

@@ -88,6 +88,21 @@ async def test_the_next_node_gets_the_clients_own_words_and_no_node_the_token_in
         assert first["body"]["path"] == "/v1/chat/completions"
 
 
+async def test_a_node_of_another_engine_never_gets_a_continuation_and_its_token(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a", "b", "c") as (served, nodes, controller):
+        tell_all(nodes)
+        controller.set(*nodes)
+        for route, engine in zip(controller.routes, ("fleetctl", "vllm", ""), strict=True):
+            route["engine"] = engine
+        await until(lambda: served.gateway.routing.table.version == controller.version)  # type: ignore[union-attr]
+        assert [e.engine for e in served.gateway.routing.table.endpoints] == ["fleetctl", "vllm", ""]  # type: ignore[union-attr]
+        nodes[0].script.cut_at = 2
+        told = await chat_all(served)
+        assert_undisturbed(told)
+        assert [request["path"] for request in nodes[1].seen if request["path"] == "/internal/continue"] == []
+        assert len(continued(nodes[2])) >= 1, "one whose engine is not said may be ours"
+
+
 async def test_a_stream_moves_on_after_it_was_handed_off(tmp_path: Path) -> None:
     """What it was handed off with is not enough then: the second node's events are covered as well."""
     async with small_fleet(tmp_path, "a", "b", "c") as (served, nodes, _):
