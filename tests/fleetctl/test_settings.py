@@ -172,6 +172,7 @@ def test_every_setting_is_described_in_one_line_and_has_its_unit_in_its_name() -
         "min_samples",
         "floor",
         "max_templates",
+        "workers",
     }
     for one in setting_docs():
         assert one.description, one.key
