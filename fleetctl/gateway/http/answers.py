@@ -10,6 +10,7 @@ from typing import NamedTuple
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
 JSON_TYPE = (b"content-type", b"application/json")
+MAX_RETRY_AFTER_S = 60  # of what others say: a node that restarts is back sooner
 
 
 class WholeAnswer(NamedTuple):
@@ -106,3 +107,10 @@ def timed_out(message: str, *, code: str) -> ErrorAnswer:
 def json_answer(status: int, value: object) -> WholeAnswer:
     """`value` as a JSON answer."""
     return WholeAnswer(status, json.dumps(value).encode())
+
+
+def read_retry_after_s(value: str | None) -> int:
+    """Seconds of a Retry-After header that we pass on: within a minute; 1 without a number."""
+    if value is None or not (value.isascii() and value.isdigit()):
+        return 1
+    return max(1, min(int(value[:6]), MAX_RETRY_AFTER_S))

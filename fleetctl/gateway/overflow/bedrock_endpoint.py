@@ -17,8 +17,9 @@ from urllib.parse import quote
 import aiohttp
 from yarl import URL
 
+from fleetctl.gateway.http.answers import read_retry_after_s
 from fleetctl.gateway.overflow.converse import ChunkWriter, chat_completion, converse_body
-from fleetctl.gateway.overflow.openai_endpoint import post, read_whole, retry_after_s
+from fleetctl.gateway.overflow.openai_endpoint import post, read_whole
 from fleetctl.gateway.overflow.outside import (
     NotExpressibleError,
     OutsideAnswer,
@@ -109,7 +110,7 @@ class _BedrockAnswer(OutsideAnswer):
     def __init__(self, response: aiohttp.ClientResponse, request: OutsideRequest, answer_id: str, model: str) -> None:
         is_stream = response.status == 200 and request.is_stream
         content_type = "text/event-stream" if is_stream else "application/json"
-        super().__init__(response.status, content_type, retry_after_s(response))
+        super().__init__(response.status, content_type, read_retry_after_s(response.headers.get("Retry-After")))
         self._response = response
         self._wants_usage = request.wants_usage
         self._answer_id, self._model = answer_id, model

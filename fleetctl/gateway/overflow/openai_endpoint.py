@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 from yarl import URL
 
+from fleetctl.gateway.http.answers import read_retry_after_s
 from fleetctl.gateway.http.event_stream import EventStreamReader, EventTooLongError
 from fleetctl.gateway.overflow.outside import (
     NotExpressibleError,
@@ -77,12 +78,6 @@ async def post(
         raise OutsideError(f"no answer ({type(error).__name__})", was_sent=True) from error
 
 
-def retry_after_s(response: aiohttp.ClientResponse) -> int | None:
-    """Seconds of its Retry-After; None without one that is a number."""
-    value = response.headers.get("Retry-After", "")
-    return int(value[:6]) if value.isdigit() else None
-
-
 async def read_whole(response: aiohttp.ClientResponse) -> bytes:
     """The body of bounded size. Raises OutsideError."""
     parts: list[bytes] = []
@@ -100,7 +95,9 @@ async def read_whole(response: aiohttp.ClientResponse) -> bytes:
 
 class _OpenAIAnswer(OutsideAnswer):
     def __init__(self, response: aiohttp.ClientResponse, request: OutsideRequest) -> None:
-        super().__init__(response.status, response.content_type, retry_after_s(response))
+        super().__init__(
+            response.status, response.content_type, read_retry_after_s(response.headers.get("Retry-After"))
+        )
         self._response = response
         self._wants_usage = request.wants_usage
 

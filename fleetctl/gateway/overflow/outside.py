@@ -48,7 +48,7 @@ class OutsideAnswer(ABC):
 
     status: int
     content_type: str
-    retry_after_s: int | None = None
+    retry_after_s: int = 1
     usage: Usage | None = field(default=None, init=False)
 
     @abstractmethod

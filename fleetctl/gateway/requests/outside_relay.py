@@ -122,7 +122,7 @@ class OutsideRelay:
         """Only what the client can mend is told as its own error: 400 and its kind; keys and quotas are ours."""
         status, said = sent.answer.status, f"{sent.node} answered {sent.answer.status}"
         if status == 429:
-            error = answers.overloaded(said, retry_after_s=min(sent.answer.retry_after_s or 1, 60))
+            error = answers.overloaded(said, retry_after_s=sent.answer.retry_after_s)
         elif status in (400, 413, 422):
             error = answers.bad_request(said, status=status)
         else:

@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 
-from fleetctl.gateway.http.answers import ErrorAnswer, WholeAnswer
+from fleetctl.gateway.http.answers import ErrorAnswer, WholeAnswer, read_retry_after_s
 from fleetctl.gateway.http.node_client import NodeAnswer, NodeClient, NodeClientError, NodeConnectError
 from fleetctl.gateway.metrics import GatewayMetrics
 from fleetctl.gateway.nodes.ejection import Ejection, Ejections
@@ -32,7 +32,6 @@ from fleetctl.settings.gateway_routing import RoutingSettings
 log = structlog.get_logger()
 
 MAX_TRIES = 8  # nodes asked for one new request; a hand-off asks every node, because losing it is worse than waiting
-MAX_RETRY_AFTER_S = 60
 DEADLINE_HEADER = "X-Fleet-Deadline-S"
 REVISION_HEADER = b"x-fleet-revision"
 CORE_DEAD = "core_dead"
@@ -348,7 +347,7 @@ class Placer:
         self._loads.suspect(node, SUSPECT_S if is_own_error else REFUSED_S)
         self._note(not_placed, node, reason)
         if status == 429:
-            after = _retry_after_s(answer.header("Retry-After"))
+            after = read_retry_after_s(answer.header("Retry-After"))
             not_placed.retry_after_s = min(not_placed.retry_after_s, after) if not_placed.is_overload else after
             not_placed.is_overload = True
         answer.release()
@@ -397,9 +396,3 @@ def _is_shapeless(job: Job, answer: NodeAnswer) -> bool:
     if answer.status != 200 or job.method != "POST" or not (job.is_continuation or job.path in GENERATION_PATHS):
         return False
     return answer.content_type not in ("text/event-stream", "application/json")
-
-
-def _retry_after_s(value: str | None) -> int:
-    if value is None or not value.isdigit():
-        return 1
-    return max(1, min(int(value[:6]), MAX_RETRY_AFTER_S))

@@ -7,13 +7,14 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
+from fleetctl.gateway.http.answers import MAX_RETRY_AFTER_S, read_retry_after_s
 from fleetctl.gateway.http.node_client import NodeClient
 from fleetctl.gateway.metrics import GatewayMetrics
 from fleetctl.gateway.nodes.loads import REFUSED_S, SUSPECT_S, Loads
 from fleetctl.gateway.nodes.node_watch import NodeWatch, ProbeAnswer
 from fleetctl.gateway.nodes.table import Endpoint, Routing, Table
 from fleetctl.gateway.requests.fates import Fates, ProxiedRequest
-from fleetctl.gateway.requests.place import MAX_RETRY_AFTER_S, MAX_TRIES, Job, NotPlaced, Placed, Placer
+from fleetctl.gateway.requests.place import MAX_TRIES, Job, NotPlaced, Placed, Placer
 from fleetctl.gateway.routing.routing_facts import RoutingFacts
 from fleetctl.settings.gateway import GatewaySettings
 from fleetctl.wire import RouteState
@@ -232,6 +233,11 @@ async def test_a_client_is_told_to_come_back_within_a_minute(header: str, second
         where = await rig.place()
         assert isinstance(where, NotPlaced)
         assert (where.retry_after_s, where.is_overload) == (seconds, True)
+
+
+@pytest.mark.parametrize("header", ["\xb2", "1\xb3", "\u0663"])
+def test_digits_that_are_no_number_of_ascii_are_no_retry_after(header: str) -> None:
+    assert read_retry_after_s(header) == 1
 
 
 async def test_the_first_node_that_has_room_again_says_when_to_come_back() -> None:
