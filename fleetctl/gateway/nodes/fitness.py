@@ -53,7 +53,7 @@ class Fitness:
             return Sifted((), {e.node: e.phase.value for e in endpoints if e.phase is not None})
         if not self._watch.has_any_out and not self._ejections.has_any:
             return Sifted(endpoints, _NONE)
-        now, held = self._clock(), self._loads.inflight_requests()
+        now = self._clock()
         left_out: dict[str, str] = {}
         fit: list[Endpoint] = []
         on_trial: list[Endpoint] = []
@@ -63,7 +63,7 @@ class Fitness:
             if (silent := self._watch.why_out(endpoint)) is not None:
                 left_out[node] = silent.value
                 continue
-            why = self._ejections.why_left_out(node, held.get(node, 0), now)
+            why = self._ejections.why_left_out(node, self._loads.of(node).requests, now)
             if why is None:
                 fit.append(endpoint)
                 continue
