@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -18,7 +17,6 @@ from fleetctl.traffic_rule import TrafficRule
 from fleetctl.wire import NodePhase, Route, RouteState, RoutingTable
 
 FILE_NAME = "routing-table.json"
-MAX_CACHED_PATH = 200  # strangers choose paths: long ones must not fill the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +36,6 @@ class Endpoint:
     def is_well(self) -> bool:
         """Whether nothing was seen that keeps it from serving. Without a look at it, nothing was."""
         return self.phase in (None, NodePhase.READY)
-
-    def url(self, path: str) -> URL:
-        """The node's URL for an already encoded path (and query)."""
-        if len(path) > MAX_CACHED_PATH:
-            return URL(self.base + path, encoded=True)
-        return _url(self.base, path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,11 +191,6 @@ def load_table(path: Path) -> tuple[Table, float] | None:
 
 def _serving(active: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
     return tuple(e for e in active if e.is_well) or active
-
-
-@lru_cache(maxsize=4096)
-def _url(base: str, path: str) -> URL:
-    return URL(base + path, encoded=True)
 
 
 def _is_usable(url: str) -> bool:

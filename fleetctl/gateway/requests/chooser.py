@@ -86,9 +86,6 @@ class Lane:
         return self._ring
 
 
-NOBODY = Lane(())
-
-
 class Chooser:
     """Chooses nodes and remembers what was sent where. Threading: event loop only."""
 

@@ -38,12 +38,6 @@ def test_routes_that_lead_nowhere_are_rejected_and_named(url: str) -> None:
     assert table.rejected == ("b",)
 
 
-def test_a_path_is_added_to_the_nodes_address_as_it_is() -> None:
-    (endpoint,) = make_table(make_route("a")).endpoints
-    assert str(endpoint.url("/v1/models?x=%2F")) == "http://a:8000/v1/models?x=%2F"
-    assert str(endpoint.url("/v1/" + "x" * 500)).endswith("x" * 500)
-
-
 def test_a_stored_table_comes_back_equal(tmp_path: Path) -> None:
     table = make_table(make_route("a"), make_route("b", state=RouteState.CORDONED), version=9)
     path = tmp_path / "new" / "folder" / "table.json"
@@ -99,13 +93,6 @@ def test_a_second_route_of_a_node_and_one_without_a_name_are_rejected_and_the_re
     assert [e.node for e in table.endpoints] == ["a", "b"]
     assert table.endpoints[0].base == "http://a:8000"
     assert table.rejected == ("a", "")
-
-
-@pytest.mark.parametrize("length", [199, 200, 201, 500])
-def test_paths_of_any_length_lead_to_the_node(length: int) -> None:
-    (endpoint,) = make_table(make_route("a")).endpoints
-    path = "/v1/" + "%41" * ((length - 4) // 3)
-    assert str(endpoint.url(path)) == "http://a:8000" + path, "an encoded path stays encoded"
 
 
 def test_cordoned_nodes_are_no_candidates_even_for_their_own_model() -> None:
