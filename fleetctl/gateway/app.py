@@ -45,7 +45,6 @@ from fleetctl.gateway.prompts.tokenizer_probe import open_preparation
 from fleetctl.gateway.requests.cached_answers import CachedAnswers
 from fleetctl.gateway.requests.fates import Fates, Outcome, ProxiedRequest
 from fleetctl.gateway.requests.place import Placer
-from fleetctl.gateway.requests.poison import PoisonMemory
 from fleetctl.gateway.requests.proxy import MOVE_PATIENCE_S, Proxy
 from fleetctl.gateway.requests.shadow import Shadows
 from fleetctl.gateway.response_cache import ResponseCache
@@ -146,13 +145,9 @@ class Gateway:
                 self.loads,
                 self.metrics,
                 self.watch,
-                max_resends=self._limits.max_resends,
-                health=self.health_metrics,
-                ejections=self.ejections,
-                retries=self._limits.retries,
-                fail_open=self._limits.fail_open,
-                lost_request_after_s=self._limits.lost_request_after_s,
-                routing_settings=self._limits.routing,
+                self.ejections,
+                self.health_metrics,
+                self._limits,
             )
             overflow, traces = self._open_overflow(), _open_traces(self._limits)
             self.placer = placer
@@ -160,21 +155,20 @@ class Gateway:
             self.prompts = open_preparation(self._limits.prompts, self.metrics.registry, nodes, self.routing)
             self.proxy = Proxy(
                 placer,
+                self.routing,
                 self.fates,
                 self.metrics,
+                self.health_metrics,
                 self.watch,
+                self.admission,
+                shadows,
+                self._limits,
                 node_token=self._node_token,
-                prompts=self.prompts,
-                max_body_bytes=self._limits.http.max_body_bytes,
                 move_patience_s=self._move_patience_s,
-                poison=PoisonMemory(self._limits.retries.poison_memory_s),
-                health=self.health_metrics,
-                admission=self.admission,
+                prompts=self.prompts,
                 overflow=overflow,
                 cached=self._make_cache(),
-                shadows=shadows,
                 begin_trace=traces.begin if traces is not None else None,
-                continue_by_text=self._limits.continue_by_text,
             )
             sync = TableSync(
                 control,

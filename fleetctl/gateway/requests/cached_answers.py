@@ -17,9 +17,9 @@ NODE = "cache"  # stands where a node's name would
 
 
 class CachedAnswers:
-    """Answers out of the cache, where there is one."""
+    """Answers out of the cache."""
 
-    def __init__(self, cache: ResponseCache | None, routing: Routing, fates: Fates, metrics: GatewayMetrics) -> None:
+    def __init__(self, cache: ResponseCache, routing: Routing, fates: Fates, metrics: GatewayMetrics) -> None:
         self._cache = cache
         self._routing = routing
         self._fates = fates
@@ -27,7 +27,7 @@ class CachedAnswers:
 
     async def serve(self, exchange: Exchange, proxied: ProxiedRequest, job: Job) -> bool:
         """Whether the cache answered it. Otherwise its answer is recorded as it passes, if it may be kept."""
-        if self._cache is None or job.body is None or job.method != "POST":
+        if job.body is None or job.method != "POST":
             return False
         table = self._routing.table
         found = self._cache.look_up(
@@ -48,7 +48,7 @@ class CachedAnswers:
     def keep(self, proxied: ProxiedRequest) -> None:
         """The request is over: keep its answer when it was a whole one, of a node of ours."""
         recording, proxied.recording = proxied.recording, None
-        if self._cache is None or recording is None or proxied.outcome is not Outcome.FINISHED:
+        if recording is None or proxied.outcome is not Outcome.FINISHED:
             return
         if proxied.status == 200 and not proxied.last_node.startswith("overflow/"):
             self._cache.store(recording)

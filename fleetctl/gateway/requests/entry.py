@@ -1,6 +1,6 @@
 """A request's way in: whose it is, whether it may come in, and a node that takes it, perhaps after a wait.
 
-Joins admission (who may ask) and placement (who answers). Without an admission everybody comes in.
+Joins admission (who may ask) and placement (who answers).
 """
 
 from __future__ import annotations
@@ -21,23 +21,19 @@ from fleetctl.gateway.routing.routing_facts import GENERATION_PATHS
 class Entry:
     """The steps before a node has the request, in their order: `authenticate`, `admit`, `place`; then `leave`."""
 
-    def __init__(self, admission: Admission | None, placer: Placer) -> None:
+    def __init__(self, admission: Admission, placer: Placer) -> None:
         self._admission = admission
         self._placer = placer
 
-    def authenticate(self, exchange: Exchange, proxied: ProxiedRequest) -> TenantAccount | ErrorAnswer | None:
-        """Whose request it is, or what to tell its client. None: nobody is asked for a key."""
-        if self._admission is None:
-            return None
+    def authenticate(self, exchange: Exchange, proxied: ProxiedRequest) -> TenantAccount | ErrorAnswer:
+        """Whose request it is, or what to tell its client."""
         account = self._admission.authenticate(exchange.header(b"authorization"))
         if isinstance(account, TenantAccount):
             proxied.tenant, proxied.priority = account.tenant.name, account.tenant.priority.value
         return account
 
-    async def admit(self, job: Job, proxied: ProxiedRequest, account: TenantAccount | None) -> Job | ErrorAnswer:
+    async def admit(self, job: Job, proxied: ProxiedRequest, account: TenantAccount) -> Job | ErrorAnswer:
         """The job as it may go to a node, or what to tell its client. May wait for a free seat."""
-        if self._admission is None or account is None:
-            return job
         facts = job.facts
         demand = Demand(
             proxied.request_id,
@@ -62,7 +58,8 @@ class Entry:
         """A node that takes the job. While every node is overloaded, it waits its turn here, where it may."""
         where = await self._placer.place(job, proxied)
         admitted = proxied.admitted
-        if admitted is None or not (may_wait or isinstance(where, Placed)):
+        assert admitted is not None  # `admit` comes first
+        if not (may_wait or isinstance(where, Placed)):
             return where
         while isinstance(where, NotPlaced) and where.is_overload and where.given_up is None and not proxied.deaths:
             refusal = await self._wait_again(admitted, proxied, where.retry_after_s)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import structlog
 
-from fleetctl.gateway.http.answers import ErrorAnswer, WholeAnswer, read_retry_after_s
+from fleetctl.gateway.http.answers import read_retry_after_s
 from fleetctl.gateway.http.node_client import NodeAnswer, NodeClient, NodeClientError, NodeConnectError
 from fleetctl.gateway.metrics import GatewayMetrics
 from fleetctl.gateway.nodes.ejection import Ejection, Ejections
@@ -21,13 +20,11 @@ from fleetctl.gateway.nodes.node_watch import NodeWatch, Wait, WaitEnd
 from fleetctl.gateway.nodes.retry_budget import RetryBudget
 from fleetctl.gateway.nodes.table import Endpoint, Routing
 from fleetctl.gateway.requests.chooser import Choice, Chooser
-from fleetctl.gateway.requests.explain import explain_choice
 from fleetctl.gateway.requests.fates import Death, ProxiedRequest
-from fleetctl.gateway.requests.model_names import MODEL_HEADER, OWN_ENGINE, ModelNames
+from fleetctl.gateway.requests.model_names import OWN_ENGINE
 from fleetctl.gateway.requests.poison import body_key, is_poison
 from fleetctl.gateway.routing.routing_facts import GENERATION_PATHS, RoutingFacts
-from fleetctl.settings.gateway_health import EjectionSettings, RetrySettings
-from fleetctl.settings.gateway_routing import RoutingSettings
+from fleetctl.settings.gateway import GatewaySettings
 
 log = structlog.get_logger()
 
@@ -106,38 +103,25 @@ class Placer:
         loads: Loads,
         metrics: GatewayMetrics,
         watch: NodeWatch,
+        ejections: Ejections,
+        health: HealthMetrics,
+        limits: GatewaySettings,
         *,
-        max_resends: int = 1,
-        health: HealthMetrics | None = None,
-        ejections: Ejections | None = None,
-        retries: RetrySettings | None = None,
-        fail_open: bool = True,
-        routing_settings: RoutingSettings | None = None,
-        lost_request_after_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`max_resends`: other nodes that get a request after one died or fell silent with it in hand.
-
-        `lost_request_after_s`: nodes of ours are asked for late requests, this long after they were due at the
-        earliest; None: they are not.
-        """
         self._client = client
         self._routing = routing
         self._loads = loads
         self._metrics = metrics
         self._watch = watch
-        self._max_resends = max_resends
-        self._lost_request_after_s = lost_request_after_s
+        self._ejections = ejections
+        self._health = health
+        self._max_resends = limits.max_resends
+        self._lost_request_after_s = limits.lost_request_after_s
         self._clock = clock
-        self._health = health or HealthMetrics(metrics.registry)
-        self.ejections = ejections or Ejections(EjectionSettings())
-        self._fitness = Fitness(watch, self.ejections, loads, fail_open=fail_open, clock=clock)
-        self.chooser = Chooser(
-            loads, metrics.registry, sift=self._fitness.sift, settings=routing_settings or RoutingSettings()
-        )
-        self.model_names = ModelNames(routing_settings or RoutingSettings())
-        limits = retries or RetrySettings()
-        self.budget = RetryBudget(share=limits.budget_ratio, floor=limits.floor)
+        self._fitness = Fitness(watch, ejections, loads, fail_open=limits.fail_open, clock=clock)
+        self.chooser = Chooser(loads, metrics.registry, sift=self._fitness.sift, settings=limits.routing)
+        self.budget = RetryBudget(share=limits.retries.budget_ratio, floor=limits.retries.floor)
 
     def may_resend(self, proxied: ProxiedRequest) -> bool:
         """Whether one more node may get a request that nodes died with: it may be what ends them."""
@@ -169,25 +153,6 @@ class Placer:
         if proxied.body_key is None and not job.is_continuation and job.body is not None:
             proxied.body_key = body_key(job.path, job.body)
         self._note_failed(proxied, node, Ejection.RESET)
-
-    def explain(self, facts: RoutingFacts, body: bytes) -> dict[str, Any]:
-        """What would be chosen for such a request, and why."""
-        return explain_choice(self._routing.table, self.chooser, self.model_names, facts, body)
-
-    def resolve_model(self, facts: RoutingFacts, body: bytes, proxied: ProxiedRequest) -> tuple[RoutingFacts, bytes]:
-        """Facts and body with the model's name that nodes know; another one than was asked for is told in a header."""
-        resolved, body = self.model_names.resolve(self._routing.table, facts, body)
-        if resolved is not facts and resolved.model is not None:
-            proxied.set_header(MODEL_HEADER, resolved.model)
-        return resolved, body
-
-    def unknown_model(self, facts: RoutingFacts) -> ErrorAnswer | None:
-        """What to tell a client whose model is known to be none of ours."""
-        return self.model_names.refusal(self._routing.table, facts)
-
-    def model_list(self) -> WholeAnswer | None:
-        """The models of all nodes; None while there is one at most, whose nodes say more of it themselves."""
-        return self.model_names.listing(self._routing.table)
 
     async def place(self, job: Job, proxied: ProxiedRequest) -> Placed | NotPlaced:
         """The first node that takes the job. A refusal, refused connection, death or silence tries another."""
@@ -313,12 +278,13 @@ class Placer:
 
     def _late_after_s(self, job: Job, endpoint: Endpoint) -> float | None:
         """When the node is asked for the request; None: its engine can't be asked, or nothing is predicted."""
-        least_s = self._lost_request_after_s
-        if least_s is None or endpoint.engine != OWN_ENGINE or not job.facts.tokens:
+        if endpoint.engine != OWN_ENGINE or not job.facts.tokens:
             return None
         waiting, rate = self._loads.of(endpoint.node).prefill_tokens, self._loads.prefill_rate()
         facts = job.facts
-        return late_after_s(waiting, rate, facts.output_tokens, is_stream=facts.stream, least_s=least_s)
+        return late_after_s(
+            waiting, rate, facts.output_tokens, is_stream=facts.stream, least_s=self._lost_request_after_s
+        )
 
     def _headers(self, job: Job) -> list[tuple[str, str]]:
         if job.deadline_at is None:
@@ -332,7 +298,7 @@ class Placer:
         is_shapeless = _is_shapeless(job, answer)
         if status < 400 and not is_shapeless:
             self._loads.trust(node)
-            self.ejections.note_answered(node, now)
+            self._ejections.note_answered(node, now)
             self.budget.note_answered(now)
             return placed
         said = answer.header("X-Fleet-Refused")
@@ -370,9 +336,9 @@ class Placer:
         """Hold a failure against the node; when the request has failed at another one too, it is the request's."""
         now = self._clock()
         if not proxied.failed_at:
-            self.ejections.note_failed(node, why, now)
+            self._ejections.note_failed(node, why, now)
         elif len(proxied.failed_at) == 1 and proxied.failed_at[0] != node:
-            self.ejections.forgive(proxied.failed_at[0], now)
+            self._ejections.forgive(proxied.failed_at[0], now)
         proxied.failed_at.append(node)
 
     def _note(self, not_placed: NotPlaced, node: str, reason: str) -> None:

@@ -29,12 +29,15 @@ from fleetctl.gateway.http.exchange import (
 from fleetctl.gateway.metrics import GatewayMetrics
 from fleetctl.gateway.nodes.health_metrics import HealthMetrics
 from fleetctl.gateway.nodes.node_watch import NodeWatch, WaitEnd
+from fleetctl.gateway.nodes.table import Routing
 from fleetctl.gateway.overflow.overflow import Overflow
 from fleetctl.gateway.prompts.preparation import PromptOverBudgetError, PromptPreparation
 from fleetctl.gateway.requests.cached_answers import CachedAnswers
 from fleetctl.gateway.requests.continuation import Continuance, Continuations, StreamAccount
 from fleetctl.gateway.requests.entry import Entry
+from fleetctl.gateway.requests.explain import explain_choice
 from fleetctl.gateway.requests.fates import Fates, Move, OpenTrace, Outcome, ProxiedRequest
+from fleetctl.gateway.requests.model_names import MODEL_HEADER, ModelNames
 from fleetctl.gateway.requests.outside_relay import OutsideRelay
 from fleetctl.gateway.requests.place import DEADLINE_HEADER, Job, NotPlaced, Placed, Placer
 from fleetctl.gateway.requests.poison import Poisoned, PoisonMemory
@@ -48,10 +51,10 @@ from fleetctl.gateway.routing.routing_facts import (
     RoutingFacts,
     read_routing_facts,
 )
+from fleetctl.settings.gateway import GatewaySettings
 
 log = structlog.get_logger()
 
-MAX_BODY_BYTES = 16 * 1024 * 1024
 MAX_SESSION_CHARS = 200
 MAX_IN_FLIGHT = 4096
 MOVE_PATIENCE_S = 10.0  # a stream without a node waits this long for one: a pause is better than a loss
@@ -67,26 +70,26 @@ class Proxy:
     def __init__(
         self,
         placer: Placer,
+        routing: Routing,
         fates: Fates,
         metrics: GatewayMetrics,
+        health: HealthMetrics,
         watch: NodeWatch,
+        admission: Admission,
+        shadows: Shadows,
+        limits: GatewaySettings,
         *,
         node_token: str,
-        prompts: PromptPreparation | None = None,
-        max_body_bytes: int = MAX_BODY_BYTES,
-        max_in_flight: int = MAX_IN_FLIGHT,
-        move_patience_s: float = MOVE_PATIENCE_S,
-        poison: PoisonMemory | None = None,
-        health: HealthMetrics | None = None,
-        admission: Admission | None = None,
-        overflow: Overflow | None = None,
-        cached: CachedAnswers | None = None,
-        begin_trace: Callable[[Iterable[tuple[bytes, bytes]], float], OpenTrace] | None = None,
-        continue_by_text: bool = True,
-        shadows: Shadows | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        move_patience_s: float,
+        prompts: PromptPreparation | None,
+        overflow: Overflow | None,
+        cached: CachedAnswers | None,
+        begin_trace: Callable[[Iterable[tuple[bytes, bytes]], float], OpenTrace] | None,
     ) -> None:
+        """None: the settings want no such part."""
         self._placer = placer
+        self._routing = routing
+        self._names = ModelNames(limits.routing)
         self._entry = Entry(admission, placer)
         self._cached = cached
         self._outside = OutsideRelay(overflow, fates, metrics)
@@ -94,17 +97,16 @@ class Proxy:
         self._metrics = metrics
         self._watch = watch
         self._continuations = Continuations(node_token)
-        self._relay = Relay(fates, metrics, clock=clock)
+        self._relay = Relay(fates, metrics)
         self._prompts = prompts
-        self._continue_by_text = continue_by_text
-        self._max_body_bytes = max_body_bytes
-        self._max_in_flight = max_in_flight
+        self._continue_by_text = limits.continue_by_text
+        self._max_body_bytes = limits.http.max_body_bytes
+        self._max_in_flight = MAX_IN_FLIGHT
         self._move_patience_s = move_patience_s
-        self._poison = poison or PoisonMemory(0)
-        self._health = health or HealthMetrics(metrics.registry)
+        self._poison = PoisonMemory(limits.retries.poison_memory_s)
+        self._health = health
         self._begin_trace = begin_trace
         self._shadows = shadows
-        self._clock = clock
         self._exchanges: set[Exchange] = set()
 
     async def serve(self, exchange: Exchange) -> None:
@@ -138,8 +140,7 @@ class Proxy:
                 self._cached.keep(proxied)
             if proxied.outcome is None:
                 self._fates.end(proxied, Outcome.FAILED, reason="interrupted")
-            if self._shadows is not None:
-                self._shadows.note_ended(proxied)
+            self._shadows.note_ended(proxied)
 
     async def explain(self, exchange: Exchange) -> None:
         """Answer which node a completion request would go to, and why. Nothing is sent to a node."""
@@ -151,11 +152,12 @@ class Proxy:
         except BadBodyError as error:
             await exchange.fail(answers.bad_request(str(error)))
         else:
-            await exchange.give(json_answer(200, self._placer.explain(facts, body)))
+            told = explain_choice(self._routing.table, self._placer.chooser, self._names, facts, body)
+            await exchange.give(json_answer(200, told))
 
     def retries_left(self) -> float:
         """Of the retry budget, now."""
-        return self._placer.budget.left(self._clock())
+        return self._placer.budget.left(time.monotonic())
 
     def abort_all(self) -> int:
         """End every request now, each with an error that its client sees. Returns how many there were."""
@@ -169,14 +171,15 @@ class Proxy:
         if isinstance(account, ErrorAnswer):
             await self._refuse(exchange, proxied, account)
             return
-        if exchange.path == "/v1/models" and exchange.method == "GET" and (listing := self._placer.model_list()):
+        is_listing = exchange.path == "/v1/models" and exchange.method == "GET"
+        if is_listing and (listing := self._names.listing(self._routing.table)) is not None:
             await exchange.answer(listing.status, listing.body, [*listing.headers, *id_header(proxied)])
             self._fates.end(proxied, Outcome.FINISHED, status=listing.status)
             return
         read = await self._read_job(exchange, proxied)
         if read is None:
             return
-        if (known := self._poison.find(read.path, read.body, self._clock())) is not None:
+        if (known := self._poison.find(read.path, read.body, time.monotonic())) is not None:
             await self._refuse_poison(exchange, proxied, known)
             return
         exchange.watch()
@@ -196,7 +199,7 @@ class Proxy:
             if await self._outside.serve_not_placed(exchange, proxied, job, where):
                 return
             where = await self._entry.place(job, proxied)  # it stays, so it waits its turn
-        if self._shadows is not None and isinstance(where, Placed):
+        if isinstance(where, Placed):
             self._shadows.note_placed(exchange, proxied, where)
         while True:
             if isinstance(where, NotPlaced):
@@ -247,7 +250,7 @@ class Proxy:
         may_resend = self._placer.may_resend(proxied)
         if may_resend and exchange.has_begun and kept.can_continue:
             how = kept.how
-            job = self._continuations.of_account(kept, proxied, self._clock())
+            job = self._continuations.of_account(kept, proxied, time.monotonic())
             job = replace(job, excluded=frozenset({where.endpoint.node}))
             after = await self._move(job, where, cut.reason, kept, proxied)
             is_moved = isinstance(after, Placed)
@@ -283,7 +286,10 @@ class Proxy:
                 proxied.answer_headers.extend(prepared.headers)
             facts = read_routing_facts(path, body) if is_generation else RoutingFacts()
             if is_generation:
-                facts, body = self._placer.resolve_model(facts, body, proxied)
+                asked = facts.model
+                facts, body = self._names.resolve(self._routing.table, facts, body)
+                if facts.model is not None and facts.model != asked:
+                    proxied.set_header(MODEL_HEADER, facts.model)
                 if session := exchange.header(b"x-fleet-session"):
                     facts = replace(facts, session=session.decode("latin-1")[:MAX_SESSION_CHARS])
         except PromptOverBudgetError as error:
@@ -306,7 +312,7 @@ class Proxy:
         except ClientGoneError:
             self._fates.end(proxied, Outcome.CLIENT_GONE, reason=exchange.gone_reason)
         else:
-            if (unknown := self._placer.unknown_model(facts)) is not None:
+            if (unknown := self._names.refusal(self._routing.table, facts)) is not None:
                 await self._refuse(exchange, proxied, unknown)
                 return None
             headers = exchange.forwarded_headers()
@@ -331,7 +337,7 @@ class Proxy:
         is_exact = kept.how is Continuance.EXACT
         never = self._placer.foreign_nodes() if is_exact else self._placer.other_kinds(source.endpoint)
         job = replace(job, excluded=job.excluded | never)
-        deadline = self._clock() + self._move_patience_s
+        deadline = time.monotonic() + self._move_patience_s
         if proxied.paused_at is None:
             proxied.paused_at = source.wait.heard_at
         while True:
@@ -357,7 +363,7 @@ class Proxy:
                     moved=proxied.moved,
                 )
                 return where
-            if self._clock() >= deadline or where.given_up is not None or not self._placer.may_resend(proxied):
+            if time.monotonic() >= deadline or where.given_up is not None or not self._placer.may_resend(proxied):
                 return where
             await asyncio.sleep(MOVE_PAUSE_S)
             job = replace(job, excluded=never)  # by now the source may serve again
@@ -403,7 +409,7 @@ class Proxy:
         """The request has ended its nodes: no other one gets it, nor the same body again for a while."""
         nodes = tuple(death.node for death in proxied.deaths)
         if proxied.body_key is not None:
-            self._poison.note(proxied.body_key, Poisoned(proxied.request_id, nodes, self._clock()))
+            self._poison.note(proxied.body_key, Poisoned(proxied.request_id, nodes, time.monotonic()))
         self._health.poison.labels("found").inc()
         had = ", ".join(f"{death.node}: {death.reason}" for death in proxied.deaths)
         log.error("request.poison", request_id=proxied.request_id, nodes=list(nodes), deaths=had)

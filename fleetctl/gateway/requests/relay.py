@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
@@ -82,10 +81,9 @@ class ReceivedHandoff:
 class Relay:
     """Passes answers on. A method returns None when the client has been told everything, and the request has ended."""
 
-    def __init__(self, fates: Fates, metrics: GatewayMetrics, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, fates: Fates, metrics: GatewayMetrics) -> None:
         self._fates = fates
         self._metrics = metrics
-        self._clock = clock
 
     async def relay(
         self, exchange: Exchange, proxied: ProxiedRequest, where: Placed, account: StreamAccount
@@ -114,7 +112,7 @@ class Relay:
         text = account.text
         reader = EventStreamReader(lines)
         wait.is_movable = account.can_continue
-        read, clock = answer.read_any, self._clock
+        read, clock = answer.read_any, time.monotonic
         try:
             with wait:
                 while data := await read():
@@ -172,7 +170,7 @@ class Relay:
     async def _begin_part(self, exchange: Exchange, proxied: ProxiedRequest, answer: NodeAnswer) -> None:
         """The first event of a node: the stream begins, or goes on after a pause."""
         if proxied.paused_at is not None:
-            pause_s = self._clock() - proxied.paused_at
+            pause_s = time.monotonic() - proxied.paused_at
             proxied.paused_at = None
             proxied.moves[-1].pause_s = pause_s
             self._metrics.stream_pause.observe(pause_s)
@@ -188,7 +186,7 @@ class Relay:
         """An answer that is not a stream is read to its end first, so that a cut can still go elsewhere."""
         answer, wait = where.answer, where.wait
         try:
-            body = await _read_limited(answer, wait, self._clock)
+            body = await _read_limited(answer, wait)
         except (NodeClientError, TimeoutError) as error:
             log.warning(
                 "answer.cut",
@@ -244,7 +242,7 @@ def id_header(proxied: ProxiedRequest) -> list[tuple[bytes, bytes]]:
     return [(b"x-request-id", proxied.request_id.encode()), *proxied.answer_headers]
 
 
-async def _read_limited(answer: NodeAnswer, wait: Wait, clock: Callable[[], float]) -> bytes:
+async def _read_limited(answer: NodeAnswer, wait: Wait) -> bytes:
     """The whole body.
 
     Raises NodeDisconnectedError when it is cut or too long, TimeoutError when the wait is ended.
@@ -253,7 +251,7 @@ async def _read_limited(answer: NodeAnswer, wait: Wait, clock: Callable[[], floa
     size = 0
     with wait:
         while data := await answer.read_any():
-            wait.note_heard(clock())
+            wait.note_heard(time.monotonic())
             parts.append(data)
             size += len(data)
             if size > MAX_ANSWER_BYTES:

@@ -10,6 +10,8 @@ import pytest
 from fleetctl.gateway.http.answers import MAX_RETRY_AFTER_S, read_retry_after_s
 from fleetctl.gateway.http.node_client import NodeClient
 from fleetctl.gateway.metrics import GatewayMetrics
+from fleetctl.gateway.nodes.ejection import Ejections
+from fleetctl.gateway.nodes.health_metrics import HealthMetrics
 from fleetctl.gateway.nodes.loads import REFUSED_S, SUSPECT_S, Loads
 from fleetctl.gateway.nodes.node_watch import NodeWatch, ProbeAnswer
 from fleetctl.gateway.nodes.table import Endpoint, Routing, Table
@@ -45,7 +47,17 @@ class Rig:
         self.routing.replace(Table(1, endpoints), 0.0)
         self.limits = GatewaySettings()
         self.watch = NodeWatch(self.loads, self.limits, self._probe, clock=self.clock)
-        self.placer = Placer(client, self.routing, self.loads, self.metrics, self.watch, clock=self.clock)
+        self.placer = Placer(
+            client,
+            self.routing,
+            self.loads,
+            self.metrics,
+            self.watch,
+            Ejections(self.limits.ejection),
+            HealthMetrics(self.metrics.registry),
+            self.limits,
+            clock=self.clock,
+        )
         self.proxied: ProxiedRequest = Fates().begin("r1")
 
     async def _probe(self, endpoint: Endpoint) -> ProbeAnswer | None:
