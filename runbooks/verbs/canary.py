@@ -6,9 +6,8 @@ from typing import Any
 
 from runbooks.errors import BadInputError
 from runbooks.fleet_view import FleetView
-from runbooks.ports import Receipt
-from runbooks.target import TargetKind
-from runbooks.verb import KEEPS, Action, EffectCall, Option, Verb
+from runbooks.rule_verb import rule_verbs, share_words
+from runbooks.verb import Action, Option
 
 DEFAULT_SHARE = 0.05
 CANARY, SHADOW = "canary", "shadow"
@@ -43,13 +42,13 @@ def _of_model(action: Action) -> str:
 
 def _predict_canary(action: Action) -> str:
     args = action.args
-    share = f"{args['share'] * 100:.3g}% of the sessions{_of_model(action)}"
+    share = f"{share_words(args['share'])} of the sessions{_of_model(action)}"
     return f"sends {share} to {_place(action)} and the others elsewhere, for {args['for_s']:g} s"
 
 
 def _predict_shadow(action: Action) -> str:
     args = action.args
-    share = f"{args['share'] * 100:.3g}% of the requests{_of_model(action)}"
+    share = f"{share_words(args['share'])} of the requests{_of_model(action)}"
     return f"sends copies of {share} to {_place(action)} for {args['for_s']:g} s; users get what they got before"
 
 
@@ -66,85 +65,46 @@ def _shadow_spec(action: Action) -> dict[str, Any]:
     return {"kind": SHADOW, **{key: value for key, value in given.items() if value is not None}}
 
 
-async def _make(call: EffectCall) -> Receipt:
-    action = call.action
-    return await call.effects.make_traffic_rule(
-        action.target.name,
-        (_canary_spec if action.verb.name == CANARY else _shadow_spec)(action),
-        for_s=action.args["for_s"],
-        made_by=call.asked_by,
-        reason=call.reason,
-    )
-
-
-async def _remove(call: EffectCall) -> Receipt:
-    return await call.effects.remove_traffic_rule(call.action.target.name, removed_by=call.asked_by)
-
-
-def _removal(name: str, help_text: str) -> Verb:
-    return Verb(
-        name=f"{name} remove",
-        kinds=(TargetKind.ROUTE,),
-        default_target=name,
-        help=help_text,
-        example=f"{name} remove",
-        capacity=KEEPS,
-        predicts=lambda action: f"removes traffic rule {action.target.name}",
-        effect=_remove,
-        idempotency="a rule that is not there is removed already",
-        needs_target=False,
-    )
-
-
 _PLACE = (
     Option("--to", "pool", "word", None, "the pool that they go to"),
     Option("--revision", "revision", "word", None, "the revision whose nodes they go to, instead of a pool"),
 )
 _MODEL = Option("--model", "model", "word", None, "only requests for this model")
-_FOR = Option("--for", "for_s", "lifetime", 3600.0, "how long the rule holds")
 
 VERBS = (
-    Verb(
-        name=CANARY,
-        kinds=(TargetKind.ROUTE,),
-        default_target=CANARY,
+    *rule_verbs(
+        CANARY,
+        rule_id=CANARY,
         help="Send a share of the sessions to a pool or revision, and all others elsewhere, for a time.",
         example="canary --revision r2 --share 5% --for 1h",
-        capacity=KEEPS,
         predicts=_predict_canary,
-        effect=_make,
-        idempotency="a rule with the same id is replaced",
+        spec=_canary_spec,
         options=(
             *_PLACE,
             Option("--share", "share", "ratio", DEFAULT_SHARE, "the share of the sessions: 5% or 0.05"),
             _MODEL,
-            _FOR,
         ),
-        needs_target=False,
+        lifetime_s=3600.0,
         resolve=_resolve,
-        undo="canary remove {target}",
+        removal_help="End a canary now: its requests go where all go.",
+        removal_example="canary remove",
     ),
-    _removal(CANARY, "End a canary now: its requests go where all go."),
-    Verb(
-        name=SHADOW,
-        kinds=(TargetKind.ROUTE,),
-        default_target=SHADOW,
+    *rule_verbs(
+        SHADOW,
+        rule_id=SHADOW,
         help="Send copies of a share of the requests to a pool or revision, and compare the answers, for a time.",
         example="shadow --revision r2 --share 5% --for 1h",
-        capacity=KEEPS,
         predicts=_predict_shadow,
-        effect=_make,
-        idempotency="a rule with the same id is replaced",
+        spec=_shadow_spec,
         options=(
             *_PLACE,
             Option("--share", "share", "ratio", DEFAULT_SHARE, "the share of the requests, by their id: 5% or 0.05"),
             _MODEL,
             Option("--cap", "cap", "count", None, "how many copies one gateway has in flight at once; none: 16"),
-            _FOR,
         ),
-        needs_target=False,
+        lifetime_s=3600.0,
         resolve=_resolve,
-        undo="shadow remove {target}",
+        removal_help="End a shadow now; what its gateways compared is listed until they end.",
+        removal_example="shadow remove",
     ),
-    _removal(SHADOW, "End a shadow now; what its gateways compared is listed until they end."),
 )

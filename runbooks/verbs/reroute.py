@@ -6,10 +6,9 @@ from typing import Any
 
 from runbooks.errors import BadInputError
 from runbooks.fleet_view import FleetView
-from runbooks.ports import Receipt
-from runbooks.target import TargetKind
+from runbooks.rule_verb import rule_verbs, share_words
 from runbooks.value import ThresholdUnit, parse_threshold
-from runbooks.verb import KEEPS, Action, EffectCall, Option, Verb
+from runbooks.verb import Action, Option
 
 _THRESHOLD_KEYS = {
     ThresholdUnit.TOKENS: "over_tokens",
@@ -44,65 +43,28 @@ def _spec(action: Action) -> dict[str, Any]:
 
 def _predict(action: Action) -> str:
     args = action.args
-    where = f"pool {args['pool']}" if args["pool"] else f"{args['share'] or 0:.0%} of the nodes"
+    where = f"pool {args['pool']}" if args["pool"] else f"{share_words(args['share'] or 0)} of the nodes"
     cap = f", at most {args['cap']} at once on each node" if args["cap"] else ""
     return f"sends prompts over {args['over']} to {where} and others elsewhere, for {args['for_s']:g} s{cap}"
 
 
-async def _make(call: EffectCall) -> Receipt:
-    action = call.action
-    return await call.effects.make_traffic_rule(
-        action.target.name,
-        _spec(action),
-        for_s=action.args["for_s"],
-        made_by=call.asked_by,
-        reason=call.reason,
-    )
-
-
-async def _remove(call: EffectCall) -> Receipt:
-    return await call.effects.remove_traffic_rule(call.action.target.name, removed_by=call.asked_by)
-
-
-VERBS = (
-    Verb(
-        name="reroute long-context",
-        kinds=(TargetKind.ROUTE,),
-        default_target="long-context",
-        help="Give requests with long prompts nodes of their own, for a time.",
-        example="reroute long-context --over 32k --share 0.25 --for 1h",
-        capacity=KEEPS,
-        predicts=_predict,
-        effect=_make,
-        idempotency="a rule with the same id is replaced",
-        options=(
-            Option(
-                "--over",
-                "over",
-                "threshold",
-                None,
-                "what is long: 32k (tokens), 5s (prefill), 25% (of a KV cache)",
-                True,
-            ),
-            Option("--to", "pool", "word", None, "the pool that they go to"),
-            Option("--share", "share", "ratio", None, "the share of the nodes that they go to, instead of a pool"),
-            Option("--cap", "cap", "count", None, "how many of them one node gets at once; none: no limit"),
-            Option("--for", "for_s", "lifetime", 3600.0, "how long the rule holds"),
+VERBS = rule_verbs(
+    "reroute long-context",
+    rule_id="long-context",
+    help="Give requests with long prompts nodes of their own, for a time.",
+    example="reroute long-context --over 32k --share 0.25 --for 1h",
+    predicts=_predict,
+    spec=_spec,
+    options=(
+        Option(
+            "--over", "over", "threshold", None, "what is long: 32k (tokens), 5s (prefill), 25% (of a KV cache)", True
         ),
-        needs_target=False,
-        resolve=_resolve,
-        undo="reroute remove {target}",
+        Option("--to", "pool", "word", None, "the pool that they go to"),
+        Option("--share", "share", "ratio", None, "the share of the nodes that they go to, instead of a pool"),
+        Option("--cap", "cap", "count", None, "how many of them one node gets at once; none: no limit"),
     ),
-    Verb(
-        name="reroute remove",
-        kinds=(TargetKind.ROUTE,),
-        default_target="long-context",
-        help="End a reroute now: its requests go where all go.",
-        example="reroute remove long-context",
-        capacity=KEEPS,
-        predicts=lambda action: f"removes traffic rule {action.target.name}",
-        effect=_remove,
-        idempotency="a rule that is not there is removed already",
-        needs_target=False,
-    ),
+    lifetime_s=3600.0,
+    resolve=_resolve,
+    removal_help="End a reroute now: its requests go where all go.",
+    removal_example="reroute remove long-context",
 )

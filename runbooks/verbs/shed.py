@@ -7,9 +7,9 @@ from typing import Any
 
 from runbooks.errors import BadInputError
 from runbooks.fleet_view import FleetView
-from runbooks.ports import Receipt
+from runbooks.rule_verb import rule_verbs, share_words
 from runbooks.target import Target, TargetKind
-from runbooks.verb import KEEPS, Action, EffectCall, Option, Verb
+from runbooks.verb import Action, Option
 
 CLASSES = ("critical", "standard", "batch")
 """In order of importance; `fleetctl.priority_class.PriorityClass` has the same members."""
@@ -49,57 +49,26 @@ def _predict(action: Action) -> str:
     args = action.args
     below = args["below"]
     lower = " and ".join(CLASSES[CLASSES.index(below) + 1 :]) if below in CLASSES else f"below {below}"
-    share = f"{args['share']:.0%} of the new requests" if args["share"] is not None else "new requests"
+    share = f"{share_words(args['share'])} of the new requests" if args["share"] is not None else "new requests"
     whose = f" of {', '.join(args['tenants'])}" if args["tenants"] else ""
     return f"answers {share} of class {lower}{whose} with 429 for {args['for_s']:g} s; what runs goes on"
 
 
-async def _make(call: EffectCall) -> Receipt:
-    action = call.action
-    return await call.effects.make_traffic_rule(
-        action.target.name,
-        _spec(action),
-        for_s=action.args["for_s"],
-        made_by=call.asked_by,
-        reason=call.reason,
-    )
-
-
-async def _remove(call: EffectCall) -> Receipt:
-    return await call.effects.remove_traffic_rule(call.action.target.name, removed_by=call.asked_by)
-
-
-VERBS = (
-    Verb(
-        name="shed",
-        kinds=(TargetKind.ROUTE,),
-        default_target=DEFAULT_ID,
-        help="Turn requests of less important classes away at the gateways, for a time.",
-        example="shed --below standard --for 15m",
-        capacity=KEEPS,
-        predicts=_predict,
-        effect=_make,
-        idempotency="a rule with the same id is replaced",
-        options=(
-            Option("--below", "below", "word", None, "the least important class that is still served", True),
-            Option("--share", "share", "ratio", None, "only this share of them, by request id"),
-            Option("--tenants", "tenants", "names", None, "only these tenants, with commas between"),
-            Option("--for", "for_s", "lifetime", 900.0, "how long it holds"),
-        ),
-        needs_target=False,
-        resolve=_resolve,
-        undo="shed remove {target}",
+VERBS = rule_verbs(
+    "shed",
+    rule_id=DEFAULT_ID,
+    help="Turn requests of less important classes away at the gateways, for a time.",
+    example="shed --below standard --for 15m",
+    predicts=_predict,
+    spec=_spec,
+    options=(
+        Option("--below", "below", "word", None, "the least important class that is still served", True),
+        Option("--share", "share", "ratio", None, "only this share of them, by request id"),
+        Option("--tenants", "tenants", "names", None, "only these tenants, with commas between"),
     ),
-    Verb(
-        name="shed remove",
-        kinds=(TargetKind.ROUTE,),
-        default_target=DEFAULT_ID,
-        help="End shedding now.",
-        example="shed remove",
-        capacity=KEEPS,
-        predicts=lambda action: f"removes traffic rule {action.target.name}",
-        effect=_remove,
-        idempotency="a rule that is not there is removed already",
-        needs_target=False,
-    ),
+    lifetime_s=900.0,
+    lifetime_help="how long it holds",
+    resolve=_resolve,
+    removal_help="End shedding now.",
+    removal_example="shed remove",
 )
