@@ -6,6 +6,7 @@ gateway judges expiry by itself too, so that a rule ends on time while the contr
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
@@ -18,20 +19,20 @@ RULE_ID = r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,99}$"
 PoolName = Annotated[str, Field(min_length=1, max_length=200)]
 
 
-class Spec(BaseModel):
+class Spec(BaseModel, ABC):
     """What a rule orders. A new kind is a subclass with its own `kind`, added to `RuleSpec`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @property
+    @abstractmethod
     def default_id(self) -> str:
         """The id of a rule of this spec that was given none: one that is ordered again replaces the older one."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def words(self) -> str:
         """What it orders, in one line for people."""
-        raise NotImplementedError
 
 
 class RerouteSpec(Spec):
@@ -72,12 +73,12 @@ class RerouteSpec(Spec):
             )
         if self.over_prefill_s is not None:
             return f"{self.over_prefill_s:g} s of prefill"
-        return f"{self.over_kv_share:.0%} of a KV cache"
+        return f"{_percent(self.over_kv_share or 0)} of a KV cache"
 
     @property
     def words(self) -> str:
         """Threshold, place and cap."""
-        where = f"pool {self.pool}" if self.pool is not None else f"{self.share:.0%} of the nodes"
+        where = f"pool {self.pool}" if self.pool is not None else f"{_percent(self.share or 0)} of the nodes"
         cap = f", at most {self.cap} at once on each" if self.cap is not None else ""
         return f"over {self.threshold} to {where}{cap}"
 
@@ -108,7 +109,7 @@ class ShedSpec(Spec):
     def words(self) -> str:
         """Classes, share and tenants."""
         classes = " and ".join(one.value for one in self.below.lower_classes)
-        share = f"{self.share:.0%} of " if self.share is not None else ""
+        share = f"{_percent(self.share)} of " if self.share is not None else ""
         whose = f" of {', '.join(self.tenants)}" if self.tenants else ""
         return f"turns away {share}class {classes}{whose}"
 
@@ -142,7 +143,7 @@ class CanarySpec(Spec):
     def words(self) -> str:
         """The shares."""
         kind = "revision" if self.revisions else "pool"
-        shares = (f"{share * 100:.3g}% to {kind} {name}" for name, share in (self.revisions or self.pools).items())
+        shares = (f"{_percent(share)} to {kind} {name}" for name, share in (self.revisions or self.pools).items())
         return ", ".join(shares) + (f", of model {self.model}" if self.model else "")
 
 
@@ -176,7 +177,7 @@ class ShadowSpec(Spec):
         """Share and place."""
         where = f"pool {self.pool}" if self.pool is not None else f"revision {self.revision}"
         whose = f", of model {self.model}" if self.model else ""
-        return f"copies of {self.share * 100:.3g}% of the requests to {where}{whose}"
+        return f"copies of {_percent(self.share)} of the requests to {where}{whose}"
 
 
 RuleSpec = Annotated[RerouteSpec | ShedSpec | CanarySpec | ShadowSpec, Field(discriminator="kind")]
@@ -235,3 +236,8 @@ def _is_known(rule: Any) -> bool:
 
 KnownRules = Annotated[list[TrafficRule], BeforeValidator(_known_rules)]
 """Rules of a table that may come from a newer controller."""
+
+
+def _percent(share: float) -> str:
+    """`5%`, and not `0%` for one in a thousand."""
+    return f"{share * 100:.3g}%"
