@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from fleetctl.cli.setting_option import setting_option
-from fleetctl.kit.log import configure_logging
 from fleetctl.settings.load import load_settings
 from fleetctl.settings.tree import Settings
 
@@ -48,13 +47,6 @@ _current = Context()
 def current() -> Context:
     """The options before the verb, as this process was given them."""
     return _current
-
-
-def logged_settings() -> Settings:
-    """Settings, with logging set up from them: what a server command starts with."""
-    settings = current().settings()
-    configure_logging(settings.log.level, settings.log.format)
-    return settings
 
 
 def controller_url(settings: Settings) -> str:

@@ -57,7 +57,6 @@ class _LocalProcess:
     backoff: RestartBackoff = field(default_factory=RestartBackoff)
     was_seen_running: bool = False
     is_restarting: bool = False  # by an effect: its end is no death
-    ended_instance: str | None = None
 
 
 class Gateways:

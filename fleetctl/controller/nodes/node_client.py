@@ -61,7 +61,6 @@ class GatewayReport:
     table_version: int | None
     table_age_s: float | None
     in_flight: int | None
-    reaches_controller: bool
     lost: int  # requests that failed or were given up since its start
     out: dict[str, str]
     failing_open: tuple[str, ...]  # models of which it sees no node well by the controller's word
@@ -227,7 +226,6 @@ def _parse_gateway(answer: dict[str, Any]) -> GatewayReport:
         table_version=version if isinstance(version, int) and not isinstance(version, bool) else None,
         table_age_s=float(age_s) if isinstance(age_s, int | float) else None,
         in_flight=in_flight if isinstance(in_flight, int) else None,
-        reaches_controller=answer.get("controller") == "reachable",
         lost=sum(count for key in ("failed", "gave_up") if isinstance(count := counts.get(key), int)),
         out={
             str(node): str(facts["out"])

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import sqlalchemy as sa
 
 from fleetctl.controller.database import GroupCommit, put_meta
+from fleetctl.controller.nodes.gateways import address_of
 from fleetctl.controller.nodes.node_client import NoAnswerError, NodeClient, NotAllowedError
 from fleetctl.controller.nodes.node_row import change_node, list_published, routing_version
 from fleetctl.controller.nodes.rule_row import list_rules
@@ -49,7 +50,7 @@ class Routing:
     async def opened(cls, records: Records) -> Routing:
         """With the table that the database has."""
         routing = cls(records)
-        await routing._publish(await records.database.read(lambda connection: _read_table(connection, {})))
+        await routing._publish(await records.database.read(routing._read))
         return routing
 
     async def change(self, name: str, *, only_if: Mapping[str, Any] | None = None, **values: Any) -> int:
@@ -66,26 +67,16 @@ class Routing:
         if all(route.phase is phases.get(route.node) for route in self.table.routes):
             return
 
-        def work(connection: sa.Connection) -> RoutingTable:
-            put_meta(connection, "routing_version", routing_version(connection) + 1)
-            return _read_table(connection, phases, self._num_gateways)
-
-        await self._publish(await self._database.write(work))
+        await self.publish_change(lambda connection: None)
 
     async def publish_num_gateways(self, num: int) -> None:
         """Make the table say how many gateways share the tenants' limits; a new version only when that differs."""
         self._num_gateways = max(1, num)
-        if self.table.num_gateways == self._num_gateways or self.table.version == 0:
-            return
+        if self.table.num_gateways != self._num_gateways and self.table.version != 0:
+            await self.publish_change(lambda connection: None)
 
-        def work(connection: sa.Connection) -> RoutingTable:
-            put_meta(connection, "routing_version", routing_version(connection) + 1)
-            return self._read(connection)
-
-        await self._publish(await self._database.write(work))
-
-    async def change_rules(self, work: Callable[[sa.Connection], T]) -> T:
-        """Store a change of the traffic rules and publish it as a new version. Returns what `work` returned.
+    async def publish_change(self, work: Callable[[sa.Connection], T]) -> T:
+        """Store what `work` changes and publish the table as a new version. Returns what `work` returned.
 
         A `work` that raises changes nothing.
         """
@@ -102,7 +93,25 @@ class Routing:
         return result
 
     def _read(self, connection: sa.Connection) -> RoutingTable:
-        return _read_table(connection, self._phases, self._num_gateways)
+        routes = [
+            Route(
+                node=row.name,
+                url=row.url or "",
+                state=RouteState(row.route.value),
+                pool=row.spec.pool,
+                model=row.spec.model,
+                phase=self._phases.get(row.name),
+                engine=row.spec.engine,
+                revision=row.spec.revision,
+            )
+            for row in list_published(connection)
+        ]
+        return RoutingTable(
+            version=routing_version(connection),
+            routes=routes,
+            rules=list_rules(connection),
+            num_gateways=self._num_gateways,
+        )
 
     async def wait(self, after: int, wait_s: float) -> RoutingTable | None:
         """The table once its version differs from `after`; None when it doesn't within `wait_s`.
@@ -153,7 +162,7 @@ class GatewayWatch:
         said = await asyncio.gather(*(self._follow_one(url, version) for url in self._urls))
         if len(said) == 1:
             return said[0]
-        return "; ".join(f"{url.partition('://')[2]}: {one}" for url, one in zip(self._urls, said, strict=True))
+        return "; ".join(f"{address_of(url)}: {one}" for url, one in zip(self._urls, said, strict=True))
 
     async def _follow_one(self, url: str, version: int) -> str:
         started = self._clock.now()
@@ -169,22 +178,3 @@ class GatewayWatch:
             if self._clock.now() - started > self._wait_s:
                 return f"{problem}; went on after {self._wait_s:.0f} s"
             await self._clock.sleep(GATEWAY_POLL_S)
-
-
-def _read_table(connection: sa.Connection, phases: Mapping[str, NodePhase], num_gateways: int = 1) -> RoutingTable:
-    routes = [
-        Route(
-            node=row.name,
-            url=row.url or "",
-            state=RouteState(row.route.value),
-            pool=row.spec.pool,
-            model=row.spec.model,
-            phase=phases.get(row.name),
-            engine=row.spec.engine,
-            revision=row.spec.revision,
-        )
-        for row in list_published(connection)
-    ]
-    return RoutingTable(
-        version=routing_version(connection), routes=routes, rules=list_rules(connection), num_gateways=num_gateways
-    )

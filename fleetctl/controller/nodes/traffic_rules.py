@@ -45,7 +45,7 @@ class TrafficRules:
             put_rule(connection, rule)
             return before
 
-        before = await self._routing.change_rules(work)
+        before = await self._routing.publish_change(work)
         until = "until it is removed" if request.for_s is None else f"for {request.for_s:g} s"
         text = f"traffic rule {rule.id}: {rule.spec.words}, {until}, by {rule.made_by}"
         await self._tell("made", rule, text)
@@ -62,7 +62,7 @@ class TrafficRules:
             delete_rule(connection, rule_id)
             return found
 
-        rule = await self._routing.change_rules(work)
+        rule = await self._routing.publish_change(work)
         await self._tell("removed", rule, f"traffic rule {rule.id} removed by {by}: {rule.spec.words}")
         return rule
 
@@ -71,7 +71,7 @@ class TrafficRules:
         now = self._records.clock.now()
         if all(rule.is_in_force(now) for rule in self._routing.table.rules):
             return
-        for rule in await self._routing.change_rules(lambda connection: delete_expired(connection, now)):
+        for rule in await self._routing.publish_change(lambda connection: delete_expired(connection, now)):
             await self._tell("expired", rule, f"traffic rule {rule.id} expired: {rule.spec.words}")
 
     async def _tell(self, what: str, rule: TrafficRule, text: str) -> None:

@@ -36,7 +36,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *args): pass
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
-REPORT = GatewayReport(3, 0.1, 0, True, 0, {}, ())
+REPORT = GatewayReport(3, 0.1, 0, 0, {}, ())
 
 
 async def observed(controller: Controller, phase: GatewayPhase) -> None:
@@ -113,12 +113,12 @@ def test_starts_come_later_each_time_until_one_stays_up() -> None:
     ("report", "running", "phase", "reason"),
     [
         (REPORT, True, GatewayPhase.READY, ""),
-        (GatewayReport(None, None, 0, False, 0, {}, ()), True, GatewayPhase.NOT_READY, "no routing table yet"),
+        (GatewayReport(None, None, 0, 0, {}, ()), True, GatewayPhase.NOT_READY, "no routing table yet"),
         (None, True, GatewayPhase.UNREACHABLE, "no answer"),
         (None, None, GatewayPhase.UNREACHABLE, "no answer"),
         (None, False, GatewayPhase.DOWN, "its process ended: killed by SIGKILL"),
         (
-            GatewayReport(3, 0.1, 0, True, 0, {}, ("m",)),
+            GatewayReport(3, 0.1, 0, 0, {}, ("m",)),
             True,
             GatewayPhase.READY,
             "the controller sees no node of m well; all are tried",
