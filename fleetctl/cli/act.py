@@ -105,6 +105,8 @@ def verb_command(verb: Verb, *, is_group: bool = False) -> Callable[..., None]:
                 words.append(option.name)
             elif value not in (None, False):
                 words += [option.name, str(value)]
+            elif option.required:  # of a group, whose commands must do without it; else the parser asks for it
+                raise BadInputError(f"{verb.name}: {option.name} is missing", remedy=f"fleetctl {verb.example}")
         perform(shlex.join(words), reason=reason, dry_run=dry_run, yes=yes, output=output)
 
     what = " or ".join(kind.value for kind in verb.kinds)

@@ -22,7 +22,18 @@ from fleetctl.cli.kinds import (
     run_status,
     value,
 )
-from fleetctl.cli.output import DATA, Output, OutputOption, number, print_data, print_fields, print_rows, ratio, seconds
+from fleetctl.cli.output import (
+    DATA,
+    Output,
+    OutputOption,
+    count,
+    number,
+    print_data,
+    print_fields,
+    print_rows,
+    ratio,
+    seconds,
+)
 from fleetctl.kit.errors import BadInputError
 from fleetctl.wire import DeepCheck, Gateway, Incident, Node, Run, RunbookInfo
 
@@ -132,10 +143,10 @@ def _describe_gateway(gateway: Gateway) -> None:
             ("instance", gateway.instance or ""),
             ("deaths", str(gateway.deaths)),
             ("next start", clock(gateway.next_start_at) if gateway.next_start_at is not None else ""),
-            ("routing table", number(gateway.table_version)),
+            ("routing table", count(gateway.table_version)),
             ("confirmed", age(gateway.table_age_s)),
-            ("requests held", number(gateway.in_flight)),
-            ("requests lost", number(gateway.lost)),
+            ("requests held", count(gateway.in_flight)),
+            ("requests lost", count(gateway.lost)),
             ("fails open for", ", ".join(gateway.failing_open)),
             *left_out,
         ],

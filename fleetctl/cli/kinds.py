@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from fleetctl.cli.output import Column, number, ratio, seconds
+from fleetctl.cli.output import Column, count, number, ratio, seconds
 from fleetctl.wire import Evidence, Incident, NodePhase, Run, RunStatus, Signal
 
 if TYPE_CHECKING:
@@ -199,10 +199,10 @@ NODE_COLUMNS = [
 GATEWAY_COLUMNS = [
     Column("name", lambda g: g.name),
     Column("phase", lambda g: g.phase.value),
-    Column("held", lambda g: number(g.in_flight), right=True, sort_key=lambda g: g.in_flight, is_volatile=True),
-    Column("lost", lambda g: number(g.lost), right=True, sort_key=lambda g: g.lost, is_volatile=True),
+    Column("held", lambda g: count(g.in_flight), right=True, sort_key=lambda g: g.in_flight, is_volatile=True),
+    Column("lost", lambda g: count(g.lost), right=True, sort_key=lambda g: g.lost, is_volatile=True),
     Column("deaths", lambda g: str(g.deaths), right=True, sort_key=lambda g: g.deaths),
-    Column("table", lambda g: number(g.table_version), right=True, sort_key=lambda g: g.table_version),
+    Column("table", lambda g: count(g.table_version), right=True, sort_key=lambda g: g.table_version),
     Column("left out", lambda g: str(len(g.out)), right=True, sort_key=lambda g: len(g.out)),
     Column("url", lambda g: g.url, wide=True),
     Column("reason", lambda g: g.reason, wide=True),

@@ -248,6 +248,11 @@ def seconds(value: float | None) -> str:
     return f"{value / 3600:.0f}h"
 
 
+def count(value: int | None) -> str:
+    """A count or a version, with every digit; "-" when not known."""
+    return "-" if value is None else str(value)
+
+
 def number(value: float | None) -> str:
     """A number for people; "-" when not known."""
     return "-" if value is None else f"{value:.4g}"

@@ -6,14 +6,13 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
-import httpx
 import typer
 
 from fleetctl.cli.context import current, gateway_url
 from fleetctl.cli.output import DATA, Output, OutputOption, print_data, print_table, stdout, visible
-from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError
+from fleetctl.cli.plain_request import ask_json
+from fleetctl.kit.errors import BadInputError, UnreachableError
 
-LIMIT_S = 10.0
 TITLES = ("template", "tenant", "requests", "lost/req", "from", "kind", "remedy")
 
 
@@ -32,7 +31,7 @@ def register(app: typer.Typer) -> None:
         Tokens of a prompt that stood behind such a field and were equal again are lost to the prefix cache.
         """
         url = (gateway or gateway_url(current().settings())).rstrip("/")
-        rows: list[dict[str, Any]] = _asked("GET", f"{url}/gateway/prefix-report")["templates"]
+        rows: list[dict[str, Any]] = ask_json(f"{url}/gateway/prefix-report")["templates"]
         if output in DATA:
             print_data(rows, output)
         else:
@@ -134,24 +133,7 @@ def _token_ids(url: str, prompt: str | dict[str, Any]) -> list[int]:
     """The prompt's tokens, with the model's own template around a chat."""
     keys = ("model", "messages", "tools", "prompt")
     question = {"prompt": prompt} if isinstance(prompt, str) else {key: prompt[key] for key in keys if key in prompt}
-    tokens = _asked("POST", f"{url}/tokenize", question).get("tokens")
+    tokens = ask_json(f"{url}/tokenize", question).get("tokens")
     if not isinstance(tokens, list) or not all(isinstance(one, int) for one in tokens):
         raise UnreachableError(f"{url}/tokenize: no token ids in the answer", remedy="leave --tokenizer-url out")
     return tokens
-
-
-def _asked(method: str, url: str, body: dict[str, Any] | None = None) -> Any:
-    """The answer's JSON. Raises UnreachableError, FleetctlError."""
-    try:
-        answer = httpx.request(method, url, json=body, timeout=LIMIT_S, trust_env=False)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise UnreachableError(f"{url}: {error or type(error).__name__}", remedy="fleetctl status") from error
-    try:
-        value = answer.json()
-    except ValueError as error:
-        raise UnreachableError(f"{url}: answered {answer.status_code} without JSON") from error
-    if answer.status_code != 200:
-        said = value.get("error", {}) if isinstance(value, dict) else {}
-        message = said.get("message") if isinstance(said, dict) else None
-        raise FleetctlError(f"{url}: answered {answer.status_code}" + (f": {message}" if message else ""))
-    return value

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-import httpx
 import typer
 
 from fleetctl.cli.act import command_group
@@ -24,9 +23,9 @@ from fleetctl.cli.output import (
     print_table,
     stdout,
 )
-from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError
+from fleetctl.cli.plain_request import ask_json
+from fleetctl.kit.errors import BadInputError
 
-LIMIT_S = 30.0
 MAX_PROMPT_BYTES = 16 * 1024 * 1024
 LISTED_KINDS = {"reroute": "reroutes", "shed": "orders to shed", "canary": "canaries"}
 TITLES = ("node", "cost", "cached", "waiting", "to prefill", "seats", "recent", "KV", "adapter")
@@ -55,7 +54,7 @@ def register(app: typer.Typer) -> None:
         Nothing is sent to a node. Costs are in tokens of prefill.
         """
         url = (gateway or gateway_url(current().settings())).rstrip("/")
-        told = _asked(f"{url}/gateway/route/explain", request_of(prompt_file, model, tenant))
+        told = ask_json(f"{url}/gateway/route/explain", request_of(prompt_file, model, tenant))
         if output in DATA:
             print_data(told, output)
         else:
@@ -94,20 +93,6 @@ def request_of(prompt_file: Path, model: str | None, tenant: str | None) -> dict
     request = value if isinstance(value, dict) and {"messages", "prompt"} & set(value) else {"prompt": text}
     given = {"model": model, "user": tenant}
     return {**request, **{key: one for key, one in given.items() if one is not None}}
-
-
-def _asked(url: str, request: dict[str, Any]) -> dict[str, Any]:
-    try:
-        response = httpx.post(url, json=request, timeout=LIMIT_S, trust_env=False)
-        told = response.json()
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        raise UnreachableError(
-            f"no answer from the gateway at {url}: {str(error) or type(error).__name__}",
-            remedy="fleetctl up, or name another with --gateway",
-        ) from error
-    if not response.is_success or not isinstance(told, dict):
-        raise FleetctlError(f"{url} answered {response.status_code}: {response.text[:200]}")
-    return told
 
 
 def _show(told: dict[str, Any]) -> None:

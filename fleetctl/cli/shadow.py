@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-import httpx
 import typer
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fleetctl.cli.act import command_group
 from fleetctl.cli.context import call
-from fleetctl.cli.output import Column, ListOutput, ListOutputOption, print_rows, stderr
+from fleetctl.cli.output import Column, ListOutput, ListOutputOption, count, print_rows, stderr
+from fleetctl.cli.plain_request import ask_json
+from fleetctl.kit.errors import FleetctlError
 from fleetctl.traffic_rule import TrafficRule
 from fleetctl.wire import Gateway
 
@@ -63,8 +64,8 @@ def register(app: typer.Typer) -> None:
         for gateway in gateways:
             try:
                 rows += _reported(gateway)
-            except (httpx.HTTPError, httpx.InvalidURL, ValidationError) as error:
-                told = str(error).splitlines()[0] if str(error) else type(error).__name__
+            except (FleetctlError, ValidationError) as error:
+                told = str(error).splitlines()[0]
                 stderr().print(f"no report from gateway {gateway.name} ({gateway.url}): {told}", markup=False)
         known = {row.rule for row in rows}
         rows += [_unreported(rule) for rule in rules if rule.kind == "shadow" and rule.id not in known]
@@ -76,10 +77,9 @@ async def _look_up(client: ControllerClient) -> tuple[list[TrafficRule], list[Ga
 
 
 def _reported(gateway: Gateway) -> list[ShadowRow]:
-    """Raises httpx.HTTPError, httpx.InvalidURL, ValidationError."""
-    response = httpx.get(f"{gateway.url.rstrip('/')}/gateway/shadow", timeout=LIMIT_S, trust_env=False)
-    response.raise_for_status()
-    found = _Reports.model_validate_json(response.content).shadows
+    """Raises FleetctlError, ValidationError."""
+    told = ask_json(f"{gateway.url.rstrip('/')}/gateway/shadow", limit_s=LIMIT_S)
+    found = _Reports.model_validate(told).shadows
     return [row.model_copy(update={"gateway": gateway.name}) for row in found]
 
 
@@ -91,10 +91,6 @@ def _ends_in(row: ShadowRow) -> str:
     if not row.in_force:
         return "ended"
     return UNKNOWN if row.expires_at is None else f"{max(0.0, row.expires_at - time.time()) / 60:.0f}m"
-
-
-def _count(value: int | None) -> str:
-    return UNKNOWN if value is None else str(value)
 
 
 def _pair(values: dict[str, float | None], form: str, factor: float = 1.0) -> str:
@@ -120,16 +116,16 @@ COLUMNS = [
     Column("rule", lambda r: r.rule),
     Column("gateway", lambda r: r.gateway or UNKNOWN),
     _volatile("ends", _ends_in, lambda r: r.expires_at),
-    _volatile("sent", lambda r: _count(r.requests), lambda r: r.requests),
-    _volatile("compared", lambda r: _count(r.compared), lambda r: r.compared),
-    _volatile("exact", lambda r: _count(r.exact), lambda r: r.exact),
+    _volatile("sent", lambda r: count(r.requests), lambda r: r.requests),
+    _volatile("compared", lambda r: count(r.compared), lambda r: r.compared),
+    _volatile("exact", lambda r: count(r.exact), lambda r: r.exact),
     _volatile(
         "agree",
         lambda r: UNKNOWN if r.mean_agreement is None else f"{r.mean_agreement:.1%}",
         lambda r: r.mean_agreement,
     ),
     _volatile("TTFT ms", lambda r: _pair(r.ttft_p50_s, ".0f", 1000), lambda r: r.ttft_p50_s.get("shadow")),
-    _volatile("errors", lambda r: _count(r.errors), lambda r: r.errors),
+    _volatile("errors", lambda r: count(r.errors), lambda r: r.errors),
     _volatile("tokens", lambda r: _pair(r.mean_tokens, ".1f"), lambda r: r.mean_tokens.get("shadow"), wide=True),
     _volatile("left out", _left_out, lambda r: sum(r.results.values()), wide=True),
     Column("by", lambda r: r.made_by or UNKNOWN, wide=True),

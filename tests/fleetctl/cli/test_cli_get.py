@@ -83,6 +83,8 @@ def controller() -> Iterator[RecordedController]:
                 url="http://10.20.30.40:7800",
                 phase=GatewayPhase.UNREACHABLE,
                 out={"node-1": "ejected: slow"},
+                lost=12_345,
+                table_version=123_456,
             )
         ],
         "/v1/tenants": [
@@ -252,6 +254,11 @@ def test_a_page_without_front_matter_is_all_body() -> None:
     assert RUNBOOK.body == "# Replace a node\n\nText.\n"
     for page in ("# A\n---\nb\n", "---\nopen", ""):
         assert RUNBOOK.model_copy(update={"page": page}).body == page
+
+
+def test_counts_and_versions_of_a_gateway_have_every_digit(fleetctl: Run) -> None:
+    _, out, _ = fleetctl("get", "gateways")
+    assert {"12345", "123456"} <= set(out.splitlines()[1].split())
 
 
 @pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.events])
