@@ -13,13 +13,13 @@ import re
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from alerts.promql.histogram import bucket_quantile
 from fleetctl.bench.measured import BenchError, cpu_s_of, memory_mb_of, process_of, tail_of, wait_for
 from fleetctl.bench.report import describe_machine
 
@@ -44,7 +44,7 @@ def measure(num_nodes: int, interval_s: float, seconds: float, folder: Path) -> 
                     if process.poll() is not None or time.monotonic() - began > READY_WITHIN_S:
                         raise BenchError(f"not every node is ready: {tail_of(folder / 'controller.err')}")
                     time.sleep(0.5)
-                ready_s, turns = time.monotonic() - began, _turns(http.get("/metrics").text)
+                ready_s, before = time.monotonic() - began, http.get("/metrics").text
                 cpu_s, from_s = cpu_s_of(process), time.monotonic()
                 ages, answers_s, ready = [0.0], [], []
                 while time.monotonic() - from_s < seconds:
@@ -55,7 +55,7 @@ def measure(num_nodes: int, interval_s: float, seconds: float, folder: Path) -> 
                     ready.append(status["nodes_ready"])
                     time.sleep(1.0)
                 took_s, cpu_s = time.monotonic() - from_s, cpu_s_of(process) - cpu_s
-                turns = _turns(http.get("/metrics").text) - turns
+                turns = turns_between(before, http.get("/metrics").text)
             log = (folder / "controller.err").read_text()
             return {
                 "nodes": num_nodes,
@@ -63,9 +63,9 @@ def measure(num_nodes: int, interval_s: float, seconds: float, folder: Path) -> 
                 "ready_after_s": round(ready_s, 1),
                 "cpu_s_per_min": round(cpu_s * 60 / took_s, 1),
                 "memory_mb": round(memory_mb_of(process, "VmRSS")),
-                "turns": turns.total(),
-                "turn_s_p50": _quantile(turns, 0.5),
-                "turn_s_p99": _quantile(turns, 0.99),
+                "turns": round(turns[-1][1]),
+                "turn_s_p50": round(bucket_quantile(0.5, turns), 2),
+                "turn_s_p99": round(bucket_quantile(0.99, turns), 2),
                 "oldest_loop_s": round(max(ages), 1),
                 "status_ms_worst": round(max(answers_s) * 1e3),
                 "fewest_ready": min(ready),
@@ -73,23 +73,15 @@ def measure(num_nodes: int, interval_s: float, seconds: float, folder: Path) -> 
             }
 
 
-def _turns(exposition: str) -> Counter[float]:
-    """Turns of the rules' loop so far, by the bucket that they ended in (its upper bound in seconds)."""
-    counts: Counter[float] = Counter()
-    before = 0.0
-    for bound, count in _TURN_BUCKET.findall(exposition):
-        counts[float(bound)], before = round(float(count) - before), float(count)
-    return counts
+def turns_between(before: str, after: str) -> list[tuple[float, float]]:
+    """Turns of the rules' loop between two texts of /metrics, as cumulative buckets: upper bound in seconds, count.
 
-
-def _quantile(turns: Counter[float], ratio: float) -> float:
-    """Linear within the bucket, as histogram_quantile."""
-    rank, below, low = ratio * turns.total(), 0, 0.0
-    for bound in sorted(turns):
-        if below + turns[bound] >= rank and turns[bound]:
-            return round(low + (bound - low) * (rank - below) / turns[bound], 2)
-        below, low = below + turns[bound], bound
-    return low
+    Raises BenchError when it ended none yet.
+    """
+    if not (found := _TURN_BUCKET.findall(after)):
+        raise BenchError("the rules' loop has ended no turn")
+    earlier = dict(_TURN_BUCKET.findall(before))
+    return [(float(le), float(count) - float(earlier.get(le, 0))) for le, count in found]
 
 
 def main(argv: Sequence[str]) -> int:
