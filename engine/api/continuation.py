@@ -79,8 +79,7 @@ async def prepare_continuation(
         raise ApiError(409, "can't be continued here: its prompt has other tokens here", code="replay_differs")
     request = resolved.apply(request)
     if left_s is not None:
-        deadline_s = continuation.elapsed_s + left_s
-        request = msgspec.structs.replace(request, deadline_s=min(deadline_s, request.deadline_s or deadline_s))
+        request = prepare.with_deadline(request, continuation.elapsed_s + left_s)
     if not request.stream:
         raise ApiError(400, "not a continuation: only a stream has progress", code="bad_handoff")
     try:

@@ -96,9 +96,7 @@ class OpenAIRoutes:
                 self._admission.check()  # before the work of tokenising
                 wanted = await prepared(self._model, body, arrival)
                 if (deadline_s := deadline_of(request)) is not None:
-                    wanted = msgspec.structs.replace(
-                        wanted, deadline_s=min(deadline_s, wanted.deadline_s or deadline_s)
-                    )
+                    wanted = prepare.with_deadline(wanted, deadline_s)
                 inflight = self._admission.admit(
                     wanted,
                     arrival=arrival,

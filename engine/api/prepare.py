@@ -87,6 +87,11 @@ def with_grammar(request: GenerationRequest, grammar: str | None) -> GenerationR
     return msgspec.structs.replace(request, sampling=replace(request.sampling, grammar=grammar))
 
 
+def with_deadline(request: GenerationRequest, deadline_s: float) -> GenerationRequest:
+    """The request with this deadline, unless its own is earlier."""
+    return msgspec.structs.replace(request, deadline_s=min(deadline_s, request.deadline_s or deadline_s))
+
+
 async def tokenize(model: ServedModel, body: TokenizeBody) -> tuple[int, ...]:
     """Raises ApiError."""
     check_model(model, body.model)
