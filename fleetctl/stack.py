@@ -25,7 +25,7 @@ from fleetctl.client import ControllerClient
 from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError
 from fleetctl.kit.whole_file import write_whole
 from fleetctl.node import INSTALL_ENGINE, missing_library
-from fleetctl.providers.process import ProcessTable, exclusive
+from fleetctl.providers.process import ProcessTable, environment_without_settings, exclusive
 from fleetctl.settings.tree import Settings, read_token
 from fleetctl.wire import Node, NodePhase
 
@@ -89,7 +89,7 @@ class Stack:
         settings = self.settings
         config = settings.state_dir / EFFECTIVE
         write_whole(config, json.dumps(settings.revealed(), indent=1))
-        env = {"FLEETCTL_CONFIG": "", **{key: "" for key in os.environ if key.startswith("FLEETCTL_")}}
+        env = environment_without_settings()
         flags = ["--config", str(config)]
         commands = {
             "controller": [sys.executable, "-m", "fleetctl.controller", "--start-nodes", *flags],

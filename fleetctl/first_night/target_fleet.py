@@ -15,6 +15,7 @@ from fleetctl.client import ControllerClient
 from fleetctl.drill_fleet import change_faults
 from fleetctl.first_night.traffic import DrillTraffic
 from fleetctl.kit.errors import FleetctlError, UnreachableError
+from fleetctl.providers.local import NODE_KIND
 from fleetctl.providers.local_gateway import GATEWAY
 from fleetctl.stack import Stack
 from fleetctl.wire import ActionRequest, Alert, AlertState, NodePhase, RunStatus
@@ -63,6 +64,11 @@ class TargetFleet:
                 return child
         return None
 
+    def nodes(self) -> list[str]:
+        """Names of the nodes that were started here, running or not."""
+        table = self.stack.table
+        return [name for name in table.names() if table.spec(name).get("kind") == NODE_KIND]
+
     def is_running(self, name: str) -> bool:
         """Whether the process lives, stopped ones included."""
         return self.stack.table.observe(name).running
@@ -74,9 +80,7 @@ class TargetFleet:
     async def keep_pace(self) -> None:
         """Until cancelled: every node's steps take `pace` times as long, also after it or its core was started anew."""
         while True:
-            for name in self.stack.table.running():
-                if name in ("controller", "gateway"):
-                    continue
+            for name in filter(self.is_running, self.nodes()):
                 with suppress(FleetctlError):
                     if (await change_faults(self.stack, name)).get("slow_steps") is None:
                         await self.set_faults(name, slow_steps=self.pace)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import signal
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from typing import Any
 
 from fleetctl.first_night.target_fleet import TargetFleet
 from fleetctl.kit.errors import FleetctlError
@@ -64,7 +61,7 @@ class Disturber:
         """SIGKILL of both its processes; started again a moment later."""
         self._fleet.send_signal(node, signal.SIGKILL)
         await asyncio.sleep(1.0)
-        self._start_again(node)
+        self._fleet.stack.table.start_again(node)
 
     async def kill_core(self, node: str) -> None:
         """SIGKILL of its engine core alone; the node starts another one."""
@@ -104,20 +101,10 @@ class Disturber:
         name = self._chance.choice(GATEWAY_NAMES)
         self._fleet.send_signal(name, signal.SIGKILL)
         await asyncio.sleep(1.0)
-        self._start_again(name)
-
-    def _start_again(self, name: str) -> None:
-        """By its record, unless somebody else did."""
-        table = self._fleet.stack.table
-        spec = table.spec(name)
-        facts: dict[str, Any] = {key: spec[key] for key in ("kind", "node") if key in spec}
-        with suppress(BlockingIOError):
-            env = {"FLEETCTL_CONFIG": "", **{key: "" for key in os.environ if key.startswith("FLEETCTL_")}}
-            table.start(name, spec["argv"], url=spec["url"], env=env, facts=facts)
+        self._fleet.stack.table.start_again(name)
 
     def _nodes(self) -> list[str]:
-        others = {"controller", *GATEWAY_NAMES}
-        return [name for name in self._fleet.stack.table.names() if name not in others and "added" not in name]
+        return [name for name in self._fleet.nodes() if "added" not in name]
 
     async def _until_ready(self) -> None:
         """Until every node of the fleet serves again: two at once are another test."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-from fleetctl.kit.errors import FleetctlError
 from fleetctl.providers.process import ProcessTable
 from fleetctl.providers.provider import ObservedInstance
 
@@ -30,13 +28,7 @@ class LocalGateway:
 
     def start(self) -> bool:
         """Start it as it was started last. False: it runs already. Raises FleetctlError without a record of it."""
-        spec = self._table.spec(GATEWAY)
-        argv = spec.get("argv")
-        if not isinstance(argv, list) or not argv:
-            raise FleetctlError("gateway: there is no record of how it was started", remedy="fleetctl up")
-        # What it is set to is in the file that its command names, and nowhere else.
-        env = {"FLEETCTL_CONFIG": "", **{key: "" for key in os.environ if key.startswith("FLEETCTL_")}}
-        return self._table.start(GATEWAY, [str(word) for word in argv], url=str(spec.get("url", "")), env=env)
+        return self._table.start_again(GATEWAY)
 
     def stop(self, grace_s: float) -> bool:
         """SIGTERM, and SIGKILL after `grace_s`. False: it did not run."""

@@ -44,6 +44,7 @@ exec 8<&- >/dev/null 2>&1
 wait $!
 echo "$instance $?" > "$0.tmp" && mv "$0.tmp" "$0"
 """
+_MADE_AT_START = frozenset({"argv", "url", "started_at", "instance"})  # keys of a record; others are facts
 _SIGNALLED = 128  # a shell's status of what a signal ended is this and the signal's number
 
 
@@ -156,6 +157,19 @@ class ProcessTable:
         finally:
             os.close(lock)  # the program holds its own copy: the lock lives as long as it does
 
+    def start_again(self, name: str) -> bool:
+        """Start `name` by its record, with our environment but for settings in it. Returns False when it runs already.
+
+        Raises FleetctlError without a record of it.
+        """
+        spec = self.spec(name)
+        argv = spec.get("argv")
+        if not isinstance(argv, list) or not argv:
+            raise FleetctlError(f"{name}: there is no record of how it was started", remedy="fleetctl up")
+        facts = {key: value for key, value in spec.items() if key not in _MADE_AT_START}
+        words = [str(word) for word in argv]
+        return self.start(name, words, url=str(spec.get("url", "")), env=environment_without_settings(), facts=facts)
+
     def stop(self, name: str, grace_s: float) -> bool:
         """SIGTERM to the group, wait `grace_s`, SIGKILL. Returns False when the name did not run."""
         if not self._is_locked(name):
@@ -234,6 +248,11 @@ class ProcessTable:
             if pid is not None or not self._is_locked(name):
                 return pid
         return None
+
+
+def environment_without_settings() -> dict[str, str]:
+    """What hides our settings variables from a child: its settings are all in the file that its command names."""
+    return {"FLEETCTL_CONFIG": "", **{key: "" for key in os.environ if key.startswith("FLEETCTL_")}}
 
 
 @contextmanager

@@ -161,3 +161,21 @@ def test_stop_without_recorded_pid_is_an_error_not_a_guess(table: ProcessTable, 
     with exclusive(tmp_path / "run" / "a" / "lock", "busy"):
         with pytest.raises(FleetctlError, match="pid is not recorded"):
             table.stop("a", 0.0)
+
+
+def test_what_ended_is_started_again_by_its_record_and_without_our_settings(
+    table: ProcessTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLEETCTL_STATE_DIR", "/elsewhere")
+    says = "import os, time; print([os.environ['FLEETCTL_STATE_DIR']], flush=True); time.sleep(600)"
+    with pytest.raises(FleetctlError, match="no record"):
+        table.start_again("a")
+    assert table.start("a", [sys.executable, "-c", says], url="http://x", facts={"kind": "node"})
+    before = table.spec("a")
+    assert table.start_again("a") is False
+    table.stop("a", 0.0)
+    assert table.start_again("a") is True
+    wait_until(lambda: "['']" in table.log_tail("a"))
+    after = table.spec("a")
+    assert after["instance"] != before["instance"]
+    assert {**after, "instance": 0, "started_at": 0} == {**before, "instance": 0, "started_at": 0}
