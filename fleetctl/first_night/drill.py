@@ -8,22 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from fleetctl.client import ControllerClient
 from fleetctl.drill_fleet import NODE_OPTIONS, settings_for_drill_fleet
 from fleetctl.first_night.compressed_rules import write_compressed_rules
 from fleetctl.first_night.fault import Fault
 from fleetctl.first_night.outcome import READY_NODES, Outcome, failures_of
 from fleetctl.first_night.responder import Responder
-from fleetctl.first_night.target_fleet import TargetFleet
-from fleetctl.first_night.traffic import DrillTraffic
+from fleetctl.first_night.target_fleet import TargetFleet, clear_state, open_target_fleet
 from fleetctl.kit.errors import FleetctlError, UnreachableError
-from fleetctl.providers.process import ProcessTable
 from fleetctl.settings.load import with_flags
 from fleetctl.settings.tree import Settings
 from fleetctl.stack import Stack
@@ -32,7 +27,6 @@ from fleetctl.wire import AlertState, NodePhase
 Tell = Callable[[str], None]
 
 LOOK_EVERY_S = 0.5
-CLIENT_TIMEOUT_S = 30.0  # of a busy machine
 SIGNALS_TIMEOUT_S = 90.0
 PROPOSAL_WITHIN_S = 60.0  # after the first alert; without one a person ends the fault
 HELPED_WITHIN_S = 60.0  # after a run ended; else a person ends the fault
@@ -40,7 +34,6 @@ QUIET_S = 8.0  # nothing fires for so long: it is over
 AFTERGLOW_S = 5.0  # traffic after the end
 COMPRESSED_BASELINE_S = 90.0
 COMPRESSED_PAGE_WITHIN_S = 60.0
-FAKE_PACE = 10.0  # a fake step takes 2 ms: nothing would be in flight when a fault comes
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +63,7 @@ async def run_fault(base: Settings, fault: Fault, plan: DrillPlan, tell: Tell) -
     """
     settings = settings_for_drill(base, fault, plan)
     stack = Stack(settings)
-    _clear(settings.state_dir, stack)
+    clear_state(stack)
     if plan.is_compressed:
         write_compressed_rules(settings.state_dir / "content")
         fault = replace(
@@ -78,20 +71,9 @@ async def run_fault(base: Settings, fault: Fault, plan: DrillPlan, tell: Tell) -
             baseline_s=min(fault.baseline_s, COMPRESSED_BASELINE_S),
             page_within_s=min(fault.page_within_s, COMPRESSED_PAGE_WITHIN_S),
         )
-    try:
-        tell("starting a fleet")
-        view = await stack.up(lambda _: None)
-        async with ControllerClient(view.controller_url, settings.controller_token(), CLIENT_TIMEOUT_S) as client:
-            traffic = DrillTraffic(view.gateway_url, settings.fleet.model, rate_per_s=plan.rate_per_s, seed=plan.seed)
-            fleet = TargetFleet(stack, client, traffic, FAKE_PACE if plan.runner == "fake" else 1.0)
-            pacing = asyncio.create_task(fleet.keep_pace()) if fleet.pace > 1.0 else None
-            try:
-                return await _Drill(fault, plan, fleet, tell).run_drill()
-            finally:
-                if pacing is not None:
-                    pacing.cancel()
-    finally:
-        await asyncio.shield(asyncio.to_thread(stack.down, lambda _: None))
+    tell("starting a fleet")
+    async with open_target_fleet(stack, runner=plan.runner, rate_per_s=plan.rate_per_s, seed=plan.seed) as fleet:
+        return await _Drill(fault, plan, fleet, tell).run_drill()
 
 
 class _Drill:
@@ -226,10 +208,3 @@ class _Drill:
         if self._cleared_at is not None:
             parts.append("a person ended the fault")
         return ", ".join(parts)
-
-
-def _clear(state_dir: Path, stack: Stack) -> None:
-    """Stop what an interrupted night left in its own folder, and begin anew."""
-    if ProcessTable(state_dir / "run").running():
-        stack.down(lambda _: None)
-    shutil.rmtree(state_dir, ignore_errors=True)

@@ -62,9 +62,11 @@ async def _wait_until_pending(fleet: TargetFleet) -> None:
     raise FleetctlError(f"no alert of {VICTIM} became pending")
 
 
-def _api(number: signal.Signals) -> FaultAction:
+def _process(number: signal.Signals, name: str = VICTIM) -> FaultAction:
+    """Signals one process, and does nothing more."""
+
     async def inject(fleet: TargetFleet) -> None:
-        fleet.send_signal(VICTIM, number)
+        fleet.send_signal(name, number)
 
     return inject
 
@@ -144,15 +146,6 @@ def _killed(name: str) -> FaultAction:
     return inject
 
 
-def _killed_only(name: str) -> FaultAction:
-    """Nobody starts it again by hand: that is left to who looks after it."""
-
-    async def inject(fleet: TargetFleet) -> None:
-        fleet.send_signal(name, signal.SIGKILL)
-
-    return inject
-
-
 async def _start_again(fleet: TargetFleet) -> None:
     """What a person does for a node whose process is gone or stands still, and nobody replaced."""
     if fleet.is_running(VICTIM):
@@ -174,16 +167,16 @@ _IN_FLIGHT = "the gateway holds the clients' connections: what it carries ends w
 
 FAULTS: tuple[Fault, ...] = (
     Fault("slow-step", "every step of a node takes ten times as long", _slow_step, _SLOW, _clear("slow_steps")),
-    Fault("sigkill-api", "SIGKILL of a node's API process", _api(signal.SIGKILL), _NODE_GONE, _start_again),
+    Fault("sigkill-api", "SIGKILL of a node's API process", _process(signal.SIGKILL), _NODE_GONE, _start_again),
     Fault(
         "sigkill-api-pending",
         "SIGKILL of a slow node's API process, its alert of slowness pending",
-        _api(signal.SIGKILL),
+        _process(signal.SIGKILL),
         _NODE_GONE,
         _start_again,
         prepare=_wait_until_pending,
     ),
-    Fault("sigstop-api", "SIGSTOP of a node's API process", _api(signal.SIGSTOP), _NODE_GONE, _start_again),
+    Fault("sigstop-api", "SIGSTOP of a node's API process", _process(signal.SIGSTOP), _NODE_GONE, _start_again),
     Fault("sigkill-core", "SIGKILL of a node's core, once", _core(signal.SIGKILL), Expectation(), page_within_s=60.0),
     Fault(
         "sigkill-core-often",
@@ -323,7 +316,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "sigkill-gateway",
         "SIGKILL of the gateway, which the controller starts again",
-        _killed_only("gateway"),
+        _process(signal.SIGKILL, "gateway"),
         Expectation(alerts=("LLMGatewayDied",), loss=_IN_FLIGHT),
         page_within_s=75.0,
         watch_s=720.0,  # the alert looks back ten minutes

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ NODES = ("node-1", "node-2", "node-3")
 CORE_WORDS = ("engine", "core")  # in a core's command line
 PACE_EVERY_S = 3.0
 POLL_S = 0.2
+CLIENT_TIMEOUT_S = 30.0  # of a busy machine
+FAKE_PACE = 10.0  # a fake step takes 2 ms: nothing would be in flight when a fault comes
 ACT_TIMEOUT_S = 30.0
 OPERATOR = "first-night"  # who asks and approves, in the fleet's own records
 
@@ -126,6 +129,36 @@ class TargetFleet:
         if pid is None:
             raise FleetctlError(f"{name} does not run")
         return pid
+
+
+def clear_state(stack: Stack) -> None:
+    """Stop what an interrupted run left in the fleet's own state folder, and remove the folder."""
+    stack.down(lambda _: None)
+    shutil.rmtree(stack.settings.state_dir, ignore_errors=True)
+
+
+@asynccontextmanager
+async def open_target_fleet(
+    stack: Stack, *, runner: str, rate_per_s: float = 1.0, seed: int = 0
+) -> AsyncIterator[TargetFleet]:
+    """The fleet, started, and stopped on the way out; fake nodes take longer steps. `rate_per_s`, `seed`: of its users.
+
+    Raises FleetctlError when it does not come up.
+    """
+    settings = stack.settings
+    try:
+        view = await stack.up(lambda _: None)
+        async with ControllerClient(view.controller_url, settings.controller_token(), CLIENT_TIMEOUT_S) as client:
+            traffic = DrillTraffic(view.gateway_url, settings.fleet.model, rate_per_s=rate_per_s, seed=seed)
+            fleet = TargetFleet(stack, client, traffic, FAKE_PACE if runner == "fake" else 1.0)
+            pacing = asyncio.create_task(fleet.keep_pace()) if fleet.pace > 1.0 else None
+            try:
+                yield fleet
+            finally:
+                if pacing is not None:
+                    pacing.cancel()
+    finally:
+        await asyncio.shield(asyncio.to_thread(stack.down, lambda _: None))
 
 
 async def wait_for(condition: Callable[[], bool], timeout_s: float) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import sys
 import time
 from collections import Counter
@@ -13,10 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleetctl.client import ControllerClient
 from fleetctl.drill_fleet import NODE_OPTIONS, settings_for_drill_fleet
-from fleetctl.first_night.target_fleet import TargetFleet
-from fleetctl.first_night.traffic import DrillTraffic
+from fleetctl.first_night.target_fleet import TargetFleet, clear_state, open_target_fleet
 from fleetctl.gateway_soak.disturbances import Disturber
 from fleetctl.gateway_soak.soak_request import SoakClient, SoakRequest, Tally, make_requests
 from fleetctl.kit.whole_file import write_whole
@@ -25,8 +22,6 @@ from fleetctl.settings.load import with_flags
 from fleetctl.settings.tree import Settings
 from fleetctl.stack import Stack
 
-FAKE_PACE = 10.0  # a fake step takes 2 ms: nothing would be in flight when something ends
-CLIENT_TIMEOUT_S = 60.0
 QUIET_AT_ONCE = 8
 SETTLE_S = 5.0
 
@@ -89,25 +84,13 @@ async def run_soak(base: Settings, plan: SoakPlan, tell: Tell) -> SoakResult:
     options = {**NODE_OPTIONS, "runner": plan.runner}
     settings = settings_for_drill_fleet(base, state_dir, policy="ask", nodes=plan.num_nodes, node_options=options)
     stack = Stack(settings)
-    stack.down(lambda _: None)
-    shutil.rmtree(state_dir, ignore_errors=True)  # names of nodes that an earlier soak added are taken there
-    try:
-        tell("starting a fleet")
-        view = await stack.up(lambda _: None)
-        gateways = [view.gateway_url]
+    clear_state(stack)  # names of nodes that an earlier soak added are taken there
+    tell("starting a fleet")
+    async with open_target_fleet(stack, runner=plan.runner) as fleet:
+        gateways = [settings.gateway.base_url]
         if plan.num_gateways > 1:
             gateways.append(_start_second_gateway(stack))
-        async with ControllerClient(view.controller_url, settings.controller_token(), CLIENT_TIMEOUT_S) as client:
-            traffic = DrillTraffic(view.gateway_url, settings.fleet.model, rate_per_s=1.0, seed=plan.seed)
-            fleet = TargetFleet(stack, client, traffic, FAKE_PACE if plan.runner == "fake" else 1.0)
-            pacing = asyncio.create_task(fleet.keep_pace()) if fleet.pace > 1.0 else None
-            try:
-                return await _soak(fleet, SoakClient(gateways, settings.fleet.model), plan, tell)
-            finally:
-                if pacing is not None:
-                    pacing.cancel()
-    finally:
-        await asyncio.shield(asyncio.to_thread(stack.down, lambda _: None))
+        return await _soak(fleet, SoakClient(gateways, settings.fleet.model), plan, tell)
 
 
 async def _soak(fleet: TargetFleet, client: SoakClient, plan: SoakPlan, tell: Tell) -> SoakResult:
