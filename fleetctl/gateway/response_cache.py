@@ -11,12 +11,13 @@ import json
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from fleetctl.gateway.http.exchange import KeptBody
 from fleetctl.gateway.routing.json_cost import is_cheap_to_parse
 from fleetctl.settings.response_cache import ResponseCacheSettings
 
@@ -39,23 +40,12 @@ class CachedAnswer:
         return len(self.body) + OVERHEAD_BYTES
 
 
-@dataclass(slots=True)
-class Recording:
-    """The answer to a request that missed, as it passes. `note` every byte; too long a one is forgotten."""
+class Recording(NamedTuple):
+    """The answer to a request that missed, as it passes."""
 
     key: bytes
     is_stream: bool
-    max_bytes: int
-    parts: list[bytes] = field(default_factory=list)
-    size: int = 0
-
-    def note(self, data: bytes) -> None:
-        """A part of the body."""
-        self.size += len(data)
-        if self.size > self.max_bytes:
-            self.parts.clear()
-        else:
-            self.parts.append(data)
+    answer: KeptBody
 
 
 class ResponseCache:
@@ -108,16 +98,16 @@ class ResponseCache:
             answer = None
         if answer is None:
             self._miss.inc()
-            return Recording(key, _is_stream(body), self._settings.max_entry_bytes)
+            return Recording(key, _is_stream(body), KeptBody(self._settings.max_entry_bytes))
         self._hit.inc()
         self._answers.move_to_end(key)
         return answer
 
     def store(self, recording: Recording) -> None:
         """Keep the answer that was recorded, if it was whole and short enough."""
-        if recording.size > recording.max_bytes or not recording.parts:
+        if recording.answer.is_too_long or not recording.answer.parts:
             return
-        answer = CachedAnswer(b"".join(recording.parts), recording.is_stream, self._clock())
+        answer = CachedAnswer(b"".join(recording.answer.parts), recording.is_stream, self._clock())
         if answer.cost_bytes > self._settings.max_bytes:
             return
         if recording.key in self._answers:

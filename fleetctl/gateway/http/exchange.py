@@ -73,6 +73,34 @@ class ClientSink(Protocol):
         """The whole answer of this exchange was written."""
 
 
+class KeptBody:
+    """The body of an answer as it passes, up to a bound."""
+
+    __slots__ = ("_bytes_left", "parts")
+
+    def __init__(self, max_bytes: int) -> None:
+        self._bytes_left = max_bytes
+        self.parts: list[bytes] = []
+
+    @property
+    def is_too_long(self) -> bool:
+        """Whether there was more than may be kept, or it was closed: then nothing is."""
+        return self._bytes_left < 0
+
+    def note(self, data: bytes) -> None:
+        """A part of the body."""
+        self._bytes_left -= len(data)
+        if self._bytes_left < 0:
+            self.parts.clear()
+        else:
+            self.parts.append(data)
+
+    def close(self) -> None:
+        """Keep nothing any more."""
+        self._bytes_left = -1
+        self.parts.clear()
+
+
 class Exchange:
     """One request and its answer. After `watch()`, a hang-up cancels the task that serves it."""
 
@@ -118,7 +146,7 @@ class Exchange:
         self._sink = sink
         self._max_body_bytes = max_body_bytes
         self._body_limit_s = body_limit_s
-        self.copy_to: Callable[[bytes], None] | None = None  # gets the body of the answer as well
+        self.copy_to: list[Callable[[bytes], None]] = []  # each gets the body of the answer as well
         self._parts: list[bytes] = []
         self._size = 0
         self._is_whole = False  # the body has come
@@ -254,8 +282,8 @@ class Exchange:
     def answer_at_once(self, status: int, body: bytes, headers: RawHeaders) -> None:
         """Send a whole answer."""
         self.has_begun = self.has_ended = True
-        if self.copy_to is not None:
-            self.copy_to(body)
+        for note in self.copy_to:
+            note(body)
         keeps_alive = self._may_keep_alive()
         framing = b"" if status in (204, 304) else b"content-length: %d\r\n" % len(body)
         head = answer_head(status, headers, framing, keeps_alive=keeps_alive)
@@ -277,8 +305,8 @@ class Exchange:
         self.answer_at_once(error.status, error.body(), answer)
 
     def _framed(self, data: bytes) -> bytes:
-        if self.copy_to is not None:
-            self.copy_to(data)
+        for note in self.copy_to:
+            note(data)
         pending, self._pending = self._pending, b""
         if not data or not self._writes_body:
             return pending

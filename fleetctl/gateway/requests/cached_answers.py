@@ -42,7 +42,7 @@ class CachedAnswers:
         if isinstance(found, Recording):
             proxied.answer_headers.append((CACHE_HEADER, b"miss"))
             proxied.recording = found
-            exchange.copy_to = found.note
+            exchange.copy_to.append(found.answer.note)
         return False
 
     def keep(self, proxied: ProxiedRequest) -> None:

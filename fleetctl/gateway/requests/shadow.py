@@ -18,7 +18,7 @@ import msgspec
 import structlog
 from prometheus_client import CollectorRegistry
 
-from fleetctl.gateway.http.exchange import REQUEST_ID, Exchange, new_request_id
+from fleetctl.gateway.http.exchange import REQUEST_ID, Exchange, KeptBody, new_request_id
 from fleetctl.gateway.http.node_client import NodeAnswer, NodeClient, NodeClientError
 from fleetctl.gateway.nodes.loads import Loads
 from fleetctl.gateway.nodes.table import Endpoint, Table
@@ -42,31 +42,6 @@ MAX_KEPT_BYTES = 1024 * 1024  # of one user's answer; as much is read of its cop
 SILENCE_LIMIT_S = 60.0  # a copy of which nothing was heard for so long is given up
 READ_BYTES = 32 * 1024  # of a kept answer that are parsed without a pause
 _NOT_COPIED = frozenset({"x-request-id", "traceparent", "tracestate", HANDOFF_HEADER.lower(), PROGRESS_HEADER.lower()})
-
-
-class KeptAnswer:
-    """A user's answer as it passed, up to a bound."""
-
-    __slots__ = ("is_too_long", "parts", "size")
-
-    def __init__(self) -> None:
-        self.parts: list[bytes] = []
-        self.size = 0
-        self.is_too_long = False
-
-    def note(self, data: bytes) -> None:
-        """Bytes of the body that go to the client."""
-        self.size += len(data)
-        if self.size <= MAX_KEPT_BYTES:
-            self.parts.append(data)
-        elif not self.is_too_long:
-            self.close()
-
-    def close(self) -> None:
-        """Keep nothing any more."""
-        self.is_too_long = True
-        self.size = MAX_KEPT_BYTES + 1
-        self.parts.clear()
 
 
 class CopyBody(NamedTuple):
@@ -113,7 +88,7 @@ class _Copy:
         self.target = target
         self.model = model
         self.is_seeded_by_id = where.endpoint.engine == OWN_ENGINE and target.engine == OWN_ENGINE
-        self.answer = KeptAnswer()
+        self.answer = KeptBody(MAX_KEPT_BYTES)
         self.user_ended = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
 
@@ -201,7 +176,7 @@ class Shadows:
         asked = where.job.facts.model
         is_other = target.model not in ("", asked) and self._table.has_model(asked)
         copy = _Copy(rule, proxied, where, target, target.model if is_other else None)
-        exchange.copy_to = _both(exchange.copy_to, copy.answer.note)
+        exchange.copy_to.append(copy.answer.note)
         self._in_flight[rule.id] += 1
         self._copies[proxied.request_id] = copy
         copy.task = asyncio.create_task(self._carry(copy), name="gateway.shadow")
@@ -299,18 +274,6 @@ class Shadows:
 def is_of(endpoint: Endpoint, spec: ShadowSpec) -> bool:
     """Whether the node belongs to the shadow's pool or revision."""
     return endpoint.pool == spec.pool if spec.pool is not None else endpoint.revision == spec.revision
-
-
-def _both(first: Callable[[bytes], None] | None, second: Callable[[bytes], None]) -> Callable[[bytes], None]:
-    if first is None:
-        return second
-    one = first
-
-    def note(data: bytes) -> None:
-        one(data)
-        second(data)
-
-    return note
 
 
 async def _read_kept(parts: Sequence[bytes], *, is_stream: bool) -> AnswerText:

@@ -82,7 +82,7 @@ def fill(made: ResponseCache, text: bytes, *, tenant: str = "t", version: int = 
     """Whether it was a hit; a miss is answered and kept."""
     found = made.look_up(PATH, text, tenant=tenant, table_version=version)
     if isinstance(found, Recording):
-        found.note(answer)
+        found.answer.note(answer)
         made.store(found)
     return isinstance(found, CachedAnswer)
 

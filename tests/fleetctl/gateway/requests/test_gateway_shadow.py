@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from fleetctl.gateway.http.exchange import KeptBody
 from fleetctl.gateway.requests.answer_text import AnswerReader, AnswerText
-from fleetctl.gateway.requests.shadow import MAX_KEPT_BYTES, KeptAnswer, copy_body
+from fleetctl.gateway.requests.shadow import MAX_KEPT_BYTES, copy_body
 from fleetctl.gateway.requests.shadow_report import ShadowReports, ShadowResult, compare_texts
 from fleetctl.gateway.routing.orders import share_position
 from fleetctl.traffic_rule import ShadowSpec, TrafficRule
@@ -286,7 +287,7 @@ def test_only_repeatable_requests_are_compared_by_their_words(
 
 
 def test_of_a_long_answer_nothing_is_kept() -> None:
-    kept = KeptAnswer()
+    kept = KeptBody(MAX_KEPT_BYTES)
     for _ in range(3):
         kept.note(b"x" * (MAX_KEPT_BYTES // 2))
     kept.note(b"y")
