@@ -31,7 +31,7 @@ class CachedAnswers:
             return False
         table = self._routing.table
         found = self._cache.look_up(
-            job.path.partition("?")[0],
+            job.path,
             job.body,
             tenant=proxied.tenant or ANONYMOUS,
             table_version=table.version if table else None,

@@ -94,7 +94,7 @@ class StreamAccount:
         """The object that another node goes on from. The client's body is in it as it came."""
         assert self._resolved is not None
         head = f'{{"version":{CONTINUATION_VERSION},"request_id":{json.dumps(request_id)},'
-        head += f'"path":{json.dumps(self.job.path.partition("?")[0])},"elapsed_s":{elapsed_s:.3f},'
+        head += f'"path":{json.dumps(self.job.path)},"elapsed_s":{elapsed_s:.3f},'
         tail = f',"resolved":{self._resolved},"progress":{json.dumps(self.lines.text())}}}'
         return b"".join((head.encode(), b'"request":', self.job.body or b"null", tail.encode()))
 
@@ -131,7 +131,7 @@ class Continuations:
         return replace(
             source,
             method="POST",
-            path=CONTINUE_PATH,
+            target=CONTINUE_PATH,
             body=body,
             headers=[
                 ("Content-Type", "application/json"),

@@ -15,7 +15,6 @@ from fleetctl.gateway.http.exchange import Exchange
 from fleetctl.gateway.nodes.node_watch import WaitEnd
 from fleetctl.gateway.requests.fates import ProxiedRequest
 from fleetctl.gateway.requests.place import Job, NotPlaced, Placed, Placer
-from fleetctl.gateway.routing.routing_facts import GENERATION_PATHS
 
 
 class Entry:
@@ -42,7 +41,7 @@ class Entry:
             output_tokens=facts.output_tokens,
             size_bytes=len(job.body) if job.body else 0,
             deadline_at=job.deadline_at,
-            is_generation=job.method == "POST" and job.path.partition("?")[0] in GENERATION_PATHS,
+            is_generation=job.is_generation,
         )
         admitted = await self._admission.admit(account, demand)
         if isinstance(admitted, ErrorAnswer):

@@ -76,7 +76,7 @@ class OutsideRelay:
     ) -> bool:
         result = "client_gone"  # unless it ends in another way
         try:
-            sent = await overflow.send(way, job.path.partition("?")[0], job.body or b"", proxied.request_id)
+            sent = await overflow.send(way, job.path, job.body or b"", proxied.request_id)
         except OutsideError as error:
             await self._fail(exchange, proxied, f"overflow/{way.endpoint.name}: {error}")
             return True

@@ -46,13 +46,23 @@ class Job:
     """What is sent to a node: a client's request, or the continuation of one that another node handed off."""
 
     method: str
-    path: str
+    target: str  # path and query as the client encoded them
     body: bytes | None
     headers: list[tuple[str, str]]
     facts: RoutingFacts
     excluded: frozenset[str] = frozenset()
     is_continuation: bool = False
     deadline_at: float | None = None  # monotonic seconds: the client wants no answer after it
+
+    @property
+    def path(self) -> str:
+        """The target without its query."""
+        return self.target.partition("?")[0]
+
+    @property
+    def is_generation(self) -> bool:
+        """Whether a client asks for a completion by it."""
+        return self.method == "POST" and self.path in GENERATION_PATHS
 
 
 @dataclass(slots=True)
@@ -241,7 +251,7 @@ class Placer:
         try:
             with wait:
                 answer = await self._client.request(
-                    job.method, endpoint.base, job.path, headers=self._headers(job), body=job.body
+                    job.method, endpoint.base, job.target, headers=self._headers(job), body=job.body
                 )
             wait.note_heard(self._clock())
             placed = self._judge(Placed(job, endpoint, answer, wait, load, release), not_placed, proxied)
@@ -359,6 +369,6 @@ def _refusal(status: int, said: str | None, is_continuation: bool) -> str:
 
 def _is_shapeless(job: Job, answer: NodeAnswer) -> bool:
     """Whether a node answers a generating request with something that is no answer, e.g. a page of HTML."""
-    if answer.status != 200 or job.method != "POST" or not (job.is_continuation or job.path in GENERATION_PATHS):
+    if answer.status != 200 or not (job.is_continuation or job.is_generation):
         return False
     return answer.content_type not in ("text/event-stream", "application/json")

@@ -31,7 +31,6 @@ from fleetctl.gateway.requests.place import Job, Placed
 from fleetctl.gateway.requests.shadow_report import ShadowReports, ShadowResult
 from fleetctl.gateway.routing.json_cost import with_fields
 from fleetctl.gateway.routing.orders import share_position
-from fleetctl.gateway.routing.routing_facts import GENERATION_PATHS
 from fleetctl.traffic_rule import ShadowSpec, TrafficRule
 
 log = structlog.get_logger()
@@ -125,7 +124,7 @@ class Shadows:
         if not self._rules or where.answer.status >= 400:
             return
         job = where.job
-        if job.body is None or job.method != "POST" or job.path.partition("?")[0] not in GENERATION_PATHS:
+        if job.body is None or not job.is_generation:
             return
         now = self._now()
         for rule in self._rules:
@@ -248,7 +247,9 @@ class Shadows:
         first_s = 0.0
         try:
             async with asyncio.timeout(self._silence_limit_s) as limit:
-                answer = await self._client.request(job.method, copy.target.base, job.path, headers=headers, body=body)
+                answer = await self._client.request(
+                    job.method, copy.target.base, job.target, headers=headers, body=body
+                )
                 if answer.status >= 400:
                     is_refusal = answer.status in (429, 503)
                     return (ShadowResult.REFUSED if is_refusal else ShadowResult.FAILED), 0.0

@@ -125,7 +125,7 @@ class TextAccount:
         self.endpoint = endpoint
         self.num_tokens = 0  # as the node counted them, else events with text
         self.is_finished = False  # the client has the last of the text
-        self._path = path.partition("?")[0]
+        self._path = path
         self._is_chat = self._path == CHAT_PATH
         self._request = request
         self._text: list[str] = []

@@ -77,7 +77,7 @@ class Rig:
 def make_job(**changes: object) -> Job:
     values: dict[str, object] = {
         "method": "GET",
-        "path": "/v1/models",
+        "target": "/v1/models",
         "body": None,
         "headers": [("X-Request-Id", "r1")],
         "facts": RoutingFacts(tokens=7),
@@ -87,7 +87,7 @@ def make_job(**changes: object) -> Job:
 
 def make_continuation() -> Job:
     headers = [("X-Request-Id", "r1"), ("Authorization", f"Bearer {NODE_TOKEN}")]
-    return make_job(method="POST", path="/internal/continue", body=b"{}", headers=headers, is_continuation=True)
+    return make_job(method="POST", target="/internal/continue", body=b"{}", headers=headers, is_continuation=True)
 
 
 @asynccontextmanager
@@ -203,7 +203,7 @@ async def test_a_request_that_nodes_die_of_is_sent_to_one_other_node_at_most() -
     async with rig_of("a", "b", "c", "d") as rig:
         for node in rig.nodes.values():
             node.script = Script(drop_before_answer=True)
-        where = await rig.place(make_job(method="POST", path="/v1/completions", body=b'{"prompt": "x"}'))
+        where = await rig.place(make_job(method="POST", target="/v1/completions", body=b'{"prompt": "x"}'))
         assert isinstance(where, NotPlaced)
         assert sum(len(node.seen) for node in rig.nodes.values()) == 2
         assert set(where.reasons.values()) == {"disconnected"}
@@ -214,7 +214,7 @@ async def test_a_request_that_nodes_die_of_is_sent_to_one_other_node_at_most() -
 async def test_a_lone_node_is_not_given_again_the_request_that_it_died_with() -> None:
     async with rig_of("a") as rig:
         rig.nodes["a"].script = Script(drop_before_answer=True)
-        job = make_job(method="POST", path="/v1/completions", body=b'{"prompt": "x"}')
+        job = make_job(method="POST", target="/v1/completions", body=b'{"prompt": "x"}')
         where = await rig.place(job)
         assert isinstance(where, NotPlaced)
         assert (len(rig.nodes["a"].seen), where.reasons) == (1, {"a": "disconnected"})

@@ -125,3 +125,12 @@ async def test_an_answer_that_is_no_answer_goes_to_another_node(tmp_path: Path) 
         nodes[0].script.refuse = (200, {"Content-Type": "text/html"})
         replies = [await served.chat(f"p{i}") for i in range(6)]
         assert all(reply.is_done for reply in replies)
+
+
+async def test_a_query_hides_no_answer_that_is_none(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a", "b") as (served, nodes, _):
+        nodes[0].script.refuse = (200, {"Content-Type": "text/html"})
+        body = {"model": "demo", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2, "stream": True}
+        replies = [await served.send(body | {"user": str(i)}, path="/v1/chat/completions?v=1") for i in range(6)]
+        assert all(reply.is_done for reply in replies)
+        assert nodes[0].seen, "it was asked, and what it said was kept from the client"
