@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -476,8 +477,7 @@ class Orders:
     def __init__(self) -> None:
         self.retiring = asyncio.Event()
         self.stopping = asyncio.Event()
-        self.abort: Callable[[], None] = self.drain
-        """End now: what is in flight ends with an error event."""
+        self.on_abort: Callable[[], None] = lambda: None  # while it serves: ends what is in flight
 
     def retire(self) -> None:
         """Another process serves on the same listener: take no more connections, end with the last one."""
@@ -487,6 +487,11 @@ class Orders:
         """Nobody serves after it: take nothing new, let streams end for a while."""
         self.retiring.set()
         self.stopping.set()
+
+    def abort(self) -> None:
+        """End now: what is in flight ends with an error event."""
+        self.drain()
+        self.on_abort()
 
     def drain_or_abort(self) -> None:
         """As a signal means it: who asks twice does not want to wait."""
@@ -520,15 +525,10 @@ async def serve_until_stopped(
     server = gateway.make_server()
     loop = asyncio.get_running_loop()
     orders = orders or Orders()
-
-    def abort() -> None:
-        orders.drain()
-        _abort(gateway)
-
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, orders.drain_or_abort)
     async with gateway.opened():
-        orders.abort = abort
+        orders.on_abort = partial(_abort, gateway)
         host, port = listener.getsockname()[:2]
         await server.start(listener)
         log.info("gateway.started", host=host, port=port)

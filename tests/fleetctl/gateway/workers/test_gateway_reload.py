@@ -227,8 +227,18 @@ async def test_a_reload_refuses_no_connection_and_cuts_no_stream_and_a_killed_wo
         await site.until(lambda: first.pid not in {one.pid for one in site.state.workers})
         assert await site.counts() == {**counts, "finished": counts["finished"] + 1}
 
+        site.node.wait_at = 4
+        site.node.gate.clear()
+        stream = await site.session.post(
+            site.url + "/v1/chat/completions", json={**BODY, "stream": True}, headers={"Connection": "close"}
+        )
+        assert stream.status == 200
+        site.process.send_signal(signal.SIGTERM)
+        while await site.is_up():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
         site.process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(DEADLINE_S):
+            assert '"shutting_down"' in await stream.text(), "asked twice, it does not wait for its streams"
             assert await site.process.wait() == 0
         assert SupervisorState.read(site.folder) is None, "nothing is left of it"
         assert not await site.is_up()
