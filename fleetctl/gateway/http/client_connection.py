@@ -271,7 +271,7 @@ class ClientConnection(asyncio.Protocol):
                     self.abort()
                 else:
                     error = ErrorAnswer(500, "gateway error", "server_error", "internal")
-                    exchange.answer_at_once(error.status, *error.whole()[1:])
+                    exchange.answer_at_once(*error.whole())
 
     def _refuse(self, error: ErrorAnswer) -> None:
         """Answer what can't be read, after all that came before it; then the connection ends."""

@@ -38,11 +38,6 @@ class HttpServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._acceptor: asyncio.Task[None] | None = None
 
-    @property
-    def is_serving(self) -> bool:
-        """Whether new connections are taken."""
-        return self._server is not None or self._acceptor is not None
-
     async def start(self, listener: socket.socket) -> None:
         """Take connections from now on."""
         listener.setblocking(False)

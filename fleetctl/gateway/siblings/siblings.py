@@ -33,7 +33,7 @@ class Siblings:
         """Answer the others. `answer` gets a word and its argument, and gives what JSON can say."""
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            with suppress(ConnectionError, ValueError, asyncio.LimitOverrunError):
+            with suppress(ConnectionError, ValueError):
                 word, argument = json.loads(await reader.readline())
                 writer.write(json.dumps(answer(word, argument)).encode() + b"\n")
                 await writer.drain()
