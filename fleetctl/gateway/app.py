@@ -9,8 +9,8 @@ import os
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,8 +49,14 @@ from fleetctl.gateway.requests.place import Placer
 from fleetctl.gateway.requests.proxy import MOVE_PATIENCE_S, Proxy
 from fleetctl.gateway.requests.shadow import Shadows
 from fleetctl.gateway.response_cache import ResponseCache
-from fleetctl.gateway.siblings.joined_views import WorkersNow, joined_status, joined_tenants, latest_fate
-from fleetctl.gateway.siblings.metric_store import families_of, joined_exposition, keep_families, worker_families
+from fleetctl.gateway.siblings.joined_views import Json, WorkersNow, joined_status, joined_tenants, latest_fate
+from fleetctl.gateway.siblings.metric_store import (
+    Families,
+    families_of,
+    joined_exposition,
+    keep_families,
+    worker_families,
+)
 from fleetctl.gateway.siblings.siblings import Siblings
 from fleetctl.settings.gateway import GatewaySettings
 from fleetctl.settings.gateway_tracing import traces_wanted
@@ -63,6 +69,8 @@ log = structlog.get_logger()
 DRAIN_GRACE_S = 30.0
 NODES_FAULT = frozenset({"engine_error", "node_error"})  # within a stream: the node's word, not the client's doing
 EXPLAIN_PATH = "/gateway/route/explain"
+METRICS_PATH = "/metrics"
+STATUS_PATH = "/gateway/status"
 TENANTS_PATH = "/gateway/tenants"
 FATE_PATH = "/gateway/requests/"
 LOOPBACK = ("127.0.0.1", "::1")
@@ -124,12 +132,13 @@ class Gateway:
         self.prompts: PromptPreparation | None = None
         self.is_draining = False
         self._nodes: NodeClient | None = None
-        # GET routes of ours, not under /v1/. Each gets what follows its slash, or "".
-        self._routes: dict[str, Callable[[str], WholeAnswer]] = {
+        # GET routes of ours, not under /v1/.
+        self._routes: dict[str, Callable[[Exchange], Awaitable[WholeAnswer]]] = {
             "/health": self._health,
-            "/metrics": self._metrics,
-            "/gateway/status": lambda _: json_answer(200, self.status()),
+            METRICS_PATH: self._metrics,
+            STATUS_PATH: self._status,
             FATE_PATH: self._fate,
+            TENANTS_PATH: self._tenants,
             "/gateway/prefix-report": self._prefix_report,
             "/gateway/decisions": self._decisions,
             "/gateway/shadow": self._shadow,
@@ -194,10 +203,8 @@ class Gateway:
                 asyncio.create_task(self.admission.run_forever(), name="gateway.admission"),
             )
             try:
-                async with self._siblings.opened(self._told) if self._siblings is not None else nullcontext():
+                async with self._answering_siblings():
                     yield self
-                    if self._siblings is not None:
-                        self._told("/metrics", None)  # the last word on what this worker counted
             finally:
                 for loop in loops:
                     loop.cancel()
@@ -208,6 +215,23 @@ class Gateway:
                     await overflow.aclose()
                 if traces is not None:
                     await asyncio.to_thread(traces.close)
+
+    @asynccontextmanager
+    async def _answering_siblings(self) -> AsyncIterator[None]:
+        """Where there are any: each route that all workers answer together asks them by its path."""
+        siblings = self._siblings
+        if siblings is None:
+            yield
+            return
+        tells: dict[str, Callable[[Any], Any]] = {
+            METRICS_PATH: lambda _: self._tell_metrics(siblings),
+            STATUS_PATH: lambda _: self.status(),
+            FATE_PATH: self._tell_fate,
+            TENANTS_PATH: self._tell_tenants,
+        }
+        async with siblings.opened(lambda path, argument: tells[path](argument)):
+            yield
+            self._tell_metrics(siblings)  # the last word on what this worker counted
 
     def _make_cache(self) -> CachedAnswers | None:
         settings = self._limits.response_cache
@@ -256,74 +280,37 @@ class Gateway:
     async def serve(self, exchange: Exchange) -> None:
         """Answer one request, whatever it is."""
         path = exchange.path
-        if path == TENANTS_PATH and exchange.method == "GET":
-            await exchange.give(await self._tenants(exchange))
-        elif path == EXPLAIN_PATH and exchange.method == "POST":
+        if path == EXPLAIN_PATH and exchange.method == "POST":
             assert self.proxy is not None
             await self.proxy.explain(exchange)
         elif not path.startswith("/v1/"):
-            await exchange.give(
-                await self._joined_answer(exchange.method, path) or self._own_answer(exchange.method, path)
-            )
+            await exchange.give(await self._own_answer(exchange))
         elif ".." in path or "//" in path:
             await exchange.fail(answers.bad_request("the path has empty or relative parts"))
         else:
             assert self.proxy is not None
             await self.proxy.serve(exchange)
 
-    async def _joined_answer(self, method: str, path: str) -> WholeAnswer | None:
-        """What all workers say together; None: this one answers alone."""
-        if self._siblings is None or method not in ("GET", "HEAD"):
-            return None
-        if path == "/metrics":
-            return WholeAnswer(200, await self._joined_metrics(self._siblings), [(b"content-type", CONTENT_TYPE)])
-        if path == "/gateway/status":
-            others = await self._siblings.ask_all(path)
-            workers = await asyncio.to_thread(self._about_workers)
-            told = {"workers": workers._asdict()} if workers is not None else {}
-            return json_answer(200, joined_status([self.status(), *others.values()]) | told)
-        if path.startswith(FATE_PATH):
-            request_id = path.removeprefix(FATE_PATH)
-            others = await self._siblings.ask_all(FATE_PATH, request_id)
-            fate = latest_fate([one for one in (self._told(FATE_PATH, request_id), *others.values()) if one])
-            return json_answer(200, fate) if fate is not None else None
-        return None
-
-    async def _joined_metrics(self, siblings: Siblings) -> bytes:
-        others = await siblings.ask_all("/metrics")
-        live = {siblings.number: self._told("/metrics", None), **others}
-        workers = await asyncio.to_thread(self._about_workers)
-        more = worker_families(workers) if workers is not None else []
-        return await asyncio.to_thread(joined_exposition, siblings.folder, live, more)
-
-    def _told(self, word: str, argument: Any) -> Any:
-        """What this worker says when a sibling asks."""
-        if word == "/metrics":
-            assert self._siblings is not None
-            self._set_gauges()
-            families = families_of(self.metrics.registry)
-            try:
-                keep_families(self._siblings.folder, self._siblings.number, families)
-            except OSError as error:  # a full disk: what is told now may be forgotten when this worker dies
-                log.error("metrics.not_kept", error=str(error))
-            return families
-        if word == "/gateway/status":
-            return self.status()
-        if word == FATE_PATH:
-            found = self.fates.get(argument)
-            return found.as_json() if found is not None else {}
-        given, may_see_all = argument
-        return self.admission.as_json(None if given is None else given.encode("latin-1"), may_see_all=may_see_all) or {}
-
-    def _own_answer(self, method: str, path: str) -> WholeAnswer:
+    async def _own_answer(self, exchange: Exchange) -> WholeAnswer:
         """The answer of a route of ours. A key of the table that ends with a slash is followed by a name."""
-        if method in ("GET", "HEAD"):
-            if (exact := self._routes.get(path)) is not None:
-                return exact("")
-            base, slash, name = path.rpartition("/")
-            if slash and name and (named := self._routes.get(base + slash)) is not None:
-                return named(name)
-        return answers.not_found(path).whole()
+        if exchange.method in ("GET", "HEAD"):
+            path = exchange.path
+            route = self._routes.get(path) or self._routes.get(path.rpartition("/")[0] + "/")
+            if route is not None:
+                return await route(exchange)
+        return answers.not_found(exchange.path).whole()
+
+    async def _ask_siblings(self, path: str, argument: Any = None) -> list[Any]:
+        """What the other workers tell, as far as they know something."""
+        if self._siblings is None:
+            return []
+        return [told for told in (await self._siblings.ask_all(path, argument)).values() if told]
+
+    async def _status(self, _: Exchange) -> WholeAnswer:
+        others = await self._ask_siblings(STATUS_PATH)
+        status = joined_status([self.status(), *others])
+        workers = await asyncio.to_thread(self._about_workers)
+        return json_answer(200, status if workers is None else {**status, "workers": workers._asdict()})
 
     def status(self) -> dict[str, object]:
         """What `/gateway/status` says. Nodes that left the table but still hold requests are `removed`.
@@ -368,16 +355,36 @@ class Gateway:
         table = self.routing.table
         return table.failing_open() if table is not None and self._limits.fail_open else {}
 
-    def _health(self, _: str) -> WholeAnswer:
+    async def _health(self, _: Exchange) -> WholeAnswer:
         if self.is_draining:
             return json_answer(503, {"ready": False, "reason": "draining"})
         if self.routing.table is None:
             return json_answer(503, {"ready": False, "reason": "no routing table yet"})
         return json_answer(200, {"ready": True, "reason": "ready"})
 
-    def _metrics(self, _: str) -> WholeAnswer:
+    async def _metrics(self, _: Exchange) -> WholeAnswer:
+        if self._siblings is None:
+            self._set_gauges()
+            text = generate_latest(self.metrics.registry)
+        else:
+            text = await self._joined_metrics(self._siblings)
+        return WholeAnswer(200, text, [(b"content-type", CONTENT_TYPE)])
+
+    async def _joined_metrics(self, siblings: Siblings) -> bytes:
+        others = await siblings.ask_all(METRICS_PATH)
+        live = {siblings.number: self._tell_metrics(siblings), **others}
+        workers = await asyncio.to_thread(self._about_workers)
+        more = worker_families(workers) if workers is not None else []
+        return await asyncio.to_thread(joined_exposition, siblings.folder, live, more)
+
+    def _tell_metrics(self, siblings: Siblings) -> Families:
         self._set_gauges()
-        return WholeAnswer(200, generate_latest(self.metrics.registry), [(b"content-type", CONTENT_TYPE)])
+        families = families_of(self.metrics.registry)
+        try:
+            keep_families(siblings.folder, siblings.number, families)
+        except OSError as error:  # a full disk: what is told now may be forgotten when this worker dies
+            log.error("metrics.not_kept", error=str(error))
+        return families
 
     def _set_gauges(self) -> None:
         """Gauges are what is true now: they are set when somebody asks, not kept up on the way of each request."""
@@ -397,13 +404,19 @@ class Gateway:
             table_age_s=self.routing.age_s(),
         )
 
-    def _fate(self, request_id: str) -> WholeAnswer:
-        proxied = self.fates.get(request_id)
-        if proxied is None:
+    async def _fate(self, exchange: Exchange) -> WholeAnswer:
+        request_id = exchange.path.removeprefix(FATE_PATH)
+        others = await self._ask_siblings(FATE_PATH, request_id)
+        fate = latest_fate([one for one in (self._tell_fate(request_id), *others) if one])
+        if fate is None:
             return answers.bad_request("no such recent request", status=404, code="not_found").whole()
-        return json_answer(200, proxied.as_json())
+        return json_answer(200, fate)
 
-    def _prefix_report(self, _: str) -> WholeAnswer:
+    def _tell_fate(self, request_id: str) -> Json:
+        found = self.fates.get(request_id)
+        return found.as_json() if found is not None else {}
+
+    async def _prefix_report(self, _: Exchange) -> WholeAnswer:
         if self.prompts is None:
             message = "prompts are not looked at: gateway.prompts.prefix_lint.max_per_s is 0"
             return answers.bad_request(message, status=404, code="not_found").whole()
@@ -414,16 +427,17 @@ class Gateway:
         given = exchange.header(b"authorization")
         is_local = exchange.address in LOOPBACK and exchange.header(b"x-forwarded-for") is None
         is_controller = given is not None and hmac.compare_digest(given, f"Bearer {self._node_token}".encode())
-        shown = self.admission.as_json(given, may_see_all=is_local or is_controller)
-        if shown is None:
+        argument = [None if given is None else given.decode("latin-1"), is_local or is_controller]
+        shown = self._tell_tenants(argument)
+        if not shown:
             return answers.bad_request(
                 "send an API key, or ask on this machine", status=401, code="invalid_api_key"
             ).whole()
-        if self._siblings is not None:
-            argument = [None if given is None else given.decode("latin-1"), is_local or is_controller]
-            others = await self._siblings.ask_all(TENANTS_PATH, argument)
-            shown = joined_tenants([shown, *(one for one in others.values() if one)])
-        return json_answer(200, shown)
+        return json_answer(200, joined_tenants([shown, *await self._ask_siblings(TENANTS_PATH, argument)]))
+
+    def _tell_tenants(self, argument: Sequence[Any]) -> Json:
+        given, may_see_all = argument
+        return self.admission.as_json(None if given is None else given.encode("latin-1"), may_see_all=may_see_all) or {}
 
     def _lane_of(self, model: str | None) -> str:
         table = self.routing.table
@@ -433,10 +447,10 @@ class Gateway:
         table, per_node = self.routing.table, self._limits.admission.max_outstanding_per_node
         return None if per_node is None or table is None else per_node * max(1, table.num_active(lane))
 
-    def _decisions(self, _: str) -> WholeAnswer:
+    async def _decisions(self, _: Exchange) -> WholeAnswer:
         return json_answer(200, self.placer.chooser.decisions.as_json() if self.placer is not None else {})
 
-    def _shadow(self, _: str) -> WholeAnswer:
+    async def _shadow(self, _: Exchange) -> WholeAnswer:
         return json_answer(200, self.shadows.reports.as_json(time.time()) if self.shadows is not None else {})
 
     def _note_table(self, table: Table) -> None:
