@@ -60,12 +60,8 @@ class FleetSeries(Collector):
     async def record(self) -> None:
         """One sample of each, now."""
         now = self._clock.now()
-        found = [((name, spec), value) for name, spec, value in self.samples()]
-        gateways = list(self._gateways.values())
-        keys: list[tuple[str, NodeSpec | str]] = [
-            *(key for key, _ in found),
-            *((name, url) for name, url, _ in gateways),
-        ]
+        found: list[tuple[str, NodeSpec | str, float]] = [*self.samples(), *self._gateways.values()]
+        keys = [(name, of) for name, of, _ in found]
         if keys != self._keys:
             self._keys = keys
             self._labels = tuple(
@@ -73,8 +69,7 @@ class FleetSeries(Collector):
                 for name, of in keys
             )
         self._appender.set_series(self._labels, lambda: self._labels)
-        values = [*(value for _, value in found), *(value for _, _, value in gateways)]
-        self._store.append_column(self._appender, to_ms(now), np.array(values))
+        self._store.append_column(self._appender, to_ms(now), np.array([value for _, _, value in found]))
 
     def samples(self) -> Iterator[tuple[str, NodeSpec, float]]:
         """Metric, node and value as they are now."""
