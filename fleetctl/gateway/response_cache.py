@@ -19,9 +19,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from fleetctl.gateway.http.exchange import KeptBody
 from fleetctl.gateway.routing.json_cost import is_cheap_to_parse
+from fleetctl.gateway.routing.routing_facts import GENERATION_PATHS
 from fleetctl.settings.response_cache import ResponseCacheSettings
 
-PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
 OVERHEAD_BYTES = 300  # of an entry, beside its body
 _SAYS_NOTHING = frozenset({"user", "metadata", "store", "deadline_s", "safety_identifier", "priority"})
 
@@ -86,19 +86,20 @@ class ResponseCache:
         self, path: str, body: bytes, *, tenant: str, table_version: int | None
     ) -> CachedAnswer | Recording | None:
         """The answer, or what records one that missed; None: not a request that is kept."""
-        if table_version is None or path not in PATHS:
+        if table_version is None or path not in GENERATION_PATHS:
             return None
         self._follow(table_version)
-        key = cache_key(path, body, tenant=tenant, table_version=table_version)
-        if key is None:
+        asked = _read_deterministic(body)
+        if asked is None:
             return None
+        key = _key(path, asked, tenant=tenant, table_version=table_version)
         answer = self._answers.get(key)
         if answer is not None and self._clock() - answer.stored_at > self._settings.ttl_s:
             self._remove(key, "expired")
             answer = None
         if answer is None:
             self._miss.inc()
-            return Recording(key, _is_stream(body), KeptBody(self._settings.max_entry_bytes))
+            return Recording(key, asked.get("stream") is True, KeptBody(self._settings.max_entry_bytes))
         self._hit.inc()
         self._answers.move_to_end(key)
         return answer
@@ -135,18 +136,20 @@ class ResponseCache:
         self._removed.labels(reason).inc()
 
 
-def cache_key(path: str, body: bytes, *, tenant: str, table_version: int) -> bytes | None:
-    """The key of a deterministic request; None for every other one, and for one that is too costly to parse."""
+def _read_deterministic(body: bytes) -> dict[str, Any] | None:
+    """A deterministic request; None for every other one, and for one that is too costly to parse."""
     if not is_cheap_to_parse(body):
         return None
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(value, dict) or not is_deterministic(value):
-        return None
-    asked = {key: one for key, one in value.items() if key not in _SAYS_NOTHING}
-    text = json.dumps([tenant, table_version, path, asked], sort_keys=True, separators=(",", ":"))
+    return value if isinstance(value, dict) and is_deterministic(value) else None
+
+
+def _key(path: str, asked: dict[str, Any], *, tenant: str, table_version: int) -> bytes:
+    said = {key: one for key, one in asked.items() if key not in _SAYS_NOTHING}
+    text = json.dumps([tenant, table_version, path, said], sort_keys=True, separators=(",", ":"))
     return blake2b(text.encode(), digest_size=16).digest()
 
 
@@ -155,7 +158,3 @@ def is_deterministic(body: dict[str, Any]) -> bool:
     temperature, seed = body.get("temperature"), body.get("seed")
     is_greedy = isinstance(temperature, int | float) and not isinstance(temperature, bool) and temperature == 0
     return is_greedy or (isinstance(seed, int) and not isinstance(seed, bool))
-
-
-def _is_stream(body: bytes) -> bool:
-    return json.loads(body).get("stream") is True

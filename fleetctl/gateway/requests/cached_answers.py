@@ -17,7 +17,7 @@ NODE = "cache"  # stands where a node's name would
 
 
 class CachedAnswers:
-    """Answers out of the cache."""
+    """Answers out of the cache, and what goes into it."""
 
     def __init__(self, cache: ResponseCache, routing: Routing, fates: Fates, metrics: GatewayMetrics) -> None:
         self._cache = cache
