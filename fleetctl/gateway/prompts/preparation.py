@@ -19,6 +19,7 @@ from fleetctl.settings.prompts import PromptBudget, PromptSettings
 
 TRIMMED_HEADER = b"x-fleet-trimmed"
 
+Headers = tuple[tuple[bytes, bytes], ...]
 AskTokens = Callable[[str | None, dict[str, Any]], None]
 """Asks a node, in the background, how many tokens a request's prompt has."""
 
@@ -32,7 +33,7 @@ class PreparedBody:
     """The body that goes on: the client's own bytes where nothing was changed. `headers` are for the answer."""
 
     body: bytes
-    headers: tuple[tuple[bytes, bytes], ...] = ()
+    headers: Headers = ()
 
 
 class PromptPreparation:
@@ -72,21 +73,19 @@ class PromptPreparation:
             return PreparedBody(body)
         if not isinstance(value, dict):
             return PreparedBody(body)
-        prepared = self._changed(value, body, tenant) if self._changes_bodies else PreparedBody(body)
+        model = value.get("model") if isinstance(value.get("model"), str) else None
+        changed, headers = self._changed(value, tenant, model) if self._changes_bodies else (value, ())
         if is_looked_at:
-            self._look(value if prepared.body is body else json.loads(prepared.body), tenant)
-        return prepared
+            self.lint.note_prompt(tenant, changed, self.ratios.of(model))
+        return PreparedBody(body if changed is value else _written(changed), headers)
 
-    def _changed(self, value: dict[str, Any], body: bytes, tenant: str) -> PreparedBody:
+    def _changed(self, value: dict[str, Any], tenant: str, model: str | None) -> tuple[dict[str, Any], Headers]:
+        """The request as it goes on, the same object when nothing of it changes; and headers for its answer."""
         canonical = canonical_body(value, self._settings.canonical_rules)
         if canonical is not value:
             self._metrics.canonicalised.inc()
-        model = value.get("model")
-        budget = self._budget_of(tenant, model if isinstance(model, str) else None)
-        if budget is None:
-            return PreparedBody(body if canonical is value else _written(canonical))
-        trimmed, headers = self._within(canonical, budget)
-        return PreparedBody(body if trimmed is value else _written(trimmed), headers)
+        budget = self._budget_of(tenant, model)
+        return (canonical, ()) if budget is None else self._within(canonical, budget, model)
 
     def _budget_of(self, tenant: str, model: str | None) -> PromptBudget | None:
         for budget in self._settings.budgets:
@@ -94,10 +93,7 @@ class PromptPreparation:
                 return budget
         return None
 
-    def _within(
-        self, value: dict[str, Any], budget: PromptBudget
-    ) -> tuple[dict[str, Any], tuple[tuple[bytes, bytes], ...]]:
-        model = value.get("model") if isinstance(value.get("model"), str) else None
+    def _within(self, value: dict[str, Any], budget: PromptBudget, model: str | None) -> tuple[dict[str, Any], Headers]:
         ratio = self.ratios.of(model)
         self._ask_tokens(model, value)
         messages = messages_of(value)
@@ -144,10 +140,6 @@ class PromptPreparation:
             return False
         self._next_look = now + self._look_every_s
         return True
-
-    def _look(self, value: dict[str, Any], tenant: str) -> None:
-        model = value.get("model")
-        self.lint.note_prompt(tenant, value, self.ratios.of(model if isinstance(model, str) else None))
 
 
 def _written(value: dict[str, Any]) -> bytes:
