@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from fleetctl.gateway.prompts.token_ratio import ESTIMATED
 from fleetctl.gateway.prompts.volatile_fields import VolatileKind, field_at
 
 CONTEXT_CHARS = 48
@@ -42,17 +42,12 @@ def shared_tokens(old: Sequence[int], new: Sequence[int]) -> int:
     return next((i for i in range(least) if old[i] != new[i]), least)
 
 
-def diverge(
-    old: str, new: str, *, tokens: tuple[Sequence[int], Sequence[int]] | None = None, chars_per_token: float = 4.0
-) -> Divergence:
+def diverge(old: str, new: str, *, tokens: tuple[Sequence[int], Sequence[int]] | None = None) -> Divergence:
     """Compare two prompts. `tokens`: ids of both by the model's own tokenizer; without them characters are counted."""
     chars = shared_chars(old, new)
     if tokens is None:
-        counts = (
-            _tokens(old, chars_per_token) if old == new else int(chars / chars_per_token),
-            _tokens(old, chars_per_token),
-            _tokens(new, chars_per_token),
-        )
+        before, after = ESTIMATED.tokens(len(old)), ESTIMATED.tokens(len(new))
+        counts = (before if old == new else int(chars / ESTIMATED.chars_per_token), before, after)
     else:
         counts = (shared_tokens(*tokens), len(tokens[0]), len(tokens[1]))
     if old == new:
@@ -66,7 +61,3 @@ def diverge(
         old[chars : chars + CONTEXT_CHARS],
         new[chars : chars + CONTEXT_CHARS],
     )
-
-
-def _tokens(text: str, chars_per_token: float) -> int:
-    return math.ceil(len(text) / chars_per_token)
