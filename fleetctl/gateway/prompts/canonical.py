@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, TypeGuard
+from typing import Any
 
-from fleetctl.gateway.prompts.messages import compact_json, is_system, role_of
+from fleetctl.gateway.prompts.messages import Message, compact_json, is_system, messages_of, role_of
 from fleetctl.gateway.prompts.volatile_fields import only_field
 
 Body = dict[str, Any]
@@ -32,8 +32,8 @@ def canonical_body(body: Body, rules: Collection[str]) -> Body:
 
 def _system_first(body: Body) -> Body:
     """System messages that stand before the first answer come before the other messages, in their order."""
-    messages = body.get("messages")
-    if not _are_messages(messages):
+    messages = messages_of(body)
+    if messages is None:
         return body
     opening = next((i for i, one in enumerate(messages) if role_of(one) not in _OPENING_ROLES), len(messages))
     ordered = sorted(messages[:opening], key=lambda one: not is_system(one))
@@ -52,8 +52,8 @@ def _volatile_lines_last(body: Body) -> Body:
 
 def _plain_content(body: Body) -> Body:
     """Content that is a list of one text part is that text."""
-    messages = body.get("messages")
-    if not _are_messages(messages):
+    messages = messages_of(body)
+    if messages is None:
         return body
     return _with(body, "messages", [_with_plain_content(one) for one in messages])
 
@@ -92,20 +92,16 @@ RULES: Mapping[str, Callable[[Body], Body]] = {
 _OPENING_ROLES = frozenset({"system", "developer", "user"})
 
 
-def _are_messages(messages: Any) -> TypeGuard[list[dict[str, Any]]]:
-    return isinstance(messages, list) and all(isinstance(one, dict) for one in messages)
-
-
 def _with(body: Body, key: str, value: Any) -> Body:
     return body if body[key] == value else {**body, key: value}
 
 
 def _with_system_texts(body: Body, change: Callable[[str], str]) -> Body:
-    messages = body.get("messages")
-    if not _are_messages(messages):
+    messages = messages_of(body)
+    if messages is None:
         return body
 
-    def changed(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    def changed(message: Message) -> Message:
         content = message.get("content")
         if not is_system(message) or not isinstance(content, str):
             return message
@@ -133,7 +129,7 @@ def _is_labelled_field(line: str) -> bool:
     return found is not None and only_field(found["value"]) is not None
 
 
-def _with_plain_content(message: dict[str, Any]) -> dict[str, Any]:
+def _with_plain_content(message: Message) -> Message:
     content = message.get("content")
     if (
         isinstance(content, list)

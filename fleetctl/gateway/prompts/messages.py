@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from fleetctl.gateway.routing.routing_facts import content_text
+
 Message = Mapping[str, Any]
 
 SYSTEM_ROLES = frozenset({"system", "developer"})
@@ -26,16 +28,6 @@ def is_system(message: Message) -> bool:
 def calls_tools(message: Message) -> bool:
     """Whether tool results belong to this message."""
     return bool(message.get("tool_calls")) or message.get("function_call") is not None
-
-
-def content_text(content: Any) -> str:
-    """The text of a message's content: a string, or the text parts of a list."""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list):
-        texts = (part.get("text") for part in content if isinstance(part, dict))
-        return "".join(text for text in texts if isinstance(text, str))
-    return ""
 
 
 def message_texts(message: Message) -> Iterator[str]:

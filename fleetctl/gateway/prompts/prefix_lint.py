@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from fleetctl.gateway.prompts.messages import content_text, messages_of, role_of, tool_texts
+from fleetctl.gateway.prompts.messages import messages_of, role_of, tool_texts
 from fleetctl.gateway.prompts.token_ratio import TokenRatio
 from fleetctl.gateway.prompts.volatile_fields import VolatileKind, first_field, without_fields
+from fleetctl.gateway.routing.routing_facts import content_text
 
 MAX_CHUNKS = 2048
 MAX_MASKED_CHUNKS = 48  # of these it is told whether only fields differ; later ones count as words

@@ -219,13 +219,14 @@ def _chat_prompt(messages: Any) -> tuple[str, int]:
     for message in messages:
         if not isinstance(message, dict):
             continue
-        text = _content_text(message.get("content"))
+        text = content_text(message.get("content"))
         chars += len(text)
         parts.append(f"{message.get('role')}\n{text}\n")
     return "".join(parts), chars
 
 
-def _content_text(content: Any) -> str:
+def content_text(content: Any) -> str:
+    """The text of a message's content: a string, or the text parts of a list."""
     if isinstance(content, str):
         return content
     if isinstance(content, list):
