@@ -68,7 +68,8 @@ def register(gateway: typer.Typer) -> None:
 
         path = _path(file)
         book = read_tenants(path)
-        without = [name for name in book.tenants if name not in set(book.names_by_digest.values())]
+        with_key = set(book.names_by_digest.values())
+        without = [name for name in book.tenants if name not in with_key]
         told = f"{path}: right: {len(book.tenants)} tenants, {len(book.names_by_digest)} keys"
         stdout().print(told + (f"; without a key: {', '.join(without)}" if without else ""), markup=False)
 

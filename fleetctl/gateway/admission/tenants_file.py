@@ -165,11 +165,15 @@ def _read(path: Path) -> tuple[_File, dict[tuple[Hashable, ...], int]]:
 
 def _parsed(text: str, path: Path) -> tuple[_File, dict[tuple[Hashable, ...], int]]:
     """The file, and the line of each key and list entry by its path."""
+    lines: dict[tuple[Hashable, ...], int] = {}
     try:
-        root = yaml.compose(text, Loader=yaml.CSafeLoader)
-        lines: dict[tuple[Hashable, ...], int] = {}
-        repeated = list(_lines_of(root, (), lines))
-        document = yaml.load(text, Loader=yaml.CSafeLoader)
+        loader = yaml.CSafeLoader(text)
+        try:
+            root = loader.get_single_node()
+            repeated = list(_lines_of(root, (), lines))  # before merge keys are resolved
+            document = None if root is None else loader.construct_document(root)
+        finally:
+            loader.dispose()
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         at = f":{mark.line + 1}" if mark is not None else ""
