@@ -296,10 +296,12 @@ def _joined(lines: list[str], at: int, new: list[str]) -> str:
 def _lines_of(
     node: yaml.Node | None, place: tuple[Hashable, ...], lines: dict[tuple[Hashable, ...], int]
 ) -> Iterator[tuple[str, int]]:
-    """Fills `lines`; yields keys that a mapping has twice, with their line."""
+    """Fills `lines`; yields keys that a mapping has twice, with their line. Raises yaml.MarkedYAMLError."""
     if isinstance(node, yaml.MappingNode):
         seen = set()
         for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(problem="a key must be a text", problem_mark=key.start_mark)
             below = (*place, key.value)
             lines[below] = key.start_mark.line + 1
             if key.value in seen:

@@ -57,6 +57,7 @@ tenants:
             ":7: tenants.b.keys[0]: tenant a has this key",
         ),
         ("tenants: [\n", ":2: not YAML: "),
+        ("tenants:\n  ? [a]\n  : {}\n", ":2: not YAML: a key must be a text"),
         ("", ":1: file: "),
         ("defaults: {}\n", ":1: tenants: missing"),
     ],
