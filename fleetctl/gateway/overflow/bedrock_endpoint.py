@@ -27,6 +27,7 @@ from fleetctl.gateway.overflow.outside import (
     OutsideRequest,
     Usage,
     max_input_tokens,
+    wants_usage,
 )
 from fleetctl.kit.errors import BadInputError
 from fleetctl.settings.overflow import OverflowEndpoint, OverflowModel
@@ -44,13 +45,11 @@ def outside_request(
         raise NotExpressibleError("a plain completion")
     sent = converse_body(body, endpoint.default_max_tokens)
     is_stream = body.get("stream") is True
-    options = body.get("stream_options")
-    wants_usage = isinstance(options, dict) and options.get("include_usage") is True
     encoded = json.dumps(sent, separators=(",", ":")).encode()
     operation = "converse-stream" if is_stream else "converse"
     target = f"/model/{quote(model.outside_model, safe='')}/{operation}"
     limit = sent["inferenceConfig"]["maxTokens"]
-    return OutsideRequest(target, encoded, is_stream, max_input_tokens(encoded), limit, wants_usage)
+    return OutsideRequest(target, encoded, is_stream, max_input_tokens(encoded), limit, wants_usage(body))
 
 
 class AwsSigner:

@@ -35,9 +35,6 @@ class Amount:
     micros: int
 
 
-NOTHING = Amount(0, 0)
-
-
 @dataclass(frozen=True, slots=True)
 class Reservation:
     """What was taken of an endpoint's budget before its request went out. Starts are Unix seconds."""
@@ -100,7 +97,9 @@ class Ledger:
             limit = _exceeded(endpoint, spent, amount)
             if limit is not None:
                 return Exhausted(limit)
-            self._add(stored, endpoint.name, spent, amount)
+            for window in (spent.hour, spent.day):
+                window.add(amount)
+            self._write(stored, endpoint.name, spent)
             return Reservation(endpoint.name, amount, spent.hour.start, spent.day.start)
 
     def settle(self, reservation: Reservation, used: Amount, now: float) -> None:
@@ -115,7 +114,7 @@ class Ledger:
             for window, start in ((spent.hour, reservation.hour_start), (spent.day, reservation.day_start)):
                 if window.start == start:
                     window.add(change)
-            self._add(stored, reservation.endpoint, spent, NOTHING)
+            self._write(stored, reservation.endpoint, spent)
 
     def left_ratios(self, endpoint: OverflowEndpoint, now: float) -> dict[str, float]:
         """The share of hour and day that is left, of tokens or money whichever is less. Raises as `reserve`."""
@@ -124,10 +123,6 @@ class Ledger:
             "hour": _left(spent.hour, endpoint.hourly_max_tokens, endpoint.hourly_max_cost),
             "day": _left(spent.day, endpoint.daily_max_tokens, endpoint.daily_max_cost),
         }
-
-    def check(self) -> None:
-        """Raises BadInputError when the file can't be read."""
-        self._read()
 
     def _read(self) -> _Stored:
         remedy = "look at what was spent, then mend or delete the file: deleted, hour and day begin with nothing spent"
@@ -149,9 +144,7 @@ class Ledger:
             raise BadInputError(f"{self.path}: unknown format {stored.format}", remedy=remedy)
         return stored
 
-    def _add(self, stored: _Stored, name: str, spent: _Spent, amount: Amount) -> None:
-        spent.hour.add(amount)
-        spent.day.add(amount)
+    def _write(self, stored: _Stored, name: str, spent: _Spent) -> None:
         stored.endpoints[name] = spent
         write_whole(self.path, stored.model_dump_json(), is_durable=True)
 

@@ -23,6 +23,7 @@ from fleetctl.gateway.overflow.outside import (
     output_limit,
     refuse_unbounded,
     usage_of,
+    wants_usage,
 )
 from fleetctl.kit.errors import BadInputError
 from fleetctl.settings.overflow import OverflowEndpoint, OverflowModel
@@ -42,15 +43,14 @@ def outside_request(
     if limit is None:
         limit = sent["max_tokens"] = endpoint.default_max_tokens
     is_stream = body.get("stream") is True
-    options = body.get("stream_options")
-    wants_usage = isinstance(options, dict) and options.get("include_usage") is True
     if is_stream:
+        options = body.get("stream_options")
         sent["stream_options"] = (options if isinstance(options, dict) else {}) | {"include_usage": True}
     encoded = json.dumps(sent, separators=(",", ":")).encode()
     answers = _count(body, "n") * _num_prompts(body.get("prompt"))
     answers = max(answers, _count(body, "best_of") * _num_prompts(body.get("prompt")))
     return OutsideRequest(
-        PATHS[path], encoded, is_stream, max_input_tokens(encoded), limit * answers, wants_usage or not is_stream
+        PATHS[path], encoded, is_stream, max_input_tokens(encoded), limit * answers, wants_usage(body) or not is_stream
     )
 
 

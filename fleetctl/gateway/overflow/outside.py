@@ -91,6 +91,12 @@ def refuse_unbounded(body: Mapping[str, Any]) -> None:
             raise NotExpressibleError("tools: one that is no function")
 
 
+def wants_usage(body: Mapping[str, Any]) -> bool:
+    """Whether the client asked for usage in its stream."""
+    options = body.get("stream_options")
+    return isinstance(options, dict) and options.get("include_usage") is True
+
+
 def usage_of(value: Any) -> Usage | None:
     """OpenAI's `usage` object as ours; None when it is none."""
     if not isinstance(value, dict):
