@@ -82,7 +82,7 @@ class Admitted:
         """It ended and used this; None: no node worked on it. Later calls do nothing."""
         admission, self._admission = self._admission, None
         if admission is not None:
-            admission.end(self, self._lane, self._waiter, self._charge, usage)
+            admission.end(self, usage)
 
 
 class Admission:
@@ -236,13 +236,12 @@ class Admission:
             admitted._lane = lane
         return refusal
 
-    def end(
-        self, admitted: Admitted, lane: Lane | None, waiter: Waiter | None, charge: Charge, usage: Usage | None
-    ) -> None:
+    def end(self, admitted: Admitted, usage: Usage | None) -> None:
         """A request that was let in is over; called by `Admitted.release`."""
-        if charge is _NOTHING:
+        lane, waiter = admitted._lane, admitted._waiter
+        if admitted._charge is _NOTHING:
             return
-        admitted.account.end(charge, usage)
+        admitted.account.end(admitted._charge, usage)
         if lane is None:
             return
         if waiter is not None and usage is not None:

@@ -12,7 +12,6 @@ import secrets
 
 KEY_PREFIX = "flk-"
 SHOWN_DIGITS = 12
-MIN_KEY_BYTES = 16
 _BEARER = re.compile(rb"[Bb][Ee][Aa][Rr][Ee][Rr] +([\x21-\x7e]+)\Z")
 
 
