@@ -204,7 +204,10 @@ class Overflow:
         self.metrics.cost.labels(reservation.endpoint).inc(reservation.amount.micros / 1e6)
 
     def _request(self, way: Exit, path: str, body: bytes) -> OutsideRequest:
-        value: Any = json.loads(body)
+        try:
+            value: Any = json.loads(body)
+        except (ValueError, RecursionError) as error:  # routing reads no more of a body than it needs
+            raise NotExpressibleError("the body: not valid JSON") from error
         if path not in openai_endpoint.PATHS or not isinstance(value, dict):
             raise NotExpressibleError(path)
         if way.endpoint.kind == "bedrock":

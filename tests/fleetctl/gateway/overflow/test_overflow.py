@@ -252,6 +252,17 @@ async def test_only_a_rule_with_budget_and_key_lets_a_request_out(
                 assert spent(tmp_path) == {"tokens": 0, "micros": 0}
 
 
+async def test_a_body_that_routing_could_read_and_json_cannot_be_stays_in_the_house(tmp_path: Path) -> None:
+    body = b'{"model": "demo", "messages": [], "note": "\xff"}'  # nothing reads the note
+    async with outside_service() as outside:
+        async with small_fleet(tmp_path, "a", limits=limits(outside.url)) as (served, nodes, controller):
+            controller.set(cordoned=tuple(nodes))
+            await until(lambda: (table := served.gateway.routing.table) is not None and not table.active)
+            async with served.session.post(served.url + "/v1/chat/completions", data=body) as response:
+                assert (response.status, outside.seen) == (503, [])
+            assert counted(served, "not_expressible") == 1
+
+
 async def test_an_unreadable_budget_keeps_everything_in_the_house(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_text("not json")
     async with outside_service() as outside:
