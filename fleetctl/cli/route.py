@@ -95,6 +95,15 @@ def request_of(prompt_file: Path, model: str | None, tenant: str | None) -> dict
     return {**request, **{key: one for key, one in given.items() if one is not None}}
 
 
+def _worker_words(told: dict[str, Any]) -> str:
+    """Which worker of the gateway says so, and where a request goes that another one takes."""
+    same = (told["node"], told["reason"])
+    others = [f"worker {one['worker']}: {one['node'] or 'none'} ({one['reason']})" for one in told["workers"]]
+    differ = [words for words, one in zip(others, told["workers"], strict=True) if (one["node"], one["reason"]) != same]
+    by = f"by worker {told['worker']} of {len(others)}, which sent most of this prompt before"
+    return f"{by}; {'; '.join(differ) or 'the others choose the same'}"
+
+
 def _show(told: dict[str, Any]) -> None:
     node = told["node"] or "no node"
     out = stdout()
@@ -105,6 +114,8 @@ def _show(told: dict[str, Any]) -> None:
     for line in (told["refused"], told["note"], ", ".join(told["rules"]) and f"rules: {', '.join(told['rules'])}"):
         if line:
             out.print(f"  {line}", markup=False)
+    if len(told["workers"]) > 1:
+        out.print(f"  {_worker_words(told)}", markup=False)
     rows = [[str(one[key]) for key in KEYS] for one in told["candidates"]]
     print_table(TITLES, rows, empty="no candidates")
     for one in told["left_out"]:

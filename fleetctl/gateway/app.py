@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import time
+from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
@@ -25,7 +26,7 @@ from fleetctl.gateway.admission.admission_metrics import AdmissionMetrics
 from fleetctl.gateway.admission.shedding import shed_orders
 from fleetctl.gateway.admission.tenants_file import read_node_key
 from fleetctl.gateway.http import answers
-from fleetctl.gateway.http.answers import WholeAnswer, json_answer
+from fleetctl.gateway.http.answers import ErrorAnswer, WholeAnswer, json_answer
 from fleetctl.gateway.http.exchange import Exchange
 from fleetctl.gateway.http.listener import bind_listener
 from fleetctl.gateway.http.node_client import NodeClient
@@ -41,6 +42,7 @@ from fleetctl.gateway.nodes.sync import TableSync
 from fleetctl.gateway.nodes.table import Endpoint, Routing, Table
 from fleetctl.gateway.overflow.overflow import Overflow
 from fleetctl.gateway.overflow.overflow_metrics import OverflowMetrics
+from fleetctl.gateway.prompts.prefix_lint import joined_report
 from fleetctl.gateway.prompts.preparation import PromptPreparation
 from fleetctl.gateway.prompts.tokenizer_probe import open_preparation
 from fleetctl.gateway.requests.cached_answers import CachedAnswers
@@ -48,8 +50,18 @@ from fleetctl.gateway.requests.fates import Fates, Outcome, ProxiedRequest
 from fleetctl.gateway.requests.place import Placer
 from fleetctl.gateway.requests.proxy import MOVE_PATIENCE_S, Proxy
 from fleetctl.gateway.requests.shadow import Shadows
+from fleetctl.gateway.requests.shadow_report import joined_shadows
 from fleetctl.gateway.response_cache import ResponseCache
-from fleetctl.gateway.siblings.joined_views import Json, WorkersNow, joined_status, joined_tenants, latest_fate
+from fleetctl.gateway.routing.routing_facts import BadBodyError
+from fleetctl.gateway.siblings.joined_views import (
+    Json,
+    WorkersNow,
+    joined_decisions,
+    joined_explanation,
+    joined_status,
+    joined_tenants,
+    latest_fate,
+)
 from fleetctl.gateway.siblings.metric_store import (
     Families,
     families_of,
@@ -69,6 +81,9 @@ log = structlog.get_logger()
 DRAIN_GRACE_S = 30.0
 NODES_FAULT = frozenset({"engine_error", "node_error"})  # within a stream: the node's word, not the client's doing
 EXPLAIN_PATH = "/gateway/route/explain"
+DECISIONS_PATH = "/gateway/decisions"
+PREFIX_REPORT_PATH = "/gateway/prefix-report"
+SHADOW_PATH = "/gateway/shadow"
 METRICS_PATH = "/metrics"
 STATUS_PATH = "/gateway/status"
 TENANTS_PATH = "/gateway/tenants"
@@ -139,9 +154,9 @@ class Gateway:
             STATUS_PATH: self._status,
             FATE_PATH: self._fate,
             TENANTS_PATH: self._tenants,
-            "/gateway/prefix-report": self._prefix_report,
-            "/gateway/decisions": self._decisions,
-            "/gateway/shadow": self._shadow,
+            PREFIX_REPORT_PATH: self._prefix_report,
+            DECISIONS_PATH: self._decisions,
+            SHADOW_PATH: self._shadow,
         }
 
     @asynccontextmanager
@@ -228,8 +243,13 @@ class Gateway:
             STATUS_PATH: lambda _: self.status(),
             FATE_PATH: self._tell_fate,
             TENANTS_PATH: self._tell_tenants,
+            DECISIONS_PATH: lambda _: self._tell_decisions(),
+            SHADOW_PATH: lambda _: self._tell_shadows(),
+            PREFIX_REPORT_PATH: lambda _: self._tell_templates(),
+            EXPLAIN_PATH: lambda body: self._tell_explanation(b64decode(body)),
         }
-        async with siblings.opened(lambda path, argument: tells[path](argument)):
+        # Of another generation, and so perhaps of other code: a path that is not known here has no answer.
+        async with siblings.opened(lambda path, argument: tells[path](argument) if path in tells else None):
             yield
             self._tell_metrics(siblings)  # the last word on what this worker counted
 
@@ -281,8 +301,7 @@ class Gateway:
         """Answer one request, whatever it is."""
         path = exchange.path
         if path == EXPLAIN_PATH and exchange.method == "POST":
-            assert self.proxy is not None
-            await self.proxy.explain(exchange)
+            await self._explain(exchange)
         elif not path.startswith("/v1/"):
             await exchange.give(await self._own_answer(exchange))
         elif ".." in path or "//" in path:
@@ -420,7 +439,11 @@ class Gateway:
         if self.prompts is None:
             message = "prompts are not looked at: gateway.prompts.prefix_lint.max_per_s is 0"
             return answers.bad_request(message, status=404, code="not_found").whole()
-        return json_answer(200, {"templates": self.prompts.lint.report()})
+        parts = [self._tell_templates(), *await self._ask_siblings(PREFIX_REPORT_PATH)]
+        return json_answer(200, {"templates": joined_report(parts)})
+
+    def _tell_templates(self) -> list[Json]:
+        return self.prompts.lint.told() if self.prompts is not None else []
 
     async def _tenants(self, exchange: Exchange) -> WholeAnswer:
         """Everything for who asks from this machine, its own row for a key; names of tenants are no stranger's."""
@@ -448,10 +471,40 @@ class Gateway:
         return None if per_node is None or table is None else per_node * max(1, table.num_active(lane))
 
     async def _decisions(self, _: Exchange) -> WholeAnswer:
-        return json_answer(200, self.placer.chooser.decisions.as_json() if self.placer is not None else {})
+        return json_answer(200, joined_decisions([self._tell_decisions(), *await self._ask_siblings(DECISIONS_PATH)]))
+
+    def _tell_decisions(self) -> Json:
+        assert self.placer is not None
+        return self.placer.chooser.decisions.as_json()
 
     async def _shadow(self, _: Exchange) -> WholeAnswer:
-        return json_answer(200, self.shadows.reports.as_json(time.time()) if self.shadows is not None else {})
+        return json_answer(200, joined_shadows([self._tell_shadows(), *await self._ask_siblings(SHADOW_PATH)]))
+
+    def _tell_shadows(self) -> list[Json]:
+        assert self.shadows is not None
+        return self.shadows.reports.told(time.time())
+
+    async def _explain(self, exchange: Exchange) -> None:
+        """Each worker knows which prompts it sent where: all are asked."""
+        assert self.proxy is not None
+        body = await self.proxy.read_question(exchange)
+        if isinstance(body, ErrorAnswer):
+            await exchange.fail(body)
+            return
+        try:
+            own = self._tell_explanation(body)
+        except BadBodyError as error:
+            await exchange.fail(answers.bad_request(str(error)))
+            return
+        parts = {0: own}
+        if self._siblings is not None:
+            others = await self._siblings.ask_all(EXPLAIN_PATH, b64encode(body).decode())
+            parts = {self._siblings.number: own, **others}
+        await exchange.give(json_answer(200, joined_explanation(parts)))
+
+    def _tell_explanation(self, body: bytes) -> Json:
+        assert self.proxy is not None
+        return self.proxy.explain(body)
 
     def _note_table(self, table: Table) -> None:
         assert self.shadows is not None

@@ -75,6 +75,7 @@ class Template:
     model: str
     sketch: frozenset[int]
     requests: int = 1
+    compared: int = 0  # with the request before, of the same worker
     newest: HashedPrompt | None = None
     spots: Counter[Spot] = field(default_factory=Counter)
     lost_tokens: Counter[Spot] = field(default_factory=Counter)
@@ -82,7 +83,7 @@ class Template:
     def as_json(self) -> dict[str, Any]:
         """The template's row in the report. The spot is the one that costs most."""
         worst = max(self.lost_tokens, key=lambda spot: self.lost_tokens[spot], default=None)
-        compared = self.requests - 1
+        compared = self.compared
         lost = self.lost_tokens.total() / compared if compared else 0.0
         return {
             "template": self.name,
@@ -114,13 +115,28 @@ class PrefixLint:
         hashed = _hashed(chunks)
         if template.newest is not None:
             template.requests += 1
+            template.compared += 1
             _note_difference(template, template.newest, chunks, hashed, ratio)
         template.newest = hashed
 
+    def told(self) -> list[dict[str, Any]]:
+        """All templates as another worker of this gateway may join them with its own. Hashes, no text."""
+        return [
+            {
+                "template": one.name,
+                "tenant": one.tenant,
+                "model": one.model,
+                "sketch": list(one.sketch),
+                "requests": one.requests,
+                "compared": one.compared,
+                "spots": [[*spot, count, one.lost_tokens[spot]] for spot, count in one.spots.items()],
+            }
+            for one in self._templates.values()
+        ]
+
     def report(self) -> list[dict[str, Any]]:
-        """A row for each template, those that lose most of their prefix first."""
-        rows = [template.as_json() for template in self._templates.values()]
-        return sorted(rows, key=lambda row: -row["lost_tokens_per_request"] * row["requests"])
+        """The report of this worker alone."""
+        return joined_report([self.told()])
 
     def _template_of(self, tenant: str, model: str, sketch: frozenset[int]) -> Template:
         """The template that the prompt is of: its words are mostly those of an earlier prompt."""
@@ -138,6 +154,36 @@ class PrefixLint:
         if len(self._templates) > self._max_templates:
             self._templates.popitem(last=False)
         return made
+
+
+def joined_report(parts: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """A row for each template of all workers, those that lose most of their prefix first. `parts`: as `told`.
+
+    Workers name a template by the first prompt that they saw of it, so that templates are joined as prompts are: by
+    what their sketches share. Workers of one supervisor hash alike.
+    """
+    joined: list[Template] = []
+    by_shingle: dict[tuple[str, str, int], list[int]] = {}
+    for told in (one for part in parts for one in part):
+        tenant, model, sketch = told["tenant"], told["model"], frozenset(told["sketch"])
+        shared = Counter(at for hashed in sketch for at in by_shingle.get((tenant, model, hashed), ()))
+        best, num_shared = max(shared.items(), key=lambda pair: pair[1], default=(-1, 0))
+        if best >= 0 and num_shared >= SAME_TEMPLATE * min(len(joined[best].sketch), len(sketch)):
+            template = joined[best]
+            template.name = min(template.name, told["template"])  # the same whoever joins them
+        else:
+            template = Template(told["template"], tenant, model, sketch, requests=0)
+            for hashed in sketch:
+                by_shingle.setdefault((tenant, model, hashed), []).append(len(joined))
+            joined.append(template)
+        template.requests += told["requests"]
+        template.compared += told["compared"]
+        for position, kind, count, lost in told["spots"]:
+            spot = Spot(position, VolatileKind(kind))
+            template.spots[spot] += count
+            template.lost_tokens[spot] += lost
+    rows = [template.as_json() for template in joined]
+    return sorted(rows, key=lambda row: -row["lost_tokens_per_request"] * row["requests"])
 
 
 def prompt_chunks(body: Mapping[str, Any]) -> Chunks:

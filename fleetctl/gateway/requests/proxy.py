@@ -11,13 +11,14 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import structlog
 
 from fleetctl.gateway.admission.admission import Admission
 from fleetctl.gateway.admission.tenant import ANONYMOUS
 from fleetctl.gateway.http import answers
-from fleetctl.gateway.http.answers import ErrorAnswer, json_answer
+from fleetctl.gateway.http.answers import ErrorAnswer
 from fleetctl.gateway.http.exchange import (
     BadDeadlineError,
     BadFramingError,
@@ -142,18 +143,17 @@ class Proxy:
                 self._fates.end(proxied, Outcome.FAILED, reason="interrupted")
             self._shadows.note_ended(proxied)
 
-    async def explain(self, exchange: Exchange) -> None:
-        """Answer which node a completion request would go to, and why. Nothing is sent to a node."""
+    async def read_question(self, exchange: Exchange) -> bytes | ErrorAnswer:
+        """The body of a completion request that somebody wants explained, or what is wrong with it."""
         try:
-            body = await exchange.read_body(self._max_body_bytes)
-            facts = read_routing_facts(CHAT_PATH if b'"messages"' in body else COMPLETION_PATH, body)
+            return await exchange.read_body(self._max_body_bytes)
         except (BodyTooLargeError, TimeoutError, ClientGoneError):
-            await exchange.fail(answers.bad_request("the body is too large, or did not come", status=413))
-        except BadBodyError as error:
-            await exchange.fail(answers.bad_request(str(error)))
-        else:
-            told = explain_choice(self._routing.table, self._placer.chooser, self._names, facts, body)
-            await exchange.give(json_answer(200, told))
+            return answers.bad_request("the body is too large, or did not come", status=413)
+
+    def explain(self, body: bytes) -> dict[str, Any]:
+        """Which node a completion request would go to, and why. Nothing is sent to a node. Raises BadBodyError."""
+        facts = read_routing_facts(CHAT_PATH if b'"messages"' in body else COMPLETION_PATH, body)
+        return explain_choice(self._routing.table, self._placer.chooser, self._names, facts, body)
 
     def retries_left(self) -> float:
         """Of the retry budget, now."""

@@ -7,6 +7,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import islice, zip_longest
 from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Histogram
@@ -14,6 +15,8 @@ from prometheus_client import Counter as CounterMetric
 
 from fleetctl.gateway.requests.answer_text import AnswerText
 from fleetctl.traffic_rule import ShadowSpec, TrafficRule
+
+Json = dict[str, Any]
 
 MAX_RULES = 50  # reports are kept when their rule has ended
 MAX_SAMPLES = 512
@@ -84,9 +87,9 @@ class _Report:
     shadow_ttft_s: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))
     differing: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_EXAMPLES))
 
-    def as_json(self, now: float) -> dict[str, Any]:
-        rule, results = self.rule, self.results
-        num_compared = results[ShadowResult.COMPARED]
+    def told(self, now: float) -> Json:
+        """Its sums, as they can be added to those of other workers."""
+        rule = self.rule
         assert isinstance(rule.spec, ShadowSpec)
         return {
             "rule": rule.id,
@@ -95,18 +98,14 @@ class _Report:
             "made_at": rule.made_at,
             "expires_at": rule.expires_at,
             "in_force": not self.is_removed and rule.is_in_force(now),
-            "requests": sum(count for result, count in results.items() if result.was_sent),
-            "compared": num_compared,
-            "measured_only": results[ShadowResult.MEASURED],
             "exact": self.num_exact,
-            "mean_agreement": self.agreement_sum / num_compared if num_compared else None,
-            "mean_tokens": {
-                "user": self.user_tokens / self.num_counted if self.num_counted else None,
-                "shadow": self.shadow_tokens / self.num_counted if self.num_counted else None,
-            },
-            "ttft_p50_s": {"user": _median(self.user_ttft_s), "shadow": _median(self.shadow_ttft_s)},
-            "errors": sum(count for result, count in results.items() if result.is_error),
-            "results": {result.value: results[result] for result in ShadowResult},
+            "agreement_sum": self.agreement_sum,
+            "counted": self.num_counted,
+            "user_tokens": self.user_tokens,
+            "shadow_tokens": self.shadow_tokens,
+            "user_ttft_s": list(self.user_ttft_s),
+            "shadow_ttft_s": list(self.shadow_ttft_s),
+            "results": {result.value: self.results[result] for result in ShadowResult},
             "differing": list(self.differing),
         }
 
@@ -177,9 +176,55 @@ class ShadowReports:
             report.user_ttft_s.append(user_s)
             report.shadow_ttft_s.append(shadow_s)
 
-    def as_json(self, now: float) -> dict[str, Any]:
-        """The body of `GET /gateway/shadow`; the newest shadow first. `now`: Unix seconds."""
-        return {"shadows": [report.as_json(now) for report in reversed(self._reports.values())]}
+    def told(self, now: float) -> list[Json]:
+        """What this worker found, for `joined_shadows`; the newest shadow first. `now`: Unix seconds."""
+        return [report.told(now) for report in reversed(self._reports.values())]
+
+
+def joined_shadows(parts: Sequence[Sequence[Json]]) -> Json:
+    """The body of `GET /gateway/shadow` of all workers, of which each told its sums; the newest shadow first.
+
+    A rule that was made anew begins a new report: what a worker found by the older one is left out.
+    """
+    found: dict[str, list[Json]] = {}
+    for told in (one for part in parts for one in part):
+        known = found.setdefault(told["rule"], [])
+        if known and told["made_at"] > known[0]["made_at"]:
+            known.clear()
+        if not known or told["made_at"] == known[0]["made_at"]:
+            known.append(told)
+    reports = sorted(found.values(), key=lambda same: same[0]["made_at"], reverse=True)
+    return {"shadows": [_joined_report(same) for same in reports]}
+
+
+def _joined_report(same: Sequence[Json]) -> Json:
+    first = same[0]
+    results = {result: sum(one["results"][result] for one in same) for result in ShadowResult}
+    exact, agreement, counted, user_tokens, shadow_tokens = (
+        sum(one[key] for one in same) for key in ("exact", "agreement_sum", "counted", "user_tokens", "shadow_tokens")
+    )
+    num_compared = results[ShadowResult.COMPARED]
+    newest_first = (one for row in zip_longest(*(reversed(told["differing"]) for told in same)) for one in row if one)
+    return {
+        **{key: first[key] for key in ("rule", "orders", "made_by", "made_at", "expires_at")},
+        "in_force": any(one["in_force"] for one in same),
+        "requests": sum(count for result, count in results.items() if result.was_sent),
+        "compared": num_compared,
+        "measured_only": results[ShadowResult.MEASURED],
+        "exact": exact,
+        "mean_agreement": agreement / num_compared if num_compared else None,
+        "mean_tokens": {
+            "user": user_tokens / counted if counted else None,
+            "shadow": shadow_tokens / counted if counted else None,
+        },
+        "ttft_p50_s": {
+            "user": _median(sample for one in same for sample in one["user_ttft_s"]),
+            "shadow": _median(sample for one in same for sample in one["shadow_ttft_s"]),
+        },
+        "errors": sum(count for result, count in results.items() if result.is_error),
+        "results": {result.value: count for result, count in results.items()},
+        "differing": list(islice(newest_first, MAX_EXAMPLES))[::-1],
+    }
 
 
 def _median(samples: Iterable[float]) -> float | None:

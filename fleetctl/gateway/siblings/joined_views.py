@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 Json = dict[str, Any]
@@ -63,6 +63,32 @@ def joined_tenants(parts: Sequence[Json]) -> Json:
             known = lanes.get(lane["model"])
             lanes[lane["model"]] = lane if known is None else _lane_plus(known, lane)
     return {"tenants": list(rows.values()), "waiting": dict(waiting), "lanes": list(lanes.values())}
+
+
+def joined_decisions(parts: Sequence[Json]) -> Json:
+    """The newest choices of all, as many as one worker keeps."""
+    kept = parts[0]["kept"]
+    newest = sorted((one for part in parts for one in part["decisions"]), key=lambda one: one["at"], reverse=True)[
+        :kept
+    ]
+    return {"kept": kept, "reasons": dict(Counter(one["reason"] for one in newest)), "decisions": newest}
+
+
+def joined_explanation(parts: Mapping[int, Json]) -> Json:
+    """What the worker says that sent the longest part of the prompt to some node, and the choice of each.
+
+    `parts`: by the worker's number, the one that was asked first: it is told where none knows more.
+    """
+    held = {
+        worker: max((score["cached_tokens"] for score in told["candidates"]), default=0)
+        for worker, told in parts.items()
+    }
+    best = max(parts, key=lambda worker: held[worker])
+    choices = [
+        {"worker": worker, "node": told["node"], "reason": told["reason"], "cached_tokens": held[worker]}
+        for worker, told in sorted(parts.items())
+    ]
+    return {**parts[best], "worker": best, "workers": choices}
 
 
 def latest_fate(found: Sequence[Json]) -> Json | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -91,6 +92,8 @@ class Supervisor:
         self._folder = workers_folder(run_dir, int(launch.settings["gateway"]["port"]))
         self._reread = reread
         self._shared = self._folder / str(time.time_ns())  # of these workers: those of a killed supervisor have another
+        # Workers hash alike, so that they can join what they know by hashes, and nobody else does.
+        self._environment = {**os.environ, "PYTHONHASHSEED": str(1 + secrets.randbelow(2**32 - 1))}
         self._num_spawned = 0
         self._current = _Generation(1, launch)
         self._num_generations = 1
@@ -193,6 +196,7 @@ class Supervisor:
                 ),
                 stdin=theirs.fileno(),
                 pass_fds=(descriptor,),
+                env=self._environment,
             )
         reader, writer = await asyncio.open_connection(sock=ours)
         writer.write(generation.launch.send())

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from fleetctl.gateway.http.exchange import KeptBody
 from fleetctl.gateway.requests.answer_text import AnswerReader, AnswerText
 from fleetctl.gateway.requests.shadow import MAX_KEPT_BYTES, copy_body
-from fleetctl.gateway.requests.shadow_report import ShadowReports, ShadowResult, compare_texts
+from fleetctl.gateway.requests.shadow_report import ShadowReports, ShadowResult, compare_texts, joined_shadows
 from fleetctl.gateway.routing.orders import share_position
 from fleetctl.traffic_rule import ShadowSpec, TrafficRule
 from tests.fixtures.gateway import ScriptedController, ScriptedNode, Served, chat_text, small_fleet, until
@@ -53,7 +53,7 @@ async def ended(served: Served, count: int) -> dict[str, Any]:
     assert shadows is not None
 
     def num_ended() -> int:
-        (one,) = shadows.reports.as_json(time.time())["shadows"]
+        (one,) = joined_shadows([shadows.reports.told(time.time())])["shadows"]
         return int(sum(one["results"].values()))
 
     await until(lambda: num_ended() >= count, f"{count} copies")
@@ -299,8 +299,8 @@ def test_a_rule_that_is_made_anew_begins_a_new_report() -> None:
     reports.keep_rules([rule(made_at=1.0)])
     reports.note("shadow", ShadowResult.NO_NODE)
     reports.keep_rules([rule(made_at=1.0)])
-    (one,) = reports.as_json(2.0)["shadows"]
+    (one,) = joined_shadows([reports.told(2.0)])["shadows"]
     assert one["results"]["no_node"] == 1
     reports.keep_rules([rule(made_at=2.0)])
-    (one,) = reports.as_json(2.0)["shadows"]
+    (one,) = joined_shadows([reports.told(2.0)])["shadows"]
     assert (one["results"]["no_node"], one["mean_agreement"], one["ttft_p50_s"]["user"]) == (0, None, None)

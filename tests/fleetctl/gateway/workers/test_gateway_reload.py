@@ -210,6 +210,9 @@ async def test_a_reload_refuses_no_connection_and_cuts_no_stream_and_a_killed_wo
             assert (await site.get("/gateway/requests/held"))["fate"] == "in_flight", "whichever answers"
         counts = await site.counts()
         assert len({tuple((await site.counts()).items()) for _ in range(8)}) == 1, "whichever answers"
+        for path in ("/gateway/decisions", "/gateway/prefix-report"):
+            told = [json.dumps(await site.get(path), sort_keys=True) for _ in range(8)]
+            assert len(set(told)) == 1, f"{path}: whichever answers"
         admitted = (await site.get("/gateway/tenants"))["tenants"][0]["admitted"]
         assert sum(counts.values()) == admitted - 1, "all but the stream"
 
