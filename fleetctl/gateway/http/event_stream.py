@@ -37,10 +37,14 @@ class WholeEvents(NamedTuple):
 
 
 class StreamError(NamedTuple):
-    """The error with which a node ended its stream: OpenAI's `type` and `code`, where it gave them."""
+    """The error with which a node ended its stream: OpenAI's `type` and `code`, where it gave them.
+
+    `status`: the HTTP status that vLLM and SGLang write as its `code`.
+    """
 
     kind: str | None = None
     code: str | None = None
+    status: int | None = None
 
 
 class ProgressLines:
@@ -152,7 +156,11 @@ def _read_error(text: bytes) -> StreamError:
         kind, code = error.get("type"), error.get("code")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return StreamError()
-    return StreamError(kind if isinstance(kind, str) else None, code if isinstance(code, str) else None)
+    return StreamError(
+        kind if isinstance(kind, str) else None,
+        code if isinstance(code, str) else None,
+        code if isinstance(code, int) and not isinstance(code, bool) else None,
+    )
 
 
 def _last_border(held: bytearray, start: int) -> int:

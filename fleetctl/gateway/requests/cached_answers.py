@@ -6,6 +6,7 @@ from fleetctl.gateway.admission.tenant import ANONYMOUS
 from fleetctl.gateway.http.exchange import Exchange
 from fleetctl.gateway.metrics import GatewayMetrics
 from fleetctl.gateway.nodes.table import Routing
+from fleetctl.gateway.requests.continuation import Continuance
 from fleetctl.gateway.requests.fates import Fates, Outcome, ProxiedRequest
 from fleetctl.gateway.requests.outside_relay import STREAM_TYPE
 from fleetctl.gateway.requests.place import Job
@@ -50,7 +51,8 @@ class CachedAnswers:
         recording, proxied.recording = proxied.recording, None
         if recording is None or proxied.outcome is not Outcome.FINISHED:
             return
-        if proxied.status == 200 and not proxied.last_node.startswith("overflow/"):
+        is_exact = all(move.how == Continuance.EXACT for move in proxied.moves)  # by text: another answer than a node's
+        if proxied.status == 200 and is_exact and not proxied.last_node.startswith("overflow/"):
             self._cache.store(recording)
 
     async def _answer(self, exchange: Exchange, proxied: ProxiedRequest, answer: CachedAnswer) -> None:

@@ -58,7 +58,7 @@ _NODE_CODES = frozenset(
 )
 # Of these, what is the node's own trouble: another one may do better.
 NODE_TROUBLES = frozenset({"core_dead", "engine_error", "node_stopping", "out_of_memory"})
-# What other engines call it, as the error's type: their codes are HTTP's.
+# What other engines call it, as the error's type, where its code is no HTTP status.
 OTHER_ENGINES_TROUBLES = frozenset({"InternalServerError", "server_error"})
 
 
@@ -164,6 +164,9 @@ class Relay:
         return None
 
     def _end_with_error(self, proxied: ProxiedRequest, error: StreamError) -> None:
+        if error.status is not None and 400 <= error.status < 500:
+            self._fates.end(proxied, Outcome.REFUSED, reason=f"status_{error.status}")
+            return
         outcome = Outcome.REFUSED if error.kind == "invalid_request_error" else Outcome.FAILED
         self._fates.end(proxied, outcome, reason=_reason_of(error.code, "node_error"))
 
@@ -223,7 +226,9 @@ class Relay:
 
 
 def _is_nodes_trouble(error: StreamError, account: StreamAccount) -> bool:
-    return error.code in NODE_TROUBLES or (account.text is not None and error.kind in OTHER_ENGINES_TROUBLES)
+    if account.text is None or error.code in NODE_TROUBLES:
+        return error.code in NODE_TROUBLES
+    return error.status >= 500 if error.status is not None else error.kind in OTHER_ENGINES_TROUBLES
 
 
 def returned_headers(answer: NodeAnswer, proxied: ProxiedRequest) -> list[tuple[bytes, bytes]]:

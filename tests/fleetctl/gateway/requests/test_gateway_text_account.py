@@ -9,6 +9,7 @@ import pytest
 
 from fleetctl.gateway.requests.text_account import continued_request, is_continuable
 from fleetctl.settings.gateway import GatewaySettings
+from fleetctl.settings.response_cache import ResponseCacheSettings
 from tests.fixtures.gateway import Reply, Served
 from tests.fixtures.vllm_node import ANSWER, PROMPT, TEXT, VllmNode, vllm_fleet
 
@@ -66,6 +67,28 @@ async def test_a_stream_moves_by_text_more_than_once_and_after_the_engines_own_e
         assert (text_of(reply), reply.is_done) == (TEXT, True)
         assert [move["reason"] for move in fate["moves"]] == ["node_error", "cut"]
         assert reply.events[-1]["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("error", [("BadRequestError", 400), ("NotFoundError", 404)])
+async def test_an_error_event_that_is_the_clients_own_is_told_and_held_against_no_node(
+    tmp_path: Path, error: tuple[str, int]
+) -> None:
+    other = VllmNode("b")
+    async with vllm_fleet(tmp_path, VllmNode("a", fails_at=2, error=error), other) as (served, _):
+        reply, fate = await ended(served, COMPLETIONS)
+        assert reply.error is not None
+        assert (reply.error["code"], other.seen) == (error[1], [])
+        assert (fate["fate"], fate["reason"], fate["deaths"]) == ("refused", f"status_{error[1]}", [])
+
+
+async def test_an_answer_that_went_on_by_text_is_not_kept_by_the_response_cache(tmp_path: Path) -> None:
+    limits = GatewaySettings(response_cache=ResponseCacheSettings(max_bytes=1_000_000))
+    dying = VllmNode("a", cut_at=4)
+    async with vllm_fleet(tmp_path, dying, VllmNode("b"), limits=limits) as (served, _):
+        for cached in ("miss", "miss", "hit"):
+            reply, _ = await ended(served, COMPLETIONS)
+            assert (text_of(reply), reply.headers["X-Fleet-Cache"]) == (TEXT, cached)
+            dying.cut_at = None
 
 
 async def test_a_stream_that_lacks_only_its_end_asks_nobody(tmp_path: Path) -> None:
