@@ -25,7 +25,9 @@ from fleetctl.wire import (
     Gateway,
     Incident,
     Node,
+    Pool,
     Problem,
+    Revision,
     RoutingTable,
     Run,
     RunbookInfo,
@@ -102,6 +104,22 @@ class ControllerClient:
     async def node(self, name: str) -> Node:
         """One node. Raises BadInputError when there is none of that name."""
         return await self._get(Node, f"/v1/nodes/{_part(name)}")
+
+    async def pools(self) -> list[Pool]:
+        """Every pool by name: what is wanted of it, and how far that is."""
+        return await self._list(Pool, "/v1/pools")
+
+    async def pool(self, name: str) -> Pool:
+        """One pool."""
+        return await self._get(Pool, f"/v1/pools/{_part(name)}")
+
+    async def revisions(self) -> list[Revision]:
+        """Every revision that a node ever had, the newest first."""
+        return await self._list(Revision, "/v1/revisions")
+
+    async def revision(self, revision_id: str) -> Revision:
+        """One revision."""
+        return await self._get(Revision, f"/v1/revisions/{_part(revision_id)}")
 
     async def gateways(self) -> list[Gateway]:
         """Every gateway, and what it says of itself."""

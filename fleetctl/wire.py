@@ -80,6 +80,38 @@ class Node(Wire):
     alerts: list[str] = Field(default_factory=list)
 
 
+class Pool(Wire):
+    """Interchangeable nodes: how many are wanted, and how far that is."""
+
+    name: str
+    model: str = ""
+    wanted: int  # nodes it should have
+    nodes: int = 0  # nodes that are wanted now; more or fewer while the size changes
+    ready: int = 0  # of them, those that take requests
+    unknown: int = 0  # of them, those that were not looked at lately
+    revision: str = ""  # what a new node gets
+    revisions: dict[str, int] = Field(default_factory=dict)  # of its wanted nodes, with their number
+    owner: Literal["person", "autoscaler"] = "person"  # who may set its size
+    held_by: str | None = None  # id of the run that acts on it now
+    updated_at: float | None = None  # when what is wanted of it last changed
+    updated_by: str = ""
+
+
+class Revision(Wire):
+    """What nodes serve and with which settings; never changed. Its id is the hash of the rest."""
+
+    id: str
+    model: str
+    engine: str = ""
+    model_dir: str = ""
+    arguments: dict[str, str | bool | list[str]] = Field(default_factory=dict)  # of the engine, as on its command line
+    adapters: list[str] = Field(default_factory=list)
+    prompt_template: str = ""  # empty: the one in the model's directory
+    created_at: float | None = None
+    nodes: list[str] = Field(default_factory=list)  # wanted nodes of it
+    pools: list[str] = Field(default_factory=list)  # pools whose new nodes get it
+
+
 class GatewayPhase(StrEnum):
     """What a gateway is doing, as seen by the controller."""
 

@@ -53,6 +53,11 @@ def complete_incident(ctx: typer.Context, incomplete: str) -> list[str]:
     return [name for name in _names(ctx, Kind.incidents) if name.startswith(incomplete)]
 
 
+def complete_revision(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Ids of revisions."""
+    return [name for name in _names(ctx, Kind.revisions) if name.startswith(incomplete)]
+
+
 def complete_label(ctx: typer.Context, incomplete: str) -> list[str]:
     """Labels that rows of the kind have, with their values."""
     kind = _kind_of(ctx)

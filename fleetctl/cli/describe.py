@@ -19,6 +19,7 @@ from fleetctl.cli.kinds import (
     age,
     ago,
     clock,
+    revision_counts,
     run_status,
     value,
 )
@@ -35,7 +36,7 @@ from fleetctl.cli.output import (
     seconds,
 )
 from fleetctl.kit.errors import BadInputError
-from fleetctl.wire import DeepCheck, Gateway, Incident, Node, Run, RunbookInfo
+from fleetctl.wire import DeepCheck, Gateway, Incident, Node, Pool, Revision, Run, RunbookInfo
 
 REMEDIES = {
     Kind.alerts: "fleetctl alerts explain NAME",
@@ -53,13 +54,15 @@ def register(app: typer.Typer) -> None:
         kind: Annotated[
             str,
             typer.Argument(
-                metavar="KIND", help="node, gateway, incident, run or runbook.", autocompletion=complete_one_kind
+                metavar="KIND",
+                help="node, pool, revision, gateway, incident, run or runbook.",
+                autocompletion=complete_one_kind,
             ),
         ],
         name: Annotated[str, typer.Argument(help="Its name or id.", autocompletion=complete_name)],
         output: OutputOption = Output.table,
     ) -> None:
-        """Show one node, gateway, incident, run or runbook with all that is known of it."""
+        """Show one node, pool, revision, gateway, incident, run or runbook with all that is known of it."""
         found = parse_kind(kind)
         read_one = VIEWS[found].read_one
         if read_one is None:
@@ -76,6 +79,10 @@ def describe_thing(thing: BaseModel) -> None:
     match thing:
         case Node():
             _describe_node(thing)
+        case Pool():
+            _describe_pool(thing)
+        case Revision():
+            _describe_revision(thing)
         case Gateway():
             _describe_gateway(thing)
         case Incident():
@@ -127,6 +134,46 @@ def _describe_node(node: Node) -> None:
             ("alerts", ", ".join(node.alerts)),
         ],
     )
+
+
+def _describe_pool(pool: Pool) -> None:
+    unknown = f", {pool.unknown} not looked at lately" if pool.unknown else ""
+    print_fields(
+        pool.name,
+        [
+            ("model", pool.model),
+            ("nodes", f"{pool.wanted} wanted, {pool.nodes} there, {pool.ready} ready{unknown}"),
+            ("new nodes get", pool.revision),
+            ("nodes have", revision_counts(pool)),
+            ("owner", pool.owner),
+            ("held by", pool.held_by or ""),
+            ("changed", f"{clock(pool.updated_at)} by {pool.updated_by}"),
+        ],
+    )
+
+
+def _describe_revision(revision: Revision) -> None:
+    print_fields(
+        revision.id,
+        [
+            ("model", revision.model),
+            ("engine", revision.engine),
+            ("model dir", revision.model_dir),
+            *((f"--{name.replace('_', '-')}", argument_text(value)) for name, value in revision.arguments.items()),
+            ("adapters", ", ".join(revision.adapters) or "none"),
+            ("prompt template", revision.prompt_template or "the model's own"),
+            ("first seen", clock(revision.created_at)),
+            ("nodes", ", ".join(revision.nodes) or "none"),
+            ("new nodes of pools", ", ".join(revision.pools) or "none"),
+        ],
+    )
+
+
+def argument_text(value: str | bool | list[str]) -> str:
+    """The value of one argument, for people."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return " ".join(value) if isinstance(value, list) else value
 
 
 def _describe_gateway(gateway: Gateway) -> None:

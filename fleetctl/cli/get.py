@@ -85,7 +85,7 @@ def register(app: typer.Typer) -> None:
         watch: Watch = False,
         output: ListOutputOption = ListOutput.table,
     ) -> None:
-        """List nodes, gateways, alerts, incidents, runs, runbooks, events, traffic rules or tenants."""
+        """List nodes, pools, gateways, alerts, incidents, runs, or things of another kind."""
         found = parse_kind(kind)
         view = VIEWS[found]
         listing = Listing(found, tuple(names or ()), parse_selector(selectors or ()), sort_by, reverse, show_all)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import shlex
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from fleetctl.cli.output import Column, count, number, ratio, seconds
-from fleetctl.wire import Evidence, Incident, NodePhase, Run, RunStatus, Signal
+from fleetctl.providers.spec import words_from_options
+from fleetctl.wire import Evidence, Incident, NodePhase, Pool, Run, RunStatus, Signal
 
 if TYPE_CHECKING:
     from fleetctl.client import ControllerClient
@@ -22,6 +24,8 @@ class Kind(StrEnum):
     """What can be listed."""
 
     nodes = "nodes"
+    pools = "pools"
+    revisions = "revisions"
     gateways = "gateways"
     alerts = "alerts"
     incidents = "incidents"
@@ -196,6 +200,31 @@ NODE_COLUMNS = [
     Column("reason", lambda n: n.reason, wide=True),
     Column("alerts", lambda n: ",".join(n.alerts)),
 ]
+POOL_COLUMNS = [
+    Column("name", lambda p: p.name),
+    Column("wanted", lambda p: str(p.wanted), right=True, sort_key=lambda p: p.wanted),
+    Column("nodes", lambda p: str(p.nodes), right=True, sort_key=lambda p: p.nodes),
+    Column("ready", lambda p: _of_known(p.ready, p.unknown), right=True, sort_key=lambda p: p.ready),
+    Column("revision", lambda p: p.revision),
+    Column("owner", lambda p: p.owner),
+    Column("held by", lambda p: p.held_by or "-", wide=True),
+    Column("model", lambda p: p.model, wide=True),
+    Column("revisions", lambda p: revision_counts(p), wide=True),
+    Column("changed", lambda p: clock(p.updated_at), wide=True),
+    Column("by", lambda p: p.updated_by, wide=True),
+]
+REVISION_COLUMNS = [
+    Column("id", lambda r: r.id),
+    Column("model", lambda r: r.model),
+    Column("nodes", lambda r: str(len(r.nodes)), right=True, sort_key=lambda r: len(r.nodes)),
+    Column("pools", lambda r: ",".join(r.pools) or "-"),
+    Column("made", lambda r: clock(r.created_at), sort_key=lambda r: r.created_at, wide=True),
+    Column("engine", lambda r: r.engine, wide=True),
+    Column("adapters", lambda r: ",".join(r.adapters) or "-", wide=True),
+    Column("template", lambda r: r.prompt_template or "-", wide=True),
+    Column("model dir", lambda r: r.model_dir),
+    Column("arguments", lambda r: arguments_text(r.arguments), wide=True),
+]
 GATEWAY_COLUMNS = [
     Column("name", lambda g: g.name),
     Column("phase", lambda g: g.phase.value),
@@ -290,6 +319,22 @@ TENANT_COLUMNS = [
 ]
 
 
+def _of_known(number: int, unknown: int) -> str:
+    """A count with how many could not be looked at."""
+    return f"{number} (+{unknown}?)" if unknown else str(number)
+
+
+def revision_counts(pool: Pool) -> str:
+    """The revisions of a pool's nodes, the most frequent first: "rev-1 2, rev-2 1"."""
+    ordered = sorted(pool.revisions.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{revision} {count}" for revision, count in ordered) or "-"
+
+
+def arguments_text(arguments: Mapping[str, str | bool | list[str]]) -> str:
+    """Arguments of an engine as on its command line."""
+    return shlex.join(words_from_options(arguments))
+
+
 def _ends_in(at: float | None) -> str:
     return "-" if at is None else seconds(max(0.0, at - time.time()))
 
@@ -315,6 +360,28 @@ VIEWS: Mapping[Kind, KindView] = {
         },
         read_all=_nodes_at_work_first,
         read_one=lambda client, name: client.node(name),
+    ),
+    Kind.pools: KindView(
+        POOL_COLUMNS,
+        "no pools: start a fleet with fleetctl up",
+        name=lambda p: p.name,
+        labels=lambda p: {
+            "name": p.name,
+            "model": p.model,
+            "owner": p.owner,
+            "revision": list(p.revisions),
+            "run": p.held_by or "",
+        },
+        read_all=lambda client: client.pools(),
+        read_one=lambda client, name: client.pool(name),
+    ),
+    Kind.revisions: KindView(
+        REVISION_COLUMNS,
+        "no revisions: start a fleet with fleetctl up",
+        name=lambda r: r.id,
+        labels=lambda r: {"id": r.id, "model": r.model, "engine": r.engine, "pool": r.pools, "node": r.nodes},
+        read_all=lambda client: client.revisions(),
+        read_one=lambda client, name: client.revision(name),
     ),
     Kind.gateways: KindView(
         GATEWAY_COLUMNS,

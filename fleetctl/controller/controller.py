@@ -37,6 +37,7 @@ from fleetctl.controller.nodes.fleet_series import FleetSeries
 from fleetctl.controller.nodes.gateways import Gateways
 from fleetctl.controller.nodes.lookup import FleetLookup
 from fleetctl.controller.nodes.node_client import MAX_ANSWER_BYTES, PROBE_TIMEOUT_S, NodeClient
+from fleetctl.controller.nodes.pools import Pools
 from fleetctl.controller.nodes.routing import GatewayWatch, Routing
 from fleetctl.controller.nodes.traffic_rules import TrafficRules
 from fleetctl.controller.records import Records
@@ -57,7 +58,7 @@ from fleetctl.wire import NodePhase
 from runbooks.errors import RunbookError
 from runbooks.executor import Executor
 from runbooks.journal import Journal
-from runbooks.run import Run
+from runbooks.run import ACTIVE, Run
 
 DEEP_CHECK_TURN_S = 1.0  # between two looks at whose deep check is due
 FORGET_TURN_S = 60.0  # between two looks for nodes that were stopped long ago
@@ -80,6 +81,7 @@ class Controller:
     routing: Routing
     traffic_rules: TrafficRules
     fleet: Fleet
+    pools: Pools
     gateways: Gateways
     deep_checks: DeepChecks
     scraper: Scraper
@@ -165,6 +167,11 @@ async def open_controller(
             priority_classes=_priority_classes(settings),
         )
         executor = _open_executor(config, content, journal, effects, lookup, records, stack)
+
+        async def active_runs() -> tuple[Run, ...]:
+            return await records.database.call(lambda: journal.list(ACTIVE))
+
+        pools = Pools(records, fleet, active_runs, stale_after_s=stale_after_s)
         inbound = await open_inbound(config, rules.engine, fleet, records, stack)
         alerting = Alerting(rules.engine, signals, fleet, book, inbound.external, inbound.automation, content, records)
         await alerting.restore()
@@ -217,6 +224,7 @@ async def open_controller(
             routing=routing,
             traffic_rules=traffic_rules,
             fleet=fleet,
+            pools=pools,
             gateways=gateways,
             deep_checks=deep_checks,
             scraper=scraper,

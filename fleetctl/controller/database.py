@@ -133,7 +133,8 @@ class Database:
                 if sa.inspect(connection).has_table(tables.meta.name):
                     self._check_version(connection)
                 tables.metadata.create_all(connection)
-                # A version that only adds tables is reached by creating them; an older program then refuses the file.
+                _add_missing_columns(connection)
+                # A version that only adds is reached by adding; an older program then refuses the file.
                 if get_meta(connection, "schema_version") != tables.SCHEMA_VERSION:
                     put_meta(connection, "schema_version", tables.SCHEMA_VERSION)
         except sa.exc.DatabaseError as error:
@@ -203,6 +204,19 @@ class GroupCommit(Generic[T, R]):
                             result.set_result(value)
         finally:
             self._writer = None
+
+
+def _add_missing_columns(connection: sa.Connection) -> None:
+    """Give tables that an earlier version made the columns that they lack, and their indexes."""
+    for column in tables.ADDED_COLUMNS:
+        table = column.table
+        if column.name in {found["name"] for found in sa.inspect(connection).get_columns(table.name)}:
+            continue
+        kind = column.type.compile(connection.dialect)
+        connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {column.name} {kind}")
+        for index in table.indexes:
+            if column.name in index.columns:
+                index.create(connection)
 
 
 def get_meta(connection: sa.Connection, key: str) -> Any:

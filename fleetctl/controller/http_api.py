@@ -94,6 +94,10 @@ def create_app(controller: Controller, token: str, stopping: asyncio.Event) -> S
         Route("/v1/nodes", guarded(api.nodes)),
         Route("/v1/nodes/{name}", guarded(api.node)),
         Route("/v1/nodes/{name}/logs", guarded(api.node_logs)),
+        Route("/v1/pools", guarded(api.pools)),
+        Route("/v1/pools/{name:path}", guarded(api.pool)),
+        Route("/v1/revisions", guarded(api.revisions)),
+        Route("/v1/revisions/{id}", guarded(api.revision)),
         Route("/v1/gateways", guarded(api.gateways)),
         Route("/v1/tenants", guarded(api.tenants)),
         Route("/v1/gateways/{name}", guarded(api.gateway)),
@@ -194,6 +198,28 @@ class _Api:
         found = next((node for node in self._nodes() if node.name == name), None)
         if found is None:
             raise self._no_such_node(name)
+        return _json(found)
+
+    async def pools(self, _: Request) -> Response:
+        return _json_list(await self._c.pools.views())
+
+    async def pool(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        views = await self._c.pools.views()
+        found = next((pool for pool in views if pool.name == name), None)
+        if found is None:
+            known = ", ".join(pool.name for pool in views) or "none"
+            raise HTTPException(404, f"there is no pool named {name[:100]}; pools: {known}")
+        return _json(found)
+
+    async def revisions(self, _: Request) -> Response:
+        return _json_list(await self._c.pools.revision_views())
+
+    async def revision(self, request: Request) -> Response:
+        views = await self._c.pools.revision_views()
+        found = next((revision for revision in views if revision.id == request.path_params["id"]), None)
+        if found is None:
+            raise HTTPException(404, f"there is no revision {request.path_params['id'][:100]}")
         return _json(found)
 
     async def gateways(self, _: Request) -> Response:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-# 2: external_alerts and webhook_notices; 3: wanted_changes; 4: traffic_rules. Versions so far only added tables.
-SCHEMA_VERSION = 4
+# 2: external_alerts and webhook_notices; 3: wanted_changes; 4: traffic_rules; 5: pools, revisions, nodes.pool and
+# nodes.revision. Versions so far only added tables, and columns that may be NULL (`ADDED_COLUMNS`).
+SCHEMA_VERSION = 5
 
 metadata = sa.MetaData()
 
@@ -29,6 +30,35 @@ nodes = sa.Table(
     sa.Column("restart", sa.JSON),  # what the last restart replaced, and how far it got
     sa.Column("created_at", sa.Float, nullable=False),
     sa.Column("updated_at", sa.Float, nullable=False),
+    # As in `spec`, to count by. NULL: written before there were pools.
+    sa.Column("pool", sa.String(200), index=True),
+    sa.Column("revision", sa.String(100)),
+)
+
+ADDED_COLUMNS = (nodes.c.pool, nodes.c.revision)
+"""Columns that tables of an earlier version lack."""
+
+# What each pool should have; who may say so; what its new nodes are.
+pools = sa.Table(
+    "pools",
+    metadata,
+    sa.Column("name", sa.String(200), primary_key=True),
+    sa.Column("model", sa.String(500), nullable=False),
+    sa.Column("wanted_size", sa.Integer, nullable=False),
+    sa.Column("revision", sa.String(100), nullable=False),
+    sa.Column("owner", sa.String(20), nullable=False),  # person or autoscaler
+    sa.Column("backoff", sa.JSON),  # of a start that fails again and again
+    sa.Column("updated_at", sa.Float, nullable=False),
+    sa.Column("updated_by", sa.String(200), nullable=False),
+)
+
+# Model directory, engine arguments, adapters and prompt template that nodes were started with. Never changed.
+revisions = sa.Table(
+    "revisions",
+    metadata,
+    sa.Column("id", sa.String(100), primary_key=True),  # hash of the document
+    sa.Column("document", sa.JSON, nullable=False),
+    sa.Column("created_at", sa.Float, nullable=False),
 )
 
 # When each node began and ended to be wanted: what capacity floors are a share of, also after a restart.

@@ -24,7 +24,7 @@ import yaml
 
 from engine.__main__ import _parser as node_parser
 from fleetctl.cli.app import build, run
-from fleetctl.wire import Diagnosis, Gateway, GatewayPhase, RunbookInfo, Status
+from fleetctl.wire import Diagnosis, Gateway, GatewayPhase, Pool, Revision, RunbookInfo, Status
 from runbooks.command import parse_command
 from runbooks.errors import RunbookError
 from runbooks.verbs import VERBS
@@ -231,6 +231,7 @@ def test_a_command_that_can_not_be_typed_is_noticed(text: str) -> None:
 def controller() -> Iterator[RecordedController]:
     node = make_node("node-1")
     gateway = Gateway(name="node-1", url="http://127.0.0.1:7800", phase=GatewayPhase.READY)
+    revision = Revision(id="rev-9b2e01c4d3aa", model="demo")
     page = RunbookInfo(name="replace-node", title="Replace", risk="medium", causes=[], inputs={}, page="# Replace\n")
     status = Status(
         version="1",
@@ -247,6 +248,11 @@ def controller() -> Iterator[RecordedController]:
     answers = {
         "/v1/nodes": [node, make_node("node-2")],
         "/v1/nodes/node-1": node,
+        "/v1/pools": [Pool(name="default", wanted=1)],
+        "/v1/pools/node-1": Pool(name="node-1", wanted=1),
+        "/v1/revisions": [revision],
+        "/v1/revisions/rev-9b2e01c4d3aa": revision,
+        "/v1/revisions/node-1": revision,
         "/v1/gateways": [gateway],
         "/v1/gateways/node-1": gateway,
         "/v1/runs": [make_run()],

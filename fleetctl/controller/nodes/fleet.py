@@ -22,6 +22,7 @@ from fleetctl.controller.nodes.node_row import (
     list_nodes,
     want_node,
 )
+from fleetctl.controller.nodes.pool_row import note_unrecorded_pools
 from fleetctl.controller.nodes.routing import Routing
 from fleetctl.controller.nodes.wanted_history import note_unrecorded
 from fleetctl.controller.records import Records
@@ -105,6 +106,7 @@ class Fleet:
         """
         now = self._clock.now()
         await self._database.write(lambda c: note_unrecorded(c, now))
+        await self._database.write(lambda c: note_unrecorded_pools(c, now))
         rows = await self._database.read(list_nodes)
         if not rows and start_nodes:
             await self._database.write(lambda c: [want_node(c, spec, Role.MEMBER, now) for spec in specs])

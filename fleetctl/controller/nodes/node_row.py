@@ -10,6 +10,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from fleetctl.controller.database import get_meta, put_meta
+from fleetctl.controller.nodes.pool_row import forget_empty_pool, note_node_unwanted, note_node_wanted
+from fleetctl.controller.nodes.revision import with_revision
 from fleetctl.controller.nodes.wanted_history import note_wanted
 from fleetctl.controller.tables import nodes
 from fleetctl.providers.spec import NodeSpec
@@ -80,12 +82,16 @@ def get_node(connection: sa.Connection, name: str) -> NodeRow | None:
 
 
 def want_node(connection: sa.Connection, spec: NodeSpec, role: Role, now: float) -> NodeRow:
-    """Make the node wanted. One that is wanted already is left as it is; a stopped one is wanted anew."""
+    """Make the node wanted, stamped with its revision. One that is wanted already is left as it is; a stopped one is
+    wanted anew."""
     standing = get_node(connection, spec.name)
     if standing is not None and standing.wanted:
         return standing
+    spec = with_revision(spec)
     values: dict[str, Any] = {
         "spec": spec.to_json(),
+        "pool": spec.pool,
+        "revision": spec.revision,
         "wanted": True,
         "started": False,
         "route": RouteIntent.NONE.value,
@@ -99,6 +105,7 @@ def want_node(connection: sa.Connection, spec: NodeSpec, role: Role, now: float)
     else:
         connection.execute(sa.update(nodes).where(nodes.c.name == spec.name).values(**values))
     note_wanted(connection, spec, True, now)
+    note_node_wanted(connection, spec, now)
     created = get_node(connection, spec.name)
     assert created is not None
     return created
@@ -126,6 +133,7 @@ def change_node(
     assert after is not None
     if after.wanted is not before.wanted:
         note_wanted(connection, after.spec, after.wanted, now)
+        (note_node_wanted if after.wanted else note_node_unwanted)(connection, after.spec, now)
     version = routing_version(connection)
     if _published(before) != _published(after):
         version += 1
@@ -135,7 +143,12 @@ def change_node(
 
 def delete_stopped(connection: sa.Connection, name: str) -> bool:
     """Delete the node unless it is wanted (again). Whether it was there and is gone."""
-    return connection.execute(sa.delete(nodes).where(nodes.c.name == name, ~nodes.c.wanted)).rowcount == 1
+    row = get_node(connection, name)
+    if row is None or row.wanted:
+        return False
+    connection.execute(sa.delete(nodes).where(nodes.c.name == name))
+    forget_empty_pool(connection, row.spec.pool)
+    return True
 
 
 def routing_version(connection: sa.Connection) -> int:

@@ -21,6 +21,8 @@ from fleetctl.wire import (
     Gateway,
     GatewayPhase,
     NodePhase,
+    Pool,
+    Revision,
     RunbookInfo,
     RunStatus,
     Signal,
@@ -85,6 +87,28 @@ def controller() -> Iterator[RecordedController]:
                 out={"node-1": "ejected: slow"},
                 lost=12_345,
                 table_version=123_456,
+            )
+        ],
+        "/v1/pools": [
+            Pool(
+                name="long-context",
+                wanted=128,
+                nodes=127,
+                ready=120,
+                unknown=12,
+                revision="rev-1f0c55ad7a10",
+                owner="autoscaler",
+                held_by="run-0123456789",
+            )
+        ],
+        "/v1/revisions": [
+            Revision(
+                id="rev-1f0c55ad7a10",
+                model="llama-70b-instruct",
+                model_dir="/models/llama-70b",
+                created_at=now,
+                nodes=["node-1"],
+                pools=["long-context"],
             )
         ],
         "/v1/tenants": [

@@ -75,6 +75,24 @@ async def test_nodes_show_what_was_seen_and_unknown_signals_as_unknown(client: C
     assert (await client.node("node-2")).name == "node-2"
 
 
+async def test_a_fleet_is_a_pool_of_one_revision_which_nodes_and_routes_carry(client: ControllerClient) -> None:
+    (pool,) = await client.pools()
+    (revision,) = await client.revisions()
+    assert (pool.name, pool.model, pool.wanted, pool.nodes, pool.ready, pool.unknown) == ("default", "demo", 3, 3, 3, 0)
+    assert (pool.revision, pool.revisions, pool.owner) == (revision.id, {revision.id: 3}, "person")
+    assert pool.held_by is None
+    assert (revision.model_dir, revision.nodes, revision.pools) == ("none", ["node-1", "node-2", "node-3"], ["default"])
+    assert {node.revision for node in await client.nodes()} == {revision.id}
+    table = await client.routing()
+    assert table is not None
+    assert {(route.pool, route.revision) for route in table.routes} == {("default", revision.id)}
+    assert (await client.pool("default")).wanted == 3
+    assert await client.revision(revision.id) == revision
+    for missing in (client.pool("decode"), client.revision("rev-0")):
+        with pytest.raises(BadInputError, match="there is no"):
+            await missing
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body"),
     [

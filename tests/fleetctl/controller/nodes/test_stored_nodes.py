@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from fleetctl.controller.controller import open_controller
 from fleetctl.controller.nodes.node_row import get_node
+from fleetctl.controller.nodes.revision import with_revision
 from fleetctl.controller.tables import nodes
 from fleetctl.providers.process import ProcessTable
 from tests.fixtures.controller import fleet_ready, make_config, make_provider, make_spec, running_fleet, stop_all
@@ -71,7 +72,7 @@ async def test_what_is_stored_of_a_node_names_no_process_and_no_file(tmp_path: P
             assert "pid" not in str(row)
             assert str(pid) not in str(row.restart)
             assert str(tmp_path) not in str(row)
-            assert row.spec == make_spec("node-1")
+            assert row.spec == with_revision(make_spec("node-1"))
     finally:
         stop_all(tmp_path)
 
