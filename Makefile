@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 export FLEETCTL_STATE_DIR ?= $(CURDIR)/.fleetctl
 PYTEST_ARGS ?=
 
-.PHONY: help bench-routing bench-engine bench-signals first-night soak-node soak-gateway demo up down top test test-gpu test-wheel wheel mutants bench-kernels bench-gateway check format setup setup-dev debs clean
+.PHONY: help bench-routing bench-engine bench-signals first-night soak-node soak-gateway storm-gateway demo up down top test test-gpu test-wheel wheel mutants bench-kernels bench-gateway check format setup setup-dev debs clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 18
@@ -70,6 +70,9 @@ soak-node: setup ## Mixed traffic and disturbances against a real node for 30 mi
 
 soak-gateway: setup ## Kill, stop, drain, add and slow a fleet's processes under its users for ten minutes (SOAK_ARGS="--minutes 1")
 	@$(BIN)/python -m fleetctl.gateway_soak $(SOAK_ARGS)
+
+storm-gateway: setup ## What short prompts wait while long ones storm in, without and with a reroute (SOAK_ARGS="--minutes 0.5")
+	@$(BIN)/python -m fleetctl.gateway_soak --storm $(SOAK_ARGS)
 
 first-night: setup ## Break a real fleet in 22 ways under traffic and judge what comes of it (FAULT=sigstop-api)
 	@$(BIN)/python -m fleetctl.first_night $(if $(FAULT),--fault $(FAULT)) $(FIRST_NIGHT_ARGS)

@@ -94,10 +94,10 @@ class TargetFleet:
         with suppress(FleetctlError):
             await self.set_faults(node, **dict.fromkeys(names))
 
-    async def act(self, command: str) -> None:
+    async def act(self, command: str, timeout_s: float = ACT_TIMEOUT_S) -> None:
         """Carry out one fleetctl command, as an operator would. Raises FleetctlError when it is refused or fails."""
         run = await self.client.act(ActionRequest(command=command, reason="first night", requested_by=OPERATOR))
-        deadline = time.monotonic() + ACT_TIMEOUT_S
+        deadline = time.monotonic() + timeout_s
         while not run.status.is_terminal and time.monotonic() < deadline:
             await asyncio.sleep(POLL_S)
             run = await self.client.get_run(run.id)

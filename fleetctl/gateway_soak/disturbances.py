@@ -3,84 +3,123 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import signal
+import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
+import httpx
+
+from fleetctl.drill_fleet import NO_TLS
 from fleetctl.first_night.target_fleet import TargetFleet
+from fleetctl.gateway.workers.launch import SupervisorState, workers_folder
+from fleetctl.gateway_soak.gateway_downtimes import GatewayDowntimes
 from fleetctl.kit.errors import FleetctlError
+from fleetctl.providers.local_gateway import GATEWAY
 from fleetctl.wire import NodePhase
 
 STOPPED_S = 8.0
 SLOWED_S = 5.0
 SLOWDOWN = 4.0
-MEND_LIMIT_S = 60.0
+MEND_LIMIT_S = 180.0
+MAX_PROBLEMS = 5
+LOOK_TIMEOUT_S = 5.0
 POLL_S = 0.2
-GATEWAY_NAMES = ("gateway", "gateway-2")
+ADDED = "added"
 
 
 class Disturber:
-    """Disturbs nodes, and gateways where there are two, until it is cancelled; counts what it did."""
+    """Disturbs nodes and gateways until it is cancelled; counts what it did."""
 
-    def __init__(self, fleet: TargetFleet, *, seed: int, num_gateways: int, pause_s: float) -> None:
+    def __init__(self, fleet: TargetFleet, gateways: Mapping[str, str], *, seed: int, pause_s: float) -> None:
+        """`gateways`: URLs by name. Only of two one is killed: with one, its requests in flight are lost by design."""
         self._fleet = fleet
-        self._chance = random.Random(seed)
-        self._num_gateways = num_gateways
+        self._gateways = gateways
+        self._rng = random.Random(seed)
         self._pause_s = pause_s
         self._num_added = 0
+        self.downtimes = GatewayDowntimes()
         self.doing = "nothing yet"  # and to which node, for who watches
         self.done: Counter[str] = Counter()
         self.problems: list[str] = []
 
     async def disturb_until_cancelled(self) -> None:
-        """One disturbance after the other, each followed by a pause."""
+        """All kinds in random order, each at a random node and mended; then in another order."""
         kinds: list[Callable[[str], Awaitable[None]]] = [
             self.kill_node,
             self.kill_core,
-            self.stop_for_a_while,
-            self.drain_and_return,
-            self.slow_down,
+            self.stop_node,
+            self.stop_core,
+            self.drain_node,
+            self.slow_node,
             self.add_node,
+            self.reload_gateway,
         ]
-        if self._num_gateways > 1:
-            kinds.append(self.kill_gateway)
-        while True:
-            for kind in self._chance.sample(kinds, len(kinds)):
-                node = self._chance.choice(self._nodes())
+        if len(self._gateways) > 1:
+            kinds += [self.kill_gateway, self.kill_worker]
+        while not self.has_given_up:
+            for kind in self._rng.sample(kinds, len(kinds)):
+                node = self._rng.choice(self._nodes())
                 self.doing = f"{kind.__name__} {node}"
                 try:
                     await kind(node)
+                    await self.wait_until_whole()
+                    self.downtimes.note_all_back()
                     self.done[kind.__name__] += 1
-                    await self._until_ready()
                 except (FleetctlError, OSError) as error:
-                    self.problems.append(f"{kind.__name__} {node}: {error}"[:200])
+                    self.problems.append(f"{self.doing}: {error}"[:200])
                 await asyncio.sleep(self._pause_s)
 
+    async def wait_until_whole(self) -> None:
+        """Until every node and gateway serves. Raises FleetctlError when that takes too long."""
+        deadline = time.monotonic() + MEND_LIMIT_S
+        async with httpx.AsyncClient(timeout=LOOK_TIMEOUT_S, trust_env=False, verify=NO_TLS) as http:
+            while not await self._is_whole(http):
+                if time.monotonic() > deadline:
+                    raise FleetctlError(f"the fleet was not whole within {MEND_LIMIT_S:.0f} s")
+                await asyncio.sleep(POLL_S)
+
+    @property
+    def has_given_up(self) -> bool:
+        """Whether it stopped, because the fleet does not mend."""
+        return len(self.problems) >= MAX_PROBLEMS
+
+    @property
+    def num_done(self) -> int:
+        """Disturbances that were mended."""
+        return sum(self.done.values())
+
     async def kill_node(self, node: str) -> None:
-        """SIGKILL of both its processes; started again a moment later."""
+        """SIGKILL of its API process, with which its core ends; started again a moment later."""
         self._fleet.send_signal(node, signal.SIGKILL)
+        await self._until(lambda: not self._fleet.is_running(node), f"{node} is gone")
         await asyncio.sleep(1.0)
         self._fleet.stack.table.start_again(node)
 
     async def kill_core(self, node: str) -> None:
         """SIGKILL of its engine core alone; the node starts another one."""
-        self._fleet.signal_core(node, signal.SIGKILL)
+        await self._signal_core(node, signal.SIGKILL)
 
-    async def stop_for_a_while(self, node: str) -> None:
-        """SIGSTOP: it takes connections and answers nothing."""
+    async def stop_core(self, node: str) -> None:
+        """SIGSTOP of its engine core: the node finds it stuck, ends it and starts another one."""
+        await self._signal_core(node, signal.SIGSTOP)
+
+    async def stop_node(self, node: str) -> None:
+        """SIGSTOP of its API process: it takes connections and answers nothing."""
         self._fleet.send_signal(node, signal.SIGSTOP)
         try:
             await asyncio.sleep(STOPPED_S)
         finally:
             self._fleet.send_signal(node, signal.SIGCONT)
 
-    async def drain_and_return(self, node: str) -> None:
+    async def drain_node(self, node: str) -> None:
         """What an operator does before a restart."""
-        await self._fleet.act(f"drain {node} --deadline 1s")
-        await self._fleet.act(f"uncordon {node}")
+        await self._fleet.act(f"drain {node} --deadline 1s", timeout_s=MEND_LIMIT_S)
+        await self._fleet.act(f"uncordon {node}", timeout_s=MEND_LIMIT_S)
 
-    async def slow_down(self, node: str) -> None:
+    async def slow_node(self, node: str) -> None:
         """Each of its steps takes several times as long."""
         await self._fleet.set_faults(node, slow_steps=SLOWDOWN * self._fleet.pace)
         try:
@@ -89,28 +128,77 @@ class Disturber:
             await self._fleet.clear_faults(node, "slow_steps")
 
     async def add_node(self, node: str) -> None:
-        """One more node like this one, and away again in good order."""
+        """One more node like this one, for a while, and away again in good order."""
         self._num_added += 1
-        name = f"added-{self._num_added}"
-        await self._fleet.act(f"node start {name} --like {node}")
-        await self._fleet.act(f"drain {name} --deadline 1s")
-        await self._fleet.act(f"node stop {name}")
+        name = f"{ADDED}-{self._num_added}"
+        for command in (f"node start {name} --like {node}", f"drain {name} --deadline 1s", f"node stop {name}"):
+            await self._fleet.act(command, timeout_s=MEND_LIMIT_S)
+            await asyncio.sleep(self._pause_s)
+
+    async def reload_gateway(self, _: str) -> None:
+        """New workers in place of the old ones, which end what they have."""
+        name, before = self._any_gateway()
+        os.kill(before.pid, signal.SIGHUP)
+        await self._until(lambda: self._supervisor(name).reloads > before.reloads, f"{name} is reloaded")
+        if (problem := self._supervisor(name).reload_error) is not None:
+            raise FleetctlError(f"{name} was not reloaded: {problem}")
+
+    async def kill_worker(self, _: str) -> None:
+        """SIGKILL of one worker of a gateway; its supervisor starts another one."""
+        name, state = self._any_gateway()
+        self.downtimes.note_killed(self._gateways[name])
+        os.kill(self._rng.choice(state.workers).pid, signal.SIGKILL)
+        await self._until(lambda: self._supervisor(name).deaths > state.deaths, f"{name} lost the worker")
 
     async def kill_gateway(self, _: str) -> None:
-        """SIGKILL of one of two; the controller starts its own again, we the other."""
-        name = self._chance.choice(GATEWAY_NAMES)
+        """SIGKILL of one of two with its workers; the controller starts its own again, we the other one."""
+        name = self._rng.choice(list(self._gateways))
+        self.downtimes.note_killed(self._gateways[name])
         self._fleet.send_signal(name, signal.SIGKILL)
-        await asyncio.sleep(1.0)
-        self._fleet.stack.table.start_again(name)
+        await self._until(lambda: not self._fleet.is_running(name), f"{name} is gone")
+        if name != GATEWAY:
+            await asyncio.sleep(1.0)
+            self._fleet.stack.table.start_again(name)
 
     def _nodes(self) -> list[str]:
-        return [name for name in self._fleet.nodes() if "added" not in name]
+        return [name for name in self._fleet.nodes() if not name.startswith(ADDED)]
 
-    async def _until_ready(self) -> None:
-        """Until every node of the fleet serves again: two at once are another test."""
-        for _ in range(int(MEND_LIMIT_S / POLL_S)):
-            nodes = [node for node in await self._fleet.client.nodes() if node.phase is not NodePhase.STOPPED]
-            if all(node.phase is NodePhase.READY for node in nodes):
-                return
+    async def _signal_core(self, node: str, number: signal.Signals) -> None:
+        before = self._fleet.core_pid(node)
+        self._fleet.signal_core(node, number)
+        await self._until(lambda: self._fleet.core_pid(node) not in (None, before), f"{node} has another core")
+
+    def _any_gateway(self) -> tuple[str, SupervisorState]:
+        name = self._rng.choice(list(self._gateways))
+        return name, self._supervisor(name)
+
+    def _supervisor(self, name: str) -> SupervisorState:
+        port = httpx.URL(self._gateways[name]).port
+        assert port is not None
+        folder = workers_folder(self._fleet.stack.settings.run_dir / GATEWAY, port)
+        state = SupervisorState.read(folder)
+        if state is None:
+            raise FleetctlError(f"{folder}: no state of {name}")
+        return state
+
+    async def _until(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + MEND_LIMIT_S
+        while not condition():
+            if time.monotonic() > deadline:
+                raise FleetctlError(f"not so within {MEND_LIMIT_S:.0f} s: {what}")
             await asyncio.sleep(POLL_S)
-        self.problems.append(f"the fleet was not whole a minute after {self.doing}")
+
+    async def _is_whole(self, http: httpx.AsyncClient) -> bool:
+        """Whether every node and gateway serves, by its own word and the controller's: two at once are another test."""
+        try:
+            nodes = [node for node in await self._fleet.client.nodes() if node.phase is not NodePhase.STOPPED]
+        except FleetctlError:
+            return False
+        if any(node.phase is not NodePhase.READY for node in nodes):
+            return False
+        urls = [f"{self._fleet.stack.table.observe(name).url}/health/ready" for name in self._nodes()]
+        urls += [f"{url}/health" for url in self._gateways.values()]
+        try:
+            return all([(await http.get(url)).status_code == httpx.codes.OK for url in urls])
+        except httpx.HTTPError:
+            return False

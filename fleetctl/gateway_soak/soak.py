@@ -7,72 +7,92 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from fleetctl.drill_fleet import NODE_OPTIONS, settings_for_drill_fleet
 from fleetctl.first_night.target_fleet import TargetFleet, clear_state, open_target_fleet
 from fleetctl.gateway_soak.disturbances import Disturber
-from fleetctl.gateway_soak.soak_request import SoakClient, SoakRequest, Tally, make_requests
+from fleetctl.gateway_soak.soak_client import SoakClient
+from fleetctl.gateway_soak.soak_request import SoakRequest, make_requests
+from fleetctl.gateway_soak.tally import FateCheck, Tally, read_fates
 from fleetctl.kit.whole_file import write_whole
 from fleetctl.providers.local import free_port
+from fleetctl.providers.local_gateway import GATEWAY
+from fleetctl.providers.process import environment_without_settings
 from fleetctl.settings.load import with_flags
 from fleetctl.settings.tree import Settings
 from fleetctl.stack import Stack
 
-QUIET_AT_ONCE = 8
-SETTLE_S = 5.0
+QUIET_AT_ONCE = 12
+SECOND_GATEWAY = "gateway-2"
+READY_TIMEOUT_S = 600.0  # of a starved machine
+FATES_LIMIT_S = 10.0  # a gateway writes its log many lines at a time
+POLL_S = 0.2
+TELL_EVERY_S = 10.0
 
 Tell = Callable[[str], object]
 
 
 @dataclass(frozen=True, slots=True)
 class SoakPlan:
-    """How long, how much, and with how many gateways."""
+    """How long, how much, and with how many gateways. It ends when both `seconds` and `min_disturbances` are over."""
 
     seconds: float = 600.0
+    min_disturbances: int = 0
     num_nodes: int = 4
     num_gateways: int = 1
     at_once: int = 24
-    num_kinds: int = 40  # different requests; each is asked many times
+    num_requests: int = 56  # different ones; each is asked many times
     pause_s: float = 2.0  # between a mended disturbance and the next
-    runner: str = "fake"
+    runner: str = "torch"
     seed: int = 0
 
 
 @dataclass(slots=True)
 class SoakResult:
-    """What came of it. `fates`: of every request, by the gateway's own word."""
+    """What came of it."""
 
     tally: Tally = field(default_factory=Tally)
+    fates: FateCheck = field(default_factory=FateCheck)
     disturbances: Counter[str] = field(default_factory=Counter)
-    fates: Counter[str] = field(default_factory=Counter)
+    had_gateway_killed: bool = False
     problems: list[str] = field(default_factory=list)  # of the harness and of mending; no verdict on the gateway
     seconds: float = 0.0
 
     @property
     def is_right(self) -> bool:
-        """Nothing lost, nothing changed, no request without an end, and something was disturbed."""
-        has_open = self.fates["in_flight"] > 0
-        return not (self.tally.lost or self.tally.changed or has_open) and sum(self.disturbances.values()) > 0
+        """Nothing lost, nothing changed, one fate for each request, and something was disturbed."""
+        has_all_fates = not self.fates.twice and (self.had_gateway_killed or not self.fates.missing)
+        is_whole = not (self.tally.lost or self.tally.changed)
+        return is_whole and has_all_fates and sum(self.disturbances.values()) > 0
 
     def to_json(self) -> dict[str, Any]:
         """For the report and for scripts."""
-        reasons = Counter(answer.problem.partition(" at http")[0][:120] for answer in self.tally.lost)
+        tally = self.tally
+        reasons = Counter(answer.problem.partition(" at http")[0][:120] for answer in tally.lost)
+        finished = sum(tally.finished.values())
         return {
             "right": self.is_right,
             "seconds": round(self.seconds, 1),
-            "finished": self.tally.finished,
-            "came_again": self.tally.retried,
-            "lost": len(self.tally.lost),
+            "finished": finished,
+            "streams": tally.streams,
+            "plain": finished - tally.streams,
+            "finished_by_kind": dict(tally.finished),
+            "came_again": tally.retried,
+            "lost": len(tally.lost),
             "lost_by_reason": dict(reasons),
-            "lost_ids": [answer.request_id for answer in self.tally.lost[:20]],
-            "changed": len(self.tally.changed),
-            "changed_ids": [answer.request_id for answer in self.tally.changed[:20]],
-            "longest_pause_s": round(self.tally.longest_pause_s, 2),
-            "fates": dict(self.fates),
+            "lost_ids": [answer.request_id for answer in tally.lost[:20]],
+            "changed": len(tally.changed),
+            "changes": [change._asdict() for change in tally.changed[:20]],
+            "longest_pause_s": round(tally.longest_pause_s, 2),
+            "fates": dict(self.fates.outcomes),
+            "two_fates": self.fates.twice[:20],
+            "fates_missing": len(self.fates.missing),
+            "fates_missing_ids": self.fates.missing[:20],
             "disturbances": dict(self.disturbances),
             "problems": self.problems[:20],
         }
@@ -80,35 +100,58 @@ class SoakResult:
 
 async def run_soak(base: Settings, plan: SoakPlan, tell: Tell) -> SoakResult:
     """Start a fleet of its own, soak it, stop it. Raises FleetctlError when the fleet does not come up."""
-    state_dir = base.state_dir / "gateway-soak"
     options = {**NODE_OPTIONS, "runner": plan.runner}
-    settings = settings_for_drill_fleet(base, state_dir, policy="ask", nodes=plan.num_nodes, node_options=options)
+    settings = settings_for_drill_fleet(
+        base, base.state_dir / "gateway-soak", policy="ask", nodes=plan.num_nodes, node_options=options
+    )
+    settings = with_flags(
+        settings,
+        fleet={"ready_timeout_s": READY_TIMEOUT_S},
+        log={"level": "info", "format": "json"},  # fates are read from the gateways' logs
+    )
+    gateways = {GATEWAY: settings.gateway.base_url}
+    if plan.num_gateways > 1:
+        gateways[SECOND_GATEWAY] = f"http://127.0.0.1:{free_port()}"
+        settings = with_flags(settings, controller={"gateways": [gateways[SECOND_GATEWAY]]})
     stack = Stack(settings)
     clear_state(stack)  # names of nodes that an earlier soak added are taken there
     tell("starting a fleet")
     async with open_target_fleet(stack, runner=plan.runner) as fleet:
-        gateways = [settings.gateway.base_url]
         if plan.num_gateways > 1:
-            gateways.append(_start_second_gateway(stack))
-        return await _soak(fleet, SoakClient(gateways, settings.fleet.model), plan, tell)
+            _start_second_gateway(stack, gateways[SECOND_GATEWAY])
+        return await _soak(fleet, gateways, plan, tell)
 
 
-async def _soak(fleet: TargetFleet, client: SoakClient, plan: SoakPlan, tell: Tell) -> SoakResult:
-    requests, result = make_requests(plan.num_kinds, plan.seed), SoakResult()
+async def _soak(fleet: TargetFleet, gateways: Mapping[str, str], plan: SoakPlan, tell: Tell) -> SoakResult:
+    requests, result = make_requests(plan.num_requests, plan.seed), SoakResult()
+    disturber = Disturber(fleet, gateways, seed=plan.seed, pause_s=plan.pause_s)
+    await disturber.wait_until_whole()
+    model = fleet.stack.settings.fleet.model
+    client = SoakClient(list(gateways.values()), model, disturber.downtimes.was_killed)
+    tell("quiet run")
     expected = await _quiet_answers(client, requests, result)
     if result.problems:
         return result
-    disturber = Disturber(fleet, seed=plan.seed, num_gateways=plan.num_gateways, pause_s=plan.pause_s)
-    ids: list[str] = []
     began = time.monotonic()
+
+    async def ask(request: SoakRequest, request_id: str, told: str | None) -> str | None:
+        answer = await client.ask(request, request_id)
+        result.tally.note(answer, request.kind, told, is_streamed=request.is_streamed)
+        return answer.told
+
+    def is_short_of_disturbances() -> bool:
+        return disturber.num_done < plan.min_disturbances and not disturber.has_given_up
 
     async def user(number: int) -> None:
         turn = number
-        while time.monotonic() - began < plan.seconds:
+        while time.monotonic() - began < plan.seconds or is_short_of_disturbances():
             request = requests[turn % len(requests)]
             request_id = f"soak-{plan.seed}-{number}-{turn}"
-            ids.append(request_id)
-            result.tally.note(await client.ask(request, request_id), expected[request])
+            told = expected.get(request)
+            if told is None:  # without a seed: asked twice, since one id has one answer, whoever is asked
+                told = await ask(request, request_id, None)
+            if told is not None:
+                await ask(request, request_id, told)
             turn += plan.at_once
 
     disturbing = asyncio.create_task(disturber.disturb_until_cancelled())
@@ -122,43 +165,54 @@ async def _soak(fleet: TargetFleet, client: SoakClient, plan: SoakPlan, tell: Te
                 await task
     result.seconds = time.monotonic() - began
     result.disturbances, result.problems = disturber.done, disturber.problems
-    await asyncio.sleep(SETTLE_S)
-    for request_id in ids:
-        result.fates[await client.fate(request_id)] += 1
+    result.had_gateway_killed = disturber.downtimes.any
+    logs = [log for name in gateways for log in _logs(fleet.stack.table.observe(name).log_path)]
+    deadline = time.monotonic() + FATES_LIMIT_S
+    while True:
+        result.fates = FateCheck.of(result.tally.attempts, read_fates(logs))
+        if not result.fates.missing or time.monotonic() > deadline:
+            break
+        await asyncio.sleep(POLL_S)
     await client.aclose()
     return result
 
 
 async def _quiet_answers(client: SoakClient, requests: list[SoakRequest], result: SoakResult) -> dict[SoakRequest, str]:
+    """What each request with a seed is answered with; what went wrong is in the result's problems."""
     seats, expected = asyncio.Semaphore(QUIET_AT_ONCE), {}
 
     async def ask(number: int, request: SoakRequest) -> None:
         async with seats:
             answer = await client.ask(request, f"quiet-{number}")
-        if answer.text is None:
-            result.problems.append(f"quiet run: {answer.problem}")
+        if answer.told is None:
+            result.problems.append(f"quiet run: {request.kind}: {answer.problem}")
         else:
-            expected[request] = answer.text
+            expected[request] = answer.told
 
-    await asyncio.gather(*(ask(number, request) for number, request in enumerate(requests)))
+    seeded = [(number, request) for number, request in enumerate(requests) if request.has_seed]
+    await asyncio.gather(*(ask(number, request) for number, request in seeded))
     return expected
 
 
 async def _tell_progress(result: SoakResult, disturber: Disturber, began: float, tell: Tell) -> None:
     while True:
-        await asyncio.sleep(10.0)
+        await asyncio.sleep(TELL_EVERY_S)
         tally = result.tally
         tell(
-            f"{time.monotonic() - began:.0f} s: {tally.finished} right, {len(tally.lost)} lost,"
-            f" {len(tally.changed)} changed, {sum(disturber.done.values())} disturbances, now {disturber.doing}"
+            f"{time.monotonic() - began:.0f} s: {sum(tally.finished.values())} right, {len(tally.lost)} lost,"
+            f" {len(tally.changed)} changed, {disturber.num_done} disturbances, now {disturber.doing}"
         )
 
 
-def _start_second_gateway(stack: Stack) -> str:
-    """A second gateway of the same fleet, of its own port and run folder. Returns its URL."""
-    settings = with_flags(stack.settings, gateway={"host": "127.0.0.1", "port": free_port()})
-    config = settings.state_dir / "gateway-2.json"
+def _start_second_gateway(stack: Stack, url: str) -> None:
+    """A second gateway of the same fleet, with a port and a run folder of its own."""
+    settings = with_flags(stack.settings, gateway={"port": int(url.rpartition(":")[2])})
+    config = settings.state_dir / f"{SECOND_GATEWAY}.json"
     write_whole(config, json.dumps(settings.revealed(), indent=1))
     argv = [sys.executable, "-m", "fleetctl.cli", "--config", str(config), "gateway", "run"]
-    stack.table.start("gateway-2", argv, url=settings.gateway.base_url)
-    return settings.gateway.base_url
+    stack.table.start(SECOND_GATEWAY, argv, url=url, env=environment_without_settings())
+
+
+def _logs(log: Path) -> list[Path]:
+    """The log and what was cut off from its beginning, in order of time."""
+    return [one for one in (log.with_suffix(".1"), log) if one.exists()]
