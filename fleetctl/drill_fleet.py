@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from fleetctl.kit.errors import FleetctlError, UnreachableError
-from fleetctl.providers.local import free_port
+from fleetctl.kit.reserved_port import reserve_port
 from fleetctl.settings.load import with_flags
 from fleetctl.settings.tree import Settings, read_token
 from fleetctl.stack import Stack
@@ -24,12 +24,12 @@ def settings_for_drill_fleet(
     base: Settings, state_dir: Path, *, policy: str, nodes: int, node_options: Mapping[str, Any] = NODE_OPTIONS
 ) -> Settings:
     """A state folder of its own, free ports, and faults allowed. Raises BadInputError for what can't be set."""
-    port = free_port()
+    port = reserve_port()
     return with_flags(
         base,
         state_dir=state_dir,
         controller={"host": "127.0.0.1", "port": port, "url": f"http://127.0.0.1:{port}", "policy": policy},
-        gateway={"host": "127.0.0.1", "port": free_port()},
+        gateway={"host": "127.0.0.1", "port": reserve_port()},
         fleet={"nodes": nodes, "enable_faults": True, "node_options": dict(node_options)},
     )
 

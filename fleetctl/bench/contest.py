@@ -17,7 +17,7 @@ import httpx
 
 from fleetctl.bench.measured import BenchError, cpu_s_of, lines_of, memory_mb_of, process_of, tail_of, wait_for
 from fleetctl.bench.workload import INTERVAL_S, labels_of, rule_files
-from fleetctl.providers.local import free_port
+from fleetctl.kit.reserved_port import reserve_port
 
 _MANY_NODES = 2000
 _MANY_NODES_EVERY_S = 30.0
@@ -132,7 +132,7 @@ def _ours(plan: BenchPlan, num_nodes: int, port: int, folder: Path, stack: ExitS
 
 def _prometheus(plan: BenchPlan, num_nodes: int, port: int, folder: Path, stack: ExitStack) -> BenchRow:
     load, every_s = os.getloadavg()[0], plan.rules_every_s or INTERVAL_S
-    own = free_port()
+    own = reserve_port()
     config = folder / "prometheus.yml"
     config.write_text(json.dumps(_config(num_nodes, port, rule_files(folder, every_s))))  # JSON is YAML
     process = stack.enter_context(

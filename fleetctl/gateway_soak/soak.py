@@ -19,8 +19,8 @@ from fleetctl.gateway_soak.disturbances import Disturber
 from fleetctl.gateway_soak.soak_client import SoakClient
 from fleetctl.gateway_soak.soak_request import SoakRequest, make_requests
 from fleetctl.gateway_soak.tally import FateCheck, Tally, read_fates
+from fleetctl.kit.reserved_port import reserve_port
 from fleetctl.kit.whole_file import write_whole
-from fleetctl.providers.local import free_port
 from fleetctl.providers.local_gateway import GATEWAY
 from fleetctl.providers.process import environment_without_settings
 from fleetctl.settings.load import with_flags
@@ -111,7 +111,7 @@ async def run_soak(base: Settings, plan: SoakPlan, tell: Tell) -> SoakResult:
     )
     gateways = {GATEWAY: settings.gateway.base_url}
     if plan.num_gateways > 1:
-        gateways[SECOND_GATEWAY] = f"http://127.0.0.1:{free_port()}"
+        gateways[SECOND_GATEWAY] = f"http://127.0.0.1:{reserve_port()}"
         settings = with_flags(settings, controller={"gateways": [gateways[SECOND_GATEWAY]]})
     stack = Stack(settings)
     clear_state(stack)  # names of nodes that an earlier soak added are taken there

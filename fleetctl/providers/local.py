@@ -6,11 +6,11 @@ The one place that knows the engine's command line.
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from fleetctl.kit.reserved_port import reserve_port
 from fleetctl.providers.process import ProcessTable
 from fleetctl.providers.provider import LogChunk, ObservedInstance
 from fleetctl.providers.spec import NodeSpec, OptionValue, words_from_options
@@ -41,7 +41,7 @@ class LocalProvider:
         """Start the node's process unless it runs."""
         if self._table.observe(spec.name).running:
             return
-        port = free_port()
+        port = reserve_port()
         ours: dict[str, OptionValue] = {
             "host": "127.0.0.1",
             "port": port,
@@ -79,11 +79,3 @@ class LocalProvider:
     def read_logs(self, name: str, *, lines: int, after: str | None = None) -> LogChunk:
         """From the file that the process's stdout and stderr go to."""
         return LogChunk(*self._table.read_log(name, lines, after))
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port nobody listens on now. Another process may take it before we do: the start then says so."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port

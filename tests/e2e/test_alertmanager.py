@@ -19,6 +19,7 @@ from alerts.evaluation.alert import alertmanager_fingerprint
 from alerts.evaluation.builtin import builtin_rule_files, builtin_signal_files
 from fleetctl.controller.alertmanager.alertmanager_client import AlertmanagerClient
 from fleetctl.controller.controller import Controller, open_controller
+from fleetctl.kit.reserved_port import reserve_port
 from fleetctl.settings.alertmanager import AlertmanagerPeer
 from fleetctl.wire import SilenceMatcher, SilenceRequest
 from tests.fixtures.alertmanager import (
@@ -26,7 +27,6 @@ from tests.fixtures.alertmanager import (
     NEEDS_BOTH,
     alertmanager,
     controller_command,
-    free_ports,
     process,
     prometheus,
     target_groups,
@@ -70,7 +70,7 @@ def fleetctl(url: str, state_dir: Path, *words: str) -> Any:
 
 
 def test_prometheus_fires_alertmanager_delivers_and_a_killed_controller_misses_nothing(folder: Path) -> None:
-    port, dead = free_ports(2)
+    port, dead = reserve_port(), reserve_port()
     url, state_dir = f"http://127.0.0.1:{port}", folder / "state"
 
     def is_up() -> bool:
@@ -176,7 +176,7 @@ async def test_our_alert_arrives_at_every_peer_is_silenced_there_and_resolves(fo
         await drive(controller, clock, traffic, lambda: clock.now() - begun >= seconds)
 
     with alertmanager(folder / "am") as am, alertmanager(folder / "other") as other:
-        dead = f"http://127.0.0.1:{free_ports(1)[0]}"
+        dead = f"http://127.0.0.1:{reserve_port()}"
         config = make_config(
             folder / "state",
             nodes=3,

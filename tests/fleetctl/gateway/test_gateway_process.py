@@ -16,10 +16,12 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from fleetctl.kit.reserved_port import reserve_port
 from tests.fixtures.gateway import (
     CONTROLLER_TOKEN,
     DEADLINE_S,
     NODE_TOKEN,
+    START_S,
     chat_text,
     scripted_controller,
     scripted_nodes,
@@ -43,21 +45,20 @@ except FleetctlError as error:
 """
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 @asynccontextmanager
 async def gateway_process(port: int, controller_url: str, run_dir: Path) -> AsyncIterator[Process]:
     arguments = [str(port), controller_url, str(run_dir)]
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", PROGRAM, *arguments, stdout=PIPE, stderr=PIPE)
     try:
         yield process
-    finally:
+    except BaseException as error:
         if process.returncode is None:
             process.kill()
-        await process.communicate()
+        error.add_note(b"".join(await process.communicate()).decode(errors="replace")[-3000:])
+        raise
+    if process.returncode is None:
+        process.kill()
+    await process.communicate()
 
 
 async def answers(session: aiohttp.ClientSession, url: str) -> bool:
@@ -68,26 +69,29 @@ async def answers(session: aiohttp.ClientSession, url: str) -> bool:
         return False
 
 
-async def until_health(session: aiohttp.ClientSession, url: str, is_up: bool) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while await answers(session, url) is not is_up:  # noqa: ASYNC110  # another process: there is no event
+async def until_health(session: aiohttp.ClientSession, url: str, process: Process, *, is_up: bool) -> None:
+    async with asyncio.timeout(START_S if is_up else DEADLINE_S):
+        while await answers(session, url) is not is_up:  # another process: there is no event
+            assert process.returncode is None or not is_up, "the gateway's process ended"
             await asyncio.sleep(0.02)
 
 
 async def test_sigterm_lets_streams_finish_and_exits_with_zero(tmp_path: Path) -> None:
     async with scripted_nodes("a") as (node,), scripted_controller() as controller, aiohttp.ClientSession() as session:
         controller.set(node)
-        port = free_port()
+        port = reserve_port()
         url = f"http://127.0.0.1:{port}"
         async with gateway_process(port, controller.url, tmp_path) as process:
-            await until_health(session, url, True)
+            await until_health(session, url, process, is_up=True)
             node.wait_at = 4
             node.gate.clear()
             body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, "seed": 1, "stream": True}
             async with session.post(url + "/v1/chat/completions", json=body) as response:
                 assert response.status == 200
                 process.send_signal(signal.SIGTERM)
-                await until_health(session, url, False)  # it takes nothing new: an idle gateway would be gone
+                await until_health(
+                    session, url, process, is_up=False
+                )  # it takes nothing new: an idle gateway would be gone
                 assert process.returncode is None
                 node.gate.set()
                 text = (await response.read()).decode()

@@ -13,8 +13,8 @@ from alerts.promql import evaluate
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.controller.nodes.gateways import judge_gateway
 from fleetctl.controller.nodes.node_client import GatewayReport
+from fleetctl.kit.reserved_port import reserve_port
 from fleetctl.kit.restart_backoff import LONGEST_S, STAYED_UP_S, RestartBackoff
-from fleetctl.providers.local import free_port
 from fleetctl.providers.process import ProcessTable
 from fleetctl.providers.provider import ObservedInstance
 from fleetctl.wire import GatewayPhase
@@ -51,7 +51,7 @@ async def observed(controller: Controller, phase: GatewayPhase) -> None:
 async def test_a_gateway_that_is_killed_is_started_again_and_said_so_and_one_that_is_stopped_is_not(
     tmp_path: Path,
 ) -> None:
-    port = free_port()
+    port = reserve_port()
     config = make_config(tmp_path, nodes=0, gateway_url=f"http://127.0.0.1:{port}")
     table = ProcessTable(config.settings.run_dir)
     try:

@@ -31,8 +31,9 @@ from fleetctl.controller.signals.scrape_slots import ScrapeTarget, SlotScraper
 from fleetctl.kit.clock import SystemClock
 from fleetctl.kit.errors import BadInputError
 from fleetctl.kit.fetch import Fetcher
+from fleetctl.kit.reserved_port import reserve_port
 from fleetctl.settings.signals import PrometheusSettings
-from tests.fixtures.alertmanager import NEEDS_PROMETHEUS, PROMETHEUS, free_ports
+from tests.fixtures.alertmanager import NEEDS_PROMETHEUS, PROMETHEUS
 from tests.fixtures.controller import make_config, running_fleet, stop_all, tell_node
 
 DEADLINE_S = 90.0
@@ -124,7 +125,7 @@ def running_prometheus(
         "scrape_configs": [{"job_name": "llm", "static_configs": targets}],
     }
     (folder / "prometheus.yml").write_text(json.dumps(config))
-    (own,) = free_ports(1)
+    own = reserve_port()
     command = [
         PROMETHEUS,
         f"--config.file={folder / 'prometheus.yml'}",

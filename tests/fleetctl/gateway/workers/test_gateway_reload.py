@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Callable
@@ -20,11 +19,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fleetctl.gateway.workers.launch import SupervisorState, workers_folder
+from fleetctl.kit.reserved_port import reserve_port
 from fleetctl.kit.whole_file import write_whole
 from tests.fixtures.gateway import (
     CONTROLLER_TOKEN,
     DEADLINE_S,
     NODE_TOKEN,
+    START_S,
     ScriptedNode,
     chat_text,
     scripted_controller,
@@ -147,8 +148,7 @@ async def running(state_dir: Path, **gateway: Any) -> AsyncIterator[Site]:
         controller.set(node)
         for name, token in (("controller", CONTROLLER_TOKEN), ("node", NODE_TOKEN)):
             write_whole(state_dir / f"{name}.token", token)
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            port = listener.getsockname()[1]
+        port = reserve_port()
         config = state_dir / "fleetctl.yaml"
         with (state_dir / "log").open("wb") as log:
             site = Site(None, port, state_dir, controller.url, node, session)  # type: ignore[arg-type]
@@ -156,10 +156,14 @@ async def running(state_dir: Path, **gateway: Any) -> AsyncIterator[Site]:
             words = [sys.executable, "-m", "fleetctl.gateway", "--config", str(config)]
             site.process = await asyncio.create_subprocess_exec(*words, stdout=log, stderr=log)
         try:
-            async with asyncio.timeout(DEADLINE_S):
-                while not await site.is_up():  # noqa: ASYNC110
+            async with asyncio.timeout(START_S):
+                while not await site.is_up():
+                    assert site.process.returncode is None, "the gateway's process ended"
                     await asyncio.sleep(0.05)
             yield site
+        except BaseException as error:
+            error.add_note((state_dir / "log").read_text(errors="replace")[-3000:])
+            raise
         finally:
             state = SupervisorState.read(site.folder)
             pids = [one.pid for one in state.workers] if state else []
