@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from engine.api import continuation
-from engine.api.arrival import admitting, arrival_of
+from engine.api.arrival import admitting, arrival_of, arriving
 from engine.api.body import check_token, parse_body, parse_query, read_body
 from engine.api.constrain import check_continued
 from engine.api.continuation import Continuation
@@ -210,19 +210,22 @@ class AdminRoutes:
         check_token(request)
         arrival = arrival_of(request, None, is_continued=True)
         with admitting(self._admission, arrival):
-            body = await read_body(request, extra_bytes=MAX_PROGRESS_BYTES)
-            try:
-                if handoff_version(body) == continuation.VERSION:
-                    inflight = await self._continue_stream(request, continuation.read_continuation(body), arrival)
-                else:
-                    inflight = await self._take_handoff(request, read_handoff(body, self._model), arrival)
-            except RefusedError as exc:
-                raise from_refusal(exc) from exc
-            except TooLongError as exc:
-                raise ApiError(409, f"can't be continued here: {exc}", code="context_length_exceeded") from exc
-            except ReplayError as exc:
-                raise ApiError(409, f"can't be continued here: {exc}", code="replay_differs") from exc
+            async with arriving(self._admission, arrival):
+                inflight = await self._continued(request, arrival)
         return GenerationResponse(self._requests, self._model.tokenizer, inflight)
+
+    async def _continued(self, request: Request, arrival: Arrival) -> InflightRequest:
+        body = await read_body(request, extra_bytes=MAX_PROGRESS_BYTES)
+        try:
+            if handoff_version(body) == continuation.VERSION:
+                return await self._continue_stream(request, continuation.read_continuation(body), arrival)
+            return await self._take_handoff(request, read_handoff(body, self._model), arrival)
+        except RefusedError as exc:
+            raise from_refusal(exc) from exc
+        except TooLongError as exc:
+            raise ApiError(409, f"can't be continued here: {exc}", code="context_length_exceeded") from exc
+        except ReplayError as exc:
+            raise ApiError(409, f"can't be continued here: {exc}", code="replay_differs") from exc
 
     async def _take_handoff(self, request: Request, state: HandoffState, arrival: Arrival) -> InflightRequest:
         arrival = replace(arrival, kind=state.request.kind, request_id=state.request.request_id)

@@ -1,11 +1,12 @@
-"""What is known of a client request when it comes in, and its end when it is never taken in."""
+"""A client request as it comes in: what is known of it, that its id is in flight once, its end when it is refused."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from starlette.requests import Request
 
@@ -21,6 +22,9 @@ TRACE_HEADERS = ("traceparent", "tracestate")
 MAX_TRACE_CHARS = 1024  # W3C asks for 512 of tracestate; what is longer is dropped, as the recommendation allows
 MAX_ADDRESS_CHARS = 64
 CLIENT_GONE = "client_gone"
+REQUEST_IN_FLIGHT = "request_in_flight"
+LET_GO_S = 0.5  # a request whose caller has hung up is in flight until that is noticed
+LET_GO_PAUSE_S = 0.02
 
 
 def arrival_of(request: Request, kind: Kind | None, *, is_continued: bool = False) -> Arrival:
@@ -57,7 +61,6 @@ def client_of(request: Request) -> str:
 @contextmanager
 def admitting(admission: Admission, arrival: Arrival) -> Iterator[None]:
     """Whatever ends a request in here, before it is held, is counted and logged once."""
-    admission.arriving.add(arrival.request_id)
     try:
         yield
     except ApiError as exc:
@@ -66,6 +69,25 @@ def admitting(admission: Admission, arrival: Arrival) -> Iterator[None]:
     except Exception:
         admission.turn_away(arrival, Fate.FAILED, 500, "internal")
         raise
+
+
+@asynccontextmanager
+async def arriving(admission: Admission, arrival: Arrival) -> AsyncIterator[None]:
+    """The request is among those that arrive, the only one of its id.
+
+    A client that lost its gateway asks another one under the same id: while the first request goes on, the second one
+    is told so and not computed beside it. A request that another node hands over belongs to the caller that has the
+    first one, so it comes in. Raises ApiError.
+    """
+    until = time.monotonic() + LET_GO_S
+    while not arrival.is_continued and admission.is_in_flight(arrival.request_id):
+        if time.monotonic() >= until:
+            message = f"request {arrival.request_id} is in flight on this node"
+            raise ApiError(409, message, code=REQUEST_IN_FLIGHT, headers={"Retry-After": "1"})
+        await asyncio.sleep(LET_GO_PAUSE_S)
+    admission.arriving.add(arrival.request_id)
+    try:
+        yield
     finally:
         admission.arriving.discard(arrival.request_id)
 

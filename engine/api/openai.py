@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from engine.api import prepare
-from engine.api.arrival import admitting, arrival_of
+from engine.api.arrival import admitting, arrival_of, arriving
 from engine.api.body import check_api_key, parse_body
 from engine.api.continuation import progress_lines
 from engine.api.errors import ApiError, from_refusal, from_too_long
@@ -91,22 +91,23 @@ class OpenAIRoutes:
         arrival = arrival_of(request, kind)
         with admitting(self._admission, arrival):
             check_api_key(request)
-            body = await parse_body(request, schema)
-            try:
-                self._admission.check()  # before the work of tokenising
-                wanted = await prepared(self._model, body, arrival)
-                if (deadline_s := deadline_of(request)) is not None:
-                    wanted = prepare.with_deadline(wanted, deadline_s)
-                inflight = self._admission.admit(
-                    wanted,
-                    arrival=arrival,
-                    accepts_handoff=accepts_handoff(request),
-                    lines=progress_lines(request) if wanted.stream else None,
-                )
-            except RefusedError as exc:
-                raise from_refusal(exc) from exc
-            except TooLongError as exc:
-                raise from_too_long(exc, "messages" if kind == "chat" else "prompt") from exc
+            async with arriving(self._admission, arrival):
+                body = await parse_body(request, schema)
+                try:
+                    self._admission.check()  # before the work of tokenising
+                    wanted = await prepared(self._model, body, arrival)
+                    if (deadline_s := deadline_of(request)) is not None:
+                        wanted = prepare.with_deadline(wanted, deadline_s)
+                    inflight = self._admission.admit(
+                        wanted,
+                        arrival=arrival,
+                        accepts_handoff=accepts_handoff(request),
+                        lines=progress_lines(request) if wanted.stream else None,
+                    )
+                except RefusedError as exc:
+                    raise from_refusal(exc) from exc
+                except TooLongError as exc:
+                    raise from_too_long(exc, "messages" if kind == "chat" else "prompt") from exc
         return GenerationResponse(self._requests, self._model.tokenizer, inflight)
 
     async def tokenize(self, request: Request) -> Response:

@@ -93,14 +93,14 @@ OPERATIONS: tuple[Operation, ...] = (
         *("POST", "/v1/completions", "Complete a prompt"),
         {200: (answers.Completion, STREAM), 202: answers.HandoffAnswer},
         body=schema.CompletionBody,
-        errors=WORK_ERRORS,
+        errors=(*WORK_ERRORS, 409),
         headers=_FLEET_HEADERS,
     ),
     Operation(
         *("POST", "/v1/chat/completions", "Answer a conversation"),
         {200: (answers.ChatCompletion, STREAM), 202: answers.HandoffAnswer},
         body=schema.ChatBody,
-        errors=WORK_ERRORS,
+        errors=(*WORK_ERRORS, 409),
         headers=_FLEET_HEADERS,
     ),
     Operation(

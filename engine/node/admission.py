@@ -60,6 +60,16 @@ class Admission:
         """What all that waits may need together."""
         return self._queue.max_tokens(self._limits.now, self._core.kv_capacity_tokens or 0)
 
+    def is_in_flight(self, request_id: str) -> bool:
+        """Whether a request of this id is read, tokenised or computed here.
+
+        A core that hangs computes nothing: its requests are no reason to keep one from another node.
+        """
+        if request_id in self.arriving:
+            return True
+        held = any(f.outcome is None and f.request.request_id == request_id for f in self._requests.held)
+        return held and self._judge_health() is not Reason.CORE_STUCK
+
     def check(self, request: GenerationRequest | None = None) -> None:
         """Raises RefusedError when this request, or any more (None), can't be taken now; it is counted then."""
         try:

@@ -1,7 +1,8 @@
 """One id from end to end: a request's, and the ids of its sequences, which begin with it.
 
-A client may repeat an id, also while its first request is in flight, so a sequence id has two parts more: the admission
-(drawn anew whenever a node takes the request in) and the index of the choice. None of the three parts holds a slash.
+A client may repeat an id, and a request may come back to a node that has not let go of it, so a sequence id has two
+parts more: the admission (drawn anew whenever a node takes the request in) and the index of the choice. None of the
+three parts holds a slash.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ def usable_request_id(given: str | None) -> str:
 
 
 def new_admission() -> str:
-    """What tells the sequences of two requests with one id apart: 8 hex digits."""
+    """What tells the sequences of two admissions of one id apart: 8 hex digits."""
     return secrets.token_hex(4)
 
 

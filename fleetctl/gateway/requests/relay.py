@@ -54,6 +54,7 @@ _NODE_CODES = frozenset(
         "node_stopping",
         "out_of_memory",
         "queue_timeout",
+        "request_in_flight",
     }
 )
 # Of these, what is the node's own trouble: another one may do better.
@@ -210,7 +211,7 @@ class Relay:
         outcome = Outcome.FINISHED if status < 400 else Outcome.REFUSED if status < 500 else Outcome.FAILED
         await exchange.answer(status, body, returned_headers(answer, proxied))
         reason = "" if status < 400 else f"status_{status}"
-        if status >= 500:
+        if status >= 500 or status == 409:
             reason = _reason_of(error_code_of(body), reason)
         self._fates.end(proxied, outcome, reason=reason, status=status)
         return None

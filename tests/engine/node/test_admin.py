@@ -85,6 +85,36 @@ def test_abort_knows_the_answers_id_as_well(node: EngineNode) -> None:
     assert client.answer().error is not None
 
 
+def test_a_request_whose_id_is_in_flight_is_told_so_and_one_that_moves_comes_in(node: EngineNode) -> None:
+    first = Client(node, "twice")
+    wait_in_flight(node, 1)
+    headers, short = {"X-Request-Id": "twice"}, {**LONG, "max_tokens": 2}
+    again = node.http.post("/v1/completions", json=short, headers=headers)
+    assert (again.status_code, again.headers["Retry-After"]) == (409, "1")
+    assert again.json()["error"] == {
+        "message": "request twice is in flight on this node",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "request_in_flight",
+    }
+    assert node.http.get("/admin/requests").json()["arriving"] == []
+    wait_in_flight(node, 1)
+    (state,) = node.http.post("/admin/export", json={"request_ids": ["twice"]}).json()["requests"]
+    with node.http.stream("POST", "/internal/continue", json=state, headers=headers) as moved:
+        assert moved.status_code == 200, "it is the first one's caller that sends it"
+        wait_in_flight(node, 2)
+    assert node.http.post("/admin/abort", json={"request_ids": ["twice"]}).json()["aborted"][0] == "twice"
+    assert first.answer().error is not None
+    assert node.http.post("/v1/completions", json=short, headers=headers).status_code == 200
+
+
+def test_a_request_asked_again_by_who_has_just_hung_up_is_computed(node: EngineNode) -> None:
+    headers = {"X-Request-Id": "lost-its-gateway"}
+    with node.http.stream("POST", "/v1/completions", json={**LONG, "stream": True}, headers=headers) as first:
+        assert next(first.iter_lines())
+    assert node.http.post("/v1/completions", json={**LONG, "max_tokens": 2}, headers=headers).status_code == 200
+
+
 @pytest.mark.parametrize("body", [{}, {"request_ids": "a"}, {"request_ids": [1]}, {"request_ids": None, "x": 1}])
 def test_bad_aborts_are_refused(node: EngineNode, body: dict[str, Any]) -> None:
     assert node.http.post("/admin/abort", json=body).status_code == 400

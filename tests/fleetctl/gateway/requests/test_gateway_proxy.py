@@ -19,7 +19,16 @@ from fleetctl.gateway.requests.proxy import Proxy
 from fleetctl.settings.admission import AdmissionSettings
 from fleetctl.settings.gateway import GatewaySettings
 from fleetctl.settings.gateway_http import GatewayHttpSettings
-from tests.fixtures.gateway import NODE_TOKEN, Script, ScriptedNode, chat_text, expected_text, small_fleet, until
+from tests.fixtures.gateway import (
+    NODE_TOKEN,
+    Script,
+    ScriptedNode,
+    chat_text,
+    expected_text,
+    served_gateway,
+    small_fleet,
+    until,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -98,6 +107,29 @@ async def test_a_second_request_of_an_id_in_flight_is_409_and_may_come_once_the_
         assert (await first).headers["X-Request-Id"] == "twice"
         assert (await served.fate("twice"))["fate"] == "finished", "the first one's fate is its own"
         assert (await served.chat(headers={"X-Request-Id": "twice"})).is_done
+
+
+async def test_an_id_that_another_gateway_has_at_a_node_is_409_and_is_asked_of_no_other_node(tmp_path: Path) -> None:
+    async with (
+        small_fleet(tmp_path / "one", "a", "b") as (one, nodes, controller),
+        served_gateway(tmp_path / "two", controller.url) as two,
+    ):
+        await until(lambda: two.gateway.routing.table is not None)
+        for node in nodes:
+            node.gate.clear()
+        headers = {"X-Request-Id": "twice"}
+        first = asyncio.create_task(one.chat(headers=headers))
+        await until(lambda: any("twice" in node.open for node in nodes))
+        second = await two.chat(headers=headers)
+        assert (second.status, json.loads(second.body)["error"]["code"]) == (409, "request_in_flight")
+        assert second.headers["Retry-After"] == "1"
+        assert sorted(len(node.seen) for node in nodes) == [0, 2], "the first one's node was asked, and no other one"
+        fate = await two.fate("twice")
+        assert (fate["fate"], fate["reason"], fate["retries"]) == ("refused", "request_in_flight", 0)
+        for node in nodes:
+            node.gate.set()
+        assert (await first).text == chat_text()
+        assert (await two.chat(headers=headers)).text == chat_text()
 
 
 # Before the first byte: other nodes are tried.
