@@ -14,7 +14,15 @@ from typing import Any
 
 from runbooks.errors import BadCommandError, BadInputError
 from runbooks.target import Target, parse_target, written_forms
-from runbooks.value import ValueType, check_value, did_you_mean, parse_duration, parse_ratio, parse_threshold
+from runbooks.value import (
+    ValueType,
+    check_value,
+    did_you_mean,
+    parse_duration,
+    parse_ratio,
+    parse_share,
+    parse_threshold,
+)
 from runbooks.verb import Action, Option, Verb
 from runbooks.verbs import VERBS
 
@@ -114,6 +122,8 @@ def _option_value(verb: Verb, option: Option, text: str) -> str | int | float | 
                 return parse_duration(text)
             case "ratio":
                 return parse_ratio(text)
+            case "share":
+                return parse_share(text)
             case "threshold":
                 parse_threshold(text)
                 return text

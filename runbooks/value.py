@@ -38,6 +38,7 @@ _NUMBER = re.compile(r"\d{1,15}(\.\d{1,9})?")
 _SIZE = re.compile(r"\+?\d{1,4}")
 _TOKENS = re.compile(r"(\d{1,9})(k|M)?")
 _RATIO = re.compile(r"0?\.\d{1,6}")
+_NOTHING = re.compile(r"0(\.0{1,6})?%?")
 _SHARE_PERCENT = re.compile(r"(\d{1,2}(?:\.\d{1,4})?)%")
 _PERCENT = re.compile(r"(\d{1,3})%")
 _UNITS = {None: 1, "k": 1024, "M": 1024**2}
@@ -99,6 +100,11 @@ def parse_ratio(text: str) -> float:
     if not 0 < ratio < 1:
         raise BadInputError(f"{_shown(text)} is not a share", remedy="write it like 0.25 or 25%: above 0, below 1")
     return ratio
+
+
+def parse_share(text: str) -> float:
+    """As `parse_ratio`, or 0: none at all. Raises BadInputError."""
+    return 0.0 if _NOTHING.fullmatch(text) else parse_ratio(text)
 
 
 def check_value(value_type: ValueType, text: str) -> str:

@@ -16,11 +16,11 @@ from runbooks.ports import Effects, Receipt
 from runbooks.target import Target, TargetKind, parse_target, written_forms
 
 OptionKind = Literal[
-    "duration", "lifetime", "node", "nodes", "count", "size", "ratio", "threshold", "word", "names", "flag"
+    "duration", "lifetime", "node", "nodes", "count", "size", "ratio", "share", "threshold", "word", "names", "flag"
 ]
 """duration: seconds that the command may take. lifetime: seconds that what it makes lasts. nodes: names with commas
-between. count: whole. size: 5, +2, -1, or `before`. ratio: 0.25 or 25%. threshold: 32k (tokens), 5s, 25%.
-word: a name. flag: no value."""
+between. count: whole. size: 5, +2, -1, or `before`. ratio: 0.25 or 25%. share: a ratio, or 0. threshold: 32k (tokens),
+5s, 25%. word: a name. flag: no value."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,9 @@ def _resolve(action: Action, fleet: FleetView, last: Action | None) -> Action:
     assert fleet.nodes is not None
     kind, wanted = ("pool", pool) if pool is not None else ("revision", revision)
     known = sorted({getattr(node, kind) for node in fleet.nodes.values() if node.wanted and getattr(node, kind)})
-    if wanted not in known:
+    if wanted not in known and action.args["share"]:  # a share of 0 is ordered before there is a node
         raise BadInputError(f"there is no {kind} {wanted}", remedy=f"{kind}s: {', '.join(known) or 'none'}")
-    if all(getattr(node, kind) == wanted for node in fleet.nodes.values() if node.wanted):
+    if known and all(getattr(node, kind) == wanted for node in fleet.nodes.values() if node.wanted):
         raise BadInputError(
             f"{kind} {wanted} is the only one: there is nothing to compare it with",
             remedy=f"add nodes of another {kind} first",
@@ -42,8 +42,8 @@ def _of_model(action: Action) -> str:
 
 def _predict_canary(action: Action) -> str:
     args = action.args
-    share = f"{share_words(args['share'])} of the sessions{_of_model(action)}"
-    return f"sends {share} to {_place(action)} and the others elsewhere, for {args['for_s']:g} s"
+    share = f"{share_words(args['share'])} of the sessions" if args["share"] else "no session"
+    return f"sends {share}{_of_model(action)} to {_place(action)} and the others elsewhere, for {args['for_s']:g} s"
 
 
 def _predict_shadow(action: Action) -> str:
@@ -81,7 +81,13 @@ VERBS = (
         spec=_canary_spec,
         options=(
             *_PLACE,
-            Option("--share", "share", "ratio", DEFAULT_SHARE, "the share of the sessions: 5% or 0.05"),
+            Option(
+                "--share",
+                "share",
+                "share",
+                DEFAULT_SHARE,
+                "the share of the sessions: 5% or 0.05; 0 keeps all away, also before the first node is there",
+            ),
             _MODEL,
         ),
         lifetime_s=3600.0,

@@ -28,6 +28,15 @@ def test_a_share_is_a_ratio_or_a_percentage(text: str, ratio: float) -> None:
     assert parse_ratio(text) == pytest.approx(ratio)
 
 
+@pytest.mark.parametrize("text", ["0", "0%", "0.0"])
+def test_a_canarys_share_may_be_nothing(text: str) -> None:
+    action = parse_command(f"canary --revision r2 --share {text}")
+    assert action.args["share"] == 0
+    assert parse_command(action.command).args == action.args
+    with pytest.raises(BadCommandError, match="not a share"):
+        parse_command(f"shadow --revision r2 --share {text}")
+
+
 @pytest.mark.parametrize("text", ["", "0", "0%", "1", "1.0", "100%", "-5%", "5 %", "0.0", "five", "1e-3", "%"])
 def test_what_is_no_share_is_refused(text: str) -> None:
     with pytest.raises(BadInputError, match="not a share"):
@@ -43,6 +52,7 @@ def test_what_is_no_share_is_refused(text: str) -> None:
             "r2-of-demo",
             {"kind": "canary", "pools": {"long": 0.2}, "model": "demo"},
         ),
+        ("canary --revision r9 --share 0", "canary", {"kind": "canary", "revisions": {"r9": 0.0}}),
         ("shadow --to long --share 10%", "shadow", {"kind": "shadow", "pool": "long", "share": 0.1}),
         (
             "shadow --to long --model demo --cap 4",
