@@ -38,7 +38,7 @@ class Death(NamedTuple):
 
     node: str
     reason: str  # disconnected, cut, core_dead, out_of_memory, node_silent or core_stuck
-    at_piece: int = 0  # pieces of the answer that the client had by then
+    at_event: int = 0  # events of the answer that the client had by then
 
     @property
     def fate(self) -> str:
@@ -97,7 +97,6 @@ class ProxiedRequest:
         "nodes",
         "outcome",
         "paused_at",
-        "pieces",
         "priority",
         "queue_wait_s",
         "reason",
@@ -123,7 +122,6 @@ class ProxiedRequest:
         self.deaths: list[Death] = []  # nodes that died or fell silent with it
         self.body_key: bytes | None = None  # of the client's body, once a node died with it
         self.failed_at: list[str] = []  # nodes that answered it with an error of theirs
-        self.pieces = 0  # events of its answer that the client has
         self.tenant: str | None = None  # whose key it came with; None: not known yet, or none that we know
         self.priority: str | None = None  # the tenant's class
         self.admitted: Admitted | None = None  # what admission is owed back
@@ -170,7 +168,7 @@ class ProxiedRequest:
             "retries": self.retries,
             "nodes": list(self.nodes),
             "deaths": [
-                {"node": death.node, "reason": death.reason, "at_piece": death.at_piece} for death in self.deaths
+                {"node": death.node, "reason": death.reason, "at_event": death.at_event} for death in self.deaths
             ],
             "status": self.status,
             "reason": self.reason,

@@ -159,7 +159,7 @@ class Placer:
 
     def note_death(self, proxied: ProxiedRequest, job: Job, node: str, reason: str) -> None:
         """A node ended, or fell silent, with the request in hand."""
-        proxied.deaths.append(Death(node, reason, proxied.pieces))
+        proxied.deaths.append(Death(node, reason, proxied.meter.num_events))
         if proxied.body_key is None and not job.is_continuation and job.body is not None:
             proxied.body_key = body_key(job.path, job.body)
         self._note_failed(proxied, node, Ejection.RESET)

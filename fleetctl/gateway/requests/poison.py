@@ -10,7 +10,7 @@ from typing import NamedTuple
 from fleetctl.gateway.requests.fates import Death
 
 MAX_REMEMBERED = 1024
-SAME_PLACE_PIECES = 8  # two deaths so near to each other in a stream are the request's doing
+SAME_PLACE_EVENTS = 8  # two deaths so near to each other in a stream are the request's doing
 MAX_DEATHS = 4  # however far apart: more than chance explains
 
 
@@ -55,15 +55,15 @@ class PoisonMemory:
 def is_poison(deaths: Sequence[Death], max_resends: int) -> bool:
     """Whether the request is what ends its nodes: more of them than may be tried, at one place of its answer.
 
-    A long stream may lose two nodes by chance, but not after the same few pieces. Without a piece all are at one place.
+    A long stream may lose two nodes by chance, but not after the same few events. Without any, all are at one place.
     """
     if len(deaths) <= max_resends:
         return False
     if len(deaths) >= max(MAX_DEATHS, max_resends + 2):
         return True
-    places = sorted(death.at_piece for death in deaths)
+    places = sorted(death.at_event for death in deaths)
     span = max_resends + 1
-    return any(last - first <= SAME_PLACE_PIECES for first, last in zip(places, places[span - 1 :], strict=False))
+    return any(last - first <= SAME_PLACE_EVENTS for first, last in zip(places, places[span - 1 :], strict=False))
 
 
 def body_key(path: str, body: bytes) -> bytes:

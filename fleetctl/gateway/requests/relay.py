@@ -128,7 +128,6 @@ class Relay:
                             wait.has_forwarded = True
                             where.load.end_prefill()
                             await self._begin_part(exchange, proxied, answer)
-                        proxied.pieces += 1
                         proxied.meter.note_stream(forward)
                         await exchange.write(forward)
                         wait.is_paused = False

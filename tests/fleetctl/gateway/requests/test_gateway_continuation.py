@@ -185,6 +185,15 @@ async def test_a_stream_that_ends_a_second_node_at_the_same_place_gets_no_third(
         assert sum(len(continued(node)) for node in nodes) == 1
 
 
+async def test_two_deaths_far_apart_are_chance_however_many_events_came_at_once(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a", "b", "c") as (served, nodes, _):
+        tell_all(nodes, burst=30)
+        reply = await served.chat(max_tokens=90)
+        assert (reply.text, reply.is_done) == (chat_text(max_tokens=90), True)
+        fate = await served.fate(reply.headers["X-Request-Id"])
+        assert [death["at_event"] for death in fate["deaths"]] == [30, 60]
+
+
 async def test_a_stream_of_another_engine_ends_with_an_error_when_its_node_dies(tmp_path: Path) -> None:
     async with small_fleet(tmp_path, "a", "b") as (served, nodes, _):
         nodes[0].script.cut_at = 3
