@@ -70,6 +70,7 @@ from fleetctl.gateway.siblings.metric_store import (
     worker_families,
 )
 from fleetctl.gateway.siblings.siblings import Siblings
+from fleetctl.kit.shared_counters import SharedCounters
 from fleetctl.settings.gateway import GatewaySettings
 from fleetctl.settings.gateway_tracing import traces_wanted
 
@@ -88,6 +89,8 @@ METRICS_PATH = "/metrics"
 STATUS_PATH = "/gateway/status"
 TENANTS_PATH = "/gateway/tenants"
 FATE_PATH = "/gateway/requests/"
+RETRIES_KEY = "retries"
+EXCHANGE_EVERY_S = 0.25
 LOOPBACK = ("127.0.0.1", "::1")
 ABORT_GRACE_S = 2.0  # for the errors of what was cut to reach its clients
 GC_THRESHOLD = (20_000, 20, 50)
@@ -106,11 +109,16 @@ class Gateway:
         limits: GatewaySettings | None = None,
         move_patience_s: float = MOVE_PATIENCE_S,
         siblings: Siblings | None = None,
+        counters: SharedCounters | None = None,
         about_workers: Callable[[], WorkersNow | None] = lambda: None,
     ) -> None:
-        """`siblings`: the other workers of this gateway, where it is one; `about_workers`: what its supervisor says."""
+        """`siblings`: the other workers of this gateway, where it is one; `about_workers`: what its supervisor says.
+
+        `counters`: what limits are held by together with them; None: each worker holds its part.
+        """
         self._limits = _share_of_worker(limits or GatewaySettings())
         self._siblings = siblings
+        self._counters = counters
         self._about_workers = about_workers
         self._controller_url = controller_url
         self._controller_token = controller_token
@@ -139,6 +147,8 @@ class Gateway:
             node_key=read_node_key(self._limits.node_key_file),
             lane_of=self._lane_of,
             most_outstanding=self._most_outstanding,
+            counters=counters,
+            num_workers=self._limits.workers,
         )
         AdmissionMetrics(self.admission, self.metrics.registry)
         self.proxy: Proxy | None = None
@@ -176,6 +186,8 @@ class Gateway:
             )
             overflow, traces = self._open_overflow(), _open_traces(self._limits)
             self.placer = placer
+            if self._counters is not None and (row := self._counters.row(RETRIES_KEY)) is not None:
+                placer.budget.join(row)
             shadows = self.shadows = Shadows(nodes, self.loads, placer.chooser, self.metrics.registry)
             self.prompts = open_preparation(self._limits.prompts, self.metrics.registry, nodes, self.routing)
             self.proxy = Proxy(
@@ -216,6 +228,7 @@ class Gateway:
                 asyncio.create_task(signals.run_forever(), name="gateway.signals"),
                 asyncio.create_task(self.watch.watch_forever(), name="gateway.watch"),
                 asyncio.create_task(self.admission.run_forever(), name="gateway.admission"),
+                asyncio.create_task(self._exchange_counts_forever(placer), name="gateway.counts"),
             )
             try:
                 async with self._answering_siblings():
@@ -252,6 +265,12 @@ class Gateway:
         async with siblings.opened(lambda path, argument: tells[path](argument) if path in tells else None):
             yield
             self._tell_metrics(siblings)  # the last word on what this worker counted
+
+    async def _exchange_counts_forever(self, placer: Placer) -> None:
+        while self._counters is not None:
+            self.admission.exchange_counts()
+            placer.budget.take_up(time.monotonic())
+            await asyncio.sleep(EXCHANGE_EVERY_S)
 
     def _make_cache(self) -> CachedAnswers | None:
         settings = self._limits.response_cache
@@ -509,7 +528,9 @@ class Gateway:
     def _note_table(self, table: Table) -> None:
         assert self.shadows is not None
         self.shadows.note_table(table)
-        self.admission.use_num_gateways(table.num_gateways * self._limits.workers)
+        assert self.placer is not None
+        self.admission.use_num_gateways(table.num_gateways)
+        self.placer.budget.use_num_sharing(table.num_gateways * (self._limits.workers if self._counters is None else 1))
         self.admission.use_orders(shed_orders(table.rules))
         self.admission.queue.keep_lanes({e.model for e in table.active} | {""})
         self.loads.keep_only(e.node for e in table.endpoints)

@@ -22,9 +22,7 @@ class GatewaySettings(Section):
 
     host: str = Field(default="127.0.0.1", description="Address that it listens on.")
     port: int = Field(default=7800, ge=0, le=65535, description="Port that it listens on; 0 picks a free one.")
-    workers: int = Field(
-        default=1, ge=1, le=64, description="Processes that serve on its address; one uses one core. Each counts alone."
-    )
+    workers: int = Field(default=1, ge=1, le=64, description="Processes that serve on its address; one uses one core.")
     retire_limit_s: float = Field(
         default=3600.0,
         gt=0,

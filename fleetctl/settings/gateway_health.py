@@ -33,7 +33,12 @@ class RetrySettings(Section):
     budget_ratio: float = Field(
         default=0.2, ge=0, le=1, description="Retries for each request that was answered lately."
     )
-    floor: int = Field(default=20, ge=0, le=100_000, description="Retries within ten seconds that are always allowed.")
+    floor: int = Field(
+        default=20,
+        ge=0,
+        le=100_000,
+        description="Retries within ten seconds that are always allowed; gateways divide it.",
+    )
     poison_memory_s: float = Field(
         default=300.0, ge=0, le=86_400, description="How long a body that ended two nodes is refused; 0: not at all."
     )

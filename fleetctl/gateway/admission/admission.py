@@ -24,6 +24,7 @@ from fleetctl.gateway.admission.tenant_account import Charge, Refusal, TenantAcc
 from fleetctl.gateway.admission.tenants_file import read_tenants
 from fleetctl.gateway.http.answers import ErrorAnswer
 from fleetctl.kit.errors import BadInputError
+from fleetctl.kit.shared_counters import SharedCounters
 from fleetctl.priority_class import PriorityClass
 from fleetctl.settings.admission import AdmissionSettings
 
@@ -88,8 +89,9 @@ class Admitted:
 class Admission:
     """One gateway's admission. Without a tenants file there is one anonymous tenant without limits.
 
-    `lane_of` gives the routed model of a request; `now` is Unix seconds, `clock` monotonic ones.
-    Raises BadInputError when the tenants file can't be used.
+    `counters`: shared with the other workers of this gateway, which hold its limits together then; without them each
+    of `num_workers` holds its part. `lane_of` gives the routed model of a request; `now` is Unix seconds, `clock`
+    monotonic ones. Raises BadInputError when the tenants file can't be used.
     """
 
     def __init__(
@@ -100,6 +102,8 @@ class Admission:
         node_key: str | None = None,
         lane_of: Callable[[str | None], str] = lambda model: "",
         most_outstanding: Callable[[str], int | None] = lambda lane: None,
+        counters: SharedCounters | None = None,
+        num_workers: int = 1,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -112,6 +116,8 @@ class Admission:
         self.num_unknown_keys = 0
         self.num_reloads = {"loaded": 0, "failed": 0}
         self.reload_has_failed = False
+        self._counters = counters
+        self._num_workers = num_workers
         self._share = 1.0
         # Headers that were right, in memory only and until the next reload. A dict's hash is seeded for each process,
         # so that the time of a look-up tells nothing of keys.
@@ -258,9 +264,9 @@ class Admission:
             account = self.accounts.get(name)
             if account is None:
                 account = self.accounts[name] = TenantAccount(tenant, now)
-                account.use_share(self._share, now)
             else:
                 account.use_tenant(tenant, now)
+            self._share_limits(account, now)
         for name in [n for n in self.accounts if n not in book.tenants]:
             del self.accounts[name]
 
@@ -268,7 +274,21 @@ class Admission:
         """From now on hold this gateway's part of every limit: so many share them."""
         self._share, now = 1.0 / max(1, num), self.clock()
         for account in self.accounts.values():
-            account.use_share(self._share, now)
+            self._share_limits(account, now)
+
+    def exchange_counts(self) -> None:
+        """Take up what other workers of this gateway let in, and tell them what is left; several times a second."""
+        now = self.clock()
+        for account in self.accounts.values():
+            account.exchange(now)
+
+    def _share_limits(self, account: TenantAccount, now: float) -> None:
+        """Together with the other workers where that can be, else this worker's part."""
+        if self._counters is not None and not account.is_joint and account.tenant.limits.are_shared:
+            row = self._counters.row(f"tenant {account.tenant.name}")
+            if row is not None:
+                account.join(row, now)
+        account.use_share(self._share if account.is_joint else self._share / self._num_workers, now)
 
     def use_orders(self, orders: Sequence[ShedOrder]) -> None:
         """Shed by these orders from now on, each until it expires."""

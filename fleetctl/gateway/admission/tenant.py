@@ -26,6 +26,12 @@ class TenantLimits:
     max_output_tokens: int | None = None  # of one request
     burst_s: float = 60.0  # so many seconds' worth of a rate may come at once after a pause
 
+    @property
+    def are_shared(self) -> bool:
+        """Whether any of them holds over several requests, wherever they come in."""
+        rates = (self.input_tokens_per_min, self.output_tokens_per_min, self.requests_per_min)
+        return self.concurrency is not None or any(rate is not None for rate in rates)
+
 
 @dataclass(frozen=True, slots=True)
 class Tenant:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 from fleetctl.gateway.admission.demand import Usage
 from fleetctl.gateway.admission.tenant import Tenant, TenantLimits
 from fleetctl.gateway.admission.token_bucket import TokenBucket
+from fleetctl.kit.shared_counters import NO_TOTALS, CounterRow
 
 FIRST_OUTPUT_TOKENS = 256.0  # what a request that does not say is expected to bring, until its tenant's mean is known
 MAX_REMEMBERED_MODELS = 256
@@ -37,7 +39,11 @@ class Charge(NamedTuple):
 
 
 class TenantAccount:
-    """One owner: `Admission`. `check_integrity` holds between its calls."""
+    """One owner: `Admission`. `check_integrity` holds between its calls.
+
+    With a row of shared counters the workers of one gateway hold its limits together: each has the whole buckets, and
+    takes out of its own what it reads that the others took out of theirs.
+    """
 
     __slots__ = (
         "_allowed",
@@ -45,6 +51,9 @@ class TenantAccount:
         "_mean_output",
         "_output",
         "_requests",
+        "_row",
+        "_running_elsewhere",
+        "_seen",
         "counts",
         "max_running",
         "running",
@@ -66,6 +75,49 @@ class TenantAccount:
         self._input = _bucket(limits.input_tokens_per_min, limits.burst_s, now, 1.0)
         self._output = _bucket(limits.output_tokens_per_min, limits.burst_s, now, 1.0)
         self._requests = _bucket(limits.requests_per_min, limits.burst_s, now, 1.0)
+        self._row: CounterRow | None = None
+        self._seen = NO_TOTALS  # of the other workers, as far as our buckets have it
+        self._running_elsewhere = 0.0
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether it counts what other workers of this gateway let in."""
+        return self._row is not None
+
+    def join(self, row: CounterRow, now: float) -> None:
+        """Count together with others from now on, and begin with what they have left."""
+        self._row, self._seen = row, row.others()
+        self._running_elsewhere = self._seen.held
+        taken = [mine + theirs for mine, theirs in zip(row.own(), self._seen, strict=True)]
+        for at, *levels in row.told():
+            for bucket, level, count in zip(self._buckets(), levels, taken, strict=False):
+                if bucket is not None:
+                    bucket.lower_to(level - count + max(0.0, now - at) * bucket.rate_per_s, now)
+        self.exchange(now)
+
+    def exchange(self, now: float) -> None:
+        """Take up what others took, and tell what is left: a worker that starts later begins with that."""
+        row = self._row
+        if row is None:
+            return
+        self._take_up(row, now)
+        taken = [mine + theirs for mine, theirs in zip(row.own(), self._seen, strict=True)]
+        levels = (math.inf if bucket is None else bucket.level_at(now) for bucket in self._buckets())
+        row.tell(now, *(level + count for level, count in zip(levels, taken, strict=False)))
+
+    def _buckets(self) -> tuple[TokenBucket | None, TokenBucket | None, TokenBucket | None]:
+        """In the order of the row's counters."""
+        return self._requests, self._input, self._output
+
+    def _take_up(self, row: CounterRow, now: float) -> None:
+        found, seen = row.others(), self._seen
+        if found == seen:
+            return
+        self._seen, self._running_elsewhere = found, found.held
+        for bucket, total, before in zip(self._buckets(), found, seen, strict=False):
+            if bucket is not None and total != before:
+                bucket.level_at(now)
+                bucket.take(total - before)
 
     def may_use(self, model: str | None) -> bool:
         """As `Tenant.may_use`, remembered."""
@@ -86,8 +138,10 @@ class TenantAccount:
 
     def refusal_of(self, charge: Charge, now: float) -> tuple[Refusal, float] | None:
         """The limit that keeps a request out now, and seconds until it would not; None when it may go in."""
+        if self._row is not None:
+            self._take_up(self._row, now)
         limit = self.max_running
-        if limit is not None and self.running >= limit:
+        if limit is not None and self.running + self._running_elsewhere >= limit:
             return Refusal.CONCURRENCY, 1.0
         worst: tuple[Refusal, float] | None = None
         if self._requests is not None and (wait_s := self._requests.wait_s(1.0, now)) > 0:
@@ -112,6 +166,8 @@ class TenantAccount:
             self._input.take(charge.input_tokens)
         if self._output is not None:
             self._output.take(charge.output_tokens)
+        if self._row is not None:
+            self._row.add_all(1.0, charge.input_tokens, charge.output_tokens, 1.0)
 
     def end(self, charge: Charge, usage: Usage | None) -> None:
         """The request ended: what it really used replaces the estimate. None: no node worked on it, it cost nothing."""
@@ -126,6 +182,8 @@ class TenantAccount:
             self._input.take(used_in - charge.input_tokens)
         if self._output is not None:
             self._output.take(used_out - charge.output_tokens)
+        if self._row is not None:
+            self._row.add_all(0.0, used_in - charge.input_tokens, used_out - charge.output_tokens, -1.0)
 
     def note_refused(self, why: Refusal) -> None:
         """Count a request that was not let in."""
@@ -142,7 +200,7 @@ class TenantAccount:
         self._requests = _kept(self._requests, limits.requests_per_min, limits, now, self.share)
 
     def use_share(self, share: float, now: float) -> None:
-        """Hold this part of every limit from now on: other gateways hold the rest."""
+        """Hold this part of every limit from now on: others hold the rest."""
         self.share = share
         self.max_running = _max_running(self.tenant, share)
         for bucket in (self._input, self._output, self._requests):
@@ -152,15 +210,18 @@ class TenantAccount:
     def as_json(self, now: float) -> dict[str, Any]:
         """Use, limits and refusals, for `GET /gateway/tenants`. `left`: what may be taken at once; None: no limit."""
         limits, left = self.tenant.limits, {}
+        if self._row is not None:
+            self._take_up(self._row, now)
         for name, bucket in (("input", self._input), ("output", self._output), ("requests", self._requests)):
             if bucket is not None:
-                bucket.wait_s(0.0, now)
+                bucket.level_at(now)
             left[name] = None if bucket is None else int(bucket.level)
         return {
             "tenant": self.tenant.name,
             "class": self.tenant.priority.value,
             "running": self.running,
             "share": round(self.share, 4),
+            "joint": self.is_joint,
             "tokens": {"input": self.tokens[0], "output": self.tokens[1]},
             "left": left,
             "limits": {

@@ -7,7 +7,7 @@ class TokenBucket:
     """Fills with `per_min / 60` a second up to `burst_s` seconds' worth.
 
     What is taken is an estimate, so the level may fall below 0 when the real cost is known: later requests pay for it.
-    `share`: the part of the rate that this gateway may use, when several share one limit.
+    `share`: the part of the rate that may be used here, when several share one limit.
     """
 
     __slots__ = ("_at", "_burst_s", "_per_min", "_share", "capacity", "level", "rate_per_s")
@@ -28,6 +28,15 @@ class TokenBucket:
         missing = (amount if amount < capacity else capacity) - level
         return missing / self.rate_per_s if missing > 0 else 0.0
 
+    def level_at(self, now: float) -> float:
+        """What may be taken now."""
+        self.wait_s(0.0, now)
+        return self.level
+
+    def lower_to(self, level: float, now: float) -> None:
+        """Others know that no more than this is left."""
+        self.level = min(self.level_at(now), level)
+
     def take(self, amount: float) -> None:
         """Take `amount`, also below 0. A negative one gives back, up to the capacity."""
         level = self.level - amount
@@ -44,7 +53,7 @@ class TokenBucket:
             self._resize(per_min, burst_s, self._share, now)
 
     def _resize(self, per_min: float, burst_s: float, share: float, now: float) -> None:
-        self.wait_s(0.0, now)
+        self.level_at(now)
         self._per_min, self._burst_s, self._share = per_min, burst_s, share
         self.rate_per_s, self.capacity = _rate_and_capacity(per_min, burst_s, share)
         # Nothing is made by a change: a larger bucket has to fill first, so shares that move over gateways add nothing.

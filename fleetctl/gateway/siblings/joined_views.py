@@ -44,7 +44,7 @@ def joined_status(parts: Sequence[Json]) -> Json:
         "in_flight": sum(one["in_flight"] for one in parts),
         "outcomes": dict(outcomes),
         "failing_open": sorted({model for one in parts for model in one["failing_open"]}),
-        "retries_left": None if None in retries else sum(retries),
+        "retries_left": None if None in retries else min(retries),  # of one budget, as each has heard of it
         "nodes": nodes,
     }
 
@@ -97,13 +97,14 @@ def latest_fate(found: Sequence[Json]) -> Json | None:
 
 
 def _plus(one: Json, other: Json) -> Json:
+    is_joint = one["joint"] and other["joint"]  # both tell what all have left
     return {
         **one,
         "running": one["running"] + other["running"],
-        "share": round(one["share"] + other["share"], 4),
+        "share": one["share"] if is_joint else round(one["share"] + other["share"], 4),
         "admitted": one["admitted"] + other["admitted"],
         "tokens": {kind: count + other["tokens"][kind] for kind, count in one["tokens"].items()},
-        "left": {name: _sum(left, other["left"][name]) for name, left in one["left"].items()},
+        "left": {name: (_least if is_joint else _sum)(left, other["left"][name]) for name, left in one["left"].items()},
         "refused": dict(Counter(one["refused"]) + Counter(other["refused"])),
     }
 
@@ -111,6 +112,10 @@ def _plus(one: Json, other: Json) -> Json:
 def _lane_plus(one: Json, other: Json) -> Json:
     summed = {key: _sum(one[key], other[key]) for key in ("waiting", "outstanding", "seats")}
     return {**one, **summed, "oldest_wait_s": max(one["oldest_wait_s"], other["oldest_wait_s"])}
+
+
+def _least(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else min(one, other)
 
 
 def _sum(one: int | None, other: int | None) -> int | None:

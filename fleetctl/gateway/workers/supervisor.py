@@ -40,6 +40,7 @@ from fleetctl.gateway.workers.launch import (
 )
 from fleetctl.kit.errors import BadInputError, FleetctlError
 from fleetctl.kit.restart_backoff import RestartBackoff
+from fleetctl.kit.shared_counters import CounterMemory
 
 log = structlog.get_logger()
 
@@ -62,6 +63,7 @@ class _Worker:
     number: int  # never used twice
     generation: int
     index: int
+    slot: int | None  # of the shared counters
     process: asyncio.subprocess.Process
     channel: asyncio.StreamWriter
     phase: str = "starting"
@@ -94,6 +96,7 @@ class Supervisor:
         self._shared = self._folder / str(time.time_ns())  # of these workers: those of a killed supervisor have another
         # Workers hash alike, so that they can join what they know by hashes, and nobody else does.
         self._environment = {**os.environ, "PYTHONHASHSEED": str(1 + secrets.randbelow(2**32 - 1))}
+        self._counters = CounterMemory()
         self._num_spawned = 0
         self._current = _Generation(1, launch)
         self._num_generations = 1
@@ -183,6 +186,8 @@ class Supervisor:
         descriptor = self._listener.fileno()
         self._num_spawned += 1
         number = self._num_spawned
+        slot = self._counters.claim()
+        counters = () if slot is None else (str(self._counters.fd), str(slot))
         with theirs:
             process = await asyncio.create_subprocess_exec(
                 *(
@@ -193,14 +198,15 @@ class Supervisor:
                     str(self._shared),
                     str(number),
                     str(descriptor),
+                    *counters,
                 ),
                 stdin=theirs.fileno(),
-                pass_fds=(descriptor,),
+                pass_fds=(descriptor, self._counters.fd),
                 env=self._environment,
             )
         reader, writer = await asyncio.open_connection(sock=ours)
         writer.write(generation.launch.send())
-        worker = _Worker(number, generation.number, index, process, writer)
+        worker = _Worker(number, generation.number, index, slot, process, writer)
         self._workers.append(worker)
         watcher = asyncio.create_task(self._watch(worker, reader))
         self._watchers.add(watcher)
@@ -222,6 +228,8 @@ class Supervisor:
                 elif word.startswith(FAILED):
                     worker.problem = word.removeprefix(FAILED).decode("utf-8", "replace").strip()
         await worker.process.wait()
+        if worker.slot is not None:
+            self._counters.release(worker.slot)
         worker.channel.close()
         try:
             await asyncio.to_thread(forget_worker, self._shared, worker.number)

@@ -1,4 +1,4 @@
-"""One worker: `python -m fleetctl.gateway.workers.worker RUN_DIR FOLDER NUMBER LISTENER_FD`, a supervisor's child.
+"""One worker, a supervisor's child: `python -m ... RUN_DIR FOLDER NUMBER LISTENER_FD [COUNTERS_FD SLOT]`.
 
 Its stdin is a socket to the supervisor: first what it is launched with, then orders. When that socket ends, the
 supervisor is gone, and the worker drains as by SIGTERM: another gateway shall have the address.
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import structlog
 import uvloop
 
 from fleetctl.gateway.app import Gateway, Orders, serve_until_stopped, tune_collector
@@ -23,14 +24,17 @@ from fleetctl.gateway.siblings.siblings import Siblings
 from fleetctl.gateway.workers.launch import ABORT, DRAIN, FAILED, RETIRE, SERVING, Launch, SupervisorState
 from fleetctl.kit.errors import FleetctlError
 from fleetctl.kit.log import configure_logging
+from fleetctl.kit.shared_counters import SharedCounters
 from fleetctl.settings.tree import Settings
+
+log = structlog.get_logger()
 
 
 def main(argv: Sequence[str]) -> int:
     """Serve until told to end. Returns the exit code."""
     for ignored in (signal.SIGHUP, signal.SIGUSR2):  # of a terminal, or to the whole group: the supervisor's
         signal.signal(ignored, signal.SIG_IGN)
-    run_dir, folder, number, descriptor = argv
+    run_dir, folder, number, descriptor, *counters = argv
     channel = socket.socket(fileno=os.dup(0))
     launch = Launch.receive(channel)
     if launch is None:
@@ -46,6 +50,7 @@ def main(argv: Sequence[str]) -> int:
             run_dir=Path(run_dir),
             limits=settings.gateway,
             siblings=Siblings(Path(folder), int(number)),
+            counters=_shared_counters(counters),
             about_workers=lambda: _workers_now(Path(folder).parent),
         )
         tune_collector()
@@ -56,6 +61,18 @@ def main(argv: Sequence[str]) -> int:
             channel.sendall(FAILED + " ".join(words.split()).encode() + b"\n")
         return error.exit_code
     return 0
+
+
+def _shared_counters(words: Sequence[str]) -> SharedCounters | None:
+    """None: the supervisor has no slot left, or is of other code; this worker then holds its part of each limit."""
+    if not words:
+        return None
+    descriptor, slot = map(int, words)
+    try:
+        return SharedCounters(descriptor, slot)
+    except ValueError as error:
+        log.warning("counters.not_shared", error=str(error))
+        return None
 
 
 def _workers_now(folder: Path) -> WorkersNow | None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
-from fleetctl.gateway.siblings.joined_views import WorkersNow, joined_status, latest_fate
+from fleetctl.gateway.siblings.joined_views import WorkersNow, joined_status, joined_tenants, latest_fate
 from fleetctl.gateway.siblings.metric_store import (
     Families,
     families_of,
@@ -97,10 +98,24 @@ def test_status_adds_counts_and_tells_the_worst_of_the_rest() -> None:
         "table_age_s": 9.0,
         "controller": "unreachable",
         "outcomes": {"finished": 1, "failed": 2},
+        "retries_left": 17,
         "nodes": {"a": {"inflight": 2, "state": "active", "phase": "ready", "out": "node_silent"}},
     }
     got = joined_status([one, other])
     assert (got["table_version"], got["table_age_s"], got["controller"]) == (6, 9.0, "unreachable")
-    assert (got["in_flight"], got["outcomes"], got["retries_left"]) == (2, {"finished": 4, "failed": 2}, 40)
+    assert (got["in_flight"], got["outcomes"], got["retries_left"]) == (2, {"finished": 4, "failed": 2}, 17)
     assert (got["nodes"]["a"]["inflight"], got["nodes"]["a"]["out"]) == (3, "node_silent")
     assert joined_status([one, {**one, "table_version": None}])["table_version"] is None, "unknown is not the lowest"
+
+
+def tenant(running: int, left: int, share: float, *, joint: bool) -> dict[str, Any]:
+    row = {"tenant": "shop", "running": running, "share": share, "joint": joint, "admitted": 5}
+    row |= {"tokens": {"input": 1, "output": 2}, "left": {"input": left, "output": None}, "refused": {"shed": 1}}
+    return {"tenants": [row], "waiting": {}, "lanes": []}
+
+
+def test_what_is_left_of_a_limit_that_workers_hold_together_is_told_once() -> None:
+    (row,) = joined_tenants([tenant(2, 40, 0.5, joint=True), tenant(3, 38, 0.5, joint=True)])["tenants"]
+    assert (row["running"], row["left"], row["share"]) == (5, {"input": 38, "output": None}, 0.5)
+    (row,) = joined_tenants([tenant(2, 40, 0.25, joint=False), tenant(3, 38, 0.25, joint=False)])["tenants"]
+    assert (row["running"], row["left"], row["share"]) == (5, {"input": 78, "output": None}, 0.5)
