@@ -314,7 +314,9 @@ class Gateway:
 
     def make_server(self) -> HttpServer:
         """The HTTP server for it. Raises BadInputError: TLS files that can't be used."""
-        return HttpServer(self.serve, self._limits.http, count=self.metrics.count_connection)
+        server = HttpServer(self.serve, self._limits.http, count=self.metrics.count_connection)
+        self.metrics.receiving_body_bytes.set_function(lambda: server.limits.bodies.num_bytes)
+        return server
 
     async def serve(self, exchange: Exchange) -> None:
         """Answer one request, whatever it is."""
@@ -591,7 +593,12 @@ def _share_of_worker(settings: GatewaySettings) -> GatewaySettings:
     num, http, cache = settings.workers, settings.http, settings.response_cache
     return settings.model_copy(
         update={
-            "http": http.model_copy(update={"max_connections": max(1, http.max_connections // num)}),
+            "http": http.model_copy(
+                update={
+                    "max_connections": max(1, http.max_connections // num),
+                    "max_receiving_bytes": max(http.max_body_bytes, http.max_receiving_bytes // num),
+                }
+            ),
             "response_cache": cache.model_copy(update={"max_bytes": cache.max_bytes // num}),
         }
     )

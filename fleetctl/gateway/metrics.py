@@ -41,7 +41,7 @@ LOST_REASONS = (
     "overflow_failed",
     "internal",
 )
-CONNECTION_ENDS = ("full", "address_full", "half_open", "head_timeout", "slow_client")
+CONNECTION_ENDS = ("full", "address_full", "half_open", "head_timeout", "slow_client", "bodies_full")
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -128,6 +128,11 @@ class GatewayMetrics:
             "gateway_connections_ended_total",
             "Client connections that a limit ended or refused, by reason.",
             ["reason"],
+            registry=self.registry,
+        )
+        self.receiving_body_bytes = Gauge(
+            "gateway_receiving_body_bytes",
+            "Bytes of request bodies that came and were not taken up yet, over all connections.",
             registry=self.registry,
         )
         for reason in CONNECTION_ENDS:

@@ -65,11 +65,12 @@ class ResponseCache:
         self.num_bytes = 0
         self._requests = Counter(
             "gateway_response_cache_requests_total",
-            "Deterministic requests that were looked up in the response cache: hit or miss.",
+            "Deterministic requests that were looked up in the response cache: hit, miss, not_read (too many values).",
             ["result"],
             registry=registry,
         )
         self._hit, self._miss = self._requests.labels("hit"), self._requests.labels("miss")
+        self._requests.labels("not_read")
         self._removed = Counter(
             "gateway_response_cache_removed_total",
             "Answers that left the response cache: evicted, expired or purged.",
@@ -89,6 +90,9 @@ class ResponseCache:
         if table_version is None or path not in GENERATION_PATHS:
             return None
         self._follow(table_version)
+        if not is_cheap_to_parse(body):
+            self._requests.labels("not_read").inc()
+            return None
         asked = _read_deterministic(body)
         if asked is None:
             return None
@@ -137,9 +141,7 @@ class ResponseCache:
 
 
 def _read_deterministic(body: bytes) -> dict[str, Any] | None:
-    """A deterministic request; None for every other one, and for one that is too costly to parse."""
-    if not is_cheap_to_parse(body):
-        return None
+    """A deterministic request; None for every other one."""
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):

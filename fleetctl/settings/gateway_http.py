@@ -22,6 +22,12 @@ class GatewayHttpSettings(Section):
     max_body_bytes: int = Field(
         default=16 * 1024 * 1024, ge=1024, le=1024**3, description="Longest request body; 413 beyond it."
     )
+    max_receiving_bytes: int = Field(
+        default=1024**3,
+        ge=1024,
+        le=1024**4,
+        description="Of all bodies that are on their way in; 503 beyond it for the slowest, else for the next one.",
+    )
     body_limit_s: float = Field(default=30.0, gt=0, le=3600, description="Until a request's body must be whole; 408.")
     idle_limit_s: float = Field(
         default=75.0, gt=0, le=86_400, description="A kept connection without a request is closed after this."
@@ -53,7 +59,9 @@ class GatewayHttpSettings(Section):
     tls_key: Path | None = Field(default=None, description="PEM file with the certificate's private key.")
 
     @model_validator(mode="after")
-    def _has_both_files(self) -> GatewayHttpSettings:
+    def _is_consistent(self) -> GatewayHttpSettings:
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError("tls_certificate and tls_key: give both, or none")
+        if self.max_receiving_bytes < self.max_body_bytes:
+            raise ValueError("max_receiving_bytes: must be at least max_body_bytes, or no such body ever fits")
         return self

@@ -68,6 +68,7 @@ class ClientConnection(asyncio.Protocol):
         self._is_deaf = True
         self._release_room()
         for exchange in self._exchanges:
+            exchange.release_body()
             exchange.note_gone()
         self._exchanges.clear()
 
@@ -140,7 +141,11 @@ class ClientConnection(asyncio.Protocol):
             version=parser.get_http_version(),
             keeps_alive=parser.should_keep_alive(),
         )
-        exchange = Exchange(head, self, max_body_bytes=settings.max_body_bytes, body_limit_s=settings.body_limit_s)
+        exchange = Exchange(
+            *(head, self, self._limits.bodies),
+            max_body_bytes=settings.max_body_bytes,
+            body_limit_s=settings.body_limit_s,
+        )
         self._receiving = exchange
         self._exchanges.append(exchange)
         if len(self._exchanges) == 1:
@@ -186,6 +191,7 @@ class ClientConnection(asyncio.Protocol):
         if not self._exchanges or self._exchanges[0] is not exchange:
             return  # the connection has ended
         self._exchanges.popleft()
+        exchange.release_body()
         if not exchange.is_received:
             self._linger()
         elif not keeps_alive:

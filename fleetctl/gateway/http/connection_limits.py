@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
 import structlog
 
+from fleetctl.gateway.http.body_budget import BodyBudget
 from fleetctl.settings.gateway_http import GatewayHttpSettings
 
 log = structlog.get_logger()
@@ -45,6 +47,11 @@ class ConnectionLimits:
         """`count` hears the reason of each connection that is ended by a limit."""
         self.settings = settings
         self.max_connections = max_connections
+        self.bodies = BodyBudget(
+            settings.max_receiving_bytes,
+            clock=time.monotonic,
+            on_full=lambda: self.note("bodies_full"),
+        )
         self.is_draining = False
         self._keeps_idle = True  # while draining
         self.emptied = asyncio.Event()  # draining, and the last connection has ended

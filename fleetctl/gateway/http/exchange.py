@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from fleetctl.gateway.http.answers import ErrorAnswer, RawHeaders, WholeAnswer
+from fleetctl.gateway.http.body_budget import BodyBudget
 from fleetctl.gateway.http.message_head import CHUNKED, RequestHead, answer_head, has_body
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}\Z")  # what a node takes as well
@@ -39,6 +40,10 @@ _OURS = b"x-fleet-"
 
 class BodyTooLargeError(Exception):
     """The client's body is over the limit."""
+
+
+class TooManyBodiesError(Exception):
+    """So much of other clients' bodies is on its way in that there is no room for this one."""
 
 
 class BadDeadlineError(Exception):
@@ -105,8 +110,10 @@ class Exchange:
     """One request and its answer. After `watch()`, a hang-up cancels the task that serves it."""
 
     __slots__ = (
+        "_bodies",
         "_body_limit_s",
         "_is_broken",
+        "_is_pushed_out",
         "_is_whole",
         "_keeps_alive",
         "_max_body_bytes",
@@ -131,7 +138,10 @@ class Exchange:
         "target",
     )
 
-    def __init__(self, head: RequestHead, sink: ClientSink, *, max_body_bytes: int, body_limit_s: float) -> None:
+    def __init__(
+        self, head: RequestHead, sink: ClientSink, bodies: BodyBudget, *, max_body_bytes: int, body_limit_s: float
+    ) -> None:
+        """`bodies`: what all bodies may hold together until they are taken up."""
         self.head = head
         self.method = head.method
         self.path = head.path  # decoded, without the query
@@ -144,6 +154,7 @@ class Exchange:
         self.gone_reason = ""  # why, when we hung up on it
         self.is_aborted = False  # we end it: the gateway is shutting down
         self._sink = sink
+        self._bodies = bodies
         self._max_body_bytes = max_body_bytes
         self._body_limit_s = body_limit_s
         self.copy_to: list[Callable[[bytes], None]] = []  # each gets the body of the answer as well
@@ -151,6 +162,7 @@ class Exchange:
         self._size = 0
         self._is_whole = False  # the body has come
         self._is_broken = False
+        self._is_pushed_out = False  # there was no room for the body
         self._waiter: asyncio.Future[None] | None = None
         self._task: asyncio.Task[object] | None = None
         self._pending = b""  # the head of a stream: it goes out with the first part
@@ -209,7 +221,8 @@ class Exchange:
     async def read_body(self, max_bytes: int) -> bytes:
         """The whole body.
 
-        Raises BodyTooLargeError, BadFramingError, ClientGoneError, or TimeoutError when it does not come.
+        Raises BodyTooLargeError, TooManyBodiesError, BadFramingError, ClientGoneError, or TimeoutError when it does
+        not come.
         """
         if not self._is_whole:
             stated = self.header(b"content-length")
@@ -218,7 +231,7 @@ class Exchange:
             if self.header(b"expect") is not None and not self._size:
                 self._sink.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             async with asyncio.timeout(self._body_limit_s):
-                while not (self._is_whole or self.is_gone or self._is_broken) and self._size <= max_bytes:
+                while not (self._is_whole or self._is_unreadable) and self._size <= max_bytes:
                     self._waiter = asyncio.get_running_loop().create_future()
                     try:
                         await self._waiter
@@ -226,13 +239,20 @@ class Exchange:
                         self._waiter = None
         if self._size > max_bytes or self._size > self._max_body_bytes:
             raise BodyTooLargeError
+        if self._is_pushed_out:
+            raise TooManyBodiesError
         if self._is_broken:
             raise BadFramingError
         if not self._is_whole:
             raise ClientGoneError
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         self._parts.clear()
+        self._bodies.release(self)
         return body
+
+    @property
+    def _is_unreadable(self) -> bool:
+        return self.is_gone or self._is_broken or self._is_pushed_out
 
     def watch(self) -> None:
         """From now on a hang-up cancels the current task, with `is_gone` set."""
@@ -327,11 +347,23 @@ class Exchange:
     def feed(self, part: bytes) -> None:
         """A part of the body."""
         self._size += len(part)
-        if self._size <= self._max_body_bytes:
+        if self._size <= self._max_body_bytes and not self._is_pushed_out:
             self._parts.append(part)
+            self._bodies.hold(self, len(part))
         else:
-            self._parts.clear()
+            self.release_body()
             self._wake()
+
+    def push_out(self) -> None:
+        """There is no room for the body: whoever serves it says so."""
+        self._is_pushed_out = True
+        self._parts.clear()
+        self._wake()
+
+    def release_body(self) -> None:
+        """Nobody wants what came of the body."""
+        self._parts.clear()
+        self._bodies.release(self)
 
     def feed_end(self) -> None:
         """The body is whole."""

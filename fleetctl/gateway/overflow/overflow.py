@@ -19,6 +19,7 @@ from fleetctl.gateway.overflow.bedrock_endpoint import AwsSigner
 from fleetctl.gateway.overflow.ledger import Amount, Exhausted, Ledger, Reservation, micros_of
 from fleetctl.gateway.overflow.outside import NotExpressibleError, OutsideAnswer, OutsideError, OutsideRequest
 from fleetctl.gateway.overflow.overflow_metrics import OverflowMetrics
+from fleetctl.gateway.routing.json_cost import is_cheap_to_parse
 from fleetctl.kit.errors import BadInputError
 from fleetctl.settings.overflow import OverflowEndpoint, OverflowModel, OverflowReason, OverflowSettings
 
@@ -204,6 +205,8 @@ class Overflow:
         self.metrics.cost.labels(reservation.endpoint).inc(reservation.amount.micros / 1e6)
 
     def _request(self, way: Exit, path: str, body: bytes) -> OutsideRequest:
+        if not is_cheap_to_parse(body):
+            raise NotExpressibleError("the body: too many JSON values to read")
         try:
             value: Any = json.loads(body)
         except (ValueError, RecursionError) as error:  # routing reads no more of a body than it needs

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from fleetctl.gateway.prompts.budget import CannotTrim, trim_messages
 from fleetctl.gateway.prompts.canonical import canonical_body
@@ -15,6 +18,7 @@ from fleetctl.gateway.prompts.prefix_lint import PrefixLint
 from fleetctl.gateway.prompts.prompt_metrics import PromptMetrics
 from fleetctl.gateway.prompts.token_ratio import MESSAGE_OVERHEAD_TOKENS, TokenRatio, TokenRatios
 from fleetctl.gateway.routing.json_cost import is_cheap_to_parse
+from fleetctl.gateway.routing.routing_facts import MAX_PROMPT_IDS
 from fleetctl.settings.prompts import PromptBudget, PromptSettings
 
 TRIMMED_HEADER = b"x-fleet-trimmed"
@@ -34,6 +38,18 @@ class PreparedBody:
 
     body: bytes
     headers: Headers = ()
+
+
+class _Outline(msgspec.Struct):
+    """What a budget needs to know of a body that is not parsed whole."""
+
+    model: msgspec.Raw = msgspec.Raw(b"null")
+    messages: msgspec.Raw = msgspec.Raw(b"")
+    prompt: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_decode_outline = msgspec.json.Decoder(_Outline).decode
+_decode_prompt = msgspec.json.Decoder(str | list[str | int | list[int]] | None).decode
 
 
 class PromptPreparation:
@@ -62,10 +78,14 @@ class PromptPreparation:
     def prepare(self, body: bytes, tenant: str) -> PreparedBody:
         """The body in canonical form and within its budget. Raises PromptOverBudgetError.
 
-        What is no JSON object goes on as it is: the node says what is wrong with it.
+        What is no JSON object goes on as it is: the node says what is wrong with it. So does one of so many values
+        that parsing it would hold up all other requests, once it is within its budget at the most that it can have.
         """
-        is_looked_at = self._is_next_look() and is_cheap_to_parse(body)
+        is_looked_at = self._is_next_look()
         if not (self._changes_bodies or is_looked_at):
+            return PreparedBody(body)
+        if not is_cheap_to_parse(body):
+            self._check_unparsed(body, tenant)
             return PreparedBody(body)
         try:
             value = json.loads(body)
@@ -86,6 +106,25 @@ class PromptPreparation:
             self._metrics.canonicalised.inc()
         budget = self._budget_of(tenant, model)
         return (canonical, ()) if budget is None else self._within(canonical, budget, model)
+
+    def _check_unparsed(self, body: bytes, tenant: str) -> None:
+        """Hold the most tokens that the body can have against its budget. Raises PromptOverBudgetError."""
+        if self._settings.canonical_rules:
+            self._metrics.not_canonicalised.inc()
+        if not self._settings.budgets:
+            return
+        try:
+            outline = _decode_outline(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return  # no JSON object, or what routing refuses among so many values
+        model = _text_of(outline.model)
+        budget = self._budget_of(tenant, model)
+        if budget is None:
+            return
+        tokens = _most_tokens(body, outline, ratio := self.ratios.of(model))
+        if tokens > budget.max_tokens:
+            raise self._refusal(tokens, budget, ratio, "so many values are not read but counted by their length")
+        self._metrics.budgeted.labels("within").inc()
 
     def _budget_of(self, tenant: str, model: str | None) -> PromptBudget | None:
         for budget in self._settings.budgets:
@@ -147,6 +186,25 @@ def _written(value: dict[str, Any]) -> bytes:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
     except UnicodeEncodeError:  # half of a surrogate pair: only its escape can be sent
         return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _text_of(value: msgspec.Raw) -> str | None:
+    try:
+        return msgspec.json.decode(value, type=str)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _most_tokens(body: bytes, outline: _Outline, ratio: TokenRatio) -> int:
+    """An upper bound of the prompt's tokens; of a completion's prompts that are text or token ids, their number."""
+    by_length = ratio.tokens(len(body)) + MESSAGE_OVERHEAD_TOKENS * body.count(b"{")
+    if outline.messages:
+        return by_length
+    num_values = body.count(b",") + 1
+    if num_values <= MAX_PROMPT_IDS:
+        with suppress(msgspec.DecodeError, UnicodeDecodeError):
+            return _prompt_tokens(_decode_prompt(outline.prompt), ratio)
+    return max(by_length, num_values)
 
 
 def _prompt_tokens(prompt: Any, ratio: TokenRatio) -> int:

@@ -21,5 +21,10 @@ class PromptMetrics:
         self.canonicalised = Counter(
             "gateway_prompt_canonicalised_total", "Requests that canonical rules changed.", registry=registry
         )
+        self.not_canonicalised = Counter(
+            "gateway_prompt_not_canonicalised_total",
+            "Requests of so many JSON values that canonical rules did not read them.",
+            registry=registry,
+        )
         for result in ("within", "trimmed", "refused"):
             self.budgeted.labels(result)

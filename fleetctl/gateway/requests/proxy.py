@@ -25,6 +25,7 @@ from fleetctl.gateway.http.exchange import (
     BodyTooLargeError,
     ClientGoneError,
     Exchange,
+    TooManyBodiesError,
     new_request_id,
 )
 from fleetctl.gateway.metrics import GatewayMetrics
@@ -147,7 +148,7 @@ class Proxy:
         """The body of a completion request that somebody wants explained, or what is wrong with it."""
         try:
             return await exchange.read_body(self._max_body_bytes)
-        except (BodyTooLargeError, TimeoutError, ClientGoneError):
+        except (BodyTooLargeError, TooManyBodiesError, TimeoutError, ClientGoneError):
             return answers.bad_request("the body is too large, or did not come", status=413)
 
     def explain(self, body: bytes) -> dict[str, Any]:
@@ -297,6 +298,9 @@ class Proxy:
         except BodyTooLargeError:
             message = f"the body is larger than {self._max_body_bytes} bytes"
             await self._refuse(exchange, proxied, answers.bad_request(message, status=413, code="too_large"))
+        except TooManyBodiesError:
+            full = answers.unavailable("too many request bodies are on their way in", code="too_many_bodies")
+            await self._refuse(exchange, proxied, full)
         except TimeoutError:
             await self._refuse(
                 exchange, proxied, answers.bad_request("the body did not come", status=408, code="timeout")

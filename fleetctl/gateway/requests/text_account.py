@@ -14,6 +14,7 @@ from typing import Any
 
 from fleetctl.gateway.nodes.table import Endpoint
 from fleetctl.gateway.requests.model_names import OWN_ENGINE
+from fleetctl.gateway.routing.json_cost import is_cheap_to_parse
 from fleetctl.gateway.routing.routing_facts import CHAT_PATH, COMPLETION_PATH
 
 MAX_TEXT_CHARS = 4 * 1024 * 1024  # of one answer; a longer one can't be continued
@@ -258,6 +259,8 @@ class TextAccount:
 
 
 def _parsed(body: bytes | None) -> Any:
+    if body is not None and not is_cheap_to_parse(body):
+        return None
     try:
         return json.loads(body or b"null")
     except (ValueError, RecursionError):

@@ -31,6 +31,7 @@ SUMMED = frozenset(
         "gateway_tenant_running_requests",
         "gateway_queue_requests",
         "gateway_prefix_parts",
+        "gateway_receiving_body_bytes",
         "gateway_response_cache_bytes",
         "process_resident_memory_bytes",
         "process_virtual_memory_bytes",

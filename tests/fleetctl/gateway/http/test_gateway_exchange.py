@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import pytest
 
 from fleetctl.gateway.http import answers
 from fleetctl.gateway.http.answers import ErrorAnswer
+from fleetctl.gateway.http.body_budget import BodyBudget
 from fleetctl.gateway.http.exchange import BodyTooLargeError, ClientGoneError, Exchange, new_request_id
 from fleetctl.gateway.http.message_head import RequestHead
 
@@ -29,7 +31,8 @@ class Client:
         self.sent = b""
         self.kept: list[bool] = []
         head = RequestHead("POST", "/v1/a/b", "/v1/a%2Fb", headers or [], is_http10=False, keeps_alive=True)
-        self.exchange = Exchange(head, self, max_body_bytes=1000, body_limit_s=5)
+        self.bodies = BodyBudget(10_000, clock=time.monotonic, on_full=lambda: None)
+        self.exchange = Exchange(head, self, self.bodies, max_body_bytes=1000, body_limit_s=5)
         for part in parts:
             self.exchange.feed(part)
         if is_whole:

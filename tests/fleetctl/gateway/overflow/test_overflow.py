@@ -252,8 +252,13 @@ async def test_only_a_rule_with_budget_and_key_lets_a_request_out(
                 assert spent(tmp_path) == {"tokens": 0, "micros": 0}
 
 
-async def test_a_body_that_routing_could_read_and_json_cannot_be_stays_in_the_house(tmp_path: Path) -> None:
-    body = b'{"model": "demo", "messages": [], "note": "\xff"}'  # nothing reads the note
+@pytest.mark.parametrize(
+    "more", [b'"note": "\xff"', b'"more": [' + b"[]," * 60_000 + b"[]]"], ids=["no JSON", "very many values"]
+)
+async def test_a_body_that_routing_could_read_and_is_not_to_be_parsed_stays_in_the_house(
+    tmp_path: Path, more: bytes
+) -> None:
+    body = b'{"model": "demo", "messages": [], ' + more + b"}"  # nothing else reads it
     async with outside_service() as outside:
         async with small_fleet(tmp_path, "a", limits=limits(outside.url)) as (served, nodes, controller):
             controller.set(cordoned=tuple(nodes))

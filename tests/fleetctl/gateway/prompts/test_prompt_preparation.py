@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from fleetctl.gateway.prompts.preparation import PromptPreparation
+from fleetctl.gateway.prompts import preparation as preparation_module
+from fleetctl.gateway.prompts.preparation import PromptOverBudgetError, PromptPreparation
 from fleetctl.gateway.prompts.prompt_metrics import PromptMetrics
 from fleetctl.gateway.prompts.token_ratio import TokenRatios
+from fleetctl.gateway.routing.json_cost import MAX_CHEAP_VALUES
 from fleetctl.settings.gateway import GatewaySettings
 from fleetctl.settings.prompts import PrefixLintSettings, PromptBudget, PromptSettings
 from tests.fixtures.gateway import small_fleet, until
@@ -116,6 +118,45 @@ def test_what_is_no_chat_goes_on_as_it_came(body: bytes) -> None:
         budgets=(PromptBudget(max_tokens=16),), canonical_rules=("system_first", "tool_order", "plain_content")
     )
     assert made.prepare(body, "a").body is body
+
+
+MANY = ",".join(["[]"] * (MAX_CHEAP_VALUES + 2))
+ADVERTISED = f'{{"model": "m", "messages": [{{"role": "user", "content": "hi"}}], "more": [{MANY}]}}'.encode()
+TOKEN_IDS = json.dumps({"model": "m", "prompt": [7] * 60_000}).encode()
+
+
+class NoJson:
+    """In place of the module: a body of so many values is not to be parsed whole."""
+
+    def loads(self, text: bytes) -> Any:
+        raise AssertionError("parsed")
+
+
+@pytest.mark.parametrize("policy", ["refuse", "trim"])
+@pytest.mark.parametrize(
+    ("body", "most_tokens"), [(ADVERTISED, len(ADVERTISED) // 4), (TOKEN_IDS, 60_000)], ids=["chat", "token ids"]
+)
+def test_a_body_of_very_many_values_is_held_against_its_budget_without_a_parse(
+    monkeypatch: pytest.MonkeyPatch, body: bytes, most_tokens: int, policy: Any
+) -> None:
+    monkeypatch.setattr(preparation_module, "json", NoJson())
+    small = preparation(budgets=(PromptBudget(model="m", max_tokens=most_tokens - 1, policy=policy),))
+    with pytest.raises(PromptOverBudgetError, match="counted by their length"):
+        small.prepare(body, "a")
+    large = preparation(budgets=(PromptBudget(model="m", max_tokens=most_tokens + 200, policy=policy),))
+    assert large.prepare(body, "a").body is body
+    other = preparation(budgets=(PromptBudget(model="other", max_tokens=16, policy=policy),))
+    assert other.prepare(body, "a").body is body
+
+
+def test_canonical_rules_leave_a_body_of_very_many_values_as_it_is_and_count_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(preparation_module, "json", NoJson())
+    registry = CollectorRegistry()
+    made = PromptPreparation(PromptSettings(canonical_rules=("plain_content",)), PromptMetrics(registry))
+    assert made.prepare(ADVERTISED, "a").body is ADVERTISED
+    assert registry.get_sample_value("gateway_prompt_not_canonicalised_total") == 1
 
 
 def test_half_a_surrogate_pair_survives_a_rewrite() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetctl.gateway.routing import json_cost, routing_facts
-from fleetctl.gateway.routing.json_cost import MAX_CHEAP_VALUES, with_fields
+from fleetctl.gateway.routing.json_cost import MAX_CHEAP_VALUES, is_cheap_to_parse, with_fields
 from fleetctl.gateway.routing.prefix_blocks import CHARS_PER_TOKEN
 from fleetctl.gateway.routing.routing_facts import (
     CHAT_PATH,
@@ -155,3 +155,20 @@ def test_a_changed_body_keeps_the_bytes_of_all_other_fields() -> None:
     assert changed == b'{"model":"b","seed":1e2,"x":{"b":  1}}'
     odd = json.loads(with_fields(b'{"model": "a", "x": "\\ud800", "y": [1]}', {"model": "b"}, without=frozenset("y")))
     assert odd == {"model": "b", "x": "\ud800"}
+
+
+@pytest.mark.parametrize(
+    ("body", "is_cheap"),
+    [
+        (b'{"a": [' + b"1," * MAX_CHEAP_VALUES + b"1, 2]}", False),
+        (b'{"a": "' + b"1," * (2 * MAX_CHEAP_VALUES) + b'"}', True),
+        (b'{"a": "' + b'\\",' * (2 * MAX_CHEAP_VALUES) + b'"}', True),
+        (b'{"a": "\\\\", "b": [' + b"1," * MAX_CHEAP_VALUES + b'1, "x"]}', False),
+        (b'{"a": [' + b'",",' * MAX_CHEAP_VALUES + b'"", ""]}', False),
+        (b"{" + b'"a":"",' * (3 * MAX_CHEAP_VALUES) + b'"a":""}', False),
+    ],
+    ids=["numbers", "commas of a text", "escaped quotes", "an escaped backslash", "texts of a comma", "names"],
+)
+def test_what_a_parse_costs_is_told_by_values_and_not_by_commas_of_texts(body: bytes, is_cheap: bool) -> None:
+    json.loads(body)
+    assert is_cheap_to_parse(body) is is_cheap
