@@ -272,7 +272,7 @@ class Exchange:
 
     # -- the answer -------------------------------------------------------------------------------------------------
 
-    async def begin(self, status: int, headers: RawHeaders) -> None:
+    def begin(self, status: int, headers: RawHeaders) -> None:
         """The status line and headers of a stream; they go out with its first part."""
         self.has_begun = True
         self._writes_body = has_body(self.method, status)
@@ -280,10 +280,19 @@ class Exchange:
         framing = CHUNKED if self._writes_body and not self.head.is_http10 else b""
         self._pending = answer_head(status, headers, framing, keeps_alive=self._keeps_alive)
 
+    def send(self, data: bytes) -> bool:
+        """Send a part of a stream that has begun; whether more may follow before `wait_for_room`. Never waits."""
+        self._sink.write(self._framed(data))
+        return not self._sink.is_full
+
+    async def wait_for_room(self) -> None:
+        """Until a slow client has read most of what it was sent."""
+        if self._sink.is_full:
+            await self._sink.wait_for_room()
+
     async def write(self, data: bytes) -> None:
         """Send a part of a stream that has begun; waits while the client is slow."""
-        self._sink.write(self._framed(data))
-        if self._sink.is_full:
+        if not self.send(data):
             await self._sink.wait_for_room()
 
     async def end(self, data: bytes = b"") -> None:

@@ -17,6 +17,10 @@ _TCP_INFO_BYTES = 128
 _BYTES_ACKED_AT = 120  # `tcpi_bytes_acked` in Linux's struct tcp_info, 64 bits
 
 
+Consume = Callable[[bytes], bool]
+"""Gets a part of a body; whether it wants more."""
+
+
 class NodeClientError(Exception):
     """A node gave no whole answer."""
 
@@ -38,9 +42,12 @@ class NodeAnswer:
 
     __slots__ = (
         "_connection",
+        "_consume",
         "_content_type",
         "_error",
+        "_failure",
         "_held",
+        "_is_stopped",
         "_parts",
         "_waiter",
         "is_paused",
@@ -57,6 +64,9 @@ class NodeAnswer:
         self.is_paused = False  # the connection does not read on until what is held is read
         self._error: NodeClientError | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._consume: Consume | None = None  # gets each part as it comes
+        self._is_stopped = False  # it wants no more
+        self._failure: Exception | None = None  # that it raised
         self.status = 0
         self.raw_headers: list[tuple[bytes, bytes]] = []  # as the node wrote them
         self.is_whole = False  # the whole body has come
@@ -90,13 +100,35 @@ class NodeAnswer:
                 await self._waiter
             finally:
                 self._waiter = None
-        data = parts[0] if len(parts) == 1 else b"".join(parts)
-        parts.clear()
-        self._held = 0
-        if self.is_paused:
-            self.is_paused = False
-            self._connection.resume_reading()
-        return data
+        return self._joined()
+
+    async def hand_to(self, consume: Consume) -> bool:
+        """Give the body to `consume` part by part, as it comes and without a turn of the event loop in between.
+
+        Returns True at the end of the body; False once `consume` returned False: what comes after stays here. Raises
+        NodeDisconnectedError, and what `consume` raises.
+        """
+        while True:
+            if self._parts:
+                if not consume(self._joined()):
+                    return False
+            elif self.is_whole:
+                return True
+            elif self._error is not None:
+                raise self._error
+            else:
+                self._waiter = asyncio.get_running_loop().create_future()
+                self._consume = consume
+                try:
+                    await self._waiter
+                finally:
+                    self._waiter = self._consume = None
+                if self._failure is not None:
+                    failure, self._failure = self._failure, None
+                    raise failure
+                if self._is_stopped:
+                    self._is_stopped = False
+                    return False
 
     def release(self) -> None:
         """Give the connection back when the whole body has come, else close it: that tells the node to stop."""
@@ -108,11 +140,26 @@ class NodeAnswer:
         """Whether more may come before this is read."""
         self._parts.append(part)
         self._held += len(part)
-        self._wake()
+        if self._consume is None:
+            self._wake()
         if self._held > MAX_HELD_BYTES and not self.is_paused:
             self.is_paused = True
             return False
         return True
+
+    def deliver(self) -> None:
+        """All parts of one read have come: whoever gets them as they come gets them now."""
+        consume = self._consume
+        if consume is None or not self._parts:
+            return
+        try:
+            if consume(self._joined()):
+                return
+            self._is_stopped = True
+        except Exception as error:  # noqa: BLE001  raised where it is waited for
+            self._failure = error
+        self._consume = None
+        self._wake()
 
     def finish(self) -> None:
         """The body is whole."""
@@ -124,6 +171,16 @@ class NodeAnswer:
         if not self.is_whole:
             self._error = error
             self._wake()
+
+    def _joined(self) -> bytes:
+        parts = self._parts
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.clear()
+        self._held = 0
+        if self.is_paused:
+            self.is_paused = False
+            self._connection.resume_reading()
+        return data
 
     def _wake(self) -> None:
         waiter = self._waiter
@@ -221,6 +278,8 @@ class NodeConnection(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._fail(NodeDisconnectedError(f"no valid HTTP answer: {error}"))
             return
+        if self._answer is not None:
+            self._answer.deliver()
         if not self._is_in_body and self._head_bytes > MAX_HEAD_BYTES:
             self._fail(NodeDisconnectedError(f"the answer's headers are longer than {MAX_HEAD_BYTES} bytes"))
 

@@ -61,7 +61,7 @@ class CachedAnswers:
         headers = id_header(proxied)
         if answer.is_stream:
             proxied.status = 200
-            await exchange.begin(200, [(b"content-type", STREAM_TYPE), *headers])
+            exchange.begin(200, [(b"content-type", STREAM_TYPE), *headers])
             self._metrics.ttft.observe(self._fates.mark_first_byte(proxied))
             await exchange.write(answer.body)
             await exchange.end()

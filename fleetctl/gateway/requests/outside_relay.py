@@ -110,7 +110,7 @@ class OutsideRelay:
             async for event in events:
                 if not exchange.has_begun:
                     proxied.status = answer.status
-                    await exchange.begin(answer.status, [(b"content-type", STREAM_TYPE), *headers])
+                    exchange.begin(answer.status, [(b"content-type", STREAM_TYPE), *headers])
                     self._metrics.ttft.observe(self._fates.mark_first_byte(proxied))
                 proxied.meter.note_stream(event)
                 await exchange.write(event)

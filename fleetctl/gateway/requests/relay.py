@@ -20,6 +20,7 @@ from fleetctl.gateway.nodes.node_watch import Wait
 from fleetctl.gateway.requests.continuation import HANDOFF_HEADER, StreamAccount
 from fleetctl.gateway.requests.fates import Fates, Outcome, ProxiedRequest
 from fleetctl.gateway.requests.place import Placed
+from fleetctl.gateway.requests.stream_part import StreamPart
 
 log = structlog.get_logger()
 
@@ -110,35 +111,25 @@ class Relay:
     ) -> ReceivedHandoff | Cut | None:
         answer, wait = where.answer, where.wait
         lines = account.begin_part(answer, where.endpoint)
-        text = account.text
         reader = EventStreamReader(lines)
+
+        def begin() -> None:
+            self._begin_part(exchange, proxied, answer)
+
+        part = StreamPart(exchange, proxied, where, reader, account.text, begin)
         wait.is_movable = account.can_continue
-        read, clock = answer.read_any, time.monotonic
         try:
             with wait:
-                while data := await read():
-                    if wait.end is not None:
-                        raise TimeoutError  # before the client gets what another node will be asked for again
-                    wait.note_heard(clock())
-                    events = reader.feed(data)
-                    forward = events.forward if text is None else text.follow(events.forward)
-                    if forward:
-                        wait.is_paused = True  # a slow client is not the node's silence
-                        if not wait.has_forwarded:
-                            wait.has_forwarded = True
-                            where.load.end_prefill()
-                            await self._begin_part(exchange, proxied, answer)
-                        proxied.meter.note_stream(forward)
-                        await exchange.write(forward)
-                        wait.is_paused = False
-                        if text is not None:
-                            wait.is_movable = text.can_continue
-                    if events.handoff is not None:
+                while not await answer.hand_to(part.pass_on):
+                    if part.handoff is not None:
                         await self._read_rest(answer)
-                        return ReceivedHandoff(events.handoff)
+                        return ReceivedHandoff(part.handoff)
+                    wait.is_paused = True  # a slow client is not the node's silence
+                    await exchange.wait_for_room()
+                    wait.is_paused = False
             if rest := reader.finish():
                 wait.has_forwarded = True
-                await self._begin_part(exchange, proxied, answer)
+                begin()
                 await exchange.write(rest)
         except (NodeClientError, TimeoutError, EventTooLongError) as error:
             log.warning(
@@ -154,7 +145,7 @@ class Relay:
             cut = Cut(reader.error.code or "node_error", reader.last_word, reader.error)
             if _is_nodes_trouble(reader.error, account) and account.can_continue:
                 return cut
-            await self._begin_part(exchange, proxied, answer)
+            begin()
             await self.tell_last_word(exchange, proxied, cut)
             return None
         if not reader.is_done:
@@ -170,7 +161,7 @@ class Relay:
         outcome = Outcome.REFUSED if error.kind == "invalid_request_error" else Outcome.FAILED
         self._fates.end(proxied, outcome, reason=_reason_of(error.code, "node_error"))
 
-    async def _begin_part(self, exchange: Exchange, proxied: ProxiedRequest, answer: NodeAnswer) -> None:
+    def _begin_part(self, exchange: Exchange, proxied: ProxiedRequest, answer: NodeAnswer) -> None:
         """The first event of a node: the stream begins, or goes on after a pause."""
         if proxied.paused_at is not None:
             pause_s = time.monotonic() - proxied.paused_at
@@ -180,7 +171,7 @@ class Relay:
         if exchange.has_begun:
             return
         proxied.status = answer.status
-        await exchange.begin(answer.status, returned_headers(answer, proxied))
+        exchange.begin(answer.status, returned_headers(answer, proxied))
         self._metrics.ttft.observe(self._fates.mark_first_byte(proxied))
 
     async def _relay_whole(

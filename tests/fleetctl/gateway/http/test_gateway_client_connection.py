@@ -44,7 +44,7 @@ class Site:
             body = await exchange.read_body(1000)
             exchange.watch()
             if exchange.path == "/flood":
-                await exchange.begin(200, [])
+                exchange.begin(200, [])
                 while True:
                     await exchange.write(b"x" * 100_000)
                     self.written += 100_000

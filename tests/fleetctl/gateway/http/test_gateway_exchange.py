@@ -161,7 +161,7 @@ async def watched(client: Client, *, ends: bool = False) -> None:
     """Serves until it is cancelled."""
     client.exchange.watch()
     if ends:
-        await client.exchange.begin(200, [])
+        client.exchange.begin(200, [])
         await client.exchange.end()
     await asyncio.Event().wait()
 
@@ -224,7 +224,7 @@ async def test_an_error_before_the_first_byte_is_a_whole_answer() -> None:
 
 async def test_an_error_within_a_stream_is_its_last_event() -> None:
     client = Client()
-    await client.exchange.begin(200, [(b"content-type", b"text/event-stream")])
+    client.exchange.begin(200, [(b"content-type", b"text/event-stream")])
     assert client.sent == b"", "the head goes out with the first part"
     await client.exchange.write(b"data: 1\n\n")
     assert (client.exchange.has_begun, client.exchange.has_ended) == (True, False)
