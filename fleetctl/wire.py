@@ -80,6 +80,15 @@ class Node(Wire):
     alerts: list[str] = Field(default_factory=list)
 
 
+class PoolState(StrEnum):
+    """How a pool stands to what is wanted of it."""
+
+    CONVERGED = "converged"  # as many nodes as wanted; whether each is ready, their phases say
+    CONVERGING = "converging"  # nodes are being started, drained or stopped
+    BACKING_OFF = "backing_off"  # a start failed, and is tried again later
+    HELD = "held"  # a run acts on it, a guard said no, or a node's state is not known: nothing is done
+
+
 class Pool(Wire):
     """Interchangeable nodes: how many are wanted, and how far that is."""
 
@@ -93,6 +102,11 @@ class Pool(Wire):
     revisions: dict[str, int] = Field(default_factory=dict)  # of its wanted nodes, with their number
     owner: Literal["person", "autoscaler"] = "person"  # who may set its size
     held_by: str | None = None  # id of the run that acts on it now
+    state: PoolState = PoolState.CONVERGED
+    reason: str = ""  # what is done next, or why nothing is
+    start_failures: int = 0  # starts of its nodes that failed in a row
+    next_start_at: float | None = None  # when a failed start is tried again
+    start_error: str = ""  # the last lines of the node that failed
     updated_at: float | None = None  # when what is wanted of it last changed
     updated_by: str = ""
 

@@ -110,11 +110,17 @@ class Effects(Protocol):
         wait_s: float,
         deadline_s: float,
         before_removal: Callable[[str], Awaitable[None]],
+        by: str = "",
     ) -> Receipt:
         """Start the nodes of `start` together (as `start_node`), then drain and stop those of `stop` one by one.
 
-        `before_removal` is awaited with each name right before its drain; what it raises ends the call.
+        `before_removal` is awaited with each name right before its drain; what it raises ends the call. `by` is who
+        asked: the autoscaler may not change what a person owns.
         """
+        ...
+
+    async def set_pool_owner(self, pool: str, owner: str, *, by: str) -> Receipt:
+        """Say who may set the pool's size from now on: person or autoscaler."""
         ...
 
     async def make_traffic_rule(

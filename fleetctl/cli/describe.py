@@ -138,13 +138,19 @@ def _describe_node(node: Node) -> None:
 
 def _describe_pool(pool: Pool) -> None:
     unknown = f", {pool.unknown} not looked at lately" if pool.unknown else ""
+    backoff = f"{pool.start_failures} in a row" + (
+        f", again at {clock(pool.next_start_at)}" if pool.next_start_at is not None else ", being tried again"
+    )
     print_fields(
         pool.name,
         [
+            ("state", f"{pool.state.value}: {pool.reason}" if pool.reason else pool.state.value),
             ("model", pool.model),
             ("nodes", f"{pool.wanted} wanted, {pool.nodes} there, {pool.ready} ready{unknown}"),
             ("new nodes get", pool.revision),
             ("nodes have", revision_counts(pool)),
+            ("failed starts", backoff if pool.start_failures else ""),
+            ("last words", pool.start_error),
             ("owner", pool.owner),
             ("held by", pool.held_by or ""),
             ("changed", f"{clock(pool.updated_at)} by {pool.updated_by}"),

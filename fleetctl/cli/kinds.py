@@ -207,11 +207,13 @@ POOL_COLUMNS = [
     Column("ready", lambda p: _of_known(p.ready, p.unknown), right=True, sort_key=lambda p: p.ready),
     Column("revision", lambda p: p.revision),
     Column("owner", lambda p: p.owner),
+    Column("state", lambda p: p.state.value),
     Column("held by", lambda p: p.held_by or "-", wide=True),
     Column("model", lambda p: p.model, wide=True),
     Column("revisions", lambda p: revision_counts(p), wide=True),
     Column("changed", lambda p: clock(p.updated_at), wide=True),
     Column("by", lambda p: p.updated_by, wide=True),
+    Column("reason", lambda p: p.reason, wide=True),
 ]
 REVISION_COLUMNS = [
     Column("id", lambda r: r.id),
@@ -369,6 +371,7 @@ VIEWS: Mapping[Kind, KindView] = {
             "name": p.name,
             "model": p.model,
             "owner": p.owner,
+            "state": p.state.value,
             "revision": list(p.revisions),
             "run": p.held_by or "",
         },

@@ -62,6 +62,8 @@ from runbooks.run import ACTIVE, Run
 
 DEEP_CHECK_TURN_S = 1.0  # between two looks at whose deep check is due
 FORGET_TURN_S = 60.0  # between two looks for nodes that were stopped long ago
+POOLS_TURN_S = 1.0  # between two looks at what each pool needs next
+POOLS = "pools"  # who asks for the runs that follow from it
 RULES_TURN_S = 1.0  # between two looks for traffic rules that are over
 
 
@@ -171,7 +173,20 @@ async def open_controller(
         async def active_runs() -> tuple[Run, ...]:
             return await records.database.call(lambda: journal.list(ACTIVE))
 
-        pools = Pools(records, fleet, active_runs, stale_after_s=stale_after_s)
+        async def act(command: str, reason: str) -> Run:
+            return await executor.act(command, reason=reason, requested_by=POOLS)
+
+        pools = Pools(
+            records,
+            fleet,
+            routing,
+            provider,
+            active_runs,
+            act,
+            lookup.held_requests,
+            settings.actions,
+            stale_after_s=stale_after_s,
+        )
         inbound = await open_inbound(config, rules.engine, fleet, records, stack)
         alerting = Alerting(rules.engine, signals, fleet, book, inbound.external, inbound.automation, content, records)
         await alerting.restore()
@@ -193,6 +208,7 @@ async def open_controller(
             clock,
             Loop("content", POLL_S, content.reload_changed),
             Loop("fleet", settings.controller.probe_interval_s, fleet.observe_nodes),
+            Loop("pools", POOLS_TURN_S, pools.converge_pools),
             Loop("gateways", settings.controller.probe_interval_s, observe_gateways),
             Loop("fleet-series", settings.controller.probe_interval_s, fleet_series.record),
             Loop("deep-checks", DEEP_CHECK_TURN_S, deep_checks.ask_due_nodes),

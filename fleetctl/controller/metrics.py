@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -122,6 +122,18 @@ class ControllerMetrics:
             "controller_storage_ok", "0 while nothing can be stored: a full disk.", registry=self.registry
         )
         self.nodes = Gauge("controller_nodes", "Nodes by phase.", ["phase"], registry=self.registry)
+        self.pool_nodes = Gauge(
+            "controller_pool_nodes",
+            "Nodes of a pool: wanted (its size), current (wanted one by one), ready (of those).",
+            ["pool", "state"],
+            registry=self.registry,
+        )
+        self.pool_start_failures = Gauge(
+            "controller_pool_start_failures",
+            "Starts of a pool's nodes that failed in a row; the next one waits longer each time.",
+            ["pool"],
+            registry=self.registry,
+        )
         self.alerts = Gauge("controller_alerts", "Alerts by state.", ["state"], registry=self.registry)
         self.open_incidents = Gauge("controller_open_incidents", "Incidents not resolved.", registry=self.registry)
 
@@ -132,6 +144,16 @@ class ControllerMetrics:
     def observe_turn(self, loop: str, seconds: float) -> None:
         """One turn of a loop has ended."""
         self.loop_turns.labels(loop=loop).observe(seconds)
+
+    def tell_pools(self, nodes: Mapping[str, Mapping[str, int]], failures: Mapping[str, int]) -> None:
+        """How the pools stand: pool to state to nodes, and pool to starts that failed in a row. Others are gone."""
+        self.pool_nodes.clear()
+        self.pool_start_failures.clear()
+        for pool, by_state in nodes.items():
+            for state, num in by_state.items():
+                self.pool_nodes.labels(pool=pool, state=state).set(num)
+        for pool, num in failures.items():
+            self.pool_start_failures.labels(pool=pool).set(num)
 
     def exposition(self) -> bytes:
         """Prometheus text format 0.0.4."""

@@ -35,9 +35,6 @@ nodes = sa.Table(
     sa.Column("revision", sa.String(100)),
 )
 
-ADDED_COLUMNS = (nodes.c.pool, nodes.c.revision)
-"""Columns that tables of an earlier version lack."""
-
 # What each pool should have; who may say so; what its new nodes are.
 pools = sa.Table(
     "pools",
@@ -47,10 +44,14 @@ pools = sa.Table(
     sa.Column("wanted_size", sa.Integer, nullable=False),
     sa.Column("revision", sa.String(100), nullable=False),
     sa.Column("owner", sa.String(20), nullable=False),  # person or autoscaler
+    sa.Column("num_current", sa.Integer),  # nodes, at least, that are to be of `revision`; NULL: none
     sa.Column("backoff", sa.JSON),  # of a start that fails again and again
     sa.Column("updated_at", sa.Float, nullable=False),
     sa.Column("updated_by", sa.String(200), nullable=False),
 )
+
+ADDED_COLUMNS = (nodes.c.pool, nodes.c.revision, pools.c.num_current)
+"""Columns that tables of an earlier version lack."""
 
 # Model directory, engine arguments, adapters and prompt template that nodes were started with. Never changed.
 revisions = sa.Table(

@@ -133,6 +133,24 @@ class ActionSettings(Section):
     forget_stopped_after_s: float = Field(
         default=86400.0, ge=60, le=366 * 86400, description="How long a stopped node stays in lists, with its log."
     )
+    surge: int = Field(
+        default=1, ge=1, le=64, description="Nodes of a pool beyond its wanted size while they are exchanged."
+    )
+    max_unavailable: int = Field(
+        default=0,
+        ge=0,
+        le=64,
+        description="Nodes of a pool that may be missing from its wanted size while they are exchanged.",
+    )
+    start_backoff_s: float = Field(
+        default=10.0,
+        gt=0,
+        le=3600,
+        description="A node that ended before it was ready is started again after so long; twice as long each time.",
+    )
+    start_backoff_max_s: float = Field(
+        default=300.0, gt=0, le=86400, description="The longest that a start which failed again and again waits."
+    )
     silent_after_s: float = Field(
         default=10.0,
         gt=0,

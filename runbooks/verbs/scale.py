@@ -148,6 +148,7 @@ async def _effect(call: EffectCall) -> Receipt:
         wait_s=args["wait_s"],
         deadline_s=args["deadline_s"],
         before_removal=call.before_removal,
+        by=call.asked_by,
     )
     return {**receipt, "from": args["from"], "to": int(args["to"])}
 

@@ -169,6 +169,8 @@ def test_every_setting_is_described_in_one_line_and_has_its_unit_in_its_name() -
         "max_half_open_per_address",
         "max_events",
         "max_deep_checks",
+        "max_unavailable",
+        "surge",
         "min_samples",
         "floor",
         "max_templates",

@@ -27,10 +27,11 @@ from fleetctl.controller.nodes.node_client import (
     SilentPeerError,
 )
 from fleetctl.controller.nodes.node_row import NodeRow, Role, RouteIntent, get_node, want_node
+from fleetctl.controller.nodes.pool_row import PoolOwner, begin_scaling, end_scaling, set_owner
 from fleetctl.controller.nodes.routing import GatewayWatch, Routing
 from fleetctl.controller.nodes.traffic_rules import TrafficRules
 from fleetctl.kit.clock import Clock
-from fleetctl.kit.errors import BadInputError, FleetctlError
+from fleetctl.kit.errors import BadInputError, FleetctlError, RefusedError
 from fleetctl.providers.provider import NodeProvider
 from fleetctl.providers.spec import NodeSpec
 from fleetctl.traffic_rule import TrafficRuleRequest
@@ -237,8 +238,39 @@ class FleetEffects:
         wait_s: float,
         deadline_s: float,
         before_removal: Callable[[str], Awaitable[None]],
+        by: str = "",
     ) -> Receipt:
-        """All starts at once; stops one after the other, each asked about right before."""
+        """The pool's size first; then all starts at once; stops one after the other, each asked about right before."""
+        now = self.clock.now()
+        try:
+            await self.database.write(lambda c: begin_scaling(c, pool, start=start, stop=stop, by=by, now=now))
+        except RefusedError as error:
+            raise PermanentError(f"{error.message}; {error.remedy}") from error
+        try:
+            return await self._scale_nodes(pool, start, stop, like, wait_s, deadline_s, before_removal)
+        except (TemporaryError, PermanentError):
+            await self.database.write(lambda c: end_scaling(c, pool, self.clock.now()))
+            raise
+
+    async def set_pool_owner(self, pool: str, owner: str, *, by: str) -> Receipt:
+        """The same owner again changes nothing."""
+        now = self.clock.now()
+        try:
+            before = await self.database.write(lambda c: set_owner(c, pool, PoolOwner(owner), by, now))
+        except BadInputError as error:
+            raise PermanentError(error.message) from error
+        return {"pool": pool, "owner": owner, "was": before.value}
+
+    async def _scale_nodes(
+        self,
+        pool: str,
+        start: Sequence[str],
+        stop: Sequence[str],
+        like: str | None,
+        wait_s: float,
+        deadline_s: float,
+        before_removal: Callable[[str], Awaitable[None]],
+    ) -> Receipt:
         # All are waited for, also when one fails: a start that is cut off would go on unseen.
         starts = [self.start_node(name, like=like, wait_s=wait_s) for name in start]
         results = await asyncio.gather(*starts, return_exceptions=True)

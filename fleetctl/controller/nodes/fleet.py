@@ -96,6 +96,7 @@ class Fleet:
         self._seen_at: dict[str, float] = {}  # when the newest look at each node began
         self._look_errors: dict[str, str] = {}
         self._looks = itertools.count(1)
+        self._started: set[str] = set()
         self._learnt_from: dict[str, int] = {}  # the look that each node's state comes from
 
     async def take_charge(self, specs: Sequence[NodeSpec], *, start_nodes: bool) -> None:
@@ -172,6 +173,10 @@ class Fleet:
                 except FleetctlError as error:
                     log.warning("node.not_forgotten", node=row.name, error=error.message)
 
+    def has_started(self, name: str) -> bool:
+        """Whether this controller asked for the node's process, and no other one before it."""
+        return name in self._started
+
     def seen_at(self, name: str) -> float:
         """When the newest look at the node began, in Unix seconds; minus infinity when it was never looked at."""
         return self._seen_at.get(name, -math.inf)
@@ -204,6 +209,7 @@ class Fleet:
     async def start_node(self, row: NodeRow) -> None:
         """Ask the provider for the node's process, then record that it was asked. Raises FleetctlError."""
         await asyncio.to_thread(self._provider.ensure_started, row.spec)
+        self._started.add(row.name)
         await self._routing.change(row.name, started=True)
         await self._timeline.append(
             "node.started",

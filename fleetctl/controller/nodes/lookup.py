@@ -46,7 +46,7 @@ class FleetLookup:
 
     async def nodes(self) -> list[NodeFacts]:
         """Every node ever wanted, with what it holds as far as that is known now."""
-        held = self._held_requests()
+        held = self.held_requests()
         return [
             NodeFacts(
                 name=row.name,
@@ -82,7 +82,7 @@ class FleetLookup:
             and state.phase is NodePhase.READY
         ]
 
-    def _held_requests(self) -> dict[str, int]:
+    def held_requests(self) -> dict[str, int]:
         """Node name to requests that run or wait there. A node whose value is missing or stale is left out."""
         now = self._clock.now()
         return {

@@ -81,9 +81,9 @@ def get_node(connection: sa.Connection, name: str) -> NodeRow | None:
     return None if row is None else _decode(row._mapping)
 
 
-def want_node(connection: sa.Connection, spec: NodeSpec, role: Role, now: float) -> NodeRow:
+def want_node(connection: sa.Connection, spec: NodeSpec, role: Role, now: float, *, grows_pool: bool = True) -> NodeRow:
     """Make the node wanted, stamped with its revision. One that is wanted already is left as it is; a stopped one is
-    wanted anew."""
+    wanted anew. One beyond its pool's size makes the pool larger, unless `grows_pool` is false."""
     standing = get_node(connection, spec.name)
     if standing is not None and standing.wanted:
         return standing
@@ -105,7 +105,7 @@ def want_node(connection: sa.Connection, spec: NodeSpec, role: Role, now: float)
     else:
         connection.execute(sa.update(nodes).where(nodes.c.name == spec.name).values(**values))
     note_wanted(connection, spec, True, now)
-    note_node_wanted(connection, spec, now)
+    note_node_wanted(connection, spec, now, grows=grows_pool)
     created = get_node(connection, spec.name)
     assert created is not None
     return created
@@ -133,7 +133,10 @@ def change_node(
     assert after is not None
     if after.wanted is not before.wanted:
         note_wanted(connection, after.spec, after.wanted, now)
-        (note_node_wanted if after.wanted else note_node_unwanted)(connection, after.spec, now)
+        if after.wanted:
+            note_node_wanted(connection, after.spec, now)
+        else:
+            note_node_unwanted(connection, after.spec, now)
     version = routing_version(connection)
     if _published(before) != _published(after):
         version += 1

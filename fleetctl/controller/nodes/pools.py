@@ -1,67 +1,285 @@
-"""Pools and revisions as they stand: what is stored of them beside the nodes as last seen and the runs that act."""
+"""Pools as they stand, and the one loop that brings each of them to what is wanted of it."""
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import structlog
 
 from fleetctl import wire
 from fleetctl.controller.nodes.fleet import Fleet, NodeState
-from fleetctl.controller.nodes.node_row import NodeRow, list_nodes
-from fleetctl.controller.nodes.pool_row import PoolRow, RevisionRow, list_pools, list_revisions
+from fleetctl.controller.nodes.node_row import NodeRow, Role, RouteIntent, list_nodes, want_node
+from fleetctl.controller.nodes.pool_plan import (
+    PoolLimits,
+    PoolNode,
+    PoolPlan,
+    PoolStep,
+    StepKind,
+    WantedPool,
+    plan_pool,
+)
+from fleetctl.controller.nodes.pool_row import (
+    PoolRow,
+    RevisionRow,
+    StartBackoff,
+    get_revision,
+    list_pools,
+    list_revisions,
+    store_backoff,
+)
+from fleetctl.controller.nodes.routing import Routing
 from fleetctl.controller.records import Records
-from runbooks.run import Run
+from fleetctl.kit.errors import FleetctlError
+from fleetctl.providers.provider import NodeProvider
+from fleetctl.settings.controller import ActionSettings
+from fleetctl.wire import PoolState
+from runbooks.errors import RunbookError
+from runbooks.run import Run, RunStatus
 from runbooks.target import Target, TargetKind
+from runbooks.verbs.scale import free_names
+
+log = structlog.get_logger()
 
 ActiveRuns = Callable[[], Awaitable[Sequence[Run]]]
 """The runs that are approved and not at their end."""
 
+Act = Callable[[str, str], Awaitable[Run]]
+"""A run of one command, given the command and the reason; guards may refuse it."""
+
+Held = Callable[[], Mapping[str, int]]
+"""Node name to requests that it holds, where that is known."""
+
+LOG_LINES = 3
+REFUSED_AGAIN_S = 30.0  # a guard that said no is not asked more often
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatus:
+    """A pool, its wanted nodes, and what follows from the two."""
+
+    pool: PoolRow
+    nodes: tuple[NodeRow, ...]
+    states: Mapping[str, NodeState]  # of the nodes that were looked at lately
+    held_by: str | None
+    plan: PoolPlan
+
 
 class Pools:
-    """Reads pools and revisions for whoever shows them."""
+    """Looks at every pool, and does the next step of each: `plan_pool` says which.
 
-    def __init__(self, records: Records, fleet: Fleet, active_runs: ActiveRuns, *, stale_after_s: float) -> None:
+    A start is stored as a wanted node, which the fleet loop starts; drains and stops are runs of those verbs, so that
+    guards, claims and the journal hold for them as for anybody's.
+    """
+
+    def __init__(
+        self,
+        records: Records,
+        fleet: Fleet,
+        routing: Routing,
+        provider: NodeProvider,
+        active_runs: ActiveRuns,
+        act: Act,
+        held: Held,
+        limits: ActionSettings,
+        *,
+        stale_after_s: float,
+    ) -> None:
         """`stale_after_s`: a node that was not looked at for so long is in an unknown state."""
         self._database = records.database
+        self._timeline = records.timeline
+        self._metrics = records.metrics
         self._clock = records.clock
         self._fleet = fleet
+        self._routing = routing
+        self._provider = provider
         self._active_runs = active_runs
+        self._act = act
+        self._held = held
+        self._limits = limits
         self._stale_after_s = stale_after_s
+        self._refusals: dict[str, tuple[float, str]] = {}  # pool: until when its refusal holds, and its words
+
+    async def converge_pools(self) -> None:
+        """One turn: the next step of each pool that is not as wanted."""
+        statuses = [await self._with_failed_start(status) for status in await self._statuses()]
+        for status in statuses:
+            for step in status.plan.steps:
+                try:
+                    await self._take_step(status, step)
+                except (FleetctlError, RunbookError) as error:
+                    log.error("pool.step_failed", pool=status.pool.name, step=step.kind.value, error=error.message)
+        self._metrics.tell_pools(
+            {
+                status.pool.name: {
+                    "wanted": status.pool.wanted_size,
+                    "current": len(status.nodes),
+                    "ready": sum(state.is_serving for state in status.states.values()),
+                }
+                for status in statuses
+            },
+            {status.pool.name: status.pool.backoff.failures if status.pool.backoff else 0 for status in statuses},
+        )
 
     async def views(self) -> list[wire.Pool]:
         """Every pool by name."""
-        pools, rows = await self._database.read(lambda c: (list_pools(c), list_nodes(c)))
-        runs = await self._active_runs()
-        return [self._view(pool, [row for row in rows if row.spec.pool == pool.name], runs) for pool in pools]
+        return [pool_view(status) for status in await self._statuses()]
 
     async def revision_views(self) -> list[wire.Revision]:
         """Every revision, the newest first."""
         revisions, pools, rows = await self._database.read(lambda c: (list_revisions(c), list_pools(c), list_nodes(c)))
         return [revision_view(one, pools, rows) for one in revisions]
 
-    def _view(self, pool: PoolRow, rows: Sequence[NodeRow], runs: Iterable[Run]) -> wire.Pool:
-        wanted = [row for row in rows if row.wanted]
-        states = [state for row in wanted if (state := self._known(row.name)) is not None]
-        holder = next((run for run in runs if acts_on(run, pool.name, {row.name for row in rows})), None)
-        return wire.Pool(
-            name=pool.name,
-            model=pool.model,
-            wanted=pool.wanted_size,
-            nodes=len(wanted),
-            ready=sum(state.is_serving for state in states),
-            unknown=len(wanted) - len(states),
-            revision=pool.revision,
-            revisions=Counter(row.spec.revision for row in wanted),
-            owner=pool.owner.value,
-            held_by=holder.id if holder is not None else None,
-            updated_at=pool.updated_at,
-            updated_by=pool.updated_by,
+    async def _statuses(self) -> list[PoolStatus]:
+        pools, rows = await self._database.read(lambda c: (list_pools(c), list_nodes(c)))
+        runs, held = await self._active_runs(), self._held()
+        return [self._status(pool, [row for row in rows if row.spec.pool == pool.name], runs, held) for pool in pools]
+
+    def _status(
+        self, pool: PoolRow, rows: Sequence[NodeRow], runs: Iterable[Run], held: Mapping[str, int]
+    ) -> PoolStatus:
+        wanted = tuple(row for row in rows if row.wanted)
+        states = {row.name: state for row in wanted if (state := self._known(row.name)) is not None}
+        names = {row.name for row in rows}
+        holder = next((run.id for run in runs if acts_on(run, pool.name, names)), None)
+        return PoolStatus(pool, wanted, states, holder, self._plan(pool, wanted, states, holder, held))
+
+    def _plan(
+        self,
+        pool: PoolRow,
+        rows: Sequence[NodeRow],
+        states: Mapping[str, NodeState],
+        holder: str | None,
+        held: Mapping[str, int],
+    ) -> PoolPlan:
+        now = self._clock.now()
+        nodes = [
+            PoolNode(
+                name=row.name,
+                phase=states[row.name].phase if row.name in states else None,
+                is_current=row.spec.revision == pool.revision,
+                failed_start=self._has_failed(pool, row, states.get(row.name)),
+                held=held.get(row.name),
+                created_at=row.created_at,
+            )
+            for row in rows
+        ]
+        plan = plan_pool(
+            WantedPool(pool.wanted_size, pool.num_current),
+            nodes,
+            PoolLimits(self._limits.surge, self._limits.max_unavailable),
+            held_by=holder,
+            not_before=pool.backoff.not_before if pool.backoff and pool.backoff.is_waiting else None,
+            now=now,
         )
+        until, why = self._refusals.get(pool.name, (-math.inf, ""))
+        if now < until and any(step.kind in (StepKind.DRAIN, StepKind.STOP) for step in plan.steps):
+            return PoolPlan(PoolState.HELD, why)
+        return plan
+
+    def _has_failed(self, pool: PoolRow, row: NodeRow, state: NodeState | None) -> bool:
+        """Whether a start that was asked for ended before the node was ever ready; not one of a run, which sees it."""
+        if state is None or state.process_up is not False or row.route is not RouteIntent.NONE:
+            return False
+        is_ours = self._fleet.has_started(row.name) or (pool.backoff is not None and pool.backoff.node == row.name)
+        return is_ours and row.role is Role.MEMBER and row.started
+
+    async def _with_failed_start(self, status: PoolStatus) -> PoolStatus:
+        """The status once a failure that is new was counted, or one that is over was forgotten."""
+        backoff, pool = status.pool.backoff, status.pool
+        if status.held_by is not None:
+            return status
+        failed = [row for row in status.nodes if self._has_failed(pool, row, status.states.get(row.name))]
+        if not failed:
+            tried = next((row for row in status.nodes if backoff is not None and row.name == backoff.node), None)
+            if backoff is None or (tried is not None and tried.route is RouteIntent.NONE):
+                return status
+            await self._database.write(lambda c: store_backoff(c, pool.name, None))
+            return replace(status, pool=replace(pool, backoff=None))
+        if backoff is not None and backoff.is_waiting and backoff.node in {row.name for row in failed}:
+            return status
+        name = min(row.name for row in failed)
+        lines = (await asyncio.to_thread(self._provider.read_logs, name, lines=LOG_LINES)).lines
+        failures = backoff.failures + 1 if backoff is not None else 1
+        pause_s = min(self._limits.start_backoff_s * 2.0 ** (failures - 1), self._limits.start_backoff_max_s)
+        found = StartBackoff(name, failures, self._clock.now() + pause_s, True, " | ".join(lines)[:1000])
+        await self._database.write(lambda c: store_backoff(c, pool.name, found))
+        text = f"{name}: ended before it was ready, {failures} in a row; starts again in {pause_s:g} s"
+        await self._timeline.append(
+            "pool.start_failed", text, node=name, data={"pool": pool.name, "failures": failures, "log": found.error}
+        )
+        pool = replace(pool, backoff=found)
+        return replace(status, pool=pool, plan=self._plan(pool, status.nodes, status.states, None, {}))
+
+    async def _take_step(self, status: PoolStatus, step: PoolStep) -> None:
+        pool = status.pool
+        match step.kind:
+            case StepKind.START:
+                await self._start(pool)
+            case StepKind.RETRY:
+                assert pool.backoff is not None
+                tried = replace(pool.backoff, is_waiting=False)
+                await self._database.write(lambda c: store_backoff(c, pool.name, tried))
+                await self._routing.change(step.node, only_if={"wanted": True, "role": Role.MEMBER}, started=False)
+            case StepKind.DRAIN:
+                await self._ask_run(status, f"drain {step.node}")
+            case StepKind.STOP:
+                await self._ask_run(status, f"node stop {step.node}")
+
+    async def _start(self, pool: PoolRow) -> None:
+        """Make one more node of the pool's revision wanted; its process is started by the fleet loop."""
+        now = self._clock.now()
+        rows, revision = await self._database.read(lambda c: (list_nodes(c), get_revision(c, pool.revision)))
+        siblings = [row for row in rows if row.spec.pool == pool.name]
+        if revision is None or not siblings:
+            return
+        newest = max(siblings, key=lambda row: row.created_at)
+        (name,) = free_names(newest.name, {row.name for row in rows}, 1)
+        spec = revision.spec(name, pool=pool.name, zone=newest.spec.zone)
+        await self._database.write(lambda c: want_node(c, spec, Role.MEMBER, now, grows_pool=False))
+        await self._timeline.append(
+            "pool.node_wanted", f"{name}: wanted, pool {pool.name} is one short", node=name, data={"pool": pool.name}
+        )
+
+    async def _ask_run(self, status: PoolStatus, command: str) -> None:
+        reason = f"pool {status.pool.name} wants {status.pool.wanted_size} nodes: {status.plan.reason}"
+        run = await self._act(command, reason)
+        if run.status is RunStatus.REFUSED:
+            until = self._clock.now() + REFUSED_AGAIN_S
+            self._refusals[status.pool.name] = until, f"{command} was refused: {run.error}"
+            log.warning("pool.held", pool=status.pool.name, command=command, error=run.error)
 
     def _known(self, name: str) -> NodeState | None:
         """What was seen of the node lately; None when that is not known."""
         age_s = self._clock.now() - self._fleet.seen_at(name)
         return self._fleet.nodes.get(name) if age_s <= self._stale_after_s else None
+
+
+def pool_view(status: PoolStatus) -> wire.Pool:
+    """A pool for the API."""
+    pool, backoff = status.pool, status.pool.backoff
+    return wire.Pool(
+        name=pool.name,
+        model=pool.model,
+        wanted=pool.wanted_size,
+        nodes=len(status.nodes),
+        ready=sum(state.is_serving for state in status.states.values()),
+        unknown=len(status.nodes) - len(status.states),
+        revision=pool.revision,
+        revisions=Counter(row.spec.revision for row in status.nodes),
+        owner=pool.owner.value,
+        held_by=status.held_by,
+        state=status.plan.state,
+        reason=status.plan.reason,
+        start_failures=backoff.failures if backoff else 0,
+        next_start_at=backoff.not_before if backoff and backoff.is_waiting else None,
+        start_error=backoff.error if backoff else "",
+        updated_at=pool.updated_at,
+        updated_by=pool.updated_by,
+    )
 
 
 def revision_view(row: RevisionRow, pools: Iterable[PoolRow], nodes: Iterable[NodeRow]) -> wire.Revision:

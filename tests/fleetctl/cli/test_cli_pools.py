@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from fleetctl.cli.app import run
-from fleetctl.wire import Pool, Revision
+from fleetctl.wire import Pool, PoolState, Revision
 from tests.fixtures.recorded_controller import RecordedController, recorded_controller
 
 OLD = Revision(
@@ -40,6 +40,11 @@ POOL = Pool(
     revision=OLD.id,
     revisions={OLD.id: 2, NEW.id: 1},
     held_by="run-7",
+    state=PoolState.BACKING_OFF,
+    reason="node-4 ended before it was ready",
+    start_failures=3,
+    next_start_at=1_700_000_000.0,
+    start_error="error: no such model directory",
 )
 
 
@@ -70,6 +75,9 @@ def test_a_pool_shows_what_is_wanted_what_is_there_and_what_is_not_known(
     text = told(controller, capsys, "describe", "pool", "default")
     assert "4 wanted, 3 there, 2 ready, 1 not looked at lately" in text
     assert f"{OLD.id} 2, {NEW.id} 1" in text
+    assert "backing_off: node-4 ended before it was ready" in text
+    assert "3 in a row, again at 2023-11-14 22:13:20Z" in text
+    assert "no such model directory" in text
 
 
 def test_revisions_are_listed_with_their_nodes_and_described_with_all_arguments(

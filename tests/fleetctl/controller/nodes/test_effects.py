@@ -389,6 +389,8 @@ async def test_scaling_in_asks_before_each_node_and_stops_where_the_answer_is_no
         await scale(only_first)
     assert asked == ["node-2", "node-1"]
     assert routes(controller) == {"node-1": RouteState.ACTIVE}
+    (pool,) = await controller.pools.views()
+    assert (pool.wanted, pool.nodes) == (1, 1), "what broke off is not gone on with by anybody else"
     receipt = await scale(_allowed)
     assert receipt["stopped"] == {"node-77": "never started", "node-2": "stopped", "node-1": "drained"}
     assert routes(controller) == {}

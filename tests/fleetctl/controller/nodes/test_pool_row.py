@@ -11,9 +11,19 @@ import sqlalchemy as sa
 
 from fleetctl.controller.database import Database, put_meta
 from fleetctl.controller.nodes.node_row import Role, change_node, delete_stopped, list_nodes, want_node
-from fleetctl.controller.nodes.pool_row import get_pool, list_pools, list_revisions, note_unrecorded_pools
+from fleetctl.controller.nodes.pool_row import (
+    PoolOwner,
+    begin_scaling,
+    end_scaling,
+    get_pool,
+    list_pools,
+    list_revisions,
+    note_unrecorded_pools,
+    set_owner,
+)
 from fleetctl.controller.nodes.revision import Revision
 from fleetctl.controller.tables import nodes, pools, revisions
+from fleetctl.kit.errors import BadInputError, RefusedError
 from fleetctl.providers.spec import NodeSpec
 from tests.fixtures.controller import make_spec
 
@@ -70,6 +80,47 @@ def test_nodes_carry_the_revision_of_what_they_are_started_with(database: Databa
         pool = get_pool(connection, "default")
         assert pool is not None
         assert pool.revision == third, "none of the other one is left"
+
+
+def scale(connection: sa.Connection, by: str, *, start: tuple[str, ...] = (), stop: tuple[str, ...] = ()) -> None:
+    begin_scaling(connection, "default", start=start, stop=stop, by=by, now=3.0)
+
+
+def test_a_scaling_says_the_size_first_and_its_nodes_follow_without_moving_it(database: Database) -> None:
+    with database.engine.begin() as connection:
+        want(connection, "n1", "n2")
+        scale(connection, "ann", start=("n3", "n4"))
+        assert size(connection) == 4
+        want(connection, "n3")
+        assert size(connection) == 4
+        scale(connection, "ann", start=("n3", "n4"))
+        assert size(connection) == 4, "begun again after a crash"
+        want(connection, "n4")
+        scale(connection, "ann", stop=("n1", "n2"))
+        assert size(connection) == 2
+        unwant(connection, "n1")
+        assert size(connection) == 2
+        end_scaling(connection, "default", 4.0)
+        assert size(connection) == 3, "it broke off: what is there is what is wanted"
+
+
+def test_a_pool_has_one_owner_a_person_takes_it_and_the_autoscaler_may_not(database: Database) -> None:
+    with database.engine.begin() as connection:
+        want(connection, "n1", "n2")
+        with pytest.raises(RefusedError, match="is a person's"):
+            scale(connection, "autoscaler", start=("n3",))
+        assert size(connection) == 2
+        assert set_owner(connection, "default", PoolOwner.AUTOSCALER, "ann", 3.0) is PoolOwner.PERSON
+        scale(connection, "autoscaler", start=("n3",))
+        assert size(connection) == 3
+        scale(connection, "bob", stop=("n2",))
+        pool = get_pool(connection, "default")
+        assert pool is not None
+        assert (pool.wanted_size, pool.owner, pool.updated_by) == (1, PoolOwner.PERSON, "bob")
+        with pytest.raises(RefusedError):
+            scale(connection, "autoscaler", start=("n3",))
+        with pytest.raises(BadInputError, match="no pool decode"):
+            set_owner(connection, "decode", PoolOwner.PERSON, "ann", 4.0)
 
 
 def test_a_pool_is_gone_with_its_last_node_and_its_revisions_stay(database: Database) -> None:
