@@ -10,6 +10,7 @@ import signal
 import socket
 import time
 from base64 import b64decode, b64encode
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
@@ -63,12 +64,16 @@ from fleetctl.gateway.siblings.joined_views import (
     latest_fate,
 )
 from fleetctl.gateway.siblings.metric_store import (
+    WORKER_DIED,
     Families,
     families_of,
+    find_lost,
     joined_exposition,
     keep_families,
+    outcomes_of_ended,
     worker_families,
 )
+from fleetctl.gateway.siblings.open_requests import OpenRequests
 from fleetctl.gateway.siblings.siblings import Siblings
 from fleetctl.kit.shared_counters import SharedCounters
 from fleetctl.settings.gateway import GatewaySettings
@@ -128,7 +133,8 @@ class Gateway:
         self.metrics = GatewayMetrics()
         self.routing = Routing()
         self.loads = Loads()
-        self.fates = Fates(on_end=self._count)
+        self._open_requests: OpenRequests | None = None  # where a supervisor finds them when this worker is killed
+        self.fates = Fates(on_begin=self._note_begun, on_end=self._count)
         self.health_metrics = HealthMetrics(self.metrics.registry)
         self.ejections = Ejections(
             self._limits.ejection, on_eject=lambda why: self.health_metrics.ejections.labels(why.value).inc()
@@ -263,6 +269,10 @@ class Gateway:
         }
         # Of another generation, and so perhaps of other code: a path that is not known here has no answer.
         async with siblings.opened(lambda path, argument: tells[path](argument) if path in tells else None):
+            try:
+                self._open_requests = OpenRequests(siblings.folder, siblings.number)
+            except OSError as error:  # a full disk: what is in flight when this worker dies will not be known
+                log.error("requests.not_kept", error=str(error))
             yield
             self._tell_metrics(siblings)  # the last word on what this worker counted
 
@@ -349,6 +359,9 @@ class Gateway:
     async def _status(self, _: Exchange) -> WholeAnswer:
         others = await self._ask_siblings(STATUS_PATH)
         status = joined_status([self.status(), *others])
+        if self._siblings is not None:
+            ended = await asyncio.to_thread(outcomes_of_ended, self._siblings.folder)
+            status["outcomes"] = dict(ended + Counter(status["outcomes"]))
         workers = await asyncio.to_thread(self._about_workers)
         return json_answer(200, status if workers is None else {**status, "workers": workers._asdict()})
 
@@ -448,6 +461,8 @@ class Gateway:
         request_id = exchange.path.removeprefix(FATE_PATH)
         others = await self._ask_siblings(FATE_PATH, request_id)
         fate = latest_fate([one for one in (self._tell_fate(request_id), *others) if one])
+        if fate is None and self._siblings is not None:
+            fate = await asyncio.to_thread(_fate_of_lost, self._siblings.folder, request_id)
         if fate is None:
             return answers.bad_request("no such recent request", status=404, code="not_found").whole()
         return json_answer(200, fate)
@@ -541,8 +556,14 @@ class Gateway:
         if failing_open := sorted(model for model, is_open in self._failing_open().items() if is_open):
             log.error("gateway.failing_open", models=failing_open, reason="the controller sees no node well")
 
+    def _note_begun(self, proxied: ProxiedRequest) -> None:
+        if self._open_requests is not None:
+            self._open_requests.note(proxied.request_id, proxied.started_at)
+
     def _count(self, proxied: ProxiedRequest) -> None:
         assert proxied.outcome is not None
+        if self._open_requests is not None:
+            self._open_requests.forget(proxied.request_id)
         self.metrics.count_ended(proxied.outcome.value, proxied.last_node)
         if proxied.trace is not None:
             proxied.trace.end(proxied)
@@ -586,6 +607,15 @@ class Orders:
     def drain_or_abort(self) -> None:
         """As a signal means it: who asks twice does not want to wait."""
         (self.abort if self.stopping.is_set() else self.drain)()
+
+
+def _fate_of_lost(folder: Path, request_id: str) -> Json | None:
+    """What is known of a request that ended with its worker: little more than that."""
+    lost = find_lost(folder, request_id)
+    if lost is None:
+        return None
+    proxied = ProxiedRequest(request_id, lost.started_at, 0.0)
+    return {**proxied.as_json(), "fate": Outcome.FAILED.value, "reason": WORKER_DIED}
 
 
 def _share_of_worker(settings: GatewaySettings) -> GatewaySettings:

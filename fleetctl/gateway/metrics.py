@@ -38,6 +38,7 @@ LOST_REASONS = (
     "queue_timeout",
     "shutting_down",
     "interrupted",
+    "worker_died",
     "overflow_failed",
     "internal",
 )

@@ -46,6 +46,8 @@ CALM: dict[str, float | None] = {
     "core_stuck": 0.0,
     "core_deaths": 0.0,
     "gateway_deaths": 0.0,
+    "worker_deaths": 0.0,
+    "just_started": 0.0,
     "gateway_answers": 1.0,
     "gateway_process": 1.0,
     "nodes_answer": 1.0,
@@ -60,6 +62,7 @@ SAME = {
     "arrivals_doubled": "load_up",
     "core_death": "core_deaths",
     "died_once": "gateway_deaths",
+    "worker_died": "worker_deaths",
 }
 
 
@@ -129,9 +132,12 @@ LEAVES = [
     ("cache", "bad_deploy", {"recent_deploy": 60.0}),
     ("cache", "kv_pressure", {"kv_pressure": 0.98}),
     ("cache", None, {}),
-    ("gateway", "gateway_down", {"gateway_deaths": 3.0}),
-    ("gateway", "gateway_down", {"gateway_deaths": 1.0}),
+    ("gateway", "gateway_crash", {"gateway_deaths": 3.0}),
+    ("gateway", "gateway_crash", {"gateway_deaths": 1.0}),
+    ("gateway", "gateway_crash", {"worker_deaths": 3.0}),
+    ("gateway", "gateway_crash", {"worker_deaths": 1.0}),
     ("gateway", "gateway_down", {"gateway_answers": 0.0}),
+    ("gateway", "gateway_crash", {"gateway_answers": 0.0, "just_started": 1.0}),
     ("gateway", "gateway_down", {"gateway_answers": 0.0, "gateway_process": 0.0}),
     ("gateway", "downstream", {"gateway_answers": 0.0, "nodes_answer": 0.0}),
     ("gateway", None, {}),

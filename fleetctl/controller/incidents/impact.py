@@ -19,7 +19,7 @@ HELD = "gateway_inflight_requests"
 STARTED = "process_start_time_seconds"
 ACCEPTED = ("finished", "failed", "gave_up", "client_gone")  # the gateway's outcomes but `refused`, which never started
 LOST_OUTCOMES = ("failed", "gave_up")  # told an error, or left because nothing answered any more
-LOSS_LEAD_S = 15.0  # the first requests are lost before a rule's window, and the scrape that fills it, see why
+LOSS_LEAD_S = 15.0  # the first requests are lost or move before a rule's window, and the scrape that fills it, see why
 
 Points = Sequence[tuple[float, float]]
 
@@ -52,7 +52,7 @@ class _Tally:
             case name if name == LOST:
                 _add(self.reasons, labels.get("reason", ""), increase(points, since))
             case name if name in MOVES and labels.get("result") == "moved":
-                self.moved = (self.moved or 0.0) + increase(points, self.began_at)
+                self.moved = (self.moved or 0.0) + increase(points, since)
             case name if name == HELD:
                 _add(self.held, labels.get("node", ""), next((v for _, v in reversed(points) if v == v), 0.0))
             case name if name == STARTED and labels.get("job") == GATEWAY_JOB:

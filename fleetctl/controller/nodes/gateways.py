@@ -27,7 +27,7 @@ GATEWAY_JOB = "llm-gateway"
 PROCESS_UP = "fleet_gateway_process_up"
 """1: the provider sees its process run."""
 DEATHS = "fleet_gateway_deaths_total"
-"""Ends of its process, or of a worker of it, that nobody asked for."""
+"""Ends of its process that nobody asked for; those of its workers it counts itself."""
 ASKED_TO_END = frozenset({None, 0, -15})  # `fleetctl down` and SIGTERM: nobody wants it back
 STOP_GRACE_S = 5.0
 POLL_S = 0.2
@@ -46,9 +46,15 @@ class GatewayState:
     looked_at: float | None = None
     process_up: bool | None = None  # of the local one; None: not ours to know
     instance: str | None = None
-    deaths: int = 0  # ends that nobody asked for, since this controller started
+    process_deaths: int = 0  # ends of its process that nobody asked for, since this controller started
+    worker_deaths: int = 0  # the same of its workers
     next_start_at: float | None = None
     report: GatewayReport | None = None  # what it said of itself; None: it did not answer
+
+    @property
+    def deaths(self) -> int:
+        """Ends that nobody asked for, of its process and of its workers."""
+        return self.process_deaths + self.worker_deaths
 
 
 @dataclass(slots=True)
@@ -67,6 +73,7 @@ class Gateways:
         self._records = records
         self._client = client
         self._local = _LocalProcess(process) if process is not None else None
+        self._has_told_zero = False
         self.states: dict[str, GatewayState] = {}
         for index, url in enumerate(dict.fromkeys(url.rstrip("/") for url in urls)):
             name = GATEWAY if index == 0 and process is not None else address_of(url)
@@ -94,11 +101,16 @@ class Gateways:
         await asyncio.gather(*(self._look_at(state) for state in list(self.states.values())))
 
     def values(self) -> Iterator[tuple[str, str, float]]:
-        """Name, URL and value of each series about a gateway that only this process knows."""
+        """Name, URL and value of each series about a gateway that only this process knows.
+
+        The first count is zero, also when it died while no controller looked: else nobody sees that it rose.
+        """
         for state in self.states.values():
             if state.process_up is not None:
                 yield PROCESS_UP, state.url, float(state.process_up)
-                yield DEATHS, state.url, float(state.deaths)
+            if state.name == GATEWAY and self._local is not None:
+                yield DEATHS, state.url, float(state.process_deaths if self._has_told_zero else 0)
+        self._has_told_zero = True
 
     async def tenants(self) -> list[TenantUse]:
         """Tenants by name, their use summed over the gateways that answer. Raises UnreachableError when none does."""
@@ -167,7 +179,7 @@ class Gateways:
             instance=seen.instance if seen is not None else None,
             next_start_at=self._local.backoff.due_at if self._local is not None and seen is not None else None,
             report=report,
-            deaths=self.states[state.name].deaths + _more_worker_deaths(before.report, report),
+            worker_deaths=before.worker_deaths + _more_worker_deaths(before.report, report),
         )
         if changed and not (before.looked_at is None and phase is not GatewayPhase.READY):
             text = f"{state.name}: {phase.value.replace('_', ' ')}" + (f" ({reason})" if reason else "")
@@ -204,7 +216,7 @@ class Gateways:
         assert self._local is not None
         backoff = self._local.backoff
         backoff.note_ended(now)
-        self.states[state.name] = replace(self.states[state.name], deaths=state.deaths + 1)
+        self.states[state.name] = replace(state, process_deaths=state.process_deaths + 1)
         self._records.metrics.gateway_deaths.inc()
         how = exit_words(seen.exit_status) or "nobody knows how"
         assert backoff.due_at is not None

@@ -187,11 +187,13 @@ class Fates:
         max_remembered: int = MAX_REMEMBERED,
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
+        on_begin: Callable[[ProxiedRequest], None] = lambda proxied: None,
         on_end: Callable[[ProxiedRequest], None] = lambda proxied: None,
     ) -> None:
         self._now = now
         self._clock = clock
         self._max_remembered = max_remembered
+        self._on_begin = on_begin
         self._on_end = on_end
         self._open: dict[str, ProxiedRequest] = {}
         self._ended: OrderedDict[str, ProxiedRequest] = OrderedDict()
@@ -214,6 +216,7 @@ class Fates:
         proxied = ProxiedRequest(request_id, self._now(), self._clock())
         self._open[request_id] = proxied
         self._begun += 1
+        self._on_begin(proxied)
         return proxied
 
     def end(self, proxied: ProxiedRequest, outcome: Outcome, *, reason: str = "", status: int | None = None) -> None:

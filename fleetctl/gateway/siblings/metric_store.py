@@ -1,13 +1,15 @@
 """Metrics of several workers as one gateway's: counters that never go back, whoever answers and whoever died.
 
 A worker writes its samples into the workers' folder before anybody gets them. So what a scrape has seen of a worker is
-there after any end of it, SIGKILL too. The supervisor folds the counters of ended workers into one file.
+there after any end of it, SIGKILL too. The supervisor folds the counters of ended workers into one file, and adds the
+requests that ended with them.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,12 +19,17 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from fleetctl.gateway.siblings.joined_views import WorkersNow
+from fleetctl.gateway.siblings.open_requests import OpenRequest, read_open_requests, remove_open_requests
 from fleetctl.kit.whole_file import write_whole
 
 Families = list[list[Any]]
 """[name, type, help, [[sample name, labels, value], ...]] each."""
 
 ENDED_FILE = "metrics-ended.json"
+WORKER_DIED = "worker_died"
+"""Why a request is lost that its worker carried when it ended."""
+MAX_REMEMBERED = 1000  # requests that ended with their worker
+PROCESS_START = "process_start_time_seconds"
 ACCUMULATING = ("counter", "histogram", "summary")
 # Gauges that count what a process has. Of all others the largest is told: one worker that sees trouble is enough.
 SUMMED = frozenset(
@@ -38,9 +45,7 @@ SUMMED = frozenset(
         "process_open_fds",
     }
 )
-SMALLEST = frozenset(
-    {"gateway_table_version", "gateway_overflow_budget_left_ratio", "process_start_time_seconds", "process_max_fds"}
-)
+SMALLEST = frozenset({"gateway_table_version", "gateway_overflow_budget_left_ratio", PROCESS_START, "process_max_fds"})
 
 
 def families_of(registry: CollectorRegistry) -> Families:
@@ -63,16 +68,57 @@ def joined_exposition(folder: Path, live: Mapping[int, Families], more: Iterable
     parts = [families for number, families in live.items() if number not in ended["workers"]]
     parts += [_accumulating(families) for number, families in kept.items() if number not in ended["workers"]]
     joined = join_families([*parts, ended["families"]])
+    _tell_counters_start(joined, folder)
     return generate_latest(_Told([*map(_metric, joined), *more]))
 
 
-def forget_worker(folder: Path, worker: int) -> None:
-    """The worker has ended: what it counted is added to that of those before it. Raises OSError."""
+def forget_worker(folder: Path, worker: int) -> list[OpenRequest]:
+    """The worker has ended: what it counted is added to that of those before it, and what it carried is lost.
+
+    Returns what is lost. Raises OSError.
+    """
     (folder / f"{worker}.sock").unlink(missing_ok=True)
     ended, path = _read_ended(folder), _file_of(folder, worker)
-    families = join_families([ended["families"], _accumulating(_read(path))])
-    write_whole(folder / ENDED_FILE, json.dumps({"workers": [*ended["workers"], worker], "families": families}))
+    lost = read_open_requests(folder, worker) if worker not in ended["workers"] else []
+    if worker not in ended["workers"]:
+        families = join_families([ended["families"], _accumulating(_read(path)), _count_lost(len(lost))])
+        told = {
+            "workers": [*ended["workers"], worker],
+            "families": families,
+            "lost": [*ended["lost"], *lost][-MAX_REMEMBERED:],
+        }
+        write_whole(folder / ENDED_FILE, json.dumps(told))
     path.unlink(missing_ok=True)
+    remove_open_requests(folder, worker)
+    return lost
+
+
+def unfolded_workers(folder: Path) -> set[int]:
+    """Numbers of the workers that were not forgotten yet."""
+    sockets = {int(path.stem) for path in folder.glob("*.sock")}
+    opened = {int(path.name.rpartition("-")[2]) for path in folder.glob("open-of-*")}
+    return sockets | opened | set(_files(folder))
+
+
+def known_workers(folder: Path) -> set[int]:
+    """Numbers that were given to workers of this folder."""
+    return unfolded_workers(folder) | set(_read_ended(folder)["workers"])
+
+
+def outcomes_of_ended(folder: Path) -> Counter[str]:
+    """How the requests of ended workers ended, and those that ended with them."""
+    outcomes: Counter[str] = Counter()
+    for name, _, _, samples in _read_ended(folder)["families"]:
+        for sample, labels, value in samples if name == "gateway_requests" else ():
+            if sample == "gateway_requests_total":
+                outcomes[labels["outcome"]] += int(value)
+    return outcomes
+
+
+def find_lost(folder: Path, request_id: str) -> OpenRequest | None:
+    """The request, if it ended with its worker lately."""
+    lost = _read_ended(folder)["lost"]
+    return next((OpenRequest(*one) for one in reversed(lost) if one[0] == request_id), None)
 
 
 def join_families(parts: Sequence[Families]) -> Families:
@@ -81,7 +127,8 @@ def join_families(parts: Sequence[Families]) -> Families:
     values: dict[str, dict[tuple[Any, ...], list[Any]]] = {}
     for families in parts:
         for name, kind, told, samples in families:
-            joined.setdefault(name, [name, kind, told, []])
+            family = joined.setdefault(name, [name, kind, told, []])
+            family[2] = family[2] or told
             of_name = values.setdefault(name, {})
             for sample, labels, value in samples:
                 key = (sample, *sorted(labels.items()))
@@ -105,6 +152,23 @@ def _join(name: str, kind: str, sample: str, one: float, other: float) -> float:
 
 def _accumulating(families: Families) -> Families:
     return [family for family in families if family[1] in ACCUMULATING]
+
+
+def _count_lost(num_lost: int) -> Families:
+    """As the worker would have counted them; which nodes had them went with it."""
+    if not num_lost:
+        return []
+    ended = ["gateway_requests_total", {"outcome": "failed", "node": ""}, num_lost]
+    lost = ["gateway_lost_requests_total", {"reason": WORKER_DIED}, num_lost]
+    return [["gateway_requests", "counter", "", [ended]], ["gateway_lost_requests", "counter", "", [lost]]]
+
+
+def _tell_counters_start(joined: Families, folder: Path) -> None:
+    """A start that changes says that counters began anew; they did with the folder, whose name is its time."""
+    if folder.name.isdigit():
+        for family in joined:
+            if family[0] == PROCESS_START:
+                family[3] = [[PROCESS_START, {}, int(folder.name) / 1e9]]
 
 
 def _metric(family: list[Any]) -> Metric:
@@ -159,5 +223,5 @@ def _read(path: Path) -> Families:
 def _read_ended(folder: Path) -> dict[str, Any]:
     with suppress(OSError, ValueError):
         found: dict[str, Any] = json.loads((folder / ENDED_FILE).read_text())
-        return found
-    return {"workers": [], "families": []}
+        return {"lost": [], **found}
+    return {"workers": [], "families": [], "lost": []}

@@ -63,6 +63,7 @@ class WorkerState(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     pid: int
+    number: int = 0  # in the workers' folder; 0: written before this was told
     generation: int
     index: int
     phase: str
@@ -98,9 +99,9 @@ class SupervisorState(BaseModel):
         """Whether the supervisor runs: a pid alone might be another program's by now."""
         return b"fleetctl.gateway" in _command_line(self.pid)
 
-    def leftovers(self, folder: Path) -> list[int]:
-        """Pids of workers that run still."""
-        return [one.pid for one in self.workers if _is_worker(_command_line(one.pid), folder)]
+    def leftovers(self, folder: Path) -> list[WorkerState]:
+        """Workers that run still."""
+        return [one for one in self.workers if is_worker(one.pid, folder)]
 
     def workers_now(self) -> WorkersNow:
         """The counts that the gateway tells."""
@@ -116,7 +117,9 @@ class SupervisorState(BaseModel):
         )
 
 
-def _is_worker(words: list[bytes], folder: Path) -> bool:
+def is_worker(pid: int, folder: Path) -> bool:
+    """Whether a worker of the folder runs under the pid, which might be another program's by now."""
+    words = _command_line(pid)
     return WORKER_MODULE.encode() in words and any(word.startswith(os.fsencode(folder) + b"/") for word in words)
 
 

@@ -24,7 +24,7 @@ import structlog
 from pydantic import ValidationError
 
 from fleetctl.gateway.http.listener import bind_listener
-from fleetctl.gateway.siblings.metric_store import forget_worker
+from fleetctl.gateway.siblings.metric_store import forget_worker, known_workers, unfolded_workers
 from fleetctl.gateway.workers.launch import (
     ABORT,
     DRAIN,
@@ -36,6 +36,7 @@ from fleetctl.gateway.workers.launch import (
     Launch,
     SupervisorState,
     WorkerState,
+    is_worker,
     workers_folder,
 )
 from fleetctl.kit.errors import BadInputError, FleetctlError
@@ -47,6 +48,8 @@ log = structlog.get_logger()
 READY_LIMIT_S = 60.0  # from a worker's start until it serves
 END_LIMIT_S = 45.0  # beyond what a drain takes, its grace and what is cut included
 LEFTOVERS_LIMIT_S = 3.0
+LEFTOVERS_POLL_S = 0.5
+MAX_LOST_TOLD = 100  # one line each
 POLL_S = 0.05
 
 
@@ -93,11 +96,13 @@ class Supervisor:
         self._run_dir = run_dir
         self._folder = workers_folder(run_dir, int(launch.settings["gateway"]["port"]))
         self._reread = reread
-        self._shared = self._folder / str(time.time_ns())  # of these workers: those of a killed supervisor have another
+        self._shared = _shared_folder(self._folder)
+        self._num_spawned = self._num_before = max(known_workers(self._shared), default=0)
+        before = SupervisorState.read(self._folder)
+        self._leftovers = [] if before is None else before.leftovers(self._folder)
         # Workers hash alike, so that they can join what they know by hashes, and nobody else does.
         self._environment = {**os.environ, "PYTHONHASHSEED": str(1 + secrets.randbelow(2**32 - 1))}
         self._counters = CounterMemory()
-        self._num_spawned = 0
         self._current = _Generation(1, launch)
         self._num_generations = 1
         self._workers: list[_Worker] = []  # of every generation
@@ -116,7 +121,10 @@ class Supervisor:
         for number in (signal.SIGHUP, signal.SIGUSR2):
             loop.add_signal_handler(number, self._reload_wanted.set)
         for old in self._folder.glob("[0-9]*/"):
-            shutil.rmtree(old, ignore_errors=True)
+            if old != self._shared:
+                shutil.rmtree(old, ignore_errors=True)
+        await self._fold_leftovers()
+        folding = asyncio.create_task(self._fold_leftovers_forever(), name="gateway.leftovers")
         reloading = asyncio.create_task(self._reload_forever(), name="gateway.reload")
         try:
             starting = asyncio.create_task(self._start(self._current))
@@ -130,6 +138,7 @@ class Supervisor:
             await stopping
         finally:
             reloading.cancel()
+            folding.cancel()
             for keeper in self._current.keepers:
                 keeper.cancel()
             await self._end_all()
@@ -231,16 +240,46 @@ class Supervisor:
         if worker.slot is not None:
             self._counters.release(worker.slot)
         worker.channel.close()
-        try:
-            await asyncio.to_thread(forget_worker, self._shared, worker.number)
-        except OSError as error:
-            log.error("worker.metrics_not_kept", error=str(error))
+        await self._fold(worker.number, worker.process.pid)
         self._workers.remove(worker)
         worker.ended.set()
         worker.settled.set()
         if worker.phase == "retiring":
             log.info("worker.retired", pid=worker.process.pid, generation=worker.generation)
         self._write_state()
+
+    async def _fold(self, number: int, pid: int | None) -> None:
+        """Keep what an ended worker counted, and tell what it carried."""
+        try:
+            lost = await asyncio.to_thread(forget_worker, self._shared, number)
+        except OSError as error:
+            log.error("worker.metrics_not_kept", error=str(error))
+            return
+        now = time.time()
+        for request in lost[:MAX_LOST_TOLD]:
+            log.error(
+                "request.lost_with_worker",
+                request_id=request.request_id,
+                pid=pid,
+                after_s=round(now - request.started_at, 3),
+            )
+        if len(lost) > MAX_LOST_TOLD:
+            log.error("requests.lost_with_worker", pid=pid, requests=len(lost), told=MAX_LOST_TOLD)
+
+    async def _fold_leftovers(self) -> None:
+        """Workers of a supervisor that was killed: those that run end what they have, and are ours to tell of."""
+        self._leftovers = [one for one in self._leftovers if is_worker(one.pid, self._folder)]
+        running = {one.number for one in self._leftovers}
+        unfolded = await asyncio.to_thread(unfolded_workers, self._shared)
+        for number in sorted(unfolded - running):
+            if number <= self._num_before:
+                await self._fold(number, None)
+
+    async def _fold_leftovers_forever(self) -> None:
+        while self._leftovers:
+            await asyncio.sleep(LEFTOVERS_POLL_S)
+            await self._fold_leftovers()
+            self._write_state()
 
     def _keep_all(self, generation: _Generation) -> None:
         generation.keepers = [asyncio.create_task(self._keep(generation, one)) for one in generation.workers]
@@ -325,9 +364,18 @@ class Supervisor:
             deaths=self._deaths,
             reloads=self._reloads,
             reload_error=self._reload_error,
-            workers=tuple(
-                WorkerState(pid=one.process.pid, generation=one.generation, index=one.index, phase=one.phase)
-                for one in self._workers
+            workers=(
+                *(
+                    WorkerState(
+                        pid=one.process.pid,
+                        number=one.number,
+                        generation=one.generation,
+                        index=one.index,
+                        phase=one.phase,
+                    )
+                    for one in self._workers
+                ),
+                *(one.model_copy(update={"generation": 0, "phase": "retiring"}) for one in self._leftovers),
             ),
         )
         try:
@@ -339,6 +387,12 @@ class Supervisor:
 def num_workers(launch: Launch) -> int:
     """How many processes serve."""
     return int(launch.settings["gateway"].get("workers", 1))
+
+
+def _shared_folder(folder: Path) -> Path:
+    """Where the workers meet: that of a supervisor that was killed, so that its counts go on, or a new one."""
+    left = sorted(one for one in folder.glob("[0-9]*/") if one.name.isdigit())
+    return left[-1] if left else folder / str(time.time_ns())
 
 
 def take_address(host: str, port: int, run_dir: Path) -> socket.socket:
@@ -357,8 +411,8 @@ def take_address(host: str, port: int, run_dir: Path) -> socket.socket:
             if not left:
                 raise
         if time.monotonic() > deadline:
-            log.warning("supervisor.leftovers_killed", pids=left)
-            for pid in left:
+            log.warning("supervisor.leftovers_killed", pids=[one.pid for one in left])
+            for one in left:
                 with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+                    os.kill(one.pid, signal.SIGKILL)
         time.sleep(POLL_S)

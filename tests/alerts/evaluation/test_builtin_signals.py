@@ -19,6 +19,8 @@ from engine.gpu.reading import GpuReading, GpuSnapshot, GpuState
 from engine.gpu.series import COUNTERS, GAUGES, GpuCollector
 from engine.node.metrics import NodeMetrics
 from fleetctl.gateway.app import Gateway
+from fleetctl.gateway.siblings.joined_views import WorkersNow
+from fleetctl.gateway.siblings.metric_store import worker_families
 from tests.fixtures import DATA
 
 VLLM = DATA / "metrics" / "vllm_v1_full_qwen25_0.5b_2026-03.prom"
@@ -106,6 +108,7 @@ def test_every_metric_that_a_signal_reads_is_emitted(engine: str, tmp_path: Path
         "gateway_queue_oldest_wait_seconds",
         "gateway_requests_total",
         "gateway_retry_budget_exhausted_total",
+        "gateway_worker_deaths_total",
     }
     assert of_gateway <= gateway_families(tmp_path)
     of_controller = {"fleet_node_process_up", "fleet_node_output_ok", "fleet_gateway_deaths_total"}
@@ -152,7 +155,8 @@ def test_catalog_names_what_our_node_and_gateway_emit(tmp_path: Path) -> None:
 def gateway_families(run_dir: Path) -> set[str]:
     """Names of what a gateway with its default settings emits."""
     gateway = Gateway(controller_url="http://127.0.0.1:1", controller_token=None, node_token="t", run_dir=run_dir)
-    families = gateway.metrics.registry.collect()
+    now = WorkersNow(1, wanted=1, serving=1, retiring=0, deaths=0, reloads=0, reload_error=None)
+    families = [*gateway.metrics.registry.collect(), *worker_families(now)]
     return {f"{one.name}_total" if one.type == "counter" else one.name for one in families}
 
 

@@ -49,6 +49,13 @@ def test_impact_counts_what_the_gateway_saw() -> None:
     assert impact.duplicated is None
 
 
+def test_streams_that_move_as_their_node_dies_count_though_the_first_bad_scrape_came_later() -> None:
+    store = make_store(watched_before=True)
+    for at, value in ((980.0, 0.0), (OPENED - 1.0, 2.0), (1020.0, 2.0)):
+        store.append({"__name__": "gateway_stream_moves_total", "reason": "cut", "result": "moved"}, at, value)
+    assert impact_of(INCIDENT, store, 0, 2000).moved == 3 + 2
+
+
 def test_impact_is_unknown_when_nobody_watched_from_the_beginning() -> None:
     impact = impact_of(INCIDENT, make_store(watched_before=False), 0, 2000)
     assert (impact.finished, impact.lost, impact.requests, impact.moved) == (None, None, None, None)

@@ -13,11 +13,15 @@ from fleetctl.gateway.siblings.joined_views import WorkersNow, joined_status, jo
 from fleetctl.gateway.siblings.metric_store import (
     Families,
     families_of,
+    find_lost,
     forget_worker,
     joined_exposition,
     keep_families,
+    known_workers,
+    unfolded_workers,
     worker_families,
 )
+from fleetctl.gateway.siblings.open_requests import MAX_OPEN, OpenRequests, read_open_requests
 
 
 class Worker:
@@ -73,6 +77,45 @@ def test_no_counter_goes_back_when_a_worker_is_silent_dies_and_is_folded(tmp_pat
         values(joined_exposition(tmp_path, {3: Worker(1, 0, 0, 7).told(tmp_path, 3)}, []))["gateway_requests_total"]
         == 8
     )
+
+
+def test_what_a_killed_worker_carried_is_counted_as_lost_once_and_found_by_its_id(tmp_path: Path) -> None:
+    live = {1: Worker(3, 2, 0, 7).told(tmp_path, 1)}
+    Worker(4, 5, 1, 6).told(tmp_path, 2)
+    carried = OpenRequests(tmp_path, 2)
+    for number, name in enumerate(("first", "second", "third")):
+        carried.note(name, 100.0 + number)
+    carried.forget("second")
+    assert [one.request_id for one in forget_worker(tmp_path, 2)] == ["first", "third"]
+    assert forget_worker(tmp_path, 2) == [], "not twice"
+    told = joined_exposition(tmp_path, live, []).decode()
+    assert 'gateway_lost_requests_total{reason="worker_died"} 2.0' in told
+    assert 'gateway_requests_total{node="",outcome="failed"} 2.0' in told
+    lost = find_lost(tmp_path, "third")
+    assert lost is not None
+    assert lost.started_at == 102
+    assert find_lost(tmp_path, "second") is None
+    assert (known_workers(tmp_path), unfolded_workers(tmp_path)) == ({1, 2}, {1}), "a number is never given twice"
+
+
+def test_open_requests_beyond_the_places_there_are_are_not_noted(tmp_path: Path) -> None:
+    requests = OpenRequests(tmp_path, 1)
+    for number in range(MAX_OPEN + 5):
+        requests.note(f"r{number}", number)
+    assert len(read_open_requests(tmp_path, 1)) == MAX_OPEN
+    for number in range(MAX_OPEN + 5):
+        requests.forget(f"r{number}")
+    requests.note("last", 1.0)
+    assert [one.request_id for one in read_open_requests(tmp_path, 1)] == ["last"]
+
+
+def test_the_start_that_is_told_is_that_of_the_counters_and_no_worker_s(tmp_path: Path) -> None:
+    folder = tmp_path / "1700000000000000000"
+    folder.mkdir()
+    registry = CollectorRegistry()
+    Gauge("process_start_time_seconds", "t", registry=registry).set(1_700_000_555.0)
+    got = values(joined_exposition(folder, {4: families_of(registry)}, []))
+    assert got["process_start_time_seconds"] == 1_700_000_000.0
 
 
 def test_of_one_id_at_two_workers_the_one_in_flight_is_told() -> None:

@@ -134,6 +134,27 @@ class Site:
                 found[outcome] = found.get(outcome, 0) + sample.value
         return found
 
+    async def start(self) -> None:
+        """Start the gateway, and wait until it serves."""
+        words = [sys.executable, "-m", "fleetctl.gateway", "--config", str(self.state_dir / "fleetctl.yaml")]
+        with (self.state_dir / "log").open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(*words, stdout=log, stderr=log)
+        async with asyncio.timeout(START_S):
+            while not await self.is_up():
+                assert self.process.returncode is None, "the gateway's process ended"
+                await asyncio.sleep(0.05)
+
+    async def hold_stream(self, request_id: str) -> aiohttp.ClientResponse:
+        """A stream that has begun and does not end."""
+        self.node.wait_at = 4
+        self.node.gate.clear()
+        headers = {"Connection": "close", "X-Request-Id": request_id}
+        stream = await self.session.post(
+            self.url + "/v1/chat/completions", json={**BODY, "stream": True}, headers=headers
+        )
+        assert stream.status == 200
+        return stream
+
     async def is_up(self) -> bool:
         try:
             async with self.session.get(self.url + "/health", headers={"Connection": "close"}) as response:
@@ -149,17 +170,10 @@ async def running(state_dir: Path, **gateway: Any) -> AsyncIterator[Site]:
         for name, token in (("controller", CONTROLLER_TOKEN), ("node", NODE_TOKEN)):
             write_whole(state_dir / f"{name}.token", token)
         port = reserve_port()
-        config = state_dir / "fleetctl.yaml"
-        with (state_dir / "log").open("wb") as log:
-            site = Site(None, port, state_dir, controller.url, node, session)  # type: ignore[arg-type]
-            site.set(**gateway)
-            words = [sys.executable, "-m", "fleetctl.gateway", "--config", str(config)]
-            site.process = await asyncio.create_subprocess_exec(*words, stdout=log, stderr=log)
+        site = Site(None, port, state_dir, controller.url, node, session)  # type: ignore[arg-type]
+        site.set(**gateway)
+        await site.start()
         try:
-            async with asyncio.timeout(START_S):
-                while not await site.is_up():
-                    assert site.process.returncode is None, "the gateway's process ended"
-                    await asyncio.sleep(0.05)
             yield site
         except BaseException as error:
             error.add_note((state_dir / "log").read_text(errors="replace")[-3000:])
@@ -178,13 +192,7 @@ async def test_a_reload_refuses_no_connection_and_cuts_no_stream_and_a_killed_wo
 ) -> None:
     async with running(tmp_path) as site:
         (first,) = site.state.workers
-        site.node.wait_at = 4
-        site.node.gate.clear()
-        headers = {"Connection": "close", "X-Request-Id": "held"}
-        stream = await site.session.post(
-            site.url + "/v1/chat/completions", json={**BODY, "stream": True}, headers=headers
-        )
-        assert stream.status == 200
+        stream = await site.hold_stream("held")
         site.node.wait_at = 8  # only that stream waits
         load = [asyncio.create_task(site.connect_forever()) for _ in range(2)]
         load += [asyncio.create_task(site.chat_forever())]
@@ -234,12 +242,7 @@ async def test_a_reload_refuses_no_connection_and_cuts_no_stream_and_a_killed_wo
         await site.until(lambda: first.pid not in {one.pid for one in site.state.workers})
         assert await site.counts() == {**counts, "finished": counts["finished"] + 1}
 
-        site.node.wait_at = 4
-        site.node.gate.clear()
-        stream = await site.session.post(
-            site.url + "/v1/chat/completions", json={**BODY, "stream": True}, headers={"Connection": "close"}
-        )
-        assert stream.status == 200
+        stream = await site.hold_stream("cut")
         site.process.send_signal(signal.SIGTERM)
         while await site.is_up():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
@@ -249,3 +252,33 @@ async def test_a_reload_refuses_no_connection_and_cuts_no_stream_and_a_killed_wo
             assert await site.process.wait() == 0
         assert SupervisorState.read(site.folder) is None, "nothing is left of it"
         assert not await site.is_up()
+
+
+async def test_counts_and_fates_go_on_over_the_death_of_a_supervisor_and_what_a_killed_worker_carried_is_lost(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as site:
+        async with site.session.post(site.url + "/v1/chat/completions", json=BODY) as answer:
+            assert answer.status == 200
+        ended = await site.hold_stream("ended")
+        assert await site.counts() == {"finished": 1}
+        (first,) = site.state.workers
+        site.process.kill()
+        await site.process.wait()
+        await site.start()
+        assert {one.phase for one in site.state.workers if one.pid == first.pid} == {"retiring"}, "it ends what it has"
+        assert (await site.get("/gateway/requests/ended"))["fate"] == "in_flight"
+        site.node.gate.set()
+        assert (await ended.text()).endswith("data: [DONE]\n\n")
+        await site.until(lambda: first.pid not in {one.pid for one in site.state.workers})
+        assert await site.counts() == {"finished": 2}
+
+        await site.hold_stream("carried")
+        (second,) = site.state.workers
+        os.kill(second.pid, signal.SIGKILL)
+        await site.until(lambda: site.state.deaths == 1 and [w.phase for w in site.state.workers] == ["serving"])
+        fate = await site.get("/gateway/requests/carried")
+        assert (fate["fate"], fate["reason"]) == ("failed", "worker_died")
+        assert await site.counts() == {"finished": 2, "failed": 1}
+        assert (await site.get("/gateway/status"))["outcomes"] == {"finished": 2, "failed": 1}, "the same everywhere"
+        assert "carried" in (tmp_path / "log").read_text(), "its log names what was lost"
