@@ -564,7 +564,7 @@ class Gateway:
         assert proxied.outcome is not None
         if self._open_requests is not None:
             self._open_requests.forget(proxied.request_id)
-        self.metrics.count_ended(proxied.outcome.value, proxied.last_node)
+        self.metrics.ended.add(proxied.outcome, proxied.last_node)
         if proxied.trace is not None:
             proxied.trace.end(proxied)
         if proxied.outcome.is_lost:

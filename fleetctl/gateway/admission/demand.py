@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from fleetctl.gateway.routing.json_cost import with_fields
@@ -36,8 +35,7 @@ class Demand(NamedTuple):
     is_generation: bool = True  # others need a key, and nothing is counted of them
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """Tokens that a request used. `is_exact`: as its node said; else counted by us."""
 
     input_tokens: int

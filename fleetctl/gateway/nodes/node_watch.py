@@ -102,6 +102,7 @@ class Wait:
     __slots__ = (
         "_cancelling",
         "_is_cancelled",
+        "_owner",
         "_task",
         "began",
         "deadline_at",
@@ -131,7 +132,8 @@ class Wait:
         self.is_paused = False  # the client reads slowly: we don't listen to the node
         self.end: WaitEnd | None = None
         # As asyncio.timeout does it, without its timer: a wait has no time of its own, the sweep ends it.
-        self._task: asyncio.Task[object] | None = None
+        self._owner: asyncio.Task[object] | None = None  # the request's task, which alone waits
+        self._task: asyncio.Task[object] | None = None  # the same while it waits
         self._cancelling = 0  # cancellations of the task that are none of ours
         self._is_cancelled = False
 
@@ -158,8 +160,11 @@ class Wait:
     def __enter__(self) -> Wait:
         if self.end is not None:
             raise TimeoutError
-        task = self._task = asyncio.current_task()
-        assert task is not None
+        task = self._owner
+        if task is None:
+            task = self._owner = asyncio.current_task()
+            assert task is not None
+        self._task = task
         self._cancelling = task.cancelling()
         return self
 

@@ -6,8 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -32,8 +31,7 @@ class PromptOverBudgetError(Exception):
     """The prompt is larger than its budget, and may not or can't be trimmed. The message is for the client."""
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedBody:
+class PreparedBody(NamedTuple):
     """The body that goes on: the client's own bytes where nothing was changed. `headers` are for the answer."""
 
     body: bytes

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hmac
 import json
-from dataclasses import replace
 from enum import StrEnum
 
 from fleetctl.gateway.http.event_stream import ProgressLines
@@ -123,13 +122,12 @@ class Continuations:
     def of_account(self, account: StreamAccount, proxied: ProxiedRequest, now: float) -> Job:
         """With what we know of it ourselves: nothing of the node that had it is needed."""
         if account.text is not None:
-            return replace(account.job, body=account.text.body(), is_continuation=True)
+            return account.job._replace(body=account.text.body(), is_continuation=True)
         return self._job(account.body(proxied.request_id, max(0.0, now - proxied.started)), account, proxied)
 
     def _job(self, body: bytes, account: StreamAccount, proxied: ProxiedRequest) -> Job:
         source = account.job
-        return replace(
-            source,
+        return source._replace(
             method="POST",
             target=CONTINUE_PATH,
             body=body,

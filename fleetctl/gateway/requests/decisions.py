@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from fleetctl.gateway.metrics import LoopCounter
 from fleetctl.gateway.routing.pick import PickReason
 from fleetctl.gateway.routing.prefix_index import PrefixIndex
 
@@ -44,16 +45,20 @@ class Decisions:
     """The last choices, and their counts."""
 
     def __init__(self, registry: CollectorRegistry, index: PrefixIndex) -> None:
-        decisions = Counter(
-            "gateway_decisions", "Choices of a node for a request, by the reason.", ["reason"], registry=registry
+        self._reasons = LoopCounter(
+            "gateway_decisions", "Choices of a node for a request, by the reason.", ["reason"], registry
         )
-        tokens = Counter(
+        self._tokens = LoopCounter(
             "gateway_routed_prompt_tokens",
             "Prompt tokens sent to nodes, estimated; held: the node was sent them before, and has them cached if we are"
             " right.",
             ["held"],
-            registry=registry,
+            registry,
         )
+        for reason in PickReason:
+            self._reasons.add(reason, by=0)
+        for held in ("yes", "no"):
+            self._tokens.add(held, by=0)
         ruled = Counter(
             "gateway_ruled_decisions", "Choices that a traffic rule had a part in.", ["followed"], registry=registry
         )
@@ -61,19 +66,17 @@ class Decisions:
             "gateway_prefix_parts", "Parts of prompts in the index of what nodes were sent.", registry=registry
         )
         parts.set_function(lambda: index.num_parts)
-        self._by_reason = {reason: decisions.labels(reason.value) for reason in PickReason}
-        self._held, self._new = tokens.labels("yes"), tokens.labels("no")
         self._followed, self._not_followed = ruled.labels("yes"), ruled.labels("no")
         self._recent: deque[Decision] = deque(maxlen=KEPT)
 
     def note(self, decision: Decision) -> None:
         """Keep and count one choice."""
         self._recent.append(decision)
-        self._by_reason[decision.reason].inc()
+        self._reasons.add(decision.reason)
         if decision.cached_tokens:
-            self._held.inc(decision.cached_tokens)
+            self._tokens.add("yes", by=decision.cached_tokens)
         if decision.input_tokens > decision.cached_tokens:
-            self._new.inc(decision.input_tokens - decision.cached_tokens)
+            self._tokens.add("no", by=decision.input_tokens - decision.cached_tokens)
         if decision.rules or decision.note:
             (self._not_followed if decision.note else self._followed).inc()
 

@@ -5,8 +5,6 @@ Joins admission (who may ask) and placement (who answers).
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from fleetctl.gateway.admission.admission import Admission, Admitted
 from fleetctl.gateway.admission.demand import Demand, with_output_cap
 from fleetctl.gateway.admission.tenant_account import Refusal, TenantAccount
@@ -28,7 +26,7 @@ class Entry:
         """Whose request it is, or what to tell its client."""
         account = self._admission.authenticate(exchange.header(b"authorization"))
         if isinstance(account, TenantAccount):
-            proxied.tenant, proxied.priority = account.tenant.name, account.tenant.priority.value
+            proxied.tenant, proxied.priority = account.tenant.name, account.tenant.priority
         return account
 
     async def admit(self, job: Job, proxied: ProxiedRequest, account: TenantAccount) -> Job | ErrorAnswer:
@@ -50,8 +48,8 @@ class Entry:
         proxied.queue_wait_s = admitted.queue_wait_s
         headers = self._admission.node_headers(job.headers)
         if admitted.max_output_tokens is not None and job.body is not None:
-            job = replace(job, body=with_output_cap(job.body, admitted.max_output_tokens))
-        return job if headers is job.headers else replace(job, headers=headers)
+            job = job._replace(body=with_output_cap(job.body, admitted.max_output_tokens))
+        return job if headers is job.headers else job._replace(headers=headers)
 
     async def place(self, job: Job, proxied: ProxiedRequest, *, may_wait: bool = True) -> Placed | NotPlaced:
         """A node that takes the job. While every node is overloaded, it waits its turn here, where it may."""

@@ -30,7 +30,7 @@ class Outcome(StrEnum):
     @property
     def is_lost(self) -> bool:
         """Whether the client did not get an answer that the fleet owed it."""
-        return self in (Outcome.FAILED, Outcome.GAVE_UP)
+        return self is Outcome.FAILED or self is Outcome.GAVE_UP
 
 
 class Death(NamedTuple):
@@ -236,7 +236,7 @@ class Fates:
         self._on_end(proxied)
         self.log.write(
             request_id=proxied.request_id,
-            outcome=outcome.value,
+            outcome=outcome,
             tenant=proxied.tenant,
             node=proxied.last_node or None,
             moved=proxied.moved,

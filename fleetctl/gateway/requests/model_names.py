@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from fleetctl.gateway.http import answers
 from fleetctl.gateway.http.answers import ErrorAnswer, WholeAnswer, json_answer
 from fleetctl.gateway.nodes.table import Table
@@ -41,7 +39,7 @@ class ModelNames:
             name = tiers.small_model
         if name == facts.model:
             return facts, body
-        return replace(facts, model=name), with_fields(body, {"model": name})
+        return facts._replace(model=name), with_fields(body, {"model": name})
 
     def listing(self, table: Table | None) -> WholeAnswer | None:
         """The body of `GET /v1/models` over all nodes, aliases too; None where one node knows as much."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import structlog
 
@@ -41,8 +42,7 @@ MAX_BUDGETED = 2  # for one request
 OWN_ERRORS = frozenset({500, 502, 503})  # of a node that did not say why: it counts as failing
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(NamedTuple):
     """What is sent to a node: a client's request, or the continuation of one that another node handed off."""
 
     method: str
@@ -369,6 +369,6 @@ def _refusal(status: int, said: str | None, is_continuation: bool) -> str:
 
 def _is_shapeless(job: Job, answer: NodeAnswer) -> bool:
     """Whether a node answers a generating request with something that is no answer, e.g. a page of HTML."""
-    if answer.status != 200 or not (job.is_continuation or job.is_generation):
+    if answer.status != 200 or answer.content_type in ("text/event-stream", "application/json"):
         return False
-    return answer.content_type not in ("text/event-stream", "application/json")
+    return job.is_continuation or job.is_generation

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -231,7 +230,7 @@ class Proxy:
         # Nodes that passed it on without a single event of their own are not asked again.
         stuck = frozenset() if source.wait.has_forwarded else source.job.excluded
         job = self._continuations.of_handoff(handoff.data, kept, proxied)
-        job = replace(job, excluded=stuck | {source.endpoint.node})
+        job = job._replace(excluded=stuck | {source.endpoint.node})
         where = await self._move(job, source, HANDOFF, kept, proxied)
         self._metrics.handoffs.labels("moved" if isinstance(where, Placed) else "failed").inc()
         return where
@@ -252,7 +251,7 @@ class Proxy:
         if may_resend and exchange.has_begun and kept.can_continue:
             how = kept.how
             job = self._continuations.of_account(kept, proxied, time.monotonic())
-            job = replace(job, excluded=frozenset({where.endpoint.node}))
+            job = job._replace(excluded=frozenset({where.endpoint.node}))
             after = await self._move(job, where, cut.reason, kept, proxied)
             is_moved = isinstance(after, Placed)
             self._metrics.stream_moves.labels(cut.reason, how.value, "moved" if is_moved else "failed").inc()
@@ -266,7 +265,7 @@ class Proxy:
         # The client has nothing of this node's part, so the same job may go to another one.
         proxied.retries += 1
         self._metrics.retries.labels(cut.reason).inc()
-        job = replace(where.job, excluded=where.job.excluded | {where.endpoint.node})
+        job = where.job._replace(excluded=where.job.excluded | {where.endpoint.node})
         if job.is_continuation:
             return await self._move(job, where, cut.reason, kept, proxied)
         return await self._placer.place(job, proxied)
@@ -292,7 +291,7 @@ class Proxy:
                 if facts.model is not None and facts.model != asked:
                     proxied.set_header(MODEL_HEADER, facts.model)
                 if session := exchange.header(b"x-fleet-session"):
-                    facts = replace(facts, session=session.decode("latin-1")[:MAX_SESSION_CHARS])
+                    facts = facts._replace(session=session.decode("latin-1")[:MAX_SESSION_CHARS])
         except PromptOverBudgetError as error:
             await self._refuse(exchange, proxied, answers.bad_request(str(error), code="prompt_over_budget"))
         except BodyTooLargeError:
@@ -340,12 +339,12 @@ class Proxy:
         others = self._placer.other_revisions(source.endpoint)
         is_exact = kept.how is Continuance.EXACT
         never = self._placer.foreign_nodes() if is_exact else self._placer.other_kinds(source.endpoint)
-        job = replace(job, excluded=job.excluded | never)
+        job = job._replace(excluded=job.excluded | never)
         deadline = time.monotonic() + self._move_patience_s
         if proxied.paused_at is None:
             proxied.paused_at = source.wait.heard_at
         while True:
-            where = await self._placer.place(replace(job, excluded=job.excluded | others), proxied)
+            where = await self._placer.place(job._replace(excluded=job.excluded | others), proxied)
             if others and isinstance(where, NotPlaced) and where.given_up is None:
                 where = await self._placer.place(job, proxied)
             if isinstance(where, Placed):
@@ -370,7 +369,7 @@ class Proxy:
             if time.monotonic() >= deadline or where.given_up is not None or not self._placer.may_resend(proxied):
                 return where
             await asyncio.sleep(MOVE_PAUSE_S)
-            job = replace(job, excluded=never)  # by now the source may serve again
+            job = job._replace(excluded=never)  # by now the source may serve again
 
     async def _tell_not_placed(self, exchange: Exchange, proxied: ProxiedRequest, not_placed: NotPlaced) -> None:
         said = ", ".join(f"{node}: {reason}" for node, reason in sorted(not_placed.reasons.items())) or "no active node"

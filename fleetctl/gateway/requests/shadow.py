@@ -11,7 +11,6 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
@@ -202,7 +201,7 @@ class Shadows:
             return None
         facts = job.facts
         if not own:  # another model is what is judged
-            facts = replace(facts, model=next(one.model for one in table.active if one.node in nodes))
+            facts = facts._replace(model=next(one.model for one in table.active if one.node in nodes))
         endpoint = self._chooser.choose_among(table, facts, own or nodes).endpoint
         if endpoint is None or self._loads.is_suspect(endpoint.node):
             return None

@@ -9,9 +9,21 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
+_FEW = 64
 MAX_CHEAP_VALUES = 50_000  # of so many objects are built within 25 ms
 
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
+
+
+def has_more_than(most: int, body: bytes, byte: bytes) -> bool:
+    """Whether the byte is there more than `most` times. Few are found at the speed of memchr, where `count` looks at
+    every byte: of 400 kB of prose that takes a tenth of the time."""
+    at = -1
+    for _ in range(min(_FEW, most + 1)):
+        at = body.find(byte, at + 1)
+        if at < 0:
+            return False
+    return most < _FEW or body.count(byte, at + 1) + _FEW > most
 
 
 def is_cheap_to_parse(body: bytes) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from fleetctl.gateway.routing.prefix_blocks import Blocks, tokens_before
 
@@ -48,8 +49,7 @@ class _Held:
     tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixMatch:
+class PrefixMatch(NamedTuple):
     """How much of one prompt nodes hold. `path`: segments from the root, each with the block up to which it matches."""
 
     path: tuple[tuple[Segment, int], ...] = ()

@@ -8,13 +8,12 @@ where that is cheap, and otherwise counts as a prompt of its length without a pr
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Raw, Struct
 
-from fleetctl.gateway.routing.json_cost import MAX_CHEAP_VALUES, is_cheap_to_parse
+from fleetctl.gateway.routing.json_cost import MAX_CHEAP_VALUES, has_more_than, is_cheap_to_parse
 from fleetctl.gateway.routing.prefix_blocks import CHARS_PER_TOKEN, Blocks, text_blocks, token_blocks
 
 HEAD_CHARS = 32_768  # of the canonical prompt, kept while its node is chosen
@@ -33,8 +32,7 @@ class BadBodyError(Exception):
     """The body can't be read. The message is for the client."""
 
 
-@dataclass(frozen=True, slots=True)
-class RoutingFacts:
+class RoutingFacts(NamedTuple):
     """`head`: the canonical prompt's first characters; `blocks`: all of it as a chain of hashes.
 
     `tokens`: rough cost, prompt and output together. `input_tokens`: the prompt's part of it. `output_tokens`: what the
@@ -126,7 +124,7 @@ def read_routing_facts(path: str, body: bytes) -> RoutingFacts:
             blocks = text_blocks(text, model if tools in _NO_TOOLS else (model, tools))
             head = text[:HEAD_CHARS]
         else:
-            if len(body) > MAX_PROMPT_IDS and body.count(b",") > MAX_PROMPT_IDS:
+            if len(body) > MAX_PROMPT_IDS and has_more_than(MAX_PROMPT_IDS, body, b","):
                 raise _TooManyValuesError
             head, chars, blocks = _completion_prompt(_decode_prompt(fields.prompt), model)
     except _UNFIT:
@@ -138,7 +136,7 @@ def read_routing_facts(path: str, body: bytes) -> RoutingFacts:
 
 def _typed_chat(messages: Raw, body: bytes) -> tuple[str, int]:
     """As `_chat_prompt`. Raises _TooManyValuesError, and what msgspec does."""
-    if len(body) > 3 * MAX_CHEAP_VALUES and body.count(b"{") > MAX_CHEAP_VALUES:  # `{},` is three bytes
+    if len(body) > 3 * MAX_CHEAP_VALUES and has_more_than(MAX_CHEAP_VALUES, body, b"{"):  # `{},` is three bytes
         raise _TooManyValuesError
     parts: list[str] = []
     chars = 0
@@ -149,7 +147,7 @@ def _typed_chat(messages: Raw, body: bytes) -> tuple[str, int]:
         elif not isinstance(content, str):
             content = "".join([part.text for part in content if part.text is not None])
         chars += len(content)
-        parts.append(f"{message.role}\n{content}\n")
+        parts += (str(message.role), "\n", content, "\n")  # no copy of a long text but the one that joins them
     return "".join(parts), chars
 
 

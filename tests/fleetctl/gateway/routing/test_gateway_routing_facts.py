@@ -4,7 +4,10 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from fleetctl.gateway.routing.json_cost import has_more_than
 from fleetctl.gateway.routing.routing_facts import (
     DEFAULT_OUTPUT_TOKENS,
     HEAD_CHARS,
@@ -168,3 +171,9 @@ def test_tools_are_part_of_what_a_prompt_shares_with_others() -> None:
     one = facts_of(CHAT, messages=messages, model="m")
     assert one.blocks == facts_of(CHAT, messages=messages, model="m", user="ann").blocks
     assert not set(one.blocks) & set(facts_of(CHAT, messages=messages, model="m", tools=[{"type": "function"}]).blocks)
+
+
+@given(st.integers(0, 200), st.integers(0, 200))
+def test_more_than_so_many_is_told_as_counting_tells_it(count: int, most: int) -> None:
+    body = b"a{" * count + b"b"
+    assert has_more_than(most, body, b"{") is (count > most)
