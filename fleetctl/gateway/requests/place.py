@@ -21,6 +21,7 @@ from fleetctl.gateway.nodes.node_watch import NodeWatch, Wait, WaitEnd
 from fleetctl.gateway.nodes.retry_budget import RetryBudget
 from fleetctl.gateway.nodes.table import Endpoint, Routing
 from fleetctl.gateway.requests.chooser import Choice, Chooser
+from fleetctl.gateway.requests.engine_errors import read_refusal
 from fleetctl.gateway.requests.fates import Death, ProxiedRequest
 from fleetctl.gateway.requests.model_names import OWN_ENGINE
 from fleetctl.gateway.requests.poison import body_key, is_poison
@@ -253,8 +254,11 @@ class Placer:
                 answer = await self._client.request(
                     job.method, endpoint.base, job.target, headers=self._headers(job), body=job.body
                 )
+                said = answer.header("X-Fleet-Refused")
+                if answer.status == 503 and said is None and endpoint.engine not in ("", OWN_ENGINE):
+                    said = await read_refusal(answer)
             wait.note_heard(self._clock())
-            placed = self._judge(Placed(job, endpoint, answer, wait, load, release), not_placed, proxied)
+            placed = self._judge(Placed(job, endpoint, answer, wait, load, release), said, not_placed, proxied)
             if placed is None:
                 if (reason := not_placed.reasons[node]) in ENDED_WITH_IT:
                     self.note_death(proxied, job, node, reason)
@@ -302,7 +306,8 @@ class Placer:
         left_s = max(0.001, job.deadline_at - self._clock())
         return [*job.headers, (DEADLINE_HEADER, f"{left_s:.3f}")]
 
-    def _judge(self, placed: Placed, not_placed: NotPlaced, proxied: ProxiedRequest) -> Placed | None:
+    def _judge(self, placed: Placed, said: str | None, not_placed: NotPlaced, proxied: ProxiedRequest) -> Placed | None:
+        """The answer as it is, or None: another node is asked. `said`: why the node refuses, in our words."""
         answer, job, node = placed.answer, placed.job, placed.endpoint.node
         status, now = answer.status, self._clock()
         is_shapeless = _is_shapeless(job, answer)
@@ -311,7 +316,6 @@ class Placer:
             self._ejections.note_answered(node, now)
             self.budget.note_answered(now)
             return placed
-        said = answer.header("X-Fleet-Refused")
         is_own_error = is_shapeless or (status in OWN_ERRORS and said is None)
         if is_own_error:
             self._note_failed(proxied, node, Ejection.BAD_ANSWER if is_shapeless else Ejection.SERVER_ERROR)
@@ -322,7 +326,7 @@ class Placer:
         reason = "bad_answer" if is_shapeless else _refusal(status, said, job.is_continuation)
         self._loads.suspect(node, SUSPECT_S if is_own_error else REFUSED_S)
         self._note(not_placed, node, reason)
-        if status == 429:
+        if status == 429 or reason == "overloaded":
             after = read_retry_after_s(answer.header("Retry-After"))
             not_placed.retry_after_s = min(not_placed.retry_after_s, after) if not_placed.is_overload else after
             not_placed.is_overload = True

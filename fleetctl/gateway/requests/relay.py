@@ -18,6 +18,7 @@ from fleetctl.gateway.http.node_client import NodeAnswer, NodeClientError, NodeD
 from fleetctl.gateway.metrics import GatewayMetrics
 from fleetctl.gateway.nodes.node_watch import Wait
 from fleetctl.gateway.requests.continuation import HANDOFF_HEADER, StreamAccount
+from fleetctl.gateway.requests.engine_errors import is_clients_own, is_nodes_trouble
 from fleetctl.gateway.requests.fates import Fates, Outcome, ProxiedRequest
 from fleetctl.gateway.requests.place import Placed
 from fleetctl.gateway.requests.stream_part import StreamPart
@@ -60,8 +61,6 @@ _NODE_CODES = frozenset(
 )
 # Of these, what is the node's own trouble: another one may do better.
 NODE_TROUBLES = frozenset({"core_dead", "engine_error", "node_stopping", "out_of_memory"})
-# What other engines call it, as the error's type, where its code is no HTTP status.
-OTHER_ENGINES_TROUBLES = frozenset({"InternalServerError", "server_error"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +154,10 @@ class Relay:
         return None
 
     def _end_with_error(self, proxied: ProxiedRequest, error: StreamError) -> None:
-        if error.status is not None and 400 <= error.status < 500:
-            self._fates.end(proxied, Outcome.REFUSED, reason=f"status_{error.status}")
-            return
-        outcome = Outcome.REFUSED if error.kind == "invalid_request_error" else Outcome.FAILED
-        self._fates.end(proxied, outcome, reason=_reason_of(error.code, "node_error"))
+        is_full = error.status == 503 and not proxied.pieces  # SGLang's queue: told by the stream's first event
+        outcome = Outcome.REFUSED if is_clients_own(error) or is_full else Outcome.FAILED
+        otherwise = f"status_{error.status}" if error.status and outcome is Outcome.REFUSED else "node_error"
+        self._fates.end(proxied, outcome, reason=_reason_of(error.code, otherwise))
 
     def _begin_part(self, exchange: Exchange, proxied: ProxiedRequest, answer: NodeAnswer) -> None:
         """The first event of a node: the stream begins, or goes on after a pause."""
@@ -217,9 +215,7 @@ class Relay:
 
 
 def _is_nodes_trouble(error: StreamError, account: StreamAccount) -> bool:
-    if account.text is None or error.code in NODE_TROUBLES:
-        return error.code in NODE_TROUBLES
-    return error.status >= 500 if error.status is not None else error.kind in OTHER_ENGINES_TROUBLES
+    return error.code in NODE_TROUBLES or (account.text is not None and is_nodes_trouble(error))
 
 
 def returned_headers(answer: NodeAnswer, proxied: ProxiedRequest) -> list[tuple[bytes, bytes]]:

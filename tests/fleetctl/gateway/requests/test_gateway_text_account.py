@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fleetctl.gateway.requests.text_account import continued_request, is_continuable
+from fleetctl.settings.admission import AdmissionSettings
 from fleetctl.settings.gateway import GatewaySettings
 from fleetctl.settings.response_cache import ResponseCacheSettings
 from tests.fixtures.gateway import Reply, Served
@@ -79,6 +81,53 @@ async def test_an_error_event_that_is_the_clients_own_is_told_and_held_against_n
         assert reply.error is not None
         assert (reply.error["code"], other.seen) == (error[1], [])
         assert (fate["fate"], fate["reason"], fate["deaths"]) == ("refused", f"status_{error[1]}", [])
+
+
+VLLM_FULL = {"message": "The engine is currently busy", "type": "Service Unavailable", "param": None, "code": 503}
+SGLANG_FULL = {"object": "error", "message": "The request queue is full.", "type": "abort", "param": None, "code": 503}
+LLAMA_CPP_LOADS = {"code": 503, "message": "Loading model", "type": "unavailable_error"}
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [({"error": VLLM_FULL}, "overloaded"), (SGLANG_FULL, "overloaded"), ({"error": LLAMA_CPP_LOADS}, "not_ready")],
+    ids=["vllm", "sglang", "llama.cpp"],
+)
+async def test_an_engine_that_has_no_room_is_not_ejected_and_its_requests_go_elsewhere(
+    tmp_path: Path, body: dict[str, Any], reason: str
+) -> None:
+    nodes = VllmNode("a", refusal=(503, json.dumps(body))), VllmNode("b")
+    limits = GatewaySettings(admission=AdmissionSettings(queue_limit_s=0))
+    async with vllm_fleet(tmp_path, *nodes, limits=limits) as (served, _):
+        for number in range(24):
+            for node in nodes:
+                served.gateway.loads.trust(node.name)
+            message = [{"role": "user", "content": f"{number} or so"}]
+            reply, _ = await ended(served, CHAT, messages=message)
+            assert (reply.status, text_of(reply)) == (200, TEXT)
+        told = served.gateway.metrics.registry.get_sample_value
+        assert told("gateway_retries_total", {"reason": reason}) == len(nodes[0].seen) > 6
+        assert told("gateway_ejections_total", {"reason": "server_error"}) == 0
+        nodes[1].refusal = nodes[0].refusal
+        served.gateway.loads.trust("a")
+        reply, fate = await ended(served, COMPLETIONS)
+        expected = (429, "overloaded") if reason == "overloaded" else (503, "no_node_available")
+        assert (reply.status, fate["reason"], fate["fate"]) == (*expected, "refused")
+
+
+async def test_what_stands_before_an_engine_and_says_503_is_a_failure_of_the_node(tmp_path: Path) -> None:
+    nodes = VllmNode("a", refusal=(503, "no healthy upstream")), VllmNode("b")
+    async with vllm_fleet(tmp_path, *nodes) as (served, _):
+        await ended(served, COMPLETIONS)
+        told = served.gateway.metrics.registry.get_sample_value
+        assert told("gateway_retries_total", {"reason": "status_503"}) == 1
+
+
+async def test_a_stream_whose_first_event_says_that_the_queue_is_full_is_refused_and_not_lost(tmp_path: Path) -> None:
+    async with vllm_fleet(tmp_path, VllmNode("a", fails_at=0, error=("abort", 503))) as (served, _):
+        reply, fate = await ended(served, COMPLETIONS)
+        assert reply.error is not None
+        assert (fate["fate"], fate["reason"]) == ("refused", "status_503")
 
 
 async def test_an_answer_that_went_on_by_text_is_not_kept_by_the_response_cache(tmp_path: Path) -> None:
