@@ -573,8 +573,8 @@ class Gateway:
 
     def _judge_node(self, proxied: ProxiedRequest) -> None:
         """What an ended request says of the node that answered it, as far as its placing has not told yet."""
-        if proxied.ttft_s is None or len(proxied.nodes) != 1 or proxied.deaths:
-            return  # no stream began, or several nodes share in what it took
+        if proxied.ttft_s is None or len(proxied.nodes) != 1 or proxied.deaths or proxied.failed_at:
+            return  # no stream began, several nodes share in what it took, or its placing told
         now = time.monotonic()
         if proxied.outcome is Outcome.FINISHED and not proxied.retries:
             self.ejections.note_first_token(proxied.nodes[0], proxied.ttft_s, now)

@@ -140,19 +140,16 @@ class EventStreamReader:
             self.is_done = True
         if b'"error"' in whole and (found := _ERROR.search(whole)):
             self.last_word = whole[found.start() :]
-            self.error = _read_error(self.last_word.splitlines()[0].partition(b":")[2])
+            self.error = error_of(self.last_word.splitlines()[0].partition(b":")[2])
             return whole[: found.start()]
         return whole
 
 
-def error_code_of(body: bytes) -> str | None:
-    """The `code` of an error answer in OpenAI's shape; None when it has none."""
-    return _read_error(body).code
-
-
-def _read_error(text: bytes) -> StreamError:
+def error_of(body: bytes) -> StreamError:
+    """What an error answer in OpenAI's shape says; SGLang leaves the word `error` around it out."""
     try:
-        error = json.loads(text)["error"]
+        told = json.loads(body)
+        error = told.get("error", told)
         kind, code = error.get("type"), error.get("code")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return StreamError()

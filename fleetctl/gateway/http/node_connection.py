@@ -102,6 +102,14 @@ class NodeAnswer:
                 self._waiter = None
         return self._joined()
 
+    async def peek(self) -> bytes:
+        """The first part of the body, which stays to be read; empty without a body. Raises NodeDisconnectedError."""
+        data = await self.read_any()
+        if data:
+            self._parts.insert(0, data)
+            self._held += len(data)
+        return data
+
     async def hand_to(self, consume: Consume) -> bool:
         """Give the body to `consume` part by part, as it comes and without a turn of the event loop in between.
 

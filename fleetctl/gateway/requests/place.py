@@ -21,7 +21,7 @@ from fleetctl.gateway.nodes.node_watch import NodeWatch, Wait, WaitEnd
 from fleetctl.gateway.nodes.retry_budget import RetryBudget
 from fleetctl.gateway.nodes.table import Endpoint, Routing
 from fleetctl.gateway.requests.chooser import Choice, Chooser
-from fleetctl.gateway.requests.engine_errors import read_refusal
+from fleetctl.gateway.requests.engine_errors import Refusal, read_refusal
 from fleetctl.gateway.requests.fates import Death, ProxiedRequest
 from fleetctl.gateway.requests.model_names import OWN_ENGINE
 from fleetctl.gateway.requests.poison import body_key, is_poison
@@ -254,11 +254,13 @@ class Placer:
                 answer = await self._client.request(
                     job.method, endpoint.base, job.target, headers=self._headers(job), body=job.body
                 )
-                said = answer.header("X-Fleet-Refused")
-                if answer.status == 503 and said is None and endpoint.engine not in ("", OWN_ENGINE):
-                    said = await read_refusal(answer)
+                try:
+                    refusal = await _read_refusal(job, endpoint, answer)
+                except BaseException:
+                    answer.release()
+                    raise
             wait.note_heard(self._clock())
-            placed = self._judge(Placed(job, endpoint, answer, wait, load, release), said, not_placed, proxied)
+            placed = self._judge(Placed(job, endpoint, answer, wait, load, release), refusal, not_placed, proxied)
             if placed is None:
                 if (reason := not_placed.reasons[node]) in ENDED_WITH_IT:
                     self.note_death(proxied, job, node, reason)
@@ -306,10 +308,11 @@ class Placer:
         left_s = max(0.001, job.deadline_at - self._clock())
         return [*job.headers, (DEADLINE_HEADER, f"{left_s:.3f}")]
 
-    def _judge(self, placed: Placed, said: str | None, not_placed: NotPlaced, proxied: ProxiedRequest) -> Placed | None:
-        """The answer as it is, or None: another node is asked. `said`: why the node refuses, in our words."""
+    def _judge(self, placed: Placed, refusal: Refusal, not_placed: NotPlaced, proxied: ProxiedRequest) -> Placed | None:
+        """The answer as it is, or None: another node is asked."""
         answer, job, node = placed.answer, placed.job, placed.endpoint.node
-        status, now = answer.status, self._clock()
+        status, said = refusal
+        now = self._clock()
         is_shapeless = _is_shapeless(job, answer)
         if status < 400 and not is_shapeless:
             self._loads.trust(node)
@@ -319,7 +322,9 @@ class Placer:
         is_own_error = is_shapeless or (status in OWN_ERRORS and said is None)
         if is_own_error:
             self._note_failed(proxied, node, Ejection.BAD_ANSWER if is_shapeless else Ejection.SERVER_ERROR)
-        if not job.is_continuation and not self._is_retried(placed, not_placed, proxied, is_shapeless=is_shapeless):
+        if not job.is_continuation and not self._is_retried(
+            placed, status, not_placed, proxied, is_shapeless=is_shapeless
+        ):
             if not is_own_error:
                 self._loads.trust(node)
             return placed
@@ -334,10 +339,10 @@ class Placer:
         return None
 
     def _is_retried(
-        self, placed: Placed, not_placed: NotPlaced, proxied: ProxiedRequest, *, is_shapeless: bool
+        self, placed: Placed, status: int, not_placed: NotPlaced, proxied: ProxiedRequest, *, is_shapeless: bool
     ) -> bool:
         """Whether the answer is kept from the client and another node is asked."""
-        node, status = placed.endpoint.node, placed.answer.status
+        node = placed.endpoint.node
         if status in (429, 502, 503):
             return True
         if status != 500 and not is_shapeless:
@@ -358,6 +363,13 @@ class Placer:
     def _note(self, not_placed: NotPlaced, node: str, reason: str) -> None:
         not_placed.reasons[node] = reason
         self._metrics.retries.labels(reason).inc()
+
+
+async def _read_refusal(job: Job, endpoint: Endpoint, answer: NodeAnswer) -> Refusal:
+    """What the node refuses it with, if it does. A node of ours says so in its head."""
+    if endpoint.engine in ("", OWN_ENGINE) or not (job.is_generation or job.is_continuation):
+        return Refusal(answer.status, answer.header("X-Fleet-Refused"))
+    return await read_refusal(answer)
 
 
 def _refusal(status: int, said: str | None, is_continuation: bool) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from fleetctl.gateway.http.event_stream import EventStreamReader, EventTooLongError, StreamError, error_code_of
+from fleetctl.gateway.http.event_stream import EventStreamReader, EventTooLongError, StreamError, error_of
 from fleetctl.gateway.http.exchange import Exchange
 from fleetctl.gateway.http.node_client import NodeAnswer, NodeClientError, NodeDisconnectedError
 from fleetctl.gateway.metrics import GatewayMetrics
@@ -154,8 +154,7 @@ class Relay:
         return None
 
     def _end_with_error(self, proxied: ProxiedRequest, error: StreamError) -> None:
-        is_full = error.status == 503 and not proxied.pieces  # SGLang's queue: told by the stream's first event
-        outcome = Outcome.REFUSED if is_clients_own(error) or is_full else Outcome.FAILED
+        outcome = Outcome.REFUSED if is_clients_own(error) else Outcome.FAILED
         otherwise = f"status_{error.status}" if error.status and outcome is Outcome.REFUSED else "node_error"
         self._fates.end(proxied, outcome, reason=_reason_of(error.code, otherwise))
 
@@ -200,7 +199,7 @@ class Relay:
         await exchange.answer(status, body, returned_headers(answer, proxied))
         reason = "" if status < 400 else f"status_{status}"
         if status >= 500 or status == 409:
-            reason = _reason_of(error_code_of(body), reason)
+            reason = _reason_of(error_of(body).code, reason)
         self._fates.end(proxied, outcome, reason=reason, status=status)
         return None
 

@@ -123,11 +123,28 @@ async def test_what_stands_before_an_engine_and_says_503_is_a_failure_of_the_nod
         assert told("gateway_retries_total", {"reason": "status_503"}) == 1
 
 
-async def test_a_stream_whose_first_event_says_that_the_queue_is_full_is_refused_and_not_lost(tmp_path: Path) -> None:
-    async with vllm_fleet(tmp_path, VllmNode("a", fails_at=0, error=("abort", 503))) as (served, _):
+async def test_a_stream_whose_first_event_says_that_the_queue_is_full_goes_elsewhere_or_is_refused(
+    tmp_path: Path,
+) -> None:
+    nodes = VllmNode("a", fails_at=0, error=("Service Unavailable", 503)), VllmNode("b")
+    limits = GatewaySettings(admission=AdmissionSettings(queue_limit_s=0))
+    async with vllm_fleet(tmp_path, *nodes, limits=limits) as (served, _):
         reply, fate = await ended(served, COMPLETIONS)
-        assert reply.error is not None
-        assert (fate["fate"], fate["reason"]) == ("refused", "status_503")
+        assert (reply.status, fate["fate"], fate["reason"]) == (429, "refused", "overloaded"), "b is suspect"
+        for node in nodes:
+            served.gateway.loads.trust(node.name)
+        for number in range(8):
+            message = [{"role": "user", "content": f"{number} or so"}]
+            reply, fate = await ended(served, COMPLETIONS if number % 2 else CHAT, messages=message)
+            assert (text_of(reply), fate["deaths"], fate["nodes"]) == (TEXT, [], ["b"])
+
+
+async def test_a_stream_whose_first_event_says_that_the_engine_died_goes_elsewhere(tmp_path: Path) -> None:
+    async with vllm_fleet(tmp_path, VllmNode("a", fails_at=0), VllmNode("b")) as (served, _):
+        served.gateway.loads.trust("b")
+        for _ in range(4):
+            reply, fate = await ended(served, COMPLETIONS)
+            assert (text_of(reply), fate["nodes"], fate["deaths"]) == (TEXT, ["b"], [])
 
 
 async def test_an_answer_that_went_on_by_text_is_not_kept_by_the_response_cache(tmp_path: Path) -> None:
