@@ -19,9 +19,13 @@ from fleetctl.wire import (
     ActionRequest,
     Alert,
     ApprovalRequest,
+    AuditCheck,
+    AuditRow,
     ContentListing,
     DiagnoseRequest,
     Diagnosis,
+    Freeze,
+    FreezeRequest,
     Gateway,
     Incident,
     Node,
@@ -233,6 +237,29 @@ class ControllerClient:
         """End a rule now. Raises BadInputError when there is none of this id."""
         answer = await self._send("DELETE", f"/v1/traffic-rules/{_part(rule_id)}", params={"by": by})
         return _parse(TrafficRule, answer)
+
+    async def freezes(self) -> list[Freeze]:
+        """Times in which automation does not act, those in force, the oldest first."""
+        return await self._list(Freeze, "/v1/freezes")
+
+    async def make_freeze(self, request: FreezeRequest) -> Freeze:
+        """Freeze the fleet, or one pool, from now on."""
+        return await self._post(Freeze, "/v1/freezes", request)
+
+    async def end_freezes(self, freeze_id: str | None = None, by: str = "api") -> list[Freeze]:
+        """End one freeze, or all. Raises BadInputError when there is none of this id."""
+        path = "/v1/freezes" + (f"/{_part(freeze_id)}" if freeze_id is not None else "")
+        return _parse_as(TypeAdapter(list[Freeze]), await self._send("DELETE", path, params={"by": by}))
+
+    async def audit(
+        self, *, since: float | None = None, who: str | None = None, target: str | None = None, limit: int = 200
+    ) -> list[AuditRow]:
+        """The newest changes that fit, oldest first. `since` in Unix seconds."""
+        return await self._list(AuditRow, "/v1/audit", since=since, who=who, target=target, limit=limit)
+
+    async def verify_audit(self) -> AuditCheck:
+        """Whether the audit's rows are those that were written: looked at now."""
+        return _parse(AuditCheck, await self._send("GET", "/v1/audit/verification", CONTENT_S))
 
     async def content(self) -> ContentListing:
         """Rules, trees, causes, pages and what else is loaded, with their sources."""

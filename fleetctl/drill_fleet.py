@@ -16,6 +16,7 @@ from fleetctl.settings.tree import Settings, read_token
 from fleetctl.stack import Stack
 
 NODE_OPTIONS: Mapping[str, Any] = {"max_num_seqs": 16, "max_model_len": 4096, "num_kv_blocks": 1024, "num_threads": 1}
+MANY = 100_000  # drills act more often than an operator may
 FAULT_TIMEOUT_S = 10.0
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # nodes speak plain HTTP: no certificates need to be read
 
@@ -29,6 +30,7 @@ def settings_for_drill_fleet(
         base,
         state_dir=state_dir,
         controller={"host": "127.0.0.1", "port": port, "url": f"http://127.0.0.1:{port}", "policy": policy},
+        actions={"per_hour": {"per_node": MANY, "per_pool": MANY, "per_zone": MANY, "per_fleet": MANY}},
         gateway={"host": "127.0.0.1", "port": reserve_port()},
         fleet={"nodes": nodes, "enable_faults": True, "node_options": dict(node_options)},
     )

@@ -284,6 +284,9 @@ class Run(Wire):
     expires_at: float | None = None
     steps: list[StepRecord] = Field(default_factory=list)
     targets: list[str] = Field(default_factory=list)  # what it changes: node-2, pool/decode, fleet
+    unasked: bool = False  # automation lets it start, without a person
+    held: str = ""  # of one that is proposed: what keeps it from acting now, unless a person overrides it
+    override: str = ""  # why a person let it act all the same
     verification: str = ""
     error: str = ""
 
@@ -526,6 +529,45 @@ class ContentListing(Wire):
     problems: list[ContentProblem] = Field(default_factory=list)
 
 
+class Freeze(Wire):
+    """A time in which no automation acts, and a person only with an override that is recorded."""
+
+    id: str
+    reason: str
+    made_by: str
+    made_at: float
+    pool: str | None = None  # None: the whole fleet
+    expires_at: float | None = None  # None: until a person ends it
+
+
+class AuditRow(Wire):
+    """One change: who made it by which credentials, when, what, why, and with which outcome."""
+
+    seq: int
+    at: float
+    who: str
+    via: str
+    what: str
+    target: str
+    why: str
+    outcome: str
+    run_id: str
+    hash: str  # holds this row and, by the hash before it, all earlier ones
+
+
+class AuditCheck(Wire):
+    """Whether the audit's rows are those that were written."""
+
+    intact: bool
+    rows: int
+    first_seq: int
+    head_seq: int
+    head_hash: str
+    broken_seq: int | None = None  # the first row that is not what was written, or is missing
+    why: str = ""
+    at: float = 0.0
+
+
 class Status(Wire):
     """The controller's own state. `loops`: name to seconds since the last completed turn."""
 
@@ -548,6 +590,9 @@ class Status(Wire):
     webhook: WebhookState = Field(default_factory=WebhookState)
     content: ContentState = Field(default_factory=ContentState)
     traffic_rules: KnownRules = Field(default_factory=list)  # in force, the oldest first
+    freezes: list[Freeze] = Field(default_factory=list)  # in force, the oldest first
+    breaker: str = ""  # why automation starts nothing at present, or one run only: its last ones did not help
+    audit_error: str = ""  # why the audit is not as it was written, by the last look
 
 
 class SilenceMatcher(Wire):
@@ -579,6 +624,15 @@ class SilenceRequest(Body):
     created_by: str = Field(min_length=1, max_length=200)
 
 
+class FreezeRequest(Body):
+    """Freeze the fleet, or one pool, from now on."""
+
+    reason: str = Field(min_length=1, max_length=2000)
+    made_by: str = Field(default="api", max_length=200)
+    pool: str | None = Field(default=None, min_length=1, max_length=200)
+    for_s: float | None = Field(default=None, gt=0, le=366 * 86400)  # None: until it is ended
+
+
 class RunRequest(Body):
     """Start a runbook."""
 
@@ -589,6 +643,7 @@ class RunRequest(Body):
     requested_by: str = Field(default="api", max_length=200)
     dry_run: bool = False
     approve: bool = False  # the requester approves it too (`--yes`)
+    override: str = Field(default="", max_length=2000)  # why to act against a freeze; recorded
     idempotency_key: str | None = Field(default=None, max_length=200)
 
 
@@ -599,6 +654,7 @@ class ActionRequest(Body):
     reason: str = Field(default="", max_length=2000)
     requested_by: str = Field(default="api", max_length=200)
     dry_run: bool = False
+    override: str = Field(default="", max_length=2000)  # as of RunRequest
     idempotency_key: str | None = Field(default=None, max_length=200)
 
 
@@ -608,6 +664,7 @@ class ApprovalRequest(Body):
     decision: Literal["approve", "deny"]
     by: str = Field(max_length=200)
     comment: str = Field(default="", max_length=2000)
+    override: str = Field(default="", max_length=2000)  # as of RunRequest
 
 
 class DiagnoseRequest(Body):

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
 import structlog
 
+from runbooks.breaker import Breaker, BreakerLimits, UnaskedEnd, breaker_of, judge_breaker
+from runbooks.budget import WINDOW_S, ActionBudget, Ages, Disruption, judge_budget
 from runbooks.fleet_view import FleetView
-from runbooks.guard import DEFAULT_FLOOR_RATIO
+from runbooks.guard import DEFAULT_FLOOR_RATIO, Ruling
 from runbooks.journal import Journal
 from runbooks.ports import Clock, Effects, Lookup
-from runbooks.run import Run
+from runbooks.restraint import judge_freezes
+from runbooks.run import ACTIVE, ENDED_BY_ITSELF, Run, RunStatus, StepRecord, taken_out
 
 log = structlog.get_logger()
 
@@ -35,6 +38,8 @@ class Limits:
     max_begins: int = 50  # of one step, crashes included: a step that kills its controller must end too
     approval_ttl_s: float = 3600.0
     capacity_floor_ratio: float = DEFAULT_FLOOR_RATIO
+    budget: ActionBudget = field(default_factory=ActionBudget)
+    breaker: BreakerLimits = field(default_factory=BreakerLimits)
     back_off_s: float = 1.0  # doubles with each temporary error
     back_off_max_s: float = 30.0
     guard_wait_s: float = 20.0  # a guard that says no or unknown is asked again this long: signals lag
@@ -56,6 +61,9 @@ class Context:
     thread: ThreadPoolExecutor
     """Where the journal writes. Who writes to the same SQLite file must share it: two writers starve each other."""
 
+    ages: Ages = field(default_factory=Ages)
+    """Of what the journal has of the last hour."""
+
     gate: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held from a guard's look to the begin of its step: two runs can't both take the last spare node."""
 
@@ -71,6 +79,35 @@ class Context:
         changes = await self._look("wanted_changes", self.lookup.wanted_changes())
         classes = await self._look("priority_classes", self.lookup.priority_classes())
         return FleetView.of(nodes, serving, changes, classes)
+
+    async def restraint_on(self, run: Run, fleet: FleetView) -> Ruling:
+        """Whether something keeps the run from acting now, unless a person overrides it."""
+        freezes = await self._look("freezes", self.lookup.freezes())
+        ruling = judge_freezes(run.targets, fleet, freezes, self.clock.now())
+        if ruling.allows and run.is_automatic and run.incident_id is not None:
+            ruling = judge_breaker(await self.breaker(), run.id)
+        return await self.budget_ruling(run, run.do_steps, fleet) if ruling.allows else ruling
+
+    async def breaker(self) -> Breaker:
+        """Whether automation's last runs helped."""
+        now = self.clock.now()
+        ended = await self.stored(self.journal.unasked, ENDED_BY_ITSELF)
+        active = await self.stored(self.journal.unasked, ACTIVE)
+        ages_s = {run.id: self.ages.age_s(run.id, run.updated_at, now) for run in ended}
+        newest = sorted(ended, key=lambda run: ages_s[run.id])
+        ends = [UnaskedEnd(run.id, run.status is RunStatus.SUCCEEDED, ages_s[run.id]) for run in newest]
+        return breaker_of(ends, [run.id for run in active], self.limits.breaker)
+
+    async def budget_ruling(self, run: Run, steps: Iterable[StepRecord], fleet: FleetView) -> Ruling:
+        """Whether the hour's budget has room for what these steps take out."""
+        nodes = taken_out(steps)
+        if not nodes:
+            return judge_budget(nodes, (), fleet, self.limits.budget)
+        now = self.clock.now()
+        stored = await self.stored(self.journal.disruptions, now - WINDOW_S)
+        recent = [Disruption(one.run_id, one.node, self.ages.age_s(one, one.at, now)) for one in stored]
+        by_automation = run.is_automatic
+        return judge_budget(nodes, recent, fleet, self.limits.budget, run_id=run.id, by_automation=by_automation)
 
     async def evaluate(self, expression: str) -> float | None:
         """The expression's value now; None is unknown."""

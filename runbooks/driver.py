@@ -51,7 +51,10 @@ async def _judge_start(context: Context, run: Run) -> Ruling:
         if ruling.answer is not GuardAnswer.UNKNOWN or look == num_looks - 1:
             break
         await context.clock.sleep(limits.poll_s)
-    return judge_start([step.action for step in run.do_steps], fleet) if ruling.allows else ruling
+    actions = [step.action for step in run.do_steps]
+    if ruling.allows and not run.override:
+        ruling = await context.restraint_on(run, fleet.after_all(action.change for action in actions))
+    return judge_start(actions, fleet) if ruling.allows else ruling
 
 
 async def _do_next(context: Context, run: Run) -> Run:

@@ -15,6 +15,8 @@ from typing import Literal
 
 import structlog
 
+from runbooks.breaker import Breaker, BreakerLimits
+from runbooks.budget import ActionBudget
 from runbooks.context import Context, Limits, OnEvent
 from runbooks.driver import carry_run
 from runbooks.errors import BadInputError, NotFoundError, StaleEpochError
@@ -24,7 +26,8 @@ from runbooks.journal import Journal
 from runbooks.page import Page
 from runbooks.plan import Plan, VerbOnTarget, plan_command, plan_page, resolve_plan
 from runbooks.ports import Clock, Effects, Lookup
-from runbooks.run import ACTIVE, AlreadyDecidedError, ConflictError, Run, RunStatus
+from runbooks.restraint import OVERRIDE_REMEDY
+from runbooks.run import ACTION, ACTIVE, AlreadyDecidedError, ConflictError, HeldError, Run, RunStatus
 from runbooks.value import did_you_mean
 from runbooks.verb import Action
 
@@ -52,15 +55,19 @@ class Executor:
         max_attempts: int = 5,
         approval_ttl_s: float = 3600.0,
         capacity_floor_ratio: float = 0.6,
+        budget: ActionBudget | None = None,
+        breaker: BreakerLimits | None = None,
         limits: Limits | None = None,
         thread: ThreadPoolExecutor | None = None,
     ) -> None:
-        """`limits`, when given, replaces the three numbers before it. `thread` is where the journal writes, shared with
+        """`limits`, when given, replaces what is before it. `thread` is where the journal writes, shared with
         whoever else writes to its database; without it the executor has one of its own."""
         limits = limits or Limits(
             max_attempts=max_attempts,
             approval_ttl_s=approval_ttl_s,
             capacity_floor_ratio=capacity_floor_ratio,
+            budget=budget or ActionBudget(),
+            breaker=breaker or BreakerLimits(),
         )
         self._journal = journal
         self._library = library
@@ -86,10 +93,14 @@ class Executor:
         requested_by: str,
         idempotency_key: str | None = None,
         approve: bool = False,
+        unasked: bool = False,
+        override: str = "",
         dry_run: bool = False,
     ) -> Run:
         """A run of a page: PROPOSED, APPROVED with `approve`, REFUSED by a guard, or SUCCEEDED as a dry run.
 
+        `unasked`: automation asks and approves; what a restraint keeps from acting is PROPOSED then, until `release`.
+        `override`: why a person acts against restraints.
         With an idempotency key that is known, the run that has it. Raises NotFoundError, BadInputError (also for a
         node that does not exist) and IdempotencyConflictError.
         """
@@ -97,7 +108,15 @@ class Executor:
         if page is None:
             raise NotFoundError(f"there is no runbook {runbook!r}", remedy=did_you_mean(runbook, self._library))
         return await self._create(
-            plan_page(page, inputs), reason, incident_id, requested_by, idempotency_key, approve, dry_run
+            plan_page(page, inputs),
+            approve=approve or unasked,
+            dry_run=dry_run,
+            reason=reason,
+            incident_id=incident_id,
+            requested_by=requested_by,
+            idempotency_key=idempotency_key,
+            unasked=unasked,
+            override=override,
         )
 
     async def act(
@@ -107,30 +126,50 @@ class Executor:
         reason: str,
         requested_by: str,
         idempotency_key: str | None = None,
+        unasked: bool = False,
+        override: str = "",
         dry_run: bool = False,
     ) -> Run:
-        """A run of one command, approved by the one who asked.
+        """A run of one command, approved by the one who asked. `unasked`: that is automation, which asks again when a
+        restraint refuses it. `override`: why a person acts against restraints.
 
         Raises BadCommandError, BadInputError and IdempotencyConflictError.
         """
-        plan = plan_command(command)
-        return await self._create(plan, reason, None, requested_by, idempotency_key, True, dry_run)
+        return await self._create(
+            plan_command(command),
+            approve=True,
+            dry_run=dry_run,
+            reason=reason,
+            requested_by=requested_by,
+            idempotency_key=idempotency_key,
+            unasked=unasked,
+            override=override,
+        )
 
-    async def decide(self, run_id: str, decision: Literal["approve", "deny"], by: str, comment: str = "") -> Run:
-        """Answer a proposal. Raises AlreadyDecidedError, holding the run, when it was answered or has ended."""
+    async def decide(
+        self, run_id: str, decision: Literal["approve", "deny"], by: str, comment: str = "", override: str = ""
+    ) -> Run:
+        """Answer a proposal. Raises AlreadyDecidedError, holding the run, when it was answered or has ended, and
+        HeldError for an approval against a restraint without `override`, a person's reason."""
         if decision not in ("approve", "deny"):
             raise BadInputError(f"decision {decision!r}", remedy="answer approve or deny")
         now = self._clock.now()
         standing = await self._context.stored(self._journal.get, run_id)
         fleet = (await self._context.fleet()).after_all(step.action.change for step in standing.do_steps)
+        held = ""
+        if decision == "approve" and standing.status is RunStatus.PROPOSED:
+            held = _why_held(await self._context.restraint_on(standing, fleet))
+        if held and not override:
+            remedy = f"to approve it all the same: `fleetctl runbook approve {run_id} --override REASON`"
+            raise HeldError(f"run {run_id} waits: {held}", standing, remedy=remedy)
         run, accepted = await self._context.stored(
-            self._journal.decide, run_id, decision, by, comment, now, fleet.overlap
+            self._journal.decide, run_id, decision, by, comment, now, fleet.overlap, override, held
         )
         if not accepted:
             if run.status is RunStatus.EXPIRED and run.updated_at == now:
                 self._context.emit("run.expired", f"{run.title}: {run.error}", run)
             raise AlreadyDecidedError(_standing(run), run, remedy=f"`fleetctl describe run {run_id}`")
-        said = f": {comment}" if comment else ""
+        said = (f": {comment}" if comment else "") + (f"; override: {override} (against: {held})" if held else "")
         if decision == "approve":
             self._context.emit("run.approved", f"{run.title}: approved by {by}{said}", run, by=by)
         if run.status is not RunStatus.APPROVED:
@@ -152,6 +191,25 @@ class Executor:
             self._context.emit("run.cancelled", f"{run.title}: {run.error}", run, by=by)
         self._wake.set()
         return run
+
+    async def why_held(self, run: Run) -> str:
+        """What keeps the run from acting now, unless a person overrides it; empty when nothing does."""
+        fleet = (await self._context.fleet()).after_all(step.action.change for step in run.do_steps)
+        return _why_held(await self._context.restraint_on(run, fleet))
+
+    async def breaker(self) -> Breaker:
+        """Whether automation may start something, by what became of its last runs."""
+        return await self._context.breaker()
+
+    async def release(self, run_id: str) -> Run | None:
+        """Let a run start that automation asked for and that nothing holds any more; None: something does.
+
+        Raises AlreadyDecidedError when it does not wait any more.
+        """
+        run = await self._context.stored(self._journal.get, run_id)
+        if run.status is RunStatus.PROPOSED and (not run.unasked or await self.why_held(run)):
+            return None
+        return await self.decide(run_id, "approve", run.requested_by)
 
     async def resume(self) -> int:
         """Expire what nobody answered; returns how many runs `run_forever` will go on with."""
@@ -194,12 +252,15 @@ class Executor:
     async def _create(
         self,
         plan: Plan,
-        reason: str,
-        incident_id: str | None,
-        requested_by: str,
-        idempotency_key: str | None,
+        *,
         approve: bool,
         dry_run: bool,
+        reason: str,
+        requested_by: str,
+        idempotency_key: str | None,
+        incident_id: str | None = None,
+        unasked: bool = False,
+        override: str = "",
     ) -> Run:
         now = self._clock.now()
         known = await self._context.stored(self._journal.find, idempotency_key) if idempotency_key else None
@@ -226,12 +287,17 @@ class Executor:
             fresh_nodes=plan.fresh,
             existing=plan.existing,
             idempotency_key=idempotency_key,
+            unasked=unasked,
+            override=override,
         )
+        held = ""
         if known is None:
-            run = await self._judged(plan, run, fleet)
-        stored = await self._context.stored(self._journal.create, run, fleet.after_all(plan.changes).overlap)
+            held = _why_held(await self._context.restraint_on(run, fleet.after_all(plan.changes)))
+            run = await self._judged(plan, run, fleet, held)
+        overlap = fleet.after_all(plan.changes).overlap
+        stored = await self._context.stored(self._journal.create, run, overlap, held)
         if stored.id == run.id and not dry_run:
-            self._emit_created(stored)
+            self._emit_created(stored, held)
         self._wake.set()
         return stored
 
@@ -247,8 +313,11 @@ class Executor:
         _refuse_bad_names(plan, fleet)
         return plan
 
-    async def _judged(self, plan: Plan, run: Run, fleet: FleetView) -> Run:
-        """The run with the guards' rulings written to its steps, and the status they leave it in."""
+    async def _judged(self, plan: Plan, run: Run, fleet: FleetView, held: str) -> Run:
+        """The run with the guards' rulings written to its steps, and the status they leave it in.
+
+        `held`: what a person may override. It refuses a person's command, and makes a proposal of automation's.
+        """
         actions = plan.actions
         begin = (judge_names(plan.existing, plan.fresh, fleet), judge_start(actions, fleet))
         rulings = judge_plan(actions, fleet, fresh=plan.fresh, floor_ratio=self._limits.capacity_floor_ratio)
@@ -258,6 +327,10 @@ class Executor:
         )
         run = replace(run, steps=steps)
         refusal = await self._refusal(plan, run, (*begin, *rulings), fleet.after_all(plan.changes))
+        held = "" if run.override else held
+        is_final = not run.unasked or run.runbook == ACTION
+        if refusal is None and held and is_final and run.status is RunStatus.APPROVED:
+            refusal = f"{held}; {OVERRIDE_REMEDY}"
         if run.dry_run:
             run = replace(
                 run,
@@ -268,6 +341,8 @@ class Executor:
             )
         elif refusal:
             run = replace(run, status=RunStatus.REFUSED, error=refusal)
+        elif held and run.unasked:
+            run = replace(run, status=RunStatus.PROPOSED)  # for as long as its incident stands
         elif run.status is RunStatus.APPROVED:
             run = replace(run, decided_by=run.requested_by, decided_at=run.created_at)
         else:
@@ -282,14 +357,18 @@ class Executor:
             rulings = (*rulings, Ruling(GuardAnswer.NO, held))
         return next((ruling.reason for ruling in rulings if not ruling.allows), None)
 
-    def _emit_created(self, run: Run) -> None:
+    def _emit_created(self, run: Run, held: str) -> None:
         match run.status:
             case RunStatus.REFUSED:
                 kind, text = "run.refused", f"refused: {run.error}"
             case RunStatus.APPROVED:
-                kind, text = "run.approved", f"asked for and approved by {run.requested_by}"
+                against = f"; override: {run.override} (against: {held})" if held else ""
+                kind, text = "run.approved", f"asked for and approved by {run.requested_by}{against}"
+            case _ if run.unasked:
+                kind, text = "run.proposed", f"{run.requested_by} would run it, but {held}"
             case _:
-                kind, text = "run.proposed", f"proposed by {run.requested_by}, waits for an approval"
+                but = f"; {held}" if held else ""
+                kind, text = "run.proposed", f"proposed by {run.requested_by}, waits for an approval{but}"
         guards = [step.receipt.get("guard") for step in run.steps]
         self._context.emit(kind, f"{run.title}: {text}", run, inputs=dict(run.inputs), guards=guards)
 
@@ -342,6 +421,10 @@ class Executor:
         finally:
             pause.cancel()
             woken.cancel()
+
+
+def _why_held(restraint: Ruling) -> str:
+    return "" if restraint.allows else restraint.reason
 
 
 def _refuse_bad_names(plan: Plan, fleet: FleetView) -> None:

@@ -12,16 +12,16 @@ from __future__ import annotations
 import contextlib
 import shlex
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import sqlalchemy as sa
 
-from runbooks.errors import IllegalTransitionError, RunbookError, StaleEpochError
+from runbooks.errors import BadCommandError, IllegalTransitionError, RunbookError, StaleEpochError
 from runbooks.guard import Overlap, overlap_by_name
 from runbooks.ports import Receipt
 from runbooks.rows import claim_targets, get_run, move_run, same_or_conflict, select_runs, set_step, why_held
-from runbooks.run import FIRST, Phase, Run, RunStatus, StepRecord, StepStatus
+from runbooks.run import FIRST, Phase, Run, RunStatus, StepRecord, StepStatus, taken_out
 from runbooks.schema import (
     SCHEMA_VERSION,
     meta,
@@ -34,7 +34,9 @@ from runbooks.schema import (
     run_row,
     run_steps,
     runs,
+    step_of,
     step_row,
+    upgrade,
 )
 from runbooks.target import Target
 from runbooks.verb import Action
@@ -43,6 +45,14 @@ FaultPoint = Callable[[str], None]
 """Called with `<write>.before_commit` and `<write>.after_commit`; tests raise or kill the process in it."""
 
 EXECUTOR = "executor"
+
+
+class StoredDisruption(NamedTuple):
+    """A step of a run took a node out of service, or began to, at that time in Unix seconds."""
+
+    run_id: str
+    node: str
+    at: float
 
 
 class Decision(NamedTuple):
@@ -63,12 +73,23 @@ class AuditEntry:
     comment: str
 
 
+OnAudit = Callable[[sa.Connection, Run, AuditEntry], None]
+"""Called with each entry in the transaction that stores it, on the journal's thread; what it raises undoes both."""
+
+
 class Journal:
     """Owns the run tables. Raises StaleEpochError from every write once another controller claimed an epoch."""
 
-    def __init__(self, engine: sa.Engine, *, at_fault_point: FaultPoint = lambda _: None) -> None:
+    def __init__(
+        self,
+        engine: sa.Engine,
+        *,
+        at_fault_point: FaultPoint = lambda _: None,
+        on_audit: OnAudit = lambda connection, run, entry: None,
+    ) -> None:
         """Create the tables where they are missing. Raises RunbookError when a newer fleetctl wrote them."""
         self._engine = engine
+        self._on_audit = on_audit
         self._at_fault_point = at_fault_point
         self._epoch: int | None = None
         prepare(engine)
@@ -82,6 +103,8 @@ class Journal:
                     f"the journal has schema {row.schema_version}, this fleetctl knows {SCHEMA_VERSION}",
                     remedy="upgrade fleetctl",
                 )
+            elif row.schema_version < SCHEMA_VERSION:
+                upgrade(connection, row.schema_version)
 
     @property
     def epoch(self) -> int | None:
@@ -121,6 +144,19 @@ class Journal:
         with self._engine.begin() as connection:
             return tuple(select_runs(connection, *wanted, limit=limit))
 
+    def unasked(self, statuses: Collection[RunStatus], limit: int = 40) -> tuple[Run, ...]:
+        """Runs for an incident in these statuses that started without a person's word, newest first."""
+        with self._engine.begin() as connection:
+            found = select_runs(
+                connection,
+                runs.c.status.in_([status.value for status in statuses]),
+                runs.c.incident_id.is_not(None),
+                runs.c.plan["unasked"].as_boolean(),
+                runs.c.decided_by == runs.c.requested_by,
+                limit=limit,
+            )
+        return tuple(found)
+
     def last_action(self, verb_name: str, target: Target) -> Action | None:
         """What was last begun with this verb on this target by a run that was not undone; None: nothing was."""
         command = shlex.join([*verb_name.split(), str(target)])
@@ -150,13 +186,29 @@ class Journal:
             found = select_runs(connection, runs.c.id.in_(query))
         return tuple(step for run in found for step in run.steps if step.status is StepStatus.RUNNING)
 
+    def disruptions(self, since: float) -> tuple[StoredDisruption, ...]:
+        """Nodes that steps took out of service, or began to, after `since`; also what is from the future."""
+        query = sa.select(run_steps).where(
+            run_steps.c.attempts > 0, run_steps.c.started_at > since, run_steps.c.command != ""
+        )
+        with self._engine.begin() as connection:
+            rows = connection.execute(query).mappings().all()
+        found: list[StoredDisruption] = []
+        for row in rows:
+            with contextlib.suppress(BadCommandError):  # of another version: what it took out is not known here
+                nodes = taken_out([step_of(dict(row))])
+                found += (StoredDisruption(row["run_id"], node, row["started_at"]) for node in sorted(nodes))
+        return tuple(found)
+
     def why_held(self, run: Run, overlap: Overlap) -> str | None:
         """Why another active run keeps this one from a target, or None."""
         with self._engine.begin() as connection:
             return why_held(connection, run, overlap, with_proposals=False)
 
-    def create(self, run: Run, overlap: Overlap = overlap_by_name) -> Run:
+    def create(self, run: Run, overlap: Overlap = overlap_by_name, held: str = "") -> Run:
         """The run as stored: with a known idempotency key the one that has it, else this one.
+
+        `held`: what its override is against.
 
         It becomes REFUSED instead when another run holds what overlaps with one of its targets. Raises
         IdempotencyConflictError when the key stands for a different request.
@@ -177,12 +229,14 @@ class Journal:
             connection.execute(sa.insert(runs).values(run_row(run)))
             for step in run.steps:
                 connection.execute(sa.insert(run_steps).values(step_row(run.id, step)))
-            self._audit(connection, run.id, run.created_at, run.requested_by, "requested", run.reason)
+            self._audit(connection, run, run.created_at, run.requested_by, "requested", run.reason)
             if run.status is RunStatus.APPROVED:
                 claim_targets(connection, run)
-                self._audit(connection, run.id, run.created_at, run.requested_by, "approved", "by the requester")
+                self._audit(connection, run, run.created_at, run.requested_by, "approved", "by the requester")
+                if held:
+                    self._audit_override(connection, run, run.created_at, run.requested_by, run.override, held)
             elif run.status is RunStatus.REFUSED:
-                self._audit(connection, run.id, run.created_at, EXECUTOR, "refused", run.error)
+                self._audit(connection, run, run.created_at, EXECUTOR, "refused", run.error)
             return get_run(connection, run.id)
 
     def decide(
@@ -193,8 +247,13 @@ class Journal:
         comment: str,
         now: float,
         overlap: Overlap = overlap_by_name,
+        override: str = "",
+        held: str = "",
     ) -> Decision:
-        """Answer a proposal; the first answer wins. An approval that finds a target held ends the run as REFUSED."""
+        """Answer a proposal; the first answer wins. An approval that finds a target held ends the run as REFUSED.
+
+        `override`: why it is approved against `held`.
+        """
         with self._write("run_decided") as connection:
             run = get_run(connection, run_id)
             if run.status is not RunStatus.PROPOSED:
@@ -202,14 +261,16 @@ class Journal:
             if run.expires_at is not None and now >= run.expires_at:
                 return Decision(self._expire(connection, run, now), False)
             to = RunStatus.APPROVED if decision == "approve" else RunStatus.DENIED
-            self._audit(connection, run_id, now, by, to.value, comment)
+            self._audit(connection, run, now, by, to.value, comment)
             holder = None
             if to is RunStatus.APPROVED:
                 holder = why_held(connection, run, overlap, with_proposals=False)
-            fields: dict[str, Any] = {"decided_by": plain_text(by), "decided_at": now}
+            fields: dict[str, Any] = {"decided_by": plain_text(by), "decided_at": now, "override": plain_text(override)}
+            if held and to is RunStatus.APPROVED:
+                self._audit_override(connection, run, now, by, override, held)
             if holder:
                 to, fields["error"] = RunStatus.REFUSED, holder
-                self._audit(connection, run_id, now, EXECUTOR, "refused", holder)
+                self._audit(connection, run, now, EXECUTOR, "refused", holder)
             elif to is RunStatus.APPROVED:
                 claim_targets(connection, run)
             elif comment:
@@ -228,7 +289,7 @@ class Journal:
             run = get_run(connection, run_id)
             fields = {key: text for key, text in (("error", error), ("verification", verification)) if text}
             if to.is_active is False:
-                self._audit(connection, run_id, now, EXECUTOR, to.value, error)
+                self._audit(connection, run, now, EXECUTOR, to.value, error)
             return move_run(connection, run, to, now, **fields)
 
     def start_undo(self, run_id: str, steps: Collection[StepRecord], error: str, verification: str, now: float) -> Run:
@@ -237,7 +298,7 @@ class Journal:
             run = get_run(connection, run_id)
             for step in steps:
                 connection.execute(sa.insert(run_steps).values(step_row(run_id, step)))
-            self._audit(connection, run_id, now, EXECUTOR, "undoing", error)
+            self._audit(connection, run, now, EXECUTOR, "undoing", error)
             fields = {"error": error, **({"verification": verification} if verification else {})}
             return move_run(connection, run, RunStatus.UNDOING, now, **fields)
 
@@ -247,7 +308,7 @@ class Journal:
             run = get_run(connection, run_id)
             if run.status.is_terminal or run.status is RunStatus.UNDOING:
                 return Decision(run, False)
-            self._audit(connection, run_id, now, by, "cancel_requested", "")
+            self._audit(connection, run, now, by, "cancel_requested", "")
             fields: dict[str, Any] = {"cancelled_by": plain_text(by)}
             if run.status in (RunStatus.PROPOSED, RunStatus.APPROVED):
                 return Decision(
@@ -339,12 +400,17 @@ class Journal:
             self._at_fault_point(f"{name}.before_commit")
         self._at_fault_point(f"{name}.after_commit")
 
-    def _audit(self, connection: sa.Connection, run_id: str, at: float, by: str, what: str, comment: str) -> None:
-        connection.execute(
-            sa.insert(run_audit).values(run_id=run_id, at=at, by=plain_text(by), what=what, comment=plain_text(comment))
-        )
+    def _audit(self, connection: sa.Connection, run: Run, at: float, by: str, what: str, comment: str) -> None:
+        entry = AuditEntry(run.id, at, plain_text(by), what, plain_text(comment))
+        connection.execute(sa.insert(run_audit).values(**asdict(entry)))
+        self._on_audit(connection, run, entry)
+
+    def _audit_override(
+        self, connection: sa.Connection, run: Run, at: float, by: str, override: str, held: str
+    ) -> None:
+        self._audit(connection, run, at, by, "override", f"{override} (against: {held})")
 
     def _expire(self, connection: sa.Connection, run: Run, now: float) -> Run:
         text = "nobody answered in time"
-        self._audit(connection, run.id, now, EXECUTOR, "expired", text)
+        self._audit(connection, run, now, EXECUTOR, "expired", text)
         return move_run(connection, run, RunStatus.EXPIRED, now, error=text)

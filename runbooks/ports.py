@@ -49,6 +49,7 @@ class NodeFacts:
     created_at: float = 0.0
     wanted: bool = True  # False: it was stopped; its name stays taken
     held: int | None = None
+    zone: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,22 @@ class WantedChange:
     model: str
     wanted: bool
     age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Freeze:
+    """A time in which no automation acts, and a person only with an override. Times in Unix seconds."""
+
+    id: str
+    reason: str
+    made_by: str
+    made_at: float
+    pool: str | None = None  # None: the whole fleet
+    expires_at: float | None = None  # None: until a person ends it
+
+    def is_in_force(self, now: float) -> bool:
+        """Whether its time is not over. One from the future, of a clock that was set back since, holds too."""
+        return self.expires_at is None or now < self.expires_at
 
 
 class Effects(Protocol):
@@ -153,6 +170,10 @@ class Lookup(Protocol):
 
     async def serving_nodes(self) -> list[str] | None:
         """Names of nodes that take requests and are ready now."""
+        ...
+
+    async def freezes(self) -> Sequence[Freeze] | None:
+        """What people froze, whatever its time."""
         ...
 
     async def priority_classes(self) -> frozenset[str] | None:

@@ -5,7 +5,7 @@ A run holds all it needs, so that a page that is edited or removed meanwhile cha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
@@ -66,6 +66,8 @@ TRANSITIONS: Mapping[RunStatus, frozenset[RunStatus]] = MappingProxyType(
     }
 )
 ACTIVE = frozenset({_R.APPROVED, _R.RUNNING, _R.VERIFYING, _R.UNDOING})
+ENDED_BY_ITSELF = frozenset({_R.SUCCEEDED, _R.UNDONE, _R.FAILED})
+"""Ends that say whether the run helped."""
 FIRST = frozenset({_R.PROPOSED, _R.APPROVED, _R.REFUSED, _R.SUCCEEDED})
 """Statuses a run may be created in; SUCCEEDED only as a dry run."""
 
@@ -136,6 +138,12 @@ class StepRecord:
         return not STEP_TRANSITIONS[self.status]
 
 
+def taken_out(steps: Iterable[StepRecord]) -> frozenset[str]:
+    """Nodes that these steps take out of service, for a while or for good."""
+    changes = [step.action.change for step in steps if step.command]
+    return frozenset().union(*(change.taken_out for change in changes if change is not None))
+
+
 @dataclass(frozen=True, slots=True)
 class UndoItem:
     """A planned undo command; it becomes a step when the run is undone."""
@@ -174,6 +182,13 @@ class Run:
     existing: tuple[Target, ...] = ()  # what must exist before
     idempotency_key: str | None = None
     cancelled_by: str | None = None  # a person asked to stop it before the next step
+    unasked: bool = False  # automation asked for it and lets it start, without a person
+    override: str = ""  # why a person lets it act against what would keep it from acting
+
+    @property
+    def is_automatic(self) -> bool:
+        """Whether it starts, or started, without a person's word."""
+        return self.unasked and self.decided_by in (None, self.requested_by)
 
     @property
     def do_steps(self) -> tuple[StepRecord, ...]:
@@ -223,6 +238,8 @@ class Run:
             "decided_by": self.decided_by,
             "decided_at": self.decided_at,
             "expires_at": self.expires_at,
+            "unasked": self.unasked,
+            "override": self.override,
             "verification": self.verification,
             "error": self.error,
             "targets": [str(target) for target in self.targets],
@@ -251,6 +268,10 @@ class ConflictError(RunbookError):
     def __init__(self, message: str, run: Run, *, remedy: str | None = None) -> None:
         super().__init__(message, remedy=remedy)
         self.run = run
+
+
+class HeldError(ConflictError):
+    """Something keeps the run from acting now that a person may override."""
 
 
 class AlreadyDecidedError(ConflictError):

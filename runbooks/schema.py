@@ -17,7 +17,7 @@ from runbooks.run import Run, RunStatus, StepRecord, StepStatus, UndoItem
 from runbooks.target import parse_target
 from runbooks.verb import Verify
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 2: runs.override
 BUSY_TIMEOUT_MS = 60_000  # a fleet of thousands that changes at once keeps one writer busy; others must not give up
 MAX_RECEIPT_ITEMS = 200
 MAX_RECEIPT_DEPTH = 6
@@ -55,6 +55,7 @@ runs = sa.Table(
     sa.Column("error", sa.Text, nullable=False),
     sa.Column("plan", sa.JSON, nullable=False),  # what never changes: see `run_row`
     sa.Column("idempotency_key", sa.Text, unique=True),
+    sa.Column("override", sa.Text, nullable=False, server_default=""),
 )
 
 run_steps = sa.Table(
@@ -93,6 +94,13 @@ run_audit = sa.Table(
     sa.Column("what", sa.Text, nullable=False),  # requested, approved, denied, cancel_requested or a status
     sa.Column("comment", sa.Text, nullable=False),
 )
+
+
+def upgrade(connection: sa.Connection, version: int) -> None:
+    """Bring tables of an older schema `version` up to this one."""
+    if version < 2:
+        connection.exec_driver_sql("ALTER TABLE runs ADD COLUMN override TEXT NOT NULL DEFAULT ''")
+    connection.execute(sa.update(meta).values(schema_version=SCHEMA_VERSION))
 
 
 def open_engine(url: str) -> sa.Engine:
@@ -141,6 +149,7 @@ def run_row(run: Run) -> dict[str, Any]:
         "verification": run.verification,
         "error": plain_text(run.error),
         "idempotency_key": run.idempotency_key,
+        "override": plain_text(run.override),
         "plan": {
             "risk": run.risk,
             "verify": asdict(run.verify) if run.verify else None,
@@ -148,6 +157,7 @@ def run_row(run: Run) -> dict[str, Any]:
             "targets": [str(target) for target in run.targets],
             "fresh_nodes": list(run.fresh_nodes),
             "existing_nodes": [str(target) for target in run.existing],
+            "unasked": run.unasked,
         },
     }
 
@@ -177,13 +187,14 @@ def run_of(row: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> Run:
     return Run(
         **{key: row[key] for key in _RUN_COLUMNS},
         status=RunStatus(row["status"]),
-        steps=tuple(_step_of(step) for step in steps),
+        steps=tuple(step_of(step) for step in steps),
         risk=plan["risk"],
         verify=Verify(**plan["verify"]) if plan["verify"] else None,
         undo=tuple(UndoItem(**item) for item in plan["undo"]),
         targets=tuple(parse_target(text) for text in plan["targets"]),
         fresh_nodes=tuple(plan["fresh_nodes"]),
         existing=tuple(parse_target(text) for text in plan["existing_nodes"]),
+        unasked=plan.get("unasked", False),
     )
 
 
@@ -191,7 +202,8 @@ _RUN_COLUMNS = tuple(column.name for column in runs.columns if column.name not i
 _STEP_COLUMNS = tuple(column.name for column in run_steps.columns if column.name not in ("status", "run_id"))
 
 
-def _step_of(row: Mapping[str, Any]) -> StepRecord:
+def step_of(row: Mapping[str, Any]) -> StepRecord:
+    """The step that a row of `run_steps` holds."""
     return StepRecord(**{key: row[key] for key in _STEP_COLUMNS}, status=StepStatus(row["status"]))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable
 
 import structlog
 
@@ -12,7 +11,7 @@ from runbooks.context import Context
 from runbooks.fleet_view import Change
 from runbooks.guard import Ruling, judge_capacity, judge_undo
 from runbooks.ports import PermanentError, Receipt, TemporaryError
-from runbooks.run import Phase, Run, StepRecord, StepStatus
+from runbooks.run import Phase, Run, StepRecord, StepStatus, taken_out
 from runbooks.target import TargetKind
 from runbooks.verb import EffectCall
 
@@ -79,9 +78,13 @@ async def _begin(context: Context, run: Run, step: StepRecord) -> Run | Ruling:
 async def _judge(context: Context, run: Run, step: StepRecord, change: Change | None = None) -> Ruling:
     others = await context.stored(context.journal.running_steps, run.id)
     fleet = await context.fleet()
+    if step.phase == "do" and change is None and not run.override:
+        ruling = await context.budget_ruling(run, [step], fleet)
+        if not ruling.allows:
+            return ruling
     if step.phase == "undo":
         named = {target.name for target in run.targets if target.kind is TargetKind.NODE}
-        acted_on = named | _taken_out(one for one in run.do_steps if one.has_begun)
+        acted_on = named | taken_out(one for one in run.do_steps if one.has_begun)
         ruling = judge_undo(step.action, fleet, change=change, fresh=run.fresh_nodes, acted_on=acted_on)
         if not ruling.allows:
             return ruling
@@ -90,15 +93,10 @@ async def _judge(context: Context, run: Run, step: StepRecord, change: Change | 
         fleet,
         change=change,
         fresh=run.fresh_nodes,
-        gone=_taken_out([*(one for one in run.steps if one.has_begun), step]),
-        leaving=_taken_out(others),
+        gone=taken_out([*(one for one in run.steps if one.has_begun), step]),
+        leaving=taken_out(others),
         floor_ratio=context.limits.capacity_floor_ratio,
     )
-
-
-def _taken_out(steps: Iterable[StepRecord]) -> frozenset[str]:
-    changes = [step.action.change for step in steps if step.command]
-    return frozenset().union(*(change.taken_out for change in changes if change is not None))
 
 
 async def _act(context: Context, run: Run, step: StepRecord) -> Receipt | TemporaryError | PermanentError:

@@ -30,6 +30,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmati
 Deadline = Annotated[str, typer.Option("--deadline", help="Let requests finish this long, then move the rest.")]
 
 Reason = Annotated[str, typer.Option("--reason", help="Why; others will read it.")]
+Override = Annotated[str, typer.Option("--override", help="Why to act although something is frozen; recorded.")]
 ASKED_HERE = "asked for on the command line"
 POLL_S = 0.25
 
@@ -53,6 +54,7 @@ def register(app: typer.Typer) -> None:
             typer.Argument(help="Name of the node; `fleetctl get nodes` lists them.", autocompletion=complete_node),
         ],
         deadline: Deadline = "2s",
+        override: Override = "",
         dry_run: DryRun = False,
         yes: Yes = False,
         output: OutputOption = Output.table,
@@ -64,6 +66,7 @@ def register(app: typer.Typer) -> None:
             inputs={"node": node, "deadline": deadline},
             reason="asked for on the command line",
             requested_by=whoami(),
+            override=override,
             dry_run=dry_run,
             approve=True,
         )
@@ -91,6 +94,7 @@ def verb_command(verb: Verb, *, is_group: bool = False) -> Callable[..., None]:
         *,
         context: typer.Context | None = None,
         reason: str,
+        override: str,
         dry_run: bool,
         yes: bool,
         output: Output,
@@ -107,7 +111,7 @@ def verb_command(verb: Verb, *, is_group: bool = False) -> Callable[..., None]:
                 words += [option.name, str(value)]
             elif option.required:  # of a group, whose commands must do without it; else the parser asks for it
                 raise BadInputError(f"{verb.name}: {option.name} is missing", remedy=f"fleetctl {verb.example}")
-        perform(shlex.join(words), reason=reason, dry_run=dry_run, yes=yes, output=output)
+        perform(shlex.join(words), reason=reason, override=override, dry_run=dry_run, yes=yes, output=output)
 
     what = " or ".join(kind.value for kind in verb.kinds)
     target_help = f"Name of the {what}" + ("; `fleetctl get nodes` lists them." if verb.needs_target else ".")
@@ -123,7 +127,13 @@ def verb_command(verb: Verb, *, is_group: bool = False) -> Callable[..., None]:
             ),
         ]
     }
-    defaults: dict[str, Any] = {"reason": ASKED_HERE, "dry_run": False, "yes": False, "output": Output.table}
+    defaults: dict[str, Any] = {
+        "reason": ASKED_HERE,
+        "override": "",
+        "dry_run": False,
+        "yes": False,
+        "output": Output.table,
+    }
     if is_group:
         annotations = {"context": typer.Context}
     elif verb.default_target:
@@ -137,7 +147,7 @@ def verb_command(verb: Verb, *, is_group: bool = False) -> Callable[..., None]:
         ]
         if is_group or not option.required:
             defaults[_parameter(option)] = option.default_text if not is_flag else False
-    annotations |= {"reason": Reason, "dry_run": DryRun, "yes": Yes, "output": OutputOption}
+    annotations |= {"reason": Reason, "override": Override, "dry_run": DryRun, "yes": Yes, "output": OutputOption}
     command.__annotations__ = dict(annotations)
     empty, keyword_only = inspect.Parameter.empty, inspect.Parameter.KEYWORD_ONLY
     command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
@@ -154,10 +164,14 @@ def _parameter(option: Option) -> str:
     return f"{option.key}_"
 
 
-def perform(command: str, *, reason: str = ASKED_HERE, dry_run: bool, yes: bool, output: Output) -> None:
+def perform(
+    command: str, *, reason: str = ASKED_HERE, override: str = "", dry_run: bool, yes: bool, output: Output
+) -> None:
     """Carry out one command through the controller and exit with its outcome."""
     confirm(command, yes=yes or dry_run)
-    request = ActionRequest(command=command, reason=reason[:2000], requested_by=whoami(), dry_run=dry_run)
+    request = ActionRequest(
+        command=command, reason=reason[:2000], override=override[:2000], requested_by=whoami(), dry_run=dry_run
+    )
 
     async def act(client: ControllerClient) -> Run:
         return await follow(client, await client.act(request), output)

@@ -43,6 +43,7 @@ REMEDIES = {
     Kind.events: "fleetctl get events -l incident=ID",
     Kind.traffic_rules: "fleetctl get traffic-rules -o wide",
     Kind.tenants: "fleetctl get tenants -o wide",
+    Kind.freezes: "fleetctl get freezes -o wide",
 }
 
 
@@ -263,6 +264,8 @@ def _describe_run(run: Run) -> None:
             ("incident", run.incident_id or ""),
             ("asked for by", run.requested_by),
             ("decided by", run.decided_by or ""),
+            ("held", run.held),
+            ("override", run.override),
             ("verification", run.verification),
             ("error", run.error),
         ],

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from fleetctl.cli.output import Column, count, number, ratio, seconds
 from fleetctl.providers.spec import words_from_options
-from fleetctl.wire import Evidence, Incident, NodePhase, Pool, Run, RunStatus, Signal
+from fleetctl.wire import Evidence, Freeze, Incident, NodePhase, Pool, Run, RunStatus, Signal
 
 if TYPE_CHECKING:
     from fleetctl.client import ControllerClient
@@ -34,6 +34,7 @@ class Kind(StrEnum):
     events = "events"
     traffic_rules = "traffic-rules"
     tenants = "tenants"
+    freezes = "freezes"
 
     @property
     def singular(self) -> str:
@@ -337,6 +338,23 @@ def arguments_text(arguments: Mapping[str, str | bool | list[str]]) -> str:
     return shlex.join(words_from_options(arguments))
 
 
+FREEZE_COLUMNS = [
+    Column("id", lambda f: f.id),
+    Column("pool", lambda f: f.pool or "(the fleet)"),
+    Column("ends in", lambda f: _ends_in(f.expires_at), right=True, sort_key=lambda f: f.expires_at, is_volatile=True),
+    Column("by", lambda f: f.made_by),
+    Column("made", lambda f: clock(f.made_at), wide=True),
+    Column("reason", lambda f: f.reason),
+]
+
+
+def freeze_words(freeze: Freeze) -> str:
+    """What is frozen, until when, by whom and why."""
+    where = "the fleet" if freeze.pool is None else f"pool {freeze.pool}"
+    until = "until it is ended" if freeze.expires_at is None else f"until {clock(freeze.expires_at)}"
+    return f"{where} frozen {until} by {freeze.made_by}: {freeze.reason}"
+
+
 def _ends_in(at: float | None) -> str:
     return "-" if at is None else seconds(max(0.0, at - time.time()))
 
@@ -474,5 +492,12 @@ VIEWS: Mapping[Kind, KindView] = {
         name=lambda r: r.id,
         labels=lambda r: {"id": r.id, "kind": r.kind, "by": r.made_by},
         read_all=lambda client: client.traffic_rules(),
+    ),
+    Kind.freezes: KindView(
+        FREEZE_COLUMNS,
+        "nothing is frozen",
+        name=lambda f: f.id,
+        labels=lambda f: {"id": f.id, "pool": f.pool or "", "by": f.made_by},
+        read_all=lambda client: client.freezes(),
     ),
 }

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fleetctl.cli.act import DryRun, Yes, confirm, follow, show_run, start_and_follow
+from fleetctl.cli.act import DryRun, Override, Yes, confirm, follow, show_run, start_and_follow
 from fleetctl.cli.completion import complete_run, complete_runbook
 from fleetctl.cli.context import call, whoami
 from fleetctl.cli.describe import print_page
@@ -23,6 +23,9 @@ from fleetctl.cli.output import (
 )
 from fleetctl.kit.errors import BadInputError
 from fleetctl.wire import ApprovalRequest, Run, RunbookInfo, RunRequest
+
+if TYPE_CHECKING:
+    from fleetctl.client import ControllerClient
 
 RunId = Annotated[
     str, typer.Argument(help="Id of the run; `fleetctl get runs` lists them.", autocompletion=complete_run)
@@ -61,6 +64,7 @@ def register(app: typer.Typer) -> None:
             list[str] | None, typer.Argument(help="Its inputs, as key=value.", metavar="[KEY=VALUE]...")
         ] = None,
         incident: Annotated[str | None, typer.Option("--incident", help="The incident it is for.")] = None,
+        override: Override = "",
         dry_run: DryRun = False,
         yes: Yes = False,
         output: OutputOption = Output.table,
@@ -72,6 +76,7 @@ def register(app: typer.Typer) -> None:
             incident_id=incident,
             reason="asked for on the command line",
             requested_by=whoami(),
+            override=override[:2000],
             dry_run=dry_run,
             approve=True,
         )
@@ -79,9 +84,12 @@ def register(app: typer.Typer) -> None:
         show_run(call(lambda c: start_and_follow(c, request, output)), output)
 
     @group.command("approve")
-    def approve(run_id: RunId, comment: Comment = "", output: OutputOption = Output.table) -> None:
+    def approve(
+        run_id: RunId, comment: Comment = "", override: Override = "", output: OutputOption = Output.table
+    ) -> None:
         """Approve a proposed run and watch it to its end."""
-        show_run(call(lambda c: _decide(c, run_id, "approve", comment, output)), output)
+        answer = ApprovalRequest(decision="approve", by=whoami(), comment=comment, override=override[:2000])
+        show_run(call(lambda c: _decide(c, run_id, answer, output)), output)
 
     @group.command("deny")
     def deny(run_id: RunId, comment: Comment = "", output: OutputOption = Output.table) -> None:
@@ -102,8 +110,7 @@ def _print_ended(run: Run, output: Output) -> None:
         stdout().print(f"run {run.id} {run.status.value}")
 
 
-async def _decide(client, run_id: str, decision: str, comment: str, output: Output):  # type: ignore[no-untyped-def]
-    answer = ApprovalRequest.model_validate({"decision": decision, "by": whoami(), "comment": comment})
+async def _decide(client: ControllerClient, run_id: str, answer: ApprovalRequest, output: Output) -> Run:
     return await follow(client, await client.decide(run_id, answer), output)
 
 

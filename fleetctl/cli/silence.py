@@ -50,7 +50,7 @@ def register(app: typer.Typer) -> None:
             raise BadInputError("--comment: say why")
         request = SilenceRequest(
             matchers=[parse_matcher(text) for text in matchers],
-            duration_s=silence_duration_s(duration),
+            duration_s=duration_s("--duration", duration, "a silence"),
             comment=comment.strip()[:2000],
             created_by=(created_by or whoami())[:200],
         )
@@ -90,17 +90,18 @@ def parse_matcher(text: str) -> SilenceMatcher:
     return SilenceMatcher(name=name, op=op, value=value)
 
 
-def silence_duration_s(text: str) -> float:
-    """Seconds in "30m", "2h" or "1d12h", as Alertmanager writes them, at most a year. Raises BadInputError."""
+def duration_s(option: str, text: str, what: str) -> float:
+    """Seconds in "30m", "2h" or "1d12h", as Alertmanager writes them, at most a year. Raises BadInputError that names
+    the option and what it is of ("a silence")."""
     from alerts.duration import BadDurationError, parse_duration_s
 
     try:
-        # Without a unit nothing is typed: a silence of so many seconds is hardly ever meant.
+        # Without a unit nothing is typed: so many seconds are hardly ever meant.
         total = parse_duration_s(text, typed=not text.isdecimal())
     except BadDurationError as error:
-        raise BadInputError(f"--duration: {error}") from error
+        raise BadInputError(f"{option}: {error}") from error
     if not 1 <= total <= MAX_DURATION_S:
-        raise BadInputError(f"--duration: {text[:50]!r}: a silence lasts at least a second and at most a year")
+        raise BadInputError(f"{option}: {text[:50]!r}: {what} lasts at least a second and at most a year")
     return total
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from fleetctl.cli.context import call
-from fleetctl.cli.kinds import ago, clock
+from fleetctl.cli.kinds import ago, clock, freeze_words
 from fleetctl.cli.output import Column, Output, OutputOption, print_data, print_fields, print_rows, seconds, stdout
 from fleetctl.traffic_rule import TrafficRule
 from fleetctl.wire import Status
@@ -48,7 +48,10 @@ def _describe(status: Status) -> None:
             ("alerts firing", str(status.firing)),
             ("open incidents", str(status.open_incidents)),
             ("storage", status.storage_error),
+            ("audit", status.audit_error),
             ("slowest loop", f"{slowest[0]}, {seconds(slowest[1])} ago" if slowest else ""),
+            ("automation", status.breaker),
+            *(("frozen", freeze_words(freeze)) for freeze in status.freezes),
             *(("traffic rule", rule_line(rule)) for rule in status.traffic_rules),
             ("content", _content(status)),
             ("content's error", f"{ago(content.failed_at)}: {content.error}" if content.failed_at else ""),

@@ -68,7 +68,9 @@ async def open_inbound(
         check=ExternalCheck(external, clients, clock),
         silences=silences,
         automation=Automation(silences, external.fleet_map, labels_there),
-        webhook=AlertmanagerWebhook(external, records.timeline, clock, records.metrics, settings.webhook),
+        webhook=AlertmanagerWebhook(
+            external, records.timeline, clock, records.metrics, settings.webhook, records.audit
+        ),
         auth=WebhookAuth(settings.webhook, config.token),
     )
 

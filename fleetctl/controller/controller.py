@@ -17,6 +17,7 @@ from fleetctl.controller.alertmanager_link import (
     open_inbound,
     open_sender,
 )
+from fleetctl.controller.audit import Audit, append_run
 from fleetctl.controller.config import ControllerConfig
 from fleetctl.controller.content.load import load_content
 from fleetctl.controller.content.store import POLL_S, ContentStore
@@ -34,6 +35,7 @@ from fleetctl.controller.nodes.deep_checks import DeepChecks
 from fleetctl.controller.nodes.effects import FleetEffects
 from fleetctl.controller.nodes.fleet import Fleet
 from fleetctl.controller.nodes.fleet_series import FleetSeries
+from fleetctl.controller.nodes.freezes import Freezes
 from fleetctl.controller.nodes.gateways import Gateways
 from fleetctl.controller.nodes.lookup import FleetLookup
 from fleetctl.controller.nodes.node_client import MAX_ANSWER_BYTES, PROBE_TIMEOUT_S, NodeClient
@@ -55,6 +57,8 @@ from fleetctl.providers.local_gateway import LocalGateway
 from fleetctl.providers.provider import NodeProvider
 from fleetctl.settings.tree import Settings
 from fleetctl.wire import NodePhase
+from runbooks.breaker import BreakerLimits
+from runbooks.budget import ActionBudget
 from runbooks.errors import RunbookError
 from runbooks.executor import Executor
 from runbooks.journal import Journal
@@ -64,7 +68,8 @@ DEEP_CHECK_TURN_S = 1.0  # between two looks at whose deep check is due
 FORGET_TURN_S = 60.0  # between two looks for nodes that were stopped long ago
 POOLS_TURN_S = 1.0  # between two looks at what each pool needs next
 POOLS = "pools"  # who asks for the runs that follow from it
-RULES_TURN_S = 1.0  # between two looks for traffic rules that are over
+VERIFY_EVERY_S = 3600.0  # between two looks at the whole audit
+RULES_TURN_S = 1.0  # between two looks for traffic rules and freezes that are over
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,7 @@ class Controller:
     clock: Clock
     database: Database
     timeline: Timeline
+    audit: Audit
     metrics: ControllerMetrics
     stalls: StallMonitor
     content: ContentStore
@@ -82,6 +88,7 @@ class Controller:
     provider: NodeProvider
     routing: Routing
     traffic_rules: TrafficRules
+    freezes: Freezes
     fleet: Fleet
     pools: Pools
     gateways: Gateways
@@ -98,6 +105,7 @@ class Controller:
     """None without an Alertmanager."""
     alerting: Alerting
     diagnosing: Diagnosing
+    remediation: Remediation
     inquiry: Inquiry
     loops: Loops
     started_at: float
@@ -110,6 +118,7 @@ class Controller:
         states = [str(alert.state) for alert in self.alerting.alerts()]
         for state in ("pending", "firing", "unknown"):
             self.metrics.alerts.labels(state=state).set(states.count(state))
+        self.metrics.freezes.set(len(self.freezes.in_force))
         self.metrics.open_incidents.set(len(self.book.open_incidents()))
         if isinstance(self.clock, SystemClock):
             self.metrics.clock_offset.set(self.clock.offset_s())
@@ -160,12 +169,14 @@ async def open_controller(
         content.when_loaded(rules.exchange)
         content.when_loaded(lambda _: signals.read_for(rules.groups))
         effects = _effects(config, provider, client, fleet, gateways, routing, traffic_rules, scraper, records)
+        freezes = await Freezes.opened(records)
         lookup = FleetLookup(
             records.database,
             fleet,
             rules.store,
             clock,
             stale_after_s=stale_after_s,
+            freezes=freezes,
             priority_classes=_priority_classes(settings),
         )
         executor = _open_executor(config, content, journal, effects, lookup, records, stack)
@@ -174,7 +185,7 @@ async def open_controller(
             return await records.database.call(lambda: journal.list(ACTIVE))
 
         async def act(command: str, reason: str) -> Run:
-            return await executor.act(command, reason=reason, requested_by=POOLS)
+            return await executor.act(command, reason=reason, requested_by=POOLS, unasked=True)
 
         pools = Pools(
             records,
@@ -184,6 +195,7 @@ async def open_controller(
             active_runs,
             act,
             lookup.held_requests,
+            freezes,
             settings.actions,
             stale_after_s=stale_after_s,
         )
@@ -214,11 +226,13 @@ async def open_controller(
             Loop("deep-checks", DEEP_CHECK_TURN_S, deep_checks.ask_due_nodes),
             Loop("forget-nodes", FORGET_TURN_S, fleet.forget_old),
             Loop("traffic-rules", RULES_TURN_S, traffic_rules.expire_rules),
+            Loop("freezes", RULES_TURN_S, freezes.expire_freezes),
             Loop("scrape", settings.controller.scrape_interval_s, signals.collect),
             Loop("alerts", every_s, alerting.evaluate_rules),
             Loop("diagnosis", every_s, diagnosing.diagnose_incidents),
             Loop("remediation", every_s, remediation.propose_runbooks),
             Loop("closing", every_s, closing.close_incidents),
+            Loop("audit", VERIFY_EVERY_S, records.audit.verify_in_turn),
             Loop("pruning", PRUNE_EVERY_S, Pruning(journal, records, settings).prune),
             *alertmanager_loops(config, inbound, sender),
             turn_ended=records.metrics.observe_turn,
@@ -232,6 +246,7 @@ async def open_controller(
             clock=clock,
             database=records.database,
             timeline=records.timeline,
+            audit=records.audit,
             metrics=records.metrics,
             stalls=records.stalls,
             content=content,
@@ -239,6 +254,7 @@ async def open_controller(
             provider=provider,
             routing=routing,
             traffic_rules=traffic_rules,
+            freezes=freezes,
             fleet=fleet,
             pools=pools,
             gateways=gateways,
@@ -254,6 +270,7 @@ async def open_controller(
             alert_sender=sender,
             alerting=alerting,
             diagnosing=diagnosing,
+            remediation=remediation,
             inquiry=Inquiry(content, rules.store, fleet, alerting.alerts, clock),
             loops=loops,
             started_at=clock.now(),
@@ -266,7 +283,7 @@ async def _open_state(config: ControllerConfig, clock: Clock, stack: AsyncExitSt
     database = Database(config.settings.database_url)
     stack.callback(database.close)
     try:
-        journal = Journal(database.engine)
+        journal = Journal(database.engine, on_audit=append_run)
     except RunbookError as error:
         raise BadInputError(error.message, remedy=error.remedy) from error
     database.claim(journal.claim_epoch())
@@ -274,7 +291,9 @@ async def _open_state(config: ControllerConfig, clock: Clock, stack: AsyncExitSt
     stalls = StallMonitor(clock.now) if isinstance(clock, SystemClock) else StallMonitor()
     stalls.start()
     stack.callback(stalls.stop)
-    return Records(clock, database, await Timeline.opened(database, clock), ControllerMetrics(), stalls), journal
+    timeline, metrics = await Timeline.opened(database, clock), ControllerMetrics()
+    audit = Audit(database, timeline, metrics, clock, config.settings.audit, config.settings.audit_dir)
+    return Records(clock, database, timeline, metrics, stalls, audit), journal
 
 
 async def _open_node_client(config: ControllerConfig, stalls: StallMonitor, stack: AsyncExitStack) -> NodeClient:
@@ -371,6 +390,8 @@ def _open_executor(
         clock=records.clock,
         on_event=_RunEvents(records),
         capacity_floor_ratio=config.settings.controller.capacity_floor_ratio,
+        budget=ActionBudget(**config.settings.actions.per_hour.model_dump()),
+        breaker=BreakerLimits(**config.settings.actions.breaker.model_dump()),
         thread=records.database.thread,
     )
     stack.callback(executor.close)

@@ -18,14 +18,19 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from alerts.promql import evaluate
+from fleetctl import wire
 from fleetctl.controller.alertmanager.webhook import WEBHOOK_PATH
+from fleetctl.controller.audit import CALLER
 from fleetctl.controller.controller import Controller
 from fleetctl.controller.http_edge import (
     HostGate,
     TokenGate,
+    audited,
     bool_param,
+    float_param,
     guarded,
     int_param,
+    note,
     on_http_exception,
     read_body,
     wait_param,
@@ -36,6 +41,7 @@ from fleetctl.controller.incidents.views import (
     alert_view,
     deep_check_view,
     diagnosis_view,
+    freeze_view,
     gateway_view,
     incident_summary,
     incident_view,
@@ -55,6 +61,7 @@ from fleetctl.wire import (
     ActionRequest,
     ApprovalRequest,
     DiagnoseRequest,
+    FreezeRequest,
     Gateway,
     GatewayPhase,
     Incident,
@@ -72,6 +79,7 @@ from runbooks.verbs import VERBS
 MAX_EXPRESSION_CHARS = 4000
 MAX_SAMPLES = 10_000
 DEFAULT_LOG_LINES = 50
+MAX_AUDIT_ROWS = 5000  # in one answer
 MAX_LOG_LINES = 10_000
 LOG_POLL_S = 0.5
 WEBHOOK_PATHS = (WEBHOOK_PATH, f"{WEBHOOK_PATH}/")  # a redirect would not be followed with its body
@@ -86,7 +94,7 @@ class CancelRequest(BaseModel):
 
 def create_app(controller: Controller, token: str, stopping: asyncio.Event) -> Starlette:
     """The ASGI application. Long polls end early once `stopping` is set."""
-    api = _Api(controller, stopping)
+    api, audit = _Api(controller, stopping), controller.audit
     routes = [
         Route("/health/live", guarded(api.live)),
         Route("/metrics", guarded(api.metrics)),
@@ -108,24 +116,44 @@ def create_app(controller: Controller, token: str, stopping: asyncio.Event) -> S
         Route("/v1/runbooks", guarded(api.runbooks)),
         Route("/v1/runbooks/{name}", guarded(api.runbook)),
         Route("/v1/runs", guarded(api.runs), methods=["GET"]),
-        Route("/v1/runs", guarded(api.start_run), methods=["POST"]),
+        Route("/v1/runs", guarded(audited(audit, "run.requested", api.start_run, by_journal=True)), methods=["POST"]),
         Route("/v1/runs/{id}", guarded(api.run)),
-        Route("/v1/runs/{id}/approval", guarded(api.decide), methods=["POST"]),
-        Route("/v1/runs/{id}/cancel", guarded(api.cancel), methods=["POST"]),
-        Route("/v1/actions", guarded(api.act), methods=["POST"]),
+        Route(
+            "/v1/runs/{id}/approval",
+            guarded(audited(audit, "run.answered", api.decide, by_journal=True)),
+            methods=["POST"],
+        ),
+        Route(
+            "/v1/runs/{id}/cancel",
+            guarded(audited(audit, "run.cancel_requested", api.cancel, by_journal=True)),
+            methods=["POST"],
+        ),
+        Route("/v1/actions", guarded(audited(audit, "run.requested", api.act, by_journal=True)), methods=["POST"]),
         Route("/v1/verbs", guarded(api.verbs)),
         Route("/v1/diagnose", guarded(api.diagnose), methods=["POST"]),
         Route("/v1/routing", guarded(api.routing)),
         Route("/v1/routing/signals", guarded(api.routing_signals)),
         Route("/v1/traffic-rules", guarded(api.traffic_rules), methods=["GET"]),
-        Route("/v1/traffic-rules", guarded(api.make_traffic_rule), methods=["POST"]),
-        Route("/v1/traffic-rules/{id:path}", guarded(api.remove_traffic_rule), methods=["DELETE"]),
+        Route(
+            "/v1/traffic-rules", guarded(audited(audit, "traffic_rule.made", api.make_traffic_rule)), methods=["POST"]
+        ),
+        Route(
+            "/v1/traffic-rules/{id:path}",
+            guarded(audited(audit, "traffic_rule.removed", api.remove_traffic_rule)),
+            methods=["DELETE"],
+        ),
+        Route("/v1/freezes", guarded(api.freezes), methods=["GET"]),
+        Route("/v1/freezes", guarded(audited(audit, "freeze.made", api.make_freeze)), methods=["POST"]),
+        Route("/v1/freezes", guarded(audited(audit, "freeze.ended", api.end_freezes)), methods=["DELETE"]),
+        Route("/v1/freezes/{id}", guarded(audited(audit, "freeze.ended", api.end_freezes)), methods=["DELETE"]),
+        Route("/v1/audit", guarded(api.audit)),
+        Route("/v1/audit/verification", guarded(api.verify_audit)),
         Route("/v1/query", guarded(api.query)),
         Route("/v1/content", guarded(api.content)),
-        Route("/v1/content/reload", guarded(api.reload_content), methods=["POST"]),
+        Route("/v1/content/reload", guarded(audited(audit, "content.reloaded", api.reload_content)), methods=["POST"]),
         Route("/v1/silences", guarded(api.silences), methods=["GET"]),
-        Route("/v1/silences", guarded(api.add_silence), methods=["POST"]),
-        Route("/v1/silences/{id}", guarded(api.expire_silence), methods=["DELETE"]),
+        Route("/v1/silences", guarded(audited(audit, "silence.added", api.add_silence)), methods=["POST"]),
+        Route("/v1/silences/{id}", guarded(audited(audit, "silence.expired", api.expire_silence)), methods=["DELETE"]),
         *(Route(path, guarded(api.webhook), methods=["POST"]) for path in WEBHOOK_PATHS),
     ]
     return Starlette(
@@ -187,6 +215,9 @@ class _Api:
                 webhook=link.webhook.state,
                 content=self._c.content.state(),
                 traffic_rules=[rule for rule in self._c.routing.table.rules if rule.is_in_force(now)],
+                audit_error=check.why if (check := self._c.audit.last_check) is not None else "",
+                breaker=self._c.remediation.breaker.words,
+                freezes=[freeze_view(freeze) for freeze in self._c.freezes.in_force],
             )
         )
 
@@ -280,9 +311,9 @@ class _Api:
             StoredIncident(one) for one in self._c.book.recent() if one.id not in known and status in (None, one.status)
         ]
         stored = [*held, *stored]  # what a full disk did not take is shown all the same
-        runs: dict[str | None, list[Run]] = {}
+        runs: dict[str | None, list[wire.Run]] = {}
         for run in await self._runs(None):
-            runs.setdefault(run.incident_id, []).append(run)
+            runs.setdefault(run.incident_id, []).append(run_view(run))
         return _json_list([incident_summary(one, runs.get(one.incident.id, [])) for one in stored])
 
     async def incident(self, request: Request) -> Response:
@@ -307,14 +338,15 @@ class _Api:
 
     async def runs(self, request: Request) -> Response:
         incident_id = request.query_params.get("incident_id")
-        return _json_list([run_view(run) for run in await self._runs(incident_id)])
+        return _json_list([await self._run_view(run) for run in await self._runs(incident_id)])
 
     async def run(self, request: Request) -> Response:
         run_id = request.path_params["id"]
-        return _json(run_view(await self._c.database.call(lambda: self._c.journal.get(run_id))))
+        return _json(await self._run_view(await self._c.database.call(lambda: self._c.journal.get(run_id))))
 
     async def start_run(self, request: Request) -> Response:
         body = await read_body(request, RunRequest)
+        note(request, who=body.requested_by, target=body.runbook, why=body.reason)
         if body.incident_id is not None:
             await self._incident(body.incident_id)
         inputs = await self._with_new_nodes(body)
@@ -326,17 +358,20 @@ class _Api:
             requested_by=body.requested_by,
             idempotency_key=body.idempotency_key,
             approve=body.approve,
+            override=body.override,
             dry_run=body.dry_run,
         )
         return _json(run_view(_unless_refused(run)), 201)
 
     async def act(self, request: Request) -> Response:
         body = await read_body(request, ActionRequest)
+        note(request, who=body.requested_by, target=body.command, why=body.reason)
         run = await self._c.executor.act(
             body.command,
             reason=body.reason,
             requested_by=body.requested_by,
             idempotency_key=body.idempotency_key,
+            override=body.override,
             dry_run=body.dry_run,
         )
         return _json(run_view(_unless_refused(run)), 201)
@@ -346,11 +381,19 @@ class _Api:
 
     async def decide(self, request: Request) -> Response:
         body = await read_body(request, ApprovalRequest)
-        run = await self._c.executor.decide(request.path_params["id"], body.decision, body.by, body.comment)
+        run_id = request.path_params["id"]
+        note(
+            request,
+            who=body.by,
+            target=run_id,
+            why=f"{body.decision}: {body.comment}" if body.comment else body.decision,
+        )
+        run = await self._c.executor.decide(run_id, body.decision, body.by, body.comment, body.override)
         return _json(run_view(_unless_refused(run)))
 
     async def cancel(self, request: Request) -> Response:
         body = await read_body(request, CancelRequest)
+        note(request, who=body.by, target=request.path_params["id"])
         return _json(run_view(await self._c.executor.cancel(request.path_params["id"], body.by)))
 
     async def diagnose(self, request: Request) -> Response:
@@ -378,12 +421,34 @@ class _Api:
         return _json_list(await self._c.traffic_rules.current())
 
     async def make_traffic_rule(self, request: Request) -> Response:
-        rule, _ = await self._c.traffic_rules.make(await read_body(request, TrafficRuleRequest))
+        body = await read_body(request, TrafficRuleRequest)
+        rule, _ = await self._c.traffic_rules.make(body)
+        note(request, who=body.made_by, target=f"route/{rule.id}", why=f"{rule.spec.words}: {rule.reason}")
         return _json(rule, 201)
 
     async def remove_traffic_rule(self, request: Request) -> Response:
         by = request.query_params.get("by", "api")[:200]
+        note(request, who=by, target=f"route/{request.path_params['id']}")
         return _json(await self._c.traffic_rules.remove(request.path_params["id"], by))
+
+    async def freezes(self, _: Request) -> Response:
+        return _json_list([freeze_view(freeze) for freeze in self._c.freezes.in_force])
+
+    async def make_freeze(self, request: Request) -> Response:
+        body = await read_body(request, FreezeRequest)
+        pools = {state.row.spec.pool for state in self._c.fleet.nodes.values()}
+        if body.pool is not None and body.pool not in pools:
+            raise BadInputError(f"there is no pool {body.pool}; pools: {', '.join(sorted(pools)) or 'none'}")
+        made = await self._c.freezes.make(body)
+        target = "fleet" if made.pool is None else f"pool/{made.pool}"
+        note(request, who=body.made_by, target=target, why=f"{made.id}: {made.reason}")
+        return _json(freeze_view(made), 201)
+
+    async def end_freezes(self, request: Request) -> Response:
+        by = request.query_params.get("by", "api")[:200]
+        ended = await self._c.freezes.end(request.path_params.get("id"), by)
+        note(request, who=by, target=", ".join(freeze.id for freeze in ended))
+        return _json_list([freeze_view(freeze) for freeze in ended])
 
     async def query(self, request: Request) -> Response:
         expression = request.query_params.get("expr", "")
@@ -400,7 +465,8 @@ class _Api:
     async def content(self, _: Request) -> Response:
         return _json(self._c.content.listing())
 
-    async def reload_content(self, _: Request) -> Response:
+    async def reload_content(self, request: Request) -> Response:
+        note(request, who=CALLER.get(), target=", ".join(self._c.content.state().folders))
         await self._c.content.reload("asked for over HTTP")
         return _json(self._c.content.listing())
 
@@ -408,13 +474,30 @@ class _Api:
         return _json_list(await self._c.alertmanager.silences.current())
 
     async def add_silence(self, request: Request) -> Response:
-        return _json(await self._c.alertmanager.silences.add(await read_body(request, SilenceRequest)), 201)
+        body = await read_body(request, SilenceRequest)
+        silence = await self._c.alertmanager.silences.add(body)
+        note(request, who=body.created_by, target=silence.id, why=body.comment)
+        return _json(silence, 201)
 
     async def expire_silence(self, request: Request) -> Response:
+        note(request, who=CALLER.get(), target=request.path_params["id"])
         return _json(await self._c.alertmanager.silences.expire(request.path_params["id"]))
 
     async def webhook(self, request: Request) -> Response:
         return await self._c.alertmanager.webhook.receive(request)
+
+    async def audit(self, request: Request) -> Response:
+        asked = request.query_params
+        rows = await self._c.audit.read(
+            since=float_param(request, "since"),
+            who=asked.get("who"),
+            target=asked.get("target"),
+            limit=min(int_param(request, "limit", 200), MAX_AUDIT_ROWS),
+        )
+        return _json_list(rows)
+
+    async def verify_audit(self, _: Request) -> Response:
+        return _json(await self._c.audit.verify())
 
     async def _with_new_nodes(self, body: RunRequest) -> dict[str, str]:
         """The inputs with names for new nodes: fresh ones, or those of the same request before."""
@@ -461,7 +544,12 @@ class _Api:
             raise HTTPException(404, f"there is no incident {incident_id[:100]}")
         timeline = await self._c.timeline.read_all(incident_id)
         silencing = self._c.alertmanager.automation.silencing_of
-        return incident_view(stored, await self._runs(incident_id), timeline, silencing)
+        runs = [await self._run_view(run) for run in await self._runs(incident_id)]
+        return incident_view(stored, runs, timeline, silencing)
+
+    async def _run_view(self, run: Run) -> wire.Run:
+        """The run, and what keeps a proposal from acting now."""
+        return run_view(run, held=await self._c.executor.why_held(run) if run.status is RunStatus.PROPOSED else "")
 
     async def _runs(self, incident_id: str | None) -> tuple[Run, ...]:
         return await self._c.database.call(lambda: self._c.journal.list(incident_id=incident_id))

@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from alerts.errors import AlertsError
+from fleetctl.controller.audit import CALLER, Audit
 from fleetctl.controller.database import FencedError
 from fleetctl.kit.errors import BadInputError, FleetctlError, RefusedError, UnreachableError
 from fleetctl.wire import Problem
@@ -31,6 +32,7 @@ BODY_TIMEOUT_S = 10.0
 MAX_WAIT_S = 30.0
 OPEN_PATHS = frozenset({"/health/live", "/metrics"})
 B = TypeVar("B", bound=BaseModel)
+OWN_TOKEN, WEBHOOK = "controller.token", "webhook"  # what the audit calls these credentials
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -94,9 +96,11 @@ class TokenGate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and (gate := self._own_gates.get(scope["path"])) is not None:
+            CALLER.set(WEBHOOK)
             await (gate(scope) or self._app)(scope, receive, send)
             return
         if scope["type"] != "http" or self._may_pass(scope):
+            CALLER.set(OWN_TOKEN)
             await self._app(scope, receive, send)
             return
         problem = Problem(
@@ -174,14 +178,21 @@ def bool_param(request: Request, name: str) -> bool:
 
 def wait_param(request: Request) -> float:
     """How long a long poll may wait, in seconds: at most MAX_WAIT_S. Raises BadInputError."""
-    text = request.query_params.get("wait_s", "0")
+    return min(float_param(request, "wait_s") or 0.0, MAX_WAIT_S)
+
+
+def float_param(request: Request, name: str) -> float | None:
+    """A query parameter in seconds, 0 or more; None when it is not given. Raises BadInputError."""
+    text = request.query_params.get(name)
+    if text is None:
+        return None
     try:
-        wait_s = float(text)
+        seconds = float(text)
     except ValueError:
-        wait_s = math.nan
-    if not math.isfinite(wait_s) or wait_s < 0:
-        raise BadInputError(f"wait_s: expected seconds, 0 or more, not {text[:40]!r}")
-    return min(wait_s, MAX_WAIT_S)
+        seconds = math.nan
+    if not math.isfinite(seconds) or seconds < 0:
+        raise BadInputError(f"{name}: expected seconds, 0 or more, not {text[:40]!r}")
+    return seconds
 
 
 def guarded(handler: Handler) -> Handler:
@@ -199,6 +210,34 @@ def guarded(handler: Handler) -> Handler:
             return JSONResponse(problem.model_dump(), status)
 
     return answer
+
+
+def audited(audit: Audit, what: str, handler: Handler, *, by_journal: bool = False) -> Handler:
+    """The handler of a change, with a row of the audit for what was done and for what was refused by a guard.
+
+    The handler says with `note` whose change it is and of what. `by_journal`: what is done has its rows already.
+    """
+
+    async def answer(request: Request) -> Response:
+        try:
+            response = await handler(request)
+        except (RefusedError, ConflictError) as error:
+            await audit.record(what, **_noted(request), outcome=f"refused: {error}")
+            raise
+        if not by_journal and response.status_code < HTTPStatus.BAD_REQUEST:
+            await audit.record(what, **_noted(request))
+        return response
+
+    return answer
+
+
+def note(request: Request, *, who: str, target: str = "", why: str = "") -> None:
+    """What the audit is told of this change."""
+    request.state.audit = {"who": who, "target": target, "why": why}
+
+
+def _noted(request: Request) -> dict[str, str]:
+    return getattr(request.state, "audit", None) or {"who": CALLER.get()}
 
 
 def problem_of(error: Exception) -> tuple[HTTPStatus, Problem]:

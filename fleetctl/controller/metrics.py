@@ -135,6 +135,16 @@ class ControllerMetrics:
             registry=self.registry,
         )
         self.alerts = Gauge("controller_alerts", "Alerts by state.", ["state"], registry=self.registry)
+        self.audit_intact = Gauge(
+            "controller_audit_intact", "0 when the audit is not as it was written.", registry=self.registry
+        )
+        self.audit_intact.set(1)
+        self.breaker_open = Gauge(
+            "controller_breaker_open",
+            "1 while automation starts nothing because its last runs did not help; 0.5 while one more decides.",
+            registry=self.registry,
+        )
+        self.freezes = Gauge("controller_freezes", "Freezes in force.", registry=self.registry)
         self.open_incidents = Gauge("controller_open_incidents", "Incidents not resolved.", registry=self.registry)
 
     def watch_loops(self, loops: Loops, clock: Clock) -> None:

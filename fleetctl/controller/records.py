@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fleetctl.controller.audit import Audit
 from fleetctl.controller.database import Database
 from fleetctl.controller.metrics import ControllerMetrics
 from fleetctl.controller.timeline import Timeline
@@ -20,3 +21,4 @@ class Records:
     timeline: Timeline
     metrics: ControllerMetrics
     stalls: StallMonitor
+    audit: Audit

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 # 2: external_alerts and webhook_notices; 3: wanted_changes; 4: traffic_rules; 5: pools, revisions, nodes.pool and
-# nodes.revision. Versions so far only added tables, and columns that may be NULL (`ADDED_COLUMNS`).
-SCHEMA_VERSION = 5
+# nodes.revision; 6: freezes, audit. Versions so far only added tables, and columns that may be NULL (`ADDED_COLUMNS`).
+SCHEMA_VERSION = 6
 
 metadata = sa.MetaData()
 
@@ -82,6 +82,34 @@ traffic_rules = sa.Table(
     sa.Column("id", sa.String(100), primary_key=True),
     sa.Column("expires_at", sa.Float, index=True),  # NULL: until it is removed
     sa.Column("document", sa.JSON, nullable=False),
+)
+
+# Times in which automation does not act.
+freezes = sa.Table(
+    "freezes",
+    metadata,
+    sa.Column("id", sa.String(100), primary_key=True),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("made_by", sa.String(200), nullable=False),
+    sa.Column("made_at", sa.Float, nullable=False),
+    sa.Column("pool", sa.String(200)),  # NULL: the whole fleet
+    sa.Column("expires_at", sa.Float),  # NULL: until it is ended
+)
+
+# Who changed what: append-only, each row's hash holds the one before (`fleetctl.kit.hash_chain`).
+audit = sa.Table(
+    "audit",
+    metadata,
+    sa.Column("seq", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=False),
+    sa.Column("at", sa.Double, nullable=False, index=True),
+    sa.Column("who", sa.Text, nullable=False),
+    sa.Column("via", sa.Text, nullable=False),
+    sa.Column("what", sa.Text, nullable=False),
+    sa.Column("target", sa.Text, nullable=False),
+    sa.Column("why", sa.Text, nullable=False),
+    sa.Column("outcome", sa.Text, nullable=False),
+    sa.Column("run_id", sa.Text, nullable=False),
+    sa.Column("hash", sa.String(64), nullable=False),
 )
 
 incidents = sa.Table(

@@ -118,8 +118,41 @@ class ControllerSettings(Section):
         return self.url or f"http://{self.host}:{self.port}"
 
 
+class ActionBudgetSettings(Section):
+    """How many nodes may be taken out of service in an hour, for a while or for good, by all runs together."""
+
+    per_node: int = Field(default=8, ge=1, le=1_000_000, description="How often one node.")
+    per_pool: int = Field(
+        default=24, ge=1, le=1_000_000, description="How many of a pool; half of its wanted nodes, if that is more."
+    )
+    per_zone: int = Field(
+        default=32, ge=1, le=1_000_000, description="How many of a zone; half of its wanted nodes, if that is more."
+    )
+    per_fleet: int = Field(
+        default=64, ge=1, le=1_000_000, description="How many of the fleet; half of its wanted nodes, if that is more."
+    )
+    automation_ratio: float = Field(
+        default=0.5, gt=0, le=1, description="The part of each that automation may bring the count to."
+    )
+
+
+class BreakerSettings(Section):
+    """When automation stops by itself, because what it does does not help."""
+
+    max_useless: int = Field(
+        default=3, ge=1, le=1000, description="After so many of its runs in a row that were undone or failed."
+    )
+    rest_s: float = Field(
+        default=900.0, ge=1, le=86_400, description="Then it rests so long, and tries one; twice as long after each."
+    )
+    max_rest_s: float = Field(default=14_400.0, ge=1, le=86_400, description="The longest rest.")
+
+
 class ActionSettings(Section):
     """Limits of what is done to nodes."""
+
+    per_hour: ActionBudgetSettings = Field(default=ActionBudgetSettings())
+    breaker: BreakerSettings = Field(default=BreakerSettings())
 
     gateway_wait_s: float = Field(
         default=5.0, ge=0, le=300, description="How long an action waits for the gateway to follow a new routing table."
@@ -156,6 +189,25 @@ class ActionSettings(Section):
         gt=0,
         le=300,
         description="A node that gave no answer for so long is not waited for: drain goes on, and stop stops it.",
+    )
+
+
+class AuditSettings(Section):
+    """How much of the audit the database keeps; what goes is exported first."""
+
+    keep_for_s: float = Field(
+        default=400 * 86_400.0, gt=0, le=3650 * 86_400, description="Older rows are exported, then removed."
+    )
+    max_rows: int = Field(
+        default=200_000,
+        ge=100,
+        le=100_000_000,
+        description="Beyond so many rows the oldest are exported, then removed.",
+    )
+    dir: Path | None = Field(
+        default=None,
+        description="Where exported rows go; nothing there is ever removed.",
+        json_schema_extra={"default": "<state_dir>/audit"},
     )
 
 

@@ -17,7 +17,13 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 
 from fleetctl.kit.errors import BadInputError
 from fleetctl.settings.alertmanager import AlertmanagerPeer, DeliverySettings, WebhookSettings
-from fleetctl.settings.controller import ActionSettings, ControllerSettings, IncidentSettings, LogSettings
+from fleetctl.settings.controller import (
+    ActionSettings,
+    AuditSettings,
+    ControllerSettings,
+    IncidentSettings,
+    LogSettings,
+)
 from fleetctl.settings.fleet import FleetSettings
 from fleetctl.settings.gateway import GatewaySettings
 from fleetctl.settings.section import LABEL_NAME
@@ -46,6 +52,7 @@ class Settings(BaseSettings):
     controller: ControllerSettings = Field(default=ControllerSettings())
     actions: ActionSettings = Field(default=ActionSettings())
     incidents: IncidentSettings = Field(default=IncidentSettings())
+    audit: AuditSettings = Field(default=AuditSettings())
     signals: SignalSettings = Field(default=SignalSettings())
     gateway: GatewaySettings = Field(default=GatewaySettings())
     fleet: FleetSettings = Field(default=FleetSettings())
@@ -121,6 +128,11 @@ class Settings(BaseSettings):
     def incidents_dir(self) -> Path:
         """Where post-mortems and black boxes are written."""
         return self.incidents.dir or self.state_dir / "incidents"
+
+    @property
+    def audit_dir(self) -> Path:
+        """Where exported rows of the audit go."""
+        return self.audit.dir or self.state_dir / "audit"
 
     @property
     def node_token_file(self) -> Path:

@@ -134,6 +134,7 @@ def _ask(run: Run, now: float) -> StorySection:
         Cell(f"PROPOSED: {run.title or run.runbook}   a approve   d deny{left}", Tone.WARN),
         (
             (Cell("why", Tone.DIM), Cell(run.reason or UNKNOWN)),
+            *(((Cell("held", Tone.DIM), Cell(run.held, Tone.WARN)),) if run.held else ()),
             (Cell("with", Tone.DIM), Cell(_pairs(run.inputs))),
             *steps,
         ),

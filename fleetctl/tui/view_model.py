@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from fleetctl.traffic_rule import TrafficRule
 from fleetctl.tui.snapshot import Snapshot
-from fleetctl.wire import DeepCheck, Node, NodePhase, Signal
+from fleetctl.wire import DeepCheck, Freeze, Node, NodePhase, Signal
 
 STALE_AFTER_S = 15.0  # three scrapes of 5 s: one may be missed without alarm
 UNKNOWN = "—"
@@ -95,12 +95,22 @@ def header(snapshot: Snapshot, now: float) -> HeaderView:
         facts = (*facts[:-1], Cell(f"{PHASES[NodePhase.STOPPED][0]} {stopped}", Tone.DIM), facts[-1])
     if status.storage_error:
         facts = (Cell("✗ disk full: nothing is stored", Tone.BAD), *facts)
+    if status.breaker:
+        facts = (Cell("▲ automation stopped by its breaker", Tone.WARN), *facts)
+    for freeze in reversed(status.freezes):
+        facts = (Cell(_freeze_text(freeze), Tone.WARN), *facts)
     rules = tuple(Cell(_rule_text(rule), Tone.WARN) for rule in status.traffic_rules)
     if rules:
         rules = (Cell(_count(len(rules), "traffic rule"), Tone.WARN), *rules)  # first: the line may be cut at its end
     if snapshot.cut_off_since is not None:
         facts, rules = (tuple(Cell(f"{one.text}?", Tone.DIM) for one in cells) for cells in (facts, rules))
     return HeaderView(facts, _link(snapshot, now), rules)
+
+
+def _freeze_text(freeze: Freeze) -> str:
+    """A freeze in the header: what is frozen until when, in UTC."""
+    until = "" if freeze.expires_at is None else f" –{_time_of_day(freeze.expires_at)}"
+    return f"❄ {freeze.pool or 'fleet'} frozen{until}"
 
 
 def _rule_text(rule: TrafficRule) -> str:

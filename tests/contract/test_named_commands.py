@@ -263,6 +263,8 @@ def controller() -> Iterator[RecordedController]:
         "/v1/events": [],
         "/v1/traffic-rules": [],
         "/v1/tenants": [],
+        "/v1/freezes": [],
+        "/v1/audit": [],
         "/v1/runbooks": [page],
         "/v1/runbooks/replace-node": page,
         "/v1/status": status,

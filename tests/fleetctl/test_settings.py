@@ -175,6 +175,12 @@ def test_every_setting_is_described_in_one_line_and_has_its_unit_in_its_name() -
         "floor",
         "max_templates",
         "workers",
+        "per_node",
+        "per_pool",
+        "per_zone",
+        "per_fleet",
+        "max_useless",
+        "max_rows",
     }
     for one in setting_docs():
         assert one.description, one.key

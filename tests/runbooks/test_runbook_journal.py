@@ -15,7 +15,7 @@ from runbooks.errors import (
 )
 from runbooks.journal import Journal
 from runbooks.run import ACTIVE, TRANSITIONS, IdempotencyConflictError, RunStatus, StepStatus
-from runbooks.schema import meta, open_engine, runs
+from runbooks.schema import SCHEMA_VERSION, meta, open_engine, runs
 from runbooks.target import node_target
 from tests.fixtures.runbooks import NOW, World, make_run
 
@@ -188,7 +188,7 @@ def test_any_receipt_can_be_stored(journal: Journal) -> None:
 def test_a_journal_of_a_newer_fleetctl_is_refused(world: World, journal: Journal) -> None:
     with world.engine.begin() as connection:
         connection.execute(sa.update(meta).values(schema_version=99))
-    with pytest.raises(RunbookError, match="schema 99, this fleetctl knows 1; upgrade fleetctl"):
+    with pytest.raises(RunbookError, match=f"schema 99, this fleetctl knows {SCHEMA_VERSION}; upgrade fleetctl"):
         Journal(world.engine)
 
 

@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, Response
 
 from fleetctl.controller.alertmanager.external_alerts import ExternalAlerts
 from fleetctl.controller.alertmanager.webhook_payload import Notification, decode_notification
+from fleetctl.controller.audit import Audit
 from fleetctl.controller.metrics import ControllerMetrics
 from fleetctl.controller.timeline import Timeline
 from fleetctl.kit.clock import Clock
@@ -60,8 +61,10 @@ class AlertmanagerWebhook:
         clock: Clock,
         metrics: ControllerMetrics,
         settings: WebhookSettings,
+        audit: Audit,
     ) -> None:
         self._alerts = alerts
+        self._audit = audit
         self._timeline = timeline
         self._clock = clock
         self._metrics = metrics
@@ -118,6 +121,13 @@ class AlertmanagerWebhook:
             truncated=notification.truncated,
         )
         self._tell(notification, now)
+        if taken.new:  # a repeat changes nothing
+            await self._audit.record(
+                "webhook.taken",
+                who=f"alertmanager, receiver {notification.receiver}",
+                target=notification.group_key[:200],
+                outcome=f"{taken.new} new alerts",
+            )
         return JSONResponse(
             {
                 "new": taken.new,

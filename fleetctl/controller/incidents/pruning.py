@@ -44,6 +44,7 @@ class Pruning:
         self._clock = records.clock
         self._limits = settings.incidents
         self._folder = settings.incidents_dir
+        self._audit = records.audit
         self._processes = ProcessTable(settings.run_dir)
         self._max_log_bytes = settings.log.max_mb << 20
 
@@ -59,6 +60,7 @@ class Pruning:
         )
         if freed:
             await self._database.write(lambda c: _forget_blackboxes(c, freed))
+        await self._audit.prune()
         logs = await asyncio.to_thread(self._processes.trim_logs, self._max_log_bytes)
         if rows.incidents or rows.events or runs or folders or freed or logs:
             log.info(

@@ -16,6 +16,7 @@ from fleetctl.controller.incidents.incident_book import IncidentBook
 from fleetctl.controller.nodes.node_row import list_nodes
 from fleetctl.controller.records import Records
 from fleetctl.settings.controller import ControllerSettings, PolicyName
+from runbooks.breaker import Breaker, BreakerState
 from runbooks.errors import RunbookError
 from runbooks.executor import Executor
 from runbooks.guard import Policy, needs_person
@@ -27,6 +28,7 @@ from runbooks.value import ValueType
 
 log = structlog.get_logger()
 
+_BREAKER_VALUES = {BreakerState.CLOSED: 0.0, BreakerState.HALF_OPEN: 0.5, BreakerState.OPEN: 1.0}
 LIKELY_HOLD_S = 10.0  # a cause that is only likely must stand this long before something is proposed
 
 
@@ -55,10 +57,16 @@ class Remediation:
         self._clock = records.clock
         self._settings = settings
         self._settled: set[tuple[str, int, str, float | None]] = set()
+        self._metrics = records.metrics
+        self.breaker = Breaker()
+        """As of the last turn."""
+        self._held: set[str] | None = None  # runs that would start but for a restraint; None: not read yet
 
     async def propose_runbooks(self) -> None:
-        """Propose, or run, what treats each open incident's cause; once for each."""
+        """Propose, or run, what treats each open incident's cause; once for each. Start what was held up."""
         now = self._clock.now()
+        await self._watch_breaker()
+        await self._release_held()
         for incident in self._book.open_incidents():
             diagnosis = incident.diagnosis
             if diagnosis is None or diagnosis.cause is None or incident.cleared_at is not None:
@@ -97,27 +105,74 @@ class Remediation:
         if current is None or (current.scope, current.part_of) != (incident.scope, incident.part_of):
             return False  # it widened meanwhile: what suits one node is no remedy for all of them
         confirmed = incident.diagnosis is not None and incident.diagnosis.confidence == "confirmed"
-        unasked = (
-            confirmed
-            and self._automation.may_run_unasked(incident)
-            and is_for_scope(page, incident.scope)
-            and not self._is_part_of_open(incident)
-            and not needs_person(Policy(self._policy_for(content, cause)), page.risk)
-        )
+        unasked = confirmed and self._may_run(page, incident, cause)
         again = f":{incident.reopened}" if incident.reopened else ""
         try:
-            await self._executor.propose(
+            run = await self._executor.propose(
                 page.name,
                 inputs,
                 reason=incident.diagnosis.title if incident.diagnosis else cause,
                 incident_id=incident.id,
                 requested_by=f"policy:{cause}" if unasked else "controller",
                 idempotency_key=f"{incident.id}:{page.name}{again}",
-                approve=unasked,
+                unasked=unasked,
             )
         except RunbookError as error:
             await self._say_impossible(incident, f"{page.name}: {error}")
+            return True
+        if self._held is not None and run.unasked and run.status is RunStatus.PROPOSED:
+            self._held.add(run.id)
         return True
+
+    async def _watch_breaker(self) -> None:
+        """Tell when automation stops because it does not help, and when it goes on."""
+        before, self.breaker = self.breaker, await self._executor.breaker()
+        self._metrics.breaker_open.set(_BREAKER_VALUES[self.breaker.state])
+        if before.state is self.breaker.state:
+            return
+        text = self.breaker.words or "breaker: automation goes on, its last run helped"
+        await self._timeline.append(f"breaker.{self.breaker.state}", text, data={"runs": list(self.breaker.useless)})
+
+    async def _release_held(self) -> None:
+        """Start what automation would have run, once nothing holds it and if its incident and cause still stand."""
+        if self._held is None:
+            waiting = await self._database.call(lambda: self._journal.list({RunStatus.PROPOSED}))
+            self._held = {run.id for run in waiting if run.unasked}
+        for run_id in sorted(self._held):
+            run = await self._database.call(lambda run_id=run_id: self._journal.get(run_id))  # type: ignore[misc]
+            if run.status is not RunStatus.PROPOSED:
+                self._held.discard(run_id)
+                continue
+            incident = self._book.get(run.incident_id or "")
+            if incident is None or not self._still_treats(run, incident):
+                continue
+            try:
+                await self._executor.release(run_id)
+            except RunbookError as error:  # somebody answered in this very moment, or a freeze began
+                log.info("run.not_released", run_id=run_id, why=str(error))
+
+    def _still_treats(self, run: Run, incident: Incident) -> bool:
+        """Whether the run is still what automation would start for the incident as it is now."""
+        diagnosis = incident.diagnosis
+        if diagnosis is None or diagnosis.cause is None or diagnosis.confidence != "confirmed":
+            return False
+        page = self._content.current.page_for_cause(diagnosis.cause)
+        return (
+            incident.status is not IncidentStatus.RESOLVED
+            and incident.cleared_at is None
+            and page is not None
+            and page.name == run.runbook
+            and self._may_run(page, incident, diagnosis.cause)
+        )
+
+    def _may_run(self, page: Page, incident: Incident, cause: str) -> bool:
+        """Whether the page may start for the incident's confirmed cause without a person."""
+        return (
+            self._automation.may_run_unasked(incident)
+            and is_for_scope(page, incident.scope)
+            and not self._is_part_of_open(incident)
+            and not needs_person(Policy(self._policy_for(self._content.current, cause)), page.risk)
+        )
 
     async def _withdraw_others(self, incident: Incident, page: Page | None) -> None:
         """Cancel what we proposed for a cause that was replaced since, as far as nobody answered."""

@@ -19,6 +19,7 @@ from fleetctl.controller.nodes.deep_checks import DeepCheck
 from fleetctl.controller.nodes.fleet import NodeState
 from fleetctl.controller.nodes.gateways import GatewayState
 from runbooks.page import Page
+from runbooks.ports import Freeze
 from runbooks.run import Run
 
 SIGNALS = {
@@ -130,12 +131,17 @@ def diagnosis_view(diagnosis: Diagnosis) -> wire.Diagnosis:
     return wire.Diagnosis.model_validate(asdict(diagnosis))
 
 
-def run_view(run: Run) -> wire.Run:
-    """A run with its steps."""
-    return wire.Run.model_validate(run.to_dict())
+def run_view(run: Run, *, held: str = "") -> wire.Run:
+    """A run with its steps. `held`: what keeps a proposal from acting now."""
+    return wire.Run.model_validate({**run.to_dict(), "held": held})
 
 
-def incident_summary(stored: StoredIncident, runs: Sequence[Run] = ()) -> wire.Incident:
+def freeze_view(freeze: Freeze) -> wire.Freeze:
+    """A freeze, as its API tells it."""
+    return wire.Freeze.model_validate(asdict(freeze))
+
+
+def incident_summary(stored: StoredIncident, runs: Sequence[wire.Run] = ()) -> wire.Incident:
     """Without timeline and evidence: what a list shows."""
     incident: Incident = stored.incident
     diagnosis = incident.diagnosis
@@ -153,7 +159,7 @@ def incident_summary(stored: StoredIncident, runs: Sequence[Run] = ()) -> wire.I
         widened_at=incident.widened_at,
         widened_why=incident.widened_why,
         part_of=incident.part_of,
-        runs=[run_view(run) for run in runs],
+        runs=list(runs),
         postmortem=stored.postmortem,
         blackbox=stored.blackbox,
     )
@@ -161,7 +167,7 @@ def incident_summary(stored: StoredIncident, runs: Sequence[Run] = ()) -> wire.I
 
 def incident_view(
     stored: StoredIncident,
-    runs: Sequence[Run],
+    runs: Sequence[wire.Run],
     timeline: Sequence[wire.TimelineEntry],
     silencing_of: Callable[[FiredAlert], Silencing],
 ) -> wire.Incident:

@@ -11,11 +11,12 @@ from alerts.series.store import SeriesStore
 from diagnostics.query import store_query
 from fleetctl.controller.database import Database
 from fleetctl.controller.nodes.fleet import Fleet
+from fleetctl.controller.nodes.freezes import Freezes
 from fleetctl.controller.nodes.node_row import NodeRow, RouteIntent, list_nodes
 from fleetctl.controller.nodes.wanted_history import WantedHistory
 from fleetctl.kit.clock import Clock
 from fleetctl.wire import NodePhase
-from runbooks.ports import NodeFacts, WantedChange
+from runbooks.ports import Freeze, NodeFacts, WantedChange
 
 log = structlog.get_logger()
 
@@ -33,6 +34,7 @@ class FleetLookup:
         clock: Clock,
         *,
         stale_after_s: float,
+        freezes: Freezes,
         priority_classes: frozenset[str] | None = None,
     ) -> None:
         """`priority_classes`: of the gateways' tenants; None: a tenants file says, or it is not known."""
@@ -41,6 +43,7 @@ class FleetLookup:
         self._store = store
         self._clock = clock
         self._stale_after_s = stale_after_s
+        self._freezes = freezes
         self._priority_classes = priority_classes
         self._history = WantedHistory(database, clock)
 
@@ -56,6 +59,7 @@ class FleetLookup:
                 created_at=row.created_at,
                 wanted=row.wanted,
                 held=held.get(row.name),
+                zone=row.spec.zone,
             )
             for row in await self._database.read(list_nodes)
         ]
@@ -63,6 +67,10 @@ class FleetLookup:
     async def wanted_changes(self) -> list[WantedChange]:
         """What began and ended to be wanted, stored with each change."""
         return await self._history.changes()
+
+    async def freezes(self) -> tuple[Freeze, ...]:
+        """What people froze."""
+        return self._freezes.in_force
 
     async def priority_classes(self) -> frozenset[str] | None:
         """Classes that tenants may be of, where that is known."""

@@ -12,6 +12,7 @@ import structlog
 
 from fleetctl import wire
 from fleetctl.controller.nodes.fleet import Fleet, NodeState
+from fleetctl.controller.nodes.freezes import Freezes
 from fleetctl.controller.nodes.node_row import NodeRow, Role, RouteIntent, list_nodes, want_node
 from fleetctl.controller.nodes.pool_plan import (
     PoolLimits,
@@ -38,6 +39,7 @@ from fleetctl.providers.provider import NodeProvider
 from fleetctl.settings.controller import ActionSettings
 from fleetctl.wire import PoolState
 from runbooks.errors import RunbookError
+from runbooks.restraint import freeze_text
 from runbooks.run import Run, RunStatus
 from runbooks.target import Target, TargetKind
 from runbooks.verbs.scale import free_names
@@ -84,6 +86,7 @@ class Pools:
         active_runs: ActiveRuns,
         act: Act,
         held: Held,
+        freezes: Freezes,
         limits: ActionSettings,
         *,
         stale_after_s: float,
@@ -99,6 +102,7 @@ class Pools:
         self._active_runs = active_runs
         self._act = act
         self._held = held
+        self._freezes = freezes
         self._limits = limits
         self._stale_after_s = stale_after_s
         self._refusals: dict[str, tuple[float, str]] = {}  # pool: until when its refusal holds, and its words
@@ -175,6 +179,9 @@ class Pools:
             not_before=pool.backoff.not_before if pool.backoff and pool.backoff.is_waiting else None,
             now=now,
         )
+        frozen = next((one for one in self._freezes.in_force if one.pool in (None, pool.name)), None)
+        if plan.steps and frozen is not None:
+            return PoolPlan(PoolState.HELD, f"{plan.reason}, but {freeze_text(frozen)}")
         until, why = self._refusals.get(pool.name, (-math.inf, ""))
         if now < until and any(step.kind in (StepKind.DRAIN, StepKind.STOP) for step in plan.steps):
             return PoolPlan(PoolState.HELD, why)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fleetctl.cli.app import run
-from fleetctl.cli.silence import parse_matcher, silence_duration_s
+from fleetctl.cli.silence import duration_s, parse_matcher
 from fleetctl.kit.errors import BadInputError
 
 
@@ -48,13 +48,13 @@ def test_what_is_no_matcher_is_refused(text: str) -> None:
     ],
 )
 def test_durations(text: str, seconds: float) -> None:
-    assert silence_duration_s(text) == seconds
+    assert duration_s("--duration", text, "a silence") == seconds
 
 
 @pytest.mark.parametrize("text", ["", "0s", "500ms", "2", "h", "2h junk", "-1h", "9999w", "12h1d", "1h1h"])
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(BadInputError):
-        silence_duration_s(text)
+        duration_s("--duration", text, "a silence")
 
 
 def test_bad_input_is_exit_code_2_before_anybody_is_asked(capsys: pytest.CaptureFixture[str]) -> None:

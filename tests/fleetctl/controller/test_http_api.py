@@ -21,6 +21,7 @@ from fleetctl.wire import (
     ActionRequest,
     ApprovalRequest,
     DiagnoseRequest,
+    FreezeRequest,
     NodePhase,
     RouteState,
     RunRequest,
@@ -105,6 +106,8 @@ async def test_a_fleet_is_a_pool_of_one_revision_which_nodes_and_routes_carry(cl
         ("DELETE", "/v1/silences/x", {}),
         ("POST", "/v1/traffic-rules", {}),
         ("DELETE", "/v1/traffic-rules/x", {}),
+        ("POST", "/v1/freezes", {}),
+        ("DELETE", "/v1/freezes", {}),
     ],
 )
 @pytest.mark.parametrize("header", [None, "Bearer wrong", "Bearer", "Basic x", TOKEN, f"Bearer {TOKEN}x"])
@@ -419,6 +422,41 @@ async def test_a_reader_that_follows_does_not_hold_up_the_end(tmp_path: Path) ->
         await served
     finally:
         stop_all(tmp_path)
+
+
+async def test_freeze_refuses_commands_without_an_override_until_it_is_ended(
+    client: ControllerClient, url: str
+) -> None:
+    with pytest.raises(BadInputError, match="there is no pool nowhere; pools: default"):
+        await client.make_freeze(FreezeRequest(reason="launch", pool="nowhere"))
+    made = await client.make_freeze(FreezeRequest(reason="launch", made_by="ann", pool="default", for_s=3600))
+    assert (await client.status()).freezes == await client.freezes() == [made]
+    with pytest.raises(RefusedError, match=f"pool default is frozen until .* by ann .{made.id}.: launch"):
+        await client.act(ActionRequest(command="cordon node-1"))
+    proposed = await client.start_run(RunRequest(runbook="cordon-node", inputs={"node": "node-1"}))
+    assert "pool default is frozen" in (await client.get_run(proposed.id)).held
+    assert (await client.cancel(proposed.id, "ann")).held == ""
+    run = await client.act(ActionRequest(command="uncordon node-1", override="node-1 is needed"))
+    assert run.override == "node-1 is needed"
+    async with httpx.AsyncClient(trust_env=False) as http:
+        assert "controller_freezes 1.0" in (await http.get(f"{url}/metrics")).text
+    with pytest.raises(BadInputError, match=f"there is no freeze 'none'; freezes: {made.id}"):
+        await client.end_freezes("none")
+    assert await client.end_freezes(made.id, "ann") == [made]
+    assert await client.freezes() == []
+    rows = {(row.who, row.via, row.what, row.target) for row in await client.audit(limit=5000)}
+    assert {
+        ("ann", "controller.token", "freeze.made", "pool/default"),
+        ("ann", "controller.token", "freeze.ended", made.id),
+        ("executor", "controller.token", "run.refused", "node-1"),
+        ("api", "controller.token", "run.override", "node-1"),
+        ("ann", "controller.token", "run.cancel_requested", "node-1"),
+    } <= rows
+    assert (await client.verify_audit()).intact
+    assert [entry.kind for entry in await client.events() if entry.kind.startswith("freeze.")] == [
+        "freeze.made",
+        "freeze.ended",
+    ]
 
 
 async def test_traffic_rules_are_made_listed_published_and_removed(client: ControllerClient) -> None:

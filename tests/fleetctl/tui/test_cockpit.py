@@ -107,6 +107,17 @@ async def test_traffic_rules_have_a_line_of_their_own_while_there_are_any() -> N
         assert "Fleet" in screen_lines(app)[1]
 
 
+async def test_a_freeze_comes_first_in_the_header_and_at_what_it_holds_up() -> None:
+    controller = FakeController()
+    frozen = {"id": "freeze-1", "reason": "launch", "made_by": "ann", "made_at": NOW, "expires_at": NOW + 3600}
+    controller.status_now = make_status(freezes=[frozen])
+    controller.incidents_now = [make_incident(runs=[make_run(held="the fleet is frozen until noon")])]
+    async with cockpit(controller, size=WIDE) as (_, pilot):
+        await wait_for_text(pilot, "❄ fleet frozen –23:13  ▲ 1 firing")
+        await pilot.press("2")
+        await wait_for_text(pilot, "held", "the fleet is frozen until noon")
+
+
 async def test_says_that_nothing_is_known_before_the_first_answer() -> None:
     async with cockpit(FakeController(), polling=False) as (app, pilot):
         await wait_for_text(pilot, "Nothing is known yet", "◔ connecting")

@@ -12,7 +12,7 @@ import pytest
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.controller.nodes.pool_row import begin_scaling, store_revision, want_revision
 from fleetctl.controller.nodes.revision import Revision
-from fleetctl.wire import Pool, PoolState
+from fleetctl.wire import FreezeRequest, Pool, PoolState
 from tests.fixtures.controller import (
     fleet_ready,
     make_config,
@@ -117,3 +117,18 @@ async def test_what_a_guard_refuses_is_held_and_said_and_not_asked_each_second(s
         assert "the floor is 2" in pool.reason
         assert len(await controller.database.call(controller.journal.list)) == 1
         assert (pool.wanted, pool.nodes, pool.ready) == (1, 2, 2)
+
+
+async def test_pool_that_is_frozen_stays_as_it_is_until_the_freeze_is_ended(state_dir: Path) -> None:
+    async with running_fleet(make_config(state_dir, nodes=1)) as controller:
+        await controller.freezes.make(FreezeRequest(reason="launch", made_by="ann", pool="default"))
+        now = controller.clock.now()
+        await controller.database.write(
+            lambda c: begin_scaling(c, "default", start=["node-2"], stop=[], by="ann", now=now)
+        )
+        pool = await turn(controller)
+        assert (pool.state, pool.wanted, pool.nodes) == (PoolState.HELD, 2, 1)
+        assert "pool default is frozen until it is ended by ann" in pool.reason
+        await controller.freezes.end(None, "ann")
+        await turn(controller)
+        assert (await turn(controller)).nodes == 2

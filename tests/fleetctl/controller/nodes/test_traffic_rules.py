@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fleetctl.controller.audit import Audit
 from fleetctl.controller.database import Database
 from fleetctl.controller.metrics import ControllerMetrics
 from fleetctl.controller.nodes.node_row import Role, change_node, want_node
@@ -18,6 +19,7 @@ from fleetctl.controller.timeline import Timeline
 from fleetctl.kit.errors import BadInputError
 from fleetctl.kit.stall import StallMonitor
 from fleetctl.priority_class import PriorityClass
+from fleetctl.settings.controller import AuditSettings
 from fleetctl.traffic_rule import RerouteSpec, ShedSpec, TrafficRuleRequest
 from fleetctl.wire import RoutingTable
 from tests.fixtures.controller import make_spec
@@ -33,7 +35,9 @@ async def opened(path: Path, clock: DrivenClock) -> AsyncIterator[tuple[TrafficR
     database = Database(f"sqlite:///{path / 'state.sqlite'}")
     try:
         timeline = await Timeline.opened(database, clock)
-        records = Records(clock, database, timeline, ControllerMetrics(), StallMonitor())
+        metrics = ControllerMetrics()
+        audit = Audit(database, timeline, metrics, clock, AuditSettings(), path / "audit")
+        records = Records(clock, database, timeline, metrics, StallMonitor(), audit)
         await database.write(lambda c: want_node(c, make_spec("n1"), Role.MEMBER, clock.now()))
         await database.write(lambda c: change_node(c, "n1", clock.now(), {"route": "active", "url": "http://n1"}))
         routing = await Routing.opened(records)
