@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import sys
 import time
 from collections import Counter
@@ -143,16 +144,16 @@ async def _soak(fleet: TargetFleet, gateways: Mapping[str, str], plan: SoakPlan,
         return disturber.num_done < plan.min_disturbances and not disturber.has_given_up
 
     async def user(number: int) -> None:
-        turn = number
+        rng, turn = random.Random(f"{plan.seed}-{number}"), 0
         while time.monotonic() - began < plan.seconds or is_short_of_disturbances():
-            request = requests[turn % len(requests)]
+            request = rng.choice(requests)
             request_id = f"soak-{plan.seed}-{number}-{turn}"
             told = expected.get(request)
             if told is None:  # without a seed: asked twice, since one id has one answer, whoever is asked
                 told = await ask(request, request_id, None)
             if told is not None:
                 await ask(request, request_id, told)
-            turn += plan.at_once
+            turn += 1
 
     disturbing = asyncio.create_task(disturber.disturb_until_cancelled())
     telling = asyncio.create_task(_tell_progress(result, disturber, began, tell))

@@ -11,7 +11,7 @@ from typing import Any
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
-STREAMED_RATIO = 0.7
+PLAIN_EVERY = 3
 SHARED = "You are a careful assistant. Answer briefly and say what you do not know. " * 3  # found in the prefix cache
 
 SCHEMA = {
@@ -70,12 +70,15 @@ def make_requests(count: int, seed: int) -> list[SoakRequest]:
     """Every kind in turn, streamed or plain, short or long."""
     rng = random.Random(seed)
     kinds = list(KINDS)
-    return [_make(kinds[number % len(kinds)], number, rng) for number in range(count)]
+    made = []
+    for number in range(count):
+        turn, at = divmod(number, len(kinds))
+        made.append(_make(kinds[at], number, rng, is_streamed=(turn + at) % PLAIN_EVERY != 0))
+    return made
 
 
-def _make(kind: str, number: int, rng: random.Random) -> SoakRequest:
+def _make(kind: str, number: int, rng: random.Random, *, is_streamed: bool) -> SoakRequest:
     path, fields = KINDS[kind]
-    is_streamed = rng.random() < STREAMED_RATIO
     prompt = SHARED * (rng.random() < 0.5) + _words(rng, rng.choice((8, 40, 200)))
     max_tokens = rng.choice((8, 40, 120, 300))
     body: dict[str, Any] = {"max_tokens": 400 if kind in UNBOUNDED else max_tokens, "seed": number, **fields}
