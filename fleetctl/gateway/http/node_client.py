@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import socket
 import ssl
 from collections import deque
@@ -35,7 +36,7 @@ _PORTS = {"http": 80, "https": 443}
 class _Origin:
     """One node's address, and its idle connections: the one used last is used next, so that the others can expire."""
 
-    __slots__ = ("addresses", "host", "idle", "is_tls", "name", "port", "prefix", "resolved_at_s")
+    __slots__ = ("_literal", "_resolved_at_s", "_resolving", "host", "idle", "is_tls", "name", "port", "prefix")
 
     def __init__(self, base: str) -> None:
         """Raises ValueError for what is no http or https URL."""
@@ -50,8 +51,33 @@ class _Origin:
         self.name = name if self.port == default_port else f"{name}:{self.port}"
         self.prefix = parts.path
         self.idle: deque[NodeConnection] = deque()
-        self.addresses: list[AddrInfoType] = []
-        self.resolved_at_s = 0.0
+        self._literal = _literal_address(self.host, self.port)
+        self._resolved_at_s = 0.0
+        self._resolving: asyncio.Task[list[AddrInfoType]] | None = None
+
+    async def addresses(self) -> list[AddrInfoType]:
+        """Where it is. A name is looked up once for all who ask meanwhile, and again after a while. Raises OSError."""
+        if self._literal:
+            return self._literal
+        loop = asyncio.get_running_loop()
+        task = self._resolving
+        if task is None or (task.done() and loop.time() - self._resolved_at_s > RESOLVED_S):
+            self._resolved_at_s = loop.time()
+            task = self._resolving = loop.create_task(self._look_up(loop), name="gateway.resolve")
+        return await asyncio.shield(task)
+
+    def close(self) -> None:
+        """Nobody waits for a look-up any more."""
+        if self._resolving is not None:
+            self._resolving.cancel()
+
+    def forget_addresses(self) -> None:
+        """No connection came of them: the next one looks them up anew."""
+        if self._resolving is not None and self._resolving.done():
+            self._resolving = None
+
+    async def _look_up(self, loop: asyncio.AbstractEventLoop) -> list[AddrInfoType]:
+        return cast(list[AddrInfoType], await loop.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM))
 
 
 class PoolCounts(NamedTuple):
@@ -103,6 +129,8 @@ class NodeClient:
         """Close every connection."""
         if self._sweeper is not None:
             self._sweeper.cancel()
+        for origin in self._origins.values():
+            origin.close()
         for connection in list(self._open):
             connection.abort()
         await asyncio.sleep(0)  # the loop closes aborted sockets in its next turn
@@ -146,11 +174,7 @@ class NodeClient:
 
         try:
             async with asyncio.timeout(self._connect_limit_s):
-                if not origin.addresses or loop.time() - origin.resolved_at_s > RESOLVED_S:
-                    found = await loop.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
-                    origin.addresses = cast(list[AddrInfoType], found)
-                    origin.resolved_at_s = loop.time()
-                sock = await start_connection(origin.addresses, happy_eyeballs_delay=_NEXT_ADDRESS_S)
+                sock = await start_connection(await origin.addresses(), happy_eyeballs_delay=_NEXT_ADDRESS_S)
                 try:
                     _keep_alive(sock)
                     _, connection = await loop.create_connection(
@@ -163,7 +187,7 @@ class NodeClient:
                     sock.close()
                     raise
         except (OSError, TimeoutError) as error:
-            origin.addresses = []
+            origin.forget_addresses()
             reason = str(error) or f"no connection within {self._connect_limit_s:g} s"
             raise NodeConnectError(f"{origin.name}: {reason}") from error
         self._open.add(connection)
@@ -201,6 +225,18 @@ def _head(method: str, origin: _Origin, target: str, headers: Iterable[tuple[str
     if text.count("\n") != len(lines) or text.count("\r") != len(lines):
         raise NodeConnectError("a header has a line break")
     return f"{text}\r\n\r\n".encode("latin-1")
+
+
+def _literal_address(host: str, port: int) -> list[AddrInfoType]:
+    """Of a host that is an address itself, which nobody has to look up; empty for a name."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return []
+    if address.version == 6 and address.scope_id:
+        return []  # the zone's number is the resolver's to tell
+    family, at = (socket.AF_INET, (host, port)) if address.version == 4 else (socket.AF_INET6, (host, port, 0, 0))
+    return [(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", at)]
 
 
 def _keep_alive(sock: socket.socket) -> None:

@@ -301,3 +301,76 @@ def test_any_split_of_an_answer_gives_the_same_result(name: str, cuts: list[int]
         assert await result(sorted(min(cut, len(raw)) for cut in cuts)) == await result([])
 
     asyncio.run(both())
+
+
+@pytest.mark.parametrize(("host", "lookups"), [("localhost", 1), ("127.0.0.1", 0)])
+async def test_a_name_is_looked_up_once_for_all_who_ask_at_a_time_and_an_address_never(
+    monkeypatch: pytest.MonkeyPatch, host: str, lookups: int
+) -> None:
+    loop, asked = asyncio.get_running_loop(), []
+    look_up = loop.getaddrinfo
+
+    async def counted(name: object, port: object, **flags: int) -> object:
+        asked.append(name)
+        return await look_up(name, port, **flags)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(loop, "getaddrinfo", counted)
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(OK)
+
+    async with serving(handle) as base:
+        client = NodeClient(connect_limit_s=20)
+        target = base.replace("127.0.0.1", host)
+        answers = await asyncio.gather(*(client.request("GET", target, "/") for _ in range(8)))
+        assert [answer.status for answer in answers] == [200] * 8
+        assert len(asked) == lookups
+        await client.aclose()
+
+
+async def test_a_part_that_its_taker_refuses_ends_the_handing_over_and_the_rest_is_still_there() -> None:
+    go_on = asyncio.Event()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nab")
+        await go_on.wait()
+        writer.write(b"cdef")
+
+    async with serving(handle) as base:
+        client = NodeClient(connect_limit_s=20)
+        answer = await client.request("GET", base, "/")
+        got: list[bytes] = []
+
+        def take(data: bytes) -> bool:
+            got.append(data)
+            go_on.set()
+            return len(got) != 2
+
+        assert not await answer.hand_to(take), "it was told to stop"
+        assert b"".join(got) == b"abcdef"
+        assert await answer.hand_to(take), "its end"
+        answer.release()
+        await client.aclose()
+
+
+async def test_what_a_taker_raises_is_raised_where_the_body_is_handed_over() -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n")
+        await asyncio.sleep(0)
+        writer.write(b"ab")
+        await reader.read()
+
+    async with serving(handle) as base:
+        client = NodeClient(connect_limit_s=20)
+        answer = await client.request("GET", base, "/")
+
+        def take(data: bytes) -> bool:
+            raise RuntimeError("no")
+
+        with pytest.raises(RuntimeError, match="no"):
+            await answer.hand_to(take)
+        answer.release()
+        await client.aclose()
