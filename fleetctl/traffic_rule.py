@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from fleetctl.priority_class import PriorityClass
+from fleetctl.settings.overflow import OverflowReason
 
 MAX_LIFETIME_S = 366 * 86400.0
 MAX_RULES = 200
@@ -180,7 +181,31 @@ class ShadowSpec(Spec):
         return f"copies of {_percent(self.share)} of the requests to {where}{whose}"
 
 
-RuleSpec = Annotated[RerouteSpec | ShedSpec | CanarySpec | ShadowSpec, Field(discriminator="kind")]
+class OverflowSpec(Spec):
+    """The way out of the house is open, or closed, whatever the settings say of when; within their budget all the same.
+
+    `when`: with `on`, the reasons for which requests go out beside those of the settings. `model`: only requests for
+    it, and stronger than an order for all; None: all.
+    """
+
+    kind: Literal["overflow"] = "overflow"
+    state: Literal["on", "off"]
+    model: str | None = Field(default=None, min_length=1, max_length=500)
+    when: tuple[OverflowReason, ...] = ("no_node", "overloaded")
+
+    @property
+    def default_id(self) -> str:
+        """One order for each model."""
+        return f"overflow-{self.model}"[:100] if self.model else "overflow"
+
+    @property
+    def words(self) -> str:
+        """Whether requests may leave the house, whose, and when."""
+        whose = f" for model {self.model}" if self.model else ""
+        return f"overflow{whose} on ({', '.join(self.when)})" if self.state == "on" else f"overflow{whose} off"
+
+
+RuleSpec = Annotated[RerouteSpec | ShedSpec | CanarySpec | ShadowSpec | OverflowSpec, Field(discriminator="kind")]
 """Every kind of rule; a tagged union by `kind`."""
 
 

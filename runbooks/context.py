@@ -78,7 +78,8 @@ class Context:
         serving = await self._look("serving_nodes", self.lookup.serving_nodes())
         changes = await self._look("wanted_changes", self.lookup.wanted_changes())
         classes = await self._look("priority_classes", self.lookup.priority_classes())
-        return FleetView.of(nodes, serving, changes, classes)
+        ways_out = await self._look("ways_out", self.lookup.ways_out())
+        return FleetView.of(nodes, serving, changes, classes, ways_out)
 
     async def restraint_on(self, run: Run, fleet: FleetView) -> Ruling:
         """Whether something keeps the run from acting now, unless a person overrides it."""

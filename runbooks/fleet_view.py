@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from runbooks.ports import NodeFacts, WantedChange
+from runbooks.ports import NodeFacts, WantedChange, WayOut
 from runbooks.target import NODE_SETS, Target, TargetKind
 from runbooks.wanted_past import WantedPast
 
@@ -33,6 +33,7 @@ class FleetView:
     serving: frozenset[str] | None
     past: WantedPast = field(default_factory=WantedPast)
     priority_classes: frozenset[str] | None = None  # of the gateways' tenants
+    ways_out: tuple[WayOut, ...] | None = None  # endpoints outside that gateways have
 
     @classmethod
     def of(
@@ -41,6 +42,7 @@ class FleetView:
         serving: Iterable[str] | None,
         changes: Iterable[WantedChange] | None = (),
         priority_classes: frozenset[str] | None = None,
+        ways_out: Iterable[WayOut] | None = None,
     ) -> FleetView:
         """The view of what was looked up."""
         return cls(
@@ -48,6 +50,7 @@ class FleetView:
             None if serving is None else frozenset(serving),
             WantedPast(tuple(changes or ())),
             priority_classes,
+            None if ways_out is None else tuple(ways_out),
         )
 
     @property

@@ -53,6 +53,15 @@ class NodeFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class WayOut:
+    """An endpoint outside that a gateway may send requests to. `budget_left`: the share; None: not known."""
+
+    endpoint: str
+    models: frozenset[str]  # as clients ask for them
+    budget_left: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class WantedChange:
     """A node began to be wanted, or ended to be, `age_s` seconds ago."""
 
@@ -178,6 +187,10 @@ class Lookup(Protocol):
 
     async def priority_classes(self) -> frozenset[str] | None:
         """Classes that tenants of the gateways may be of."""
+        ...
+
+    async def ways_out(self) -> Sequence[WayOut] | None:
+        """Endpoints outside of the gateways that answer; None when none does."""
         ...
 
     async def evaluate(self, expression: str) -> float | None:

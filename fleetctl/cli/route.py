@@ -27,7 +27,12 @@ from fleetctl.cli.plain_request import ask_json
 from fleetctl.kit.errors import BadInputError
 
 MAX_PROMPT_BYTES = 16 * 1024 * 1024
-LISTED_KINDS = {"reroute": "reroutes", "shed": "orders to shed", "canary": "canaries"}
+LISTED_KINDS = {
+    "reroute": "reroutes",
+    "shed": "orders to shed",
+    "canary": "canaries",
+    "overflow": "orders about overflow",
+}
 TITLES = ("node", "cost", "cached", "waiting", "to prefill", "seats", "recent", "KV", "adapter")
 KEYS = ("node", "cost", "cached_tokens", "waiting", "uncached", "seats", "recent", "kv", "adapter")
 

@@ -178,6 +178,7 @@ async def open_controller(
             stale_after_s=stale_after_s,
             freezes=freezes,
             priority_classes=_priority_classes(settings),
+            ways_out=gateways.ways_out,
         )
         executor = _open_executor(config, content, journal, effects, lookup, records, stack)
 

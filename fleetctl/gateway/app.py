@@ -160,6 +160,7 @@ class Gateway:
         self.proxy: Proxy | None = None
         self.placer: Placer | None = None
         self.shadows: Shadows | None = None
+        self.overflow: Overflow | None = None
         self.prompts: PromptPreparation | None = None
         self.is_draining = False
         self._nodes: NodeClient | None = None
@@ -191,6 +192,7 @@ class Gateway:
                 self._limits,
             )
             overflow, traces = self._open_overflow(), _open_traces(self._limits)
+            self.overflow = overflow
             self.placer = placer
             if self._counters is not None and (row := self._counters.row(RETRIES_KEY)) is not None:
                 placer.budget.join(row)
@@ -362,6 +364,7 @@ class Gateway:
         if self._siblings is not None:
             ended = await asyncio.to_thread(outcomes_of_ended, self._siblings.folder)
             status["outcomes"] = dict(ended + Counter(status["outcomes"]))
+        status["overflow"] = await self.overflow.describe() if self.overflow is not None else []
         workers = await asyncio.to_thread(self._about_workers)
         return json_answer(200, status if workers is None else {**status, "workers": workers._asdict()})
 
@@ -549,6 +552,8 @@ class Gateway:
         self.admission.use_num_gateways(table.num_gateways)
         self.placer.budget.use_num_sharing(table.num_gateways * (self._limits.workers if self._counters is None else 1))
         self.admission.use_orders(shed_orders(table.rules))
+        if self.overflow is not None:
+            self.overflow.use_rules(table.rules)
         self.admission.queue.keep_lanes({e.model for e in table.active} | {""})
         self.loads.keep_only(e.node for e in table.endpoints)
         self.watch.keep_only(table.endpoints)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from fleetctl.traffic_rule import TrafficRule
+from fleetctl.traffic_rule import OverflowSpec, TrafficRule
 from fleetctl.tui.snapshot import Snapshot
 from fleetctl.wire import DeepCheck, Freeze, Node, NodePhase, Signal
 
@@ -117,7 +117,8 @@ def _rule_text(rule: TrafficRule) -> str:
     """A traffic rule in the header: its kind and name, since and until when, and whose it is. Times of day in UTC."""
     until = "" if rule.expires_at is None else f"–{_time_of_day(rule.expires_at)}"
     whose = f" by {rule.made_by}" if rule.made_by else ""
-    name = rule.kind if rule.id == rule.kind else f"{rule.kind} {rule.id}"
+    kind = f"{rule.kind} {rule.spec.state}" if isinstance(rule.spec, OverflowSpec) else rule.kind
+    name = kind if rule.id == rule.kind else f"{kind} {rule.id}"
     return f"{name} {_time_of_day(rule.made_at)}{until}{whose}"
 
 

@@ -15,6 +15,7 @@ def test_has_the_pages_that_the_product_names() -> None:
     assert set(LIBRARY) == {
         "cordon-node",
         "drain-node",
+        "open-overflow",
         "reroute-long-context",
         "replace-node",
         "restart-gateway",

@@ -19,13 +19,14 @@ from runbooks import rule_verb, verbs
 from runbooks.command import parse_command
 from runbooks.fleet_view import FleetView
 from runbooks.plan import plan_command, resolve_plan
-from runbooks.ports import Effects, NodeFacts
+from runbooks.ports import Effects, NodeFacts, WayOut
 from runbooks.run import ACTION
 from runbooks.verb import Verb
 from runbooks.verbs import VERBS
 
 NODES = [NodeFacts(f"node-{i}", "decode", "demo", "r2" if i == 5 else "r1", float(i)) for i in range(1, 6)]
-VIEW = FleetView.of(NODES, [node.name for node in NODES])
+WAYS = (WayOut("far", frozenset({"demo"}), 0.5),)
+VIEW = FleetView.of(NODES, [node.name for node in NODES], ways_out=WAYS)
 
 
 def test_every_file_of_the_folder_is_in_the_table() -> None:

@@ -19,7 +19,7 @@ from fleetctl.kit.restart_backoff import RestartBackoff
 from fleetctl.providers.local_gateway import GATEWAY, LocalGateway
 from fleetctl.providers.provider import ObservedInstance, exit_words
 from fleetctl.wire import GatewayPhase, TenantUse
-from runbooks.ports import PermanentError, Receipt, TemporaryError
+from runbooks.ports import PermanentError, Receipt, TemporaryError, WayOut
 
 log = structlog.get_logger()
 
@@ -95,6 +95,12 @@ class Gateways:
             and (state.phase is not GatewayPhase.UNREACHABLE or state.since is None or now - state.since < SHARES_FOR_S)
             for state in self.states.values()
         )
+
+    def ways_out(self) -> list[WayOut] | None:
+        """Endpoints outside that gateways told of when they were last looked at; None when none told anything."""
+        reports = [state.report for state in self.states.values() if state.report is not None]
+        told = [report.ways_out for report in reports if report.ways_out is not None]
+        return [way for ways in told for way in ways] if told else None
 
     async def observe_gateways(self) -> None:
         """Look at all of them, and start the local one again if it ended."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -16,7 +17,7 @@ from fleetctl.controller.nodes.node_row import NodeRow, RouteIntent, list_nodes
 from fleetctl.controller.nodes.wanted_history import WantedHistory
 from fleetctl.kit.clock import Clock
 from fleetctl.wire import NodePhase
-from runbooks.ports import Freeze, NodeFacts, WantedChange
+from runbooks.ports import Freeze, NodeFacts, WantedChange, WayOut
 
 log = structlog.get_logger()
 
@@ -36,8 +37,12 @@ class FleetLookup:
         stale_after_s: float,
         freezes: Freezes,
         priority_classes: frozenset[str] | None = None,
+        ways_out: Callable[[], Sequence[WayOut] | None] = lambda: None,
     ) -> None:
-        """`priority_classes`: of the gateways' tenants; None: a tenants file says, or it is not known."""
+        """`priority_classes`: of the gateways' tenants; None: a tenants file says, or it is not known.
+
+        `ways_out`: endpoints outside that gateways told of; None: no gateway answers.
+        """
         self._database = database
         self._fleet = fleet
         self._store = store
@@ -45,6 +50,7 @@ class FleetLookup:
         self._stale_after_s = stale_after_s
         self._freezes = freezes
         self._priority_classes = priority_classes
+        self._ways_out = ways_out
         self._history = WantedHistory(database, clock)
 
     async def nodes(self) -> list[NodeFacts]:
@@ -75,6 +81,10 @@ class FleetLookup:
     async def priority_classes(self) -> frozenset[str] | None:
         """Classes that tenants may be of, where that is known."""
         return self._priority_classes
+
+    async def ways_out(self) -> Sequence[WayOut] | None:
+        """Endpoints outside that gateways may send requests to."""
+        return self._ways_out()
 
     async def serving_nodes(self) -> list[str] | None:
         """Nodes that are ready and routed; None when the last look at the fleet is too old."""

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from fleetctl.kit.fetch import Fetcher
 from fleetctl.wire import TenantUse
+from runbooks.ports import WayOut
 
 PROBE_TIMEOUT_S = 2.0
 ADMIN_TIMEOUT_S = 5.0
@@ -64,6 +65,7 @@ class GatewayReport:
     lost: int  # requests that failed or were given up since its start
     out: dict[str, str]
     failing_open: tuple[str, ...]  # models of which it sees no node well by the controller's word
+    ways_out: tuple[WayOut, ...] | None = None  # endpoints outside that it may send requests to; None: not told
     worker_deaths: int | None = None  # ends of its workers that nobody asked for, since its own start; None: not told
 
 
@@ -214,6 +216,20 @@ def _parse_drain(answer: dict[str, Any]) -> NodeDrain:
     return NodeDrain(state, running, waiting, {k: v for k, v in counts.items() if isinstance(v, int)})
 
 
+def _ways_out(told: object) -> tuple[WayOut, ...] | None:
+    if not isinstance(told, list):
+        return None
+    rows = [row for row in told if isinstance(row, dict)]
+    return tuple(
+        WayOut(
+            str(row.get("endpoint")),
+            frozenset(str(model) for model in models) if isinstance(models := row.get("models"), list) else frozenset(),
+            float(left) if isinstance(left := row.get("budget_left"), int | float) else None,
+        )
+        for row in rows
+    )
+
+
 def _parse_gateway(answer: dict[str, Any]) -> GatewayReport:
     if "table_version" not in answer:
         raise NoAnswerError("the gateway states no table_version")
@@ -233,5 +249,6 @@ def _parse_gateway(answer: dict[str, Any]) -> GatewayReport:
             if isinstance(facts, dict) and facts.get("out")
         },
         failing_open=tuple(str(model) for model in failing_open) if isinstance(failing_open, list) else (),
+        ways_out=_ways_out(answer.get("overflow")),
         worker_deaths=deaths if isinstance(deaths, int) else None,
     )

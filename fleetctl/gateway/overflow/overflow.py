@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,6 +24,7 @@ from fleetctl.gateway.overflow.overflow_metrics import OverflowMetrics
 from fleetctl.gateway.routing.json_cost import is_cheap_to_parse
 from fleetctl.kit.errors import BadInputError
 from fleetctl.settings.overflow import OverflowEndpoint, OverflowModel, OverflowReason, OverflowSettings
+from fleetctl.traffic_rule import OverflowSpec, TrafficRule
 
 log = structlog.get_logger()
 
@@ -45,13 +48,19 @@ def find_exit(
     tenant: str,
     priority: str | None = None,
     wait_s: float | None = None,
+    order: OverflowSpec | None = None,
 ) -> Exit | None:
     """The first endpoint whose rule fits; None keeps the request in the house. Pure.
 
-    `wait_s`: how long the least loaded node's oldest request waits; None: not known, which fits no rule.
+    `wait_s`: how long the least loaded node's oldest request waits; None: not known, which fits no rule. `order`: the
+    traffic rule in force; None: what the endpoint's settings say holds.
     """
+    if order is not None and order.state == "off":
+        return None
     for endpoint in endpoints:
-        if reason not in endpoint.when or not (tenant in endpoint.tenants or "*" in endpoint.tenants):
+        if reason not in endpoint.when and (order is None or reason not in order.when):
+            continue
+        if not (tenant in endpoint.tenants or "*" in endpoint.tenants):
             continue
         if not ("*" in endpoint.classes or priority in endpoint.classes):
             continue
@@ -61,6 +70,21 @@ def find_exit(
             if one.model == model:
                 return Exit(endpoint, one, reason)
     return None
+
+
+def order_for(rules: Iterable[TrafficRule], model: str | None, now: float) -> OverflowSpec | None:
+    """What is ordered of requests for this model: by a rule for the model, else for all; of several by the last. Pure.
+
+    `now`: Unix seconds.
+    """
+    found: OverflowSpec | None = None
+    for rule in sorted(rules, key=lambda one: one.made_at):
+        spec = rule.spec
+        if not isinstance(spec, OverflowSpec) or not rule.is_in_force(now) or spec.model not in (None, model):
+            continue
+        if found is None or found.model is None or spec.model is not None:
+            found = spec
+    return found
 
 
 class SentOutside:
@@ -129,7 +153,27 @@ class Overflow:
             cookie_jar=aiohttp.DummyCookieJar(), skip_auto_headers=("User-Agent",), trust_env=True
         )
         self._settling: set[asyncio.Task[None]] = set()
+        self._rules: tuple[TrafficRule, ...] = ()  # those about overflow
         self._reasons = frozenset(reason for one in self._endpoints for reason in one.when)
+
+    def use_rules(self, rules: Iterable[TrafficRule]) -> None:
+        """The traffic rules of a new table."""
+        self._rules = tuple(rule for rule in rules if isinstance(rule.spec, OverflowSpec))
+
+    async def describe(self) -> list[dict[str, Any]]:
+        """Each endpoint with its models and the share of its budget that is left; None while that is unknown."""
+        told = []
+        for endpoint in self._endpoints:
+            try:
+                ratios = await asyncio.to_thread(self._ledger.left_ratios, endpoint, self._now())
+            except (BadInputError, OSError):
+                ratios = {"hour": math.nan, "day": math.nan}
+            self.metrics.set_left(endpoint.name, ratios)
+            left = min(ratios.values())
+            models = [one.model for one in endpoint.models]
+            is_known = not math.isnan(left)
+            told.append({"endpoint": endpoint.name, "models": models, "budget_left": left if is_known else None})
+        return told
 
     async def aclose(self) -> None:
         """Settle what is under way and close connections."""
@@ -139,21 +183,23 @@ class Overflow:
 
     def exit_before(self, *, model: str | None, tenant: str, priority: str | None = None) -> Exit | None:
         """The way out of a request that no node was asked about: its model is not here, or all nodes are behind."""
-        if "model_not_here" in self._reasons and not self._is_served_here(model):
-            return find_exit(self._endpoints, reason="model_not_here", model=model, tenant=tenant, priority=priority)
-        if "queue_wait" in self._reasons:
-            wait_s = self._wait_s(model)
-            return find_exit(
-                self._endpoints, reason="queue_wait", model=model, tenant=tenant, priority=priority, wait_s=wait_s
-            )
-        return None
+        order = self._order_for(model)
+        reasons = self._reasons if order is None else self._reasons.union(order.when)
+        find = partial(find_exit, self._endpoints, model=model, tenant=tenant, priority=priority, order=order)
+        if "model_not_here" in reasons and not self._is_served_here(model):
+            return find(reason="model_not_here")
+        return find(reason="queue_wait", wait_s=self._wait_s(model)) if "queue_wait" in reasons else None
 
     def exit_after(
         self, *, is_overload: bool, model: str | None, tenant: str, priority: str | None = None
     ) -> Exit | None:
         """The way out of a request that no node took."""
         reason: OverflowReason = "overloaded" if is_overload else "no_node"
-        return find_exit(self._endpoints, reason=reason, model=model, tenant=tenant, priority=priority)
+        order = self._order_for(model)
+        return find_exit(self._endpoints, reason=reason, model=model, tenant=tenant, priority=priority, order=order)
+
+    def _order_for(self, model: str | None) -> OverflowSpec | None:
+        return order_for(self._rules, model, self._now()) if self._rules else None
 
     async def send(self, way: Exit, path: str, body: bytes, answer_id: str) -> SentOutside | None:
         """Reserve the request's upper bound and send it. None: it stays in the house. Raises OutsideError."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from fleetctl.cli.app import run
-from fleetctl.traffic_rule import CanarySpec, ShadowSpec, ShedSpec, TrafficRule
+from fleetctl.traffic_rule import CanarySpec, OverflowSpec, ShadowSpec, ShedSpec, TrafficRule
 from fleetctl.wire import Gateway, GatewayPhase
 from tests.fixtures.recorded_controller import RecordedController, recorded_controller
 
@@ -42,6 +42,7 @@ def controller() -> Iterator[RecordedController]:
                 TrafficRule(id="shadow", spec=ShadowSpec(revision="r2", share=0.05), made_at=now),
                 TrafficRule(id="shadow-x", spec=ShadowSpec(pool="next", share=0.1), made_at=now, expires_at=now + 3600),
                 TrafficRule(id="canary", spec=CanarySpec(revisions={"r2": 0.005}), made_by="bob", made_at=now),
+                TrafficRule(id="overflow", spec=OverflowSpec(state="on"), made_at=now),
                 TrafficRule(id="shed", spec=ShedSpec.model_validate({"below": "standard"}), made_at=now),
             ],
             "/v1/gateways": [
@@ -69,7 +70,7 @@ def test_a_shadow_is_listed_with_what_each_gateway_found(
     assert (one["exact"], one["differing"], other["exact"]) == (9_990, ["req-1", "req-2"], None)
 
 
-@pytest.mark.parametrize("kind", ["canary", "shed"])
+@pytest.mark.parametrize("kind", ["canary", "shed", "overflow"])
 def test_rules_are_listed_by_kind(
     controller: RecordedController, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:

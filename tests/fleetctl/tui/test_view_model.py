@@ -61,6 +61,17 @@ def test_nothing_is_bright_or_certain_once_contact_is_lost() -> None:
     assert [fact.text[-1] for fact in header(snapshot, NOW + 1).facts] == ["?"] * 4
 
 
+def test_an_order_about_overflow_says_whether_the_way_out_is_open() -> None:
+    rules = [
+        {"id": "overflow", "spec": {"kind": "overflow", "state": "on"}, "made_at": NOW},
+        {"id": "overflow-demo", "spec": {"kind": "overflow", "state": "off", "model": "demo"}, "made_at": NOW},
+    ]
+    snapshot = Snapshot(status=make_status(traffic_rules=rules), known_at=NOW)
+    told = [cell.text for cell in header(snapshot, NOW).rules]
+    assert told[1].startswith("overflow on ")
+    assert told[2].startswith("overflow off overflow-demo ")
+
+
 def test_a_silent_poller_is_not_taken_for_a_quiet_fleet() -> None:
     snapshot = Snapshot(status=make_status(), known_at=NOW)
 

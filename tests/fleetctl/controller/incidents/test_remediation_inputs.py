@@ -59,7 +59,13 @@ def test_a_nodes_page_never_runs_unasked_for_more_than_a_node(name: str) -> None
 
 
 def test_a_page_without_a_node_is_for_the_pool_that_it_takes() -> None:
-    assert set(LIBRARY) - set(NODE_PAGES) == {"reroute-long-context", "restart-gateway", "scale-pool", "shed-load"}
+    assert set(LIBRARY) - set(NODE_PAGES) == {
+        "open-overflow",
+        "reroute-long-context",
+        "restart-gateway",
+        "scale-pool",
+        "shed-load",
+    }
     assert is_for_scope(LIBRARY["scale-pool"], {"pool": "chat"})
     for scope in ({"zone": "a"}, {"revision": "r2"}):
         assert not is_for_scope(LIBRARY["scale-pool"], scope)

@@ -18,7 +18,7 @@ from fleetctl.kit.restart_backoff import LONGEST_S, STAYED_UP_S, RestartBackoff
 from fleetctl.providers.process import ProcessTable
 from fleetctl.providers.provider import ObservedInstance
 from fleetctl.wire import GatewayPhase
-from runbooks.ports import PermanentError
+from runbooks.ports import PermanentError, WayOut
 from tests.fixtures.controller import NoProvider, make_config
 
 pytestmark = pytest.mark.anyio
@@ -28,6 +28,7 @@ import http.server, json, sys
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         status = {"table_version": 3, "nodes": {"n1": {"out": "ejected: slow"}}, "in_flight": 2}
+        status["overflow"] = [{"endpoint": "far", "models": ["m"], "budget_left": 0.5}]
         body = json.dumps(status | {"tenants": [{"tenant": "shop", "running": 2}]}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
@@ -72,6 +73,7 @@ async def test_a_gateway_that_is_killed_is_started_again_and_said_so_and_one_tha
             assert controller.gateways.num_sharing(controller.clock.now()) == 1
             (tenant,) = await controller.gateways.tenants()
             assert (tenant.tenant, tenant.running) == ("shop", 2)
+            assert controller.gateways.ways_out() == [WayOut("far", frozenset({"m"}), 0.5)]
             loop_names = controller.loops.ages(0)
             assert "gateways" in loop_names
             told = []

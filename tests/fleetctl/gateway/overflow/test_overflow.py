@@ -19,8 +19,10 @@ import pytest
 from aiohttp import web
 
 from fleetctl.gateway.overflow.ledger import FILE_NAME
+from fleetctl.gateway.overflow.overflow import order_for
 from fleetctl.settings.gateway import GatewaySettings
 from fleetctl.settings.overflow import OverflowEndpoint, OverflowModel, OverflowSettings
+from fleetctl.traffic_rule import OverflowSpec, TrafficRule
 from tests.fixtures.gateway import Script, Served, small_fleet, until
 
 pytestmark = pytest.mark.anyio
@@ -368,3 +370,52 @@ def test_the_signer_makes_the_signature_of_awss_own_example(monkeypatch: pytest.
     assert headers["Authorization"].endswith(
         "SignedHeaders=host;x-amz-date, Signature=5da7c1a2acd57cee7505fc6676e4e544621c30862966e37dddb68e92efbe5d6b"
     )
+
+
+def order(state: Any, made_at: float = 0.0, **more: Any) -> TrafficRule:
+    spec = OverflowSpec(state=state, **more)
+    return TrafficRule(id=f"{spec.default_id}-{made_at}", spec=spec, made_at=made_at, expires_at=100.0)
+
+
+@pytest.mark.parametrize(
+    ("rules", "found"),
+    [
+        ((), None),
+        ((order("on"),), "on"),
+        ((order("off", 2.0), order("on", 1.0)), "off"),
+        ((order("on", 1.0, model="demo"), order("off", 2.0)), "on"),
+        ((order("on", 1.0, model="other"),), None),
+        ((order("on", 1.0, model="demo"), order("off", 2.0, model="demo")), "off"),
+    ],
+    ids=["none", "one", "the last", "the model's", "another model's", "the model's last"],
+)
+def test_an_order_for_the_model_is_stronger_than_one_for_all_and_the_last_one_holds(
+    rules: tuple[TrafficRule, ...], found: str | None
+) -> None:
+    held = order_for(rules, "demo", 99.0)
+    assert (held and held.state) == found
+    assert order_for(rules, "demo", 100.0) is None, "an order that is over is none, whoever is away"
+
+
+async def test_the_way_out_is_opened_and_closed_by_orders_and_the_settings_hold_without_one(tmp_path: Path) -> None:
+    async with outside_service() as outside:
+        made = limits(outside.url, when=("no_node",))
+        async with small_fleet(tmp_path, "a", limits=made) as (served, nodes, controller):
+
+            async def ordered(*orders: TrafficRule) -> None:
+                rules = tuple(one.model_copy(update={"expires_at": None}) for one in orders)
+                controller.order(*rules)
+                await until(lambda: (table := served.gateway.routing.table) is not None and table.rules == rules)
+
+            async with served.session.get(served.url + "/gateway/status") as response:
+                told = (await response.json())["overflow"]
+            assert told == [{"endpoint": "far", "models": ["demo"], "budget_left": 1.0}]
+            nodes[0].script = FULL
+            assert (await served.chat()).status == 429, "the settings say no_node only"
+            await ordered(order("on"))
+            assert (await served.chat()).headers["X-Fleet-Served-By"] == "overflow"
+            await ordered(order("on"), order("off", 1.0, model="demo"))
+            nodes[0].script = GONE
+            assert (await served.chat()).status == 503
+            await ordered()
+            assert (await served.chat()).headers["X-Fleet-Served-By"] == "overflow"
