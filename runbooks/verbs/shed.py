@@ -15,6 +15,10 @@ CLASSES = ("critical", "standard", "batch")
 """In order of importance; `fleetctl.priority_class.PriorityClass` has the same members."""
 
 DEFAULT_ID = "shed"
+WITHOUT_CLASSES = (
+    "turn half of everybody away with `fleetctl shed --below critical --share 0.5 --for 15m`, or add nodes; classes are"
+    " told apart by a tenants file (docs/gateway.md#admission)"
+)
 
 
 def _resolve(action: Action, fleet: FleetView, last: Action | None) -> Action:
@@ -30,7 +34,7 @@ def _resolve(action: Action, fleet: FleetView, last: Action | None) -> Action:
         raise BadInputError(
             f"{action.verb.name} --below {below} would turn nobody away: no tenants file is set (gateway.tenants_file),"
             f" and so everybody is of class {there}",
-            remedy="give critical, or name classes in a tenants file",
+            remedy=WITHOUT_CLASSES,
         )
     if tenants and action.target.name == DEFAULT_ID:
         return replace(action, target=Target(TargetKind.ROUTE, f"{DEFAULT_ID}:{'+'.join(tenants)}"[:100]))

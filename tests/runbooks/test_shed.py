@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from fleetctl.priority_class import PriorityClass
@@ -38,7 +40,13 @@ async def test_without_tenants_nobody_is_below_standard_and_that_is_said_before_
     world.fleet.classes = frozenset({"standard"})
     with pytest.raises(BadInputError, match="would turn nobody away: no tenants file is set"):
         await act(controller, "shed --below standard")
+    with pytest.raises(BadInputError) as refused:
+        await controller.executor.propose("shed-load", {"pool": "decode"}, reason="overload", requested_by="controller")
+    remedy = re.search(r"`fleetctl (shed .*?)`", str(refused.value))
+    assert remedy is not None, "the page is refused with what to do instead"
     assert world.fleet.rules == {}
+    assert (await carried(controller, remedy[1])).status is RunStatus.SUCCEEDED
+    assert world.fleet.rules == {"shed": {"kind": "shed", "below": "critical", "share": 0.5}}
     assert (await carried(controller, "shed --below critical")).status is RunStatus.SUCCEEDED
     world.fleet.classes = None  # not known: an order that nobody meets does no harm
     assert (await carried(controller, "shed --below standard")).status is RunStatus.SUCCEEDED
