@@ -136,6 +136,27 @@ class GatewayPhase(StrEnum):
     DOWN = "down"  # its process ended
 
 
+class GatewayWorkers(Wire):
+    """The worker processes of one gateway, as its supervisor counts them."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    generation: int  # one more with each reload
+    wanted: int
+    serving: int
+    retiring: int = 0  # a reload replaced them; they end what they have
+    deaths: int = 0  # ends that nobody asked for, since the gateway's start
+    reloads: int = 0
+    reload_error: str | None = None  # why the last reload changed nothing
+
+    @property
+    def problem(self) -> str:
+        """What is not as it should be, though the gateway serves; empty: nothing."""
+        few = f"{self.serving} of {self.wanted} workers serve" if self.serving < self.wanted else ""
+        failed = f"the last reload changed nothing: {self.reload_error}" if self.reload_error is not None else ""
+        return "; ".join(filter(None, (few, failed)))
+
+
 class Gateway(Wire):
     """One gateway. What it says of itself is None while it does not answer."""
 
@@ -155,6 +176,7 @@ class Gateway(Wire):
     lost: int | None = None  # requests that failed or were given up since its start
     out: dict[str, str] = Field(default_factory=dict)  # node to why it gets nothing, or little, from this gateway
     failing_open: list[str] = Field(default_factory=list)  # models
+    workers: GatewayWorkers | None = None
 
 
 class AlertState(StrEnum):
@@ -583,6 +605,9 @@ class Status(Wire):
     gateways_ready: int = 0
     gateways_total: int = 0
     gateways_down: list[str] = Field(default_factory=list)  # name and why, of those that do not serve
+    gateways_impaired: list[str] = Field(
+        default_factory=list
+    )  # name and what is wrong, of those that serve all the same
     loops: dict[str, float]  # loop name to seconds since its last completed turn
     storage_error: str = ""  # why nothing can be stored at present: a full disk
     alertmanagers: list[AlertmanagerState] = Field(default_factory=list)

@@ -36,7 +36,7 @@ from fleetctl.cli.output import (
     seconds,
 )
 from fleetctl.kit.errors import BadInputError
-from fleetctl.wire import DeepCheck, Gateway, Incident, Node, Pool, Revision, Run, RunbookInfo
+from fleetctl.wire import DeepCheck, Gateway, GatewayWorkers, Incident, Node, Pool, Revision, Run, RunbookInfo
 
 REMEDIES = {
     Kind.alerts: "fleetctl alerts explain NAME",
@@ -184,6 +184,7 @@ def argument_text(value: str | bool | list[str]) -> str:
 
 
 def _describe_gateway(gateway: Gateway) -> None:
+    workers = gateway.workers
     left_out = [(f"leaves out {node}", why) for node, why in sorted(gateway.out.items())]
     print_fields(
         gateway.name,
@@ -195,6 +196,8 @@ def _describe_gateway(gateway: Gateway) -> None:
             ("last probe", age(gateway.probe_age_s)),
             ("started by", "this controller's machine" if gateway.is_local else "its own supervisor"),
             ("instance", gateway.instance or ""),
+            ("workers", _worker_words(workers) if workers is not None else ""),
+            ("reload failed", (workers.reload_error or "") if workers is not None else ""),
             ("deaths", str(gateway.deaths)),
             ("next start", clock(gateway.next_start_at) if gateway.next_start_at is not None else ""),
             ("routing table", count(gateway.table_version)),
@@ -205,6 +208,11 @@ def _describe_gateway(gateway: Gateway) -> None:
             *left_out,
         ],
     )
+
+
+def _worker_words(workers: GatewayWorkers) -> str:
+    retiring = f", {workers.retiring} end what they have" if workers.retiring else ""
+    return f"{workers.serving} of {workers.wanted} serve{retiring}; generation {workers.generation}"
 
 
 def deep_check_words(check: DeepCheck) -> str:

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from fleetctl.cli.output import Column, count, number, ratio, seconds
 from fleetctl.providers.spec import words_from_options
-from fleetctl.wire import Evidence, Freeze, Incident, NodePhase, Pool, Run, RunStatus, Signal
+from fleetctl.wire import Evidence, Freeze, Gateway, Incident, NodePhase, Pool, Run, RunStatus, Signal
 
 if TYPE_CHECKING:
     from fleetctl.client import ControllerClient
@@ -228,11 +228,22 @@ REVISION_COLUMNS = [
     Column("model dir", lambda r: r.model_dir),
     Column("arguments", lambda r: arguments_text(r.arguments), wide=True),
 ]
+
+
+def _workers(gateway: Gateway) -> str:
+    """Those that serve, of those wanted, and those that a reload replaced."""
+    workers = gateway.workers
+    if workers is None:
+        return "-"
+    return f"{workers.serving}/{workers.wanted}" + (f"+{workers.retiring}" if workers.retiring else "")
+
+
 GATEWAY_COLUMNS = [
     Column("name", lambda g: g.name),
     Column("phase", lambda g: g.phase.value),
     Column("held", lambda g: count(g.in_flight), right=True, sort_key=lambda g: g.in_flight, is_volatile=True),
     Column("lost", lambda g: count(g.lost), right=True, sort_key=lambda g: g.lost, is_volatile=True),
+    Column("workers", _workers, right=True),
     Column("deaths", lambda g: str(g.deaths), right=True, sort_key=lambda g: g.deaths),
     Column("table", lambda g: count(g.table_version), right=True, sort_key=lambda g: g.table_version),
     Column("left out", lambda g: str(len(g.out)), right=True, sort_key=lambda g: len(g.out)),

@@ -70,7 +70,9 @@ def _describe(status: Status) -> None:
 def _gateways(status: Status) -> str:
     if not status.gateways_total:
         return "none known"
-    return "; ".join([f"{status.gateways_ready} of {status.gateways_total} ready", *status.gateways_down])
+    return "; ".join(
+        [f"{status.gateways_ready} of {status.gateways_total} ready", *status.gateways_down, *status.gateways_impaired]
+    )
 
 
 def rule_line(rule: TrafficRule) -> str:

@@ -208,6 +208,11 @@ class _Api:
                     for gateway in gateways
                     if gateway.phase not in (GatewayPhase.READY, GatewayPhase.STARTING)
                 ],
+                gateways_impaired=[
+                    f"{gateway.name}: {gateway.workers.problem}"
+                    for gateway in gateways
+                    if gateway.workers is not None and gateway.workers.problem
+                ],
                 loops=self._c.loops.ages(now),
                 storage_error=self._c.database.storage_error,
                 alertmanagers=sender.states() if sender is not None else [],

@@ -90,6 +90,8 @@ def header(snapshot: Snapshot, now: float) -> HeaderView:
     if status.gateways_down:
         what = "gateway down" if status.gateways_total == 1 else f"{len(status.gateways_down)} gateways down"
         facts = (Cell(f"▲ {what}", Tone.BAD), *facts)
+    if status.gateways_impaired:
+        facts = (*facts, Cell(_count(len(status.gateways_impaired), "gateway") + " impaired", Tone.WARN))
     stopped = sum(node.phase is NodePhase.STOPPED for node in snapshot.nodes)
     if stopped:
         facts = (*facts[:-1], Cell(f"{PHASES[NodePhase.STOPPED][0]} {stopped}", Tone.DIM), facts[-1])

@@ -76,6 +76,7 @@ def gateway_view(state: GatewayState, now: float) -> wire.Gateway:
         lost=report.lost if report else None,
         out=report.out if report else {},
         failing_open=list(report.failing_open) if report else [],
+        workers=report.workers if report else None,
     )
 
 

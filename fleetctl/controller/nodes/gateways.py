@@ -263,12 +263,10 @@ def judge_gateway(
         return GatewayPhase.UNREACHABLE, problem
     if report.table_version is None:
         return GatewayPhase.NOT_READY, "no routing table yet"
+    reasons = [report.workers.problem] if report.workers is not None else []
     if report.failing_open:
-        return (
-            GatewayPhase.READY,
-            f"the controller sees no node of {', '.join(report.failing_open)} well; all are tried",
-        )
-    return GatewayPhase.READY, ""
+        reasons.append(f"the controller sees no node of {', '.join(report.failing_open)} well; all are tried")
+    return GatewayPhase.READY, "; ".join(filter(None, reasons))
 
 
 def address_of(url: str) -> str:

@@ -10,7 +10,7 @@ import httpx
 from pydantic import ValidationError
 
 from fleetctl.kit.fetch import Fetcher
-from fleetctl.wire import TenantUse
+from fleetctl.wire import GatewayWorkers, TenantUse
 from runbooks.ports import WayOut
 
 PROBE_TIMEOUT_S = 2.0
@@ -66,6 +66,7 @@ class GatewayReport:
     out: dict[str, str]
     failing_open: tuple[str, ...]  # models of which it sees no node well by the controller's word
     ways_out: tuple[WayOut, ...] | None = None  # endpoints outside that it may send requests to; None: not told
+    workers: GatewayWorkers | None = None  # None: not told
     worker_deaths: int | None = None  # ends of its workers that nobody asked for, since its own start; None: not told
 
 
@@ -237,6 +238,10 @@ def _parse_gateway(answer: dict[str, Any]) -> GatewayReport:
     counts = outcomes if isinstance(outcomes, dict) else {}
     workers = answer.get("workers")
     deaths = workers.get("deaths") if isinstance(workers, dict) else None
+    try:
+        told_workers = None if workers is None else GatewayWorkers.model_validate(workers)
+    except ValidationError:
+        told_workers = None
     version, age_s, in_flight = (answer.get(key) for key in ("table_version", "table_age_s", "in_flight"))
     return GatewayReport(
         table_version=version if isinstance(version, int) and not isinstance(version, bool) else None,
@@ -250,5 +255,6 @@ def _parse_gateway(answer: dict[str, Any]) -> GatewayReport:
         },
         failing_open=tuple(str(model) for model in failing_open) if isinstance(failing_open, list) else (),
         ways_out=_ways_out(answer.get("overflow")),
+        workers=told_workers,
         worker_deaths=deaths if isinstance(deaths, int) else None,
     )

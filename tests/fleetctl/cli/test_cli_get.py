@@ -20,6 +20,7 @@ from fleetctl.wire import (
     Diagnosis,
     Gateway,
     GatewayPhase,
+    GatewayWorkers,
     NodePhase,
     Pool,
     Revision,
@@ -33,6 +34,22 @@ from tests.fixtures.cockpit import make_incident, make_node, make_run
 from tests.fixtures.recorded_controller import RecordedController, recorded_controller
 
 PAGE = "---\nname: replace-node\nrisk: medium\n---\n\n# Replace a node\n\nText.\n"
+GATEWAY = Gateway(
+    name="10.20.30.40:7800",
+    url="http://10.20.30.40:7800",
+    phase=GatewayPhase.UNREACHABLE,
+    out={"node-1": "ejected: slow"},
+    lost=12_345,
+    table_version=123_456,
+    workers=GatewayWorkers(
+        generation=12,
+        wanted=16,
+        serving=15,
+        retiring=14,
+        deaths=3,
+        reload_error="gateway.max_resends: a whole number, please",
+    ),
+)
 RUNBOOK = RunbookInfo(
     name="replace-node", title="Replace {{node}}", risk="medium", causes=["slow_node"], inputs={"node": "it"}, page=PAGE
 )
@@ -79,16 +96,8 @@ def controller() -> Iterator[RecordedController]:
         "/v1/alerts": alerts,
         "/v1/events": [entry],
         "/v1/traffic-rules": [rule],
-        "/v1/gateways": [
-            Gateway(
-                name="10.20.30.40:7800",
-                url="http://10.20.30.40:7800",
-                phase=GatewayPhase.UNREACHABLE,
-                out={"node-1": "ejected: slow"},
-                lost=12_345,
-                table_version=123_456,
-            )
-        ],
+        "/v1/gateways": [GATEWAY],
+        f"/v1/gateways/{GATEWAY.name}": GATEWAY,
         "/v1/pools": [
             Pool(
                 name="long-context",
@@ -283,6 +292,17 @@ def test_a_page_without_front_matter_is_all_body() -> None:
 def test_counts_and_versions_of_a_gateway_have_every_digit(fleetctl: Run) -> None:
     _, out, _ = fleetctl("get", "gateways")
     assert {"12345", "123456"} <= set(out.splitlines()[1].split())
+
+
+def test_a_gateways_workers_are_told_and_why_a_reload_changed_nothing(fleetctl: Run) -> None:
+    _, out, _ = fleetctl("get", "gateways")
+    assert "15/16+14" in out.splitlines()[1].split()
+    _, out, _ = fleetctl("describe", "gateway", GATEWAY.name)
+    told = dict(line.strip().split("  ", 1) for line in out.splitlines()[1:] if "  " in line.strip())
+    assert told["workers"].strip() == "15 of 16 serve, 14 end what they have; generation 12"
+    assert told["reload failed"].strip() == "gateway.max_resends: a whole number, please"
+    _, out, _ = fleetctl("get", "gateways", "-o", "json")
+    assert json.loads(out)[0]["workers"]["deaths"] == 3
 
 
 @pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.events])

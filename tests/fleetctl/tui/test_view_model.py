@@ -206,6 +206,12 @@ def test_an_old_incident_is_listed_by_its_day_and_a_long_title_is_cut() -> None:
     assert len(rows[0].cells[2].text) <= 62
 
 
+def test_a_gateway_that_serves_with_something_wrong_is_told_in_the_header() -> None:
+    status = make_status(gateways_total=1, gateways_ready=1, gateways_impaired=["gateway: 1 of 2 workers serve"])
+    facts = {fact.text: fact.tone for fact in header(Snapshot(status=status, known_at=NOW), NOW).facts}
+    assert facts["1 gateway impaired"] is Tone.WARN
+
+
 def test_stopped_nodes_are_left_out_and_counted_until_asked_for() -> None:
     nodes = (make_node("node-1"), make_node("node-0", phase=NodePhase.STOPPED))
     snapshot = Snapshot(status=make_status(), nodes=nodes, known_at=NOW)

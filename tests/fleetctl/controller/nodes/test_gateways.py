@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from fleetctl.kit.reserved_port import reserve_port
 from fleetctl.kit.restart_backoff import LONGEST_S, STAYED_UP_S, RestartBackoff
 from fleetctl.providers.process import ProcessTable
 from fleetctl.providers.provider import ObservedInstance
-from fleetctl.wire import GatewayPhase
+from fleetctl.wire import GatewayPhase, GatewayWorkers
 from runbooks.ports import PermanentError, WayOut
 from tests.fixtures.controller import NoProvider, make_config
 
@@ -29,6 +30,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         status = {"table_version": 3, "nodes": {"n1": {"out": "ejected: slow"}}, "in_flight": 2}
         status["overflow"] = [{"endpoint": "far", "models": ["m"], "budget_left": 0.5}]
+        status["workers"] = {"generation": 4, "wanted": 2, "serving": 1, "reload_error": None}
         body = json.dumps(status | {"tenants": [{"tenant": "shop", "running": 2}]}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
@@ -59,6 +61,7 @@ async def test_a_gateway_that_is_killed_is_started_again_and_said_so_and_one_tha
         table.start("gateway", [sys.executable, "-c", PROGRAM, str(port)], url=f"http://127.0.0.1:{port}")
         async with open_controller(config, NoProvider()) as controller:
             await observed(controller, GatewayPhase.READY)
+            assert controller.gateways.states["gateway"].reason == "1 of 2 workers serve"
             first = table.observe("gateway")
             assert first.pid is not None
             os.kill(first.pid, signal.SIGKILL)
@@ -129,8 +132,14 @@ def test_starts_come_later_each_time_until_one_stays_up() -> None:
             GatewayPhase.READY,
             "the controller sees no node of m well; all are tried",
         ),
+        (
+            replace(REPORT, workers=GatewayWorkers(generation=1, wanted=2, serving=1, reload_error="no such file")),
+            True,
+            GatewayPhase.READY,
+            "1 of 2 workers serve; the last reload changed nothing: no such file",
+        ),
     ],
-    ids=["ready", "no table", "hangs", "of others, away", "killed", "fails open"],
+    ids=["ready", "no table", "hangs", "of others, away", "killed", "fails open", "impaired"],
 )
 def test_a_gateways_phase_is_its_own_word_or_its_processs(
     report: GatewayReport | None, running: bool | None, phase: GatewayPhase, reason: str
