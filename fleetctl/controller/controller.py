@@ -163,7 +163,15 @@ async def open_controller(
         deep_checks = _open_deep_checks(config, fleet, client, records, stack)
         stale_after_s = settings.stale_after_s
         gateways = _open_gateways(config, client, records)
-        fleet_series = FleetSeries(fleet, gateways, deep_checks, rules.store, clock, stale_after_s=stale_after_s)
+        fleet_series = FleetSeries(
+            fleet,
+            gateways,
+            deep_checks,
+            rules.store,
+            clock,
+            stale_after_s=stale_after_s,
+            can_store=lambda: not records.database.storage_error,
+        )
         records.metrics.registry.register(fleet_series)
         scraper, signals = _open_signals(config, rules, fleet, records, stack)
         content.when_loaded(rules.exchange)

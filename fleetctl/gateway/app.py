@@ -32,7 +32,7 @@ from fleetctl.gateway.http.exchange import Exchange
 from fleetctl.gateway.http.listener import bind_listener
 from fleetctl.gateway.http.node_client import NodeClient
 from fleetctl.gateway.http.server import HttpServer
-from fleetctl.gateway.metrics import CONTENT_TYPE, GatewayMetrics
+from fleetctl.gateway.metrics import CONTENT_TYPE, COUNTERS, ROUTING_TABLE, GatewayMetrics
 from fleetctl.gateway.nodes.ejection import Ejection, Ejections
 from fleetctl.gateway.nodes.health_metrics import HealthMetrics
 from fleetctl.gateway.nodes.held_requests import ask_held_requests
@@ -222,6 +222,7 @@ class Gateway:
                 controller_token=self._controller_token,
                 run_dir=self._run_dir,
                 on_table=self._note_table,
+                on_not_stored=self.metrics.store_failures.labels(ROUTING_TABLE).inc,
             )
             sync.load_last_good()
             signals = SignalsSync(
@@ -440,6 +441,7 @@ class Gateway:
             keep_families(siblings.folder, siblings.number, families)
         except OSError as error:  # a full disk: what is told now may be forgotten when this worker dies
             log.error("metrics.not_kept", error=str(error))
+            self.metrics.store_failures.labels(COUNTERS).inc()
         return families
 
     def _set_gauges(self) -> None:

@@ -47,6 +47,9 @@ LOST_REASONS = (
 CONNECTION_ENDS = ("full", "address_full", "half_open", "head_timeout", "slow_client", "bodies_full")
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
+ROUTING_TABLE, COUNTERS = "routing table", "counters"
+"""What a gateway stores, as `gateway_store_failures_total` names it."""
+
 
 class LoopCounter(Collector):
     """A counter that only the event loop adds to: a dict's item, where the library's takes a lock and four calls."""
@@ -159,6 +162,14 @@ class GatewayMetrics:
             "Bytes of request bodies that came and were not taken up yet, over all connections.",
             registry=self.registry,
         )
+        self.store_failures = Counter(
+            "gateway_store_failures_total",
+            "State that could not be written, by what it is: it is kept in memory only.",
+            ["what"],
+            registry=self.registry,
+        )
+        for what in (ROUTING_TABLE, COUNTERS):
+            self.store_failures.labels(what)
         for reason in CONNECTION_ENDS:
             self.connections_ended.labels(reason)
         for result in ("moved", "failed"):

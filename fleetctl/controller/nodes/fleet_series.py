@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -23,7 +23,8 @@ EXIT_STATUS = "fleet_node_exit_status"
 """While its process is gone: exit code, or minus the signal that ended it."""
 OUTPUT_OK = "fleet_node_output_ok"
 """The last deep check: 1 passed, 0 failed."""
-
+STORAGE_OK = "fleet_storage_ok"
+"""Of the controller: 0 while nothing can be stored. It has no labels."""
 
 LABELS = ("node", "pool", "model", "engine", "zone", "revision")
 _HELP = {
@@ -45,29 +46,29 @@ class FleetSeries(Collector):
         clock: Clock,
         *,
         stale_after_s: float,
+        can_store: Callable[[], bool],
     ) -> None:
-        """A node that was not looked at for `stale_after_s` has no samples."""
+        """A node not looked at for `stale_after_s` has no samples. `can_store`: whether state is kept."""
         self._clock = clock
         self._stale_after_s = stale_after_s
+        self._can_store = can_store
         self._fleet = fleet
         self._gateways = gateways
         self._deep_checks = deep_checks
         self._store = store
         self._appender = store.appender()
-        self._keys: list[tuple[str, NodeSpec | str]] = []  # name, and of which node or gateway (its URL)
+        self._keys: list[tuple[str, NodeSpec | str | None]] = []  # name, and of which node or gateway (its URL)
         self._labels: tuple[LabelSet, ...] = ()  # of these keys: made anew only when they change
 
     async def record(self) -> None:
         """One sample of each, now."""
         now = self._clock.now()
-        found: list[tuple[str, NodeSpec | str, float]] = [*self.samples(), *self._gateways.values()]
+        found: list[tuple[str, NodeSpec | str | None, float]] = [*self.samples(), *self._gateways.values()]
+        found.append((STORAGE_OK, None, float(self._can_store())))
         keys = [(name, of) for name, of, _ in found]
         if keys != self._keys:
             self._keys = keys
-            self._labels = tuple(
-                LabelSet.of({"__name__": name, **(gateway_labels(of) if isinstance(of, str) else node_labels(of))})
-                for name, of in keys
-            )
+            self._labels = tuple(LabelSet.of({"__name__": name, **_labels_of(of)}) for name, of in keys)
         self._appender.set_series(self._labels, lambda: self._labels)
         self._store.append_column(self._appender, to_ms(now), np.array([value for _, _, value in found]))
 
@@ -85,6 +86,7 @@ class FleetSeries(Collector):
         for name, spec, value in self.samples():
             families[name].add_metric(list(node_labels(spec).values()), value)
         yield from families.values()
+        yield GaugeMetricFamily(STORAGE_OK, "0 while the controller can store nothing.", value=float(self._can_store()))
 
     def _values(self, state: NodeState, now: float) -> Iterator[tuple[str, float]]:
         if state.process_up is not None:
@@ -95,6 +97,12 @@ class FleetSeries(Collector):
         is_right = check.known(now, self._deep_checks.max_age_s) if check is not None else None
         if is_right is not None:
             yield OUTPUT_OK, float(is_right)
+
+
+def _labels_of(of: NodeSpec | str | None) -> dict[str, str]:
+    if of is None:
+        return {}
+    return gateway_labels(of) if isinstance(of, str) else node_labels(of)
 
 
 def node_labels(spec: NodeSpec) -> dict[str, str]:

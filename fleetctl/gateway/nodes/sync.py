@@ -31,7 +31,10 @@ class TableUnavailableError(Exception):
 
 
 class TableSync:
-    """The loop that owns `routing`. `on_table` is called with each new table."""
+    """The loop that owns `routing`. `on_table` is called with each new table.
+
+    A table that can't be stored is in force all the same, and stored with the next answer: `on_not_stored` each time.
+    """
 
     def __init__(
         self,
@@ -42,6 +45,7 @@ class TableSync:
         controller_token: str | None,
         run_dir: Path,
         on_table: Callable[[Table], None],
+        on_not_stored: Callable[[], None] = lambda: None,
         wait_s: float = WAIT_S,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -51,6 +55,8 @@ class TableSync:
         self._headers = {"Authorization": f"Bearer {controller_token}"} if controller_token else {}
         self._path = run_dir / FILE_NAME
         self._on_table = on_table
+        self._on_not_stored = on_not_stored
+        self._is_stored = True
         self._wait_s = wait_s
         self._now = now
 
@@ -116,6 +122,8 @@ class TableSync:
         if table is None or table == current:
             if current is not None:
                 self._routing.confirm(now)
+                if not self._is_stored:
+                    await self._store(current, now)
             return
         if table.rejected:
             log.warning("table.routes_rejected", nodes=list(table.rejected))
@@ -125,10 +133,17 @@ class TableSync:
         self._on_table(table)
         states = {e.node: e.state.value for e in table.endpoints}
         log.info("table.replaced", version=table.version, nodes=states)
+        await self._store(table, now)
+
+    async def _store(self, table: Table, now: float) -> None:
         try:
             await asyncio.to_thread(store_table, self._path, table, now)
         except OSError as error:
+            self._is_stored = False
+            self._on_not_stored()
             log.error("table.not_stored", path=str(self._path), error=str(error))
+        else:
+            self._is_stored = True
 
 
 async def _rest(response: aiohttp.ClientResponse, room: int) -> bytes:

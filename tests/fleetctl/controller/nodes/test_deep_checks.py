@@ -144,7 +144,9 @@ async def test_another_process_and_another_engine_and_a_silent_node_are_not_know
 async def test_series_have_what_is_known_and_end_with_it() -> None:
     world = World("a")
     store = SeriesStore()
-    series = FleetSeries(world.fleet, cast(Gateways, {}), world.checks, store, world.clock, stale_after_s=10.0)
+    series = FleetSeries(
+        world.fleet, cast(Gateways, {}), world.checks, store, world.clock, stale_after_s=10.0, can_store=lambda: True
+    )
 
     async def values() -> dict[str, float]:
         world.clock.move(1.0)
