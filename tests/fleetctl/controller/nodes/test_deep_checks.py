@@ -141,11 +141,28 @@ async def test_another_process_and_another_engine_and_a_silent_node_are_not_know
     assert world.result("a") == "unknown"
 
 
+def store_value(store: SeriesStore, now: float) -> float:
+    (sample,) = evaluate("fleet_storage_ok", store, now)
+    return sample.value
+
+
+def exposed(series: FleetSeries) -> float:
+    (sample,) = next(family for family in series.collect() if family.name == "fleet_storage_ok").samples
+    return float(sample.value)
+
+
 async def test_series_have_what_is_known_and_end_with_it() -> None:
     world = World("a")
     store = SeriesStore()
+    is_full = False
     series = FleetSeries(
-        world.fleet, cast(Gateways, {}), world.checks, store, world.clock, stale_after_s=10.0, can_store=lambda: True
+        world.fleet,
+        cast(Gateways, {}),
+        world.checks,
+        store,
+        world.clock,
+        stale_after_s=10.0,
+        can_store=lambda: not is_full,
     )
 
     async def values() -> dict[str, float]:
@@ -161,7 +178,10 @@ async def test_series_have_what_is_known_and_end_with_it() -> None:
     world.clock.move(200.0)
     assert await values() == {"process_up": 0.0, "exit_status": -9.0}
     world.nodes.clear()
+    is_full = True
     assert await values() == {}
+    for told in (store_value(store, world.clock.now()), exposed(series)):
+        assert told == 0.0, "the controller's own, without labels: for our rules and for a Prometheus"
 
 
 def test_whose_turn_it_is_does_not_wait_for_yesterday() -> None:

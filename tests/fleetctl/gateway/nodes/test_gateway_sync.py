@@ -253,6 +253,26 @@ async def test_a_table_that_still_holds_is_confirmed_and_not_adopted_again(
     assert load_table(rig.path) == (rig.tables[1], 1004.0)
 
 
+async def test_a_table_that_could_not_be_stored_is_in_force_and_stored_once_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed: list[int] = []
+    num_full = 2
+
+    def store(path: Path, table: Table, now: float) -> None:
+        if len(failed) < num_full:
+            raise OSError(28, "No space left on device")
+        store_table(path, table, now)
+
+    monkeypatch.setattr(sync_module, "store_table", store)
+    answers = [(200, table_json(1, "a")), *[(204, b"")] * 3]
+    rig = Rig(tmp_path, Controller(*answers), on_not_stored=lambda: failed.append(1))
+    await rig.follow(monkeypatch)
+    assert rig.routing.table is not None
+    assert len(failed) == num_full
+    assert load_table(rig.path) == (rig.routing.table, 1003.0), "and not again once it is"
+
+
 async def test_pauses_double_up_to_five_seconds_and_begin_anew_after_an_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
