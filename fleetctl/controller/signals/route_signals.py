@@ -58,4 +58,4 @@ def _size(sample: Sample) -> tuple[int, int | None] | None:
         return size, None
     if concurrency <= _ROUNDING:
         return size, None
-    return size, math.ceil(size / (concurrency - _ROUNDING))
+    return size, math.floor(size / (concurrency - _ROUNDING))  # not below the true one, which is whole
