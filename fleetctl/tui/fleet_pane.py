@@ -61,7 +61,8 @@ class FleetPane(Vertical):
     def _show_node(self) -> None:
         node = self.selected
         if node is not None:
-            text = Text("\n").join(line((cell,)) for cell in node_lines(node, self._now))
+            pool = next((one for one in self._snapshot.pools if one.name == node.pool), None)
+            text = Text("\n").join(line((cell,)) for cell in node_lines(node, self._now, pool))
         elif self._snapshot.known_at is None:
             text = Text("Nothing is known yet: the controller has not answered.", style="dim")
         else:

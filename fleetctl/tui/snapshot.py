@@ -20,6 +20,7 @@ from fleetctl.wire import (
     IncidentStatus,
     Node,
     NodePhase,
+    Pool,
     Run,
     RunbookInfo,
     RunStatus,
@@ -32,6 +33,7 @@ class CockpitClient(Protocol):
 
     async def status(self) -> Status: ...
     async def nodes(self) -> list[Node]: ...
+    async def pools(self) -> list[Pool]: ...
     async def alerts(self) -> list[Alert]: ...
     async def incidents(self, status: str | None = None) -> list[Incident]: ...
     async def incident(self, incident_id: str, /) -> Incident: ...
@@ -46,6 +48,7 @@ class Snapshot:
 
     status: Status | None = None  # None: the controller never answered
     nodes: tuple[Node, ...] = ()
+    pools: tuple[Pool, ...] = ()
     alerts: tuple[Alert, ...] = ()
     incidents: tuple[Incident, ...] = ()  # gravest first: open ones, then by time; without timeline and evidence
     focus: Incident | None = None  # the shown incident in full
@@ -79,8 +82,8 @@ class SnapshotReader:
 
     async def _read(self, focus_id: str | None) -> Snapshot:
         controller = self._controller
-        status, nodes, alerts, incidents = await asyncio.gather(
-            controller.status(), controller.nodes(), controller.alerts(), controller.incidents()
+        status, nodes, pools, alerts, incidents = await asyncio.gather(
+            controller.status(), controller.nodes(), controller.pools(), controller.alerts(), controller.incidents()
         )
         if self._last.status is not None and status.started_at != self._last.status.started_at:
             self._pages.clear()
@@ -90,6 +93,7 @@ class SnapshotReader:
         return Snapshot(
             status=status,
             nodes=tuple(sorted(nodes, key=_stopped_last)),
+            pools=tuple(pools),
             alerts=tuple(alerts),
             incidents=ordered,
             focus=focus,

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from fleetctl.traffic_rule import OverflowSpec, TrafficRule
 from fleetctl.tui.snapshot import Snapshot
-from fleetctl.wire import DeepCheck, Freeze, Node, NodePhase, Signal
+from fleetctl.wire import DeepCheck, Freeze, Node, NodePhase, Pool, PoolState, Signal
 
 STALE_AFTER_S = 15.0  # three scrapes of 5 s: one may be missed without alarm
 UNKNOWN = "—"
@@ -92,6 +92,8 @@ def header(snapshot: Snapshot, now: float) -> HeaderView:
         facts = (Cell(f"▲ {what}", Tone.BAD), *facts)
     if status.gateways_impaired:
         facts = (*facts, Cell(_count(len(status.gateways_impaired), "gateway") + " impaired", Tone.WARN))
+    stuck = [pool for pool in snapshot.pools if pool.state is PoolState.BACKING_OFF]
+    facts = (*(Cell(f"▲ pool {pool.name}: starts fail", Tone.BAD) for pool in stuck), *facts)
     stopped = sum(node.phase is NodePhase.STOPPED for node in snapshot.nodes)
     if stopped:
         facts = (*facts[:-1], Cell(f"{PHASES[NodePhase.STOPPED][0]} {stopped}", Tone.DIM), facts[-1])
@@ -139,8 +141,8 @@ def fleet_rows(snapshot: Snapshot, now: float, width: int = 80, *, with_stopped:
     return rows if snapshot.cut_off_since is None else tuple(_of_the_past(row) for row in rows)
 
 
-def node_lines(node: Node, now: float) -> tuple[Cell, ...]:
-    """What the table has no room for, about one node."""
+def node_lines(node: Node, now: float, pool: Pool | None = None) -> tuple[Cell, ...]:
+    """What the table has no room for, about one node and the pool that it is in."""
     glyph, tone = PHASES[node.phase]
     state = f"{glyph} {node.phase.value.replace('_', ' ')}"
     since = f" for {span(now - node.since)}" if node.since is not None else ""
@@ -157,8 +159,19 @@ def node_lines(node: Node, now: float) -> tuple[Cell, ...]:
         Cell("  ".join(f"{name} {value or UNKNOWN}" for name, value in facts)),
         Cell(f"{node.url}  probed {probed}  instance {node.instance or UNKNOWN}", Tone.DIM),
         _deep_check(node.deep_check),
+        *((_pool_line(pool),) if pool is not None else ()),
         Cell(f"▲ {', '.join(node.alerts)}", Tone.BAD) if node.alerts else Cell("no alerts", Tone.DIM),
     )
+
+
+_POOL_TONES = {PoolState.CONVERGED: Tone.DIM, PoolState.CONVERGING: Tone.BUSY, PoolState.BACKING_OFF: Tone.BAD}
+
+
+def _pool_line(pool: Pool) -> Cell:
+    unknown = f" ({pool.unknown} unknown)" if pool.unknown else ""
+    told = f"pool {pool.name}  {pool.ready}/{pool.wanted} ready{unknown}  owner {pool.owner}  "
+    state = pool.state.value.replace("_", " ")
+    return Cell(told + (f"{state}: {pool.reason}" if pool.reason else state), _POOL_TONES.get(pool.state, Tone.WARN))
 
 
 def span(seconds: float | None) -> str:

@@ -7,7 +7,7 @@ import pytest
 from fleetctl.tui.incident_view import incident_rows, incident_view, plan_of, quantity
 from fleetctl.tui.snapshot import Snapshot, current_run, proposal
 from fleetctl.tui.view_model import FLEET_COLUMNS, PHASES, Tone, fleet_rows, header, node_lines, span
-from fleetctl.wire import IncidentStatus, NodePhase, RunStatus, Signal
+from fleetctl.wire import IncidentStatus, NodePhase, Pool, PoolState, RunStatus, Signal
 from tests.fixtures.cockpit import NOW, make_incident, make_node, make_run, make_status
 
 KV = FLEET_COLUMNS.index("KV")
@@ -142,6 +142,25 @@ def test_a_node_without_details_says_so_instead_of_guessing() -> None:
 
     assert lines[1].text == "pool default  model —  engine fleetctl  zone —  revision —"
     assert lines[2].text.endswith("instance —")
+
+
+def test_a_pool_whose_starts_fail_is_in_the_header_and_beside_its_nodes() -> None:
+    pool = Pool(
+        name="default",
+        wanted=3,
+        ready=2,
+        unknown=1,
+        state=PoolState.BACKING_OFF,
+        reason="node-3 ended before it was ready",
+    )
+    snapshot = Snapshot(status=make_status(), nodes=(make_node(),), pools=(pool,), known_at=NOW)
+    assert header(snapshot, NOW).facts[0].text == "▲ pool default: starts fail"
+    lines = [cell.text for cell in node_lines(make_node(), NOW, pool)]
+    told = "pool default  2/3 ready (1 unknown)  owner person  backing off: node-3 ended before it was ready"
+    assert told in lines
+    well = snapshot.pools[0].model_copy(update={"state": PoolState.CONVERGED})
+    quiet = Snapshot(status=make_status(), pools=(well,), known_at=NOW)
+    assert "pool" not in header(quiet, NOW).facts[0].text
 
 
 def test_the_run_that_waits_comes_first_then_the_one_that_acts_then_the_newest() -> None:
