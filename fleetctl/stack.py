@@ -22,6 +22,7 @@ from pathlib import Path
 import httpx
 
 from fleetctl.client import ControllerClient
+from fleetctl.gateway.workers.launch import end_leftovers
 from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError
 from fleetctl.kit.whole_file import write_whole
 from fleetctl.node import INSTALL_ENGINE, missing_library
@@ -83,6 +84,7 @@ class Stack:
             tell(f"stopping {name}")
             self.table.stop(name, GRACE_S.get(name, NODE_GRACE_S))
             stopped.append(name)
+        end_leftovers(self.settings.run_dir / "gateway")
         return stopped
 
     async def _start(self, missing: Sequence[str], before: set[str], tell: Tell) -> StackView:
@@ -200,17 +202,23 @@ class Stack:
                 )
 
 
-def keep_gateway_settings(settings: Settings) -> None:
-    """Have the gateway that `up` started find these settings of its own at its next reload, but at its old address."""
+def keep_gateway_settings(settings: Settings) -> Callable[[], None]:
+    """Have the gateway that `up` started find these settings of its own at its next start or reload, but at its old
+    address. What is returned puts those before them back: a start must not fail by what a reload could not use.
+
+    Raises BadInputError when what `up` wrote can't be read.
+    """
     config = settings.state_dir / EFFECTIVE
     try:
-        tree = json.loads(config.read_text())
+        before = config.read_text()
+        tree = json.loads(before)
         address = {key: tree["gateway"][key] for key in ("host", "port")}
     except FileNotFoundError:
-        return  # nothing was started by `up`
+        return lambda: None  # nothing was started by `up`
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadInputError(f"{config}: can't be read: {error}", remedy="fleetctl up") from error
     write_whole(config, json.dumps({**tree, "gateway": settings.revealed()["gateway"] | address}, indent=1))
+    return lambda: write_whole(config, before)
 
 
 def prepare_model(settings: Settings, tell: Tell) -> Path:

@@ -91,7 +91,7 @@ def gateway_reload(
             f"no gateway of {settings.state_dir} serves port {port} on this machine",
             remedy="fleetctl up",
         )
-    keep_gateway_settings(settings)
+    put_back = keep_gateway_settings(settings)
     os.kill(before.pid, signal.SIGHUP)
     deadline = time.monotonic() + wait_s
     while (now := SupervisorState.read(folder)) is not None and now.reloads == before.reloads:
@@ -101,6 +101,7 @@ def gateway_reload(
     if now is None:
         raise FleetctlError("the gateway ended meanwhile", remedy="fleetctl logs gateway")
     if now.reload_error is not None:
+        put_back()
         raise BadInputError(
             f"not reloaded, generation {now.generation} goes on: {now.reload_error}", remedy="fleetctl logs gateway"
         )

@@ -44,8 +44,8 @@ def main(argv: Sequence[str]) -> int:
 def _run(settings: Settings, reread: Sequence[str]) -> None:
     configure_logging(settings.log.level, settings.log.format)
     run_dir = settings.run_dir / "gateway"
-    listener = take_address(settings.gateway.host, settings.gateway.port, run_dir)
-    asyncio.run(Supervisor(Launch.from_settings(settings), listener, run_dir, reread).run_until_stopped())
+    address = take_address(settings.gateway.host, settings.gateway.port, run_dir)
+    asyncio.run(Supervisor(Launch.from_settings(settings), address, run_dir, reread).run_until_stopped())
 
 
 def _parser() -> argparse.ArgumentParser:

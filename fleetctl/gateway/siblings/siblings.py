@@ -42,7 +42,7 @@ class Siblings:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = self.folder / f"{self.number}.sock"
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with _ShortAddress(path) as address:
+        with ShortAddress(path) as address:
             listener.bind(address)
         server = await asyncio.start_unix_server(serve, sock=listener, limit=MAX_BYTES)
         try:
@@ -62,7 +62,7 @@ class Siblings:
         writer = None
         try:
             async with asyncio.timeout(ANSWER_LIMIT_S):
-                with _ShortAddress(self.folder / f"{number}.sock") as address:
+                with ShortAddress(self.folder / f"{number}.sock") as address:
                     reader, writer = await asyncio.open_unix_connection(address, limit=MAX_BYTES)
                 writer.write(json.dumps([word, argument]).encode() + b"\n")
                 line = await reader.readline()
@@ -75,7 +75,7 @@ class Siblings:
                 writer.close()
 
 
-class _ShortAddress:
+class ShortAddress:
     """A path of any length as a socket address, which the kernel takes up to 107 bytes."""
 
     def __init__(self, path: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +117,15 @@ class SupervisorState(BaseModel):
             reloads=self.reloads,
             reload_error=self.reload_error,
         )
+
+
+def end_leftovers(run_dir: Path) -> None:
+    """Have workers drain whose supervisor was killed: they would serve on until another one comes."""
+    for folder in run_dir.glob("workers-*"):
+        state = SupervisorState.read(folder)
+        for worker in [] if state is None or state.is_alive else state.leftovers(folder):
+            with suppress(ProcessLookupError):
+                os.kill(worker.pid, signal.SIGTERM)
 
 
 def is_worker(pid: int, folder: Path) -> bool:

@@ -39,6 +39,7 @@ from fleetctl.gateway.workers.launch import (
     is_worker,
     workers_folder,
 )
+from fleetctl.gateway.workers.succession import succeed
 from fleetctl.kit.errors import BadInputError, FleetctlError
 from fleetctl.kit.restart_backoff import RestartBackoff
 from fleetctl.kit.shared_counters import CounterMemory
@@ -90,9 +91,10 @@ class _Generation:
 class Supervisor:
     """Owner of the listener and of the workers. `run_until_stopped` once."""
 
-    def __init__(self, launch: Launch, listener: socket.socket, run_dir: Path, reread: Sequence[str]) -> None:
+    def __init__(self, launch: Launch, address: TakenAddress, run_dir: Path, reread: Sequence[str]) -> None:
         """`run_dir`: the gateway's own folder. `reread`: a command that prints the launch of the settings then."""
-        self._listener = listener
+        self._listener = address.listener
+        self._heirs = address.channels  # to workers of a killed supervisor that serve until ours do
         self._run_dir = run_dir
         self._folder = workers_folder(run_dir, int(launch.settings["gateway"]["port"]))
         self._reread = reread
@@ -102,6 +104,7 @@ class Supervisor:
         self._leftovers = [] if before is None else before.leftovers(self._folder)
         # Workers hash alike, so that they can join what they know by hashes, and nobody else does.
         self._environment = {**os.environ, "PYTHONHASHSEED": str(1 + secrets.randbelow(2**32 - 1))}
+        self._has_retired_heirs = False
         self._counters = CounterMemory()
         self._current = _Generation(1, launch)
         self._num_generations = 1
@@ -133,6 +136,9 @@ class Supervisor:
             if starting.done():
                 starting.result()
                 self._keep_all(self._current)
+                self._order_heirs(RETIRE)
+                self._has_retired_heirs = True
+                self._write_state()
             else:
                 starting.cancel()
             await stopping
@@ -151,6 +157,12 @@ class Supervisor:
         self._stopping.set()
         for worker in self._workers:
             worker.order(word)
+        self._order_heirs(word)
+
+    def _order_heirs(self, word: bytes) -> None:
+        for channel in self._heirs:
+            with suppress(OSError):
+                channel.send(word)
 
     async def _end_all(self) -> None:
         self._listener.close()
@@ -375,7 +387,12 @@ class Supervisor:
                     )
                     for one in self._workers
                 ),
-                *(one.model_copy(update={"generation": 0, "phase": "retiring"}) for one in self._leftovers),
+                *(
+                    one.model_copy(
+                        update={"generation": 0, "phase": "retiring" if self._has_retired_heirs else one.phase}
+                    )
+                    for one in self._leftovers
+                ),
             ),
         )
         try:
@@ -395,18 +412,47 @@ def _shared_folder(folder: Path) -> Path:
     return left[-1] if left else folder / str(time.time_ns())
 
 
-def take_address(host: str, port: int, run_dir: Path) -> socket.socket:
-    """The bound listener. Workers of a supervisor that was killed let go of it within a moment, or are ended.
+@dataclass(frozen=True, slots=True)
+class TakenAddress:
+    """The bound listener, and channels to workers of a killed supervisor that serve on it still."""
 
-    Raises BadInputError: somebody else has the address.
+    listener: socket.socket
+    channels: tuple[socket.socket, ...] = ()
+
+    def is_at(self, host: str, port: int) -> bool:
+        """Whether it is the address that is wanted now."""
+        with suppress(OSError):
+            wanted = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4]
+            return bool(wanted == self.listener.getsockname())
+        return False
+
+    def give_up(self) -> None:
+        """The settings have another address: its workers end what they have."""
+        for channel in self.channels:
+            with suppress(OSError):
+                channel.send(DRAIN)
+            channel.close()
+        self.listener.close()
+
+
+def take_address(host: str, port: int, run_dir: Path) -> TakenAddress:
+    """The address, from the workers of a supervisor that was killed where there are any. Those that hold it and do not
+    answer are ended.
+
+    Raises BadInputError: somebody else has it.
     """
     folder = workers_folder(run_dir, port)
     state = SupervisorState.read(folder)
+    left = [] if state is None or state.is_alive else state.leftovers(folder)
+    if inherited := _inherit(folder, left):
+        if inherited.is_at(host, port):
+            return inherited
+        inherited.give_up()
     deadline = time.monotonic() + LEFTOVERS_LIMIT_S
     while True:
         left = [] if state is None or state.is_alive else state.leftovers(folder)
         try:
-            return bind_listener(host, port)
+            return TakenAddress(bind_listener(host, port))
         except BadInputError:
             if not left:
                 raise
@@ -416,3 +462,27 @@ def take_address(host: str, port: int, run_dir: Path) -> socket.socket:
                 with suppress(ProcessLookupError):
                     os.kill(one.pid, signal.SIGKILL)
         time.sleep(POLL_S)
+
+
+def _inherit(folder: Path, left: Sequence[WorkerState]) -> TakenAddress | None:
+    """The listener of those that serve. None: nobody handed it on."""
+    heirs = {one.number for one in left if one.phase == "serving" and one.number}
+    shared = _shared_folder(folder)
+    channels: list[socket.socket] = []
+    listener: socket.socket | None = None
+    deadline = time.monotonic() + LEFTOVERS_LIMIT_S
+    while heirs and time.monotonic() < deadline:
+        for number in sorted(heirs):
+            if (got := succeed(shared, number)) is not None:
+                heirs.discard(number)
+                channels.append(got[0])
+                if listener is None:
+                    listener = got[1]
+                else:
+                    got[1].close()
+        if heirs:
+            time.sleep(POLL_S)
+    if listener is None:
+        return None
+    log.info("supervisor.inherited", workers=len(channels), without_answer=len(heirs))
+    return TakenAddress(listener, tuple(channels))

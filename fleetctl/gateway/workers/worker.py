@@ -1,7 +1,8 @@
 """One worker, a supervisor's child: `python -m ... RUN_DIR FOLDER NUMBER LISTENER_FD [COUNTERS_FD SLOT]`.
 
 Its stdin is a socket to the supervisor: first what it is launched with, then orders. When that socket ends, the
-supervisor is gone, and the worker drains as by SIGTERM: another gateway shall have the address.
+supervisor is gone: a worker that serves goes on until another supervisor takes the address over (`succession.py`), one
+that was retiring drains as by SIGTERM.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -22,6 +24,7 @@ from fleetctl.gateway.app import Gateway, Orders, serve_until_stopped, tune_coll
 from fleetctl.gateway.siblings.joined_views import WorkersNow
 from fleetctl.gateway.siblings.siblings import Siblings
 from fleetctl.gateway.workers.launch import ABORT, DRAIN, FAILED, RETIRE, SERVING, Launch, SupervisorState
+from fleetctl.gateway.workers.succession import SUCCESSOR_LIMIT_S, wait_for_successor
 from fleetctl.kit.errors import FleetctlError
 from fleetctl.kit.log import configure_logging
 from fleetctl.kit.shared_counters import SharedCounters
@@ -54,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
             about_workers=lambda: _workers_now(Path(folder).parent),
         )
         tune_collector()
-        uvloop.run(_serve(gateway, listener, channel))
+        uvloop.run(_serve(gateway, listener, channel, Path(folder), int(number)))
     except FleetctlError as error:
         with suppress(OSError):
             words = error.message + (f"; try: {error.remedy}" if error.remedy else "")
@@ -80,10 +83,10 @@ def _workers_now(folder: Path) -> WorkersNow | None:
     return state.workers_now() if state is not None else None
 
 
-async def _serve(gateway: Gateway, listener: socket.socket, channel: socket.socket) -> None:
+async def _serve(gateway: Gateway, listener: socket.socket, channel: socket.socket, folder: Path, number: int) -> None:
     orders = Orders()
     reader, writer = await asyncio.open_connection(sock=channel)
-    obeying = asyncio.create_task(_obey(reader, orders))
+    obeying = asyncio.create_task(_obey(reader, orders, partial(wait_for_successor, folder, number, listener)))
     try:
         await serve_until_stopped(gateway, listener, orders=orders, on_serving=lambda: writer.write(SERVING))
     finally:
@@ -91,11 +94,27 @@ async def _serve(gateway: Gateway, listener: socket.socket, channel: socket.sock
         writer.close()
 
 
-async def _obey(reader: asyncio.StreamReader, orders: Orders) -> None:
+async def _obey(
+    reader: asyncio.StreamReader, orders: Orders, wait_for_next: Callable[[], Awaitable[socket.socket | None]]
+) -> None:
+    """Follow the supervisor's orders, and when it is killed those of the next one."""
     words = {RETIRE: orders.retire, DRAIN: orders.drain, ABORT: orders.abort}
-    with suppress(ConnectionError):
-        async for word in reader:
-            words[word]()
+    while True:
+        with suppress(ConnectionError):
+            async for word in reader:
+                words[word]()
+        if orders.retiring.is_set():
+            break
+        log.error("supervisor.gone", limit_s=SUCCESSOR_LIMIT_S)
+        try:
+            channel = await wait_for_next()
+        except OSError as error:
+            log.error("supervisor.not_awaited", error=str(error))
+            break
+        if channel is None:
+            break
+        log.info("supervisor.succeeded")
+        reader, _writer = await asyncio.open_connection(sock=channel)
     orders.drain()
 
 

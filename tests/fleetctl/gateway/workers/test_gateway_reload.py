@@ -82,7 +82,7 @@ class Site:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for another process: there is no event."""
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(START_S):
             while not condition():  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
@@ -260,12 +260,22 @@ async def test_counts_and_fates_go_on_over_the_death_of_a_supervisor_and_what_a_
     async with running(tmp_path) as site:
         async with site.session.post(site.url + "/v1/chat/completions", json=BODY) as answer:
             assert answer.status == 200
+        kept = tmp_path / "effective.json"  # what `fleetctl up` starts a gateway with
+        kept.write_text(json.dumps({"gateway": {"host": "127.0.0.1", "port": site.port}}))
+        before = kept.read_text()
+        site.set(tenants_file=str(tmp_path / "none.yaml"))
+        assert (await site.reload())[0] == 2
+        assert kept.read_text() == before, "the next start must not fail by what a reload could not use"
+        site.set()
+
         ended = await site.hold_stream("ended")
         assert await site.counts() == {"finished": 1}
         (first,) = site.state.workers
         site.process.kill()
         await site.process.wait()
+        assert await site.is_up(), "its worker serves on"
         await site.start()
+        await site.until(lambda: {one.phase for one in site.state.workers} == {"serving", "retiring"})
         assert {one.phase for one in site.state.workers if one.pid == first.pid} == {"retiring"}, "it ends what it has"
         assert (await site.get("/gateway/requests/ended"))["fate"] == "in_flight"
         site.node.gate.set()
