@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -18,6 +19,7 @@ from fleetctl.traffic_rule import RerouteSpec, TrafficRule
 from fleetctl.wire import (
     Alert,
     Diagnosis,
+    Freeze,
     Gateway,
     GatewayPhase,
     GatewayWorkers,
@@ -97,7 +99,10 @@ def controller() -> Iterator[RecordedController]:
         "/v1/events": [entry],
         "/v1/traffic-rules": [rule],
         "/v1/gateways": [GATEWAY],
-        f"/v1/gateways/{GATEWAY.name}": GATEWAY,
+        f"/v1/gateways/{quote(GATEWAY.name, safe='')}": GATEWAY,
+        "/v1/freezes": [
+            Freeze(id="freeze-0123456789", reason="quarter's end", made_by="someone", made_at=now, pool="long-context")
+        ],
         "/v1/pools": [
             Pool(
                 name="long-context",
@@ -298,7 +303,7 @@ def test_a_gateways_workers_are_told_and_why_a_reload_changed_nothing(fleetctl: 
     _, out, _ = fleetctl("get", "gateways")
     assert "15/16+14" in out.splitlines()[1].split()
     _, out, _ = fleetctl("describe", "gateway", GATEWAY.name)
-    told = dict(line.strip().split("  ", 1) for line in out.splitlines()[1:] if "  " in line.strip())
+    told = dict(line.strip().split("  ", 1) for line in out.splitlines()[1:])
     assert told["workers"].strip() == "15 of 16 serve, 14 end what they have; generation 12"
     assert told["reload failed"].strip() == "gateway.max_resends: a whole number, please"
     _, out, _ = fleetctl("get", "gateways", "-o", "json")
