@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 
@@ -29,6 +30,7 @@ from runbooks.value import ValueType
 log = structlog.get_logger()
 
 _BREAKER_VALUES = {BreakerState.CLOSED: 0.0, BreakerState.HALF_OPEN: 0.5, BreakerState.OPEN: 1.0}
+BREAKER_EVERY_S = 5.0  # between two looks at it, for people: each start looks by itself
 LIKELY_HOLD_S = 10.0  # a cause that is only likely must stand this long before something is proposed
 
 
@@ -59,7 +61,8 @@ class Remediation:
         self._settled: set[tuple[str, int, str, float | None]] = set()
         self._metrics = records.metrics
         self.breaker = Breaker()
-        """As of the last turn."""
+        """As of the last look at it."""
+        self._breaker_due_at = -math.inf
         self._held: set[str] | None = None  # runs that would start but for a restraint; None: not read yet
 
     async def propose_runbooks(self) -> None:
@@ -126,6 +129,10 @@ class Remediation:
 
     async def _watch_breaker(self) -> None:
         """Tell when automation stops because it does not help, and when it goes on."""
+        now = self._clock.now()
+        if now < self._breaker_due_at:
+            return
+        self._breaker_due_at = now + BREAKER_EVERY_S
         before, self.breaker = self.breaker, await self._executor.breaker()
         self._metrics.breaker_open.set(_BREAKER_VALUES[self.breaker.state])
         if before.state is self.breaker.state:

@@ -38,13 +38,15 @@ def note_unrecorded(connection: sa.Connection, now: float) -> None:
 
 class WantedHistory:
     """The stored changes with their ages: by the wall clock, and by the monotonic one since this process first saw
-    them. The younger age counts, so that a clock that is set ahead makes nothing forgotten."""
+    them. The younger age counts, so that a clock that is set ahead makes nothing forgotten. What is from the future
+    when it is first seen, because the clock was set back before this process began, ages from then on: else it would
+    be younger than what happens now, for hours, and floors would not know what came first."""
 
     def __init__(self, database: Database, clock: Clock, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._database = database
         self._clock = clock
         self._monotonic = monotonic
-        self._first_seen: dict[int, tuple[float, float]] = {}  # seq: when (monotonic), and its age then
+        self._first_seen: dict[int, tuple[float, float]] = {}  # seq: when (monotonic), and its age then, or below 0
 
     async def changes(self) -> list[WantedChange]:
         """All that is kept, oldest first."""
@@ -55,8 +57,11 @@ class WantedHistory:
         return [WantedChange(row.node, row.pool, row.model, row.wanted, self._age_s(row.seq, row.at)) for row in rows]
 
     def _sight(self, at: float) -> tuple[float, float]:
-        return self._monotonic(), max(0.0, self._clock.now() - at)
+        return self._monotonic(), self._clock.now() - at
 
     def _age_s(self, seq: int, at: float) -> float:
         seen_at, age_s = self._first_seen[seq]
-        return min(max(0.0, self._clock.now() - at), age_s + self._monotonic() - seen_at)
+        since_s = self._monotonic() - seen_at
+        if age_s < 0:
+            return since_s
+        return min(max(0.0, self._clock.now() - at), age_s + since_s)

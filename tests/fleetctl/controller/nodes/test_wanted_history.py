@@ -11,6 +11,7 @@ from fleetctl.controller.database import Database
 from fleetctl.controller.nodes.node_row import Role, change_node, want_node
 from fleetctl.controller.nodes.wanted_history import KEPT_S, WantedHistory, note_unrecorded
 from fleetctl.controller.tables import nodes, wanted_changes
+from runbooks.wanted_past import WantedPast
 from tests.fixtures.controller import make_spec
 from tests.fixtures.driven import DrivenClock
 
@@ -50,6 +51,34 @@ async def test_a_clock_that_is_set_ahead_or_back_ages_nothing(tmp_path: Path) ->
         assert await ages(history) == [("n1", True, 10.0)]
         clock.move(-9000.0)
         assert await ages(history) == [("n1", True, 0.0)], "never more than is sure, and never less than nothing"
+    finally:
+        database.close()
+
+
+async def test_restart_with_a_clock_that_was_set_back_does_not_let_floors_sink(tmp_path: Path) -> None:
+    clock, seconds = DrivenClock(), [0.0]
+
+    def pass_s(number: float) -> None:
+        clock.move(number)
+        seconds[0] += number
+
+    database = Database(f"sqlite:///{tmp_path / 'state.sqlite'}")
+    try:
+        names = [f"n{number}" for number in range(5)]
+        for name in names:
+            await database.write(lambda c, name=name: want_node(c, make_spec(name), Role.MEMBER, clock.now()))
+        clock.move(-5 * 3600.0)
+        history = WantedHistory(database, clock, lambda: seconds[0])
+        await history.changes()
+        for name in names[:3]:
+            pass_s(60.0)
+            await database.write(lambda c, name=name: change_node(c, name, clock.now(), {"wanted": False}))
+        pass_s(60.0)
+        past = WantedPast(tuple(await history.changes()))
+        assert past.peak(lambda change: True) == 5
+        pass_s(2 * 3600.0)
+        past = WantedPast(tuple(await history.changes()))
+        assert past.peak(lambda change: True) == 2, "and an hour is an hour"
     finally:
         database.close()
 
