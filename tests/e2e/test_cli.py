@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
+import httpx
 import pytest
 import yaml
 
@@ -110,3 +113,44 @@ def test_diagnose_without_traffic_names_no_cause(running: Fleet) -> None:
     else:
         assert diagnosis["title"].startswith("Nothing is wrong with node-1")
         assert diagnosis["evidence"]
+
+
+def test_a_pool_is_scaled_out_and_in_under_traffic_and_no_answer_is_lost(running: Fleet) -> None:
+    """3 nodes, 4 and 3 again, while two clients stream without a break."""
+    url = running.processes.spec("gateway")["url"]
+    over = Event()
+
+    def stream_until_over(client: int) -> list[str]:
+        """How each of this client's answers ended."""
+        ends = []
+        with httpx.Client(base_url=url, timeout=60, trust_env=False) as http:
+            while not over.is_set():
+                prompt = {"model": "demo", "prompt": f"{client} {len(ends)}", "max_tokens": 30, "stream": True}
+                answer = http.post("/v1/completions", json={**prompt, "ignore_eos": True})
+                ends.append(_end_of(answer))
+        return ends
+
+    with ThreadPoolExecutor(2) as clients:
+        streams = [clients.submit(stream_until_over, number) for number in range(2)]
+        try:
+            out = running.fleetctl("scale", "default", "--to", "+1", "--yes")
+            (larger,) = running.json("get", "pools")
+            back = running.fleetctl("scale", "default", "--to", "-1", "--yes")
+            (smaller,) = running.json("get", "pools")
+        finally:
+            over.set()
+        ends = [end for stream in streams for end in stream.result()]
+    assert (out.returncode, back.returncode) == (0, 0), out.stderr + back.stderr
+    for pool, size in ((larger, 4), (smaller, 3)):
+        assert (pool["wanted"], pool["nodes"], pool["ready"], pool["state"]) == (size, size, size, "converged")
+    assert len(ends) > 8
+    assert set(ends) == {"200 length"}
+
+
+def _end_of(answer: httpx.Response) -> str:
+    """Status and finish reason of a streamed answer; what came instead, when it has none."""
+    events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
+    if answer.status_code != 200 or not events or events[-1] != "[DONE]":
+        return f"{answer.status_code} {answer.text[-200:]}"
+    reasons = [choice.get("finish_reason") for event in events[:-1] for choice in json.loads(event).get("choices", ())]
+    return f"{answer.status_code} {reasons[-1]}"
