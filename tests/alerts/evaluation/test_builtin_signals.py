@@ -106,13 +106,22 @@ def test_every_metric_that_a_signal_reads_is_emitted(engine: str, tmp_path: Path
         "gateway_oldest_wait_seconds",
         "gateway_poison_requests_total",
         "gateway_queue_oldest_wait_seconds",
+        "gateway_reload_failed",
         "gateway_requests_total",
         "gateway_retry_budget_exhausted_total",
+        "gateway_store_failures_total",
+        "gateway_tenants_reload_failed",
         "gateway_worker_deaths_total",
     }
     assert of_gateway <= gateway_families(tmp_path)
-    of_controller = {"fleet_node_process_up", "fleet_node_output_ok", "fleet_gateway_deaths_total"}
-    assert read - emitted - recorded == OTHER_VERSIONS | of_gateway | of_controller
+    of_overflow = {"gateway_overflow_budget_left_ratio", "gateway_overflow_requests_total"}  # where it is configured
+    of_controller = {
+        "fleet_node_process_up",
+        "fleet_node_output_ok",
+        "fleet_gateway_deaths_total",
+        "fleet_storage_ok",
+    }
+    assert read - emitted - recorded == OTHER_VERSIONS | of_gateway | of_overflow | of_controller
 
 
 def test_golden_prompt_and_block_check_of_our_engine_are_both_its_output() -> None:
