@@ -29,13 +29,6 @@ class EventTooLongError(Exception):
     """An event without end: not an event stream, or not a sane one."""
 
 
-class WholeEvents(NamedTuple):
-    """What one read completed. `handoff` is the hand-off object as sent; events after it are dropped."""
-
-    forward: bytes
-    handoff: bytes | None = None
-
-
 class StreamError(NamedTuple):
     """The error with which a node ended its stream: OpenAI's `type` and `code`, where it gave them.
 
@@ -79,24 +72,25 @@ class ProgressLines:
 
 
 class EventStreamReader:
-    """Turns reads of any size into whole events. `is_done` and `error` say what has passed so far."""
+    """Turns reads of any size into whole events. `is_done`, `error` and `handoff` say what has passed so far."""
 
-    __slots__ = ("_held", "_lines", "error", "is_done", "last_word")
+    __slots__ = ("_held", "_lines", "error", "handoff", "is_done", "last_word")
 
     def __init__(self, lines: ProgressLines | None = None) -> None:
         """`lines`: the stream tells its progress, which is taken out of it and goes there."""
         self._held = bytearray()
         self._lines = lines
         self.is_done = False  # [DONE] has passed
+        self.handoff: bytes | None = None  # the hand-off object as it was sent; events after it are dropped
         self.error: StreamError | None = None  # of the error event with which the node ended the stream
         self.last_word = b""  # that event, and what came after it: not forwarded
 
-    def feed(self, data: bytes) -> WholeEvents:
+    def feed(self, data: bytes) -> bytes:
         """The events that `data` completes, up to an error or a hand-off. Raises EventTooLongError."""
         if self.error is not None:
             if len(self.last_word) < MAX_EVENT_BYTES:
                 self.last_word += data
-            return WholeEvents(b"")
+            return b""
         if not self._held and data.endswith((b"\n\n", b"\r\n\r\n")):
             whole = data
         else:
@@ -106,7 +100,7 @@ class EventStreamReader:
             if cut == 0:
                 if len(self._held) > MAX_EVENT_BYTES:
                     raise EventTooLongError(f"an event is longer than {MAX_EVENT_BYTES} bytes")
-                return WholeEvents(b"")
+                return b""
             whole = bytes(self._held[:cut])
             del self._held[:cut]
         lines = self._lines
@@ -119,11 +113,12 @@ class EventStreamReader:
                 lines.keep(b"".join(_LINE.findall(whole)))
                 whole = _LINE.sub(b"", whole)
         if HANDOFF_EVENT in whole:
-            events = _split_at_handoff(whole)
-            if events is not None:
-                self._note(events.forward)
-                return events
-        return WholeEvents(self._note(whole))
+            split = _split_at_handoff(whole)
+            if split is not None:
+                whole, self.handoff = split
+        if b"[DONE]" in whole or b'"error"' in whole:
+            return self._note(whole)
+        return whole
 
     def finish(self) -> bytes:
         """What is still to be forwarded when the node ended its stream in order: a [DONE] without its blank line."""
@@ -166,7 +161,7 @@ def _last_border(held: bytearray, start: int) -> int:
     return max(ends, default=0)
 
 
-def _split_at_handoff(whole: bytes) -> WholeEvents | None:
+def _split_at_handoff(whole: bytes) -> tuple[bytes, bytes] | None:
     """The events before the first hand-off, and its data. None: the words were only in some event's text."""
     start = 0
     for border in _BORDER.finditer(whole):
@@ -180,6 +175,6 @@ def _split_at_handoff(whole: bytes) -> WholeEvents | None:
             elif name == b"data":
                 data.append(value)
         if is_handoff:
-            return WholeEvents(whole[:start], b"\n".join(data))
+            return whole[:start], b"\n".join(data)
         start = border.end()
     return None

@@ -106,7 +106,7 @@ class _OpenAIAnswer(OutsideAnswer):
         reader = EventStreamReader()
         try:
             while part := await self._response.content.readany():
-                if whole := self._noted(reader.feed(part).forward):
+                if whole := self._noted(reader.feed(part)):
                     yield whole
         except (aiohttp.ClientError, TimeoutError, OSError, EventTooLongError) as error:
             if not reader.is_done:

@@ -120,9 +120,9 @@ class Relay:
         try:
             with wait:
                 while not await answer.hand_to(part.pass_on):
-                    if part.handoff is not None:
+                    if reader.handoff is not None:
                         await self._read_rest(answer)
-                        return ReceivedHandoff(part.handoff)
+                        return ReceivedHandoff(reader.handoff)
                     wait.is_paused = True  # a slow client is not the node's silence
                     await exchange.wait_for_room()
                     wait.is_paused = False

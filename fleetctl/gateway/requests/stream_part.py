@@ -15,7 +15,7 @@ from fleetctl.gateway.requests.text_account import TextAccount
 class StreamPart:
     """Whole events go on to the client. `begin` is called before the first one of this node."""
 
-    __slots__ = ("_begin", "_exchange", "_load", "_meter", "_reader", "_text", "_wait", "handoff")
+    __slots__ = ("_begin", "_exchange", "_load", "_meter", "_reader", "_text", "_wait")
 
     def __init__(
         self,
@@ -33,7 +33,6 @@ class StreamPart:
         self._reader = reader
         self._text = text
         self._begin = begin
-        self.handoff: bytes | None = None  # the object with which another node is to go on
 
     def pass_on(self, data: bytes) -> bool:
         """Bytes of the node; False when no more shall come for now: it was a hand-off, or the client reads slowly.
@@ -41,11 +40,11 @@ class StreamPart:
         Raises TimeoutError once the wait was ended, before the client gets what another node will be asked for again,
         and EventTooLongError.
         """
-        wait, text = self._wait, self._text
+        wait, text, reader = self._wait, self._text, self._reader
         if wait.end is not None:
             raise TimeoutError
         wait.note_heard(time.monotonic())
-        forward, self.handoff = self._reader.feed(data)
+        forward = reader.feed(data)
         if text is not None:
             forward = text.follow(forward)
         has_room = True
@@ -58,4 +57,4 @@ class StreamPart:
             has_room = self._exchange.send(forward)
             if text is not None:
                 wait.is_movable = text.can_continue
-        return has_room and self.handoff is None
+        return has_room and reader.handoff is None

@@ -13,10 +13,9 @@ HANDOFF = b'event: fleet.handoff\ndata: {"version": 1}\n\n'
 def feed_all(reader: EventStreamReader, pieces: list[bytes]) -> tuple[bytes, list[bytes]]:
     sent, handoffs = b"", []
     for piece in pieces:
-        frames = reader.feed(piece)
-        sent += frames.forward
-        if frames.handoff is not None:
-            handoffs.append(frames.handoff)
+        sent += reader.feed(piece)
+        if reader.handoff is not None:
+            handoffs.append(reader.handoff)
             break
     return sent, handoffs
 
@@ -37,23 +36,26 @@ def test_finds_a_handoff_however_it_is_split(size: int, newline: bytes) -> None:
 
 def test_half_a_frame_is_never_forwarded() -> None:
     reader = EventStreamReader()
-    assert reader.feed(b'data: {"a": 1}\n\ndata: {"half').forward == b'data: {"a": 1}\n\n'
-    assert reader.feed(b'": 1}\n').forward == b""
-    assert reader.feed(b"\n").forward == b'data: {"half": 1}\n\n'
+    assert reader.feed(b'data: {"a": 1}\n\ndata: {"half') == b'data: {"a": 1}\n\n'
+    assert reader.feed(b'": 1}\n') == b""
+    assert reader.feed(b"\n") == b'data: {"half": 1}\n\n'
 
 
 def test_a_border_that_comes_first_is_one() -> None:
-    assert EventStreamReader().feed(b'\n\ndata: {"half').forward == b"\n\n"
+    assert EventStreamReader().feed(b'\n\ndata: {"half') == b"\n\n"
 
 
 def test_text_that_speaks_of_a_handoff_is_text() -> None:
     frame = b'data: {"text": "event: fleet.handoff\\ndata: {}"}\n\n'
-    assert EventStreamReader().feed(frame) == (frame, None)
+    reader = EventStreamReader()
+    assert (reader.feed(frame), reader.handoff) == (frame, None)
 
 
 def test_a_handoff_of_several_data_lines_is_joined() -> None:
     stream = b'event:fleet.handoff\ndata: {"version":\ndata: 1}\nid: 7\n\n'
-    assert EventStreamReader().feed(stream).handoff == b'{"version":\n1}'
+    reader = EventStreamReader()
+    assert reader.feed(stream) == b""
+    assert reader.handoff == b'{"version":\n1}'
 
 
 @pytest.mark.parametrize("tail", [b"data: [DONE]\n\n", b"data: [DONE]\r\n\r\n", b"data:[DONE]\n\n"])
@@ -71,7 +73,7 @@ def test_text_that_ends_in_done_is_not_the_end() -> None:
 
 def test_a_done_without_its_blank_line_still_counts_at_the_end() -> None:
     reader = EventStreamReader()
-    assert reader.feed(b"data: {}\n\ndata: [DONE]\n").forward == b"data: {}\n\n"
+    assert reader.feed(b"data: {}\n\ndata: [DONE]\n") == b"data: {}\n\n"
     assert reader.finish() == b"data: [DONE]\n\n"
     assert reader.is_done
 
@@ -142,7 +144,7 @@ def test_progress_lines_are_taken_out_and_kept_with_their_events(
     reader = EventStreamReader(lines)
     while start < len(stream):
         size = sizes[turn % len(sizes)]
-        sent += reader.feed(stream[start : start + size]).forward
+        sent += reader.feed(stream[start : start + size])
         start, turn = start + size, turn + 1
         passed = next(n for n in range(len(told) + 1) if b"".join(event for _, event in told[:n]) == sent)
         assert lines.text().encode() == b"".join(line for line, _ in told[:passed])
@@ -163,19 +165,19 @@ def test_a_stream_that_tells_too_much_is_not_kept_but_passes_as_before(monkeypat
     lines = ProgressLines()
     reader = EventStreamReader(lines)
     events = [b"data: %d\n\n" % number for number in range(6)]
-    assert b"".join(reader.feed(b":p 0 1\n" + event).forward for event in events) == b"".join(events)
+    assert b"".join(reader.feed(b":p 0 1\n" + event) for event in events) == b"".join(events)
     assert (lines.is_overfull, lines.text()) == (True, "")
 
 
 def test_a_stream_that_tells_no_progress_keeps_lines_that_look_like_it() -> None:
     stream = b":p 0 1\ndata: 1\n\n"
-    assert EventStreamReader().feed(stream).forward == stream
+    assert EventStreamReader().feed(stream) == stream
 
 
 def test_an_error_event_and_what_follows_it_is_not_forwarded_but_kept() -> None:
     reader = EventStreamReader(ProgressLines())
     error = b'data: {"error": {"message": "x", "type": "server_error", "code": "core_dead"}}\n\n'
-    assert reader.feed(b":p 0 1\ndata: {}\n\n" + error).forward == b"data: {}\n\n"
-    assert reader.feed(b"data: [DONE]\n\n").forward == b""
+    assert reader.feed(b":p 0 1\ndata: {}\n\n" + error) == b"data: {}\n\n"
+    assert reader.feed(b"data: [DONE]\n\n") == b""
     assert reader.error is not None
     assert (reader.error.code, reader.last_word, reader.is_done) == ("core_dead", error + b"data: [DONE]\n\n", False)
