@@ -609,6 +609,7 @@ class Status(Wire):
         default_factory=list
     )  # name and what is wrong, of those that serve all the same
     loops: dict[str, float]  # loop name to seconds since its last completed turn
+    late_loops: list[str] = Field(default_factory=list)  # names of those that should have ended another turn since
     storage_error: str = ""  # why nothing can be stored at present: a full disk
     alertmanagers: list[AlertmanagerState] = Field(default_factory=list)
     silences: SilencesState = Field(default_factory=SilencesState)

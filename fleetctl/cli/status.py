@@ -35,7 +35,6 @@ def register(app: typer.Typer) -> None:
 
 
 def _describe(status: Status) -> None:
-    slowest = max(status.loops.items(), key=lambda pair: pair[1], default=None)
     webhook, silences, content = status.webhook, status.silences, status.content
     print_fields(
         f"fleetctl {status.version}",
@@ -49,7 +48,7 @@ def _describe(status: Status) -> None:
             ("open incidents", str(status.open_incidents)),
             ("storage", status.storage_error),
             ("audit", status.audit_error),
-            ("slowest loop", f"{slowest[0]}, {seconds(slowest[1])} ago" if slowest else ""),
+            ("loops", _loops(status)),
             ("automation", status.breaker),
             *(("frozen", freeze_words(freeze)) for freeze in status.freezes),
             *(("traffic rule", rule_line(rule)) for rule in status.traffic_rules),
@@ -65,6 +64,12 @@ def _describe(status: Status) -> None:
     if status.alertmanagers:
         stdout().print()
         print_rows(status.alertmanagers, COLUMNS, Output.table, empty="")
+
+
+def _loops(status: Status) -> str:
+    """Ages are told of late ones only: one of an hour's interval is not stuck because its last turn was minutes ago."""
+    late = [f"{name} (last turn {seconds(status.loops[name])} ago)" for name in status.late_loops]
+    return f"late: {', '.join(late)}; see fleetctl logs controller" if late else f"{len(status.loops)} on time"
 
 
 def _gateways(status: Status) -> str:

@@ -214,6 +214,7 @@ class _Api:
                     if gateway.workers is not None and gateway.workers.problem
                 ],
                 loops=self._c.loops.ages(now),
+                late_loops=sorted(self._c.loops.late(now)),
                 storage_error=self._c.database.storage_error,
                 alertmanagers=sender.states() if sender is not None else [],
                 silences=link.silences.state(),

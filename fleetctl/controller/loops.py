@@ -16,6 +16,7 @@ log = structlog.get_logger()
 
 MAX_BACKOFF_S = 30.0
 TURN_LIMIT_S = 60.0  # a turn that hangs longer is abandoned, so that a loop can't stop for ever without a word
+LATE_S = 5.0  # beyond two intervals: a turn under load takes a second or two
 
 
 class Loop(NamedTuple):
@@ -49,6 +50,11 @@ class Loops:
     def ages(self, now: float) -> dict[str, float]:
         """Loop name to seconds since its last completed turn."""
         return {name: max(0.0, now - state.last_completed_at) for name, state in self._loops.items()}
+
+    def late(self, now: float) -> dict[str, float]:
+        """Loop name to seconds since its last completed turn, of those that should have ended another one since."""
+        limits = {name: 2 * state.loop.interval_s + LATE_S for name, state in self._loops.items()}
+        return {name: age_s for name, age_s in self.ages(now).items() if age_s > limits[name]}
 
     def failures(self) -> dict[str, int]:
         """Loop name to how many of its turns failed since the start."""

@@ -54,6 +54,7 @@ from fleetctl.gateway.requests.shadow import Shadows
 from fleetctl.gateway.requests.shadow_report import joined_shadows
 from fleetctl.gateway.response_cache import ResponseCache
 from fleetctl.gateway.routing.routing_facts import BadBodyError
+from fleetctl.gateway.siblings.fate_store import find_kept_fate, keep_fates
 from fleetctl.gateway.siblings.joined_views import (
     Json,
     WorkersNow,
@@ -278,6 +279,10 @@ class Gateway:
                 log.error("requests.not_kept", error=str(error))
             yield
             self._tell_metrics(siblings)  # the last word on what this worker counted
+            try:
+                keep_fates(siblings.folder, siblings.number, self.fates.ended_as_json())
+            except OSError as error:
+                log.error("fates.not_kept", error=str(error))
 
     async def _exchange_counts_forever(self, placer: Placer) -> None:
         while self._counters is not None:
@@ -467,7 +472,7 @@ class Gateway:
         others = await self._ask_siblings(FATE_PATH, request_id)
         fate = latest_fate([one for one in (self._tell_fate(request_id), *others) if one])
         if fate is None and self._siblings is not None:
-            fate = await asyncio.to_thread(_fate_of_lost, self._siblings.folder, request_id)
+            fate = await asyncio.to_thread(_fate_after_end, self._siblings.folder, request_id)
         if fate is None:
             return answers.bad_request("no such recent request", status=404, code="not_found").whole()
         return json_answer(200, fate)
@@ -616,11 +621,11 @@ class Orders:
         (self.abort if self.stopping.is_set() else self.drain)()
 
 
-def _fate_of_lost(folder: Path, request_id: str) -> Json | None:
-    """What is known of a request that ended with its worker: little more than that."""
+def _fate_after_end(folder: Path, request_id: str) -> Json | None:
+    """What is known of a request whose worker has ended; little more than that, if it was killed with it in hand."""
     lost = find_lost(folder, request_id)
     if lost is None:
-        return None
+        return find_kept_fate(folder, request_id)
     proxied = ProxiedRequest(request_id, lost.started_at, 0.0)
     return {**proxied.as_json(), "fate": Outcome.FAILED.value, "reason": WORKER_DIED}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
@@ -256,6 +256,10 @@ class Fates:
     def get(self, request_id: str) -> ProxiedRequest | None:
         """The request in flight, or the one of this id that ended last; None when it is not remembered."""
         return self._open.get(request_id) or self._ended.get(request_id)
+
+    def ended_as_json(self) -> Iterator[dict[str, Any]]:
+        """Of those that are remembered, the one that ended last at the end."""
+        return (proxied.as_json() for proxied in self._ended.values())
 
     def check_integrity(self) -> None:
         """Raises AssertionError when a request was lost or ended twice."""

@@ -121,3 +121,17 @@ async def test_turn_is_timed_whether_it_fails_or_not() -> None:
     await loops.run_turn("slow")
     await loops.run_turn("failing")
     assert turns == [("slow", 2.5), ("failing", 0.5)]
+
+
+@pytest.mark.anyio
+async def test_a_loop_is_late_by_its_own_interval() -> None:
+    clock = StepClock()
+
+    async def turn() -> None:
+        pass
+
+    loops = Loops(clock, Loop("quick", 1.0, turn), Loop("hourly", 3600.0, turn))
+    assert loops.late(clock.now() + 7.0) == {}
+    assert loops.late(clock.now() + 240.0) == {"quick": 240.0}
+    await loops.run_turn("quick")
+    assert loops.late(clock.now() + 7201.0) == {"quick": 7201.0}

@@ -241,6 +241,7 @@ async def test_a_reload_refuses_no_connection_and_cuts_no_stream_and_a_killed_wo
         assert "".join(c["choices"][0]["delta"]["content"] for c in chunks if c["choices"]) == chat_text()
         await site.until(lambda: first.pid not in {one.pid for one in site.state.workers})
         assert await site.counts() == {**counts, "finished": counts["finished"] + 1}
+        assert (await site.get("/gateway/requests/held"))["fate"] == "finished", "as its worker knew that has ended"
 
         stream = await site.hold_stream("cut")
         site.process.send_signal(signal.SIGTERM)
