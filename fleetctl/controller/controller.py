@@ -219,7 +219,7 @@ async def open_controller(
             facts=lambda: ControllerFacts(
                 not records.database.storage_error,
                 audit_is_intact=records.audit.last_check.intact if records.audit.last_check is not None else None,
-                automation_rests=remediation.breaker.state is not BreakerState.CLOSED,
+                automation_rests=remediation.breaker.state is BreakerState.OPEN,
                 start_failures=pools.start_failures,
             ),
         )

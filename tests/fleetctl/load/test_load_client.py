@@ -148,7 +148,8 @@ async def test_a_gateway_that_dies_loses_what_it_held(tmp_path: Path) -> None:
             await until(lambda: served.gateway.routing.table is not None)
             run = LoadRun(LoadSettings(url=served.url, model="demo"))
             task = asyncio.create_task(run.send_all([RequestShape(0.0, 10, 8)] * 4, asyncio.Event()))
-            await until(lambda: len(node.open) == 4)
+            registry = served.gateway.metrics.registry
+            await until(lambda: registry.get_sample_value("gateway_ttft_seconds_count") == 4)
         report = await task
         assert (report.sent, report.lost) == (4, 4)
 

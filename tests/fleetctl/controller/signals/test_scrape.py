@@ -53,7 +53,7 @@ async def test_series_carry_the_labels_of_their_node(controller: Controller) -> 
             "model": "demo",
             "engine": "fleetctl",
             "zone": "local",
-            "revision": "r1",
+            "revision": controller.fleet.nodes["node-1"].row.spec.revision,
             "instance": address,
             "job": "llm-node",
             "model_name": "m",

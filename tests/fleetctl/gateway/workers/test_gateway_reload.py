@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from fleetctl.gateway.workers.launch import SupervisorState, workers_folder
 from fleetctl.kit.reserved_port import reserve_port
 from fleetctl.kit.whole_file import write_whole
+from fleetctl.providers.process import environment_without_settings
 from tests.fixtures.gateway import (
     CONTROLLER_TOKEN,
     DEADLINE_S,
@@ -35,6 +36,11 @@ from tests.fixtures.gateway import (
 pytestmark = [pytest.mark.anyio, pytest.mark.e2e]
 
 BODY = {"model": "demo", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, "seed": 1}
+
+
+def settings_of_file() -> dict[str, str]:
+    """An environment whose settings variables, as `make` sets them, do not stand before the file's."""
+    return {**os.environ, **environment_without_settings()}
 
 
 @dataclass
@@ -76,7 +82,7 @@ class Site:
     async def reload(self) -> tuple[int | None, str]:
         """By the command line: its exit code and what it says."""
         words = (sys.executable, "-m", "fleetctl.cli", "--config", str(self.state_dir / "fleetctl.yaml"))
-        told = await asyncio.create_subprocess_exec(*words, "gateway", "reload", stdout=PIPE)
+        told = await asyncio.create_subprocess_exec(*words, "gateway", "reload", stdout=PIPE, env=settings_of_file())
         out, _ = await told.communicate()
         return told.returncode, out.decode()
 
@@ -138,10 +144,11 @@ class Site:
         """Start the gateway, and wait until it serves."""
         words = [sys.executable, "-m", "fleetctl.gateway", "--config", str(self.state_dir / "fleetctl.yaml")]
         with (self.state_dir / "log").open("ab") as log:
-            self.process = await asyncio.create_subprocess_exec(*words, stdout=log, stderr=log)
+            self.process = await asyncio.create_subprocess_exec(*words, stdout=log, stderr=log, env=settings_of_file())
         async with asyncio.timeout(START_S):
             while not await self.is_up():
-                assert self.process.returncode is None, "the gateway's process ended"
+                ended = self.process.returncode is not None
+                assert not ended, f"the gateway's process ended: {(self.state_dir / 'log').read_text()[-1000:]}"
                 await asyncio.sleep(0.05)
 
     async def hold_stream(self, request_id: str) -> aiohttp.ClientResponse:
