@@ -282,6 +282,8 @@ class Cockpit(App[None]):
         self.exit()
 
     def _draw(self) -> None:
+        if not self.screen_stack:
+            return  # the last snapshot came while the cockpit was closing
         now = self._now()
         self._bar.show(self.snapshot, now)
         self._fleet.show(self.snapshot, now)
