@@ -46,6 +46,7 @@ def test_up_twice_then_down_twice(two_nodes: Fleet) -> None:
 def test_port_in_use_is_said_before_anything_starts(two_nodes: Fleet) -> None:
     port = int(two_nodes.env["FLEETCTL_GATEWAY__PORT"])
     with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # it is reserved for the fleet's gateway
         taken.bind(("127.0.0.1", port))
         taken.listen()
         done = two_nodes.fleetctl("up")
