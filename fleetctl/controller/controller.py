@@ -34,7 +34,7 @@ from fleetctl.controller.metrics import ControllerMetrics
 from fleetctl.controller.nodes.deep_checks import DeepChecks
 from fleetctl.controller.nodes.effects import FleetEffects
 from fleetctl.controller.nodes.fleet import Fleet
-from fleetctl.controller.nodes.fleet_series import ControllerFacts, FleetSeries
+from fleetctl.controller.nodes.fleet_series import FleetSeries
 from fleetctl.controller.nodes.freezes import Freezes
 from fleetctl.controller.nodes.gateways import Gateways
 from fleetctl.controller.nodes.lookup import FleetLookup
@@ -57,7 +57,7 @@ from fleetctl.providers.local_gateway import LocalGateway
 from fleetctl.providers.provider import NodeProvider
 from fleetctl.settings.tree import Settings
 from fleetctl.wire import NodePhase
-from runbooks.breaker import BreakerLimits, BreakerState
+from runbooks.breaker import BreakerLimits
 from runbooks.budget import ActionBudget
 from runbooks.errors import RunbookError
 from runbooks.executor import Executor
@@ -122,7 +122,6 @@ class Controller:
         self.metrics.open_incidents.set(len(self.book.open_incidents()))
         if isinstance(self.clock, SystemClock):
             self.metrics.clock_offset.set(self.clock.offset_s())
-        self.metrics.storage_ok.set(not self.database.storage_error)
         self.metrics.stalled_seconds.set(self.stalls.stalled_s)
         self.metrics.silences_known.set(self.alertmanager.silences.state().known)
         return self.metrics.exposition()
@@ -163,6 +162,17 @@ async def open_controller(
         deep_checks = _open_deep_checks(config, fleet, client, records, stack)
         stale_after_s = settings.stale_after_s
         gateways = _open_gateways(config, client, records)
+        fleet_series = FleetSeries(
+            fleet,
+            gateways,
+            deep_checks,
+            rules.store,
+            clock,
+            stale_after_s=stale_after_s,
+            own=records.metrics.asked_by_rules,
+        )
+        records.metrics.registry.register(fleet_series)
+        records.metrics.storage_ok.set_function(lambda: float(not records.database.storage_error))
         scraper, signals = _open_signals(config, rules, fleet, records, stack)
         content.when_loaded(rules.exchange)
         content.when_loaded(lambda _: signals.read_for(rules.groups))
@@ -209,21 +219,6 @@ async def open_controller(
         closing = Closing(
             executor, journal, rules.store, content, book, records, settings.incidents, settings.incidents_dir
         )
-        fleet_series = FleetSeries(
-            fleet,
-            gateways,
-            deep_checks,
-            rules.store,
-            clock,
-            stale_after_s=stale_after_s,
-            facts=lambda: ControllerFacts(
-                not records.database.storage_error,
-                audit_is_intact=records.audit.last_check.intact if records.audit.last_check is not None else None,
-                automation_rests=remediation.breaker.state is BreakerState.OPEN,
-                start_failures=pools.start_failures,
-            ),
-        )
-        records.metrics.registry.register(fleet_series)
         every_s = settings.controller.evaluation_interval_s
 
         async def observe_gateways() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -138,7 +139,7 @@ class ControllerMetrics:
         self.audit_intact = Gauge(
             "controller_audit_intact", "0 when the audit is not as it was written.", registry=self.registry
         )
-        self.audit_intact.set(1)
+        self.audit_intact.set(math.nan)  # until somebody looks
         self.breaker_open = Gauge(
             "controller_breaker_open",
             "1 while automation starts nothing because its last runs did not help; 0.5 while one more decides.",
@@ -146,6 +147,11 @@ class ControllerMetrics:
         )
         self.freezes = Gauge("controller_freezes", "Freezes in force.", registry=self.registry)
         self.open_incidents = Gauge("controller_open_incidents", "Incidents not resolved.", registry=self.registry)
+
+    @property
+    def asked_by_rules(self) -> tuple[Gauge, ...]:
+        """What built-in rules ask of the controller itself."""
+        return self.storage_ok, self.audit_intact, self.breaker_open, self.pool_start_failures
 
     def watch_loops(self, loops: Loops, clock: Clock) -> None:
         """Tell the loops' ages and failures at each scrape."""

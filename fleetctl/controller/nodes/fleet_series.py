@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterator, Sequence
 
 import numpy as np
+from prometheus_client import Gauge
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -24,14 +25,6 @@ EXIT_STATUS = "fleet_node_exit_status"
 """While its process is gone: exit code, or minus the signal that ended it."""
 OUTPUT_OK = "fleet_node_output_ok"
 """The last deep check: 1 passed, 0 failed."""
-STORAGE_OK = "fleet_storage_ok"
-"""Of the controller: 0 while nothing can be stored. It has no labels."""
-AUDIT_INTACT = "fleet_audit_intact"
-"""Of the controller: the last look at its audit; 0: it is not as it was written. It has no labels."""
-AUTOMATION_RESTS = "fleet_automation_rests"
-"""Of the controller: 1 while automation starts nothing because its last runs did not help. It has no labels."""
-START_FAILURES = "fleet_pool_start_failures"
-"""Of a pool: starts of its nodes that failed in a row."""
 
 LABELS = ("node", "pool", "model", "engine", "zone", "revision")
 _HELP = {
@@ -39,38 +32,9 @@ _HELP = {
     EXIT_STATUS: "How the node's process ended: exit code, or minus the signal.",
     OUTPUT_OK: "The node's last deep check: 1 passed, 0 failed.",
 }
-_OWN_HELP = {
-    STORAGE_OK: "0 while the controller can store nothing.",
-    AUDIT_INTACT: "0 when the controller's audit is not as it was written.",
-    AUTOMATION_RESTS: "1 while automation starts nothing because its last runs did not help.",
-}
 
-
-@dataclass(frozen=True, slots=True)
-class ControllerFacts:
-    """What the controller knows of itself. None: not known yet. `start_failures`: in a row, by pool."""
-
-    can_store: bool
-    audit_is_intact: bool | None = None
-    automation_rests: bool | None = None
-    start_failures: Mapping[str, int] = field(default_factory=dict)
-
-    def values(self) -> Iterator[tuple[str, float]]:
-        """Metric and value of those that are known and have no labels."""
-        yield STORAGE_OK, float(self.can_store)
-        if self.audit_is_intact is not None:
-            yield AUDIT_INTACT, float(self.audit_is_intact)
-        if self.automation_rests is not None:
-            yield AUTOMATION_RESTS, float(self.automation_rests)
-
-
-@dataclass(frozen=True, slots=True)
-class _OfPool:
-    name: str
-
-
-_Of = NodeSpec | str | _OfPool | None
-"""Whose series it is: a node's, a gateway's (its URL), a pool's, or the controller's own."""
+_Of = NodeSpec | str | tuple[tuple[str, str], ...]
+"""Whose series it is: a node's, a gateway's (its URL), or the controller's own, of these labels."""
 
 
 class FleetSeries(Collector):
@@ -85,12 +49,13 @@ class FleetSeries(Collector):
         clock: Clock,
         *,
         stale_after_s: float,
-        facts: Callable[[], ControllerFacts],
+        own: Sequence[Gauge],
     ) -> None:
-        """A node not looked at for `stale_after_s` has no samples."""
+        """A node not looked at for `stale_after_s` has no samples. `own`: the controller's gauges that rules ask; NaN
+        has none either."""
         self._clock = clock
         self._stale_after_s = stale_after_s
-        self._facts = facts
+        self._own = own
         self._fleet = fleet
         self._gateways = gateways
         self._deep_checks = deep_checks
@@ -103,9 +68,8 @@ class FleetSeries(Collector):
         """One sample of each, now."""
         now = self._clock.now()
         found: list[tuple[str, _Of, float]] = [*self.samples(), *self._gateways.values()]
-        facts = self._facts()
-        found += [(name, None, value) for name, value in facts.values()]
-        found += [(START_FAILURES, _OfPool(pool), float(num)) for pool, num in facts.start_failures.items()]
+        own = [sample for gauge in self._own for family in gauge.collect() for sample in family.samples]
+        found += [(one.name, tuple(one.labels.items()), one.value) for one in own if not math.isnan(one.value)]
         keys = [(name, of) for name, of, _ in found]
         if keys != self._keys:
             self._keys = keys
@@ -127,13 +91,6 @@ class FleetSeries(Collector):
         for name, spec, value in self.samples():
             families[name].add_metric(list(node_labels(spec).values()), value)
         yield from families.values()
-        facts = self._facts()
-        for name, value in facts.values():
-            yield GaugeMetricFamily(name, _OWN_HELP[name], value=value)
-        failures = GaugeMetricFamily(START_FAILURES, "Starts of a pool's nodes that failed in a row.", labels=["pool"])
-        for pool, num in facts.start_failures.items():
-            failures.add_metric([pool], num)
-        yield failures
 
     def _values(self, state: NodeState, now: float) -> Iterator[tuple[str, float]]:
         if state.process_up is not None:
@@ -147,10 +104,8 @@ class FleetSeries(Collector):
 
 
 def _labels_of(of: _Of) -> dict[str, str]:
-    if of is None:
-        return {}
-    if isinstance(of, _OfPool):
-        return {"pool": of.name}
+    if isinstance(of, tuple):
+        return dict(of)
     return gateway_labels(of) if isinstance(of, str) else node_labels(of)
 
 

@@ -106,7 +106,6 @@ class Pools:
         self._limits = limits
         self._stale_after_s = stale_after_s
         self._refusals: dict[str, tuple[float, str]] = {}  # pool: until when its refusal holds, and its words
-        self.start_failures: Mapping[str, int] = {}  # by pool, in a row
 
     async def converge_pools(self) -> None:
         """One turn: the next step of each pool that is not as wanted."""
@@ -117,9 +116,6 @@ class Pools:
                     await self._take_step(status, step)
                 except (FleetctlError, RunbookError) as error:
                     log.error("pool.step_failed", pool=status.pool.name, step=step.kind.value, error=error.message)
-        self.start_failures = {
-            status.pool.name: status.pool.backoff.failures if status.pool.backoff else 0 for status in statuses
-        }
         self._metrics.tell_pools(
             {
                 status.pool.name: {
@@ -129,7 +125,7 @@ class Pools:
                 }
                 for status in statuses
             },
-            self.start_failures,
+            {status.pool.name: status.pool.backoff.failures if status.pool.backoff else 0 for status in statuses},
         )
 
     async def views(self) -> list[wire.Pool]:

@@ -119,10 +119,10 @@ def test_every_metric_that_a_signal_reads_is_emitted(engine: str, tmp_path: Path
         "fleet_node_process_up",
         "fleet_node_output_ok",
         "fleet_gateway_deaths_total",
-        "fleet_storage_ok",
-        "fleet_audit_intact",
-        "fleet_automation_rests",
-        "fleet_pool_start_failures",
+        "controller_storage_ok",
+        "controller_audit_intact",
+        "controller_breaker_open",
+        "controller_pool_start_failures",
     }
     assert read - emitted - recorded == OTHER_VERSIONS | of_gateway | of_overflow | of_controller
 

@@ -15,7 +15,7 @@ from fleetctl.controller.incidents.views import deep_check_view
 from fleetctl.controller.metrics import ControllerMetrics
 from fleetctl.controller.nodes.deep_checks import RESULT_WAIT_S, DeepCheck, DeepChecks, due_nodes
 from fleetctl.controller.nodes.fleet import Fleet, NodeState
-from fleetctl.controller.nodes.fleet_series import ControllerFacts, FleetSeries
+from fleetctl.controller.nodes.fleet_series import FleetSeries
 from fleetctl.controller.nodes.gateways import Gateways
 from fleetctl.controller.nodes.node_client import GoldenReport, NoAnswerError
 from fleetctl.controller.nodes.node_row import NodeRow, Role, RouteIntent
@@ -141,15 +141,17 @@ async def test_another_process_and_another_engine_and_a_silent_node_are_not_know
     assert world.result("a") == "unknown"
 
 
-def exposed(series: FleetSeries) -> dict[tuple[str, str], float]:
-    samples = [sample for family in series.collect() for sample in family.samples]
-    return {(one.name, one.labels.get("pool", "")): one.value for one in samples if "node" not in one.labels}
+def exposed(metrics: ControllerMetrics, names: set[str]) -> dict[tuple[str, str], float]:
+    samples = [sample for family in metrics.registry.collect() for sample in family.samples]
+    return {(one.name, one.labels.get("pool", "")): one.value for one in samples if one.name in names}
 
 
 async def test_series_have_what_is_known_and_end_with_it() -> None:
     world = World("a")
     store = SeriesStore()
-    facts = ControllerFacts(can_store=True, audit_is_intact=True, start_failures={"default": 0})
+    metrics = ControllerMetrics()
+    metrics.storage_ok.set(1)
+    metrics.tell_pools({}, {"default": 0})
     series = FleetSeries(
         world.fleet,
         cast(Gateways, {}),
@@ -157,7 +159,7 @@ async def test_series_have_what_is_known_and_end_with_it() -> None:
         store,
         world.clock,
         stale_after_s=10.0,
-        facts=lambda: facts,
+        own=metrics.asked_by_rules,
     )
 
     async def values() -> dict[str, float]:
@@ -173,16 +175,19 @@ async def test_series_have_what_is_known_and_end_with_it() -> None:
     world.clock.move(200.0)
     assert await values() == {"process_up": 0.0, "exit_status": -9.0}
     world.nodes.clear()
-    facts = ControllerFacts(can_store=False, automation_rests=True, start_failures={"default": 2})
+    metrics.storage_ok.set(0)
+    metrics.breaker_open.set(1)
+    metrics.tell_pools({}, {"default": 2})
     assert await values() == {}
     own = {
-        ("fleet_storage_ok", ""): 0.0,
-        ("fleet_automation_rests", ""): 1.0,
-        ("fleet_pool_start_failures", "default"): 2.0,
+        ("controller_storage_ok", ""): 0.0,
+        ("controller_breaker_open", ""): 1.0,
+        ("controller_pool_start_failures", "default"): 2.0,
     }
-    found = evaluate('{__name__=~"fleet_[^n].*"}', store, world.clock.now())
+    found = evaluate('{__name__=~"controller_.*"}', store, world.clock.now())
     assert {(one.labels["__name__"], one.labels.get("pool", "")): one.value for one in found} == own, "for our rules"
-    assert exposed(series) == own, "for a Prometheus; what is not known has no sample"
+    assert exposed(metrics, {name for name, _ in own}) == own, "for a Prometheus, under the same names"
+    assert not evaluate("controller_audit_intact", store, world.clock.now()), "nobody has looked yet"
 
 
 def test_whose_turn_it_is_does_not_wait_for_yesterday() -> None:
