@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Protocol
 
 Receipt = dict[str, Any]
@@ -70,6 +71,13 @@ class WantedChange:
     model: str
     wanted: bool
     age_s: float
+
+
+class PoolOwner(StrEnum):
+    """Who may set a pool's wanted size. One at a time."""
+
+    PERSON = "person"
+    AUTOSCALER = "autoscaler"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import httpx
 
 from fleetctl.drill_fleet import NODE_OPTIONS, settings_for_drill_fleet
 from fleetctl.first_night.target_fleet import TargetFleet, clear_state, open_target_fleet
+from fleetctl.gateway_soak.soak import READY_TIMEOUT_S
 from fleetctl.gateway_soak.soak_client import SoakClient
 from fleetctl.gateway_soak.soak_request import COMPLETIONS, SoakRequest
 from fleetctl.gateway_soak.tally import Answer
@@ -31,7 +32,6 @@ SHORT = RequestShape(0.0, prompt_tokens=100, output_tokens=16)
 LONG = RequestShape(0.0, prompt_tokens=6000, output_tokens=8)
 LONG_OVER = "1k"  # tokens, of the rule
 WARM_UP_S = 5.0
-READY_TIMEOUT_S = 600.0  # of a starved machine
 RULE_LIMIT_S = 30.0
 POLL_S = 0.2
 

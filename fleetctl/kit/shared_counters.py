@@ -15,7 +15,6 @@ LAYOUT = 1
 MAX_SLOTS = 256
 MAX_ROWS = 4096
 NUM_COLUMNS = 8
-NUM_COUNTERS = 3
 HELD = 3
 """The column of what a process holds now; the counters stand before it."""
 _NUM_TOLD = NUM_COLUMNS - HELD - 1

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from runbooks.errors import BadInputError
 from runbooks.fleet_view import FleetView
+from runbooks.ports import PoolOwner
 from runbooks.target import TargetKind
 from runbooks.verb import KEEPS, Action, Option, Verb
-
-OWNERS = ("person", "autoscaler")
-"""`fleetctl.controller.nodes.pool_row.PoolOwner` has the same members."""
 
 
 def _resolve(action: Action, fleet: FleetView, last: Action | None) -> Action:
     """The action as it is, once it names one of the owners that there are."""
-    if action.args["owner"] not in OWNERS:
+    if action.args["owner"] not in set(PoolOwner):
         raise BadInputError(
-            f"{action.verb.name} --to: {action.args['owner']!r} can't own a pool", remedy=f"give {' or '.join(OWNERS)}"
+            f"{action.verb.name} --to: {action.args['owner']!r} can't own a pool",
+            remedy=f"give {' or '.join(PoolOwner)}",
         )
     return action
 

@@ -27,7 +27,7 @@ from fleetctl.controller.nodes.node_client import (
     SilentPeerError,
 )
 from fleetctl.controller.nodes.node_row import NodeRow, Role, RouteIntent, get_node, want_node
-from fleetctl.controller.nodes.pool_row import PoolOwner, begin_scaling, end_scaling, set_owner
+from fleetctl.controller.nodes.pool_row import begin_scaling, end_scaling, set_owner
 from fleetctl.controller.nodes.routing import GatewayWatch, Routing
 from fleetctl.controller.nodes.traffic_rules import TrafficRules
 from fleetctl.kit.clock import Clock
@@ -36,7 +36,7 @@ from fleetctl.providers.provider import NodeProvider
 from fleetctl.providers.spec import NodeSpec
 from fleetctl.traffic_rule import TrafficRuleRequest
 from fleetctl.wire import NodePhase
-from runbooks.ports import PermanentError, Receipt, TemporaryError
+from runbooks.ports import PermanentError, PoolOwner, Receipt, TemporaryError
 from runbooks.verification import Stopwatch
 
 log = structlog.get_logger()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from typing import Any
 
 import sqlalchemy as sa
@@ -17,13 +16,7 @@ from fleetctl.controller.nodes.revision import Revision, with_revision
 from fleetctl.controller.tables import nodes, pools, revisions
 from fleetctl.kit.errors import BadInputError, RefusedError
 from fleetctl.providers.spec import NodeSpec
-
-
-class PoolOwner(StrEnum):
-    """Who may set a pool's wanted size. One at a time."""
-
-    PERSON = "person"
-    AUTOSCALER = "autoscaler"
+from runbooks.ports import PoolOwner
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ import sqlalchemy as sa
 from fleetctl.controller.database import Database, put_meta
 from fleetctl.controller.nodes.node_row import Role, change_node, delete_stopped, list_nodes, want_node
 from fleetctl.controller.nodes.pool_row import (
-    PoolOwner,
     begin_scaling,
     end_scaling,
     get_pool,
@@ -25,6 +24,7 @@ from fleetctl.controller.nodes.revision import Revision
 from fleetctl.controller.tables import nodes, pools, revisions
 from fleetctl.kit.errors import BadInputError, RefusedError
 from fleetctl.providers.spec import NodeSpec
+from runbooks.ports import PoolOwner
 from tests.fixtures.controller import make_spec
 
 
