@@ -24,6 +24,7 @@ from fleetctl.controller.audit import CALLER
 from fleetctl.controller.controller import Controller
 from fleetctl.controller.http_edge import (
     HostGate,
+    RunRefusedError,
     TokenGate,
     audited,
     bool_param,
@@ -53,7 +54,7 @@ from fleetctl.controller.incidents.views import (
 from fleetctl.controller.nodes.node_logs import NodeLogs
 from fleetctl.controller.nodes.node_row import get_node, list_nodes
 from fleetctl.controller.signals.route_signals import route_signals
-from fleetctl.kit.errors import BadInputError, RefusedError
+from fleetctl.kit.errors import BadInputError
 from fleetctl.kit.version import software_version
 from fleetctl.settings.controller import ControllerSettings
 from fleetctl.traffic_rule import TrafficRuleRequest
@@ -574,7 +575,7 @@ class _Api:
 
 def _unless_refused(run: Run) -> Run:
     if run.status is RunStatus.REFUSED and not run.dry_run:
-        raise RefusedError(run.error or "a guard refused it", remedy=f"fleetctl describe run {run.id}")
+        raise RunRefusedError(run.error or "a guard refused it", remedy=f"fleetctl describe run {run.id}")
     return run
 
 

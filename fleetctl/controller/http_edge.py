@@ -212,6 +212,10 @@ def guarded(handler: Handler) -> Handler:
     return answer
 
 
+class RunRefusedError(RefusedError):
+    """A guard refused a run, which is stored with the refusal: the journal has told the audit."""
+
+
 def audited(audit: Audit, what: str, handler: Handler, *, by_journal: bool = False) -> Handler:
     """The handler of a change, with a row of the audit for what was done and for what was refused by a guard.
 
@@ -222,7 +226,8 @@ def audited(audit: Audit, what: str, handler: Handler, *, by_journal: bool = Fal
         try:
             response = await handler(request)
         except (RefusedError, ConflictError) as error:
-            await audit.record(what, **_noted(request), outcome=f"refused: {error}")
+            if not isinstance(error, RunRefusedError):
+                await audit.record(what, **_noted(request), outcome=f"refused: {error}")
             raise
         if not by_journal and response.status_code < HTTPStatus.BAD_REQUEST:
             await audit.record(what, **_noted(request))

@@ -444,7 +444,8 @@ async def test_freeze_refuses_commands_without_an_override_until_it_is_ended(
         await client.end_freezes("none")
     assert await client.end_freezes(made.id, "ann") == [made]
     assert await client.freezes() == []
-    rows = {(row.who, row.via, row.what, row.target) for row in await client.audit(limit=5000)}
+    told = await client.audit(limit=5000)
+    rows = {(row.who, row.via, row.what, row.target) for row in told}
     assert {
         ("ann", "controller.token", "freeze.made", "pool/default"),
         ("ann", "controller.token", "freeze.ended", made.id),
@@ -452,6 +453,7 @@ async def test_freeze_refuses_commands_without_an_override_until_it_is_ended(
         ("api", "controller.token", "run.override", "node-1"),
         ("ann", "controller.token", "run.cancel_requested", "node-1"),
     } <= rows
+    assert [row.what for row in told if made.id in row.outcome] == ["run.refused"], "one refusal, told once"
     assert (await client.verify_audit()).intact
     assert [entry.kind for entry in await client.events() if entry.kind.startswith("freeze.")] == [
         "freeze.made",
