@@ -14,7 +14,7 @@ import yaml
 
 from tests.fixtures.fleet import Fleet, fleet
 
-pytestmark = [pytest.mark.e2e, pytest.mark.serial]
+pytestmark = [pytest.mark.e2e, pytest.mark.waits]
 
 
 @pytest.fixture(scope="module")

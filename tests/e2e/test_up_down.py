@@ -12,7 +12,7 @@ import pytest
 
 from tests.fixtures.fleet import Fleet, fleet, wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.serial]
+pytestmark = [pytest.mark.e2e, pytest.mark.waits]
 
 
 @pytest.fixture

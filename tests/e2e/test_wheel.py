@@ -16,7 +16,7 @@ from fleetctl.bundled import NAMES
 from fleetctl.providers.process import ProcessTable
 from tests.fixtures import ROOT
 
-pytestmark = [pytest.mark.e2e, pytest.mark.serial, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(600)]
 
 NEEDS_GPU = {"kernels.bench"}  # measure on a device at import, or are nothing without one
 FOREIGN = ("kernels", "engine")
