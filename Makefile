@@ -110,7 +110,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 debs: ## Install the Debian packages that tests talk to, where that is allowed
-	@scripts/install-debs prometheus prometheus-alertmanager
+	@scripts/install-debs prometheus prometheus-alertmanager postgresql
 
 clean: ## Remove the environment and the local state
 	-@$(BIN)/fleetctl down 2>/dev/null

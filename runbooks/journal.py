@@ -1,7 +1,7 @@
 """What was decided, begun and done, on disk before and after it happens. Nothing else remembers a run.
 
-Each write is one transaction that starts by touching the epoch row: that refuses a controller that was replaced, and
-puts writers in a row on SQLite and PostgreSQL alike. A step is begun in one transaction, acted on, and ended in
+Each write is one transaction that starts by taking the lock on the epoch: that refuses a controller that was replaced,
+and puts writers in a row on SQLite and PostgreSQL alike. A step is begun in one transaction, acted on, and ended in
 another; a step that is begun and not ended is run again, which effects allow.
 
 Methods are synchronous; the executor calls them on one worker thread.
@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 import sqlalchemy as sa
 
+from runbooks.epoch import hold_epoch, next_epoch
 from runbooks.errors import BadCommandError, IllegalTransitionError, RunbookError, StaleEpochError
 from runbooks.guard import Overlap, overlap_by_name
 from runbooks.ports import Receipt
@@ -114,9 +115,13 @@ class Journal:
     def claim_epoch(self) -> int:
         """Take over: from here on only this journal may write. Returns the new epoch."""
         with self._engine.begin() as connection:
-            connection.execute(sa.update(meta).values(epoch=meta.c.epoch + 1))
-            self._epoch = int(connection.execute(sa.select(meta.c.epoch)).scalar_one())
-        return self._epoch
+            epoch = next_epoch(connection)
+        self._epoch = epoch
+        return epoch
+
+    def lead(self, epoch: int) -> None:
+        """Write under an epoch that was claimed in a transaction of the caller's."""
+        self._epoch = epoch
 
     def get(self, run_id: str) -> Run:
         """Raises NotFoundError."""
@@ -389,9 +394,7 @@ class Journal:
     @contextlib.contextmanager
     def _write(self, name: str) -> Iterator[sa.Connection]:
         with self._engine.begin() as connection:
-            # Takes the write lock (SQLite) or the row lock (PostgreSQL) until the commit; checks the epoch under it.
-            held = connection.execute(sa.update(meta).where(meta.c.epoch == self._epoch).values(epoch=self._epoch))
-            if held.rowcount != 1:
+            if not hold_epoch(connection, self._epoch):
                 raise StaleEpochError(
                     f"epoch {self._epoch} may not write to the journal: another controller took over",
                     remedy="stop this one",

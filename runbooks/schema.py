@@ -106,6 +106,8 @@ def upgrade(connection: sa.Connection, version: int) -> None:
 def open_engine(url: str) -> sa.Engine:
     """An engine fit for a journal. SQLite gets WAL, synchronous=FULL and a busy timeout on each connection."""
     engine = sa.create_engine(url)
+    if engine.dialect.name == "postgresql":
+        engine.update_execution_options(isolation_level="READ COMMITTED")  # see `runbooks.epoch`
     prepare(engine)
     return engine
 

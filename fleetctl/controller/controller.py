@@ -295,7 +295,7 @@ async def _open_state(config: ControllerConfig, clock: Clock, stack: AsyncExitSt
         journal = Journal(database.engine, on_audit=append_run)
     except RunbookError as error:
         raise BadInputError(error.message, remedy=error.remedy) from error
-    database.claim(journal.claim_epoch())
+    database.lead(journal.claim_epoch())
     # Its own clock, where that is the machine's: a wall clock that jumps ahead is time in which nobody looked, too.
     stalls = StallMonitor(clock.now) if isinstance(clock, SystemClock) else StallMonitor()
     stalls.start()

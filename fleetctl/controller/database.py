@@ -1,26 +1,23 @@
 """One database behind one worker thread: SQLite by default, PostgreSQL by URL.
 
-Every write is one transaction that first checks the fencing epoch, so that a controller that was replaced while it
-slept can't change anything.
+Every write is one transaction that first takes the lock on the fencing epoch (`runbooks.epoch`), so that a controller
+that was replaced while it slept can't change anything.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import sqlite3
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import sqlalchemy as sa
 import structlog
 
 from fleetctl.controller import tables
+from fleetctl.controller.database_engine import DATABASE_TIMEOUT_S, StuckConnections, is_full, make_engine, place_of
 from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError
-from runbooks.schema import prepare
+from runbooks.epoch import current_epoch, hold_epoch
 
 log = structlog.get_logger()
 
@@ -33,8 +30,8 @@ class FencedError(FleetctlError):
     """Another controller took this state over: this one must stop."""
 
 
-class StorageFullError(UnreachableError):
-    """No space left where the state lies: nothing can be stored; what is held in memory goes on."""
+class StorageLostError(UnreachableError):
+    """The disk is full, or the database does not answer: what was asked for is not stored."""
 
 
 class Database:
@@ -50,27 +47,33 @@ class Database:
         Raises BadInputError when the file is damaged, not a database, or newer than this program;
         UnreachableError when a database server doesn't answer.
         """
-        self._place = _place(url)
+        self.place = place_of(url)
         self._epoch: int | None = None
         self.storage_error = ""  # why nothing can be stored at present
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="controller-db")
+        self._stuck: StuckConnections | None = None
         try:
-            self.engine = _create_engine(url, self._place)
-            sa.event.listen(self.engine, "handle_error", self._tell_full)  # also of the journal's connections
+            self.engine = make_engine(url, self.place)
+            if self.is_shared:
+                self._stuck = StuckConnections(self.engine, self.place, DATABASE_TIMEOUT_S)
+            sa.event.listen(self.engine, "handle_error", self._tell_lost)  # also of the journal's connections
             self._check_and_create()
         except BaseException:
-            self.thread.shutdown(wait=False)
+            self.close()
             raise
 
-    def claim(self, epoch: int) -> None:
-        """From now on writes are refused once a newer epoch was claimed."""
-        with self.engine.begin() as connection:
-            put_meta(connection, "epoch", epoch)
+    @property
+    def is_shared(self) -> bool:
+        """Whether controllers of several machines can reach it, and one of them leads; a SQLite file has one."""
+        return self.engine.dialect.name != "sqlite"
+
+    def lead(self, epoch: int) -> None:
+        """Write under this epoch, which was claimed: writes are refused once a newer one is."""
         self._epoch = epoch
 
     @property
     def epoch(self) -> int:
-        """The epoch that this controller claimed; 0 before."""
+        """The epoch that this controller writes under; 0 before."""
         return self._epoch or 0
 
     async def read(self, work: Callable[[sa.Connection], T]) -> T:
@@ -92,35 +95,47 @@ class Database:
     def close(self) -> None:
         """Finish what was asked, then let go of the database."""
         self.thread.shutdown(wait=True)
-        self.engine.dispose()
+        if self._stuck is not None:
+            self._stuck.stop()
+        if hasattr(self, "engine"):
+            self.engine.dispose()
 
     def _run(self, work: Callable[[sa.Connection], T], writes: bool) -> T:
         result = self._transact(work, writes)
-        if writes and self.storage_error:
-            self.storage_error = ""
-            log.info("storage.recovered", path=self._place)
+        if writes:
+            self.note_stored()
         return result
 
-    def _tell_full(self, context: sa.engine.ExceptionContext) -> None:
-        """Raises StorageFullError in place of the driver's error, when it says that."""
-        if getattr(context.original_exception, "sqlite_errorcode", None) != sqlite3.SQLITE_FULL:
+    def note_stored(self) -> None:
+        """Something could be stored just now."""
+        if self.storage_error:
+            self.storage_error = ""
+            log.info("storage.recovered", database=self.place)
+
+    def _tell_lost(self, context: sa.engine.ExceptionContext) -> None:
+        """Raises StorageLostError in place of the driver's error, when it says that."""
+        error = context.original_exception
+        if is_full(error):
+            message = f"{self.place}: no space left on the disk: nothing can be stored"
+            remedy = "free space there; it goes on by itself once there is room"
+        elif self.is_shared and (context.is_disconnect or _is_lost(error)):
+            message = f"{self.place}: nothing can be stored: {_words_of(error)}"
+            remedy = "check the server and controller.database_url; it goes on by itself once the server answers"
+        else:
             return
-        message = f"{self._place}: no space left on the disk: nothing can be stored"
-        remedy = "free space there; it goes on by itself once there is room"
         if not self.storage_error:
-            self.storage_error = message
-            log.error("storage.full", path=self._place, remedy=remedy)
-        raise StorageFullError(message, remedy=remedy) from context.original_exception
+            log.error("storage.lost", database=self.place, reason=str(error).strip(), remedy=remedy)
+        self.storage_error = message
+        raise StorageLostError(message, remedy=remedy) from error
 
     def _transact(self, work: Callable[[sa.Connection], T], writes: bool) -> T:
         with self.engine.begin() as connection:
-            if writes and self._epoch is not None:
-                current = get_meta(connection, "epoch")
-                if current != self._epoch:
-                    raise FencedError(
-                        f"{self._place}: controller epoch {current} took over from {self._epoch}; this one stops",
-                        remedy="run one controller per state",
-                    )
+            if writes and self._epoch is not None and not hold_epoch(connection, self._epoch):
+                newer = current_epoch(connection)
+                raise FencedError(
+                    f"{self.place}: controller epoch {newer} took over from {self._epoch}; this one stops",
+                    remedy="ask the one that leads: fleetctl status",
+                )
             return work(connection)
 
     def _check_and_create(self) -> None:
@@ -141,24 +156,23 @@ class Database:
             # OperationalError is a DatabaseError: a file of zeros and an unreachable server arrive here alike.
             if self.engine.dialect.name == "sqlite":
                 raise self._damaged(str(error.orig)) from error
-            raise UnreachableError(
-                f"{self._place}: {str(error.orig).strip()}",
-                remedy="check controller.database_url and the server",
+            raise BadInputError(
+                f"{self.place}: {_words_of(error.orig)}", remedy="check controller.database_url and the user's rights"
             ) from error
 
     def _check_version(self, connection: sa.Connection) -> None:
         version = get_meta(connection, "schema_version")
         if version is not None and (not isinstance(version, int) or version > tables.SCHEMA_VERSION):
             raise BadInputError(
-                f"{self._place}: written by a newer fleetctl: schema {version}, not {tables.SCHEMA_VERSION}",
+                f"{self.place}: written by a newer fleetctl: schema {version}, not {tables.SCHEMA_VERSION}",
                 remedy="upgrade fleetctl, or choose another folder with --state-dir",
             )
 
     def _damaged(self, reason: str) -> BadInputError:
         return BadInputError(
-            f"{self._place}: can't be used as the controller's state: {reason}",
+            f"{self.place}: can't be used as the controller's state: {reason}",
             remedy="restore it, or start with an empty history, which finds running nodes again:"
-            f" mv {self._place} {self._place}.broken",
+            f" mv {self.place} {self.place}.broken",
         )
 
 
@@ -231,57 +245,14 @@ def put_meta(connection: sa.Connection, key: str, value: Any) -> None:
         connection.execute(sa.insert(tables.meta).values(key=key, value=value))
 
 
-def _place(url: str) -> str:
-    """The database as errors name it: a file's path, or the URL without its password."""
-    try:
-        parsed = sa.make_url(url)
-    except sa.exc.ArgumentError as error:
-        raise BadInputError(
-            "controller.database_url: not a database URL",
-            remedy="use sqlite:///PATH or postgresql+psycopg://HOST/NAME",
-        ) from error
-    if parsed.get_backend_name() == "sqlite" and parsed.database:
-        return parsed.database
-    return parsed.render_as_string(hide_password=True)
+def _is_lost(error: BaseException | None) -> bool:
+    """Whether a server's driver says that it can't be reached, or is going down, starting up or too full of clients."""
+    state = getattr(error, "sqlstate", None)
+    if state is None:  # no word of the server: the connection was refused, or ended
+        return type(error).__name__ == "OperationalError"
+    return state[:2] in ("08", "53", "57")  # connection exception, insufficient resources, operator intervention
 
 
-def _create_engine(url: str, place: str) -> sa.Engine:
-    parsed = sa.make_url(url)
-    is_sqlite = parsed.get_backend_name() == "sqlite"
-    if is_sqlite:
-        try:
-            Path(place).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _make_private(Path(place))
-        except OSError as error:
-            raise BadInputError(
-                f"{Path(place).parent}: {error.strerror or error}", remedy="choose another folder with --state-dir"
-            ) from error
-    try:
-        engine = sa.create_engine(parsed) if is_sqlite else sa.create_engine(parsed, pool_pre_ping=True)
-    except (sa.exc.NoSuchModuleError, ModuleNotFoundError) as error:
-        raise BadInputError(
-            f"{place}: no driver for this database: {error}", remedy="pip install 'psycopg[binary]' for PostgreSQL"
-        ) from error
-    if not is_sqlite:
-        return engine
-    sa.event.listen(engine, "connect", _begin_ourselves)
-    sa.event.listen(engine, "begin", _begin_immediate)
-    prepare(engine)
-    return engine
-
-
-def _make_private(path: Path) -> None:
-    """The file, and those that SQLite makes beside it with its mode, are the owner's alone; older ones become so."""
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    for own in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
-        with contextlib.suppress(FileNotFoundError, PermissionError):
-            own.chmod(0o600)
-
-
-def _begin_ourselves(connection: Any, _: Any) -> None:
-    connection.isolation_level = None  # the driver begins none; see below
-
-
-def _begin_immediate(connection: sa.Connection) -> None:
-    # Two writers that both start by reading would deadlock in SQLite's deferred transactions.
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
+def _words_of(error: BaseException | None) -> str:
+    """The first line of what the driver says. It names host, port and user; it does not know the password's text."""
+    return (str(error).strip().splitlines() or ["no answer"])[0]

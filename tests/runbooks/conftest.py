@@ -1,19 +1,14 @@
-"""Fixtures of the runbook tests, on SQLite, and on PostgreSQL too when FLEETCTL_TEST_POSTGRES_URL is set."""
+"""Fixtures of the runbook tests."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import structlog
 
 from runbooks.journal import Journal
-from runbooks.schema import metadata, open_engine
 from tests.fixtures.runbooks import World
-
-POSTGRES_URL = os.environ.get("FLEETCTL_TEST_POSTGRES_URL")
 
 
 @pytest.fixture(autouse=True)
@@ -25,16 +20,10 @@ def _plain_tracebacks() -> Iterator[None]:
     structlog.reset_defaults()
 
 
-@pytest.fixture(params=["sqlite", "postgres"] if POSTGRES_URL else ["sqlite"])
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of an empty database."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'journal.sqlite'}"
-    assert POSTGRES_URL is not None
-    engine = open_engine(POSTGRES_URL)
-    metadata.drop_all(engine)
-    engine.dispose()
-    return POSTGRES_URL
+@pytest.fixture
+def database_url(any_database_url: str) -> str:
+    """The URL of an empty database: the whole suite runs on SQLite and on PostgreSQL."""
+    return any_database_url
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from fleetctl.controller.alertmanager.automation import Automation
 from fleetctl.controller.alertmanager.external_alerts import ExternalAlerts
 from fleetctl.controller.alertmanager.external_scope import places_of
 from fleetctl.controller.content.store import ContentStore
-from fleetctl.controller.database import StorageFullError, get_meta, put_meta
+from fleetctl.controller.database import StorageLostError, get_meta, put_meta
 from fleetctl.controller.incidents.incident_book import IncidentBook
 from fleetctl.controller.nodes.fleet import Fleet
 from fleetctl.controller.records import Records
@@ -116,14 +116,14 @@ class Alerting:
         await self._settle()
         if any(map(_is_about_a_page, changes)) or now - self._snapshot_at > SNAPSHOT_EVERY_S:
             snapshot = self._engine.snapshot()
-            with contextlib.suppress(StorageFullError):  # told by the database
+            with contextlib.suppress(StorageLostError):  # told by the database
                 await self._database.write(lambda c: put_meta(c, SNAPSHOT_KEY, snapshot))
             self._snapshot_at = now
         self._book.drop_old()
 
     async def _settle(self) -> None:
         """As the book's. A full disk keeps nobody from judging: incidents are held, shown and told of from memory."""
-        with contextlib.suppress(StorageFullError):
+        with contextlib.suppress(StorageLostError):
             await self._book.settle()
 
     def alerts(self) -> list[ActiveAlert | FiredAlert]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from fleetctl.controller.database import StorageFullError
+from fleetctl.controller.database import StorageLostError
 from fleetctl.controller.nodes.node_client import NoAnswerError, NodeClient, NodeDrain, NodeHealth, NotAllowedError
 from fleetctl.controller.nodes.node_row import (
     NodeRow,
@@ -144,7 +144,7 @@ class Fleet:
             del self.nodes[gone]
             self._seen_at.pop(gone, None)
         await self._slots.run_round(list(shown), lambda name: self._look_at(shown[name]))
-        with contextlib.suppress(StorageFullError):  # told by the database; the next turn tries again
+        with contextlib.suppress(StorageLostError):  # told by the database; the next turn tries again
             await self._publish_phases()
         self.looked_at = min((self._seen_at.get(name, -math.inf) for name in shown), default=now)
 
@@ -281,7 +281,7 @@ class Fleet:
         state = replace(state, since=since)
         self.nodes[state.name] = state
         if changed and (before is not None or state.phase not in (NodePhase.STOPPED, NodePhase.STARTING)):
-            with contextlib.suppress(StorageFullError):  # the entry is lost, the look is not
+            with contextlib.suppress(StorageLostError):  # the entry is lost, the look is not
                 await self._timeline.append(
                     f"node.{state.phase.value}",
                     f"{state.name}: {state.phase.value.replace('_', ' ')}"

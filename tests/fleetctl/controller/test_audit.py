@@ -26,9 +26,9 @@ pytestmark = pytest.mark.anyio
 
 
 class Opened:
-    def __init__(self, path: Path, **limits: Any) -> None:
+    def __init__(self, url: str, path: Path, **limits: Any) -> None:
         self.clock = DrivenClock()
-        self.database = Database(f"sqlite:///{path / 'state.sqlite'}")
+        self.database = Database(url)
         self.folder = path / "audit"
         self.metrics = ControllerMetrics()
         timeline = Timeline(self.database, self.clock)
@@ -43,8 +43,8 @@ class Opened:
 
 
 @pytest.fixture
-async def opened(tmp_path: Path) -> AsyncIterator[Opened]:
-    made = Opened(tmp_path, max_rows=100)
+async def opened(any_database_url: str, tmp_path: Path) -> AsyncIterator[Opened]:
+    made = Opened(any_database_url, tmp_path, max_rows=100)
     yield made
     made.database.close()
 

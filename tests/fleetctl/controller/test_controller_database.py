@@ -1,17 +1,20 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql
-from sqlalchemy.schema import CreateTable
 
 from fleetctl.controller import tables
-from fleetctl.controller.database import Database, FencedError, StorageFullError, get_meta, put_meta
+from fleetctl.controller.database import Database, FencedError, StorageLostError, get_meta, put_meta
 from fleetctl.controller.state_lock import hold_state_lock
 from fleetctl.kit.errors import BadInputError, UnreachableError
+from runbooks.epoch import next_epoch
+from runbooks.journal import Journal
+from tests.fixtures.postgres import PostgresCluster
 
 
 def url_of(path: Path) -> str:
@@ -68,12 +71,18 @@ def test_a_password_in_the_url_is_not_told(tmp_path: Path) -> None:
     assert "secret-word" not in f"{caught.value.message}{caught.value.remedy}"
 
 
+def leading(url: str) -> Database:
+    """A controller's database, as its start leaves it."""
+    database = Database(url)
+    database.lead(Journal(database.engine).claim_epoch())
+    return database
+
+
 @pytest.mark.anyio
-async def test_a_controller_that_was_replaced_can_not_write(tmp_path: Path) -> None:
-    first, second = Database(url_of(tmp_path / "s.sqlite")), Database(url_of(tmp_path / "s.sqlite"))
-    first.claim(1)
+async def test_a_controller_that_was_replaced_can_not_write(any_database_url: str) -> None:
+    first = leading(any_database_url)
     await first.write(lambda c: put_meta(c, "who", "first"))
-    second.claim(2)
+    second = leading(any_database_url)
     with pytest.raises(FencedError, match="epoch 2 took over from 1"):
         await first.write(lambda c: put_meta(c, "who", "first again"))
     await second.write(lambda c: put_meta(c, "who", "second"))
@@ -82,9 +91,57 @@ async def test_a_controller_that_was_replaced_can_not_write(tmp_path: Path) -> N
     second.close()
 
 
+def test_a_write_that_was_begun_before_a_takeover_ends_before_it_or_not_at_all(
+    postgres_cluster: PostgresCluster,
+) -> None:
+    """The epoch is read and kept under one lock: who takes over waits for what was let through, and nothing else is."""
+    url = postgres_cluster.new_url()
+    first, second = leading(url), Database(url)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow_write(connection: sa.Connection) -> None:
+        begun.set()
+        assert go_on.wait(10)
+        put_meta(connection, "who", "first")
+
+    try:
+        write = first.write_soon(slow_write)
+        assert begun.wait(10)
+        with ThreadPoolExecutor(1) as other:
+            claim = other.submit(Journal(second.engine).claim_epoch)
+            with pytest.raises(TimeoutError):
+                claim.result(0.2)
+            go_on.set()
+            assert claim.result(10) == 2
+        write.result(10)
+        with pytest.raises(FencedError):
+            first.write_soon(lambda c: put_meta(c, "who", "late")).result(10)
+        with second.engine.begin() as connection:
+            assert get_meta(connection, "who") == "first"
+    finally:
+        first.close()
+        second.close()
+
+
+def test_a_write_that_waits_for_a_takeover_is_refused_after_it(postgres_cluster: PostgresCluster) -> None:
+    url = postgres_cluster.new_url()
+    first, second = leading(url), Database(url)
+    try:
+        with second.engine.begin() as claiming:
+            next_epoch(claiming)
+            write = first.write_soon(lambda c: put_meta(c, "who", "first"))
+            with pytest.raises(TimeoutError):
+                write.result(0.2)
+        with pytest.raises(FencedError, match="epoch 2 took over from 1"):
+            write.result(10)
+    finally:
+        first.close()
+        second.close()
+
+
 @pytest.mark.anyio
-async def test_a_failed_write_leaves_nothing_behind(tmp_path: Path) -> None:
-    database = Database(url_of(tmp_path / "s.sqlite"))
+async def test_a_failed_write_leaves_nothing_behind(any_database_url: str) -> None:
+    database = Database(any_database_url)
 
     def fail(connection: sa.Connection) -> None:
         put_meta(connection, "half", 1)
@@ -113,11 +170,6 @@ def test_a_second_controller_on_the_same_state_is_refused(tmp_path: Path) -> Non
         pass
     with hold_state_lock(tmp_path):  # free again once the first is gone
         pass
-
-
-def test_the_schema_compiles_for_postgresql() -> None:
-    for table in tables.metadata.sorted_tables:
-        assert "CREATE TABLE" in str(CreateTable(table).compile(dialect=postgresql.dialect()))
 
 
 def test_sequence_numbers_are_never_reused(tmp_path: Path) -> None:
@@ -178,7 +230,7 @@ async def test_full_disk_is_told_until_something_can_be_stored_again(tmp_path: P
         connection.exec_driver_sql("PRAGMA max_page_count=100000")
 
     try:
-        with pytest.raises(StorageFullError, match="nothing can be stored"):
+        with pytest.raises(StorageLostError, match="nothing can be stored"):
             await database.call(through_the_engine)
         assert "no space left" in database.storage_error
         await database.write(free)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -29,8 +28,8 @@ from tests.fixtures.controller import make_spec
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    database = Database(f"sqlite:///{tmp_path / 'state.sqlite'}")
+def database(any_database_url: str) -> Iterator[Database]:
+    database = Database(any_database_url)
     yield database
     database.close()
 
@@ -134,8 +133,8 @@ def test_a_pool_is_gone_with_its_last_node_and_its_revisions_stay(database: Data
         assert len(list_revisions(connection)) == 1
 
 
-def test_a_state_from_before_pools_opens_with_one_for_each_name(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'state.sqlite'}"
+def test_a_state_from_before_pools_opens_with_one_for_each_name(any_database_url: str) -> None:
+    url = any_database_url
     database = Database(url)
     with database.engine.begin() as connection:
         want(connection, "n1", "n2", "n3")

@@ -31,8 +31,8 @@ LONG = RerouteSpec(over_tokens=32768, pool="long")
 
 
 @asynccontextmanager
-async def opened(path: Path, clock: DrivenClock) -> AsyncIterator[tuple[TrafficRules, Routing, Timeline]]:
-    database = Database(f"sqlite:///{path / 'state.sqlite'}")
+async def opened(url: str, path: Path, clock: DrivenClock) -> AsyncIterator[tuple[TrafficRules, Routing, Timeline]]:
+    database = Database(url)
     try:
         timeline = await Timeline.opened(database, clock)
         metrics = ControllerMetrics()
@@ -46,9 +46,11 @@ async def opened(path: Path, clock: DrivenClock) -> AsyncIterator[tuple[TrafficR
         database.close()
 
 
-async def test_a_rule_is_published_at_once_survives_a_restart_and_ends_on_time(tmp_path: Path) -> None:
+async def test_a_rule_is_published_at_once_survives_a_restart_and_ends_on_time(
+    any_database_url: str, tmp_path: Path
+) -> None:
     clock = DrivenClock()
-    async with opened(tmp_path, clock) as (rules, routing, _):
+    async with opened(any_database_url, tmp_path, clock) as (rules, routing, _):
         version = routing.table.version
         rule, before = await rules.make(TrafficRuleRequest(spec=LONG, for_s=60, made_by="ann", reason="storm"))
         assert (rule.id, rule.expires_at, before) == ("long-context", clock.now() + 60, None)
@@ -56,7 +58,7 @@ async def test_a_rule_is_published_at_once_survives_a_restart_and_ends_on_time(t
         assert routing.table.rules == [rule]
         await rules.expire_rules()
         assert routing.table.version == version + 1, "nothing is over yet"
-    async with opened(tmp_path, clock) as (rules, routing, timeline):
+    async with opened(any_database_url, tmp_path, clock) as (rules, routing, timeline):
         assert routing.table.rules == [rule]
         clock.move(60.0)
         assert await rules.current() == [], "over is over, whether or not the loop has looked"
@@ -66,8 +68,10 @@ async def test_a_rule_is_published_at_once_survives_a_restart_and_ends_on_time(t
         assert told == ["traffic_rule.made", "traffic_rule.expired"]
 
 
-async def test_a_rule_of_the_same_id_is_replaced_and_one_that_is_not_there_can_not_be_removed(tmp_path: Path) -> None:
-    async with opened(tmp_path, DrivenClock()) as (rules, routing, _):
+async def test_a_rule_of_the_same_id_is_replaced_and_one_that_is_not_there_can_not_be_removed(
+    any_database_url: str, tmp_path: Path
+) -> None:
+    async with opened(any_database_url, tmp_path, DrivenClock()) as (rules, routing, _):
         first, _ = await rules.make(TrafficRuleRequest(spec=LONG))
         second, before = await rules.make(TrafficRuleRequest(spec=RerouteSpec(over_prefill_s=5, share=0.25)))
         assert before == first
@@ -103,8 +107,10 @@ async def test_a_table_of_a_newer_controller_is_read_without_the_rules_that_are_
     assert [rule.id for rule in table.rules] == ["a"]
 
 
-async def test_the_table_says_how_many_gateways_share_limits_and_anew_only_when_that_changes(tmp_path: Path) -> None:
-    async with opened(tmp_path, DrivenClock()) as (rules, routing, _):
+async def test_the_table_says_how_many_gateways_share_limits_and_anew_only_when_that_changes(
+    any_database_url: str, tmp_path: Path
+) -> None:
+    async with opened(any_database_url, tmp_path, DrivenClock()) as (rules, routing, _):
         version = routing.table.version
         await routing.publish_num_gateways(1)
         assert routing.table.version == version
@@ -117,8 +123,8 @@ async def test_the_table_says_how_many_gateways_share_limits_and_anew_only_when_
         assert routing.table.num_gateways == 1
 
 
-async def test_an_order_to_shed_is_a_rule_like_any_other(tmp_path: Path) -> None:
-    async with opened(tmp_path, DrivenClock()) as (rules, routing, _):
+async def test_an_order_to_shed_is_a_rule_like_any_other(any_database_url: str, tmp_path: Path) -> None:
+    async with opened(any_database_url, tmp_path, DrivenClock()) as (rules, routing, _):
         rule, _before = await rules.make(TrafficRuleRequest(spec=ShedSpec(below=PriorityClass.STANDARD), for_s=900))
         assert (rule.id, rule.kind, rule.spec.words) == ("shed", "shed", "turns away class batch")
         read = RoutingTable.model_validate_json(routing.table.model_dump_json())

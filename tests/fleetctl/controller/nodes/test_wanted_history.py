@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import sqlalchemy as sa
 
@@ -22,8 +20,8 @@ async def ages(history: WantedHistory) -> list[tuple[str, bool, float]]:
     return [(change.name, change.wanted, change.age_s) for change in await history.changes()]
 
 
-async def test_what_was_wanted_survives_a_restart_and_the_end_of_its_node(tmp_path: Path) -> None:
-    url, clock = f"sqlite:///{tmp_path / 'state.sqlite'}", DrivenClock()
+async def test_what_was_wanted_survives_a_restart_and_the_end_of_its_node(any_database_url: str) -> None:
+    url, clock = any_database_url, DrivenClock()
     first = Database(url)
     await first.write(lambda c: want_node(c, make_spec("n1"), Role.MEMBER, clock.now()))
     clock.move(100.0)
@@ -39,9 +37,9 @@ async def test_what_was_wanted_survives_a_restart_and_the_end_of_its_node(tmp_pa
         second.close()
 
 
-async def test_a_clock_that_is_set_ahead_or_back_ages_nothing(tmp_path: Path) -> None:
+async def test_a_clock_that_is_set_ahead_or_back_ages_nothing(any_database_url: str) -> None:
     clock, seconds = DrivenClock(), [0.0]
-    database = Database(f"sqlite:///{tmp_path / 'state.sqlite'}")
+    database = Database(any_database_url)
     try:
         await database.write(lambda c: want_node(c, make_spec("n1"), Role.MEMBER, clock.now()))
         history = WantedHistory(database, clock, lambda: seconds[0])
@@ -55,14 +53,14 @@ async def test_a_clock_that_is_set_ahead_or_back_ages_nothing(tmp_path: Path) ->
         database.close()
 
 
-async def test_restart_with_a_clock_that_was_set_back_does_not_let_floors_sink(tmp_path: Path) -> None:
+async def test_restart_with_a_clock_that_was_set_back_does_not_let_floors_sink(any_database_url: str) -> None:
     clock, seconds = DrivenClock(), [0.0]
 
     def pass_s(number: float) -> None:
         clock.move(number)
         seconds[0] += number
 
-    database = Database(f"sqlite:///{tmp_path / 'state.sqlite'}")
+    database = Database(any_database_url)
     try:
         names = [f"n{number}" for number in range(5)]
         for name in names:
@@ -83,9 +81,9 @@ async def test_restart_with_a_clock_that_was_set_back_does_not_let_floors_sink(t
         database.close()
 
 
-async def test_a_state_of_before_begins_with_what_is_wanted_and_old_changes_go(tmp_path: Path) -> None:
+async def test_a_state_of_before_begins_with_what_is_wanted_and_old_changes_go(any_database_url: str) -> None:
     clock = DrivenClock()
-    database = Database(f"sqlite:///{tmp_path / 'state.sqlite'}")
+    database = Database(any_database_url)
     try:
         for name in ("n1", "n2"):
             await database.write(lambda c, name=name: want_node(c, make_spec(name), Role.MEMBER, clock.now()))
