@@ -123,7 +123,7 @@ class Admission:
         # so that the time of a look-up tells nothing of keys.
         self._known: dict[bytes, TenantAccount] = {}
         self._lane_of = lane_of
-        self._node_key = node_key
+        self._node_authorization = None if node_key is None else (b"authorization", f"Bearer {node_key}".encode())
         self._path = tenants_file
         self._signature: tuple[int, int, int] | None = None
         self._book: TenantBook | None = None
@@ -145,13 +145,14 @@ class Admission:
         """Who asks, by the value of the Authorization header; before anything of the request's body is read."""
         return self.account_of(authorization) or self._unauthenticated(authorization)
 
-    def node_headers(self, headers: list[tuple[str, str]]) -> list[tuple[str, str]]:
-        """A client's headers as a node may have them: a key that is for us stays here, and the node gets its own."""
-        if not self.wants_keys and self._node_key is None:
+    def node_headers(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+        """A client's headers (names in lower case) as a node may have them: a key that is for us stays here, and the
+        node gets its own."""
+        if self._anonymous is not None and self._node_authorization is None:
             return headers
-        kept = [header for header in headers if header[0].lower() != "authorization"]
-        if self._node_key is not None:
-            kept.append(("Authorization", f"Bearer {self._node_key}"))
+        kept = [header for header in headers if header[0] != b"authorization"]
+        if self._node_authorization is not None:
+            kept.append(self._node_authorization)
         return kept
 
     def account_of(self, authorization: bytes | None) -> TenantAccount | None:

@@ -33,9 +33,11 @@ _DROPPED = frozenset(
         b"accept-encoding",
         b"expect",
         b"x-request-id",
+        b"x-forwarded-for",  # goes on with our own part
     }
 )
 _OURS = b"x-fleet-"
+_ADDRESSES = b"x-forwarded-for"
 
 
 class BodyTooLargeError(Exception):
@@ -173,10 +175,7 @@ class Exchange:
 
     def header(self, name: bytes) -> bytes | None:
         """The first header of this name (in lower case); None without one."""
-        for each, value in self.headers:
-            if each == name:
-                return value
-        return None
+        return self.head.first.get(name)
 
     def request_id(self) -> str | None:
         """The id the client gave, when it is one that we can pass on and log."""
@@ -185,9 +184,9 @@ class Exchange:
 
     def deadline_s(self) -> float | None:
         """Seconds from its arrival after which the client wants no answer. Raises BadDeadlineError."""
-        given = [value for name, value in self.headers if name == b"x-fleet-deadline-s"]
-        if not given:
+        if b"x-fleet-deadline-s" not in self.head.first:
             return None
+        given = [value for name, value in self.headers if name == b"x-fleet-deadline-s"]
         try:
             limits = [float(value) for value in given]
         except ValueError as error:
@@ -196,27 +195,26 @@ class Exchange:
             raise BadDeadlineError
         return min(limits)
 
-    def forwarded_headers(self) -> list[tuple[str, str]]:
+    def forwarded_headers(self) -> list[tuple[bytes, bytes]]:
         """The client's headers that a node gets as they are, and where the client's connection comes from.
 
         Addresses that it states itself stay before ours, as proxies do it: a node believes the last one only. Headers
         that `Connection` names are of this hop alone.
         """
-        headers, addresses = [], []
-        dropped = _DROPPED
-        for name, value in self.headers:
-            if name == b"connection" and value.lower() not in (b"keep-alive", b"close"):
-                dropped = dropped | {each.strip().lower() for each in value.split(b",")}
-        for name, value in self.headers:
-            if name == b"x-forwarded-for":
-                addresses.append(value.decode("latin-1"))
-            elif name not in dropped and not name.startswith(_OURS):
-                headers.append((name.decode("latin-1"), value.decode("latin-1")))
+        dropped, first = _DROPPED, self.head.first
+        if b"connection" in first and not (named := self._named_by_connection()) <= dropped:
+            dropped = dropped | named
+        headers = [pair for pair in self.headers if pair[0] not in dropped and not pair[0].startswith(_OURS)]
+        addresses = [value for name, value in self.headers if name == _ADDRESSES] if _ADDRESSES in first else []
         if self.address is not None:
-            addresses.append(self.address)
+            addresses.append(self.address.encode())
         if addresses:
-            headers.append(("X-Forwarded-For", ", ".join(addresses)))
+            headers.append((_ADDRESSES, b", ".join(addresses)))
         return headers
+
+    def _named_by_connection(self) -> set[bytes]:
+        values = b",".join(value for name, value in self.headers if name == b"connection")
+        return {each.strip().lower() for each in values.split(b",")}
 
     async def read_body(self, max_bytes: int) -> bytes:
         """The whole body.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import NamedTuple
@@ -28,6 +29,7 @@ class RequestHead(NamedTuple):
     path: str
     target: str
     headers: list[tuple[bytes, bytes]]  # in their order, names in lower case
+    first: Mapping[bytes, bytes]  # the first value of each of them
     is_http10: bool
     keeps_alive: bool
 
@@ -71,17 +73,21 @@ def read_head(
         raise BadHeadError(bad_request(f"HTTP/{version} is not spoken here", status=505, code="http_version"))
     if method == b"CONNECT":
         raise BadHeadError(bad_request("this is no proxy for connections", status=405, code="method_not_allowed"))
-    hosts = 0
-    for name, value in headers:
-        if name == b"host":
-            hosts += 1
-        elif name == b"expect" and value.lower() != b"100-continue":
-            raise BadHeadError(bad_request("only 100-continue can be expected", status=417, code="expectation_failed"))
-        elif name == b"transfer-encoding" and (is_http10 or value.lower() != b"chunked"):
-            raise BadHeadError(bad_request("the only transfer encoding is chunked, in HTTP/1.1", code="bad_http"))
-    if hosts > 1 or (hosts == 0 and not is_http10):
+    first = dict(reversed(headers))
+    if b"expect" in first and any(one.lower() != b"100-continue" for one in _values(headers, b"expect")):
+        raise BadHeadError(bad_request("only 100-continue can be expected", status=417, code="expectation_failed"))
+    if b"transfer-encoding" in first and (
+        is_http10 or any(one.lower() != b"chunked" for one in _values(headers, b"transfer-encoding"))
+    ):
+        raise BadHeadError(bad_request("the only transfer encoding is chunked, in HTTP/1.1", code="bad_http"))
+    is_repeated = len(first) < len(headers) and len(_values(headers, b"host")) > 1
+    if is_repeated or (b"host" not in first and not is_http10):
         raise BadHeadError(bad_request("exactly one Host header is needed", code="bad_http"))
-    return RequestHead(method.decode("latin-1"), path, target, headers, is_http10, keeps_alive and not is_http10)
+    return RequestHead(method.decode("latin-1"), path, target, headers, first, is_http10, keeps_alive and not is_http10)
+
+
+def _values(headers: RawHeaders, name: bytes) -> list[bytes]:
+    return [value for each, value in headers if each == name]
 
 
 def _read_target(url: bytes) -> tuple[str, str]:
@@ -129,8 +135,14 @@ def answer_head(status: int, headers: RawHeaders, framing: bytes, *, keeps_alive
 
     Raises ValueError for a header that would end its own line.
     """
+    first = _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+    tail = b"\r\n" if keeps_alive else b"connection: close\r\n\r\n"
+    return b"".join((first, _date.line(), header_lines(headers), framing, tail))
+
+
+def header_lines(headers: RawHeaders) -> bytes:
+    """The headers, each with the end of its line. Raises ValueError for one that would end its own line."""
     lines = b"".join([b"%b: %b\r\n" % pair for pair in headers])
     if lines.count(b"\n") != len(headers) or lines.count(b"\r") != len(headers):
         raise ValueError("a header has a line break")
-    first = _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
-    return b"".join((first, _date.line(), lines, framing, b"\r\n" if keeps_alive else b"connection: close\r\n\r\n"))
+    return lines

@@ -7,12 +7,13 @@ import ipaddress
 import socket
 import ssl
 from collections import deque
-from collections.abc import Iterable
 from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
 from aiohappyeyeballs import AddrInfoType, start_connection
 
+from fleetctl.gateway.http.answers import RawHeaders
+from fleetctl.gateway.http.message_head import header_lines
 from fleetctl.gateway.http.node_connection import (
     NodeAnswer,
     NodeClientError,
@@ -99,7 +100,7 @@ class NodeClient:
         self._sweeper: asyncio.TimerHandle | None = None
 
     async def request(
-        self, method: str, base: str, target: str, *, headers: Iterable[tuple[str, str]] = (), body: bytes | None = None
+        self, method: str, base: str, target: str, *, headers: RawHeaders = (), body: bytes | None = None
     ) -> NodeAnswer:
         """Send a request and wait for the head of its answer.
 
@@ -215,16 +216,18 @@ class NodeClient:
         return self._tls
 
 
-def _head(method: str, origin: _Origin, target: str, headers: Iterable[tuple[str, str]], body: bytes | None) -> bytes:
-    """Raises NodeConnectError for a header that would end its own line."""
-    lines = [f"{method} {origin.prefix}{target} HTTP/1.1\r\nHost: {origin.name}"]
-    lines += [f"{name}: {value}" for name, value in headers]
-    if body is not None or method not in ("GET", "HEAD", "OPTIONS"):
-        lines.append(f"Content-Length: {len(body) if body else 0}")
-    text = "\r\n".join(lines)
-    if text.count("\n") != len(lines) or text.count("\r") != len(lines):
-        raise NodeConnectError("a header has a line break")
-    return f"{text}\r\n\r\n".encode("latin-1")
+def _head(method: str, origin: _Origin, target: str, headers: RawHeaders, body: bytes | None) -> bytes:
+    """Raises NodeConnectError for a header, or a target, that would end its own line."""
+    first = f"{method} {origin.prefix}{target} HTTP/1.1\r\nHost: {origin.name}\r\n".encode("latin-1")
+    has_length = body is not None or method not in ("GET", "HEAD", "OPTIONS")
+    length = b"Content-Length: %d\r\n" % (len(body) if body else 0) if has_length else b""
+    try:
+        lines = header_lines(headers)
+    except ValueError as error:
+        raise NodeConnectError(str(error)) from error
+    if "\n" in target or "\r" in target:
+        raise NodeConnectError("the target has a line break")
+    return b"".join((first, lines, length, b"\r\n"))
 
 
 def _literal_address(host: str, port: int) -> list[AddrInfoType]:

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import struct
 from collections.abc import Callable
+from functools import lru_cache
 from typing import cast
 
 import httptools
@@ -75,15 +76,14 @@ class NodeAnswer:
     def content_type(self) -> str:
         """The media type in lower case, without parameters; empty when none is given."""
         if self._content_type is None:
-            self._content_type = (self.header("content-type") or "").partition(";")[0].strip().lower()
+            self._content_type = _media_type(self.header(b"content-type") or "")
         return self._content_type
 
-    def header(self, name: str) -> str | None:
-        """The first header of this name, in any case; None without one."""
-        wanted = name.lower().encode("latin-1")
-        size = len(wanted)
+    def header(self, name: bytes) -> str | None:
+        """The first header of this name (in lower case); None without one."""
+        size = len(name)
         for each, value in self.raw_headers:
-            if len(each) == size and each.lower() == wanted:
+            if len(each) == size and each.lower() == name:
                 return value.decode("latin-1")
         return None
 
@@ -194,6 +194,11 @@ class NodeAnswer:
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+
+
+@lru_cache(maxsize=64)
+def _media_type(content_type: str) -> str:
+    return content_type.partition(";")[0].strip().lower()
 
 
 class NodeConnection(asyncio.Protocol):

@@ -40,7 +40,7 @@ async def ask_held_requests(client: NodeClient, endpoint: Endpoint, token: str) 
     body = bytearray()
     try:
         async with asyncio.timeout(HELD_LIMIT_S):
-            headers = [("Authorization", f"Bearer {token}")]
+            headers = [(b"Authorization", f"Bearer {token}".encode())]
             answer = await client.request("GET", endpoint.base, HELD_PATH, headers=headers)
             try:
                 if answer.status != 200:

@@ -84,7 +84,7 @@ class TokenizerProbe:
         self._ratios.note_measured(model, chars=chars, tokens=tokens)
 
     async def _count(self, base: str, question: dict[str, Any]) -> int:
-        headers = [("Content-Type", "application/json")]
+        headers = [(b"Content-Type", b"application/json")]
         body = json.dumps(question).encode()
         answer = await self._nodes.request("POST", base, "/tokenize", headers=headers, body=body)
         try:

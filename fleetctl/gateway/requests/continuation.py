@@ -22,9 +22,9 @@ from fleetctl.gateway.requests.text_account import TextAccount
 
 CONTINUE_PATH = "/internal/continue"
 CONTINUATION_VERSION = 2  # 1 is what nodes hand off
-PROGRESS_HEADER = "X-Fleet-Progress"
-HANDOFF_HEADER = "X-Fleet-Handoff"
-_TRACE_HEADERS = frozenset({"traceparent", "tracestate"})  # W3C trace context
+PROGRESS_HEADER = b"x-fleet-progress"
+HANDOFF_HEADER = b"x-fleet-handoff"
+_TRACE_HEADERS = frozenset({b"traceparent", b"tracestate"})  # W3C trace context
 
 
 class Continuance(StrEnum):
@@ -105,14 +105,14 @@ class Continuations:
         self._node_token = node_token
         self._key = node_token.encode()
 
-    def offers(self, request_id: str, *, is_stream: bool) -> list[tuple[str, str]]:
+    def offers(self, request_id: bytes, *, is_stream: bool) -> list[tuple[bytes, bytes]]:
         """Headers that tell a node what we can do with a request that it can't finish.
 
         The proof is an HMAC of the request id, so that no other engine, and no log of headers, learns the token.
         """
-        offers = [(HANDOFF_HEADER, "accept")]
+        offers = [(HANDOFF_HEADER, b"accept")]
         if is_stream:
-            offers.append((PROGRESS_HEADER, hmac.digest(self._key, request_id.encode(), "sha256").hex()))
+            offers.append((PROGRESS_HEADER, hmac.digest(self._key, request_id, "sha256").hex().encode()))
         return offers
 
     def of_handoff(self, handed_off: bytes, account: StreamAccount, proxied: ProxiedRequest) -> Job:
@@ -126,16 +126,16 @@ class Continuations:
         return self._job(account.body(proxied.request_id, max(0.0, now - proxied.started)), account, proxied)
 
     def _job(self, body: bytes, account: StreamAccount, proxied: ProxiedRequest) -> Job:
-        source = account.job
+        source, request_id = account.job, proxied.request_id.encode()
         return source._replace(
             method="POST",
             target=CONTINUE_PATH,
             body=body,
             headers=[
-                ("Content-Type", "application/json"),
-                ("Authorization", f"Bearer {self._node_token}"),
-                ("X-Request-Id", proxied.request_id),
-                *self.offers(proxied.request_id, is_stream=source.facts.stream),
+                (b"content-type", b"application/json"),
+                (b"authorization", b"Bearer " + self._key),
+                (b"x-request-id", request_id),
+                *self.offers(request_id, is_stream=source.facts.stream),
                 # The rest of the request is part of the same trace.
                 *((name, value) for name, value in source.headers if name.lower() in _TRACE_HEADERS),
             ],

@@ -72,7 +72,7 @@ class Move:
 class OpenTrace(Protocol):
     """The span of a request that has no fate yet (`tracing.py`). Times are monotonic seconds."""
 
-    def carried_by(self, headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    def carried_by(self, headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
         """The headers with this span as the parent."""
 
     def note_phase(self, name: str, start: float, end: float, **attributes: str) -> None:

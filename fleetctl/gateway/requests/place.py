@@ -49,7 +49,7 @@ class Job(NamedTuple):
     method: str
     target: str  # path and query as the client encoded them
     body: bytes | None
-    headers: list[tuple[str, str]]
+    headers: list[tuple[bytes, bytes]]
     facts: RoutingFacts
     excluded: frozenset[str] = frozenset()
     is_continuation: bool = False
@@ -302,11 +302,11 @@ class Placer:
             waiting, rate, facts.output_tokens, is_stream=facts.stream, least_s=self._lost_request_after_s
         )
 
-    def _headers(self, job: Job) -> list[tuple[str, str]]:
+    def _headers(self, job: Job) -> list[tuple[bytes, bytes]]:
         if job.deadline_at is None:
             return job.headers
         left_s = max(0.001, job.deadline_at - self._clock())
-        return [*job.headers, (DEADLINE_HEADER, f"{left_s:.3f}")]
+        return [*job.headers, (DEADLINE_HEADER.encode(), b"%.3f" % left_s)]
 
     def _judge(self, placed: Placed, refusal: Refusal, not_placed: NotPlaced, proxied: ProxiedRequest) -> Placed | None:
         """The answer as it is, or None: another node is asked."""
@@ -332,7 +332,7 @@ class Placer:
         self._loads.suspect(node, SUSPECT_S if is_own_error else REFUSED_S)
         self._note(not_placed, node, reason)
         if status == 429 or reason == "overloaded":
-            after = read_retry_after_s(answer.header("Retry-After"))
+            after = read_retry_after_s(answer.header(b"retry-after"))
             not_placed.retry_after_s = min(not_placed.retry_after_s, after) if not_placed.is_overload else after
             not_placed.is_overload = True
         answer.release()
@@ -368,7 +368,7 @@ class Placer:
 async def _read_refusal(job: Job, endpoint: Endpoint, answer: NodeAnswer) -> Refusal:
     """What the node refuses it with, if it does. A node of ours says so in its head."""
     if endpoint.engine in ("", OWN_ENGINE) or not (job.is_generation or job.is_continuation):
-        return Refusal(answer.status, answer.header("X-Fleet-Refused"))
+        return Refusal(answer.status, answer.header(b"x-fleet-refused"))
     return await read_refusal(answer)
 
 

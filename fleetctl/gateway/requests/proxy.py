@@ -321,9 +321,10 @@ class Proxy:
             headers = exchange.forwarded_headers()
             if proxied.trace is not None:
                 headers = proxied.trace.carried_by(headers)
-            headers.append(("X-Request-Id", proxied.request_id))
+            request_id = proxied.request_id.encode()
+            headers.append((b"x-request-id", request_id))
             if is_generation:
-                headers.extend(self._continuations.offers(proxied.request_id, is_stream=facts.stream))
+                headers += self._continuations.offers(request_id, is_stream=facts.stream)
             given = [limit for limit in (deadline_s, facts.deadline_s) if limit is not None]
             deadline_at = proxied.started + min(given) if given else None
             return Job(exchange.method, exchange.target, body or None, headers, facts, deadline_at=deadline_at)

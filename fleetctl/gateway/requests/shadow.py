@@ -34,12 +34,12 @@ from fleetctl.traffic_rule import ShadowSpec, TrafficRule
 
 log = structlog.get_logger()
 
-SHADOW_HEADER = "X-Fleet-Shadow"  # tells a node whose copy it has: it is in its log, and seeds are of that id
+SHADOW_HEADER = b"x-fleet-shadow"  # tells a node whose copy it has: it is in its log, and seeds are of that id
 ID_PREFIX = "shadow-"
 MAX_KEPT_BYTES = 1024 * 1024  # of one user's answer; as much is read of its copy's
 SILENCE_LIMIT_S = 60.0  # a copy of which nothing was heard for so long is given up
 READ_BYTES = 32 * 1024  # of a kept answer that are parsed without a pause
-_NOT_COPIED = frozenset({"x-request-id", "traceparent", "tracestate", HANDOFF_HEADER.lower(), PROGRESS_HEADER.lower()})
+_NOT_COPIED = frozenset({b"x-request-id", b"traceparent", b"tracestate", HANDOFF_HEADER, PROGRESS_HEADER})
 
 
 class CopyBody(NamedTuple):
@@ -241,7 +241,7 @@ class Shadows:
         if REQUEST_ID.fullmatch(request_id.encode("latin-1")) is None:
             request_id = f"{ID_PREFIX}{new_request_id()}"
         headers = [one for one in job.headers if one[0].lower() not in _NOT_COPIED]
-        headers += [("X-Request-Id", request_id), (SHADOW_HEADER, user_id)]
+        headers += [(b"x-request-id", request_id.encode()), (SHADOW_HEADER, user_id.encode())]
         answer: NodeAnswer | None = None
         first_s = 0.0
         try:

@@ -24,7 +24,7 @@ log = structlog.get_logger()
 
 SPAN_NAME = "gateway.request"
 SERVICE_NAME = "fleet-gateway"
-TRACE_HEADERS = frozenset({"traceparent", "tracestate"})  # W3C trace context
+TRACE_HEADERS = frozenset({b"traceparent", b"tracestate"})  # W3C trace context
 
 
 class RequestTrace:
@@ -42,11 +42,12 @@ class RequestTrace:
         )
         self._inside = set_span_in_context(self._span, parent)
 
-    def carried_by(self, headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    def carried_by(self, headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
         """The headers with this span as the parent, in place of the client's."""
         ours: dict[str, str] = {}
         self._propagator.inject(ours, self._inside)
-        return [*(pair for pair in headers if pair[0].lower() not in TRACE_HEADERS), *ours.items()]
+        kept = [pair for pair in headers if pair[0].lower() not in TRACE_HEADERS]
+        return [*kept, *((name.encode("latin-1"), value.encode("latin-1")) for name, value in ours.items())]
 
     def note_phase(self, name: str, start: float, end: float, **attributes: str) -> None:
         """A part of the request's time, as a child span."""
@@ -102,9 +103,7 @@ class RequestTraces:
 
     def begin(self, headers: Iterable[tuple[bytes, bytes]], started: float) -> RequestTrace:
         """The span of a request that came in at `started` (monotonic seconds) with these headers."""
-        carrier = {
-            name: value.decode("latin-1") for raw, value in headers if (name := raw.decode("latin-1")) in TRACE_HEADERS
-        }
+        carrier = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers if name in TRACE_HEADERS}
         return RequestTrace(self._tracer, self._propagator.extract(carrier), started)
 
     def close(self) -> None:

@@ -90,15 +90,15 @@ async def test_without_a_tenants_file_everybody_is_one_tenant_without_limits() -
     assert isinstance(account, TenantAccount)
     assert account.tenant.name == "anonymous"
     assert isinstance(await admission.admit(account, demand(input_tokens=10**9)), Admitted)
-    assert admission.node_headers([("Authorization", "Bearer u")]) == [("Authorization", "Bearer u")]
+    assert admission.node_headers([(b"authorization", b"Bearer u")]) == [(b"authorization", b"Bearer u")]
 
 
 async def test_a_key_of_ours_goes_to_no_node_which_gets_its_own(tmp_path: Path) -> None:
     path = tenants_file(tmp_path)
-    sent = [("authorization", "Bearer key-of-shop"), ("X", "y")]
-    assert Admission(AdmissionSettings(), tenants_file=path).node_headers(sent) == [("X", "y")]
+    sent = [(b"authorization", b"Bearer key-of-shop"), (b"x", b"y")]
+    assert Admission(AdmissionSettings(), tenants_file=path).node_headers(sent) == [(b"x", b"y")]
     own = Admission(AdmissionSettings(), tenants_file=path, node_key="nodes").node_headers(sent)
-    assert own == [("X", "y"), ("Authorization", "Bearer nodes")]
+    assert own == [(b"x", b"y"), (b"authorization", b"Bearer nodes")]
 
 
 # Limits

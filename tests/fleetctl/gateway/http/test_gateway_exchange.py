@@ -30,7 +30,8 @@ class Client:
     def __init__(self, *parts: bytes, headers: list[tuple[bytes, bytes]] | None = None, is_whole: bool = True) -> None:
         self.sent = b""
         self.kept: list[bool] = []
-        head = RequestHead("POST", "/v1/a/b", "/v1/a%2Fb", headers or [], is_http10=False, keeps_alive=True)
+        given, first = headers or [], dict(reversed(headers or []))
+        head = RequestHead("POST", "/v1/a/b", "/v1/a%2Fb", given, first, is_http10=False, keeps_alive=True)
         self.bodies = BodyBudget(10_000, clock=time.monotonic, on_full=lambda: None)
         self.exchange = Exchange(head, self, self.bodies, max_body_bytes=1000, body_limit_s=5)
         for part in parts:
@@ -91,17 +92,17 @@ async def test_headers_of_a_hop_and_words_of_ours_are_not_passed_on() -> None:
     kept = [(b"authorization", b"Bearer k\xe9y"), (b"x-fleetless", b"1"), (b"content-type", b"application/json")]
     client = Client(headers=[*((name, b"x") for name in dropped), *kept])
     assert client.exchange.forwarded_headers() == [
-        ("authorization", "Bearer k\u00e9y"),
-        ("x-fleetless", "1"),
-        ("content-type", "application/json"),
-        ("X-Forwarded-For", "10.0.0.9"),
+        (b"authorization", b"Bearer k\xe9y"),
+        (b"x-fleetless", b"1"),
+        (b"content-type", b"application/json"),
+        (b"x-forwarded-for", b"10.0.0.9"),
     ]
 
 
 async def test_a_header_that_connection_names_is_of_this_hop_alone() -> None:
     given = [(b"connection", b"close, X-Secret"), (b"x-secret", b"1"), (b"x-kept", b"2")]
-    assert ("x-kept", "2") in Client(headers=given).exchange.forwarded_headers()
-    assert "x-secret" not in dict(Client(headers=given).exchange.forwarded_headers())
+    assert (b"x-kept", b"2") in Client(headers=given).exchange.forwarded_headers()
+    assert b"x-secret" not in dict(Client(headers=given).exchange.forwarded_headers())
 
 
 async def test_a_body_in_parts_is_joined() -> None:

@@ -121,7 +121,9 @@ async def test_a_request_is_sent_as_it_is_given() -> None:
 
     async with serving(answer) as base, aclosing(NodeClient(connect_limit_s=5)) as client:
         for method, body in (("GET", None), ("POST", None), ("POST", b"{}"), ("POST", b"x" * 1_000_000)):
-            (await client.request(method, base + "/root", "/a%2Fb?c", headers=[("X-K", "k\xe9")], body=body)).release()
+            (
+                await client.request(method, base + "/root", "/a%2Fb?c", headers=[(b"X-K", b"k\xe9")], body=body)
+            ).release()
         host = base.removeprefix("http://").encode()
         start = b" /root/a%2Fb?c HTTP/1.1\r\nHost: " + host + b"\r\nX-K: k\xe9\r\n"
         assert seen[0] == b"GET" + start + b"\r\n"
@@ -130,8 +132,8 @@ async def test_a_request_is_sent_as_it_is_given() -> None:
         assert seen[3].endswith(b"Content-Length: 1000000\r\n\r\n" + b"x" * 1_000_000)
 
 
-@pytest.mark.parametrize(("name", "value"), [("X", "a\r\nY: b"), ("X", "a\nb"), ("X\r", "a"), ("X", "\r")])
-async def test_a_header_never_ends_its_own_line(name: str, value: str) -> None:
+@pytest.mark.parametrize(("name", "value"), [(b"X", b"a\r\nY: b"), (b"X", b"a\nb"), (b"X\r", b"a"), (b"X", b"\r")])
+async def test_a_header_never_ends_its_own_line(name: bytes, value: bytes) -> None:
     async with aclosing(NodeClient(connect_limit_s=5)) as client:
         with pytest.raises(NodeConnectError):
             await client.request("GET", "http://127.0.0.1:1", "/", headers=[(name, value)])

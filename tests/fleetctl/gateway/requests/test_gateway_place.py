@@ -79,14 +79,14 @@ def make_job(**changes: object) -> Job:
         "method": "GET",
         "target": "/v1/models",
         "body": None,
-        "headers": [("X-Request-Id", "r1")],
+        "headers": [(b"x-request-id", b"r1")],
         "facts": RoutingFacts(tokens=7),
     }
     return Job(**{**values, **changes})  # type: ignore[arg-type]
 
 
 def make_continuation() -> Job:
-    headers = [("X-Request-Id", "r1"), ("Authorization", f"Bearer {NODE_TOKEN}")]
+    headers = [(b"x-request-id", b"r1"), (b"authorization", f"Bearer {NODE_TOKEN}".encode())]
     return make_job(method="POST", target="/internal/continue", body=b"{}", headers=headers, is_continuation=True)
 
 
