@@ -21,6 +21,7 @@ from fleetctl.wire import (
     ApprovalRequest,
     AuditCheck,
     AuditRow,
+    CallerInfo,
     ContentListing,
     DiagnoseRequest,
     Diagnosis,
@@ -28,6 +29,7 @@ from fleetctl.wire import (
     FreezeRequest,
     Gateway,
     Incident,
+    MadeToken,
     Node,
     Pool,
     Problem,
@@ -41,6 +43,8 @@ from fleetctl.wire import (
     Status,
     TenantUse,
     TimelineEntry,
+    TokenInfo,
+    TokenRequest,
     VerbInfo,
 )
 
@@ -52,11 +56,13 @@ W = TypeVar("W", bound=BaseModel)
 
 _ERRORS: Mapping[int, type[FleetctlError]] = {
     400: BadInputError,
+    403: RefusedError,
     404: BadInputError,
     405: BadInputError,
     409: RefusedError,
     413: BadInputError,
     422: BadInputError,
+    429: RefusedError,
     502: UnreachableError,
     503: UnreachableError,
     504: UnreachableError,
@@ -66,8 +72,8 @@ _ERRORS: Mapping[int, type[FleetctlError]] = {
 class ControllerClient:
     """One controller. Use it as an async context manager, or call `close`.
 
-    Raises from every method: BadInputError (400, 404), RefusedError (409: a guard or a person said no),
-    UnreachableError (no answer, 503), FleetctlError (401 and the rest).
+    Raises from every method: BadInputError (400, 404), RefusedError (403, 409, 429: a role, a guard or a person said
+    no), UnreachableError (no answer, 503), FleetctlError (401 and the rest).
     """
 
     def __init__(self, url: str, token: str | None = None, timeout: float = DEFAULT_TIMEOUT_S) -> None:
@@ -260,6 +266,22 @@ class ControllerClient:
     async def verify_audit(self) -> AuditCheck:
         """Whether the audit's rows are those that were written: looked at now."""
         return _parse(AuditCheck, await self._send("GET", "/v1/audit/verification", CONTENT_S))
+
+    async def caller(self) -> CallerInfo:
+        """Whom the controller takes this client for."""
+        return await self._get(CallerInfo, "/v1/identity")
+
+    async def tokens(self) -> list[TokenInfo]:
+        """Named tokens that were ever made, by name."""
+        return await self._list(TokenInfo, "/v1/tokens")
+
+    async def create_token(self, request: TokenRequest) -> MadeToken:
+        """Make a named token, which is told this once."""
+        return await self._post(MadeToken, "/v1/tokens", request)
+
+    async def revoke_token(self, name: str) -> TokenInfo:
+        """End the token of this name now. Raises BadInputError when there is none that opens something."""
+        return _parse(TokenInfo, await self._send("DELETE", f"/v1/tokens/{_part(name)}"))
 
     async def content(self) -> ContentListing:
         """Rules, trees, causes, pages and what else is loaded, with their sources."""

@@ -26,6 +26,27 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+NO_CLAIM = "api"
+"""What `by` fields hold when the caller says nothing of itself: its token says who it is."""
+
+TOKEN_PREFIX = "flt-"  # noqa: S105 - no secret
+"""How the controller's named tokens begin."""
+
+
+class TokenRole(StrEnum):
+    """What a token may do; each role may also do what those before it may."""
+
+    VIEWER = "viewer"  # read
+    OPERATOR = "operator"  # ask for changes, and make those that need no other person
+    APPROVER = "approver"  # answer what others, or automation, propose
+    ADMIN = "admin"  # make and revoke tokens
+
+    def includes(self, other: TokenRole) -> bool:
+        """Whether it may do what `other` may."""
+        order = list(TokenRole)
+        return order.index(self) >= order.index(other)
+
+
 class NodePhase(StrEnum):
     """What a node is doing, as seen by the controller."""
 
@@ -621,6 +642,43 @@ class Status(Wire):
     audit_error: str = ""  # why the audit is not as it was written, by the last look
 
 
+class TokenInfo(Wire):
+    """A named token of the controller, without the token itself."""
+
+    name: str
+    role: TokenRole
+    id: str  # the first digits of its hash
+    is_valid: bool
+    created_at: float
+    created_by: str
+    expires_at: float | None = None  # None: never
+    revoked_at: float | None = None
+    revoked_by: str = ""
+    last_used_at: float | None = None  # None: never, as far as is known
+
+
+class MadeToken(TokenInfo):
+    """A new token, told this once."""
+
+    token: str = Field(repr=False)
+
+
+class TokenRequest(Body):
+    """Make a named token."""
+
+    name: str = Field(min_length=1, max_length=63)
+    role: TokenRole
+    expires_in_s: float | None = Field(default=None, gt=0, le=10 * 366 * 86400)  # None: never
+
+
+class CallerInfo(Wire):
+    """Whom the controller takes the caller for."""
+
+    name: str
+    role: TokenRole
+    via: str  # its credentials
+
+
 class SilenceMatcher(Wire):
     """`name op value`; a label that an alert lacks counts as empty."""
 
@@ -654,7 +712,7 @@ class FreezeRequest(Body):
     """Freeze the fleet, or one pool, from now on."""
 
     reason: str = Field(min_length=1, max_length=2000)
-    made_by: str = Field(default="api", max_length=200)
+    made_by: str = Field(default=NO_CLAIM, max_length=200)
     pool: str | None = Field(default=None, min_length=1, max_length=200)
     for_s: float | None = Field(default=None, gt=0, le=366 * 86400)  # None: until it is ended
 
@@ -666,7 +724,7 @@ class RunRequest(Body):
     inputs: dict[str, str] = Field(default_factory=dict, max_length=50)
     incident_id: str | None = Field(default=None, max_length=100)
     reason: str = Field(default="", max_length=2000)
-    requested_by: str = Field(default="api", max_length=200)
+    requested_by: str = Field(default=NO_CLAIM, max_length=200)
     dry_run: bool = False
     approve: bool = False  # the requester approves it too (`--yes`)
     override: str = Field(default="", max_length=2000)  # why to act against a freeze; recorded
@@ -678,7 +736,7 @@ class ActionRequest(Body):
 
     command: str = Field(max_length=2000)  # "drain node-2 --deadline 30s"
     reason: str = Field(default="", max_length=2000)
-    requested_by: str = Field(default="api", max_length=200)
+    requested_by: str = Field(default=NO_CLAIM, max_length=200)
     dry_run: bool = False
     override: str = Field(default="", max_length=2000)  # as of RunRequest
     idempotency_key: str | None = Field(default=None, max_length=200)
@@ -688,7 +746,7 @@ class ApprovalRequest(Body):
     """A person's answer to a proposed run. The first one wins."""
 
     decision: Literal["approve", "deny"]
-    by: str = Field(max_length=200)
+    by: str = Field(default=NO_CLAIM, max_length=200)
     comment: str = Field(default="", max_length=2000)
     override: str = Field(default="", max_length=2000)  # as of RunRequest
 

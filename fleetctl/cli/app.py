@@ -33,6 +33,7 @@ from fleetctl.cli import (
     shadow,
     silence,
     status,
+    token,
     top,
 )
 from fleetctl.cli.output import DATA, ListOutput, emitted, print_data, stderr, visible
@@ -77,6 +78,7 @@ def build() -> typer.Typer:
         shadow,
         freeze,
         audit,
+        token,
         diagnose,
         runbook,
         incident,

@@ -85,7 +85,14 @@ def call(work: Callable[[ControllerClient], Awaitable[T]]) -> T:
 
 
 def whoami() -> str:
-    """Who asks, for the audit trail: the login name, or the uid where there is none."""
+    """Whom a command is for, beside what its token says: the login name, or the uid where there is none.
+
+    A named token says it all: then nothing.
+    """
+    from fleetctl.wire import NO_CLAIM, TOKEN_PREFIX
+
+    if (current().settings().controller_token() or "").startswith(TOKEN_PREFIX):
+        return NO_CLAIM
     try:
         return getpass.getuser()
     except (KeyError, OSError):

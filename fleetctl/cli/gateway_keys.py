@@ -38,8 +38,8 @@ def register(gateway: typer.Typer) -> None:
         output: OutputOption = Output.table,
     ) -> None:
         """Make a key, print it this once, and write its hash into the tenants file. Running gateways take it up."""
-        from fleetctl.gateway.admission.api_key import digest_of, shown_id
         from fleetctl.gateway.admission.tenants_file import add_key
+        from fleetctl.kit.api_key import digest_of, shown_id
 
         path = _path(file)
         made = add_key(path, tenant, note=note, made=dt.datetime.now(dt.UTC).date())

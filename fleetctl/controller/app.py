@@ -68,7 +68,7 @@ async def _run(controller: Controller, listener: socket.socket, ready: Ready | N
     )
     server = _Server(
         uvicorn.Config(
-            create_app(controller, controller.config.token, stopping),
+            create_app(controller, stopping),
             http=limited_protocol(limits),
             ws="none",
             log_config=None,

@@ -86,12 +86,16 @@ class Audit:
     async def read(
         self, *, since: float | None = None, who: str | None = None, target: str | None = None, limit: int = 200
     ) -> list[AuditRow]:
-        """The newest rows that fit, oldest first. `target` is one of a row's targets, or its run's id."""
+        """The newest rows that fit, oldest first.
+
+        `who` did it, or is said to have; `target` is one of a row's targets, or its run's id.
+        """
         query = sa.select(audit).order_by(audit.c.seq.desc()).limit(limit)
         if since is not None:
             query = query.where(audit.c.at >= since)
         if who is not None:
-            query = query.where(audit.c.who == who)
+            claimed = audit.c.who.endswith(f"(says {who})", autoescape=True)
+            query = query.where((audit.c.who == who) | audit.c.who.startswith(f"{who} (", autoescape=True) | claimed)
         if target is not None:
             within = sa.literal(", ") + audit.c.target + sa.literal(", ")
             is_named = within.contains(f", {target}, ", autoescape=True)

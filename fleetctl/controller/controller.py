@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 
 from alerts.series.store import SeriesStore
+from fleetctl.controller.access.tokens import Tokens
 from fleetctl.controller.alertmanager.alert_sender import AlertSender
 from fleetctl.controller.alertmanager_link import (
     AlertmanagerInbound,
@@ -69,6 +70,7 @@ FORGET_TURN_S = 60.0  # between two looks for nodes that were stopped long ago
 POOLS_TURN_S = 1.0  # between two looks at what each pool needs next
 POOLS = "pools"  # who asks for the runs that follow from it
 VERIFY_EVERY_S = 3600.0  # between two looks at the whole audit
+TOKENS_TURN_S = 5.0  # between two looks for tokens that another controller made or revoked
 RULES_TURN_S = 1.0  # between two looks for traffic rules and freezes that are over
 
 
@@ -77,10 +79,12 @@ class Controller:
     """Every part of one controller, ready: what the HTTP API and the process work with."""
 
     config: ControllerConfig
+    records: Records
     clock: Clock
     database: Database
     timeline: Timeline
     audit: Audit
+    tokens: Tokens
     metrics: ControllerMetrics
     stalls: StallMonitor
     content: ContentStore
@@ -144,6 +148,7 @@ async def open_controller(
     rules = RulesInForce(content_now, settings.signals, clock)
     async with AsyncExitStack() as stack:
         records, journal = await _open_state(config, clock, stack)
+        tokens = await Tokens.opened(records, config.token)
         client = await _open_node_client(config, records.stalls, stack)
         content = ContentStore(settings.content, content_now, records.timeline, records.metrics, records.clock)
         routing = await Routing.opened(records)
@@ -236,6 +241,7 @@ async def open_controller(
             Loop("forget-nodes", FORGET_TURN_S, fleet.forget_old),
             Loop("traffic-rules", RULES_TURN_S, traffic_rules.expire_rules),
             Loop("freezes", RULES_TURN_S, freezes.expire_freezes),
+            Loop("tokens", TOKENS_TURN_S, tokens.refresh),
             Loop("scrape", settings.controller.scrape_interval_s, signals.collect),
             Loop("alerts", every_s, alerting.evaluate_rules),
             Loop("diagnosis", every_s, diagnosing.diagnose_incidents),
@@ -252,10 +258,12 @@ async def open_controller(
         await records.timeline.append("controller.started", started)
         yield Controller(
             config=config,
+            records=records,
             clock=clock,
             database=records.database,
             timeline=records.timeline,
             audit=records.audit,
+            tokens=tokens,
             metrics=records.metrics,
             stalls=records.stalls,
             content=content,

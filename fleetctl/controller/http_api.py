@@ -19,14 +19,13 @@ from starlette.routing import Route
 
 from alerts.promql import evaluate
 from fleetctl import wire
+from fleetctl.controller.access.gate import TokenGate, identity_of
 from fleetctl.controller.alertmanager.webhook import WEBHOOK_PATH
-from fleetctl.controller.audit import CALLER
 from fleetctl.controller.controller import Controller
 from fleetctl.controller.http_edge import (
+    ChangeRoutes,
     HostGate,
     RunRefusedError,
-    TokenGate,
-    audited,
     bool_param,
     float_param,
     guarded,
@@ -34,6 +33,7 @@ from fleetctl.controller.http_edge import (
     note,
     on_http_exception,
     read_body,
+    read_route,
     wait_param,
 )
 from fleetctl.controller.incidents.incident_store import StoredIncident, get_incident, list_incidents
@@ -59,8 +59,10 @@ from fleetctl.kit.version import software_version
 from fleetctl.settings.controller import ControllerSettings
 from fleetctl.traffic_rule import TrafficRuleRequest
 from fleetctl.wire import (
+    NO_CLAIM,
     ActionRequest,
     ApprovalRequest,
+    CallerInfo,
     DiagnoseRequest,
     FreezeRequest,
     Gateway,
@@ -72,6 +74,8 @@ from fleetctl.wire import (
     RunRequest,
     SilenceRequest,
     Status,
+    TokenRequest,
+    TokenRole,
     VerbInfo,
 )
 from runbooks.run import Run, RunStatus
@@ -90,83 +94,85 @@ T = TypeVar("T")
 class CancelRequest(BaseModel):
     """Who stops a run."""
 
-    by: str = "api"
+    by: str = NO_CLAIM
 
 
-def create_app(controller: Controller, token: str, stopping: asyncio.Event) -> Starlette:
+def create_app(controller: Controller, stopping: asyncio.Event) -> Starlette:
     """The ASGI application. Long polls end early once `stopping` is set."""
-    api, audit = _Api(controller, stopping), controller.audit
-    routes = [
-        Route("/health/live", guarded(api.live)),
-        Route("/metrics", guarded(api.metrics)),
-        Route("/v1/status", guarded(api.status)),
-        Route("/v1/nodes", guarded(api.nodes)),
-        Route("/v1/nodes/{name}", guarded(api.node)),
-        Route("/v1/nodes/{name}/logs", guarded(api.node_logs)),
-        Route("/v1/pools", guarded(api.pools)),
-        Route("/v1/pools/{name:path}", guarded(api.pool)),
-        Route("/v1/revisions", guarded(api.revisions)),
-        Route("/v1/revisions/{id}", guarded(api.revision)),
-        Route("/v1/gateways", guarded(api.gateways)),
-        Route("/v1/tenants", guarded(api.tenants)),
-        Route("/v1/gateways/{name}", guarded(api.gateway)),
-        Route("/v1/alerts", guarded(api.alerts)),
-        Route("/v1/incidents", guarded(api.incidents)),
-        Route("/v1/incidents/{id}", guarded(api.incident)),
-        Route("/v1/events", guarded(api.events)),
-        Route("/v1/runbooks", guarded(api.runbooks)),
-        Route("/v1/runbooks/{name}", guarded(api.runbook)),
-        Route("/v1/runs", guarded(api.runs), methods=["GET"]),
-        Route("/v1/runs", guarded(audited(audit, "run.requested", api.start_run, by_journal=True)), methods=["POST"]),
-        Route("/v1/runs/{id}", guarded(api.run)),
-        Route(
-            "/v1/runs/{id}/approval",
-            guarded(audited(audit, "run.answered", api.decide, by_journal=True)),
-            methods=["POST"],
-        ),
-        Route(
-            "/v1/runs/{id}/cancel",
-            guarded(audited(audit, "run.cancel_requested", api.cancel, by_journal=True)),
-            methods=["POST"],
-        ),
-        Route("/v1/actions", guarded(audited(audit, "run.requested", api.act, by_journal=True)), methods=["POST"]),
-        Route("/v1/verbs", guarded(api.verbs)),
-        Route("/v1/diagnose", guarded(api.diagnose), methods=["POST"]),
-        Route("/v1/routing", guarded(api.routing)),
-        Route("/v1/routing/signals", guarded(api.routing_signals)),
-        Route("/v1/traffic-rules", guarded(api.traffic_rules), methods=["GET"]),
-        Route(
-            "/v1/traffic-rules", guarded(audited(audit, "traffic_rule.made", api.make_traffic_rule)), methods=["POST"]
-        ),
-        Route(
-            "/v1/traffic-rules/{id:path}",
-            guarded(audited(audit, "traffic_rule.removed", api.remove_traffic_rule)),
-            methods=["DELETE"],
-        ),
-        Route("/v1/freezes", guarded(api.freezes), methods=["GET"]),
-        Route("/v1/freezes", guarded(audited(audit, "freeze.made", api.make_freeze)), methods=["POST"]),
-        Route("/v1/freezes", guarded(audited(audit, "freeze.ended", api.end_freezes)), methods=["DELETE"]),
-        Route("/v1/freezes/{id}", guarded(audited(audit, "freeze.ended", api.end_freezes)), methods=["DELETE"]),
-        Route("/v1/audit", guarded(api.audit)),
-        Route("/v1/audit/verification", guarded(api.verify_audit)),
-        Route("/v1/query", guarded(api.query)),
-        Route("/v1/content", guarded(api.content)),
-        Route("/v1/content/reload", guarded(audited(audit, "content.reloaded", api.reload_content)), methods=["POST"]),
-        Route("/v1/silences", guarded(api.silences), methods=["GET"]),
-        Route("/v1/silences", guarded(audited(audit, "silence.added", api.add_silence)), methods=["POST"]),
-        Route("/v1/silences/{id}", guarded(audited(audit, "silence.expired", api.expire_silence)), methods=["DELETE"]),
-        *(Route(path, guarded(api.webhook), methods=["POST"]) for path in WEBHOOK_PATHS),
-    ]
+    settings, tokens, records = controller.config.settings.controller, controller.tokens, controller.records
     return Starlette(
-        routes=routes,
+        routes=api_routes(controller, stopping),
         middleware=[
-            Middleware(HostGate, token=token, names=host_names(controller.config.settings.controller)),
+            Middleware(HostGate, tokens=tokens, names=host_names(settings)),
             Middleware(
-                TokenGate, token=token, own_gates=dict.fromkeys(WEBHOOK_PATHS, controller.alertmanager.auth.refusal)
+                TokenGate,
+                tokens=tokens,
+                records=records,
+                own_gates=dict.fromkeys(WEBHOOK_PATHS, controller.alertmanager.auth.refusal),
             ),
         ],
         exception_handlers={HTTPException: on_http_exception},
     )
+
+
+def api_routes(controller: Controller, stopping: asyncio.Event) -> list[Route]:
+    """Every route: reads for viewers; changes with the role they need and what the audit calls them."""
+    api, tokens = _Api(controller, stopping), controller.tokens
+    change = ChangeRoutes(controller.audit, tokens).route
+    reads = {
+        "/health/live": api.live,
+        "/metrics": api.metrics,
+        "/v1/status": api.status,
+        "/v1/identity": api.identity,
+        "/v1/tokens": api.tokens,
+        "/v1/nodes": api.nodes,
+        "/v1/nodes/{name}": api.node,
+        "/v1/nodes/{name}/logs": api.node_logs,
+        "/v1/pools": api.pools,
+        "/v1/pools/{name:path}": api.pool,
+        "/v1/revisions": api.revisions,
+        "/v1/revisions/{id}": api.revision,
+        "/v1/gateways": api.gateways,
+        "/v1/tenants": api.tenants,
+        "/v1/gateways/{name}": api.gateway,
+        "/v1/alerts": api.alerts,
+        "/v1/incidents": api.incidents,
+        "/v1/incidents/{id}": api.incident,
+        "/v1/events": api.events,
+        "/v1/runbooks": api.runbooks,
+        "/v1/runbooks/{name}": api.runbook,
+        "/v1/runs": api.runs,
+        "/v1/runs/{id}": api.run,
+        "/v1/verbs": api.verbs,
+        "/v1/routing": api.routing,
+        "/v1/routing/signals": api.routing_signals,
+        "/v1/traffic-rules": api.traffic_rules,
+        "/v1/freezes": api.freezes,
+        "/v1/audit": api.audit,
+        "/v1/audit/verification": api.verify_audit,
+        "/v1/query": api.query,
+        "/v1/content": api.content,
+        "/v1/silences": api.silences,
+    }
+    return [
+        *(read_route(path, handler, tokens) for path, handler in reads.items()),
+        read_route("/v1/diagnose", api.diagnose, tokens, method="POST"),
+        change("POST", "/v1/runs", "run.requested", api.start_run, by_journal=True),
+        change("POST", "/v1/runs/{id}/approval", "run.answered", api.decide, role=TokenRole.APPROVER, by_journal=True),
+        change("POST", "/v1/runs/{id}/cancel", "run.cancel_requested", api.cancel, by_journal=True),
+        change("POST", "/v1/actions", "run.requested", api.act, by_journal=True),
+        change("POST", "/v1/traffic-rules", "traffic_rule.made", api.make_traffic_rule),
+        change("DELETE", "/v1/traffic-rules/{id:path}", "traffic_rule.removed", api.remove_traffic_rule),
+        change("POST", "/v1/freezes", "freeze.made", api.make_freeze),
+        change("DELETE", "/v1/freezes", "freeze.ended", api.end_freezes),
+        change("DELETE", "/v1/freezes/{id}", "freeze.ended", api.end_freezes),
+        change("POST", "/v1/content/reload", "content.reloaded", api.reload_content),
+        change("POST", "/v1/silences", "silence.added", api.add_silence),
+        change("DELETE", "/v1/silences/{id}", "silence.expired", api.expire_silence),
+        change("POST", "/v1/tokens", "token.created", api.create_token, role=TokenRole.ADMIN),
+        change("DELETE", "/v1/tokens/{name}", "token.revoked", api.revoke_token, role=TokenRole.ADMIN),
+        *(Route(path, guarded(api.webhook), methods=["POST"]) for path in WEBHOOK_PATHS),  # its own way in and audit
+    ]
 
 
 def host_names(settings: ControllerSettings) -> set[str]:
@@ -353,7 +359,7 @@ class _Api:
 
     async def start_run(self, request: Request) -> Response:
         body = await read_body(request, RunRequest)
-        note(request, who=body.requested_by, target=body.runbook, why=body.reason)
+        who = note(request, claim=body.requested_by, target=body.runbook, why=body.reason)
         if body.incident_id is not None:
             await self._incident(body.incident_id)
         inputs = await self._with_new_nodes(body)
@@ -362,7 +368,7 @@ class _Api:
             inputs,
             reason=body.reason,
             incident_id=body.incident_id,
-            requested_by=body.requested_by,
+            requested_by=who,
             idempotency_key=body.idempotency_key,
             approve=body.approve,
             override=body.override,
@@ -372,11 +378,11 @@ class _Api:
 
     async def act(self, request: Request) -> Response:
         body = await read_body(request, ActionRequest)
-        note(request, who=body.requested_by, target=body.command, why=body.reason)
+        who = note(request, claim=body.requested_by, target=body.command, why=body.reason)
         run = await self._c.executor.act(
             body.command,
             reason=body.reason,
-            requested_by=body.requested_by,
+            requested_by=who,
             idempotency_key=body.idempotency_key,
             override=body.override,
             dry_run=body.dry_run,
@@ -389,19 +395,15 @@ class _Api:
     async def decide(self, request: Request) -> Response:
         body = await read_body(request, ApprovalRequest)
         run_id = request.path_params["id"]
-        note(
-            request,
-            who=body.by,
-            target=run_id,
-            why=f"{body.decision}: {body.comment}" if body.comment else body.decision,
-        )
-        run = await self._c.executor.decide(run_id, body.decision, body.by, body.comment, body.override)
+        why = f"{body.decision}: {body.comment}" if body.comment else body.decision
+        who = note(request, claim=body.by, target=run_id, why=why)
+        run = await self._c.executor.decide(run_id, body.decision, who, body.comment, body.override)
         return _json(run_view(_unless_refused(run)))
 
     async def cancel(self, request: Request) -> Response:
         body = await read_body(request, CancelRequest)
-        note(request, who=body.by, target=request.path_params["id"])
-        return _json(run_view(await self._c.executor.cancel(request.path_params["id"], body.by)))
+        who = note(request, claim=body.by, target=request.path_params["id"])
+        return _json(run_view(await self._c.executor.cancel(request.path_params["id"], who)))
 
     async def diagnose(self, request: Request) -> Response:
         body = await read_body(request, DiagnoseRequest)
@@ -429,13 +431,13 @@ class _Api:
 
     async def make_traffic_rule(self, request: Request) -> Response:
         body = await read_body(request, TrafficRuleRequest)
-        rule, _ = await self._c.traffic_rules.make(body)
-        note(request, who=body.made_by, target=f"route/{rule.id}", why=f"{rule.spec.words}: {rule.reason}")
+        who = note(request, claim=body.made_by)
+        rule, _ = await self._c.traffic_rules.make(body.model_copy(update={"made_by": who}))
+        note(request, claim=body.made_by, target=f"route/{rule.id}", why=f"{rule.spec.words}: {rule.reason}")
         return _json(rule, 201)
 
     async def remove_traffic_rule(self, request: Request) -> Response:
-        by = request.query_params.get("by", "api")[:200]
-        note(request, who=by, target=f"route/{request.path_params['id']}")
+        by = note(request, claim=_claim(request), target=f"route/{request.path_params['id']}")
         return _json(await self._c.traffic_rules.remove(request.path_params["id"], by))
 
     async def freezes(self, _: Request) -> Response:
@@ -446,15 +448,16 @@ class _Api:
         pools = {state.row.spec.pool for state in self._c.fleet.nodes.values()}
         if body.pool is not None and body.pool not in pools:
             raise BadInputError(f"there is no pool {body.pool}; pools: {', '.join(sorted(pools)) or 'none'}")
-        made = await self._c.freezes.make(body)
-        target = "fleet" if made.pool is None else f"pool/{made.pool}"
-        note(request, who=body.made_by, target=target, why=f"{made.id}: {made.reason}")
+        target = "fleet" if body.pool is None else f"pool/{body.pool}"
+        who = note(request, claim=body.made_by, target=target, why=body.reason)
+        made = await self._c.freezes.make(body.model_copy(update={"made_by": who}))
+        note(request, claim=body.made_by, target=target, why=f"{made.id}: {made.reason}")
         return _json(freeze_view(made), 201)
 
     async def end_freezes(self, request: Request) -> Response:
-        by = request.query_params.get("by", "api")[:200]
+        by = note(request, claim=_claim(request))
         ended = await self._c.freezes.end(request.path_params.get("id"), by)
-        note(request, who=by, target=", ".join(freeze.id for freeze in ended))
+        note(request, claim=_claim(request), target=", ".join(freeze.id for freeze in ended))
         return _json_list([freeze_view(freeze) for freeze in ended])
 
     async def query(self, request: Request) -> Response:
@@ -473,7 +476,7 @@ class _Api:
         return _json(self._c.content.listing())
 
     async def reload_content(self, request: Request) -> Response:
-        note(request, who=CALLER.get(), target=", ".join(self._c.content.state().folders))
+        note(request, target=", ".join(self._c.content.state().folders))
         await self._c.content.reload("asked for over HTTP")
         return _json(self._c.content.listing())
 
@@ -482,13 +485,31 @@ class _Api:
 
     async def add_silence(self, request: Request) -> Response:
         body = await read_body(request, SilenceRequest)
-        silence = await self._c.alertmanager.silences.add(body)
-        note(request, who=body.created_by, target=silence.id, why=body.comment)
+        who = note(request, claim=body.created_by)
+        silence = await self._c.alertmanager.silences.add(body.model_copy(update={"created_by": who}))
+        note(request, claim=body.created_by, target=silence.id, why=body.comment)
         return _json(silence, 201)
 
     async def expire_silence(self, request: Request) -> Response:
-        note(request, who=CALLER.get(), target=request.path_params["id"])
+        note(request, target=request.path_params["id"])
         return _json(await self._c.alertmanager.silences.expire(request.path_params["id"]))
+
+    async def identity(self, request: Request) -> Response:
+        who = identity_of(request)
+        return _json(CallerInfo(name=who.name, role=who.role, via=who.via))
+
+    async def tokens(self, _: Request) -> Response:
+        return _json_list(self._c.tokens.listing())
+
+    async def create_token(self, request: Request) -> Response:
+        body = await read_body(request, TokenRequest)
+        who = note(request, target=body.name, why=body.role.value)
+        return _json(await self._c.tokens.create(body, who), 201)
+
+    async def revoke_token(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        who = note(request, target=name)
+        return _json(await self._c.tokens.revoke(name, who))
 
     async def webhook(self, request: Request) -> Response:
         return await self._c.alertmanager.webhook.receive(request)
@@ -571,6 +592,10 @@ class _Api:
         finally:
             task.cancel()
             stop.cancel()
+
+
+def _claim(request: Request) -> str:
+    return request.query_params.get("by", NO_CLAIM)
 
 
 def _unless_refused(run: Run) -> Run:

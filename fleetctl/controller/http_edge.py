@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import ipaddress
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TypeVar
 
@@ -15,13 +15,17 @@ from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from alerts.errors import AlertsError
-from fleetctl.controller.audit import CALLER, Audit
+from fleetctl.controller.access.gate import bearer_of, identity_of, is_local
+from fleetctl.controller.access.identity import ForbiddenError
+from fleetctl.controller.access.tokens import Tokens
+from fleetctl.controller.audit import Audit
 from fleetctl.controller.database import FencedError
 from fleetctl.kit.errors import BadInputError, FleetctlError, RefusedError, UnreachableError
-from fleetctl.wire import Problem
+from fleetctl.wire import Problem, TokenRole
 from runbooks.errors import NotFoundError, RunbookError, StaleEpochError
 from runbooks.run import ConflictError
 
@@ -30,9 +34,7 @@ log = structlog.get_logger()
 MAX_BODY_BYTES = 256 * 1024
 BODY_TIMEOUT_S = 10.0
 MAX_WAIT_S = 30.0
-OPEN_PATHS = frozenset({"/health/live", "/metrics"})
 B = TypeVar("B", bound=BaseModel)
-OWN_TOKEN, WEBHOOK = "controller.token", "webhook"  # what the audit calls these credentials
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -43,13 +45,13 @@ class HostGate:
     rebinding): such a request comes from loopback, and says the foreign name in `Host`. An IP address can't be rebound.
     """
 
-    def __init__(self, app: ASGIApp, token: str, names: Iterable[str]) -> None:
+    def __init__(self, app: ASGIApp, tokens: Tokens, names: Iterable[str]) -> None:
         self._app = app
-        self._token = token.encode()
+        self._tokens = tokens
         self._names = {name.lower().rstrip(".") for name in names} | {"localhost"}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not _is_local(scope) or hmac.compare_digest(_bearer(scope), self._token):
+        if scope["type"] != "http" or not is_local(scope) or self._tokens.identify(bearer_of(scope)) is not None:
             await self._app(scope, receive, send)
             return
         host = _host(scope)
@@ -81,59 +83,6 @@ def _is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-class TokenGate:
-    """Lets changes through with the bearer token only; reads too, when they come from another machine."""
-
-    def __init__(
-        self, app: ASGIApp, token: str, own_gates: Mapping[str, Callable[[Scope], Response | None]] | None = None
-    ) -> None:
-        """`own_gates`: paths that ask for other credentials, to what answers None for whoever may pass."""
-        self._app = app
-        self._token = token.encode()
-        self._own_gates = own_gates or {}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (gate := self._own_gates.get(scope["path"])) is not None:
-            CALLER.set(WEBHOOK)
-            await (gate(scope) or self._app)(scope, receive, send)
-            return
-        if scope["type"] != "http" or self._may_pass(scope):
-            CALLER.set(OWN_TOKEN)
-            await self._app(scope, receive, send)
-            return
-        problem = Problem(
-            error="a token is needed for this" if not _bearer(scope) else "the token is wrong",
-            remedy="send Authorization: Bearer <token>; fleetctl reads it from controller.token in its state folder",
-        )
-        response = JSONResponse(problem.model_dump(), HTTPStatus.UNAUTHORIZED, {"WWW-Authenticate": "Bearer"})
-        await response(scope, receive, send)
-
-    def _may_pass(self, scope: Scope) -> bool:
-        if scope["path"] in OPEN_PATHS:
-            return True
-        if scope["method"] in ("GET", "HEAD") and _is_local(scope):
-            return True
-        return hmac.compare_digest(_bearer(scope), self._token)
-
-
-def _bearer(scope: Scope) -> bytes:
-    for name, value in scope["headers"]:
-        if name == b"authorization":
-            kind, _, token = bytes(value).partition(b" ")
-            return token.strip() if kind.lower() == b"bearer" else b""
-    return b""
-
-
-def _is_local(scope: Scope) -> bool:
-    client = scope.get("client")
-    if client is None:
-        return False
-    try:
-        return ipaddress.ip_address(client[0]).is_loopback
-    except ValueError:
-        return False
 
 
 async def read_body(request: Request, model: type[B]) -> B:
@@ -216,10 +165,58 @@ class RunRefusedError(RefusedError):
     """A guard refused a run, which is stored with the refusal: the journal has told the audit."""
 
 
+class ApiRoute(Route):
+    """A route with the role that it needs and, when it changes something, what the audit calls that."""
+
+    def __init__(self, path: str, handler: Handler, *, method: str, role: TokenRole, change: str) -> None:
+        super().__init__(path, handler, methods=[method])
+        self.method = method
+        self.role = role
+        self.change = change
+
+
+def read_route(path: str, handler: Handler, tokens: Tokens, *, method: str = "GET") -> ApiRoute:
+    """A route that changes nothing: for viewers."""
+    answer = guarded(_for_role(handler, tokens, TokenRole.VIEWER))
+    return ApiRoute(path, answer, method=method, role=TokenRole.VIEWER, change="")
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeRoutes:
+    """Makes the routes that change something: each has a role above viewer and a row of the audit."""
+
+    audit: Audit
+    tokens: Tokens
+
+    def route(
+        self,
+        method: str,
+        path: str,
+        change: str,
+        handler: Handler,
+        *,
+        role: TokenRole = TokenRole.OPERATOR,
+        by_journal: bool = False,
+    ) -> ApiRoute:
+        """`change` is what the audit calls it; `by_journal`: what is done has its rows already."""
+        assert change
+        assert role is not TokenRole.VIEWER
+        within = audited(self.audit, change, handler, by_journal=by_journal)
+        return ApiRoute(path, guarded(_for_role(within, self.tokens, role)), method=method, role=role, change=change)
+
+
+def _for_role(handler: Handler, tokens: Tokens, role: TokenRole) -> Handler:
+    async def answer(request: Request) -> Response:
+        tokens.require(identity_of(request), role)
+        return await handler(request)
+
+    return answer
+
+
 def audited(audit: Audit, what: str, handler: Handler, *, by_journal: bool = False) -> Handler:
     """The handler of a change, with a row of the audit for what was done and for what was refused by a guard.
 
-    The handler says with `note` whose change it is and of what. `by_journal`: what is done has its rows already.
+    The handler says with `note` what the change is about. `by_journal`: what is done has its rows already.
     """
 
     async def answer(request: Request) -> Response:
@@ -236,13 +233,15 @@ def audited(audit: Audit, what: str, handler: Handler, *, by_journal: bool = Fal
     return answer
 
 
-def note(request: Request, *, who: str, target: str = "", why: str = "") -> None:
-    """What the audit is told of this change."""
+def note(request: Request, *, claim: str = "", target: str = "", why: str = "") -> str:
+    """Tell the audit what this change is about; who makes it, with what the caller claims of itself behind it."""
+    who = identity_of(request).with_claim(claim)
     request.state.audit = {"who": who, "target": target, "why": why}
+    return who
 
 
 def _noted(request: Request) -> dict[str, str]:
-    return getattr(request.state, "audit", None) or {"who": CALLER.get()}
+    return getattr(request.state, "audit", None) or {"who": identity_of(request).name}
 
 
 def problem_of(error: Exception) -> tuple[HTTPStatus, Problem]:
@@ -251,6 +250,7 @@ def problem_of(error: Exception) -> tuple[HTTPStatus, Problem]:
         return HTTPStatus.SERVICE_UNAVAILABLE, Problem(error=str(error), exit_code=4)
     if isinstance(error, FleetctlError):
         statuses: list[tuple[type[FleetctlError], HTTPStatus]] = [
+            (ForbiddenError, HTTPStatus.FORBIDDEN),
             (BadInputError, HTTPStatus.BAD_REQUEST),
             (RefusedError, HTTPStatus.CONFLICT),
             (UnreachableError, HTTPStatus.SERVICE_UNAVAILABLE),

@@ -102,6 +102,12 @@ class ControllerMetrics:
             ["reason"],
             registry=self.registry,
         )
+        self.tokens = Gauge(
+            "controller_tokens", "Named tokens that open something, by role.", ["role"], registry=self.registry
+        )
+        self.bad_tokens = Counter(
+            "controller_bad_tokens", "Requests refused for a wrong, revoked or expired token.", registry=self.registry
+        )
         self.loop_turns = Histogram(
             "controller_loop_turn_seconds",
             "Duration of a loop's turn; of fleet and scrape most of it is spreading the peers over the interval.",

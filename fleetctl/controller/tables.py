@@ -5,8 +5,9 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 # 2: external_alerts and webhook_notices; 3: wanted_changes; 4: traffic_rules; 5: pools, revisions, nodes.pool and
-# nodes.revision; 6: freezes, audit. Versions so far only added tables, and columns that may be NULL (`ADDED_COLUMNS`).
-SCHEMA_VERSION = 6
+# nodes.revision; 6: freezes, audit; 7: access_tokens. Versions so far only added tables, and columns that may be
+# NULL (`ADDED_COLUMNS`).
+SCHEMA_VERSION = 7
 
 metadata = sa.MetaData()
 
@@ -110,6 +111,21 @@ audit = sa.Table(
     sa.Column("outcome", sa.Text, nullable=False),
     sa.Column("run_id", sa.Text, nullable=False),
     sa.Column("hash", sa.String(64), nullable=False),
+)
+
+# Named tokens of the HTTP API. A token itself is nowhere: only its hash.
+tokens = sa.Table(
+    "access_tokens",
+    metadata,
+    sa.Column("sha256", sa.String(64), primary_key=True),
+    sa.Column("name", sa.String(63), nullable=False, index=True),
+    sa.Column("role", sa.String(20), nullable=False),
+    sa.Column("created_at", sa.Double, nullable=False),
+    sa.Column("created_by", sa.String(200), nullable=False),
+    sa.Column("expires_at", sa.Double),  # NULL: never
+    sa.Column("revoked_at", sa.Double),
+    sa.Column("revoked_by", sa.String(200), nullable=False),
+    sa.Column("last_used_at", sa.Double),
 )
 
 incidents = sa.Table(

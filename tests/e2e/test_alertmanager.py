@@ -140,7 +140,7 @@ def silenced_by_the_command_line_is_silenced_there_and_here(url: str, am: str, s
         url, state_dir, "silence", "add", "HighTTFT", "instance=~127.*", "--comment", "known", "--by", "ann", "-d", "2h"
     )
     there = HTTP.get(f"{am}/api/v2/silence/{made['id']}").json()
-    assert (there["status"]["state"], there["createdBy"], there["comment"]) == ("active", "ann", "known")
+    assert (there["status"]["state"], there["createdBy"], there["comment"]) == ("active", "admin (says ann)", "known")
     assert {(m["name"], m["value"], m["isRegex"]) for m in there["matchers"]} == {
         ("alertname", "HighTTFT", False),
         ("instance", "127.*", True),

@@ -14,7 +14,6 @@ from typing import Any
 
 import structlog
 
-from fleetctl.gateway.admission.api_key import key_of
 from fleetctl.gateway.admission.demand import Demand, Usage
 from fleetctl.gateway.admission.fair_queue import Waiter
 from fleetctl.gateway.admission.seat_queue import Lane, SeatQueue
@@ -23,6 +22,7 @@ from fleetctl.gateway.admission.tenant import ANONYMOUS, Tenant, TenantBook
 from fleetctl.gateway.admission.tenant_account import Charge, Refusal, TenantAccount
 from fleetctl.gateway.admission.tenants_file import read_tenants
 from fleetctl.gateway.http.answers import ErrorAnswer
+from fleetctl.kit.api_key import key_of
 from fleetctl.kit.errors import BadInputError
 from fleetctl.kit.shared_counters import SharedCounters
 from fleetctl.priority_class import PriorityClass

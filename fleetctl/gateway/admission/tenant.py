@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from fleetctl.gateway.admission.api_key import digest_of
+from fleetctl.kit.api_key import digest_of
 from fleetctl.priority_class import PriorityClass
 
 ANONYMOUS = "anonymous"

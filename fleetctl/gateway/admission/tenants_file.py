@@ -23,12 +23,13 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fleetctl.gateway.admission.api_key import digest_of, new_key, shown_id
 from fleetctl.gateway.admission.tenant import ANONYMOUS, Tenant, TenantBook, TenantLimits
+from fleetctl.kit.api_key import digest_of, new_key, shown_id
 from fleetctl.kit.errors import BadInputError
 from fleetctl.kit.whole_file import write_whole
 from fleetctl.priority_class import PriorityClass
 
+KEY_PREFIX = "flk-"
 MAX_FILE_BYTES = 8 * 1024 * 1024
 MAX_TENANTS = 10_000
 NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
@@ -117,7 +118,7 @@ def add_key(path: Path, tenant: str, *, note: str, made: dt.date) -> str:
             f"{tenant[:80]!r} is not a tenant's name",
             remedy=f"use a-z, 0-9 and . _ - (at most 63), and neither of {', '.join(RESERVED)}",
         )
-    key = new_key()
+    key = new_key(KEY_PREFIX)
     fields = {"sha256": digest_of(key.encode()).hex(), "made": made.isoformat()} | ({"note": note} if note else {})
     row = "- {" + ", ".join(f"{name}: {json.dumps(value)}" for name, value in fields.items()) + "}"
     try:

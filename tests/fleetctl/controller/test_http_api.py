@@ -431,7 +431,7 @@ async def test_freeze_refuses_commands_without_an_override_until_it_is_ended(
         await client.make_freeze(FreezeRequest(reason="launch", pool="nowhere"))
     made = await client.make_freeze(FreezeRequest(reason="launch", made_by="ann", pool="default", for_s=3600))
     assert (await client.status()).freezes == await client.freezes() == [made]
-    with pytest.raises(RefusedError, match=f"pool default is frozen until .* by ann .{made.id}.: launch"):
+    with pytest.raises(RefusedError, match=f"pool default is frozen until .* by admin .says ann. .{made.id}.: launch"):
         await client.act(ActionRequest(command="cordon node-1"))
     proposed = await client.start_run(RunRequest(runbook="cordon-node", inputs={"node": "node-1"}))
     assert "pool default is frozen" in (await client.get_run(proposed.id)).held
@@ -447,11 +447,11 @@ async def test_freeze_refuses_commands_without_an_override_until_it_is_ended(
     told = await client.audit(limit=5000)
     rows = {(row.who, row.via, row.what, row.target) for row in told}
     assert {
-        ("ann", "controller.token", "freeze.made", "pool/default"),
-        ("ann", "controller.token", "freeze.ended", made.id),
+        ("admin (says ann)", "controller.token", "freeze.made", "pool/default"),
+        ("admin (says ann)", "controller.token", "freeze.ended", made.id),
         ("executor", "controller.token", "run.refused", "node-1"),
-        ("api", "controller.token", "run.override", "node-1"),
-        ("ann", "controller.token", "run.cancel_requested", "node-1"),
+        ("admin", "controller.token", "run.override", "node-1"),
+        ("admin (says ann)", "controller.token", "run.cancel_requested", "node-1"),
     } <= rows
     assert [row.what for row in told if made.id in row.outcome] == ["run.refused"], "one refusal, told once"
     assert (await client.verify_audit()).intact
@@ -477,5 +477,5 @@ async def test_traffic_rules_are_made_listed_published_and_removed(client: Contr
         run = await client.get_run(run.id)
     assert run.status is RunStatus.SUCCEEDED, run.error
     (rule,) = await client.traffic_rules()
-    assert (rule.id, rule.made_by, rule.spec) == ("long-context", "api", RerouteSpec(over_prefill_s=5, share=0.5))
+    assert (rule.id, rule.made_by, rule.spec) == ("long-context", "admin", RerouteSpec(over_prefill_s=5, share=0.5))
     await client.remove_traffic_rule(rule.id)

@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 from fleetctl.gateway.admission.admission import Admission, Admitted
-from fleetctl.gateway.admission.api_key import digest_of
 from fleetctl.gateway.admission.demand import Demand, Usage
 from fleetctl.gateway.admission.tenant_account import TenantAccount
+from fleetctl.kit.api_key import digest_of
 from fleetctl.settings.admission import AdmissionSettings
 
 ROUNDS, REQUESTS = 200, 200

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from fleetctl.gateway.admission.admission import Admission, Admitted
-from fleetctl.gateway.admission.api_key import digest_of
 from fleetctl.gateway.admission.demand import Demand, Usage
 from fleetctl.gateway.admission.shedding import ShedOrder
 from fleetctl.gateway.admission.tenant import Tenant, TenantLimits
 from fleetctl.gateway.admission.tenant_account import Refusal, TenantAccount
 from fleetctl.gateway.admission.token_bucket import TokenBucket
 from fleetctl.gateway.http.answers import ErrorAnswer
+from fleetctl.kit.api_key import digest_of
 from fleetctl.priority_class import PriorityClass
 from fleetctl.settings.admission import AdmissionSettings
 

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetctl.gateway.admission.admission import Admission, Admitted
-from fleetctl.gateway.admission.api_key import digest_of
 from fleetctl.gateway.admission.demand import Demand, Usage
 from fleetctl.gateway.admission.tenant import Tenant, TenantLimits
 from fleetctl.gateway.admission.tenant_account import Charge, TenantAccount
 from fleetctl.gateway.nodes.retry_budget import RetryBudget
+from fleetctl.kit.api_key import digest_of
 from fleetctl.kit.shared_counters import CounterMemory, SharedCounters
 from fleetctl.settings.admission import AdmissionSettings
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fleetctl.gateway.admission.api_key import digest_of, key_of, new_key
 from fleetctl.gateway.admission.tenants_file import add_key, list_keys, read_node_key, read_tenants
+from fleetctl.kit.api_key import digest_of, key_of, new_key
 from fleetctl.kit.errors import BadInputError
 from fleetctl.priority_class import PriorityClass
 from tests.fixtures import ROOT
@@ -165,7 +165,7 @@ def test_the_key_of_a_header(header: bytes | None, key: bytes | None) -> None:
 
 
 def test_keys_are_long_and_never_the_same() -> None:
-    keys = {new_key() for _ in range(100)}
+    keys = {new_key("flk-") for _ in range(100)}
     assert len(keys) == 100
     assert all(len(key) == 47 for key in keys)
     assert len(digest_of(b"x")) == 32

@@ -1,4 +1,4 @@
-"""API keys of tenants: made here, shown once, kept as SHA-256 only.
+"""Keys that prove who asks: made here, shown once, kept as SHA-256 only.
 
 A key holds 256 random bits, so nobody can guess one from its hash: a salt or a slow hash, which weak passwords need,
 would only cost time on each request.
@@ -10,14 +10,13 @@ import hashlib
 import re
 import secrets
 
-KEY_PREFIX = "flk-"
 SHOWN_DIGITS = 12
 _BEARER = re.compile(rb"[Bb][Ee][Aa][Rr][Ee][Rr] +([\x21-\x7e]+)\Z")
 
 
-def new_key() -> str:
-    """A key that nobody has yet: 256 random bits as text."""
-    return KEY_PREFIX + secrets.token_urlsafe(32)
+def new_key(prefix: str) -> str:
+    """A key that nobody has yet: 256 random bits as text, behind a prefix that says what the key is for."""
+    return prefix + secrets.token_urlsafe(32)
 
 
 def digest_of(key: bytes) -> bytes:
