@@ -1,7 +1,8 @@
 """`python -m fleetctl.gateway_soak`: users on a fleet of real processes that are killed, stopped, drained and slowed.
 
-With `--storm`: what short prompts wait while long ones storm in. Exit codes: 0 nothing lost, changed or without an end;
-1 something was (the report says what); 2 bad arguments; 130 and 143 interrupted.
+With `--drains N`: so many drains, and whether their receipts add up. With `--storm`: what short prompts wait while long
+ones storm in. Exit codes: 0 nothing lost, changed or without an end, 1 something was (the report says what), 2 bad
+arguments, 130 and 143 interrupted.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fleetctl import bundled
-from fleetctl.gateway_soak.soak import SoakPlan, run_soak
+from fleetctl.gateway_soak.soak import PAUSE_S, SoakPlan, run_soak
 from fleetctl.gateway_soak.storm import StormPlan, run_storm
 from fleetctl.kit.errors import FleetctlError
 from fleetctl.kit.log import configure_logging
@@ -26,6 +27,7 @@ from fleetctl.stack import prepare_model
 
 SOAK_MINUTES = 10.0
 STORM_MINUTES = 1.5  # of a phase
+DRAIN_PAUSE_S = 0.2
 SOAK_NODES = 4
 STORM_NODES = 3
 
@@ -51,11 +53,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _soak(settings: Settings, args: argparse.Namespace) -> int:
+    minutes = args.minutes if args.minutes is not None else 0.0 if args.drains else SOAK_MINUTES
     plan = SoakPlan(
-        seconds=60 * (SOAK_MINUTES if args.minutes is None else args.minutes),
+        seconds=60 * minutes,
         num_nodes=args.nodes or SOAK_NODES,
         num_gateways=args.gateways,
         min_disturbances=args.min_disturbances,
+        num_drains=args.drains,
+        pause_s=DRAIN_PAUSE_S if args.drains else PAUSE_S,
         at_once=args.at_once,
         runner=args.runner,
         seed=args.seed,
@@ -83,7 +88,12 @@ def _tell(news: str) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m fleetctl.gateway_soak", description=__doc__)
-    parser.add_argument("--minutes", type=float, metavar="N", help="default: 10; of a storm's phase 1.5")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        metavar="N",
+        help="default: 10; of a storm's phase 1.5; of drains, as long as they take",
+    )
     parser.add_argument("--nodes", type=int, help="default: 4; of a storm 3")
     parser.add_argument("--runner", default="torch", choices=("fake", "torch"), help="of the nodes (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of requests and disturbances (%(default)s)")
@@ -93,6 +103,13 @@ def _parser() -> argparse.ArgumentParser:
     soak.add_argument("--at-once", type=int, default=24, help="requests in flight (%(default)s)")
     soak.add_argument(
         "--min-disturbances", type=int, default=0, metavar="N", help="go on until there were so many (%(default)s)"
+    )
+    soak.add_argument(
+        "--drains",
+        type=int,
+        default=0,
+        metavar="N",
+        help="N drains, with kills in the middle of some, and nothing else",
     )
     storm = parser.add_argument_group("storm")
     storm.add_argument("--storm", action="store_true", help="long prompts, instead of a soak")

@@ -33,6 +33,8 @@ ADDED = "added"
 class Disturber:
     """Disturbs nodes and gateways until it is cancelled; counts what it did."""
 
+    unit = "disturbances"
+
     def __init__(self, fleet: TargetFleet, gateways: Mapping[str, str], *, seed: int, pause_s: float) -> None:
         """`gateways`: URLs by name. Only of two one is killed: with one, its requests in flight are lost by design."""
         self._fleet = fleet

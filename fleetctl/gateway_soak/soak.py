@@ -17,6 +17,7 @@ from typing import Any
 from fleetctl.drill_fleet import NODE_OPTIONS, settings_for_drill_fleet
 from fleetctl.first_night.target_fleet import TargetFleet, clear_state, open_target_fleet
 from fleetctl.gateway_soak.disturbances import Disturber
+from fleetctl.gateway_soak.drains import Drainer
 from fleetctl.gateway_soak.soak_client import SoakClient
 from fleetctl.gateway_soak.soak_request import SoakRequest, make_requests
 from fleetctl.gateway_soak.tally import FateCheck, Tally, read_fates
@@ -29,6 +30,7 @@ from fleetctl.settings.tree import Settings
 from fleetctl.stack import Stack
 
 QUIET_AT_ONCE = 12
+PAUSE_S = 2.0
 SECOND_GATEWAY = "gateway-2"
 READY_TIMEOUT_S = 600.0  # of a starved machine
 FATES_LIMIT_S = 10.0  # a gateway writes its log many lines at a time
@@ -40,15 +42,16 @@ Tell = Callable[[str], object]
 
 @dataclass(frozen=True, slots=True)
 class SoakPlan:
-    """How long, how much, and with how many gateways. It ends when both `seconds` and `min_disturbances` are over."""
+    """How long, how much, and with how many gateways. It ends when `seconds`, disturbances and drains are over."""
 
     seconds: float = 600.0
     min_disturbances: int = 0
+    num_drains: int = 0  # in place of disturbances of all kinds: so many drains, with kills in the middle of some
     num_nodes: int = 4
     num_gateways: int = 1
     at_once: int = 24
     num_requests: int = 56  # different ones; each is asked many times
-    pause_s: float = 2.0  # between a mended disturbance and the next
+    pause_s: float = PAUSE_S  # between a mended disturbance and the next
     runner: str = "torch"
     seed: int = 0
 
@@ -60,6 +63,9 @@ class SoakResult:
     tally: Tally = field(default_factory=Tally)
     fates: FateCheck = field(default_factory=FateCheck)
     disturbances: Counter[str] = field(default_factory=Counter)
+    drains: Counter[str] = field(default_factory=Counter)  # by how they ended
+    receipts: Counter[str] = field(default_factory=Counter)  # of drains: sums of their counts
+    wrong_receipts: list[str] = field(default_factory=list)
     had_gateway_killed: bool = False
     problems: list[str] = field(default_factory=list)  # of the harness and of mending; no verdict on the gateway
     seconds: float = 0.0
@@ -68,8 +74,8 @@ class SoakResult:
     def is_right(self) -> bool:
         """Nothing lost, nothing changed, one fate for each request, and something was disturbed."""
         has_all_fates = not self.fates.twice and (self.had_gateway_killed or not self.fates.missing)
-        is_whole = not (self.tally.lost or self.tally.changed)
-        return is_whole and has_all_fates and sum(self.disturbances.values()) > 0
+        is_whole = not (self.tally.lost or self.tally.changed or self.wrong_receipts)
+        return is_whole and has_all_fates and bool(self.disturbances or self.drains)
 
     def to_json(self) -> dict[str, Any]:
         """For the report and for scripts."""
@@ -95,6 +101,9 @@ class SoakResult:
             "fates_missing": len(self.fates.missing),
             "fates_missing_ids": self.fates.missing[:20],
             "disturbances": dict(self.disturbances),
+            "drains": dict(self.drains),
+            "receipts": dict(self.receipts),
+            "wrong_receipts": self.wrong_receipts[:20],
             "problems": self.problems[:20],
         }
 
@@ -125,7 +134,8 @@ async def run_soak(base: Settings, plan: SoakPlan, tell: Tell) -> SoakResult:
 
 async def _soak(fleet: TargetFleet, gateways: Mapping[str, str], plan: SoakPlan, tell: Tell) -> SoakResult:
     requests, result = make_requests(plan.num_requests, plan.seed), SoakResult()
-    disturber = Disturber(fleet, gateways, seed=plan.seed, pause_s=plan.pause_s)
+    disturber = (Drainer if plan.num_drains else Disturber)(fleet, gateways, seed=plan.seed, pause_s=plan.pause_s)
+    least = max(plan.min_disturbances, plan.num_drains)
     await disturber.wait_until_whole()
     model = fleet.stack.settings.fleet.model
     client = SoakClient(list(gateways.values()), model, disturber.downtimes.was_killed)
@@ -141,7 +151,7 @@ async def _soak(fleet: TargetFleet, gateways: Mapping[str, str], plan: SoakPlan,
         return answer.told
 
     def is_short_of_disturbances() -> bool:
-        return disturber.num_done < plan.min_disturbances and not disturber.has_given_up
+        return disturber.num_done < least and not disturber.has_given_up
 
     async def user(number: int) -> None:
         rng, turn = random.Random(f"{plan.seed}-{number}"), 0
@@ -166,6 +176,8 @@ async def _soak(fleet: TargetFleet, gateways: Mapping[str, str], plan: SoakPlan,
                 await task
     result.seconds = time.monotonic() - began
     result.disturbances, result.problems = disturber.done, disturber.problems
+    if isinstance(disturber, Drainer):
+        result.drains, result.receipts, result.wrong_receipts = disturber.ends, disturber.receipts, disturber.wrong
     result.had_gateway_killed = disturber.downtimes.any
     logs = [log for name in gateways for log in _logs(fleet.stack.table.observe(name).log_path)]
     deadline = time.monotonic() + FATES_LIMIT_S
@@ -201,7 +213,8 @@ async def _tell_progress(result: SoakResult, disturber: Disturber, began: float,
         tally = result.tally
         tell(
             f"{time.monotonic() - began:.0f} s: {sum(tally.finished.values())} right, {len(tally.lost)} lost,"
-            f" {len(tally.changed)} changed, {disturber.num_done} disturbances, now {disturber.doing}"
+            f" {len(tally.changed)} changed, {disturber.num_done} {disturber.unit},"
+            f" now {disturber.doing}"
         )
 
 
