@@ -34,6 +34,7 @@ class Impact:
     lost: int | None = None  # ended with an error, or given up because nothing answered any more
     lost_by_reason: Mapping[str, int] = field(default_factory=dict)  # in the gateway's words
     still_held: int | None = None  # at the end, by nodes that did not answer: their fate is in no number here
+    no_gateway_s: float = 0.0  # for so long no gateway answered: what was sent to it then is in no number here
     why_not_counted: str = ""  # why requests, moved and lost are None
     duplicated: int | None = None
     p99_ttft_before_s: float | None = None
@@ -124,6 +125,10 @@ def unknowns(report: PostmortemInput) -> list[str]:
         gaps.append(f"Whether requests were lost{because}.")
     if impact.still_held:
         gaps.append(f"What became of {impact.still_held} requests that nodes without an answer held at the end.")
+    if impact.no_gateway_s:
+        gaps.append(
+            f"How many requests found no gateway in the {format_seconds(impact.no_gateway_s)} when none answered."
+        )
     if impact.p99_ttft_worst_s is None:
         gaps.append("The worst p99 of the time to the first token.")
     gaps += [f"Alert {a.name}: its signal is missing or stale." for a in incident.alerts if a.state == "unknown"]

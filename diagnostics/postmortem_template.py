@@ -29,7 +29,8 @@ It began {{ began_at | utc }}, was noticed {{ incident.opened_at | utc }}, \
 | requests served meanwhile | {{ impact.requests | known }} |
 | finished | {{ impact.finished | known }} |
 | moved to another node | {{ impact.moved | known }} |
-| lost | {{ impact.lost | known }} |
+| lost | {{ impact.lost | known }}\
+{% if impact.no_gateway_s and impact.lost is not none %}, and those that found no gateway{% endif %} |
 {% if impact.lost_by_reason %}
 | lost, by reason | {{ impact.lost_by_reason | pairs }} |
 {% endif %}

@@ -36,7 +36,7 @@ class _Tally:
     ttft: list[tuple[float, float]] = field(default_factory=list)
     was_watched: bool = False  # before it began: the first value of a counter is no growth
     gateway_starts: set[float] = field(default_factory=set)
-    gateway_answers: bool = True
+    gateway_ups: list[Points] = field(default_factory=list)  # `up` of each gateway
     held: dict[str, float] = field(default_factory=dict)
     silent: set[str] = field(default_factory=set)  # nodes whose last scrape failed
 
@@ -59,7 +59,7 @@ class _Tally:
                 self.gateway_starts |= {value for at, value in points if at >= since and math.isfinite(value)}
             case "up" if labels.get("job") == GATEWAY_JOB:
                 self.was_watched = any(at < self.began_at for at, _ in points)
-                self.gateway_answers = bool(points) and points[-1][1] == 1
+                self.gateway_ups.append(points)
             case "up" if labels.get("node") and points and points[-1][1] == 0:
                 self.silent.add(labels.get("node", ""))
             case name if name == TTFT:
@@ -74,7 +74,9 @@ class _Tally:
             return "the gateway was not scraped before it began"
         if len(self.gateway_starts) > 1:
             return "the gateway was started anew meanwhile, and its counts went with it"
-        return "" if self.gateway_answers else "the gateway does not answer, and its last counts are not known"
+        if self.gateway_ups and not all(points and points[-1][1] == 1 for points in self.gateway_ups):
+            return "the gateway does not answer, and its last counts are not known"
+        return ""
 
 
 def impact_of(record: IncidentRecord, store: SeriesStore, since: float, until: float) -> Impact:
@@ -97,11 +99,27 @@ def impact_of(record: IncidentRecord, store: SeriesStore, since: float, until: f
         lost=_count({**counted, **tally.lost}, LOST_OUTCOMES) if counted else None,
         lost_by_reason={} if why else {name: round(count) for name, count in tally.reasons.items() if round(count)},
         still_held=round(sum(held)) if held else None,
+        no_gateway_s=outage_s(tally.gateway_ups, tally.began_at - LOSS_LEAD_S),
         why_not_counted=why,
         p99_ttft_before_s=_median(value for at, value in tally.ttft if at < tally.began_at),
         p99_ttft_worst_s=max(during, default=None),
         p99_ttft_after_s=max(after, default=None),
     )
+
+
+def outage_s(ups: Sequence[Points], since: float) -> float:
+    """Seconds from `since` on in which no gateway answered: from a scrape that failed to the next that did not."""
+    looks = sorted((at, which, value) for which, points in enumerate(ups) for at, value in points if value == value)
+    values: dict[int, float] = {}
+    total, down_since = 0.0, None
+    for at, which, value in looks:
+        values[which] = value
+        is_down = len(values) == len(ups) and not any(values.values())
+        if is_down and down_since is None:
+            down_since = max(at, since)
+        elif not is_down and down_since is not None:
+            total, down_since = total + max(0.0, at - down_since), None
+    return total + (max(0.0, looks[-1][0] - down_since) if looks and down_since is not None else 0.0)
 
 
 def increase(points: Points, since: float) -> float:

@@ -107,3 +107,21 @@ def test_a_gateway_that_died_meanwhile_counted_nothing(is_back: bool) -> None:
     page = render(PostmortemInput(INCIDENT, 2000.0, impact))
     assert f"Whether requests were lost: {impact.why_not_counted}." in page
     assert "gateway" in impact.why_not_counted
+
+
+@pytest.mark.parametrize(("gateways", "told"), [(1, "those that found no gateway"), (2, "")])
+def test_what_found_no_gateway_is_in_no_count_and_the_page_says_so(gateways: int, told: str) -> None:
+    store = SeriesStore()
+    for at in range(900, 1050, 5):
+        for number in range(gateways):
+            up = 0.0 if number == 0 and 1000 <= at < 1020 else 1.0
+            store.append({"__name__": "up", "job": "llm-gateway", "instance": f"gateway-{number}"}, at, up)
+        store.append({"__name__": "gateway_requests_total", "outcome": "finished", "node": "a"}, at, at / 5)
+        store.append({"__name__": "gateway_requests_total", "outcome": "failed", "node": "a"}, at, 2.0 * (at > 1000))
+
+    impact = impact_of(INCIDENT, store, 0, 2000)
+
+    assert (impact.lost, impact.no_gateway_s) == (2, 20.0 if told else 0.0)
+    page = render(PostmortemInput(INCIDENT, 2000.0, impact))
+    assert f"| lost | 2{', and ' + told if told else ''} |" in page
+    assert ("found no gateway in the 20 s when none answered" in page) == bool(told)
