@@ -308,6 +308,14 @@ class StepRecord(Wire):
     error: str = ""
 
 
+class Approval(Wire):
+    """One person's yes to a proposal."""
+
+    by: str
+    at: float
+    comment: str = ""
+
+
 class Run(Wire):
     """One execution of a runbook or of a single command."""
 
@@ -328,6 +336,8 @@ class Run(Wire):
     steps: list[StepRecord] = Field(default_factory=list)
     targets: list[str] = Field(default_factory=list)  # what it changes: node-2, pool/decode, fleet
     unasked: bool = False  # automation lets it start, without a person
+    approval: str = ""  # "1 of 2: ann; needs one more approver"; empty where one answer settles it
+    approvals: list[Approval] = Field(default_factory=list)
     held: str = ""  # of one that is proposed: what keeps it from acting now, unless a person overrides it
     override: str = ""  # why a person let it act all the same
     verification: str = ""
@@ -743,7 +753,7 @@ class ActionRequest(Body):
 
 
 class ApprovalRequest(Body):
-    """A person's answer to a proposed run. The first one wins."""
+    """A person's answer to a proposed run. The first one wins, unless it needs several approvals."""
 
     decision: Literal["approve", "deny"]
     by: str = Field(default=NO_CLAIM, max_length=200)

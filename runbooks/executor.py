@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Literal
 
 import structlog
 
+from runbooks.approval import NO_NEED, Approval, ApprovalNeed, Approvals
 from runbooks.breaker import Breaker, BreakerLimits
 from runbooks.budget import ActionBudget
 from runbooks.context import Context, Limits, OnEvent
 from runbooks.driver import carry_run
 from runbooks.errors import BadInputError, NotFoundError, StaleEpochError
 from runbooks.fleet_view import FleetView
-from runbooks.guard import GuardAnswer, Ruling, judge_names, judge_plan, judge_repeat, judge_start
+from runbooks.guard import GuardAnswer, Ruling, judge_names, judge_near_floor, judge_plan, judge_repeat, judge_start
 from runbooks.journal import Journal
 from runbooks.page import Page
 from runbooks.plan import Plan, VerbOnTarget, plan_command, plan_page, resolve_plan
@@ -32,6 +33,9 @@ from runbooks.value import did_you_mean
 from runbooks.verb import Action
 
 log = structlog.get_logger()
+
+JudgeNeed = Callable[[Run, bool], ApprovalNeed]
+"""Of a run, and whether it leaves its pools near their floors."""
 
 TURN_S = 1.0
 MAX_BACK_OFF_S = 30.0
@@ -59,9 +63,13 @@ class Executor:
         breaker: BreakerLimits | None = None,
         limits: Limits | None = None,
         thread: ThreadPoolExecutor | None = None,
+        judge_need: JudgeNeed = lambda run, near_floor: NO_NEED,
     ) -> None:
-        """`limits`, when given, replaces what is before it. `thread` is where the journal writes, shared with
-        whoever else writes to its database; without it the executor has one of its own."""
+        """`judge_need`: how many persons a run needs. `limits`, when given, replaces what is before it.
+
+        `thread` is where the journal writes, shared with whoever else writes to its database; without it the executor
+        has one of its own.
+        """
         limits = limits or Limits(
             max_attempts=max_attempts,
             approval_ttl_s=approval_ttl_s,
@@ -76,6 +84,7 @@ class Executor:
         self._context = Context(journal, effects, lookup, clock, on_event, limits, thread)
         self._clock = clock
         self._limits = limits
+        self._judge_need = judge_need
         self._carried: dict[str, asyncio.Task[None]] = {}
         self._failures: dict[str, int] = {}  # runs whose carrying broke off, in a row
         self._not_before: dict[str, float] = {}
@@ -149,8 +158,12 @@ class Executor:
     async def decide(
         self, run_id: str, decision: Literal["approve", "deny"], by: str, comment: str = "", override: str = ""
     ) -> Run:
-        """Answer a proposal. Raises AlreadyDecidedError, holding the run, when it was answered or has ended, and
-        HeldError for an approval against a restraint without `override`, a person's reason."""
+        """Answer a proposal; it stays PROPOSED while it needs more approvals.
+
+        Raises AlreadyDecidedError, holding the run, when it was answered or has ended, ApprovalRefusedError when this
+        person's yes does not count, and HeldError for an approval against a restraint without `override`, a person's
+        reason.
+        """
         if decision not in ("approve", "deny"):
             raise BadInputError(f"decision {decision!r}", remedy="answer approve or deny")
         now = self._clock.now()
@@ -159,17 +172,24 @@ class Executor:
         held = ""
         if decision == "approve" and standing.status is RunStatus.PROPOSED:
             held = _why_held(await self._context.restraint_on(standing, fleet))
-        if held and not override:
+        if held and not (override or standing.override):
             remedy = f"to approve it all the same: `fleetctl runbook approve {run_id} --override REASON`"
             raise HeldError(f"run {run_id} waits: {held}", standing, remedy=remedy)
+        needed = None
+        if override and standing.status is RunStatus.PROPOSED and not standing.unasked:
+            needed = _approvals(self._judge_need(replace(standing, override=override), False))
         run, accepted = await self._context.stored(
-            self._journal.decide, run_id, decision, by, comment, now, fleet.overlap, override, held
+            self._journal.decide, run_id, decision, by, comment, now, fleet.overlap, override, held, needed
         )
         if not accepted:
             if run.status is RunStatus.EXPIRED and run.updated_at == now:
                 self._context.emit("run.expired", f"{run.title}: {run.error}", run)
             raise AlreadyDecidedError(_standing(run), run, remedy=f"`fleetctl describe run {run_id}`")
         said = (f": {comment}" if comment else "") + (f"; override: {override} (against: {held})" if held else "")
+        if run.status is RunStatus.PROPOSED:
+            text = f"{run.title}: approval {run.approvals.words}{said}"
+            self._context.emit("run.approval_given", text, run, by=by)
+            return run
         if decision == "approve":
             self._context.emit("run.approved", f"{run.title}: approved by {by}{said}", run, by=by)
         if run.status is not RunStatus.APPROVED:
@@ -293,6 +313,7 @@ class Executor:
         held = ""
         if known is None:
             held = _why_held(await self._context.restraint_on(run, fleet.after_all(plan.changes)))
+            run = self._with_approvals(run, plan, fleet)
             run = await self._judged(plan, run, fleet, held)
         overlap = fleet.after_all(plan.changes).overlap
         stored = await self._context.stored(self._journal.create, run, overlap, held)
@@ -312,6 +333,22 @@ class Executor:
         plan = resolve_plan(plan, fleet, earlier)
         _refuse_bad_names(plan, fleet)
         return plan
+
+    def _with_approvals(self, run: Run, plan: Plan, fleet: FleetView) -> Run:
+        """The run with what it needs of persons: what may not start by its asker's word alone is PROPOSED."""
+        near = judge_near_floor(plan.actions, fleet, fresh=plan.fresh, floor_ratio=self._limits.capacity_floor_ratio)
+        need = self._judge_need(run, near)
+        if not need.approvers:
+            return run
+        approvals = Approvals(need.approvers, need.asker_counts, need.why)
+        is_asked_for = run.status is RunStatus.APPROVED
+        if is_asked_for and need.asker_counts and not run.unasked:
+            approvals = replace(approvals, given=(Approval(run.requested_by, run.created_at, "asked for it"),))
+        if is_asked_for and not approvals.missing:
+            return replace(run, approvals=approvals)
+        ttl_s = self._limits.approval_ttl_s if need.expires_s is None else need.expires_s
+        expires_at = run.created_at + ttl_s
+        return replace(run, approvals=approvals, status=RunStatus.PROPOSED, unasked=False, expires_at=expires_at)
 
     async def _judged(self, plan: Plan, run: Run, fleet: FleetView, held: str) -> Run:
         """The run with the guards' rulings written to its steps, and the status they leave it in.
@@ -345,7 +382,7 @@ class Executor:
             run = replace(run, status=RunStatus.PROPOSED)  # for as long as its incident stands
         elif run.status is RunStatus.APPROVED:
             run = replace(run, decided_by=run.requested_by, decided_at=run.created_at)
-        else:
+        elif run.expires_at is None:
             run = replace(run, expires_at=run.created_at + self._limits.approval_ttl_s)
         return run
 
@@ -368,7 +405,8 @@ class Executor:
                 kind, text = "run.proposed", f"{run.requested_by} would run it, but {held}"
             case _:
                 but = f"; {held}" if held else ""
-                kind, text = "run.proposed", f"proposed by {run.requested_by}, waits for an approval{but}"
+                waits = f"waits: {run.approvals.words}" if run.approvals.words else "waits for an approval"
+                kind, text = "run.proposed", f"proposed by {run.requested_by}, {waits}{but}"
         guards = [step.receipt.get("guard") for step in run.steps]
         self._context.emit(kind, f"{run.title}: {text}", run, inputs=dict(run.inputs), guards=guards)
 
@@ -421,6 +459,10 @@ class Executor:
         finally:
             pause.cancel()
             woken.cancel()
+
+
+def _approvals(need: ApprovalNeed) -> Approvals | None:
+    return Approvals(need.approvers, need.asker_counts, need.why) if need.approvers else None
 
 
 def _why_held(restraint: Ruling) -> str:

@@ -216,6 +216,32 @@ def judge_plan(
     return tuple(rulings)
 
 
+def judge_near_floor(
+    actions: Sequence[Action],
+    fleet: FleetView,
+    *,
+    fresh: Iterable[str] = (),
+    floor_ratio: float = DEFAULT_FLOOR_RATIO,
+) -> bool:
+    """Whether some action leaves a pool so few nodes that the loss of one more would break a floor. Unknown is near."""
+    fresh = frozenset(fresh)
+    for action in actions:
+        change = action.change
+        if change is None or (change.taken_out and fleet.serving is None):
+            return True
+        for pool in sorted({node.pool for name in change.taken_out if (node := (fleet.nodes or {}).get(name))}):
+            others = sorted(
+                (fleet.members(Target(TargetKind.POOL, pool)) or frozenset()) & (fleet.serving or frozenset())
+            )
+            one_more = next((name for name in others if name not in change.taken_out), None)
+            if one_more is None:
+                return True
+            if not judge_capacity(action, fleet, fresh=fresh, leaving=[one_more], floor_ratio=floor_ratio).allows:
+                return True
+        fleet = fleet.after(change)
+    return False
+
+
 def judge_start(actions: Sequence[Action], fleet: FleetView) -> Ruling:
     """Whether what was planned still fits the fleet, right before the first step."""
     for action in actions:

@@ -17,12 +17,13 @@ from typing import Any, Literal, NamedTuple
 
 import sqlalchemy as sa
 
+from runbooks.approval import Approval, Approvals
 from runbooks.epoch import hold_epoch, next_epoch
 from runbooks.errors import BadCommandError, IllegalTransitionError, RunbookError, StaleEpochError
 from runbooks.guard import Overlap, overlap_by_name
 from runbooks.ports import Receipt
 from runbooks.rows import claim_targets, get_run, move_run, same_or_conflict, select_runs, set_step, why_held
-from runbooks.run import FIRST, Phase, Run, RunStatus, StepRecord, StepStatus, taken_out
+from runbooks.run import FIRST, ApprovalRefusedError, Phase, Run, RunStatus, StepRecord, StepStatus, taken_out
 from runbooks.schema import (
     SCHEMA_VERSION,
     meta,
@@ -254,10 +255,13 @@ class Journal:
         overlap: Overlap = overlap_by_name,
         override: str = "",
         held: str = "",
+        needed: Approvals | None = None,
     ) -> Decision:
-        """Answer a proposal; the first answer wins. An approval that finds a target held ends the run as REFUSED.
+        """Answer a proposal. One that needs several approvals stays PROPOSED until it has them; else the first answer
+        wins. An approval that finds a target held ends the run as REFUSED.
 
-        `override`: why it is approved against `held`.
+        `override`: why it is approved against `held`. `needed`: what the answer adds to what the run needs. Raises
+        ApprovalRefusedError when this person's approval does not count.
         """
         with self._write("run_decided") as connection:
             run = get_run(connection, run_id)
@@ -266,6 +270,15 @@ class Journal:
             if run.expires_at is not None and now >= run.expires_at:
                 return Decision(self._expire(connection, run, now), False)
             to = RunStatus.APPROVED if decision == "approve" else RunStatus.DENIED
+            override = override or run.override
+            if to is RunStatus.APPROVED:
+                run = _approved_by(run, Approval(plain_text(by), now, plain_text(comment)), needed)
+                kept = {"approvals": run.approvals.to_dict(), "override": plain_text(override)}
+                connection.execute(sa.update(runs).where(runs.c.id == run_id).values(updated_at=now, **kept))
+                if run.approvals.missing:
+                    told = run.approvals.words + (f": {comment}" if comment else "")
+                    self._audit(connection, run, now, by, "approval_given", told)
+                    return Decision(get_run(connection, run_id), True)
             self._audit(connection, run, now, by, to.value, comment)
             holder = None
             if to is RunStatus.APPROVED:
@@ -417,3 +430,13 @@ class Journal:
         text = "nobody answered in time"
         self._audit(connection, run, now, EXECUTOR, "expired", text)
         return move_run(connection, run, RunStatus.EXPIRED, now, error=text)
+
+
+def _approved_by(run: Run, approval: Approval, needed: Approvals | None) -> Run:
+    """The run with one approval more. Raises ApprovalRefusedError."""
+    approvals = run.approvals
+    if needed is not None and needed.needed > approvals.needed:
+        approvals = replace(needed, given=approvals.given)
+    if why := approvals.why_not(approval.by, run.requested_by):
+        raise ApprovalRefusedError(why, run, remedy=f"another approver: `fleetctl runbook approve {run.id}`")
+    return replace(run, approvals=replace(approvals, given=(*approvals.given, approval)))

@@ -6,11 +6,12 @@ A run holds all it needs, so that a page that is edited or removed meanwhile cha
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Literal
 
+from runbooks.approval import Approvals
 from runbooks.command import parse_command
 from runbooks.errors import BadCommandError, RunbookError
 from runbooks.ports import Receipt
@@ -184,6 +185,7 @@ class Run:
     cancelled_by: str | None = None  # a person asked to stop it before the next step
     unasked: bool = False  # automation asked for it and lets it start, without a person
     override: str = ""  # why a person lets it act against what would keep it from acting
+    approvals: Approvals = field(default_factory=Approvals)
 
     @property
     def is_automatic(self) -> bool:
@@ -240,6 +242,8 @@ class Run:
             "expires_at": self.expires_at,
             "unasked": self.unasked,
             "override": self.override,
+            "approval": self.approvals.words,
+            "approvals": [asdict(one) for one in self.approvals.given],
             "verification": self.verification,
             "error": self.error,
             "targets": [str(target) for target in self.targets],
@@ -272,6 +276,10 @@ class ConflictError(RunbookError):
 
 class HeldError(ConflictError):
     """Something keeps the run from acting now that a person may override."""
+
+
+class ApprovalRefusedError(ConflictError):
+    """This person's approval does not count: they asked for it, or approved it already."""
 
 
 class AlreadyDecidedError(ConflictError):

@@ -12,12 +12,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from runbooks.approval import Approvals
 from runbooks.ports import Receipt
 from runbooks.run import Run, RunStatus, StepRecord, StepStatus, UndoItem
 from runbooks.target import parse_target
 from runbooks.verb import Verify
 
-SCHEMA_VERSION = 2  # 2: runs.override
+SCHEMA_VERSION = 3  # 2: runs.override; 3: runs.approvals
 BUSY_TIMEOUT_MS = 60_000  # a fleet of thousands that changes at once keeps one writer busy; others must not give up
 MAX_RECEIPT_ITEMS = 200
 MAX_RECEIPT_DEPTH = 6
@@ -56,6 +57,7 @@ runs = sa.Table(
     sa.Column("plan", sa.JSON, nullable=False),  # what never changes: see `run_row`
     sa.Column("idempotency_key", sa.Text, unique=True),
     sa.Column("override", sa.Text, nullable=False, server_default=""),
+    sa.Column("approvals", sa.JSON),  # what it needs and has of them; NULL: one person's answer settles it
 )
 
 run_steps = sa.Table(
@@ -100,6 +102,9 @@ def upgrade(connection: sa.Connection, version: int) -> None:
     """Bring tables of an older schema `version` up to this one."""
     if version < 2:
         connection.exec_driver_sql("ALTER TABLE runs ADD COLUMN override TEXT NOT NULL DEFAULT ''")
+    if version < 3:
+        kind = runs.c.approvals.type.compile(connection.dialect)
+        connection.exec_driver_sql(f"ALTER TABLE runs ADD COLUMN approvals {kind}")
     connection.execute(sa.update(meta).values(schema_version=SCHEMA_VERSION))
 
 
@@ -152,6 +157,7 @@ def run_row(run: Run) -> dict[str, Any]:
         "error": plain_text(run.error),
         "idempotency_key": run.idempotency_key,
         "override": plain_text(run.override),
+        "approvals": run.approvals.to_dict(),
         "plan": {
             "risk": run.risk,
             "verify": asdict(run.verify) if run.verify else None,
@@ -189,6 +195,7 @@ def run_of(row: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> Run:
     return Run(
         **{key: row[key] for key in _RUN_COLUMNS},
         status=RunStatus(row["status"]),
+        approvals=Approvals.from_dict(row["approvals"] or {}),
         steps=tuple(step_of(step) for step in steps),
         risk=plan["risk"],
         verify=Verify(**plan["verify"]) if plan["verify"] else None,
@@ -200,7 +207,7 @@ def run_of(row: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> Run:
     )
 
 
-_RUN_COLUMNS = tuple(column.name for column in runs.columns if column.name not in ("status", "plan"))
+_RUN_COLUMNS = tuple(column.name for column in runs.columns if column.name not in ("status", "plan", "approvals"))
 _STEP_COLUMNS = tuple(column.name for column in run_steps.columns if column.name not in ("status", "run_id"))
 
 

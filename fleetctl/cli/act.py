@@ -231,6 +231,10 @@ def show_run(run: Run, output: Output) -> None:
                 stdout().print(f"  {step.title}: " + ", ".join(f"{k} {v}" for k, v in counts.items()))
         told = styled("dry run: nothing was changed" if run.dry_run else run.status.value)
         stdout().print(f"run {run.id} ", told, f"  {run.error}" if run.error else "", sep="")
+        if run.status is RunStatus.PROPOSED:
+            if run.approval:
+                stdout().print(f"  approvals: {run.approval}", markup=False)
+            stdout().print(f"  to approve: fleetctl runbook approve {run.id}", markup=False)
     if run.status is RunStatus.REFUSED:
         raise RefusedError(run.error or "refused by a guard", remedy=f"fleetctl describe run {run.id}")
     if run.status.is_terminal and run.status is not RunStatus.SUCCEEDED:

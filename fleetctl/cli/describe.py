@@ -272,6 +272,7 @@ def _describe_run(run: Run) -> None:
             ("incident", run.incident_id or ""),
             ("asked for by", run.requested_by),
             ("decided by", run.decided_by or ""),
+            ("approvals", run.approval),
             ("held", run.held),
             ("override", run.override),
             ("verification", run.verification),

@@ -24,6 +24,7 @@ from fleetctl.controller.content.load import load_content
 from fleetctl.controller.content.store import POLL_S, ContentStore
 from fleetctl.controller.database import Database
 from fleetctl.controller.incidents.alerting import Alerting
+from fleetctl.controller.incidents.approvals import ApprovalPolicy
 from fleetctl.controller.incidents.closing import Closing
 from fleetctl.controller.incidents.diagnosing import Diagnosing
 from fleetctl.controller.incidents.incident_book import IncidentBook
@@ -193,7 +194,8 @@ async def open_controller(
             priority_classes=_priority_classes(settings),
             ways_out=gateways.ways_out,
         )
-        executor = _open_executor(config, content, journal, effects, lookup, records, stack)
+        approvals = ApprovalPolicy(content, tokens, fleet, book)
+        executor = _open_executor(config, content, journal, effects, lookup, approvals, records, stack)
 
         async def active_runs() -> tuple[Run, ...]:
             return await records.database.call(lambda: journal.list(ACTIVE))
@@ -396,6 +398,7 @@ def _open_executor(
     journal: Journal,
     effects: FleetEffects,
     lookup: FleetLookup,
+    approvals: ApprovalPolicy,
     records: Records,
     stack: AsyncExitStack,
 ) -> Executor:
@@ -410,6 +413,7 @@ def _open_executor(
         budget=ActionBudget(**config.settings.actions.per_hour.model_dump()),
         breaker=BreakerLimits(**config.settings.actions.breaker.model_dump()),
         thread=records.database.thread,
+        judge_need=approvals.judge_need,
     )
     stack.callback(executor.close)
     return executor

@@ -27,7 +27,7 @@ from fleetctl.tui.incident_view import plan_of
 from fleetctl.tui.messages import SnapshotTaken, StoryTold
 from fleetctl.tui.snapshot import CockpitClient, Snapshot, SnapshotReader, proposal
 from fleetctl.tui.status_bar import StatusBar
-from fleetctl.wire import ActionRequest, ApprovalRequest, IncidentStatus, Node, NodePhase, Run
+from fleetctl.wire import ActionRequest, ApprovalRequest, IncidentStatus, Node, NodePhase, Run, RunStatus
 from runbooks.target import Target, TargetKind, node_target
 from runbooks.verb import Verb
 from runbooks.verbs import VERBS
@@ -205,7 +205,7 @@ class Cockpit(App[None]):
         self.action_tab("incident-tab")
         approve = decision == "approve"
         question = f"Run {run.runbook}?" if approve else f"Deny {run.runbook}? Nothing will be done."
-        details = (*plan_of(run), "", run.reason, run.held) if approve else (run.title, run.reason)
+        details = (*plan_of(run), "", run.reason, run.approval, run.held) if approve else (run.title, run.reason)
 
         def answered(yes: bool | None) -> None:
             if yes:
@@ -240,7 +240,7 @@ class Cockpit(App[None]):
             self._tell(error)
         else:
             log.info("run.decided", run_id=run.id, runbook=run.runbook, decision=request.decision, by=self._by)
-            self.notify(f"{answer.title or answer.runbook}: {answer.status.value}", markup=False)
+            self.notify(f"{answer.title or answer.runbook}: {_status_words(answer)}", markup=False)
         self._wake.set()
 
     async def _act(self, command: str) -> None:
@@ -252,7 +252,7 @@ class Cockpit(App[None]):
             self._tell(error)
         else:
             log.info("action.requested", run_id=answer.id, command=command, by=self._by)
-            self.notify(f"{command}: {answer.status.value}", markup=False)
+            self.notify(f"{command}: {_status_words(answer)}", markup=False)
         self._wake.set()
 
     def _tell(self, error: FleetctlError) -> None:
@@ -331,3 +331,9 @@ async def run_cockpit(
         await cockpit.run_async()
     if cockpit.failure is not None:
         raise cockpit.failure
+
+
+def _status_words(run: Run) -> str:
+    """A run's status; of a proposal that needs several persons, who said yes and how many more it needs."""
+    waits = run.approval if run.status is RunStatus.PROPOSED else ""
+    return f"{run.status.value}, {waits}" if waits else run.status.value

@@ -134,6 +134,7 @@ def _ask(run: Run, now: float) -> StorySection:
         Cell(f"PROPOSED: {run.title or run.runbook}   a approve   d deny{left}", Tone.WARN),
         (
             (Cell("why", Tone.DIM), Cell(run.reason or UNKNOWN)),
+            *(((Cell("approvals", Tone.DIM), Cell(run.approval, Tone.WARN)),) if run.approval else ()),
             *(((Cell("held", Tone.DIM), Cell(run.held, Tone.WARN)),) if run.held else ()),
             (Cell("with", Tone.DIM), Cell(_pairs(run.inputs))),
             *steps,
@@ -183,7 +184,8 @@ def quantity(value: float | None, unit: str) -> str:
 
 def _run(run: Run) -> StorySection:
     rows = [_step(step) for step in run.steps]
-    for name, text, tone in (("verify", run.verification, Tone.PLAIN), ("error", run.error, Tone.BAD)):
+    said = (("approvals", run.approval, Tone.PLAIN), ("verify", run.verification, Tone.PLAIN))
+    for name, text, tone in (*said, ("error", run.error, Tone.BAD)):
         if text:
             rows.append((Cell(""), Cell(name, Tone.DIM), Cell(text, tone)))
     by = f", by {run.decided_by}" if run.decided_by else ""

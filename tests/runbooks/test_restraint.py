@@ -139,8 +139,10 @@ async def test_approved_run_does_not_start_in_a_freeze_and_one_under_way_goes_on
 async def test_journal_of_the_first_schema_is_taken_up(world: World) -> None:
     with world.engine.begin() as connection:
         metadata.create_all(connection)
-        connection.exec_driver_sql("ALTER TABLE runs DROP COLUMN override")
+        for column in ("override", "approvals"):
+            connection.exec_driver_sql(f"ALTER TABLE runs DROP COLUMN {column}")
         connection.exec_driver_sql("INSERT INTO run_meta (id, schema_version, epoch) VALUES (1, 1, 3)")
     controller: Controller = world.start()
     run = await controller.executor.act("cordon node-2", reason="r", requested_by="bob")
-    assert controller.journal.get(run.id).override == ""
+    stored = controller.journal.get(run.id)
+    assert (stored.override, stored.approvals.given) == ("", ())

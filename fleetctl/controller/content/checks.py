@@ -15,6 +15,7 @@ from fleetctl.controller.content.content import (
     alert_names,
     recorded_names,
 )
+from runbooks.verbs import VERBS
 
 _SIGNAL = re.compile(r"\bllm:[a-zA-Z0-9_:]*[a-zA-Z0-9_]")
 
@@ -76,6 +77,11 @@ def _policies(content: Content, objects: dict[tuple[Kind, str], ContentObject]) 
         if policy == "run" and content.page_for_cause(cause) is None:
             file = objects["policy", cause].file
             yield ContentProblem("warning", file, 0, f"policy {cause}", "no page treats it, so nothing can run")
+    actions = {*content.pages, *VERBS}
+    for name, rule in content.approvals.items():
+        for action in rule.actions - actions if ("approval", name) in objects else ():
+            reason, remedy = unknown("action", action, actions)
+            yield ContentProblem("error", objects["approval", name].file, 0, f"approval {name}", reason, remedy)
 
 
 def _alerts(content: Content, objects: dict[tuple[Kind, str], ContentObject]) -> Iterator[ContentProblem]:

@@ -15,12 +15,13 @@ from diagnostics.cause import Cause
 from diagnostics.tree import Tree
 from fleetctl.kit.errors import BadInputError
 from fleetctl.settings.controller import PolicyName
+from runbooks.approval import ApprovalRule
 from runbooks.page import Page
 
 BUILT_IN = "built-in"
 MAX_TOLD = 20  # problems in one error message; `fleetctl content check` has them all
 
-Kind = Literal["signal", "objective", "rule", "case", "tree", "cause", "page", "policy", "no_tree"]
+Kind = Literal["signal", "objective", "rule", "case", "tree", "cause", "page", "policy", "approval", "no_tree"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ class Content:
     pages: Mapping[str, Page]
     no_tree: Mapping[str, str]  # alert to what to do, where no tree explains it
     policies: Mapping[str, PolicyName]  # cause to what happens with its page
+    approvals: Mapping[str, ApprovalRule]  # by name; the built-in ones that none of the user's replaces too
     rule_files: tuple[Path, ...]  # of all sources; what is overridden in them is not in force
     cases: tuple[Path, ...]  # unit tests of the users' rules
     objects: tuple[ContentObject, ...]

@@ -119,8 +119,10 @@ class _Reader:
             reasons = self._read("trees", lambda: load_no_tree(path)) or {}
             self.part.no_tree += [((alert, reason), path) for alert, reason in reasons.items()]
         for path in self.source.files["policies"]:
-            policies = self._read("policies", lambda path=path: read_policy_file(path, causes)) or {}
-            self.part.policies += [((cause, policy), path) for cause, policy in policies.items()]
+            read = self._read("policies", lambda path=path: read_policy_file(path, causes))
+            if read is not None:
+                self.part.policies += [((cause, policy), path) for cause, policy in read.policies.items()]
+                self.part.approvals += [(rule, path) for rule in read.approvals]
         for path in self.source.files["pages"]:
             try:
                 self.part.pages.append((load_page(path), path))

@@ -18,6 +18,7 @@ from diagnostics.tree import Tree
 from fleetctl.controller.content.content import BUILT_IN, Content, ContentObject, ContentProblem, Kind
 from fleetctl.controller.content.folder import shown_file
 from fleetctl.settings.controller import PolicyName
+from runbooks.approval import DEFAULT_RULES, ApprovalRule
 from runbooks.page import Page
 
 OBJECTIVE_PREFIX = "llm:objective_"
@@ -37,6 +38,7 @@ class Part:
     pages: list[tuple[Page, Path]] = field(default_factory=list)
     no_tree: list[tuple[tuple[str, str], Path]] = field(default_factory=list)
     policies: list[tuple[tuple[str, PolicyName], Path]] = field(default_factory=list)
+    approvals: list[tuple[ApprovalRule, Path]] = field(default_factory=list)
     cases: list[Path] = field(default_factory=list)
 
 
@@ -47,6 +49,7 @@ def overlay(parts: Sequence[Part], problems: list[ContentProblem]) -> Content:
     causes = _named(parts, "cause", lambda part: part.causes, lambda cause: cause.name, ledger)
     pages = _named(parts, "page", lambda part: part.pages, lambda page: page.name, ledger)
     policies = _named(parts, "policy", lambda part: part.policies, lambda entry: entry[0], ledger)
+    approvals = _named(parts, "approval", lambda part: part.approvals, lambda rule: rule.name, ledger)
     trees, no_tree = _trees(parts, ledger)
     for part in parts:
         for path in part.cases:
@@ -59,6 +62,7 @@ def overlay(parts: Sequence[Part], problems: list[ContentProblem]) -> Content:
         pages=pages,
         no_tree=no_tree,
         policies=dict(policies.values()),
+        approvals={rule.name: rule for rule in (*DEFAULT_RULES, *approvals.values())},
         rule_files=tuple(
             dict.fromkeys(path for part in parts for _, path in (*part.signals, *part.objectives, *part.rules))
         ),

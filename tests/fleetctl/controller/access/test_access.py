@@ -209,6 +209,26 @@ async def test_address_that_tries_many_wrong_tokens_is_held_up_and_the_right_one
     assert f"controller_bad_tokens_total {MAX_BAD_TOKENS + 2:.1f}" in metrics
 
 
+async def test_override_needs_two_named_approvers_once_there_are_two_of_them(api: Api) -> None:
+    asked = {"command": "reroute long-context --over 5s --share 0.5 --for 10m", "override": "it burns"}
+    alone = (await api.send("POST", "/v1/actions", asked)).json()
+    assert alone["status"] == "approved"
+    await api.send("POST", f"/v1/runs/{alone['id']}/cancel", {})
+    ann, bob, cat = [await api.token(name, TokenRole.APPROVER) for name in ("ann", "bob", "cat")]
+    run = (await api.send("POST", "/v1/actions", asked, ann)).json()
+    assert run["status"] == "proposed"
+    answer_at, yes = f"/v1/runs/{run['id']}/approval", {"decision": "approve", "by": "bob"}
+    own = await api.send("POST", answer_at, yes, ann)
+    assert (own.status_code, "ann asked for it" in own.json()["error"]) == (409, True)
+    first = (await api.send("POST", answer_at, yes, bob)).json()
+    assert (first["status"], [one["by"] for one in first["approvals"]]) == ("proposed", ["bob"])
+    assert first["approval"] == "1 of 2: bob; needs one more approver, not who asked (rule override)"
+    assert (await api.send("POST", answer_at, yes, cat)).json()["status"] == "approved"
+    rows = [(row.who, row.what) for row in await api.controller.audit.read(target=run["id"])]
+    assert ("bob", "run.approval_given") in rows
+    assert ("cat (says bob)", "run.approved") in rows
+
+
 def _files_with(text: bytes, folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and text in path.read_bytes()]
 

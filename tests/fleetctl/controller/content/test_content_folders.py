@@ -10,6 +10,7 @@ from alerts.evaluation.builtin import builtin_signal_files
 from diagnostics.tree import tree_for_alert
 from fleetctl.controller.content.content import BadContentError, Content, ContentObject, alert_names
 from fleetctl.controller.content.load import load_content
+from runbooks.approval import DEFAULT_RULES, ApprovalRule
 from tests.fixtures.content import CAUSE, PAGE, RULE, TREE, put, write_content
 
 
@@ -52,6 +53,30 @@ def test_a_users_rule_tree_cause_page_and_policy_are_added_to_ours(tmp_path: Pat
         ("page", "leave-host"),
         ("policy", "noisy_neighbour"),
     }
+
+
+def test_rules_of_approval_are_added_and_replace_built_in_ones_by_name(tmp_path: Path) -> None:
+    rules = """
+        approvals:
+          drains:
+            when: {action: [drain, replace-node], pool: decode, risk: [high], asked_by: person}
+            approvers: 2
+            expires: 30m
+          override: {approvers: 0}
+        """
+    put(tmp_path / "policies/approvals.yaml", rules)
+    rules_in_force = load_content([tmp_path]).approvals
+    assert rules_in_force["drains"] == ApprovalRule(
+        "drains",
+        2,
+        actions=frozenset({"drain", "replace-node"}),
+        pools=frozenset({"decode"}),
+        risks=frozenset({"high"}),
+        by_automation=False,
+        expires_s=1800.0,
+    )
+    assert rules_in_force["override"] == ApprovalRule("override", 0)
+    assert rules_in_force.keys() == {"drains", *(rule.name for rule in DEFAULT_RULES)}
 
 
 def test_an_alert_overrides_the_built_in_of_its_name_and_leaves_the_rest_of_its_file(tmp_path: Path) -> None:
@@ -230,6 +255,21 @@ UNFIT = [
         "policy that there is not",
         {"policy": "policies: {noisy_neighbour: sometimes}"},
         "policies/neighbours.yaml:1: policies.noisy_neighbour: Input should be 'ask' or 'run'",
+    ),
+    (
+        "rule of approval for an action that there is not",
+        {"policy": "approvals: {two: {when: {action: drian}, approvers: 2}}"},
+        'approval two: unknown action "drian", did you mean "drain"?',
+    ),
+    (
+        "rule of approval for an unknown cause",
+        {"policy": "approvals: {two: {when: {cause: noisy}, approvers: 2}}"},
+        'policies/neighbours.yaml:1: approval two: unknown cause "noisy"',
+    ),
+    (
+        "rule of approval with a wrong number",
+        {"policy": "approvals: {two: {approvers: many}}"},
+        "policies/neighbours.yaml:1: approvals.two.approvers: Input should be a valid integer",
     ),
     (
         "policy of before",
