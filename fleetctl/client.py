@@ -34,6 +34,7 @@ from fleetctl.wire import (
     Pool,
     Problem,
     Revision,
+    Rollout,
     RoutingTable,
     Run,
     RunbookInfo,
@@ -130,6 +131,14 @@ class ControllerClient:
     async def revision(self, revision_id: str) -> Revision:
         """One revision."""
         return await self._get(Revision, f"/v1/revisions/{_part(revision_id)}")
+
+    async def rollouts(self, pool: str | None = None) -> list[Rollout]:
+        """Rollouts, of one pool when named, the newest first."""
+        return await self._list(Rollout, "/v1/rollouts", pool=pool)
+
+    async def rollout(self, rollout_id: str) -> Rollout:
+        """One rollout. Raises BadInputError when there is none of this id."""
+        return await self._get(Rollout, f"/v1/rollouts/{_part(rollout_id)}")
 
     async def gateways(self) -> list[Gateway]:
         """Every gateway, and what it says of itself."""

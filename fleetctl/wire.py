@@ -147,6 +147,67 @@ class Revision(Wire):
     pools: list[str] = Field(default_factory=list)  # pools whose new nodes get it
 
 
+class RolloutSignal(Wire):
+    """One signal of a rollout's gate in the present step: bad requests of both revisions, and what it waits for."""
+
+    name: str
+    verdict: Literal["pass", "fail", "not_enough"]
+    words: str = ""
+    missing: str = ""  # what it waits for; empty: nothing
+    new_bad: float = 0.0  # requests, in parts where one is bad in part
+    new_total: float = 0.0
+    stable_bad: float = 0.0
+    stable_total: float = 0.0
+    more_requests: int | None = None  # of the new revision, at its present shares; None: not to be said
+    fail_e: float = 1.0  # e-values: against "no worse than the margin", and against "at least that much worse"
+    pass_e: float = 1.0
+
+
+class RolloutChange(Wire):
+    """One transition of a rollout."""
+
+    at: float
+    state: str
+    share: float
+    by: str = ""
+    why: str = ""
+
+
+class Rollout(Wire):
+    """How a pool gets from one revision to another."""
+
+    id: str
+    pool: str
+    state: Literal["canary", "promoting", "paused", "rolling_back", "done", "rolled_back", "failed"]
+    from_revision: str
+    to_revision: str
+    back_to: str = ""  # the revision that it goes, or went, back to
+    steps: list[float] = Field(default_factory=list)  # shares of the sessions
+    step: int = 0  # index of the present one
+    share: float = 0.0  # that the present step gives the new revision
+    gated: bool = True
+    by_hand: bool = False  # a person promotes each step
+    new_nodes: int | None = None  # wanted nodes of the new revision; None: it has ended
+    new_ready: int | None = None
+    other_nodes: int | None = None
+    waits_for: str = ""  # what comes next, or what it waits for; empty: it has ended
+    needs_person: bool = False
+    why: str = ""  # of the last transition
+    signals: list[RolloutSignal] = Field(default_factory=list)
+    override: str = ""
+    started_at: float
+    started_by: str = ""
+    reason: str = ""
+    updated_at: float = 0.0
+    updated_by: str = ""
+    history: list[RolloutChange] = Field(default_factory=list)
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether nothing comes after its state."""
+        return self.state in ("done", "rolled_back", "failed")
+
+
 class GatewayPhase(StrEnum):
     """What a gateway is doing, as seen by the controller."""
 

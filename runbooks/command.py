@@ -28,9 +28,12 @@ from runbooks.verbs import VERBS
 
 MAX_COMMAND_CHARS = 2000
 MAX_NODES = 100  # in one list
+MAX_SHARES = 20  # steps of a rollout
 
 _SIZE = re.compile(r"[+-]?\d{1,4}|before")
 _COUNT = re.compile(r"\d{1,4}")
+_PATH = re.compile(r"[^\s,'\"\\]{1,500}")
+_SETTING = re.compile(r"[a-z][a-z0-9_-]{0,99}=[^\s,'\"\\]{0,500}")
 
 
 def parse_command(text: str) -> Action:
@@ -115,7 +118,18 @@ def _target(verb: Verb, targets: list[str]) -> Target:
         raise BadCommandError(f"{verb.name}: {error.message}", remedy=error.remedy) from None
 
 
-def _option_value(verb: Verb, option: Option, text: str) -> str | int | float | tuple[str, ...]:
+def _share_up_to_all(text: str) -> float:
+    """A share above 0, all included."""
+    return 1.0 if text in ("1", "100%") else parse_ratio(text)
+
+
+def _setting(text: str) -> str:
+    if not _SETTING.fullmatch(text):
+        raise BadInputError(f"{text[:80]!r} is not a setting", remedy="write it like max-num-seqs=32, without spaces")
+    return text
+
+
+def _option_value(verb: Verb, option: Option, text: str) -> str | int | float | tuple[str, ...] | tuple[float, ...]:
     try:
         match option.kind:
             case "duration" | "lifetime":
@@ -124,6 +138,14 @@ def _option_value(verb: Verb, option: Option, text: str) -> str | int | float | 
                 return parse_ratio(text)
             case "share":
                 return parse_share(text)
+            case "shares":
+                return tuple(_share_up_to_all(share) for share in text.split(",")[:MAX_SHARES])
+            case "path":
+                if not _PATH.fullmatch(text):
+                    raise BadInputError(f"{text[:80]!r} is not a path", remedy="write it without spaces and commas")
+                return text
+            case "settings":
+                return tuple(_setting(one) for one in text.split(",")[:MAX_NODES])
             case "threshold":
                 parse_threshold(text)
                 return text

@@ -79,7 +79,8 @@ class Context:
         changes = await self._look("wanted_changes", self.lookup.wanted_changes())
         classes = await self._look("priority_classes", self.lookup.priority_classes())
         ways_out = await self._look("ways_out", self.lookup.ways_out())
-        return FleetView.of(nodes, serving, changes, classes, ways_out)
+        revisions = await self._look("revisions", self.lookup.revisions())
+        return FleetView.of(nodes, serving, changes, classes, ways_out, revisions)
 
     async def restraint_on(self, run: Run, fleet: FleetView) -> Ruling:
         """Whether something keeps the run from acting now, unless a person overrides it."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from runbooks.ports import NodeFacts, WantedChange, WayOut
+from runbooks.ports import NodeFacts, RevisionFacts, WantedChange, WayOut
 from runbooks.target import NODE_SETS, Target, TargetKind
 from runbooks.wanted_past import WantedPast
 
@@ -34,6 +34,7 @@ class FleetView:
     past: WantedPast = field(default_factory=WantedPast)
     priority_classes: frozenset[str] | None = None  # of the gateways' tenants
     ways_out: tuple[WayOut, ...] | None = None  # endpoints outside that gateways have
+    revisions: RevisionFacts | None = None
 
     @classmethod
     def of(
@@ -43,6 +44,7 @@ class FleetView:
         changes: Iterable[WantedChange] | None = (),
         priority_classes: frozenset[str] | None = None,
         ways_out: Iterable[WayOut] | None = None,
+        revisions: RevisionFacts | None = None,
     ) -> FleetView:
         """The view of what was looked up."""
         return cls(
@@ -51,6 +53,7 @@ class FleetView:
             WantedPast(tuple(changes or ())),
             priority_classes,
             None if ways_out is None else tuple(ways_out),
+            revisions,
         )
 
     @property
@@ -73,6 +76,16 @@ class FleetView:
         if target.kind in NODE_SETS:
             return frozenset(node.name for node in wanted if getattr(node, target.kind.value) == target.name)
         return frozenset()
+
+    def surge_nodes(self, leaving: Collection[str]) -> frozenset[str]:
+        """The newest nodes that pools have beyond their size because a rollout is under way, but for `leaving`."""
+        found: set[str] = set()
+        for pool, facts in (self.revisions.pools if self.revisions is not None else {}).items():
+            nodes = [node for node in (self.nodes or {}).values() if node.wanted and node.pool == pool]
+            num = min(len(nodes) - facts.size, facts.surge) if facts.state else 0
+            staying = sorted((node for node in nodes if node.name not in leaving), key=lambda node: -node.created_at)
+            found.update(node.name for node in staying[: max(0, num)])
+        return frozenset(found)
 
     def overlap(self, one: Target, other: Target) -> bool | None:
         """Whether an action on one touches the other; None is unknown, which no claim takes for a no."""

@@ -71,7 +71,8 @@ def judge_capacity(
 
     `change` is the part of it that comes next; without one, all of it. The floor is a share of what was wanted when the
     run began or within the last hour, whichever is more: `fresh` nodes, which the same run started, serve but don't
-    raise it, so that a replacement counts for the node it replaces; `gone` nodes, which it took out, don't lower it.
+    raise it, so that a replacement counts for the node it replaces, nor do those that a rollout has beyond its pool's
+    size; `gone` nodes, which it took out, don't lower it.
     `leaving` are nodes that steps of other runs are taking out right now.
     """
     change = action.change if change is None else change
@@ -83,7 +84,7 @@ def judge_capacity(
     if fleet.serving is None or wanted is None:
         names = ", ".join(sorted(change.taken_out))
         return Ruling(GuardAnswer.UNKNOWN, f"could not look which nodes serve: {names} is not taken out blindly")
-    fresh, gone = frozenset(fresh), frozenset(gone)
+    fresh, gone = frozenset(fresh) | fleet.surge_nodes(change.taken_out), frozenset(gone)
     whole = _Share(
         "", fleet.serving - frozenset(leaving), (wanted - fresh) | gone, fleet.past.peak(_any, without=fresh)
     )

@@ -80,6 +80,54 @@ class PoolOwner(StrEnum):
     AUTOSCALER = "autoscaler"
 
 
+class RolloutOrderKind(StrEnum):
+    """What may be ordered of a pool's rollout."""
+
+    START = "start"
+    CANARY = "canary"
+    PROMOTE = "promote"
+    PAUSE = "pause"
+    RESUME = "resume"
+    ROLLBACK = "rollback"
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutOrder:
+    """An order to a pool's rollout. `args`: its verb's options by key; `override`: why no freeze holds it."""
+
+    kind: RolloutOrderKind
+    pool: str
+    args: Mapping[str, Any]
+    by: str = ""
+    reason: str = ""
+    override: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutFacts:
+    """What a plan needs of a pool's rollout. `state`, `steps`, `step` and `to`: of the one under way; empty: none.
+
+    `size` is the pool's wanted one, and `surge` how many nodes beyond it are there only while it is under way.
+    """
+
+    revision: str  # what the pool's new nodes get
+    earlier: str = ""  # what a rollback goes to; empty: no other one is known
+    state: str = ""
+    steps: tuple[float, ...] = ()
+    step: int = 0
+    to: str = ""
+    size: int = 0
+    surge: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RevisionFacts:
+    """Every stored revision, and how each pool gets from one to another."""
+
+    revisions: frozenset[str]
+    pools: Mapping[str, RolloutFacts]
+
+
 @dataclass(frozen=True, slots=True)
 class Freeze:
     """A time in which no automation acts, and a person only with an override. Times in Unix seconds."""
@@ -157,6 +205,10 @@ class Effects(Protocol):
         """Say who may set the pool's size from now on: person or autoscaler."""
         ...
 
+    async def order_rollout(self, order: RolloutOrder) -> Receipt:
+        """Begin or change a pool's rollout, which then goes on by itself. The same order again changes nothing."""
+        ...
+
     async def make_traffic_rule(
         self, rule_id: str, spec: Mapping[str, Any], *, for_s: float | None, made_by: str, reason: str
     ) -> Receipt:
@@ -199,6 +251,10 @@ class Lookup(Protocol):
 
     async def ways_out(self) -> Sequence[WayOut] | None:
         """Endpoints outside of the gateways that answer; None when none does."""
+        ...
+
+    async def revisions(self) -> RevisionFacts | None:
+        """Revisions, and the rollouts of pools."""
         ...
 
     async def evaluate(self, expression: str) -> float | None:

@@ -37,6 +37,8 @@ def freeze_text(freeze: Freeze) -> str:
 
 def _covers(freeze: Freeze, target: Target, fleet: FleetView) -> bool:
     """A target that may belong to the pool counts as if it did."""
+    if target.kind is TargetKind.ROLLOUT:
+        return freeze.pool in (None, target.name)
     return freeze.pool is None or fleet.overlap(target, Target(TargetKind.POOL, freeze.pool)) is not False
 
 

@@ -110,7 +110,8 @@ async def _act(context: Context, run: Run, step: StepRecord) -> Receipt | Tempor
 
     try:
         async with asyncio.timeout(limit_s):
-            call = EffectCall(context.effects, action, before_removal, run.decided_by or run.requested_by, run.reason)
+            asked_by = run.decided_by or run.requested_by
+            call = EffectCall(context.effects, action, before_removal, asked_by, run.reason, run.override)
             return await action.verb.effect(call)
     except (TemporaryError, PermanentError) as error:
         return error

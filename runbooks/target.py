@@ -23,6 +23,7 @@ class TargetKind(StrEnum):
     TENANT = "tenant"
     ROUTE = "route"
     GATEWAY = "gateway"
+    ROLLOUT = "rollout"  # of the pool of this name: an order to it waits for no run on the pool's nodes
     FLEET = "fleet"  # has no name: there is one
 
 
@@ -51,13 +52,15 @@ class Target:
         """For a sentence: "node-2", "pool decode", "the fleet"."""
         if self.kind is TargetKind.FLEET:
             return "the fleet"
+        if self.kind is TargetKind.ROLLOUT:
+            return f"the rollout of pool {self.name}"
         return self.name if self.kind is TargetKind.NODE else f"{self.kind.value} {self.name}"
 
 
 def written_forms(kinds: Sequence[TargetKind]) -> str:
     """How targets of these kinds are typed, for help and errors: "NODE", "POOL", "NODE or pool/NAME or fleet"."""
     if len(kinds) == 1 and kinds[0] is not TargetKind.FLEET:
-        return kinds[0].value.upper()
+        return "POOL" if kinds[0] is TargetKind.ROLLOUT else kinds[0].value.upper()
     special = {TargetKind.NODE: "NODE", TargetKind.FLEET: "fleet"}
     return " or ".join(special.get(kind, f"{kind.value}/NAME") for kind in kinds)
 

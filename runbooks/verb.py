@@ -16,11 +16,26 @@ from runbooks.ports import Effects, Receipt
 from runbooks.target import Target, TargetKind, parse_target, written_forms
 
 OptionKind = Literal[
-    "duration", "lifetime", "node", "nodes", "count", "size", "ratio", "share", "threshold", "word", "names", "flag"
+    "duration",
+    "lifetime",
+    "node",
+    "nodes",
+    "count",
+    "size",
+    "ratio",
+    "share",
+    "shares",
+    "threshold",
+    "word",
+    "names",
+    "path",
+    "settings",
+    "flag",
 ]
 """duration: seconds that the command may take. lifetime: seconds that what it makes lasts. nodes: names with commas
-between. count: whole. size: 5, +2, -1, or `before`. ratio: 0.25 or 25%. share: a ratio, or 0. threshold: 32k (tokens),
-5s, 25%. word: a name. flag: no value."""
+between. count: whole. size: 5, +2, -1, or `before`. ratio: 0.25 or 25%. share: a ratio, or 0. shares: 5%,25%,1.
+threshold: 32k (tokens), 5s, 25%. word: a name. path: of a directory. settings: key=value with commas between. flag: no
+value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +105,8 @@ class EffectCall:
     """Who asked for the run."""
     reason: str = ""
     """Why the run was asked for."""
+    override: str = ""
+    """Why it acts against what keeps automation, and people, from acting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +232,9 @@ class Action:
 def _written(kind: OptionKind, value: Any) -> str:
     if kind in ("duration", "lifetime"):
         return f"{value:g}s"
-    return ",".join(value) if kind in ("nodes", "names") else str(value)
+    if kind == "shares":
+        return ",".join(f"{share:g}" for share in value)
+    return ",".join(value) if kind in ("nodes", "names", "settings") else str(value)
 
 
 def _target_node(action: Action) -> frozenset[str]:

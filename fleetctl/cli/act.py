@@ -115,6 +115,8 @@ def verb_command(verb: Verb, *, is_group: bool = False) -> Callable[..., None]:
 
     what = " or ".join(kind.value for kind in verb.kinds)
     target_help = f"Name of the {what}" + ("; `fleetctl get nodes` lists them." if verb.needs_target else ".")
+    if TargetKind.ROLLOUT in verb.kinds:
+        target_help = "Name of the pool; `fleetctl get pools` lists them."
     if TargetKind.ROUTE in verb.kinds:
         target_help = "Id of the traffic rule; `fleetctl get traffic-rules` lists them."
     annotations: dict[str, Any] = {
@@ -227,6 +229,8 @@ def show_run(run: Run, output: Output) -> None:
                     stdout().print(f"         {key}: {value}")
         for step in run.steps:
             counts = {k: v for k, v in step.receipt.items() if isinstance(v, int) and not isinstance(v, bool)}
+            if (told := step.receipt.get("told")) and not run.dry_run:
+                stdout().print(f"  {told}", markup=False)
             if counts and not run.dry_run:
                 stdout().print(f"  {step.title}: " + ", ".join(f"{k} {v}" for k, v in counts.items()))
         told = styled("dry run: nothing was changed" if run.dry_run else run.status.value)

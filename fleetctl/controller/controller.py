@@ -45,6 +45,8 @@ from fleetctl.controller.nodes.pools import Pools
 from fleetctl.controller.nodes.routing import GatewayWatch, Routing
 from fleetctl.controller.nodes.traffic_rules import TrafficRules
 from fleetctl.controller.records import Records
+from fleetctl.controller.rollouts.evidence import EvidenceReader
+from fleetctl.controller.rollouts.rollouts import PoolLimits, Rollouts
 from fleetctl.controller.signals.prometheus_signals import PrometheusSignals
 from fleetctl.controller.signals.rules_in_force import RulesInForce
 from fleetctl.controller.signals.scrape import Scraper, Signals
@@ -96,6 +98,7 @@ class Controller:
     freezes: Freezes
     fleet: Fleet
     pools: Pools
+    rollouts: Rollouts
     gateways: Gateways
     deep_checks: DeepChecks
     scraper: Scraper
@@ -182,8 +185,11 @@ async def open_controller(
         scraper, signals = _open_signals(config, rules, fleet, records, stack)
         content.when_loaded(rules.exchange)
         content.when_loaded(lambda _: signals.read_for(rules.groups))
-        effects = _effects(config, provider, client, fleet, gateways, routing, traffic_rules, scraper, records)
         freezes = await Freezes.opened(records)
+        rollouts = _rollouts(config, records, fleet, routing, freezes, gateways, rules.store)
+        effects = _effects(
+            config, provider, client, fleet, gateways, routing, traffic_rules, scraper, rollouts, records
+        )
         lookup = FleetLookup(
             records.database,
             fleet,
@@ -191,6 +197,7 @@ async def open_controller(
             clock,
             stale_after_s=stale_after_s,
             freezes=freezes,
+            revisions=rollouts.facts,
             priority_classes=_priority_classes(settings),
             ways_out=gateways.ways_out,
         )
@@ -200,8 +207,8 @@ async def open_controller(
         async def active_runs() -> tuple[Run, ...]:
             return await records.database.call(lambda: journal.list(ACTIVE))
 
-        async def act(command: str, reason: str) -> Run:
-            return await executor.act(command, reason=reason, requested_by=POOLS, unasked=True)
+        async def act(command: str, reason: str, override: str) -> Run:
+            return await executor.act(command, reason=reason, requested_by=POOLS, unasked=True, override=override)
 
         pools = Pools(
             records,
@@ -236,6 +243,7 @@ async def open_controller(
             clock,
             Loop("content", POLL_S, content.reload_changed),
             Loop("fleet", settings.controller.probe_interval_s, fleet.observe_nodes),
+            Loop("rollouts", POOLS_TURN_S, rollouts.advance_rollouts),
             Loop("pools", POOLS_TURN_S, pools.converge_pools),
             Loop("gateways", settings.controller.probe_interval_s, observe_gateways),
             Loop("fleet-series", settings.controller.probe_interval_s, fleet_series.record),
@@ -276,6 +284,7 @@ async def open_controller(
             freezes=freezes,
             fleet=fleet,
             pools=pools,
+            rollouts=rollouts,
             gateways=gateways,
             deep_checks=deep_checks,
             scraper=scraper,
@@ -363,6 +372,29 @@ def _open_deep_checks(
     return deep_checks
 
 
+def _rollouts(
+    config: ControllerConfig,
+    records: Records,
+    fleet: Fleet,
+    routing: Routing,
+    freezes: Freezes,
+    gateways: Gateways,
+    store: SeriesStore,
+) -> Rollouts:
+    settings = config.settings
+    return Rollouts(
+        records,
+        fleet,
+        routing,
+        freezes,
+        EvidenceReader(store, settings.rollouts, settings.stale_after_s),
+        gateways.shadow_differences,
+        settings.rollouts,
+        PoolLimits(settings.actions.surge, settings.controller.capacity_floor_ratio),
+        stale_after_s=settings.stale_after_s,
+    )
+
+
 def _effects(
     config: ControllerConfig,
     provider: NodeProvider,
@@ -372,6 +404,7 @@ def _effects(
     routing: Routing,
     traffic_rules: TrafficRules,
     scraper: Scraper,
+    rollouts: Rollouts,
     records: Records,
 ) -> FleetEffects:
     limits = config.settings.actions
@@ -387,6 +420,7 @@ def _effects(
         clock=records.clock,
         forget_signals=scraper.forget,
         default_spec=config.node_specs[0] if config.node_specs else None,
+        carry_out=rollouts.order,
         drain_grace_s=limits.drain_grace_s,
         silent_after_s=limits.silent_after_s,
     )

@@ -53,6 +53,7 @@ from fleetctl.controller.incidents.views import (
 )
 from fleetctl.controller.nodes.node_logs import NodeLogs
 from fleetctl.controller.nodes.node_row import get_node, list_nodes
+from fleetctl.controller.rollouts.views import rollout_view
 from fleetctl.controller.signals.route_signals import route_signals
 from fleetctl.kit.errors import BadInputError
 from fleetctl.kit.version import software_version
@@ -132,6 +133,8 @@ def api_routes(controller: Controller, stopping: asyncio.Event) -> list[Route]:
         "/v1/pools/{name:path}": api.pool,
         "/v1/revisions": api.revisions,
         "/v1/revisions/{id}": api.revision,
+        "/v1/rollouts": api.rollouts,
+        "/v1/rollouts/{id}": api.rollout,
         "/v1/gateways": api.gateways,
         "/v1/tenants": api.tenants,
         "/v1/gateways/{name}": api.gateway,
@@ -265,6 +268,21 @@ class _Api:
         if found is None:
             raise HTTPException(404, f"there is no revision {request.path_params['id'][:100]}")
         return _json(found)
+
+    async def rollouts(self, request: Request) -> Response:
+        return _json_list(await self._rollouts(request.query_params.get("pool")))
+
+    async def rollout(self, request: Request) -> Response:
+        found = next((one for one in await self._rollouts(None) if one.id == request.path_params["id"]), None)
+        if found is None:
+            raise HTTPException(404, f"there is no rollout {request.path_params['id'][:100]}")
+        return _json(found)
+
+    async def _rollouts(self, pool: str | None) -> list[wire.Rollout]:
+        """The newest first; those under way with what is seen of their pools."""
+        statuses = {one.rollout.id: one for one in await self._c.rollouts.statuses()}
+        known = await self._c.rollouts.history(pool)
+        return [rollout_view(one, statuses.get(one.id)) for one in known]
 
     async def gateways(self, _: Request) -> Response:
         return _json_list(self._gateways())

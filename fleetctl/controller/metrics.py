@@ -141,6 +141,33 @@ class ControllerMetrics:
             ["pool"],
             registry=self.registry,
         )
+        self.rollouts = Counter(
+            "controller_rollouts", "Rollouts that ended, by result.", ["result"], registry=self.registry
+        )
+        self.rollout_state = Gauge(
+            "controller_rollout_state",
+            "1: the pool's rollout is in this state.",
+            ["pool", "state"],
+            registry=self.registry,
+        )
+        self.rollout_share = Gauge(
+            "controller_rollout_share_ratio",
+            "Share of a pool's sessions that the present step gives the new revision.",
+            ["pool"],
+            registry=self.registry,
+        )
+        self.rollout_waits = Gauge(
+            "controller_rollout_waits_for_person",
+            "1: the pool's rollout could not be judged and waits for a person; 0: it goes on by itself.",
+            ["pool"],
+            registry=self.registry,
+        )
+        self.rollout_age = Gauge(
+            "controller_rollout_transition_age_seconds",
+            "Seconds since the last transition of a pool's rollout that is under way.",
+            ["pool"],
+            registry=self.registry,
+        )
         self.alerts = Gauge("controller_alerts", "Alerts by state.", ["state"], registry=self.registry)
         self.audit_intact = Gauge(
             "controller_audit_intact", "0 when the audit is not as it was written.", registry=self.registry
@@ -157,7 +184,15 @@ class ControllerMetrics:
     @property
     def asked_by_rules(self) -> tuple[Gauge, ...]:
         """What built-in rules ask of the controller itself."""
-        return self.storage_ok, self.audit_intact, self.breaker_open, self.pool_start_failures
+        return (
+            self.storage_ok,
+            self.audit_intact,
+            self.breaker_open,
+            self.pool_start_failures,
+            self.rollout_state,
+            self.rollout_waits,
+            self.rollout_age,
+        )
 
     def watch_loops(self, loops: Loops, clock: Clock) -> None:
         """Tell the loops' ages and failures at each scrape."""
@@ -176,6 +211,16 @@ class ControllerMetrics:
                 self.pool_nodes.labels(pool=pool, state=state).set(num)
         for pool, num in failures.items():
             self.pool_start_failures.labels(pool=pool).set(num)
+
+    def tell_rollouts(self, under_way: Mapping[str, tuple[str, float, bool, float]]) -> None:
+        """How rollouts stand: pool to state, share, whether it waits for a person, age (seconds). Others are gone."""
+        for gauge in (self.rollout_state, self.rollout_share, self.rollout_waits, self.rollout_age):
+            gauge.clear()
+        for pool, (state, share, waits, age_s) in under_way.items():
+            self.rollout_state.labels(pool=pool, state=state).set(1)
+            self.rollout_share.labels(pool=pool).set(share)
+            self.rollout_waits.labels(pool=pool).set(float(waits))
+            self.rollout_age.labels(pool=pool).set(age_s)
 
     def exposition(self) -> bytes:
         """Prometheus text format 0.0.4."""

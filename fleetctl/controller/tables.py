@@ -5,9 +5,9 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 # 2: external_alerts and webhook_notices; 3: wanted_changes; 4: traffic_rules; 5: pools, revisions, nodes.pool and
-# nodes.revision; 6: freezes, audit; 7: access_tokens. Versions so far only added tables, and columns that may be
-# NULL (`ADDED_COLUMNS`).
-SCHEMA_VERSION = 7
+# nodes.revision; 6: freezes, audit; 7: access_tokens; 8: rollouts, and what pools know of theirs. Versions so far only
+# added tables, and columns that may be NULL (`ADDED_COLUMNS`).
+SCHEMA_VERSION = 8
 
 metadata = sa.MetaData()
 
@@ -46,12 +46,24 @@ pools = sa.Table(
     sa.Column("revision", sa.String(100), nullable=False),
     sa.Column("owner", sa.String(20), nullable=False),  # person or autoscaler
     sa.Column("num_current", sa.Integer),  # nodes, at least, that are to be of `revision`; NULL: none
+    # While a rollout is under way: the revision that it comes from, how many of its nodes stay, and why guards that
+    # hold automation do not hold this.
+    sa.Column("stable_revision", sa.String(100)),
+    sa.Column("num_stable", sa.Integer),
+    sa.Column("override", sa.Text),
     sa.Column("backoff", sa.JSON),  # of a start that fails again and again
     sa.Column("updated_at", sa.Float, nullable=False),
     sa.Column("updated_by", sa.String(200), nullable=False),
 )
 
-ADDED_COLUMNS = (nodes.c.pool, nodes.c.revision, pools.c.num_current)
+ADDED_COLUMNS = (
+    nodes.c.pool,
+    nodes.c.revision,
+    pools.c.num_current,
+    pools.c.stable_revision,
+    pools.c.num_stable,
+    pools.c.override,
+)
 """Columns that tables of an earlier version lack."""
 
 # Model directory, engine arguments, adapters and prompt template that nodes were started with. Never changed.
@@ -61,6 +73,17 @@ revisions = sa.Table(
     sa.Column("id", sa.String(100), primary_key=True),  # hash of the document
     sa.Column("document", sa.JSON, nullable=False),
     sa.Column("created_at", sa.Float, nullable=False),
+)
+
+# How pools got from one revision to another; `document` is the whole rollout. One without an end for each pool.
+rollouts = sa.Table(
+    "rollouts",
+    metadata,
+    sa.Column("id", sa.String(100), primary_key=True),
+    sa.Column("pool", sa.String(200), nullable=False, index=True),
+    sa.Column("state", sa.String(20), nullable=False, index=True),
+    sa.Column("started_at", sa.Float, nullable=False, index=True),
+    sa.Column("document", sa.JSON, nullable=False),
 )
 
 # When each node began and ended to be wanted: what capacity floors are a share of, also after a restart.

@@ -26,6 +26,7 @@ from fleetctl.settings.controller import (
 )
 from fleetctl.settings.fleet import FleetSettings
 from fleetctl.settings.gateway import GatewaySettings
+from fleetctl.settings.rollouts import RolloutSettings
 from fleetctl.settings.section import LABEL_NAME
 from fleetctl.settings.signals import SignalSettings
 
@@ -51,6 +52,7 @@ class Settings(BaseSettings):
     log: LogSettings = Field(default=LogSettings())
     controller: ControllerSettings = Field(default=ControllerSettings())
     actions: ActionSettings = Field(default=ActionSettings())
+    rollouts: RolloutSettings = Field(default=RolloutSettings())
     incidents: IncidentSettings = Field(default=IncidentSettings())
     audit: AuditSettings = Field(default=AuditSettings())
     signals: SignalSettings = Field(default=SignalSettings())

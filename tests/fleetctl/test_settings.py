@@ -180,6 +180,7 @@ def test_every_setting_is_described_in_one_line_and_has_its_unit_in_its_name() -
         "per_zone",
         "per_fleet",
         "max_useless",
+        "max_start_failures",
         "max_rows",
     }
     for one in setting_docs():

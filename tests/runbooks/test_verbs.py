@@ -19,14 +19,19 @@ from runbooks import rule_verb, verbs
 from runbooks.command import parse_command
 from runbooks.fleet_view import FleetView
 from runbooks.plan import plan_command, resolve_plan
-from runbooks.ports import Effects, NodeFacts, WayOut
+from runbooks.ports import Effects, NodeFacts, RevisionFacts, RolloutFacts, WayOut
 from runbooks.run import ACTION
 from runbooks.verb import Verb
 from runbooks.verbs import VERBS
 
 NODES = [NodeFacts(f"node-{i}", "decode", "demo", "r2" if i == 5 else "r1", float(i)) for i in range(1, 6)]
 WAYS = (WayOut("far", frozenset({"demo"}), 0.5),)
-VIEW = FleetView.of(NODES, [node.name for node in NODES], ways_out=WAYS)
+ROLLOUTS = {
+    "decode": RolloutFacts("r2", earlier="r1"),
+    "chat": RolloutFacts("r2", "r1", "canary", (0.05, 0.5, 1.0), 0, "r2"),
+}
+REVISIONS = RevisionFacts(frozenset({"r1", "r2"}), ROLLOUTS)
+VIEW = FleetView.of(NODES, [node.name for node in NODES], ways_out=WAYS, revisions=REVISIONS)
 
 
 def test_every_file_of_the_folder_is_in_the_table() -> None:

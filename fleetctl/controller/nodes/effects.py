@@ -36,7 +36,7 @@ from fleetctl.providers.provider import NodeProvider
 from fleetctl.providers.spec import NodeSpec
 from fleetctl.traffic_rule import TrafficRuleRequest
 from fleetctl.wire import NodePhase
-from runbooks.ports import PermanentError, PoolOwner, Receipt, TemporaryError
+from runbooks.ports import PermanentError, PoolOwner, Receipt, RolloutOrder, TemporaryError
 from runbooks.verification import Stopwatch
 
 log = structlog.get_logger()
@@ -79,6 +79,8 @@ class FleetEffects:
     clock: Clock
     forget_signals: Callable[[str], None]
     default_spec: NodeSpec | None
+    carry_out: Callable[[RolloutOrder], Awaitable[Receipt]]
+    """An order to a pool's rollout."""
     drain_grace_s: float = 60.0
     silent_after_s: float = 10.0
 
@@ -260,6 +262,10 @@ class FleetEffects:
         except BadInputError as error:
             raise PermanentError(error.message) from error
         return {"pool": pool, "owner": owner, "was": before.value}
+
+    async def order_rollout(self, order: RolloutOrder) -> Receipt:
+        """Stored with what follows from it for the pool and its traffic; the rollout goes on by itself."""
+        return await self.carry_out(order)
 
     async def _scale_nodes(
         self,

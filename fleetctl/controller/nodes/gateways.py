@@ -138,6 +138,25 @@ class Gateways:
             raise UnreachableError(f"no gateway told of its tenants: {'; '.join(problems) or 'there is none'}")
         return [found[name] for name in sorted(found)]
 
+    async def shadow_differences(self, rule_id: str) -> tuple[float, float] | None:
+        """Answers of a shadow that differ from the users' (in parts), and all that were compared, over the gateways.
+
+        None when none of them tells of the rule.
+        """
+        answers = await asyncio.gather(
+            *(self._client.gateway_shadow(url, rule_id) for url in self.urls), return_exceptions=True
+        )
+        told = []
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                if not isinstance(answer, NoAnswerError | NotAllowedError):
+                    raise answer
+            elif answer is not None:
+                told.append(answer)
+        if not told:
+            return None
+        return sum((1 - agreement) * num for agreement, num in told), float(sum(num for _, num in told))
+
     async def restart(self, name: str, wait_s: float) -> Receipt:
         """Stop and start the local gateway, and wait until it answers. Raises PermanentError, TemporaryError."""
         local, state = self._local, self.states.get(name)

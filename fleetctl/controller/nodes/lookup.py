@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
@@ -17,7 +17,7 @@ from fleetctl.controller.nodes.node_row import NodeRow, RouteIntent, list_nodes
 from fleetctl.controller.nodes.wanted_history import WantedHistory
 from fleetctl.kit.clock import Clock
 from fleetctl.wire import NodePhase
-from runbooks.ports import Freeze, NodeFacts, WantedChange, WayOut
+from runbooks.ports import Freeze, NodeFacts, RevisionFacts, WantedChange, WayOut
 
 log = structlog.get_logger()
 
@@ -36,6 +36,7 @@ class FleetLookup:
         *,
         stale_after_s: float,
         freezes: Freezes,
+        revisions: Callable[[], Awaitable[RevisionFacts]],
         priority_classes: frozenset[str] | None = None,
         ways_out: Callable[[], Sequence[WayOut] | None] = lambda: None,
     ) -> None:
@@ -49,6 +50,7 @@ class FleetLookup:
         self._clock = clock
         self._stale_after_s = stale_after_s
         self._freezes = freezes
+        self._revisions = revisions
         self._priority_classes = priority_classes
         self._ways_out = ways_out
         self._history = WantedHistory(database, clock)
@@ -77,6 +79,10 @@ class FleetLookup:
     async def freezes(self) -> tuple[Freeze, ...]:
         """What people froze."""
         return self._freezes.in_force
+
+    async def revisions(self) -> RevisionFacts:
+        """Revisions, and the rollouts of pools, as they are stored."""
+        return await self._revisions()
 
     async def priority_classes(self) -> frozenset[str] | None:
         """Classes that tenants may be of, where that is known."""

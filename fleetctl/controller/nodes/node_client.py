@@ -145,6 +145,18 @@ class NodeClient:
         except (ValidationError, TypeError) as error:
             raise NoAnswerError(f"GET {url}/gateway/tenants: not a list of tenants") from error
 
+    async def gateway_shadow(self, url: str, rule_id: str) -> tuple[float, int] | None:
+        """Mean agreement of the answers that the gateway compared for the rule, and their number; None: it knows none.
+
+        Raises NoAnswerError, NotAllowedError.
+        """
+        answer = await self._admin("GET", f"{url}/gateway/shadow", timeout_s=PROBE_TIMEOUT_S)
+        try:
+            report = next((one for one in answer["shadows"] if one["rule"] == rule_id), None)
+            return None if report is None else (float(report["mean_agreement"] or 0.0), int(report["compared"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise NoAnswerError(f"GET {url}/gateway/shadow: not a list of shadows") from error
+
     async def gateway_table_version(self, url: str) -> int:
         """Raises NoAnswerError."""
         version = (await self.gateway_report(url)).table_version

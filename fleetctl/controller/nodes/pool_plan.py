@@ -14,6 +14,7 @@ class StepKind(StrEnum):
     """What may be done to a pool."""
 
     START = "start"  # a new node of the pool's revision
+    START_STABLE = "start_stable"  # a new node of the revision that a rollout comes from
     RETRY = "retry"  # the process of a node that was never ready and ended
     DRAIN = "drain"
     STOP = "stop"
@@ -37,10 +38,14 @@ class PoolLimits:
 
 @dataclass(frozen=True, slots=True)
 class WantedPool:
-    """`num_current`: so many of the nodes, at least, are to be of the pool's revision; the others may be of any."""
+    """`num_current`: so many of the nodes, at least, are to be of the pool's revision; `num_stable`: so many of others.
+
+    Both together may exceed `size`, while a rollout compares two revisions and the old one carries the load.
+    """
 
     size: int
     num_current: int = 0
+    num_stable: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,21 +97,58 @@ def plan_pool(
     unseen = sorted(node.name for node in nodes if node.phase is None)
     if unseen:
         return PoolPlan(PoolState.HELD, f"not looked at lately: {', '.join(unseen)}")
-    surplus = len(nodes) - wanted.size
-    num_current = sum(node.is_current for node in nodes)
-    num_missing = min(wanted.num_current, wanted.size) - num_current
-    failed = min((node for node in nodes if node.failed_start), key=lambda node: node.name, default=None)
-    if failed is not None and (surplus <= 0 or (failed.is_current and num_missing >= 0)):
-        return _retried(failed.name, not_before, now)
-    if surplus < 0:
-        return _converging(f"starts {-surplus} of {wanted.size}", *[PoolStep(StepKind.START)] * -surplus)
-    if num_missing > 0 and surplus < limits.surge:
-        num = min(num_missing, limits.surge - surplus)
+    balance = _Balance.of(wanted, nodes, limits)
+    failed = sorted((node for node in nodes if node.failed_start), key=lambda node: node.name)
+    if kept := [node for node in failed if not balance.is_spare(node)]:
+        return _retried(kept[0].name, not_before, now)
+    if balance.surplus < 0:
+        return _converging(f"starts {-balance.surplus} of {balance.size}", *balance.starts(-balance.surplus))
+    num_missing = max(0, balance.num_missing)
+    if num_missing and failed:  # of another revision: it serves nobody, and makes room first
+        return _with_one_less(wanted.size, failed[0], nodes, limits)
+    if num_missing and balance.room > 0:
+        num = min(num_missing, balance.room)
         return _converging(f"starts {num} of the pool's revision", *[PoolStep(StepKind.START)] * num)
-    if surplus == 0:
+    may_leave = [node for node in nodes if balance.may_leave(node)]
+    if balance.surplus == 0 and not (num_missing and may_leave):
         return _settled(nodes)
-    may_leave = nodes if num_missing < 0 else [node for node in nodes if not node.is_current]
     return _with_one_less(wanted.size, leave_order(may_leave)[0], nodes, limits)
+
+
+@dataclass(frozen=True, slots=True)
+class _Balance:
+    """How far the nodes are from what is wanted; a negative number of missing nodes is so many too many."""
+
+    size: int
+    surplus: int
+    num_missing: int  # of the pool's revision
+    num_missing_stable: int  # of others
+    room: int  # nodes that may be started beyond the size
+
+    @classmethod
+    def of(cls, wanted: WantedPool, nodes: Sequence[PoolNode], limits: PoolLimits) -> _Balance:
+        size = max(wanted.size, wanted.num_current + wanted.num_stable)
+        num_current = sum(node.is_current for node in nodes)
+        return cls(
+            size,
+            len(nodes) - size,
+            min(wanted.num_current, size) - num_current,
+            wanted.num_stable - (len(nodes) - num_current),
+            limits.surge - (len(nodes) - wanted.size),
+        )
+
+    def may_leave(self, node: PoolNode) -> bool:
+        """Whether there are more nodes of its kind than are to stay."""
+        return (self.num_missing if node.is_current else self.num_missing_stable) < 0
+
+    def is_spare(self, node: PoolNode) -> bool:
+        """Whether it is to leave now, or to make room for another one."""
+        return self.may_leave(node) and (self.surplus > 0 or (self.num_missing > 0 and not node.is_current))
+
+    def starts(self, num: int) -> list[PoolStep]:
+        """So many starts: of the pool's revision first, unless the other one is what is missing."""
+        num_stable = max(0, min(self.num_missing_stable, num - max(0, self.num_missing)))
+        return [PoolStep(StepKind.START)] * (num - num_stable) + [PoolStep(StepKind.START_STABLE)] * num_stable
 
 
 def _retried(name: str, not_before: float | None, now: float) -> PoolPlan:

@@ -35,6 +35,8 @@ class PoolRow:
     """A pool as it should be. `revision` is what a new node of it gets; times are Unix seconds.
 
     `num_current`: so many of its nodes, at least, are to be of that revision; nodes of others make room for them.
+    While a rollout is under way `num_stable` nodes of others stay, and one that is missing is of `stable_revision`.
+    `override`: why what follows from this is held by no freeze and no budget.
     """
 
     name: str
@@ -46,6 +48,9 @@ class PoolRow:
     backoff: StartBackoff | None
     updated_at: float
     updated_by: str
+    stable_revision: str = ""
+    num_stable: int = 0
+    override: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +159,38 @@ def set_owner(connection: sa.Connection, name: str, owner: PoolOwner, by: str, n
     return pool.owner
 
 
-def want_revision(connection: sa.Connection, name: str, revision: str, num_current: int, by: str, now: float) -> None:
-    """Say what the pool's new nodes get, and how many of its nodes, at least, are to have it. The nodes follow."""
-    values = {"revision": revision, "num_current": num_current, "updated_by": by, "backoff": sa.null()}
+def want_revision(
+    connection: sa.Connection,
+    name: str,
+    revision: str,
+    num_current: int,
+    by: str,
+    now: float,
+    *,
+    stable: tuple[str, int] = ("", 0),
+    override: str = "",
+) -> None:
+    """Say what the pool's new nodes get, and how many of its nodes, at least, are to have it. The nodes follow.
+
+    `stable`: another revision, and how many of the nodes stay of others than the pool's. What is so already stays.
+    """
+    pool = get_pool(connection, name)
+    if pool is None:
+        return
+    stable_revision, num_stable = stable
+    wanted = (revision, num_current, stable_revision, num_stable, override)
+    if wanted == (pool.revision, pool.num_current, pool.stable_revision, pool.num_stable, pool.override):
+        return
+    values: dict[str, Any] = {
+        "revision": revision,
+        "num_current": num_current,
+        "stable_revision": stable_revision or None,
+        "num_stable": num_stable,
+        "override": override or None,
+        "updated_by": by,
+    }
+    if revision != pool.revision:
+        values["backoff"] = sa.null()
     _update(connection, name, now, values)
 
 
@@ -229,4 +263,7 @@ def _decode(row: sa.RowMapping) -> PoolRow:
         owner=PoolOwner(row["owner"]),
         updated_at=row["updated_at"],
         updated_by=row["updated_by"],
+        stable_revision=row["stable_revision"] or "",
+        num_stable=row["num_stable"] or 0,
+        override=row["override"] or "",
     )

@@ -49,8 +49,8 @@ log = structlog.get_logger()
 ActiveRuns = Callable[[], Awaitable[Sequence[Run]]]
 """The runs that are approved and not at their end."""
 
-Act = Callable[[str, str], Awaitable[Run]]
-"""A run of one command, given the command and the reason; guards may refuse it."""
+Act = Callable[[str, str, str], Awaitable[Run]]
+"""A run of one command, given the command, the reason, and why it is held by no restraint; guards may refuse it."""
 
 Held = Callable[[], Mapping[str, int]]
 """Node name to requests that it holds, where that is known."""
@@ -172,7 +172,7 @@ class Pools:
             for row in rows
         ]
         plan = plan_pool(
-            WantedPool(pool.wanted_size, pool.num_current),
+            WantedPool(pool.wanted_size, pool.num_current, pool.num_stable),
             nodes,
             PoolLimits(self._limits.surge, self._limits.max_unavailable),
             held_by=holder,
@@ -180,7 +180,7 @@ class Pools:
             now=now,
         )
         frozen = next((one for one in self._freezes.in_force if one.pool in (None, pool.name)), None)
-        if plan.steps and frozen is not None:
+        if plan.steps and frozen is not None and not pool.override:
             return PoolPlan(PoolState.HELD, f"{plan.reason}, but {freeze_text(frozen)}")
         until, why = self._refusals.get(pool.name, (-math.inf, ""))
         if now < until and any(step.kind in (StepKind.DRAIN, StepKind.STOP) for step in plan.steps):
@@ -225,7 +225,9 @@ class Pools:
         pool = status.pool
         match step.kind:
             case StepKind.START:
-                await self._start(pool)
+                await self._start(pool, pool.revision)
+            case StepKind.START_STABLE:
+                await self._start(pool, pool.stable_revision)
             case StepKind.RETRY:
                 assert pool.backoff is not None
                 tried = replace(pool.backoff, is_waiting=False)
@@ -236,10 +238,10 @@ class Pools:
             case StepKind.STOP:
                 await self._ask_run(status, f"node stop {step.node}")
 
-    async def _start(self, pool: PoolRow) -> None:
-        """Make one more node of the pool's revision wanted; its process is started by the fleet loop."""
+    async def _start(self, pool: PoolRow, revision_id: str) -> None:
+        """Make one more node of a revision wanted; its process is started by the fleet loop."""
         now = self._clock.now()
-        rows, revision = await self._database.read(lambda c: (list_nodes(c), get_revision(c, pool.revision)))
+        rows, revision = await self._database.read(lambda c: (list_nodes(c), get_revision(c, revision_id)))
         siblings = [row for row in rows if row.spec.pool == pool.name]
         if revision is None or not siblings:
             return
@@ -253,7 +255,7 @@ class Pools:
 
     async def _ask_run(self, status: PoolStatus, command: str) -> None:
         reason = f"pool {status.pool.name} wants {status.pool.wanted_size} nodes: {status.plan.reason}"
-        run = await self._act(command, reason)
+        run = await self._act(command, reason, status.pool.override)
         if run.status is RunStatus.REFUSED:
             until = self._clock.now() + REFUSED_AGAIN_S
             self._refusals[status.pool.name] = until, f"{command} was refused: {run.error}"
