@@ -21,6 +21,8 @@ from fleetctl.wire import (
     ApprovalRequest,
     AuditCheck,
     AuditRow,
+    AutoscalerPool,
+    AutoscalerRequest,
     CallerInfo,
     ContentListing,
     DiagnoseRequest,
@@ -252,6 +254,14 @@ class ControllerClient:
         """End a rule now. Raises BadInputError when there is none of this id."""
         answer = await self._send("DELETE", f"/v1/traffic-rules/{_part(rule_id)}", params={"by": by})
         return _parse(TrafficRule, answer)
+
+    async def autoscaler(self) -> list[AutoscalerPool]:
+        """Every pool with what the autoscaler may do with it, and its last word on it."""
+        return await self._list(AutoscalerPool, "/v1/autoscaler")
+
+    async def configure_autoscaler(self, pool: str, request: AutoscalerRequest) -> AutoscalerPool:
+        """Set bounds and mode of a pool. Raises BadInputError."""
+        return await self._post(AutoscalerPool, f"/v1/autoscaler/{_part(pool)}", request)
 
     async def freezes(self) -> list[Freeze]:
         """Times in which automation does not act, those in force, the oldest first."""

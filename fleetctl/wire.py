@@ -208,6 +208,30 @@ class Rollout(Wire):
         return self.state in ("done", "rolled_back", "failed")
 
 
+class AutoscalerPool(Wire):
+    """What the autoscaler may do with a pool, and its last word on it. None: not known, or not judged yet."""
+
+    pool: str
+    mode: Literal["advise", "act"] = "advise"
+    owner: Literal["person", "autoscaler"] = "person"
+    acts: bool = False  # its mode is act, and it owns the pool
+    min: int
+    max: int
+    wanted: int  # nodes that the pool should have now
+    size: int | None = None  # nodes that it should have by the autoscaler's word
+    direction: Literal["out", "in", "hold"] | None = None
+    why: str = ""
+    check: str = ""  # of a scale-in: what the simulation said
+    judged_at: float | None = None
+    kv_ratio: float | None = None
+    seat_ratio: float | None = None
+    waiting: float | None = None
+    start_s: float | None = None  # a node's, from wanted to ready
+    last_out_at: float | None = None
+    last_in_at: float | None = None
+    reversals: int = 0  # changes of direction within the last hour
+
+
 class GatewayPhase(StrEnum):
     """What a gateway is doing, as seen by the controller."""
 
@@ -786,6 +810,15 @@ class FreezeRequest(Body):
     made_by: str = Field(default=NO_CLAIM, max_length=200)
     pool: str | None = Field(default=None, min_length=1, max_length=200)
     for_s: float | None = Field(default=None, gt=0, le=366 * 86400)  # None: until it is ended
+
+
+class AutoscalerRequest(Body):
+    """Bounds and mode of a pool's autoscaling; what is left out stays."""
+
+    min: int | None = Field(default=None, ge=1, le=4096)
+    max: int | None = Field(default=None, ge=1, le=4096)
+    mode: Literal["advise", "act"] | None = None
+    by: str = Field(default=NO_CLAIM, max_length=200)
 
 
 class RunRequest(Body):

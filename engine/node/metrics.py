@@ -24,6 +24,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from engine.node.choice import Choice
 from engine.node.drain import DrainState
 from engine.node.inflight import Fate, InflightRequest, oldest_ages_s
+from engine.node.limits import LiveLimits
 from engine.node.queue_guard import QUEUE_TIMEOUT
 from engine.protocol.grammar_trial import TrialResult
 from engine.protocol.messages import CoreReady, StepReport
@@ -208,6 +209,12 @@ class NodeMetrics:
             "1 for the state: awake, weights_offloaded (level 1; on a CPU they stay), discard_all (level 2).",
             (*self._labels, "sleep_state"),
             registry=registry,
+        )
+        self.limits = Gauge(
+            "engine_limit",
+            "Limits of a step that are in force: max_num_seqs, max_num_batched_tokens, prefill_chunk_tokens.",
+            ("limit",),
+            registry=self.registry,
         )
         self.core_up = Gauge("engine_core_up", "1 while the core process answers.", registry=registry)
         self.preempted_tokens = Counter(
@@ -398,9 +405,15 @@ class NodeMetrics:
         kv_ratio: float,
         drain: DrainState,
         sleep_level: int,
+        limits: LiveLimits,
         now: float,
     ) -> None:
         """Sets the gauges that describe this moment; called before each scrape is answered."""
+        step_limits = limits.for_core()
+        self.limits.labels(limit="max_num_seqs").set(step_limits.max_num_seqs)
+        self.limits.labels(limit="max_num_batched_tokens").set(step_limits.max_num_batched_tokens)
+        chunk = step_limits.prefill_chunk_tokens or step_limits.max_num_batched_tokens
+        self.limits.labels(limit="prefill_chunk_tokens").set(chunk)
         self.running.set(running)
         self.waiting.set(waiting)
         for reason, count in (

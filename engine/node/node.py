@@ -148,6 +148,7 @@ class ServingNode:
             kv_ratio=self.core.kv_ratio,
             drain=self.drain.state,
             sleep_level=self.sleeper.level,
+            limits=self.limits.now,
             now=time.monotonic(),
         )
         return self.faults.spoil_metrics(self.metrics.exposition())

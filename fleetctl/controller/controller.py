@@ -19,6 +19,8 @@ from fleetctl.controller.alertmanager_link import (
     open_sender,
 )
 from fleetctl.controller.audit import Audit, append_run
+from fleetctl.controller.autoscaler.autoscaling import AUTOSCALER, Autoscaling
+from fleetctl.controller.autoscaler.simulator import Simulator
 from fleetctl.controller.config import ControllerConfig
 from fleetctl.controller.content.load import load_content
 from fleetctl.controller.content.store import POLL_S, ContentStore
@@ -68,6 +70,7 @@ from runbooks.executor import Executor
 from runbooks.journal import Journal
 from runbooks.run import ACTIVE, Run
 
+AUTOSCALER_TURN_S = 5.0  # between two looks at the load of the pools
 DEEP_CHECK_TURN_S = 1.0  # between two looks at whose deep check is due
 FORGET_TURN_S = 60.0  # between two looks for nodes that were stopped long ago
 POOLS_TURN_S = 1.0  # between two looks at what each pool needs next
@@ -99,6 +102,7 @@ class Controller:
     fleet: Fleet
     pools: Pools
     rollouts: Rollouts
+    autoscaling: Autoscaling
     gateways: Gateways
     deep_checks: DeepChecks
     scraper: Scraper
@@ -222,6 +226,20 @@ async def open_controller(
             settings.actions,
             stale_after_s=stale_after_s,
         )
+
+        async def scale(command: str, reason: str) -> Run:
+            return await executor.act(command, reason=reason, requested_by=AUTOSCALER, unasked=True)
+
+        autoscaling = await Autoscaling.opened(
+            records,
+            fleet,
+            pools.views,
+            rules.store,
+            scale,
+            Simulator(),
+            settings.autoscaler,
+            stale_after_s=stale_after_s,
+        )
         inbound = await open_inbound(config, rules.engine, fleet, records, stack)
         alerting = Alerting(rules.engine, signals, fleet, book, inbound.external, inbound.automation, content, records)
         await alerting.restore()
@@ -245,6 +263,7 @@ async def open_controller(
             Loop("fleet", settings.controller.probe_interval_s, fleet.observe_nodes),
             Loop("rollouts", POOLS_TURN_S, rollouts.advance_rollouts),
             Loop("pools", POOLS_TURN_S, pools.converge_pools),
+            Loop("autoscaler", AUTOSCALER_TURN_S, autoscaling.judge_pools),
             Loop("gateways", settings.controller.probe_interval_s, observe_gateways),
             Loop("fleet-series", settings.controller.probe_interval_s, fleet_series.record),
             Loop("deep-checks", DEEP_CHECK_TURN_S, deep_checks.ask_due_nodes),
@@ -285,6 +304,7 @@ async def open_controller(
             fleet=fleet,
             pools=pools,
             rollouts=rollouts,
+            autoscaling=autoscaling,
             gateways=gateways,
             deep_checks=deep_checks,
             scraper=scraper,

@@ -63,6 +63,7 @@ from fleetctl.wire import (
     NO_CLAIM,
     ActionRequest,
     ApprovalRequest,
+    AutoscalerRequest,
     CallerInfo,
     DiagnoseRequest,
     FreezeRequest,
@@ -131,6 +132,7 @@ def api_routes(controller: Controller, stopping: asyncio.Event) -> list[Route]:
         "/v1/nodes/{name}/logs": api.node_logs,
         "/v1/pools": api.pools,
         "/v1/pools/{name:path}": api.pool,
+        "/v1/autoscaler": api.autoscaler,
         "/v1/revisions": api.revisions,
         "/v1/revisions/{id}": api.revision,
         "/v1/rollouts": api.rollouts,
@@ -169,6 +171,7 @@ def api_routes(controller: Controller, stopping: asyncio.Event) -> list[Route]:
         change("POST", "/v1/freezes", "freeze.made", api.make_freeze),
         change("DELETE", "/v1/freezes", "freeze.ended", api.end_freezes),
         change("DELETE", "/v1/freezes/{id}", "freeze.ended", api.end_freezes),
+        change("POST", "/v1/autoscaler/{pool:path}", "autoscaler.set", api.configure_autoscaler),
         change("POST", "/v1/content/reload", "content.reloaded", api.reload_content),
         change("POST", "/v1/silences", "silence.added", api.add_silence),
         change("DELETE", "/v1/silences/{id}", "silence.expired", api.expire_silence),
@@ -258,6 +261,17 @@ class _Api:
             known = ", ".join(pool.name for pool in views) or "none"
             raise HTTPException(404, f"there is no pool named {name[:100]}; pools: {known}")
         return _json(found)
+
+    async def autoscaler(self, _: Request) -> Response:
+        return _json_list(await self._c.autoscaling.views())
+
+    async def configure_autoscaler(self, request: Request) -> Response:
+        body = await read_body(request, AutoscalerRequest)
+        pool = request.path_params["pool"]
+        said = body.model_dump(exclude={"by"}, exclude_none=True)
+        words = " ".join(f"{key}={value}" for key, value in said.items())
+        who = note(request, claim=body.by, target=f"pool/{pool}", why=words)
+        return _json(await self._c.autoscaling.configure(pool, body.model_copy(update={"by": who})))
 
     async def revisions(self, _: Request) -> Response:
         return _json_list(await self._c.pools.revision_views())

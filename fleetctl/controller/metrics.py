@@ -168,6 +168,24 @@ class ControllerMetrics:
             ["pool"],
             registry=self.registry,
         )
+        self.autoscaler_runs = Counter(
+            "controller_autoscaler_runs",
+            "Scalings that the autoscaler asked for and guards let pass, by direction (out, in).",
+            ["pool", "direction"],
+            registry=self.registry,
+        )
+        self.autoscaler_size = Gauge(
+            "controller_autoscaler_size",
+            "Nodes that the autoscaler holds for right, whether it may set them or not.",
+            ["pool"],
+            registry=self.registry,
+        )
+        self.autoscaler_reversals = Gauge(
+            "controller_autoscaler_reversals",
+            "Times that the autoscaler turned round within the last hour: out after in, or in after out.",
+            ["pool"],
+            registry=self.registry,
+        )
         self.alerts = Gauge("controller_alerts", "Alerts by state.", ["state"], registry=self.registry)
         self.audit_intact = Gauge(
             "controller_audit_intact", "0 when the audit is not as it was written.", registry=self.registry
@@ -192,6 +210,7 @@ class ControllerMetrics:
             self.rollout_state,
             self.rollout_waits,
             self.rollout_age,
+            self.autoscaler_reversals,
         )
 
     def watch_loops(self, loops: Loops, clock: Clock) -> None:
@@ -221,6 +240,14 @@ class ControllerMetrics:
             self.rollout_share.labels(pool=pool).set(share)
             self.rollout_waits.labels(pool=pool).set(float(waits))
             self.rollout_age.labels(pool=pool).set(age_s)
+
+    def tell_autoscaler(self, sizes: Mapping[str, int], reversals: Mapping[str, int]) -> None:
+        """The last word on each pool, and how often it turned round lately. Other pools are gone."""
+        self.autoscaler_size.clear()
+        self.autoscaler_reversals.clear()
+        for pool, size in sizes.items():
+            self.autoscaler_size.labels(pool=pool).set(size)
+            self.autoscaler_reversals.labels(pool=pool).set(reversals[pool])
 
     def exposition(self) -> bytes:
         """Prometheus text format 0.0.4."""

@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 
 from fleetctl.kit.errors import BadInputError
 from fleetctl.settings.alertmanager import AlertmanagerPeer, DeliverySettings, WebhookSettings
+from fleetctl.settings.autoscaler import AutoscalerSettings
 from fleetctl.settings.controller import (
     ActionSettings,
     AuditSettings,
@@ -53,6 +54,7 @@ class Settings(BaseSettings):
     controller: ControllerSettings = Field(default=ControllerSettings())
     actions: ActionSettings = Field(default=ActionSettings())
     rollouts: RolloutSettings = Field(default=RolloutSettings())
+    autoscaler: AutoscalerSettings = Field(default=AutoscalerSettings())
     incidents: IncidentSettings = Field(default=IncidentSettings())
     audit: AuditSettings = Field(default=AuditSettings())
     signals: SignalSettings = Field(default=SignalSettings())

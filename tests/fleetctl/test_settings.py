@@ -182,6 +182,10 @@ def test_every_setting_is_described_in_one_line_and_has_its_unit_in_its_name() -
         "max_useless",
         "max_start_failures",
         "max_rows",
+        "queue_per_node",
+        "warm_nodes",
+        "max_step",
+        "max_nodes",
     }
     for one in setting_docs():
         assert one.description, one.key
