@@ -12,7 +12,7 @@ PYTEST = $(BIN)/python -m pytest
 # 5: no test at all, which is right for a stage of which PYTEST_ARGS asks for nothing.
 PYTEST_END = $(PYTEST_ARGS) $(if $(PYTEST_ARGS),|| test $$? -eq 5)
 
-.PHONY: help bench-routing bench-engine bench-signals first-night soak-node soak-gateway soak-drain storm-gateway demo up down top test test-gpu test-wheel wheel mutants bench-kernels bench-gateway check format setup setup-dev debs clean
+.PHONY: help bench-routing bench-engine bench-signals first-night soak-node soak-gateway soak-drain storm-gateway demo up down top test test-gpu test-wheel wheel mutants bench-kernels bench-gateway compile-gateway test-compiled check format setup setup-dev debs clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 18
@@ -69,6 +69,12 @@ bench-gateway: setup-dev ## CPU and added TTFT of our gateway beside HAProxy, vl
 	@for peer in vllm-router sglang-router "litellm[proxy]"; do $(PEERS)/bin/pip install -q "$$peer" || echo "note: $$peer could not be installed"; done
 	$(BIN)/python tests/fleetctl/gateway/bench_gateway.py --peers $(PEERS) $(BENCH_ARGS)
 
+compile-gateway: setup-dev ## Compile the gateway's hot modules with mypyc: some minutes, a third less CPU a request
+	FLEETCTL_COMPILE=1 $(BIN)/python setup.py -q build_ext --inplace
+
+test-compiled: compile-gateway ## The gateway's tests on the compiled modules (make test runs them on the source where nothing is compiled)
+	FLEETCTL_COMPILED=1 $(BIN)/python -m pytest -q tests/fleetctl/gateway
+
 soak-node: setup ## Mixed traffic and disturbances against a real node for 30 minutes (SOAK_ARGS="--minutes 1")
 	@$(BIN)/python -m engine.soak $(SOAK_ARGS)
 
@@ -117,4 +123,5 @@ debs: ## Install the Debian packages that tests talk to, where that is allowed
 
 clean: ## Remove the environment and the local state
 	-@$(BIN)/fleetctl down 2>/dev/null
-	rm -rf $(VENV) .fleetctl build dist .mutants *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find fleetctl -name '*.so' -delete
+	rm -rf $(VENV) fleetctl/gateway/compiled.txt fleetctl_gateway__mypyc.*.so .fleetctl build dist .mutants *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -26,6 +26,7 @@ from fleetctl.gateway.admission.admission import Admission
 from fleetctl.gateway.admission.admission_metrics import AdmissionMetrics
 from fleetctl.gateway.admission.shedding import shed_orders
 from fleetctl.gateway.admission.tenants_file import read_node_key
+from fleetctl.gateway.compiled import is_in_use
 from fleetctl.gateway.http import answers
 from fleetctl.gateway.http.answers import ErrorAnswer, WholeAnswer, json_answer
 from fleetctl.gateway.http.exchange import Exchange
@@ -668,7 +669,7 @@ async def serve_until_stopped(
         orders.on_abort = partial(_abort, gateway)
         host, port = listener.getsockname()[:2]
         await server.start(listener)
-        log.info("gateway.started", host=host, port=port)
+        log.info("gateway.started", host=host, port=port, compiled=is_in_use())
         on_serving()
         await orders.retiring.wait()
         if not orders.stopping.is_set():

@@ -11,7 +11,7 @@ import httptools
 import structlog
 
 from fleetctl.gateway.http.answers import ErrorAnswer, bad_request
-from fleetctl.gateway.http.connection_limits import ConnectionLimits
+from fleetctl.gateway.http.connection_limits import ConnectionLimits, Limited
 from fleetctl.gateway.http.exchange import Exchange
 from fleetctl.gateway.http.message_head import BadHeadError, answer_head, read_head
 
@@ -26,11 +26,13 @@ Serve = Callable[[Exchange], Awaitable[None]]
 class ClientConnection(asyncio.Protocol):
     """Parses requests, bounds them, and hands each to `serve` as an Exchange. See ConnectionLimits for its states."""
 
-    def __init__(self, serve: Serve, limits: ConnectionLimits) -> None:
+    def __init__(self, serve: Serve, limits: ConnectionLimits, *, handshake: Limited | None = None) -> None:
+        """`handshake`: what held this connection's place among the limits until TLS stood."""
         self.address = ""
         self.is_full = False
         self._serve = serve
         self._limits = limits
+        self._handshake = handshake
         self._settings = limits.settings
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -50,6 +52,8 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by asyncio."""
+        if self._handshake is not None:
+            self._limits.leave(self._handshake)
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
         peer = transport.get_extra_info("peername")
         self.address = peer[0] if isinstance(peer, tuple) else ""

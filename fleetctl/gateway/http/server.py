@@ -119,7 +119,7 @@ class HttpServer:
         loop = asyncio.get_running_loop()
         try:
             await loop.connect_accepted_socket(
-                lambda: ShakenConnection(self._serve, self.limits, handshake),
+                lambda: ClientConnection(self._serve, self.limits, handshake=handshake),
                 handshake.sock,
                 ssl=tls,
                 ssl_handshake_timeout=self._settings.head_limit_s,
@@ -146,19 +146,6 @@ class Handshake:
             self.task.cancel()
 
     expire_head = expire_slow = close_unused = abort
-
-
-class ShakenConnection(ClientConnection):
-    """A connection that takes the place of its handshake."""
-
-    def __init__(self, serve: Serve, limits: ConnectionLimits, handshake: Handshake) -> None:
-        super().__init__(serve, limits)
-        self._handshake = handshake
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called by asyncio once TLS stands."""
-        self._limits.leave(self._handshake)
-        super().connection_made(transport)
 
 
 def _max_connections(wanted: int) -> int:

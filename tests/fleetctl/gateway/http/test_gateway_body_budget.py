@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,38 +25,31 @@ class Body:
         self.is_pushed_out = True
 
 
-class Budget(BodyBudget):
-    """Of 100 bytes, on a clock of the test."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.num_full = 0
-        super().__init__(100, clock=lambda: self.now, on_full=self.count)
-
-    def count(self) -> None:
-        self.num_full += 1
+def make_budget(now: Callable[[], float] = lambda: 0.0) -> tuple[BodyBudget, list[None]]:
+    """Of 100 bytes, and what grows with each body that is pushed out."""
+    full: list[None] = []
+    return BodyBudget(100, clock=now, on_full=lambda: full.append(None)), full
 
 
 def test_without_room_the_next_body_goes_while_none_is_slow() -> None:
-    budget, first, next_one = Budget(), Body(), Body()
+    (budget, full), first, next_one = make_budget(), Body(), Body()
     budget.hold(first, 60)
     budget.hold(next_one, 30)
     budget.hold(next_one, 30)
     assert (first.is_pushed_out, next_one.is_pushed_out) == (False, True)
-    assert (budget.num_bytes, budget.num_full) == (60, 1)
+    assert (budget.num_bytes, len(full)) == (60, 1)
     budget.hold(first, 40)
     assert not first.is_pushed_out, "what was pushed out holds nothing any more"
 
 
 def test_without_room_bodies_that_are_slow_go_first() -> None:
-    budget, slow, slower, quick = Budget(), Body(), Body(), Body()
+    times = [0.0, 1.0, *[2.0 + SLOW_AFTER_S] * 3]
+    (budget, full), slow, slower, quick = make_budget(lambda: times.pop(0)), Body(), Body(), Body()
     budget.hold(slower, 30)
-    budget.now = 1.0
     budget.hold(slow, 60)
-    budget.now = 2.0 + SLOW_AFTER_S
     budget.hold(quick, 90)
     assert (slower.is_pushed_out, slow.is_pushed_out, quick.is_pushed_out) == (True, True, False)
-    assert (budget.num_bytes, budget.num_full) == (90, 2)
+    assert (budget.num_bytes, len(full)) == (90, 2)
     budget.release(quick)
     budget.release(quick)
     assert budget.num_bytes == 0

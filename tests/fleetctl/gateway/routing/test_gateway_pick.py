@@ -171,6 +171,7 @@ CANDIDATE = st.builds(
     TOKENS,
     TOKENS,
     st.none() | st.integers(-100, 5000),
+    max_model_len=st.none() | st.integers(1000, 5000),
     has_adapter=st.none() | st.booleans(),
 )
 
