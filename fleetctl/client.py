@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -40,6 +40,7 @@ from fleetctl.wire import (
     RoutingTable,
     Run,
     RunbookInfo,
+    RunOrder,
     RunRequest,
     Silence,
     SilenceRequest,
@@ -223,6 +224,10 @@ class ControllerClient:
     async def cancel(self, run_id: str, by: str) -> Run:
         """Stop a run before its next step."""
         return _parse(Run, await self._send("POST", f"/v1/runs/{_part(run_id)}/cancel", json={"by": by}))
+
+    async def order_run(self, run_id: str, what: Literal["pause", "resume", "skip"], order: RunOrder) -> Run:
+        """Pause a run before its next step, let it go on, or skip the step that comes next or that waits."""
+        return await self._post(Run, f"/v1/runs/{_part(run_id)}/{what}", order)
 
     async def diagnose(self, request: DiagnoseRequest) -> Diagnosis:
         """Walk a tree now; stored nowhere."""

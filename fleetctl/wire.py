@@ -427,6 +427,8 @@ class Run(Wire):
     override: str = ""  # why a person let it act all the same
     verification: str = ""
     error: str = ""
+    paused_by: str = ""  # who keeps it from beginning its next step
+    question: str = ""  # what a person is asked now; an approval answers it
 
 
 class IncidentStatus(StrEnum):
@@ -853,6 +855,13 @@ class ApprovalRequest(Body):
     by: str = Field(default=NO_CLAIM, max_length=200)
     comment: str = Field(default="", max_length=2000)
     override: str = Field(default="", max_length=2000)  # as of RunRequest
+
+
+class RunOrder(Body):
+    """What a person tells a run that goes on."""
+
+    by: str = Field(max_length=200)
+    comment: str = Field(default="", max_length=2000)
 
 
 class DiagnoseRequest(Body):

@@ -13,9 +13,11 @@ from types import MappingProxyType
 from typing import Any
 
 from runbooks.errors import BadCommandError, BadInputError
-from runbooks.target import Target, parse_target, written_forms
+from runbooks.node_selector import NodeSelector, SelectorWords
+from runbooks.target import Target, TargetKind, parse_target, written_forms
 from runbooks.value import (
     ValueType,
+    check_text,
     check_value,
     did_you_mean,
     parse_duration,
@@ -31,7 +33,7 @@ MAX_NODES = 100  # in one list
 MAX_SHARES = 20  # steps of a rollout
 
 _SIZE = re.compile(r"[+-]?\d{1,4}|before")
-_COUNT = re.compile(r"\d{1,4}")
+_COUNT = re.compile(r"\d{1,7}")
 _PATH = re.compile(r"[^\s,'\"\\]{1,500}")
 _SETTING = re.compile(r"[a-z][a-z0-9_-]{0,99}=[^\s,'\"\\]{0,500}")
 
@@ -61,6 +63,7 @@ def parse_words(words: Sequence[str]) -> Action:
     targets: list[str] = []
     args: dict[str, Any] = {option.key: option.default for option in verb.options}
     seen: set[str] = set()
+    selecting = SelectorWords()
     while rest:
         word = rest.pop(0)
         if not word.startswith("-"):
@@ -70,6 +73,9 @@ def parse_words(words: Sequence[str]) -> Action:
         if name in ("--yes", "-y") and not equals:
             continue
         option = verb.option(name)
+        if option is None and verb.takes_selector and name in SelectorWords.OPTIONS:
+            _read_selector(verb, selecting, name, value if equals else rest.pop(0) if rest else "")
+            continue
         if option is None:
             known = [*(option.name for option in verb.options), "--yes"]
             raise BadCommandError(f"{verb.name}: unknown option {name}", remedy=did_you_mean(name, known))
@@ -89,7 +95,25 @@ def parse_words(words: Sequence[str]) -> Action:
     for option in verb.options:
         if option.required and option.name not in seen:
             raise BadCommandError(f"{verb.name}: {option.name} is missing", remedy=f"{option.name}: {option.help}")
-    return Action(verb, _target(verb, targets), MappingProxyType(args))
+    selector = _selector(verb, selecting)
+    if selector is not None and targets:
+        raise BadCommandError(f"{verb.name}: {targets[0]} and {selector.words}", remedy="name a node, or its labels")
+    target = _target(verb, targets) if selector is None else Target(TargetKind.FLEET, "")
+    return Action(verb, target, MappingProxyType(args), selector)
+
+
+def _read_selector(verb: Verb, selecting: SelectorWords, name: str, value: str) -> None:
+    try:
+        selecting.read(name, value)
+    except BadInputError as error:
+        raise BadCommandError(f"{verb.name} {name}: {error.message}", remedy=error.remedy) from None
+
+
+def _selector(verb: Verb, selecting: SelectorWords) -> NodeSelector | None:
+    try:
+        return selecting.selector
+    except BadInputError as error:
+        raise BadCommandError(f"{verb.name}: {error.message}", remedy=error.remedy) from None
 
 
 def _split_verb(words: list[str]) -> tuple[Verb, list[str]]:
@@ -156,6 +180,8 @@ def _option_value(verb: Verb, option: Option, text: str) -> str | int | float | 
                 if len(names) > MAX_NODES:
                     raise BadInputError(f"{len(names)} nodes", remedy=f"name at most {MAX_NODES}")
                 return tuple(check_value(ValueType.NODE, name) for name in names)
+            case "text":
+                return check_text(text)
             case "names":
                 return tuple(check_value(ValueType.STRING, name) for name in text.split(",")[:MAX_NODES])
             case "size":

@@ -5,6 +5,7 @@ Each turn starts from what the journal says, so that going on after a crash is n
 
 from __future__ import annotations
 
+import asyncio
 import math
 
 from runbooks.context import Context
@@ -61,14 +62,19 @@ async def _do_next(context: Context, run: Run) -> Run:
     """One step, or what follows from the steps so far: judged from the journal alone, so also after a crash."""
     if run.cancelled_by is not None:
         return await _cancelled(context, run)
-    stopped = next((s for s in run.do_steps if s.status in (StepStatus.FAILED, StepStatus.SKIPPED)), None)
+    over = (StepStatus.FAILED, StepStatus.SKIPPED)
+    stopped = next((s for s in run.do_steps if s.status in over and not s.is_passed_over), None)
     if stopped is not None:
         how = "failed" if stopped.status is StepStatus.FAILED else "refused"
         return await _give_up(context, run, f"step {stopped.index + 1} ({stopped.command}) {how}: {stopped.error}")
     step = run.next_step("do")
     if step is None:
         return await _after_steps(context, run)
-    await carry_step(context, run, "do", step.index)
+    wave = [s for s in run.do_steps if s.wave == step.wave and not s.is_over] if step.wave is not None else [step]
+    ends = await asyncio.gather(*(carry_step(context, run, "do", one.index) for one in wave), return_exceptions=True)
+    for end in ends:
+        if isinstance(end, BaseException):
+            raise end
     return await context.stored(context.journal.get, run.id)
 
 
@@ -87,7 +93,9 @@ async def _verify(context: Context, run: Run) -> Run:
     async def is_cancelled() -> bool:
         return (await context.stored(context.journal.get, run.id)).cancelled_by is not None
 
-    verification = await look_until_held(context, run.verify, is_cancelled)
+    verification = await look_until_held(
+        context.evaluate, context.clock, run.verify, is_cancelled, poll_s=context.limits.poll_s
+    )
     if verification.held is None:
         return await _cancelled(context, await context.stored(context.journal.get, run.id), verification.text)
     if not verification.held:
@@ -101,9 +109,10 @@ async def _verify(context: Context, run: Run) -> Run:
 
 async def _give_up(context: Context, run: Run, reason: str, verification: str = "") -> Run:
     """Undo what was begun, where the page says how."""
-    begun = {step.number for step in run.do_steps if step.has_begun}
+    begun = _changed(run)
     if not begun:
-        return await _end(context, run, RunStatus.REFUSED, reason)
+        status = RunStatus.REFUSED if run.status is RunStatus.RUNNING else RunStatus.FAILED
+        return await _end(context, run, status, reason, verification)
     items = [item for item in run.undo if item.number in begun]
     if not any(item.command for item in items):
         return await _end(context, run, RunStatus.FAILED, f"{reason}; nothing was undone", verification)
@@ -131,11 +140,16 @@ async def _undo_next(context: Context, run: Run) -> Run:
         # One that fails does not keep the others from being undone.
         return await carry_step(context, run, "undo", step.index)
     left = [step for step in run.undo_steps if step.status is not StepStatus.DONE]
-    uncovered = {s.number for s in run.do_steps if s.has_begun} - {s.number for s in run.undo_steps}
+    uncovered = _changed(run) - {s.number for s in run.undo_steps}
     if not left and not uncovered:
         return await _end(context, run, RunStatus.UNDONE, f"{run.error}; undone")
     what = [f"{step.title}: {step.error}" for step in left] + [f"step {n} has no undo" for n in sorted(uncovered)]
     return await _end(context, run, RunStatus.FAILED, f"{run.error}; not undone: {'; '.join(what)}")
+
+
+def _changed(run: Run) -> set[int]:
+    """Numbers of the steps that may have changed something: what asks, waits or looks has nothing to undo."""
+    return {step.number for step in run.do_steps if step.has_begun and step.action.verb.mutates}
 
 
 async def _cancelled(context: Context, run: Run, verification: str = "") -> Run:

@@ -25,7 +25,7 @@ from runbooks.fleet_view import FleetView
 from runbooks.guard import GuardAnswer, Ruling, judge_names, judge_near_floor, judge_plan, judge_repeat, judge_start
 from runbooks.journal import Journal
 from runbooks.page import Page
-from runbooks.plan import Plan, VerbOnTarget, plan_command, plan_page, resolve_plan
+from runbooks.plan import Plan, VerbOnTarget, command_title, plan_command, plan_page, resolve_plan
 from runbooks.ports import Clock, Effects, Lookup
 from runbooks.restraint import OVERRIDE_REMEDY
 from runbooks.run import ACTION, ACTIVE, AlreadyDecidedError, ConflictError, HeldError, Run, RunStatus
@@ -36,6 +36,8 @@ log = structlog.get_logger()
 
 JudgeNeed = Callable[[Run, bool], ApprovalNeed]
 """Of a run, and whether it leaves its pools near their floors."""
+OrderKind = Literal["pause", "resume", "skip", "yes", "no"]
+_ORDER_EVENTS = {"pause": "paused", "resume": "resumed", "skip": "step_skipped", "yes": "answered", "no": "answered"}
 
 TURN_S = 1.0
 MAX_BACK_OFF_S = 30.0
@@ -116,8 +118,10 @@ class Executor:
         page = self._library.get(runbook)
         if page is None:
             raise NotFoundError(f"there is no runbook {runbook!r}", remedy=did_you_mean(runbook, self._library))
+        fleet = await self._context.fleet()
         return await self._create(
-            plan_page(page, inputs),
+            plan_page(page, inputs, fleet.nodes, self._library),
+            fleet,
             approve=approve or unasked,
             dry_run=dry_run,
             reason=reason,
@@ -144,8 +148,22 @@ class Executor:
 
         Raises BadCommandError, BadInputError and IdempotencyConflictError.
         """
+        fleet = await self._context.fleet()
+        try:
+            plan = plan_command(command, fleet.nodes)
+        except BadInputError:
+            # What the selector meant then is in the journal, whatever it means now.
+            known = await self._context.stored(self._journal.find, idempotency_key) if idempotency_key else None
+            if known is None or (known.runbook, known.title, known.dry_run) != (
+                ACTION,
+                command_title(command),
+                dry_run,
+            ):
+                raise
+            return known
         return await self._create(
-            plan_command(command),
+            plan,
+            fleet,
             approve=True,
             dry_run=dry_run,
             reason=reason,
@@ -168,6 +186,8 @@ class Executor:
             raise BadInputError(f"decision {decision!r}", remedy="answer approve or deny")
         now = self._clock.now()
         standing = await self._context.stored(self._journal.get, run_id)
+        if standing.asking is not None:
+            return await self.order(run_id, "yes" if decision == "approve" else "no", by, comment)
         fleet = (await self._context.fleet()).after_all(step.action.change for step in standing.do_steps)
         held = ""
         if decision == "approve" and standing.status is RunStatus.PROPOSED:
@@ -209,6 +229,18 @@ class Executor:
             raise ConflictError(f"run {run_id} {what}", run)
         if run.status is RunStatus.CANCELLED:
             self._context.emit("run.cancelled", f"{run.title}: {run.error}", run, by=by)
+        self._wake.set()
+        return run
+
+    async def order(self, run_id: str, what: OrderKind, by: str, comment: str = "") -> Run:
+        """Tell a run that goes on to pause before its next step, to resume, or to skip the step that comes next or that
+        waits; or answer its question. Raises ConflictError when there is nothing to say that to."""
+        run, accepted = await self._context.stored(self._journal.order, run_id, what, by, self._clock.now(), comment)
+        if not accepted:
+            raise ConflictError(f"run {run_id} {_why_not(run, what)}", run, remedy=f"`fleetctl describe run {run_id}`")
+        said = {"yes": "answered yes", "no": "answered no", "skip": "step skipped"}.get(what, f"{what}d")
+        text = f"{run.title}: {said} by {by}" + (f": {comment}" if comment else "")
+        self._context.emit(f"run.{_ORDER_EVENTS[what]}", text, run, by=by)
         self._wake.set()
         return run
 
@@ -272,6 +304,7 @@ class Executor:
     async def _create(
         self,
         plan: Plan,
+        fleet: FleetView,
         *,
         approve: bool,
         dry_run: bool,
@@ -284,7 +317,6 @@ class Executor:
     ) -> Run:
         now = self._clock.now()
         known = await self._context.stored(self._journal.find, idempotency_key) if idempotency_key else None
-        fleet = await self._context.fleet()
         if known is None:
             plan = await self._checked(plan, fleet)
         run = Run(
@@ -463,6 +495,16 @@ class Executor:
 
 def _approvals(need: ApprovalNeed) -> Approvals | None:
     return Approvals(need.approvers, need.asker_counts, need.why) if need.approvers else None
+
+
+def _why_not(run: Run, what: OrderKind) -> str:
+    if not run.status.is_active:
+        return f"does not go on: it is {run.status.value}"
+    return {
+        "pause": f"is paused already, by {run.paused_by}",
+        "resume": "is not paused",
+        "skip": "has no step left to skip",
+    }.get(what, "asks nothing, or was answered already")
 
 
 def _why_held(restraint: Ruling) -> str:

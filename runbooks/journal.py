@@ -33,6 +33,7 @@ from runbooks.schema import (
     prepare,
     run_audit,
     run_claims,
+    run_orders,
     run_row,
     run_steps,
     runs,
@@ -335,6 +336,37 @@ class Journal:
             connection.execute(sa.update(runs).where(runs.c.id == run_id).values(updated_at=now, **fields))
             return Decision(get_run(connection, run_id), True)
 
+    def order(self, run_id: str, what: str, by: str, now: float, comment: str = "") -> Decision:
+        """Keep what a person told a run that goes on. `skip` is about the step that comes next, or that waits;
+        `yes` and `no` are about the question that it asks. Not accepted when there is no such step, or nothing to
+        resume."""
+        with self._write(f"{what}_ordered") as connection:
+            run = get_run(connection, run_id)
+            if not run.status.is_active:
+                return Decision(run, False)
+            step = None
+            match what:
+                case "pause" | "resume":
+                    if (what == "pause") == bool(run.paused_by):
+                        return Decision(run, False)
+                case "skip":
+                    step = run.next_step("undo" if run.status is RunStatus.UNDOING else "do")
+                case "yes" | "no":
+                    step = run.asking
+            if what not in ("pause", "resume") and step is None:
+                return Decision(run, False)
+            about = {"phase": step.phase if step else "", "step": step.index if step else -1}
+            connection.execute(
+                sa.insert(run_orders).values(
+                    run_id=run_id, at=now, by=plain_text(by), what=what, comment=plain_text(comment), **about
+                )
+            )
+            connection.execute(sa.update(runs).where(runs.c.id == run_id).values(updated_at=now))
+            said = {"yes": "answered_yes", "no": "answered_no", "skip": "skip_requested"}.get(what, f"{what}d")
+            step_text = f"step {step.index + 1} ({step.command})" if step else ""
+            self._audit(connection, run, now, by, said, ": ".join(filter(None, [step_text, comment])))
+            return Decision(get_run(connection, run_id), True)
+
     def begin_step(self, run_id: str, phase: Phase, index: int, now: float) -> Run:
         """Before the effect: the step is running, once more."""
         with self._write(f"step_begun.{phase}.{index}") as connection:
@@ -399,7 +431,7 @@ class Journal:
                 .limit(limit)
             )
             gone = list(connection.execute(query).scalars())
-            for table in (run_steps, run_audit):
+            for table in (run_steps, run_audit, run_orders):
                 connection.execute(sa.delete(table).where(table.c.run_id.in_(gone)))
             connection.execute(sa.delete(runs).where(runs.c.id.in_(gone)))
         return len(gone)

@@ -5,8 +5,11 @@
     ---
     ## When to use              prose
     ## 1. Drain the node        a step: prose and one block ```fleetctl with one command a line
+                                a block ```when before it: an expression; the step is left out when it is 0
     ## Undo
     ### 1. Let it serve again   undoes step 1; written in the order a person does it, last step first
+
+A page without steps is read, not run: it says what a person does where no command mends it.
 
 Everything is checked when the page is loaded: verbs, options, types of inputs, and that each step that changes the
 fleet says how it is undone, or in prose why it can't be.
@@ -25,12 +28,14 @@ from markdown_it.token import Token
 from runbooks.command import parse_command
 from runbooks.errors import BadCommandError, BadInputError, BadPageError
 from runbooks.front_matter import FrontMatter, InputSpec, Place, read_front_matter
-from runbooks.template import fill_command, places, unquoted_places
+from runbooks.sub_page import SubPage, is_sub_page, parse_sub_page
+from runbooks.template import fill, fill_command, places, unquoted_places
 from runbooks.value import ValueType, did_you_mean
 from runbooks.verb import Verify
 
 MAX_PAGE_BYTES = 256 * 1024
 LANGUAGE = "fleetctl"
+CONDITION = "when"
 LIBRARY = Path(__file__).parent / "library"
 
 
@@ -39,13 +44,19 @@ class PageStep:
     """One command of a page. Commands of one section share `number` and `title`.
 
     `command` is a template without the leading `fleetctl`. It is empty in an undo item of prose only, which says why
-    there is nothing to run.
+    there is nothing to run. `when` is a PromQL template: the step is done when its value is not 0; empty: always.
     """
 
     number: int
     title: str
     command: str
     line: int
+    when: str = ""
+
+    @property
+    def is_sub_page(self) -> bool:
+        """Whether it runs another page."""
+        return is_sub_page(self.command)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +72,34 @@ class Page:
     verify: Verify | None
     undo: tuple[PageStep, ...]
     markdown: str
+
+    @property
+    def is_by_hand(self) -> bool:
+        """Whether it has no step: a person reads it."""
+        return not self.steps
+
+    @property
+    def sub_pages(self) -> tuple[tuple[str, int], ...]:
+        """Names of the pages that its steps run, each with the line where."""
+        return tuple((self.sub_page(step).name, step.line) for step in self.steps if step.is_sub_page)
+
+    def sub_page(self, step: PageStep) -> SubPage:
+        """What a step that runs a page runs, with examples for this page's inputs."""
+        examples = {name: spec.example for name, spec in self.inputs.items()}
+        return parse_sub_page(fill_command(step.command, examples))
+
+    @property
+    def expressions(self) -> tuple[tuple[str, str, int], ...]:
+        """Every PromQL template on the page with examples filled in: where it stands, its text, the line; 0: head."""
+        examples = {name: spec.example for name, spec in self.inputs.items()}
+        found = [("verify.expect", fill(self.verify.expect, examples), 0)] if self.verify is not None else []
+        for step in self.steps:
+            if step.when:
+                found.append(("when", fill(step.when, examples), step.line))
+            if step.command and not step.is_sub_page:
+                until = parse_command(fill_command(step.command, examples)).args.get("until")
+                found += [("--until", until, step.line)] if until else []
+        return tuple(found)
 
 
 def builtin_page_files() -> list[Path]:
@@ -110,7 +149,7 @@ def parse_page(text: str, file: str) -> Page:
     steps, undo = tuple(body.steps), tuple(body.undo)
     _check_commands(file, head, steps + undo)
     _check_undo(file, steps, undo, body.undo_line)
-    _check_rest(head, steps + undo)
+    _check_rest(file, head, steps + undo)
     return Page(head.name, head.title, head.risk, head.causes, head.inputs, steps, head.verify, undo, text)
 
 
@@ -124,6 +163,7 @@ class _Section:
     title: str
     line: int
     num_blocks: int = 0
+    when: str = ""
     has_prose: bool = False
 
 
@@ -150,11 +190,11 @@ class _Body:
                     num_steps += section.kind == "step"
             elif token.type == "fence" and token.info.split()[:1] == [LANGUAGE]:
                 self._fence(token, section)
+            elif token.type == "fence" and token.info.split()[:1] == [CONDITION]:
+                self._condition(token, section)
             elif token.type == "paragraph_open":
                 section.has_prose = True
         self._close(section)
-        if not self.steps:
-            raise Place(self.file, 1).error("the page has no steps", "add `## 1. Title` with a ```fleetctl block")
 
     def _open(self, token: Token, text: str, num_steps: int) -> _Section | None:
         """The section that a heading begins; None for a smaller heading inside one."""
@@ -204,7 +244,17 @@ class _Body:
         commands = list(self._commands(token))
         if not commands:
             raise place.error("the ```fleetctl block has no command", "write one command a line")
-        into.extend(PageStep(section.number, section.title, text, line) for line, text in commands)
+        into.extend(PageStep(section.number, section.title, text, line, section.when) for line, text in commands)
+
+    def _condition(self, token: Token, section: _Section) -> None:
+        place = Place(self.file, self._line(token))
+        if section.kind != "step" or token.level or section.num_blocks:
+            raise place.error("a ```when block that no step follows", "put it before the ```fleetctl block of a step")
+        if section.when:
+            raise place.error(f"a second ```when block in {section.title!r}", "join the two with `and`")
+        section.when = " ".join(token.content.split())
+        if not section.when:
+            raise place.error("the ```when block is empty", "write an expression, or remove it")
 
     def _commands(self, token: Token) -> Iterator[tuple[int, str]]:
         for i, raw in enumerate(token.content.splitlines()):
@@ -230,7 +280,11 @@ def _check_commands(file: str, head: FrontMatter, steps: tuple[PageStep, ...]) -
         _check_places(place, step.command, head)
         try:
             # with an example of each type: `--deadline {{node}}` is wrong whatever the value
-            parse_command(fill_command(step.command, examples))
+            filled = fill_command(step.command, examples)
+            if step.is_sub_page:
+                parse_sub_page(filled)
+            else:
+                parse_command(filled)
         except (BadCommandError, BadInputError) as error:
             raise place.error(error.message, error.remedy) from None
 
@@ -244,34 +298,45 @@ def _check_undo(file: str, steps: tuple[PageStep, ...], undo: tuple[PageStep, ..
             raise place.error(f"undo of step {item.number}, which does not exist", "number it after its step")
         if last is not None and item.number > last:
             raise place.error(f"undo of step {item.number} after that of step {last}", "undo the last step first")
+        if item.is_sub_page:
+            raise place.error("an undo that runs a page", "write the commands themselves")
+        if any(step.number == item.number and step.is_sub_page for step in steps):
+            raise place.error(f"step {item.number} runs a page, which has an undo of its own", "remove this item")
         last = item.number
     undone = {item.number for item in undo}
     for step in steps:
-        if step.number not in undone and parse_command(_example(step)).verb.mutates:
+        if step.number not in undone and not step.is_sub_page and parse_command(_example(step)).verb.mutates:
             raise Place(file, undo_line or step.line).error(
                 f"step {step.number} changes the fleet and has no undo",
                 f"add `### {step.number}. Title` under ## Undo, with commands or why there are none",
             )
 
 
-def _check_rest(head: FrontMatter, steps: tuple[PageStep, ...]) -> None:
+def _check_rest(file: str, head: FrontMatter, steps: tuple[PageStep, ...]) -> None:
     used = set(_check_places(head.lines.at(("title",)), head.title, head))
+    if head.verify and not steps:
+        raise head.lines.at(("verify",)).error("a page without steps has nothing to verify", "remove it, or add a step")
     for step in steps:
         used.update(places(step.command), places(step.title))
+        place = Place(file, step.line)
+        used.update(_check_places(place, step.when, head))
+        _check_quotes(place, "```when", step.when, head)
     if head.verify:
         place = head.lines.at(("verify", "expect"))
         used.update(_check_places(place, head.verify.expect, head))
         used.update(_check_places(head.lines.at(("verify", "says")), head.verify.says, head))
-        for name in unquoted_places(head.verify.expect):
-            if head.inputs[name].type is not ValueType.NUMBER and head.inputs[name].type is not ValueType.DURATION:
-                raise place.error(
-                    f"verify.expect uses {{{{{name}}}}} outside of double quotes", 'write it as label="{{input}}"'
-                )
+        _check_quotes(place, "verify.expect", head.verify.expect, head)
     for name in head.inputs:
         if name not in used:
             raise head.lines.at(("inputs", name)).error(
                 f"input {name!r} is never used", "use it in a step or remove it"
             )
+
+
+def _check_quotes(place: Place, where: str, expression: str, head: FrontMatter) -> None:
+    for name in unquoted_places(expression):
+        if head.inputs[name].type is not ValueType.NUMBER and head.inputs[name].type is not ValueType.DURATION:
+            raise place.error(f"{where} uses {{{{{name}}}}} outside of double quotes", 'write it as label="{{input}}"')
 
 
 def _check_places(place: Place, template: str, head: FrontMatter) -> list[str]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from runbooks.command import parse_command
 from runbooks.errors import BadInputError
 from runbooks.fleet_view import Change, FleetView
 from runbooks.front_matter import InputSpec
 from runbooks.page import Page, PageStep
-from runbooks.run import ACTION, StepRecord, UndoItem
+from runbooks.ports import NodeFacts
+from runbooks.run import ACTION, Condition, StepRecord, UndoItem
+from runbooks.sub_page import SubPage, parse_sub_page
 from runbooks.target import Target, TargetKind, node_target
 from runbooks.template import fill, fill_command
 from runbooks.value import ValueType, check_value, did_you_mean
@@ -48,59 +52,205 @@ VerbOnTarget = tuple[str, Target]
 """The name of a verb and what it acts on."""
 
 
-def plan_page(page: Page, given: Mapping[str, str]) -> Plan:
-    """What the page does with these inputs. Raises BadInputError naming the input and the remedy."""
+def plan_page(
+    page: Page,
+    given: Mapping[str, str],
+    nodes: Mapping[str, NodeFacts] | None = None,
+    library: Mapping[str, Page] = MappingProxyType({}),
+) -> Plan:
+    """What the page does with these inputs, pages that its steps run included.
+
+    `nodes`: every node ever wanted, which selectors choose from. Raises BadInputError naming the input and the remedy.
+    """
+    if page.is_by_hand:
+        raise BadInputError(
+            f"{page.name} has no step that could be run", remedy=f"read it: fleetctl runbook show {page.name}"
+        )
     inputs = resolve_inputs(page, given)
-    steps = tuple(
-        StepRecord(i, "do", fill(step.title, inputs), _command(step, inputs), step.number)
-        for i, step in enumerate(page.steps)
-    )
-    undo = tuple(UndoItem(item.number, fill(item.title, inputs), _command(item, inputs)) for item in page.undo)
+    layout = _Layout(nodes, library)
+    undo = tuple(layout.add_page(page, inputs, ()))
     verify = page.verify and replace(
         page.verify, expect=fill(page.verify.expect, inputs), says=fill(page.verify.says, inputs)
     )
-    commands = [step.command for step in steps] + [item.command for item in undo if item.command]
-    of_type: dict[ValueType, list[str]] = {value_type: [] for value_type in ValueType}
-    for name, value in inputs.items():
-        of_type[page.inputs[name].type].append(value)
     return Plan(
         runbook=page.name,
         title=fill(page.title, inputs),
         risk=page.risk,
         inputs=inputs,
-        steps=steps,
+        steps=tuple(layout.steps),
         undo=undo,
         verify=verify,
-        targets=_targets([parse_command(command) for command in commands]),
-        existing=(
-            *(node_target(name) for name in of_type[ValueType.NODE]),
-            *(Target(TargetKind.POOL, name) for name in of_type[ValueType.POOL]),
+        targets=_targets(
+            [step.action for step in layout.steps] + [parse_command(i.command) for i in undo if i.command]
         ),
-        fresh=tuple(of_type[ValueType.NEW_NODE]),
+        existing=tuple(dict.fromkeys(layout.existing)),
+        fresh=tuple(dict.fromkeys(layout.fresh)),
     )
 
 
-def plan_command(command: str) -> Plan:
-    """A run of one step, with the verb's own undo. Raises BadCommandError."""
+def command_title(command: str) -> str:
+    """What a run of this one command is called: the command as it was typed."""
+    words = [word for word in shlex.split(command) if word not in ("fleetctl", "--yes", "-y")]
+    action = parse_command(command)
+    return _with_target(words, action) if action.selector is None else shlex.join(words)
+
+
+def plan_command(command: str, nodes: Mapping[str, NodeFacts] | None = None) -> Plan:
+    """A run of one command, with the verb's own undo; of one step for each node that a selector means.
+
+    Raises BadCommandError, and BadInputError for a selector that means no node.
+    """
     action = parse_command(command)
     verb = action.verb
-    words = [word for word in shlex.split(command) if word not in ("fleetctl", "--yes", "-y")]
-    existing = [action.target] if verb.needs_target else []
+    title = command_title(command)
+    existing = [action.target] if verb.needs_target and action.selector is None else []
     if action.args.get("like"):
         existing.append(node_target(action.args["like"]))
-    undo = (UndoItem(1, f"Undo {verb.name} {action.target}", verb.undo.format(target=action.target)),)
+    layout = _Layout(nodes, {})
+    if action.selector is None:
+        layout.add_step(f"{verb.name} {action.target}", title, layout.new_number())
+    else:
+        existing += [node_target(name) for name in layout.add_selected(verb.name, action, {}, ())]
+    undo = tuple(
+        UndoItem(step.number, f"Undo {verb.name} {step.action.target}", verb.undo.format(target=step.action.target))
+        for step in reversed(layout.steps)
+    )
     return Plan(
         runbook=ACTION,
-        title=_with_target(words, action),
+        title=title,
         risk="low",
         inputs={},
-        steps=(StepRecord(0, "do", f"{verb.name} {action.target}", _with_target(words, action), 1),),
+        steps=tuple(layout.steps),
         undo=undo if verb.undo else (),
         verify=None,
-        targets=_targets([action]),
+        targets=_targets([step.action for step in layout.steps]),
         existing=tuple(existing),
         fresh=(),
     )
+
+
+@dataclass
+class _Layout:
+    """Steps as a run has them: pages in pages laid out flat, selected nodes by name, each part with a number of its own
+    that its undo has too."""
+
+    nodes: Mapping[str, NodeFacts] | None
+    library: Mapping[str, Page]
+    steps: list[StepRecord] = field(default_factory=list)
+    existing: list[Target] = field(default_factory=list)
+    fresh: list[str] = field(default_factory=list)
+    num_numbers: int = 0
+
+    def new_number(self) -> int:
+        self.num_numbers += 1
+        return self.num_numbers
+
+    def add_page(
+        self, page: Page, inputs: Mapping[str, str], when: tuple[Condition, ...], path: tuple[str, ...] = ()
+    ) -> list[UndoItem]:
+        """Add the page's steps; what undoes them, in the order in which it is done."""
+        if page.name in path:
+            raise BadInputError(
+                f"{' -> '.join([*path, page.name])}: a page that runs itself", remedy="break the circle"
+            )
+        path = (*path, page.name)
+        for name, value in inputs.items():
+            match page.inputs[name].type:
+                case ValueType.NODE:
+                    self.existing.append(node_target(value))
+                case ValueType.POOL:
+                    self.existing.append(Target(TargetKind.POOL, value))
+                case ValueType.NEW_NODE:
+                    self.fresh.append(value)
+        undo: list[UndoItem] = []
+        for number, group in itertools.groupby(page.steps, key=lambda step: step.number):
+            items = [item for item in page.undo if item.number == number]
+            undo = self._add_section(page, list(group), items, inputs, when, path) + undo
+        return undo
+
+    def add_step(
+        self, title: str, command: str, number: int, when: tuple[Condition, ...] = (), wave: int | None = None
+    ) -> None:
+        """One more step."""
+        self.steps.append(StepRecord(len(self.steps), "do", title, command, number, when=when, wave=wave))
+
+    def add_selected(
+        self, title: str, action: Action, numbers: dict[str, int], when: tuple[Condition, ...]
+    ) -> tuple[str, ...]:
+        """A step for each node that the action means; their names. `numbers`: of the nodes' parts, by name."""
+        assert action.selector is not None
+        names = action.selector.select(self.nodes)
+        at_once = action.selector.at_once
+        for i, name in enumerate(names):
+            number = numbers[name] = numbers.get(name) or self.new_number()
+            if i % at_once == 0:
+                wave = number if at_once > 1 else None
+            self.add_step(f"{title}: {name}", action.on_node(name).command, number, when, wave)
+        return names
+
+    def _add_section(
+        self,
+        page: Page,
+        steps: Sequence[PageStep],
+        items: Sequence[PageStep],
+        inputs: Mapping[str, str],
+        when: tuple[Condition, ...],
+        path: tuple[str, ...],
+    ) -> list[UndoItem]:
+        number = self.new_number()
+        if steps[0].when:
+            when = (*when, Condition(number, fill(steps[0].when, inputs)))
+        numbers: dict[str, int] = {}
+        inner: list[UndoItem] = []
+        for step in steps:
+            title = fill(step.title, inputs)
+            command = fill_command(step.command, inputs)
+            if step.is_sub_page:
+                inner = self._add_sub_page(parse_sub_page(command), title, when, path) + inner
+            elif (action := parse_command(command)).selector is not None:
+                self.existing += [node_target(name) for name in self.add_selected(title, action, numbers, when)]
+            else:
+                self.add_step(title, command, number, when)
+        return [undone for item in items for undone in self._undo(item, number, numbers, inputs)] + inner
+
+    def _add_sub_page(
+        self, sub: SubPage, title: str, when: tuple[Condition, ...], path: tuple[str, ...]
+    ) -> list[UndoItem]:
+        page = self.library.get(sub.name)
+        if page is None:
+            raise BadInputError(
+                f"{path[-1]}: there is no runbook {sub.name!r}", remedy=did_you_mean(sub.name, self.library)
+            )
+        if page.is_by_hand:
+            raise BadInputError(f"{path[-1]}: {sub.name} has no step that could be run", remedy="name another page")
+        undo: list[UndoItem] = []
+        names = sub.selector.select(self.nodes) if sub.selector is not None else (None,)
+        for name in names:
+            inputs = resolve_inputs(page, {**sub.inputs, **({} if name is None else {"node": name})})
+            undo = self.add_page(page, inputs, when, path) + undo
+            if page.verify is not None:
+                until = shlex.quote(fill(page.verify.expect, inputs))
+                wait = f"wait --until {until} --within {page.verify.within_s:g}s --settle {page.verify.settle_s:g}s"
+                self.add_step(fill(page.verify.says, inputs) or title, wait, self.new_number(), when)
+        return undo
+
+    def _undo(
+        self, item: PageStep, number: int, numbers: Mapping[str, int], inputs: Mapping[str, str]
+    ) -> list[UndoItem]:
+        title, command = fill(item.title, inputs), _command(item, inputs)
+        if not numbers:
+            return [UndoItem(number, title, command)]
+        if not command:
+            return [UndoItem(one, f"{title}: {name}", "") for name, one in reversed(list(numbers.items()))]
+        action = parse_command(command)
+        if action.selector is None:
+            return [UndoItem(number, title, command)]
+        meant = set(action.selector.select(self.nodes))
+        return [
+            UndoItem(one, f"{title}: {name}", action.on_node(name).command)
+            for name, one in reversed(list(numbers.items()))
+            if name in meant
+        ]
 
 
 def resolve_plan(plan: Plan, fleet: FleetView, last_actions: Mapping[VerbOnTarget, Action | None]) -> Plan:

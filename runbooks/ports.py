@@ -51,6 +51,7 @@ class NodeFacts:
     wanted: bool = True  # False: it was stopped; its name stays taken
     held: int | None = None
     zone: str = ""
+    engine: str = ""  # empty: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +221,43 @@ class Effects(Protocol):
 
     async def remove_traffic_rule(self, rule_id: str, *, removed_by: str) -> Receipt:
         """End a traffic rule now. One that is not there is removed already."""
+        ...
+
+    async def set_limits(self, name: str, limits: Mapping[str, int], *, run_id: str) -> Receipt:
+        """Change limits of a running node, for steps and arrivals from now on. What they were before the run's first
+        change is kept, for `restore_limits`."""
+        ...
+
+    async def restore_limits(self, name: str, *, run_id: str) -> Receipt:
+        """Give a node the limits that it had before the run's change; without one, before the first that stands."""
+        ...
+
+    async def reset_prefix_cache(self, name: str) -> Receipt:
+        """Let a node forget its cached prompts."""
+        ...
+
+    async def sleep_node(self, name: str) -> Receipt:
+        """Let a drained node give back the memory of weights and KV cache. Refuses while it holds requests."""
+        ...
+
+    async def wake_node(self, name: str, *, wait_s: float) -> Receipt:
+        """Load what sleep gave back, and wait until the node is ready and routed."""
+        ...
+
+    async def add_silence(self, alert: str, labels: Mapping[str, str], *, for_s: float, by: str, key: str) -> Receipt:
+        """Mute an alert of these labels for a time. One that was made with this key is not made again."""
+        ...
+
+    async def notify(self, channel: str, text: str, *, key: str, facts: Mapping[str, Any]) -> Receipt:
+        """Tell a webhook of the settings; it may hear the same `key` twice."""
+        ...
+
+    async def execute(self, program: str, arguments: Sequence[str], *, limit_s: float, key: str) -> Receipt:
+        """Call an executable of the settings; after a crash it is called again with the same `key`."""
+        ...
+
+    async def collect_evidence(self, name: str, *, incident_id: str | None, key: str) -> Receipt:
+        """Write what a node says of itself into a file. What could not be got says why."""
         ...
 
 

@@ -12,12 +12,13 @@ from runbooks.run import (
     STEP_TRANSITIONS,
     TRANSITIONS,
     IdempotencyConflictError,
+    Order,
     Run,
     RunStatus,
     StepRecord,
     StepStatus,
 )
-from runbooks.schema import plain_text, run_claims, run_of, run_steps, runs
+from runbooks.schema import plain_text, run_claims, run_of, run_orders, run_steps, runs
 from runbooks.target import parse_target
 
 
@@ -43,7 +44,18 @@ def select_runs(connection: sa.Connection, *wanted: sa.ColumnElement[bool], limi
     )
     for step in connection.execute(step_query).mappings():
         steps[step["run_id"]].append(step)
-    return [run_of(dict(row), steps[row["id"]]) for row in rows]
+    active = [row["id"] for row in rows if RunStatus(row["status"]).is_active]
+    orders = _orders(connection, active) if active else {}
+    return [run_of(dict(row), steps[row["id"]], orders.get(row["id"], ())) for row in rows]
+
+
+def _orders(connection: sa.Connection, run_ids: list[str]) -> dict[str, list[Order]]:
+    """What people told these runs, oldest first. Of runs that have ended the audit tells it."""
+    found: dict[str, list[Order]] = {}
+    query = sa.select(run_orders).where(run_orders.c.run_id.in_(run_ids)).order_by(run_orders.c.seq)
+    for row in connection.execute(query).mappings():
+        found.setdefault(row["run_id"], []).append(Order(**{key: row[key] for key in Order._fields}))
+    return found
 
 
 def same_or_conflict(stored: Run, asked: Run) -> Run:

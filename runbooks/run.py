@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from runbooks.approval import Approvals
 from runbooks.command import parse_command
@@ -20,6 +20,9 @@ from runbooks.verb import Action, Verify
 
 ACTION = "action"
 """The `runbook` of a run that is one command and no page."""
+
+ASK = "ask"
+"""The verb that asks a person."""
 
 Phase = Literal["do", "undo"]
 
@@ -94,6 +97,27 @@ STEP_TRANSITIONS: Mapping[StepStatus, frozenset[StepStatus]] = MappingProxyType(
 )
 
 
+class Condition(NamedTuple):
+    """A step is done when the expression's value is not 0. Judged once for all steps of the same `group`."""
+
+    group: int
+    expression: str
+
+
+class Order(NamedTuple):
+    """What a person told a run that goes on: pause, resume, skip, or yes or no to a question.
+
+    `phase` and `step`, its index, name the step that a skip or an answer is about.
+    """
+
+    at: float
+    by: str
+    what: str
+    phase: str = ""
+    step: int = -1
+    comment: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class StepRecord:
     """One command of a run. `command` is what a person would type after `fleetctl`."""
@@ -110,6 +134,13 @@ class StepRecord:
     ended_at: float | None = None
     receipt: Receipt = field(default_factory=dict)  # before it ran: the prediction and the guard's answer
     error: str = ""
+    when: tuple[Condition, ...] = ()  # all must hold
+    wave: int | None = None  # steps of one wave are done at the same time; None: one by one
+
+    @property
+    def is_passed_over(self) -> bool:
+        """Left out because its condition did not hold, or because a person said so: the run goes on behind it."""
+        return self.status is StepStatus.SKIPPED and not self.error
 
     def skipped(self) -> StepRecord:
         """The step as one that will not be run."""
@@ -186,11 +217,36 @@ class Run:
     unasked: bool = False  # automation asked for it and lets it start, without a person
     override: str = ""  # why a person lets it act against what would keep it from acting
     approvals: Approvals = field(default_factory=Approvals)
+    orders: tuple[Order, ...] = ()  # oldest first
 
     @property
     def is_automatic(self) -> bool:
         """Whether it starts, or started, without a person's word."""
         return self.unasked and self.decided_by in (None, self.requested_by)
+
+    @property
+    def paused_by(self) -> str:
+        """Who keeps it from beginning its next step; empty: nobody."""
+        last = next((order for order in reversed(self.orders) if order.what in ("pause", "resume")), None)
+        return last.by if last is not None and last.what == "pause" and not self.status.is_terminal else ""
+
+    def order_on(self, step: StepRecord, *whats: str) -> Order | None:
+        """The first order of these kinds that is about the step."""
+        return next((o for o in self.orders if o.what in whats and (o.phase, o.step) == (step.phase, step.index)), None)
+
+    @property
+    def asking(self) -> StepRecord | None:
+        """The step that waits for a person's answer."""
+        for step in self.steps:
+            if step.status is StepStatus.RUNNING and step.action.verb.name == ASK:
+                return None if self.order_on(step, "yes", "no") else step
+        return None
+
+    @property
+    def question(self) -> str:
+        """What a person is asked now; empty: nothing."""
+        step = self.asking
+        return str(step.action.args["question"]) if step is not None else ""
 
     @property
     def do_steps(self) -> tuple[StepRecord, ...]:
@@ -244,6 +300,8 @@ class Run:
             "override": self.override,
             "approval": self.approvals.words,
             "approvals": [asdict(one) for one in self.approvals.given],
+            "paused_by": self.paused_by,
+            "question": self.question,
             "verification": self.verification,
             "error": self.error,
             "targets": [str(target) for target in self.targets],

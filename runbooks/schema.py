@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import sqlalchemy as sa
 
 from runbooks.approval import Approvals
 from runbooks.ports import Receipt
-from runbooks.run import Run, RunStatus, StepRecord, StepStatus, UndoItem
+from runbooks.run import Condition, Order, Run, RunStatus, StepRecord, StepStatus, UndoItem
 from runbooks.target import parse_target
 from runbooks.verb import Verify
 
-SCHEMA_VERSION = 3  # 2: runs.override; 3: runs.approvals
+SCHEMA_VERSION = 4  # 2: runs.override; 3: runs.approvals; 4: run_orders
 BUSY_TIMEOUT_MS = 60_000  # a fleet of thousands that changes at once keeps one writer busy; others must not give up
 MAX_RECEIPT_ITEMS = 200
 MAX_RECEIPT_DEPTH = 6
@@ -98,6 +98,20 @@ run_audit = sa.Table(
 )
 
 
+run_orders = sa.Table(
+    "run_orders",
+    metadata,
+    sa.Column("seq", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True),
+    sa.Column("run_id", sa.Text, sa.ForeignKey("runs.id"), nullable=False, index=True),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("by", sa.Text, nullable=False),
+    sa.Column("what", sa.Text, nullable=False),  # pause, resume, skip, yes or no
+    sa.Column("phase", sa.Text, nullable=False),
+    sa.Column("step", sa.Integer, nullable=False),
+    sa.Column("comment", sa.Text, nullable=False),
+)
+
+
 def upgrade(connection: sa.Connection, version: int) -> None:
     """Bring tables of an older schema `version` up to this one."""
     if version < 2:
@@ -166,6 +180,7 @@ def run_row(run: Run) -> dict[str, Any]:
             "fresh_nodes": list(run.fresh_nodes),
             "existing_nodes": [str(target) for target in run.existing],
             "unasked": run.unasked,
+            "terms": [{"when": [list(one) for one in step.when], "wave": step.wave} for step in run.do_steps],
         },
     }
 
@@ -189,14 +204,15 @@ def step_row(run_id: str, step: StepRecord) -> dict[str, Any]:
     }
 
 
-def run_of(row: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> Run:
+def run_of(row: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], orders: Sequence[Order] = ()) -> Run:
     """The run that these rows hold; those written before targets had kinds name nodes only."""
     plan = row["plan"]
     return Run(
         **{key: row[key] for key in _RUN_COLUMNS},
         status=RunStatus(row["status"]),
         approvals=Approvals.from_dict(row["approvals"] or {}),
-        steps=tuple(step_of(step) for step in steps),
+        steps=tuple(_with_terms(step_of(step), plan.get("terms", ())) for step in steps),
+        orders=tuple(orders),
         risk=plan["risk"],
         verify=Verify(**plan["verify"]) if plan["verify"] else None,
         undo=tuple(UndoItem(**item) for item in plan["undo"]),
@@ -205,6 +221,14 @@ def run_of(row: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> Run:
         existing=tuple(parse_target(text) for text in plan["existing_nodes"]),
         unasked=plan.get("unasked", False),
     )
+
+
+def _with_terms(step: StepRecord, terms: Sequence[Mapping[str, Any]]) -> StepRecord:
+    """The step with what never changes of it and is kept with the run: its conditions, and what it is done beside."""
+    if step.phase == "undo" or step.index >= len(terms):
+        return step
+    own = terms[step.index]
+    return replace(step, when=tuple(Condition(group, text) for group, text in own["when"]), wave=own["wave"])
 
 
 _RUN_COLUMNS = tuple(column.name for column in runs.columns if column.name not in ("status", "plan", "approvals"))

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import math
+from typing import NamedTuple
 
 import structlog
 
 from runbooks.context import Context
 from runbooks.fleet_view import Change
-from runbooks.guard import Ruling, judge_capacity, judge_undo
+from runbooks.guard import GuardAnswer, Ruling, judge_capacity, judge_undo
 from runbooks.ports import PermanentError, Receipt, TemporaryError
 from runbooks.run import Phase, Run, StepRecord, StepStatus, taken_out
 from runbooks.target import TargetKind
-from runbooks.verb import EffectCall
+from runbooks.verb import EffectCall, Word
 
 log = structlog.get_logger()
 
@@ -25,6 +26,8 @@ async def carry_step(context: Context, run: Run, phase: Phase, index: int) -> Ru
         if step.attempts >= context.limits.max_begins:
             return await _stop(context, run, step, f"begun {step.attempts} times without an end")
         begun = await _begin(context, run, step)
+        if isinstance(begun, _PassedOver):
+            return await _pass_over(context, run, step, begun)
         if isinstance(begun, Ruling):
             run = await context.stored(context.journal.get, run.id)
             return await _stop(context, run, step, _cancel_text(run, phase) or str(begun))
@@ -54,19 +57,45 @@ async def carry_step(context: Context, run: Run, phase: Phase, index: int) -> Ru
         run = await context.stored(context.journal.get, run.id)
         if cancelled := _cancel_text(run, phase):
             return await _stop(context, run, step, cancelled)
+        if skipped := _skip_text(run, step):
+            receipt = {"skipped": skipped, "last_error": str(outcome)}
+            now = context.clock.now()
+            return await context.stored(
+                context.journal.end_step, run.id, phase, index, StepStatus.DONE, now, receipt=receipt
+            )
 
 
-async def _begin(context: Context, run: Run, step: StepRecord) -> Run | Ruling:
-    """The run with its step begun, or the guard's last word. A guard is asked again for a while: signals lag."""
+class _PassedOver(NamedTuple):
+    """Why a step is left out. `group`: of the condition that did not hold."""
+
+    text: str
+    group: int | None = None
+
+
+async def _begin(context: Context, run: Run, step: StepRecord) -> Run | Ruling | _PassedOver:
+    """The run with its step begun, or the guard's last word. A guard, and a condition of unknown value, is asked
+    again for a while: signals lag. While the run is paused nothing begins."""
     limits = context.limits
     ruling: Ruling | None = None
-    for look in range(max(1, math.ceil(limits.guard_wait_s / limits.poll_s)) + 1):
-        if look:
+    looks_left = max(1, math.ceil(limits.guard_wait_s / limits.poll_s)) + 1
+    while looks_left:
+        if ruling is not None:
             await context.clock.sleep(limits.poll_s)
-            if _cancel_text(await context.stored(context.journal.get, run.id), step.phase):
+            run = await context.stored(context.journal.get, run.id)
+            if _cancel_text(run, step.phase):
                 break
+        if not step.has_begun:
+            if skipped := _skip_text(run, step):
+                return _PassedOver(skipped)
+            if run.paused_by:
+                ruling = Ruling(GuardAnswer.NO, f"paused by {run.paused_by}")
+                continue
+        looks_left -= 1
         async with context.gate:
-            ruling = await _judge(context, run, step)
+            judged = await _judge_conditions(context, run, step)
+            if isinstance(judged, _PassedOver):
+                return judged
+            ruling = judged if not judged.allows else await _judge(context, run, step)
             if ruling.allows:
                 now = context.clock.now()
                 return await context.stored(context.journal.begin_step, run.id, step.phase, step.index, now)
@@ -75,8 +104,30 @@ async def _begin(context: Context, run: Run, step: StepRecord) -> Run | Ruling:
     return ruling
 
 
+async def _judge_conditions(context: Context, run: Run, step: StepRecord) -> Ruling | _PassedOver:
+    """Whether the step is to be done. What was judged for another step of the same group is not judged again."""
+    if step.has_begun:
+        return Ruling(GuardAnswer.YES, "it has begun")
+    for condition in step.when:
+        group = [one for one in run.do_steps if condition in one.when]
+        if any(one.has_begun for one in group):
+            continue
+        if any(one.receipt.get("group") == condition.group and one.is_passed_over for one in group):
+            return _PassedOver(f"as the steps before it: not {condition.expression}", condition.group)
+        value = await context.evaluate(condition.expression)
+        if value is None or math.isnan(value):
+            return Ruling(GuardAnswer.UNKNOWN, f"could not tell whether {condition.expression}")
+        if value == 0:
+            return _PassedOver(f"not {condition.expression}", condition.group)
+    return Ruling(GuardAnswer.YES, "its conditions hold")
+
+
 async def _judge(context: Context, run: Run, step: StepRecord, change: Change | None = None) -> Ruling:
     others = await context.stored(context.journal.running_steps, run.id)
+    if step.wave is not None:
+        run = await context.stored(context.journal.get, run.id)
+        beside = [one for one in run.steps if one.status is StepStatus.RUNNING and one.index != step.index]
+        others = (*others, *beside)
     fleet = await context.fleet()
     if step.phase == "do" and change is None and not run.override:
         ruling = await context.budget_ruling(run, [step], fleet)
@@ -108,10 +159,30 @@ async def _act(context: Context, run: Run, step: StepRecord) -> Receipt | Tempor
         if not ruling.allows:
             raise TemporaryError(str(ruling))
 
+    async def word() -> Word | None:
+        standing = await context.stored(context.journal.get, run.id)
+        if standing.cancelled_by is not None and step.phase == "do":
+            return Word("cancel", standing.cancelled_by)
+        order = standing.order_on(step, "skip", "yes", "no")
+        return Word(order.what, order.by, order.comment) if order is not None else None
+
     try:
         async with asyncio.timeout(limit_s):
-            asked_by = run.decided_by or run.requested_by
-            call = EffectCall(context.effects, action, before_removal, asked_by, run.reason, run.override)
+            call = EffectCall(
+                context.effects,
+                action,
+                before_removal,
+                run.decided_by or run.requested_by,
+                run.reason,
+                run.override,
+                key=f"{run.id}-{step.phase}-{step.index}",
+                run_id=run.id,
+                incident_id=run.incident_id,
+                clock=context.clock,
+                poll_s=context.limits.poll_s,
+                word=word,
+                evaluate=context.evaluate,
+            )
             return await action.verb.effect(call)
     except (TemporaryError, PermanentError) as error:
         return error
@@ -128,6 +199,18 @@ def _pause_s(context: Context, step: StepRecord, error: TemporaryError) -> float
     return min(max(error.retry_after_s, back_off_s), limits.back_off_max_s)
 
 
+async def _pass_over(context: Context, run: Run, step: StepRecord, passed: _PassedOver) -> Run:
+    receipt: Receipt = {"skipped": passed.text, **({} if passed.group is None else {"group": passed.group})}
+    error = passed.text if step.phase == "undo" else ""  # what was not undone is told
+    now = context.clock.now()
+    run = await context.stored(
+        context.journal.end_step, run.id, step.phase, step.index, StepStatus.SKIPPED, now, receipt=receipt, error=error
+    )
+    step = run.step(step.phase, step.index)
+    context.emit("step.skipped", f"{_label(run, step)}: left out: {passed.text}", run, **_facts(step))
+    return run
+
+
 async def _stop(context: Context, run: Run, step: StepRecord, reason: str) -> Run:
     status = StepStatus.FAILED if step.has_begun else StepStatus.SKIPPED
     now = context.clock.now()
@@ -140,6 +223,11 @@ async def _stop(context: Context, run: Run, step: StepRecord, reason: str) -> Ru
 def _cancel_text(run: Run, phase: Phase) -> str | None:
     """An undo goes on: half undone is worse than either end."""
     return f"cancelled by {run.cancelled_by}" if run.cancelled_by is not None and phase == "do" else None
+
+
+def _skip_text(run: Run, step: StepRecord) -> str:
+    order = run.order_on(step, "skip")
+    return f"by {order.by}" + (f": {order.comment}" if order.comment else "") if order is not None else ""
 
 
 def _label(run: Run, step: StepRecord) -> str:

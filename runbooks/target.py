@@ -24,6 +24,7 @@ class TargetKind(StrEnum):
     ROUTE = "route"
     GATEWAY = "gateway"
     ROLLOUT = "rollout"  # of the pool of this name: an order to it waits for no run on the pool's nodes
+    PROGRAM = "program"  # an executable of the settings
     FLEET = "fleet"  # has no name: there is one
 
 

@@ -15,6 +15,7 @@ from alerts.duration import BadDurationError, parse_duration_s
 from runbooks.errors import BadInputError
 
 MAX_DURATION_S = 24 * 3600.0
+MAX_TEXT_CHARS = 1000
 
 
 class ValueType(StrEnum):
@@ -134,6 +135,13 @@ def check_value(value_type: ValueType, text: str) -> str:
         case ValueType.SIZE:
             if not _SIZE.fullmatch(text):
                 raise BadInputError(f"{_shown(text)} is not a size", remedy="write it like 5 or +2")
+    return text
+
+
+def check_text(text: str) -> str:
+    """The text, once it is one line of a length that people read. Raises BadInputError."""
+    if not text.strip() or not text.isprintable() or len(text) > MAX_TEXT_CHARS:
+        raise BadInputError(f"{_shown(text)} is no line of text", remedy=f"write 1 to {MAX_TEXT_CHARS} characters")
     return text
 
 

@@ -12,8 +12,9 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from runbooks.fleet_view import Change, FleetView
-from runbooks.ports import Effects, Receipt
-from runbooks.target import Target, TargetKind, parse_target, written_forms
+from runbooks.node_selector import NodeSelector
+from runbooks.ports import Clock, Effects, Receipt
+from runbooks.target import Target, TargetKind, node_target, parse_target, written_forms
 
 OptionKind = Literal[
     "duration",
@@ -30,12 +31,13 @@ OptionKind = Literal[
     "names",
     "path",
     "settings",
+    "text",
     "flag",
 ]
 """duration: seconds that the command may take. lifetime: seconds that what it makes lasts. nodes: names with commas
 between. count: whole. size: 5, +2, -1, or `before`. ratio: 0.25 or 25%. share: a ratio, or 0. shares: 5%,25%,1.
-threshold: 32k (tokens), 5s, 25%. word: a name. path: of a directory. settings: key=value with commas between. flag: no
-value."""
+threshold: 32k (tokens), 5s, 25%. word: a name. path: of a directory. settings: key=value with commas between. text: a
+sentence, or an expression. flag: no value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,23 @@ class Shortcut:
 
 
 @dataclass(frozen=True, slots=True)
+class Word:
+    """What a person said to a step that waits: `yes`, `no`, `skip` or `cancel`."""
+
+    what: str
+    by: str
+    comment: str = ""
+
+
+async def _nothing_said() -> Word | None:
+    return None
+
+
+async def _not_known(expression: str) -> float | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
 class EffectCall:
     """What a verb's effect is called with."""
 
@@ -107,6 +126,16 @@ class EffectCall:
     """Why the run was asked for."""
     override: str = ""
     """Why it acts against what keeps automation, and people, from acting."""
+    key: str = ""
+    """Of this step of this run: the same whenever it is called again."""
+    run_id: str = ""
+    incident_id: str | None = None
+    clock: Clock | None = None  # for a verb that waits
+    poll_s: float = 1.0
+    word: Callable[[], Awaitable[Word | None]] = _nothing_said
+    """The last word of a person that is about this step."""
+    evaluate: Callable[[str], Awaitable[float | None]] = _not_known
+    """An expression's value now; None is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +154,7 @@ class Verb:
     needs_target: bool = True  # the target must exist before
     default_target: str = ""  # meant when none is typed; empty: one must be
     mutates: bool = True
+    waits: bool = False  # for a person or a signal: it acts on nothing meanwhile, and may be skipped
     resolve: Callable[[Action, FleetView, Action | None], Action] | None = None
     """The action in full, from the fleet before it and from the same verb's last action on the target. Kept with the
     run, so that going on after a crash means the same nodes. Raises BadInputError when it can't be done."""
@@ -141,6 +171,11 @@ class Verb:
         return next((option for option in self.options if option.name == name), None)
 
     @property
+    def takes_selector(self) -> bool:
+        """Whether it may be told by labels which nodes it means."""
+        return self.kinds == (TargetKind.NODE,) and self.needs_target
+
+    @property
     def implied_target(self) -> Target | None:
         """The target that is meant when none is typed."""
         return parse_target(self.default_target, self.kinds) if self.default_target else None
@@ -149,7 +184,9 @@ class Verb:
     def usage(self) -> str:
         """`drain NODE [--deadline DURATION]`, as help and errors show it."""
         target = written_forms(self.kinds)
-        words = [self.name, f"[{target}]" if self.default_target else target]
+        words = [self.name]
+        if self.kinds != (TargetKind.FLEET,):
+            words.append(f"[{target}]" if self.default_target else target)
         for option in self.options:
             text = option.name if option.kind == "flag" else f"{option.name} {option.kind.upper()}"
             words.append(text if option.required else f"[{text}]")
@@ -186,6 +223,8 @@ class Action:
     verb: Verb
     target: Target
     args: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    selector: NodeSelector | None = None
+    """The nodes that it means instead of `target`, until a plan names them."""
 
     @property
     def change(self) -> Change | None:
@@ -223,6 +262,10 @@ class Action:
             if option.kind != "flag":
                 words.append(_written(option.kind, value))
         return shlex.join(words)
+
+    def on_node(self, name: str) -> Action:
+        """The same action on this node, instead of on what a selector means."""
+        return Action(self.verb, node_target(name), self.args)
 
     def with_args(self, **args: Any) -> Action:
         """The same action with some options set."""

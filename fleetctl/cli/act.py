@@ -18,6 +18,7 @@ from fleetctl.cli.context import call, whoami
 from fleetctl.cli.output import Output, OutputOption, print_data, stderr, stdout, styled
 from fleetctl.kit.errors import BadInputError, FleetctlError, RefusedError, UnreachableError
 from fleetctl.wire import ActionRequest, Run, RunRequest, RunStatus, StepRecord
+from runbooks.node_selector import LABELS
 from runbooks.target import TargetKind, written_forms
 from runbooks.verb import Option, Verb
 from runbooks.verbs import VERBS
@@ -73,12 +74,13 @@ def register(app: typer.Typer) -> None:
         show_run(call(lambda client: start_and_follow(client, request, output)), output)
 
 
-def command_group(app: typer.Typer, name: str) -> typer.Typer:
+def command_group(app: typer.Typer, name: str, help: str = "") -> typer.Typer:
     """The group of this name; made when it is not there yet."""
     for known in app.registered_groups:
         if known.name == name and known.typer_instance is not None:
+            known.help = help or known.help
             return known.typer_instance
-    group = typer.Typer(no_args_is_help=True)
+    group = typer.Typer(no_args_is_help=True, help=help or None)
     app.add_typer(group, name=name)
     return group
 
@@ -98,11 +100,16 @@ def verb_command(verb: Verb, *, is_group: bool = False) -> Callable[..., None]:
         dry_run: bool,
         yes: bool,
         output: Output,
-        **given: str | bool | None,
+        **given: Any,
     ) -> None:
         if context is not None and context.invoked_subcommand is not None:
             return
         words = [*verb.name.split(), *([target] if target else [])]
+        selected = _selector_words(given)
+        if verb.takes_selector and bool(target) is bool(selected):
+            remedy = f"fleetctl {verb.name} NODE, or fleetctl {verb.name} --pool POOL"
+            raise BadInputError(f"{verb.name}: name a node or labels" + (", not both" if target else ""), remedy=remedy)
+        words += selected
         for option in verb.options:
             value = given[_parameter(option)]
             if value is True:
@@ -111,7 +118,10 @@ def verb_command(verb: Verb, *, is_group: bool = False) -> Callable[..., None]:
                 words += [option.name, str(value)]
             elif option.required:  # of a group, whose commands must do without it; else the parser asks for it
                 raise BadInputError(f"{verb.name}: {option.name} is missing", remedy=f"fleetctl {verb.example}")
-        perform(shlex.join(words), reason=reason, override=override, dry_run=dry_run, yes=yes, output=output)
+        command_line = shlex.join(words)
+        if selected and not (dry_run or yes):
+            _tell_meant(command_line)
+        perform(command_line, reason=reason, override=override, dry_run=dry_run, yes=yes, output=output)
 
     what = " or ".join(kind.value for kind in verb.kinds)
     target_help = f"Name of the {what}" + ("; `fleetctl get nodes` lists them." if verb.needs_target else ".")
@@ -136,6 +146,12 @@ def verb_command(verb: Verb, *, is_group: bool = False) -> Callable[..., None]:
         "yes": False,
         "output": Output.table,
     }
+    if verb.kinds == (TargetKind.FLEET,):
+        annotations = {}
+    if verb.takes_selector:
+        defaults["target"] = ""
+        for name, (annotation, default) in _SELECTOR_OPTIONS.items():
+            annotations[name], defaults[name] = annotation, default
     if is_group:
         annotations = {"context": typer.Context}
     elif verb.default_target:
@@ -159,6 +175,31 @@ def verb_command(verb: Verb, *, is_group: bool = False) -> Callable[..., None]:
         ]
     )
     return command
+
+
+_SELECTOR_OPTIONS: dict[str, tuple[Any, Any]] = {
+    **{
+        label: (Annotated[str | None, typer.Option(f"--{label}", help=f"All nodes of this {label}.")], None)
+        for label in LABELS
+    },
+    "labels": (Annotated[list[str] | None, typer.Option("-l", help="All nodes with key=value or key!=value.")], None),
+    "at_once": (Annotated[int | None, typer.Option("--at-once", help="How many at the same time.")], None),
+    "limit": (Annotated[int | None, typer.Option("--limit", help="Refused when more are meant; 16.")], None),
+}
+
+
+def _selector_words(given: dict[str, Any]) -> list[str]:
+    words = [word for label in LABELS if given.get(label) for word in (f"--{label}", given[label])]
+    words += [word for text in given.get("labels") or () for word in ("-l", text)]
+    counts = (("--at-once", given.get("at_once")), ("--limit", given.get("limit")))
+    return words + [word for name, count in counts if count is not None for word in (name, str(count))]
+
+
+def _tell_meant(command: str) -> None:
+    """Say which nodes labels mean, before anybody is asked whether to go on."""
+    request = ActionRequest(command=command, reason=ASKED_HERE, requested_by=whoami(), dry_run=True)
+    run: Run = call(lambda client: client.act(request))
+    stderr().print(f"means {', '.join(step.target for step in run.steps)}", markup=False)
 
 
 def _parameter(option: Option) -> str:
@@ -208,6 +249,10 @@ async def follow(client: ControllerClient, run: Run, output: Output) -> Run:
                 if output is Output.table and step.status != "pending" and told.get(key) != step.status:
                     told[key] = step.status
                     console.print(_step_line(step))
+            if run.question and told.get(("ask", 0)) != run.question:
+                told["ask", 0] = run.question
+                answers = f"fleetctl runbook approve {run.id}, or deny"
+                console.print(f"  ? {run.question}  ({answers})", markup=False)
             if run.status.is_terminal or run.status is RunStatus.PROPOSED:
                 return run
             await asyncio.sleep(POLL_S)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from fleetctl.cli.act import DryRun, Override, Yes, confirm, follow, show_run, start_and_follow
 from fleetctl.cli.completion import complete_run, complete_runbook
-from fleetctl.cli.context import call, whoami
+from fleetctl.cli.context import call, current, whoami
 from fleetctl.cli.describe import print_page
 from fleetctl.cli.kinds import VIEWS, Kind
 from fleetctl.cli.output import (
@@ -20,9 +22,10 @@ from fleetctl.cli.output import (
     print_data,
     print_rows,
     stdout,
+    visible,
 )
 from fleetctl.kit.errors import BadInputError
-from fleetctl.wire import ApprovalRequest, Run, RunbookInfo, RunRequest
+from fleetctl.wire import ApprovalRequest, Run, RunbookInfo, RunOrder, RunRequest
 
 if TYPE_CHECKING:
     from fleetctl.client import ControllerClient
@@ -87,13 +90,13 @@ def register(app: typer.Typer) -> None:
     def approve(
         run_id: RunId, comment: Comment = "", override: Override = "", output: OutputOption = Output.table
     ) -> None:
-        """Approve a proposed run and watch it to its end."""
+        """Approve a proposed run, or answer yes to its question, and watch it to its end."""
         answer = ApprovalRequest(decision="approve", by=whoami(), comment=comment, override=override[:2000])
         show_run(call(lambda c: _decide(c, run_id, answer, output)), output)
 
     @group.command("deny")
     def deny(run_id: RunId, comment: Comment = "", output: OutputOption = Output.table) -> None:
-        """Deny a proposed run. It ends there."""
+        """Deny a proposed run, or answer no to its question: what it did is undone. It ends there."""
         answer = ApprovalRequest(decision="deny", by=whoami(), comment=comment)
         _print_ended(call(lambda c: c.decide(run_id, answer)), output)
 
@@ -101,6 +104,87 @@ def register(app: typer.Typer) -> None:
     def cancel(run_id: RunId, output: OutputOption = Output.table) -> None:
         """Stop a run before its next step. The step in progress is finished first."""
         _print_ended(call(lambda c: c.cancel(run_id, whoami())), output)
+
+    @group.command("pause")
+    def pause(run_id: RunId, comment: Comment = "", output: OutputOption = Output.table) -> None:
+        """Let a run begin no further step until it is resumed. The step in progress is finished first."""
+        _order(run_id, "pause", comment, output)
+
+    @group.command("resume")
+    def resume(run_id: RunId, comment: Comment = "", output: OutputOption = Output.table) -> None:
+        """Let a paused run go on."""
+        _order(run_id, "resume", comment, output)
+
+    @group.command("skip")
+    def skip(run_id: RunId, comment: Comment = "", output: OutputOption = Output.table) -> None:
+        """Skip the step of a run that comes next, or that asks, waits or is tried again; the run goes on behind it."""
+        _order(run_id, "skip", comment, output)
+
+    @group.command("history")
+    def history(
+        name: Annotated[
+            str | None, typer.Argument(help="Name of the runbook; default: all.", autocompletion=complete_runbook)
+        ] = None,
+        output: ListOutputOption = ListOutput.table,
+    ) -> None:
+        """List the runs of a runbook, newest first, with who asked for each and how it ended."""
+        view = VIEWS[Kind.runs]
+        runs = [run for run in call(lambda c: c.runs()) if not run.dry_run and name in (None, run.runbook)]
+        print_rows(runs, view.columns, output, empty=f"no run of {name}" if name else "no runs")
+
+    @group.command("lint")
+    def lint(
+        files: Annotated[
+            list[Path] | None,
+            typer.Argument(metavar="[FILE]...", help="Pages; without one, ours and those of your content folders."),
+        ] = None,
+    ) -> None:
+        """Check pages without a controller: commands, inputs, expressions, pages in pages, causes. Exit 2 on an error.
+
+        They are laid over the built-in pages and those of the settings, by name.
+        """
+        problems = _lint(files or [], list(current().settings().content))
+        for problem in problems:
+            stdout().print(visible(problem), markup=False)
+        if problems:
+            raise typer.Exit(2)
+        stdout().print(f"{len(files)} pages: no error" if files else "all pages: no error", markup=False)
+
+
+def _lint(files: list[Path], folders: list[Path]) -> list[str]:
+    """What is wrong with these pages, or with what a cause says of them."""
+    from tempfile import TemporaryDirectory
+
+    from fleetctl.controller.content.content import BadContentError
+    from fleetctl.controller.content.load import load_content
+
+    with TemporaryDirectory() as scratch:
+        pages = Path(scratch) / "pages"
+        pages.mkdir()
+        where: dict[str, str] = {}
+        for file in files:
+            copy = pages / file.name
+            try:
+                copy.write_bytes(file.read_bytes())
+            except OSError as error:
+                raise BadInputError(f"{file}: {error.strerror}", remedy="name files that can be read") from error
+            where[str(copy)] = str(file)
+        try:
+            load_content([*folders, Path(scratch)] if files else folders)
+        except BadContentError as error:
+            told = [str(problem) for problem in error.problems if problem.severity == "error"]
+            return [functools.reduce(lambda text, pair: text.replace(*pair), where.items(), text) for text in told]
+    return []
+
+
+def _order(run_id: str, what: Literal["pause", "resume", "skip"], comment: str, output: Output) -> None:
+    order = RunOrder(by=whoami(), comment=comment[:2000])
+    run = call(lambda c: c.order_run(run_id, what, order))
+    if output in DATA:
+        print_data(run.model_dump(mode="json"), output)
+        return
+    state = f"paused by {run.paused_by}" if run.paused_by else run.status.value
+    stdout().print(f"run {run.id} {state}", markup=False)
 
 
 def _print_ended(run: Run, output: Output) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fleetctl.cli.act import command_group
 from fleetctl.cli.context import call, whoami
 from fleetctl.cli.kinds import clock
 from fleetctl.cli.output import Column, Output, OutputOption, print_data, print_rows, stdout
@@ -29,8 +30,7 @@ COLUMNS = [
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    group = typer.Typer(help="Mute alerts for a time, in Alertmanager.", no_args_is_help=True)
-    app.add_typer(group, name="silence")
+    group = command_group(app, "silence", help="Mute alerts for a time, in Alertmanager.")
 
     @group.command("add")
     def add(

@@ -37,12 +37,15 @@ from fleetctl.controller.loops import Loop, Loops
 from fleetctl.controller.metrics import ControllerMetrics
 from fleetctl.controller.nodes.deep_checks import DeepChecks
 from fleetctl.controller.nodes.effects import FleetEffects
+from fleetctl.controller.nodes.engine_calls import EngineCalls
+from fleetctl.controller.nodes.evidence import Evidence
 from fleetctl.controller.nodes.fleet import Fleet
 from fleetctl.controller.nodes.fleet_series import FleetSeries
 from fleetctl.controller.nodes.freezes import Freezes
 from fleetctl.controller.nodes.gateways import Gateways
 from fleetctl.controller.nodes.lookup import FleetLookup
 from fleetctl.controller.nodes.node_client import MAX_ANSWER_BYTES, PROBE_TIMEOUT_S, NodeClient
+from fleetctl.controller.nodes.outreach import Outreach
 from fleetctl.controller.nodes.pools import Pools
 from fleetctl.controller.nodes.routing import GatewayWatch, Routing
 from fleetctl.controller.nodes.traffic_rules import TrafficRules
@@ -189,10 +192,25 @@ async def open_controller(
         scraper, signals = _open_signals(config, rules, fleet, records, stack)
         content.when_loaded(rules.exchange)
         content.when_loaded(lambda _: signals.read_for(rules.groups))
+        inbound = await open_inbound(config, rules.engine, fleet, records, stack)
+        engine = EngineCalls(records.database, provider, client)
+        http = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
         freezes = await Freezes.opened(records)
         rollouts = _rollouts(config, records, fleet, routing, freezes, gateways, rules.store)
         effects = _effects(
-            config, provider, client, fleet, gateways, routing, traffic_rules, scraper, rollouts, records
+            config,
+            provider,
+            client,
+            fleet,
+            gateways,
+            routing,
+            traffic_rules,
+            scraper,
+            rollouts,
+            records,
+            engine=engine,
+            outreach=Outreach(settings.actions, http, inbound.silences),
+            evidence=Evidence(settings.incidents_dir, provider, engine, client, clock),
         )
         lookup = FleetLookup(
             records.database,
@@ -240,7 +258,6 @@ async def open_controller(
             settings.autoscaler,
             stale_after_s=stale_after_s,
         )
-        inbound = await open_inbound(config, rules.engine, fleet, records, stack)
         alerting = Alerting(rules.engine, signals, fleet, book, inbound.external, inbound.automation, content, records)
         await alerting.restore()
         sender = open_sender(config, inbound, alerting, records, stack)
@@ -426,6 +443,10 @@ def _effects(
     scraper: Scraper,
     rollouts: Rollouts,
     records: Records,
+    *,
+    engine: EngineCalls,
+    outreach: Outreach,
+    evidence: Evidence,
 ) -> FleetEffects:
     limits = config.settings.actions
     return FleetEffects(
@@ -441,6 +462,9 @@ def _effects(
         forget_signals=scraper.forget,
         default_spec=config.node_specs[0] if config.node_specs else None,
         carry_out=rollouts.order,
+        engine=engine,
+        outreach=outreach,
+        evidence=evidence,
         drain_grace_s=limits.drain_grace_s,
         silent_after_s=limits.silent_after_s,
     )

@@ -6,7 +6,7 @@ import asyncio
 import math
 import socket
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel
@@ -73,6 +73,7 @@ from fleetctl.wire import (
     IncidentStatus,
     Node,
     NodePhase,
+    RunOrder,
     RunRequest,
     SilenceRequest,
     Status,
@@ -80,6 +81,7 @@ from fleetctl.wire import (
     TokenRole,
     VerbInfo,
 )
+from runbooks.executor import OrderKind
 from runbooks.run import Run, RunStatus
 from runbooks.verbs import VERBS
 
@@ -165,6 +167,9 @@ def api_routes(controller: Controller, stopping: asyncio.Event) -> list[Route]:
         change("POST", "/v1/runs", "run.requested", api.start_run, by_journal=True),
         change("POST", "/v1/runs/{id}/approval", "run.answered", api.decide, role=TokenRole.APPROVER, by_journal=True),
         change("POST", "/v1/runs/{id}/cancel", "run.cancel_requested", api.cancel, by_journal=True),
+        change("POST", "/v1/runs/{id}/pause", "run.paused", api.order_run, by_journal=True),
+        change("POST", "/v1/runs/{id}/resume", "run.resumed", api.order_run, by_journal=True),
+        change("POST", "/v1/runs/{id}/skip", "run.skip_requested", api.order_run, by_journal=True),
         change("POST", "/v1/actions", "run.requested", api.act, by_journal=True),
         change("POST", "/v1/traffic-rules", "traffic_rule.made", api.make_traffic_rule),
         change("DELETE", "/v1/traffic-rules/{id:path}", "traffic_rule.removed", api.remove_traffic_rule),
@@ -436,6 +441,13 @@ class _Api:
         body = await read_body(request, CancelRequest)
         who = note(request, claim=body.by, target=request.path_params["id"])
         return _json(run_view(await self._c.executor.cancel(request.path_params["id"], who)))
+
+    async def order_run(self, request: Request) -> Response:
+        body = await read_body(request, RunOrder)
+        run_id, what = request.path_params["id"], request.url.path.rpartition("/")[2]
+        who = note(request, claim=body.by, target=run_id, why=body.comment)
+        run = await self._c.executor.order(run_id, cast(OrderKind, what), who, body.comment)
+        return _json(run_view(run))
 
     async def diagnose(self, request: Request) -> Response:
         body = await read_body(request, DiagnoseRequest)

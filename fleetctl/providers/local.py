@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from fleetctl.kit.reserved_port import reserve_port
@@ -79,3 +80,17 @@ class LocalProvider:
     def read_logs(self, name: str, *, lines: int, after: str | None = None) -> LogChunk:
         """From the file that the process's stdout and stderr go to."""
         return LogChunk(*self._table.read_log(name, lines, after))
+
+    def process_ids(self, name: str) -> list[int]:
+        """As the kernel tells of children: the node's own process first."""
+        pid = self._table.observe(name).pid
+        return [] if pid is None else [pid, *_descendants(pid)]
+
+
+def _descendants(pid: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            for child in map(int, task.read_text().split()):
+                found += [child, *_descendants(child)]
+    return found

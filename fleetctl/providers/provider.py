@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from fleetctl.providers.spec import NodeSpec
 
@@ -83,3 +83,11 @@ class NodeProvider(Protocol):
 
         Empty when there is no log. A cursor that is no longer valid begins with what there is.
         """
+
+
+@runtime_checkable
+class HasProcesses(Protocol):
+    """A provider whose nodes are processes of this machine."""
+
+    def process_ids(self, name: str) -> list[int]:
+        """Of the node and of what it started, its own first; empty when it does not run."""

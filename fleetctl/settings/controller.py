@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, SecretStr
+from pydantic import BeforeValidator, Field, SecretStr, field_validator
 
 from fleetctl.settings.section import Section
 
@@ -22,6 +22,10 @@ PolicyName = Annotated[Literal["ask", "run"], BeforeValidator(_known_policy)]
 
 HOST_NAME = r"^[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?$"
 """A host's name without its port."""
+
+
+STEP_NAME = r"^[a-z][a-z0-9-]{0,62}$"
+"""A channel's or program's name in a runbook step."""
 
 
 class LogSettings(Section):
@@ -154,6 +158,17 @@ class ActionSettings(Section):
     per_hour: ActionBudgetSettings = Field(default=ActionBudgetSettings())
     breaker: BreakerSettings = Field(default=BreakerSettings())
 
+    channels: dict[Annotated[str, Field(pattern=STEP_NAME)], Path] = Field(
+        default_factory=dict,
+        max_length=100,
+        description="What `notify` may tell: name to a file with the URL of its webhook, and in a second line the"
+        " Authorization header.",
+    )
+    programs: dict[Annotated[str, Field(pattern=STEP_NAME)], Path] = Field(
+        default_factory=dict,
+        max_length=100,
+        description="What `exec` may call: name to the absolute path of an executable.",
+    )
     gateway_wait_s: float = Field(
         default=5.0, ge=0, le=300, description="How long an action waits for the gateway to follow a new routing table."
     )
@@ -190,6 +205,14 @@ class ActionSettings(Section):
         le=300,
         description="A node that gave no answer for so long is not waited for: drain goes on, and stop stops it.",
     )
+
+    @field_validator("programs", "channels")
+    @classmethod
+    def _are_absolute(cls, files: dict[str, Path]) -> dict[str, Path]:
+        for name, path in files.items():
+            if not path.is_absolute():
+                raise ValueError(f"{name}: {path} is not an absolute path")
+        return files
 
 
 class AuditSettings(Section):

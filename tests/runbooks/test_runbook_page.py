@@ -159,10 +159,11 @@ def test_bad_page_is_refused_with_line_and_remedy(old: str, new: str, message: s
     assert str(caught.value).startswith(message)
 
 
-def test_page_of_prose_only_is_refused() -> None:
+def test_page_of_prose_only_is_for_a_person_and_has_nothing_to_verify() -> None:
     text = "---\nname: p\ntitle: t\nrisk: low\n---\n\n# Words\n"
-    with pytest.raises(BadPageError, match=r"p\.md:1: the page has no steps"):
-        parse_page(text, "p.md")
+    assert parse_page(text, "p.md").is_by_hand
+    with pytest.raises(BadPageError, match=r"p\.md:5: a page without steps has nothing to verify"):
+        parse_page(text.replace("risk: low", "risk: low\nverify:\n  expect: up"), "p.md")
 
 
 @pytest.mark.parametrize(

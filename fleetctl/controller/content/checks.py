@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator
 
+from alerts.errors import BadExpressionError
+from alerts.promql import parse
 from diagnostics.content_file import nearest, unknown
 from fleetctl.controller.content.content import (
     BUILT_IN,
@@ -15,6 +17,7 @@ from fleetctl.controller.content.content import (
     alert_names,
     recorded_names,
 )
+from runbooks.page import Page, PageStep
 from runbooks.verbs import VERBS
 
 _SIGNAL = re.compile(r"\bllm:[a-zA-Z0-9_:]*[a-zA-Z0-9_]")
@@ -28,6 +31,7 @@ def check_content(content: Content, failed: Collection[str] = ()) -> list[Conten
     if "causes" not in failed and "pages" not in failed:
         found += _causes(content)
         found += _page_causes(content, objects)
+        found += _page_steps(content, objects)
         found += _policies(content, objects)
     if has_rules:
         found += _signals(content, objects)
@@ -70,6 +74,51 @@ def _page_causes(content: Content, objects: dict[tuple[Kind, str], ContentObject
                 reason = f"{name} is treated by {chosen.name}, which comes before this page"
                 remedy = f"to propose this one, override cause {name} with `page: {page.name}`"
                 yield ContentProblem("warning", file, 0, "causes", reason, remedy)
+
+
+def _page_steps(content: Content, objects: dict[tuple[Kind, str], ContentObject]) -> Iterator[ContentProblem]:
+    """Expressions must be PromQL, and pages that steps run must be there, take their inputs, and not come back."""
+    for page in content.pages.values():
+        file = objects["page", page.name].file
+        for place, expression, line in page.expressions:
+            try:
+                parse(expression)
+            except BadExpressionError as error:
+                yield ContentProblem("error", file, line, place, f"not PromQL: {error}", "try it with `fleetctl query`")
+        for step in page.steps:
+            if step.is_sub_page:
+                yield from _sub_page(content, page, step, file)
+        if circle := _circle(content, page.name, ()):
+            reason = f"{' -> '.join(circle)}: a page that runs itself"
+            yield ContentProblem("error", file, 0, "steps", reason, "break the circle")
+
+
+def _sub_page(content: Content, page: Page, step: PageStep, file: str) -> Iterator[ContentProblem]:
+    sub = page.sub_page(step)
+    inner = content.pages.get(sub.name)
+    if inner is None:
+        reason, remedy = unknown("page", sub.name, content.pages)
+        yield ContentProblem("error", file, step.line, step.title, reason, remedy)
+        return
+    if inner.is_by_hand:
+        yield ContentProblem("error", file, step.line, step.title, f"{sub.name} has no steps", "name another page")
+    given = {*sub.inputs, *({"node"} if sub.selector is not None else ())}
+    for name in sorted(given - inner.inputs.keys()):
+        reason, remedy = unknown("input", name, inner.inputs)
+        yield ContentProblem("error", file, step.line, step.title, f"{sub.name}: {reason}", remedy)
+    for name, spec in inner.inputs.items():
+        if spec.default is None and name not in given:
+            reason = f"{sub.name} needs input {name!r}"
+            yield ContentProblem("error", file, step.line, step.title, reason, f"add {name}={{{{{name}}}}}")
+
+
+def _circle(content: Content, name: str, path: tuple[str, ...]) -> tuple[str, ...]:
+    """The way from a page back to itself; empty when there is none."""
+    if name in path:
+        return (*path, name) if name == path[0] else ()
+    page = content.pages.get(name)
+    ways = (_circle(content, sub, (*path, name)) for sub, _ in page.sub_pages) if page is not None else ()
+    return next((way for way in ways if way), ())
 
 
 def _policies(content: Content, objects: dict[tuple[Kind, str], ContentObject]) -> Iterator[ContentProblem]:
@@ -122,8 +171,8 @@ def _signals(content: Content, objects: dict[tuple[Kind, str], ContentObject]) -
         for question in tree.questions:
             used.append((file, 0, f"question {question.id}", f"{question.query} {question.pool_query or ''}"))
     for page in content.pages.values():
-        if page.verify is not None:
-            used.append((objects["page", page.name].file, 0, "verify.expect", page.verify.expect))
+        file = objects["page", page.name].file
+        used += [(file, line, place, expression) for place, expression, line in page.expressions]
     for file, line, place, text in used:
         for name in dict.fromkeys(_SIGNAL.findall(text)):
             if name not in recorded:

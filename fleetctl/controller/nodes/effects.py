@@ -16,6 +16,8 @@ import structlog
 from pydantic import ValidationError
 
 from fleetctl.controller.database import Database
+from fleetctl.controller.nodes.engine_calls import EngineCalls
+from fleetctl.controller.nodes.evidence import Evidence
 from fleetctl.controller.nodes.fleet import Fleet, NodeState
 from fleetctl.controller.nodes.gateways import Gateways
 from fleetctl.controller.nodes.node_client import (
@@ -27,6 +29,7 @@ from fleetctl.controller.nodes.node_client import (
     SilentPeerError,
 )
 from fleetctl.controller.nodes.node_row import NodeRow, Role, RouteIntent, get_node, want_node
+from fleetctl.controller.nodes.outreach import Outreach
 from fleetctl.controller.nodes.pool_row import begin_scaling, end_scaling, set_owner
 from fleetctl.controller.nodes.routing import GatewayWatch, Routing
 from fleetctl.controller.nodes.traffic_rules import TrafficRules
@@ -37,7 +40,7 @@ from fleetctl.providers.spec import NodeSpec
 from fleetctl.traffic_rule import TrafficRuleRequest
 from fleetctl.wire import NodePhase
 from runbooks.ports import PermanentError, PoolOwner, Receipt, RolloutOrder, TemporaryError
-from runbooks.verification import Stopwatch
+from runbooks.stopwatch import Stopwatch
 
 log = structlog.get_logger()
 
@@ -81,6 +84,9 @@ class FleetEffects:
     default_spec: NodeSpec | None
     carry_out: Callable[[RolloutOrder], Awaitable[Receipt]]
     """An order to a pool's rollout."""
+    engine: EngineCalls
+    outreach: Outreach
+    evidence: Evidence
     drain_grace_s: float = 60.0
     silent_after_s: float = 10.0
 
@@ -293,6 +299,54 @@ class FleetEffects:
             await self.stop_node(name, grace_s=SCALE_IN_GRACE_S)
             stopped[name] = str(drained["state"])
         return {"pool": pool, "started": list(start), "stopped": stopped}
+
+    async def set_limits(self, name: str, limits: Mapping[str, int], *, run_id: str) -> Receipt:
+        """What held before is stored first."""
+        return await self.engine.set_limits(name, limits, run_id)
+
+    async def restore_limits(self, name: str, *, run_id: str) -> Receipt:
+        """A node that was restarted since has the limits of its settings already."""
+        return await self.engine.restore_limits(name, run_id)
+
+    async def reset_prefix_cache(self, name: str) -> Receipt:
+        """Done before any request that comes after it."""
+        return await self.engine.reset_prefix_cache(name)
+
+    async def sleep_node(self, name: str) -> Receipt:
+        """Cordoned first; what it holds is asked right before."""
+        row = await self._wanted(name)
+        note = await self._refuse_while_holding(row)
+        version = await self.routing.change(name, route=RouteIntent.CORDONED)
+        receipt = await self.engine.fall_asleep(name)
+        await self.fleet.observe_node(name)
+        return {**receipt, **note, "table_version": version}
+
+    async def wake_node(self, name: str, *, wait_s: float) -> Receipt:
+        """Awake and ready first, then routed."""
+        await self._wanted(name)
+        receipt = await self.engine.wake_up(name, wait_s)
+        waited_s = await self._wait_ready(name, wait_s)
+        version = await self.routing.change(name, route=RouteIntent.ACTIVE, role=Role.MEMBER)
+        await self.fleet.observe_node(name)
+        said = await self.gateway.follow(version)
+        return {**receipt, "ready_after_s": round(waited_s, 2), "table_version": version, "gateway": said}
+
+    async def add_silence(self, alert: str, labels: Mapping[str, str], *, for_s: float, by: str, key: str) -> Receipt:
+        """One that was made with this key is found by its comment."""
+        return await self.outreach.add_silence(alert, labels, for_s, by, key)
+
+    async def notify(self, channel: str, text: str, *, key: str, facts: Mapping[str, Any]) -> Receipt:
+        """The receiver knows a repeat by its key."""
+        return await self.outreach.notify(channel, text, key, facts)
+
+    async def execute(self, program: str, arguments: Sequence[str], *, limit_s: float, key: str) -> Receipt:
+        """Called again after a crash: the program knows a repeat by its key."""
+        return await self.outreach.execute(program, arguments, limit_s, key)
+
+    async def collect_evidence(self, name: str, *, incident_id: str | None, key: str) -> Receipt:
+        """The file is named after the step, so that a second call writes the same one."""
+        await self._known(name)
+        return await self.evidence.collect(name, incident_id, key)
 
     async def make_traffic_rule(
         self, rule_id: str, spec: Mapping[str, Any], *, for_s: float | None, made_by: str, reason: str

@@ -68,6 +68,7 @@ class FleetLookup:
                 wanted=row.wanted,
                 held=held.get(row.name),
                 zone=row.spec.zone,
+                engine=row.spec.engine,
             )
             for row in await self._database.read(list_nodes)
         ]

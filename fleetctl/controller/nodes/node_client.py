@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 from pydantic import ValidationError
 
-from fleetctl.kit.fetch import Fetcher
+from fleetctl.kit.fetch import Fetcher, TextAnswer
 from fleetctl.wire import GatewayWorkers, TenantUse
 from runbooks.ports import WayOut
 
@@ -107,9 +107,13 @@ class NodeClient:
             since=float(since) if isinstance(since, int | float) else None,
         )
 
+    async def probe(self, url: str) -> TextAnswer:
+        """One open page of a node, as text. No answer is a value too: nothing is raised."""
+        return await self._probes.get(url)
+
     async def deep_health(self, url: str) -> GoldenReport:
         """What the node says of its output; asking makes it look again. Raises NoAnswerError."""
-        golden = (await self._admin("GET", f"{url}/health/deep", send_token=False, also=503)).get("golden")
+        golden = (await self.admin("GET", f"{url}/health/deep", send_token=False, also=503)).get("golden")
         if not isinstance(golden, dict):
             raise NoAnswerError("/health/deep says nothing of the golden prompt")
         result, age_s, detail = golden.get("result"), golden.get("age_s"), golden.get("detail")
@@ -122,24 +126,24 @@ class NodeClient:
 
     async def drain_state(self, url: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> NodeDrain:
         """Raises NoAnswerError (SilentPeerError when it says nothing), NotAllowedError."""
-        return _parse_drain(await self._admin("GET", f"{url}/admin/drain", timeout_s=timeout_s))
+        return _parse_drain(await self.admin("GET", f"{url}/admin/drain", timeout_s=timeout_s))
 
     async def start_drain(self, url: str, deadline_s: float) -> NodeDrain:
         """Raises NoAnswerError, NotAllowedError."""
-        return _parse_drain(await self._admin("POST", f"{url}/admin/drain", {"deadline_s": deadline_s}))
+        return _parse_drain(await self.admin("POST", f"{url}/admin/drain", {"deadline_s": deadline_s}))
 
     async def resume(self, url: str) -> None:
         """Raises NoAnswerError, NotAllowedError."""
-        await self._admin("POST", f"{url}/admin/resume", {})
+        await self.admin("POST", f"{url}/admin/resume", {})
 
     async def gateway_report(self, url: str) -> GatewayReport:
         """Raises NoAnswerError."""
-        answer = await self._admin("GET", f"{url}/gateway/status", send_token=False, timeout_s=PROBE_TIMEOUT_S)
+        answer = await self.admin("GET", f"{url}/gateway/status", send_token=False, timeout_s=PROBE_TIMEOUT_S)
         return _parse_gateway(answer)
 
     async def gateway_tenants(self, url: str) -> list[TenantUse]:
         """What the gateway says of its tenants. Raises NoAnswerError, NotAllowedError."""
-        answer = await self._admin("GET", f"{url}/gateway/tenants", timeout_s=PROBE_TIMEOUT_S)
+        answer = await self.admin("GET", f"{url}/gateway/tenants", timeout_s=PROBE_TIMEOUT_S)
         try:
             return [TenantUse.model_validate(row) for row in answer.get("tenants", [])]
         except (ValidationError, TypeError) as error:
@@ -164,7 +168,7 @@ class NodeClient:
             raise NoAnswerError("the gateway states no table_version")
         return version
 
-    async def _admin(
+    async def admin(
         self,
         method: str,
         url: str,
@@ -174,6 +178,7 @@ class NodeClient:
         timeout_s: float = ADMIN_TIMEOUT_S,
         also: int | None = None,
     ) -> dict[str, Any]:
+        """The object that a node or gateway answers with. Raises NoAnswerError, NotAllowedError."""
         headers = self._headers if send_token else {}
         try:
             async with self._http.stream(method, url, json=body, headers=headers, timeout=timeout_s) as response:
