@@ -84,7 +84,9 @@ def _page_steps(content: Content, objects: dict[tuple[Kind, str], ContentObject]
             try:
                 parse(expression)
             except BadExpressionError as error:
-                yield ContentProblem("error", file, line, place, f"not PromQL: {error}", "try it with `fleetctl query`")
+                yield ContentProblem(
+                    "error", file, line, place, f"not PromQL: {error}", "write it as a rule of alerts is written"
+                )
         for step in page.steps:
             if step.is_sub_page:
                 yield from _sub_page(content, page, step, file)
