@@ -860,7 +860,7 @@ class ApprovalRequest(Body):
 class RunOrder(Body):
     """What a person tells a run that goes on."""
 
-    by: str = Field(max_length=200)
+    by: str = Field(default=NO_CLAIM, max_length=200)
     comment: str = Field(default="", max_length=2000)
 
 
