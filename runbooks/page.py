@@ -5,7 +5,7 @@
     ---
     ## When to use              prose
     ## 1. Drain the node        a step: prose and one block ```fleetctl with one command a line
-                                with a block of kind `when` before it, an expression: it is left out when that is 0
+                                with a block of kind "when" before it, an expression: left out when that is 0
     ## Undo
     ### 1. Let it serve again   undoes step 1; written in the order a person does it, last step first
 
