@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fleetctl.cli.completion import complete_node
-from fleetctl.cli.context import call, whoami
+from fleetctl.cli.context import call, command_group, whoami
 from fleetctl.cli.output import Output, OutputOption, print_data, stderr, stdout, styled
 from fleetctl.kit.errors import BadInputError, FleetctlError, RefusedError, UnreachableError
 from fleetctl.wire import ActionRequest, Run, RunRequest, RunStatus, StepRecord
@@ -72,17 +72,6 @@ def register(app: typer.Typer) -> None:
             approve=True,
         )
         show_run(call(lambda client: start_and_follow(client, request, output)), output)
-
-
-def command_group(app: typer.Typer, name: str, help: str = "") -> typer.Typer:
-    """The group of this name; made when it is not there yet."""
-    for known in app.registered_groups:
-        if known.name == name and known.typer_instance is not None:
-            known.help = help or known.help
-            return known.typer_instance
-    group = typer.Typer(no_args_is_help=True, help=help or None)
-    app.add_typer(group, name=name)
-    return group
 
 
 def verb_command(verb: Verb, *, is_group: bool = False) -> Callable[..., None]:

@@ -120,3 +120,14 @@ def set_globals(
     """Operate a fleet of LLM serving nodes: see it, find the cause, act safely."""
     _current.config, _current.state_dir = config, state_dir
     _current.controller_url, _current.log_level = controller, log_level
+
+
+def command_group(app: typer.Typer, name: str, help: str = "") -> typer.Typer:
+    """The group of this name; made when it is not there yet."""
+    for known in app.registered_groups:
+        if known.name == name and known.typer_instance is not None:
+            known.help = help or known.help
+            return known.typer_instance
+    group = typer.Typer(no_args_is_help=True, help=help or None)
+    app.add_typer(group, name=name)
+    return group

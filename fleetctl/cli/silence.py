@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fleetctl.cli.act import command_group
-from fleetctl.cli.context import call, whoami
+from fleetctl.cli.context import call, command_group, whoami
 from fleetctl.cli.kinds import clock
 from fleetctl.cli.output import Column, Output, OutputOption, print_data, print_rows, stdout
 from fleetctl.kit.errors import BadInputError
