@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fleetctl.cli.act import command_group
-from fleetctl.cli.context import call
+from fleetctl.cli.context import call, command_group
 from fleetctl.cli.kinds import ago, clock
 from fleetctl.cli.output import (
     DATA,

@@ -9,8 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fleetctl.cli.act import command_group
-from fleetctl.cli.context import call, current, gateway_url
+from fleetctl.cli.context import call, command_group, current, gateway_url
 from fleetctl.cli.kinds import VIEWS, Kind
 from fleetctl.cli.output import (
     DATA,

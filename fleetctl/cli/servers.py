@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import typer
 
 from fleetctl.cli import context, gateway_keys
-from fleetctl.cli.act import command_group
+from fleetctl.cli.context import command_group
 from fleetctl.cli.logs import print_logs
 from fleetctl.cli.output import DATA, Output, OutputOption, print_data, stdout
 from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fleetctl.cli.act import command_group
-from fleetctl.cli.context import call
+from fleetctl.cli.context import call, command_group
 from fleetctl.cli.output import Column, ListOutput, ListOutputOption, count, print_rows, stderr
 from fleetctl.cli.plain_request import ask_json
 from fleetctl.kit.errors import FleetctlError

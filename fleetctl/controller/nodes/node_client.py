@@ -154,7 +154,7 @@ class NodeClient:
 
         Raises NoAnswerError, NotAllowedError.
         """
-        answer = await self._admin("GET", f"{url}/gateway/shadow", timeout_s=PROBE_TIMEOUT_S)
+        answer = await self.admin("GET", f"{url}/gateway/shadow", timeout_s=PROBE_TIMEOUT_S)
         try:
             report = next((one for one in answer["shadows"] if one["rule"] == rule_id), None)
             return None if report is None else (float(report["mean_agreement"] or 0.0), int(report["compared"]))
