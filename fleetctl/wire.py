@@ -593,6 +593,8 @@ class RoutingTable(Wire):
     """
 
     version: int
+    epoch: int = 0  # of the controller that tells it: of two tables of one state, the one with the lower is out of date
+    state_id: str = ""
     routes: list[Route]
     rules: KnownRules = Field(default_factory=list)
     num_gateways: int = Field(default=1, ge=1)  # that share the tenants' limits
@@ -708,6 +710,18 @@ class AuditCheck(Wire):
     at: float = 0.0
 
 
+class LeadershipState(Wire):
+    """Who leads, of the controllers on one database. A SQLite file has one, and `shared` is false."""
+
+    shared: bool = False
+    url: str = ""  # of the one that answers: a standby answers nothing of its own
+    is_certain: bool = True  # False: it does not know whether it still leads, and acts on nothing
+    since: float | None = None
+    takeover: str = ""  # how it came to lead
+    standbys: list[str] = Field(default_factory=list)  # addresses of those that are there
+    missing: list[str] = Field(default_factory=list)  # addresses that the settings name, and that are not there
+
+
 class Status(Wire):
     """The controller's own state. `loops`: name to seconds since the last completed turn."""
 
@@ -728,7 +742,8 @@ class Status(Wire):
     )  # name and what is wrong, of those that serve all the same
     loops: dict[str, float]  # loop name to seconds since its last completed turn
     late_loops: list[str] = Field(default_factory=list)  # names of those that should have ended another turn since
-    storage_error: str = ""  # why nothing can be stored at present: a full disk
+    storage_error: str = ""  # why nothing can be stored at present: a full disk, or a database that is away
+    leadership: LeadershipState = Field(default_factory=LeadershipState)
     alertmanagers: list[AlertmanagerState] = Field(default_factory=list)
     silences: SilencesState = Field(default_factory=SilencesState)
     webhook: WebhookState = Field(default_factory=WebhookState)

@@ -12,6 +12,11 @@ import sqlalchemy as sa
 from runbooks.schema import meta
 
 
+def lock_epoch(connection: sa.Connection) -> None:
+    """Keep everybody else from writing, and from claiming an epoch, until this transaction ends."""
+    connection.execute(sa.select(meta.c.epoch).with_for_update())
+
+
 def next_epoch(connection: sa.Connection) -> int:
     """Claim the next epoch: waits for writes under the last one that were let through, and fences off later ones."""
     connection.execute(sa.update(meta).values(epoch=meta.c.epoch + 1))

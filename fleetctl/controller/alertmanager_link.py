@@ -102,14 +102,22 @@ def open_sender(
 
 
 def alertmanager_loops(
-    config: ControllerConfig, inbound: AlertmanagerInbound, sender: AlertSender | None
+    config: ControllerConfig,
+    inbound: AlertmanagerInbound,
+    sender: AlertSender | None,
+    may_speak: Callable[[], bool] = lambda: True,
 ) -> Iterable[Loop]:
-    """The loops both ways; none without an Alertmanager."""
+    """The loops both ways; none without an Alertmanager. Alerts are sent while `may_speak`."""
     if sender is None:
         return ()
     settings = config.settings
+
+    async def send() -> None:
+        if may_speak():
+            await sender.queue_due()
+
     return (
-        Loop("alertmanager", settings.controller.evaluation_interval_s, sender.queue_due),
+        Loop("alertmanager", settings.controller.evaluation_interval_s, send),
         Loop("external", CHECK_EVERY_S, inbound.check.end_forgotten),
         Loop("silences", settings.delivery.silences_interval_s, inbound.silences.read_silences),
     )

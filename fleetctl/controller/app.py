@@ -8,17 +8,24 @@ import errno
 import resource
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import structlog
 import uvicorn
+from starlette.types import ASGIApp
 
 from fleetctl.controller.config import ControllerConfig
-from fleetctl.controller.controller import Controller, open_controller
-from fleetctl.controller.database import FencedError
+from fleetctl.controller.controller import Controller, LedState, open_controller, open_journal
+from fleetctl.controller.database import Database, FencedError, StorageLostError
+from fleetctl.controller.database_engine import is_shared
 from fleetctl.controller.http_api import create_app
 from fleetctl.controller.http_connections import ConnectionLimits, limited_protocol
-from fleetctl.kit.clock import Clock
+from fleetctl.controller.leadership import Leadership, Member
+from fleetctl.controller.metrics import ControllerMetrics
+from fleetctl.controller.standby import SharedState, Standby, standby_app
+from fleetctl.kit.clock import Clock, SystemClock
 from fleetctl.kit.errors import BadInputError
 from fleetctl.providers.local import LocalProvider
 from fleetctl.providers.provider import NodeProvider
@@ -45,30 +52,161 @@ async def serve(
     """
     stopping = stopping or asyncio.Event()
     _allow_many_files()
+    settings = config.settings
     # The port first: a second controller by mistake must not claim the epoch of the one that runs.
-    listener = _listen(config.settings.controller.host, config.settings.controller.port)
+    listener = _listen(settings.controller.host, settings.controller.port)
+    provider = provider or LocalProvider(settings.run_dir, node_token_file=settings.node_token_file)
     try:
-        settings = config.settings
-        provider = provider or LocalProvider(settings.run_dir, node_token_file=settings.node_token_file)
-        async with open_controller(config, provider, clock) as controller:
-            with (
-                _on_signals(stopping.set, signal.SIGTERM, signal.SIGINT),
-                _on_signals(controller.content.ask_reload, signal.SIGHUP),  # as servers do with their configuration
-            ):
-                await _run(controller, listener, ready, stopping)
+        with _on_signals(stopping.set, signal.SIGTERM, signal.SIGINT):
+            if is_shared(settings.database_url):
+                await _serve_shared(config, listener, ready, provider, clock or SystemClock(), stopping)
+            else:
+                async with open_controller(config, provider, clock) as controller:
+                    await _lead(controller, listener, ready, stopping)
             log.info("controller.stopped")
     finally:
         listener.close()
 
 
-async def _run(controller: Controller, listener: socket.socket, ready: Ready | None, stopping: asyncio.Event) -> None:
-    refused = controller.metrics.http_refused
+async def _serve_shared(
+    config: ControllerConfig,
+    listener: socket.socket,
+    ready: Ready | None,
+    provider: NodeProvider,
+    clock: Clock,
+    stopping: asyncio.Event,
+) -> None:
+    """Stand by and lead in turn, on a database that other controllers use too."""
+    settings = config.settings
+    database = Database(settings.database_url)
+    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="controller-lease")
+    leadership = Leadership(database, Member.new(_url_of(config, listener)), settings.controller.lease_s)
+    try:
+        state = SharedState(database, open_journal(database), leadership, thread)
+        is_first = True
+        while not stopping.is_set():
+            standby = Standby(config, state, clock)
+            with contextlib.suppress(StorageLostError):
+                led = await standby.claim()
+            if led is None:
+                led = await _stand_by(standby, listener, ready, stopping)
+                ready, is_first = None, False
+            if led is None:
+                break
+            # Nodes that ended meanwhile stay ended: whoever asked for a start asked the controller that led then.
+            now = config if is_first else replace(config, start_nodes=False)
+            renewing = asyncio.create_task(_renew(state, led, clock), name="lease")
+            try:
+                async with open_controller(now, provider, clock, led) as controller:
+                    await _lead(controller, listener, ready, stopping, renewing)
+            except FencedError as error:
+                log.error("controller.fenced", error=error.message)
+            finally:
+                renewing.cancel()
+                await asyncio.gather(renewing, return_exceptions=True)
+                with contextlib.suppress(StorageLostError):
+                    await state.call(leadership.release)
+            ready, is_first = None, False
+        with contextlib.suppress(StorageLostError):
+            await state.call(leadership.leave)
+    finally:
+        thread.shutdown(wait=True)
+        database.close()
+
+
+async def _stand_by(
+    standby: Standby, listener: socket.socket, ready: Ready | None, stopping: asyncio.Event
+) -> LedState | None:
+    server = _server_of(standby_app(standby, standby.config.token), standby.metrics, standby.config)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(server.serve(sockets=[listener.dup()]), name="http")
+        if ready is not None:
+            await server.answers.wait()
+            ready(_address(listener))
+        try:
+            return await standby.wait_to_lead(stopping)
+        finally:
+            server.should_exit = True
+
+
+async def _lead(
+    controller: Controller,
+    listener: socket.socket,
+    ready: Ready | None,
+    stopping: asyncio.Event,
+    renewing: asyncio.Task[None] | None = None,
+) -> None:
+    """Act until `stopping`. Raises FencedError when another controller took over; `renewing` may know first."""
+    ending = asyncio.Event()
+    fenced: list[BaseException] = []
+    app = create_app(controller, controller.config.token, ending)
+    server = _server_of(app, controller.metrics, controller.config)
+
+    async def until_fenced(work: Awaitable[None]) -> None:
+        try:
+            await work
+        except* (FencedError, StaleEpochError) as errors:
+            fenced.append(_innermost(errors))
+            ending.set()
+
+    async def end_with_the_process() -> None:
+        await stopping.wait()
+        ending.set()
+
+    try:
+        with _on_signals(controller.content.ask_reload, signal.SIGHUP):  # as servers do with their configuration
+            async with asyncio.TaskGroup() as group:
+                group.create_task(server.serve(sockets=[listener.dup()]), name="http")
+                loops = group.create_task(until_fenced(controller.loops.run_all()), name="loops")
+                group.create_task(until_fenced(controller.executor.run_forever()), name="runs")
+                waiting = group.create_task(end_with_the_process(), name="end")
+                fence = None if renewing is None else group.create_task(until_fenced(renewing), name="fence")
+                await until_fenced(_resume(controller))
+                if ready is not None and not ending.is_set():
+                    await server.answers.wait()
+                    ready(_address(listener))
+                await ending.wait()
+                log.info("controller.stopping")
+                controller.executor.stop()
+                for task in filter(None, (loops, waiting, fence)):
+                    task.cancel()
+                server.should_exit = True
+    finally:
+        await controller.timeline.flush()
+    if fenced:
+        raise FencedError(str(fenced[0]), remedy="run one controller per state")
+
+
+async def _resume(controller: Controller) -> None:
+    resumed = await controller.executor.resume()
+    log.info("controller.started", epoch=controller.database.epoch, resumed_runs=resumed)
+
+
+async def _renew(state: SharedState, led: LedState, clock: Clock) -> None:
+    """Go on leading, from the moment of the claim. Raises FencedError when another controller took over."""
+    is_lost = False
+    while True:
+        await asyncio.sleep(state.leadership.pause_s)
+        try:
+            await state.call(state.leadership.renew, clock.now())
+        except StorageLostError as error:
+            if not is_lost:
+                log.error("lease.not_renewed", error=error.message)
+            is_lost = True
+            continue
+        if is_lost:
+            log.info("lease.renewed", epoch=led.takeover.epoch)
+        is_lost = False
+        state.database.note_stored()
+
+
+def _server_of(app: ASGIApp, metrics: ControllerMetrics, config: ControllerConfig) -> _Server:
     limits = ConnectionLimits(
-        controller.config.settings.controller.max_connections, lambda reason: refused.labels(reason=reason).inc()
+        config.settings.controller.max_connections, lambda reason: metrics.http_refused.labels(reason=reason).inc()
     )
-    server = _Server(
+    return _Server(
         uvicorn.Config(
-            create_app(controller, stopping),
+            app,
             http=limited_protocol(limits),
             ws="none",
             log_config=None,
@@ -78,26 +216,21 @@ async def _run(controller: Controller, listener: socket.socket, ready: Ready | N
             timeout_graceful_shutdown=CLOSE_CONNECTIONS_S,
         )
     )
-    try:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(server.serve(sockets=[listener]), name="http")
-            loops = group.create_task(controller.loops.run_all(), name="loops")
-            group.create_task(controller.executor.run_forever(), name="runs")
-            resumed = await controller.executor.resume()
-            log.info("controller.started", epoch=controller.database.epoch, resumed_runs=resumed)
-            if ready is not None:
-                await server.answers.wait()
-                host, port = listener.getsockname()[:2]
-                ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
-            await stopping.wait()
-            log.info("controller.stopping")
-            controller.executor.stop()
-            loops.cancel()
-            server.should_exit = True
-    except* (FencedError, StaleEpochError) as fenced:
-        raise FencedError(str(_innermost(fenced)), remedy="run one controller per state") from None
-    finally:
-        await controller.timeline.flush()
+
+
+def _address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _url_of(config: ControllerConfig, listener: socket.socket) -> str:
+    """Where clients reach this controller; one that listens everywhere is found by its machine's name."""
+    settings = config.settings.controller
+    if settings.url is not None:
+        return settings.url
+    if settings.host in ("0.0.0.0", "::"):  # noqa: S104
+        return f"http://{socket.gethostname()}:{listener.getsockname()[1]}"
+    return _address(listener)
 
 
 def _allow_many_files() -> None:

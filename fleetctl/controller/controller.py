@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import structlog
 
 from alerts.series.store import SeriesStore
 from fleetctl.controller.access.tokens import Tokens
@@ -33,12 +34,14 @@ from fleetctl.controller.incidents.incident_book import IncidentBook
 from fleetctl.controller.incidents.inquiry import Inquiry
 from fleetctl.controller.incidents.pruning import PRUNE_EVERY_S, Pruning
 from fleetctl.controller.incidents.remediation import Remediation
+from fleetctl.controller.leadership import Leadership, Lease, Takeover
 from fleetctl.controller.loops import Loop, Loops
 from fleetctl.controller.metrics import ControllerMetrics
 from fleetctl.controller.nodes.deep_checks import DeepChecks
 from fleetctl.controller.nodes.effects import FleetEffects
 from fleetctl.controller.nodes.engine_calls import EngineCalls
 from fleetctl.controller.nodes.evidence import Evidence
+from fleetctl.controller.nodes.fenced_provider import FencedProvider
 from fleetctl.controller.nodes.fleet import Fleet
 from fleetctl.controller.nodes.fleet_series import FleetSeries
 from fleetctl.controller.nodes.freezes import Freezes
@@ -65,13 +68,15 @@ from fleetctl.priority_class import PriorityClass
 from fleetctl.providers.local_gateway import LocalGateway
 from fleetctl.providers.provider import NodeProvider
 from fleetctl.settings.tree import Settings
-from fleetctl.wire import NodePhase
+from fleetctl.wire import LeadershipState, NodePhase
 from runbooks.breaker import BreakerLimits
 from runbooks.budget import ActionBudget
 from runbooks.errors import RunbookError
 from runbooks.executor import Executor
 from runbooks.journal import Journal
 from runbooks.run import ACTIVE, Run
+
+log = structlog.get_logger()
 
 AUTOSCALER_TURN_S = 5.0  # between two looks at the load of the pools
 DEEP_CHECK_TURN_S = 1.0  # between two looks at whose deep check is due
@@ -81,6 +86,17 @@ POOLS = "pools"  # who asks for the runs that follow from it
 VERIFY_EVERY_S = 3600.0  # between two looks at the whole audit
 TOKENS_TURN_S = 5.0  # between two looks for tokens that another controller made or revoked
 RULES_TURN_S = 1.0  # between two looks for traffic rules and freezes that are over
+
+
+@dataclass(frozen=True, slots=True)
+class LedState:
+    """What a controller on a shared database leads with: the state, claimed for it, and series that it kept warm."""
+
+    database: Database
+    journal: Journal
+    leadership: Leadership
+    takeover: Takeover
+    rules: RulesInForce
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +139,8 @@ class Controller:
     remediation: Remediation
     inquiry: Inquiry
     loops: Loops
+    lease: Lease
+    leadership: LeadershipView
     started_at: float
 
     def exposition(self) -> bytes:
@@ -144,23 +162,26 @@ class Controller:
 
 @asynccontextmanager
 async def open_controller(
-    config: ControllerConfig, provider: NodeProvider, clock: Clock | None = None
+    config: ControllerConfig, provider: NodeProvider, clock: Clock | None = None, led: LedState | None = None
 ) -> AsyncIterator[Controller]:
     """A controller with its state open and its past taken up; nothing runs yet.
 
     Each part is built from parts that are ready, in the order of an incident's way: state, content, nodes, signals,
-    actions, alerts, incidents.
+    actions, alerts, incidents. `led`: the state of a shared database, claimed already; the caller closes it.
 
     Raises BadInputError when the state can't be used, or a rule, tree or page is wrong.
     """
     settings = config.settings
     content_now = load_content(settings.content)  # before the state: what is wrong there must change nothing
     clock = clock or SystemClock()
-    rules = RulesInForce(content_now, settings.signals, clock)
+    rules = RulesInForce(content_now, settings.signals, clock) if led is None else led.rules
+    if led is not None:
+        rules.exchange(content_now)  # it may have changed since this controller began to wait
     async with AsyncExitStack() as stack:
-        records, journal = await _open_state(config, clock, stack)
+        records, journal = await _open_state(config, clock, stack, led)
         tokens = await Tokens.opened(records, config.token)
-        client = await _open_node_client(config, records.stalls, stack)
+        provider = FencedProvider(provider, records.lease.require)
+        client = await _open_node_client(config, records, stack)
         content = ContentStore(settings.content, content_now, records.timeline, records.metrics, records.clock)
         routing = await Routing.opened(records)
         traffic_rules = TrafficRules(records, routing)
@@ -295,13 +316,16 @@ async def open_controller(
             Loop("closing", every_s, closing.close_incidents),
             Loop("audit", VERIFY_EVERY_S, records.audit.verify_in_turn),
             Loop("pruning", PRUNE_EVERY_S, Pruning(journal, records, settings).prune),
-            *alertmanager_loops(config, inbound, sender),
+            *alertmanager_loops(config, inbound, sender, _may_speak(records)),
             turn_ended=records.metrics.observe_turn,
         )
         records.metrics.watch_loops(loops, records.clock)
         await fleet.take_charge(config.node_specs, start_nodes=config.start_nodes)
         started = f"controller started, epoch {records.database.epoch}"
         await records.timeline.append("controller.started", started)
+        view = LeadershipView(config, led, clock.now())
+        if led is not None:
+            await _tell_takeover(led, records)
         yield Controller(
             config=config,
             records=records,
@@ -338,41 +362,99 @@ async def open_controller(
             remediation=remediation,
             inquiry=Inquiry(content, rules.store, fleet, alerting.alerts, clock),
             loops=loops,
+            lease=records.lease,
+            leadership=view,
             started_at=clock.now(),
         )
 
 
-async def _open_state(config: ControllerConfig, clock: Clock, stack: AsyncExitStack) -> tuple[Records, Journal]:
-    """The database, claimed for this controller, and what is kept in it."""
-    stack.enter_context(hold_state_lock(config.settings.state_dir))
-    database = Database(config.settings.database_url)
-    stack.callback(database.close)
+class LeadershipView:
+    """Who leads, as the leader tells it."""
+
+    def __init__(self, config: ControllerConfig, led: LedState | None, since: float) -> None:
+        self._led = led
+        self._since = since
+        self._wanted = [url.rstrip("/") for url in config.settings.controller.peers]
+
+    def state(self) -> LeadershipState:
+        """As the API tells it."""
+        if self._led is None:
+            return LeadershipState()
+        there = {peer.url.rstrip("/") for peer in self._led.leadership.peers}
+        return LeadershipState(
+            shared=True,
+            url=self._led.leadership.me.url,
+            is_certain=self._led.leadership.lease.is_valid,
+            since=self._since,
+            takeover=self._led.takeover.words,
+            standbys=sorted(there),
+            missing=[url for url in self._wanted if url not in there],
+        )
+
+
+async def _tell_takeover(led: LedState, records: Records) -> None:
+    takeover, url = led.takeover, led.leadership.me.url
+    if takeover.silent_s is not None:
+        records.metrics.takeovers.inc()
+        records.metrics.last_takeover.set(records.clock.now())
+    log.info("controller.leads", url=url, epoch=takeover.epoch, because=takeover.words)
+    text = f"{url} leads with epoch {takeover.epoch}: {takeover.words}"
+    kind = "controller.took_over" if takeover.silent_s is not None else "controller.leads"
+    await records.timeline.append(kind, text, data={"url": url, "epoch": takeover.epoch, "former": takeover.former_url})
+
+
+def _may_speak(records: Records) -> Callable[[], bool]:
+    """Whether alerts may be sent: not by one that was stopped and is about to learn that another one leads."""
+    return lambda: records.lease.is_valid or bool(records.database.storage_error)
+
+
+def open_journal(database: Database) -> Journal:
+    """The journal in the controller's database. Raises BadInputError when a newer fleetctl wrote it."""
     try:
-        journal = Journal(database.engine, on_audit=append_run)
+        return Journal(database.engine, on_audit=append_run)
     except RunbookError as error:
         raise BadInputError(error.message, remedy=error.remedy) from error
-    database.lead(journal.claim_epoch())
+
+
+async def _open_state(
+    config: ControllerConfig, clock: Clock, stack: AsyncExitStack, led: LedState | None
+) -> tuple[Records, Journal]:
+    """The database, claimed for this controller, and what is kept in it."""
+    if led is not None:
+        database, journal, lease = led.database, led.journal, led.leadership.lease
+    else:
+        stack.enter_context(hold_state_lock(config.settings.state_dir))
+        database = Database(config.settings.database_url)
+        stack.callback(database.close)
+        journal, lease = open_journal(database), Lease()
+        database.lead(journal.claim_epoch())
     # Its own clock, where that is the machine's: a wall clock that jumps ahead is time in which nobody looked, too.
     stalls = StallMonitor(clock.now) if isinstance(clock, SystemClock) else StallMonitor()
     stalls.start()
     stack.callback(stalls.stop)
     timeline, metrics = await Timeline.opened(database, clock), ControllerMetrics()
     audit = Audit(database, timeline, metrics, clock, config.settings.audit, config.settings.audit_dir)
-    return Records(clock, database, timeline, metrics, stalls, audit), journal
+    metrics.leader.set_function(lambda: float(lease.is_valid))
+    metrics.epoch.set(database.epoch)
+    if led is not None:
+        metrics.standbys.set_function(lambda: float(len(led.leadership.peers)))
+    metrics.peers_wanted.set(len(config.settings.controller.peers))
+    return Records(clock, database, timeline, metrics, stalls, audit, lease), journal
 
 
-async def _open_node_client(config: ControllerConfig, stalls: StallMonitor, stack: AsyncExitStack) -> NodeClient:
-    probes = Fetcher(timeout_s=PROBE_TIMEOUT_S, max_bytes=MAX_ANSWER_BYTES, stalls=stalls)
+async def _open_node_client(config: ControllerConfig, records: Records, stack: AsyncExitStack) -> NodeClient:
+    probes = Fetcher(timeout_s=PROBE_TIMEOUT_S, max_bytes=MAX_ANSWER_BYTES, stalls=records.stalls)
     stack.push_async_callback(probes.close)
     http = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
-    return NodeClient(http, probes, config.node_token)
+    return NodeClient(http, probes, config.node_token, records.lease.require)
 
 
 def _open_gateways(config: ControllerConfig, client: NodeClient, records: Records) -> Gateways:
     """The local one is looked after where it was started by `fleetctl up`, as the nodes are."""
     settings = config.settings
     is_ours = config.gateway_url is not None and settings.controller.restart_gateway
-    return Gateways(records, client, config.gateway_urls, LocalGateway(settings.run_dir) if is_ours else None)
+    process = LocalGateway(settings.run_dir, records.lease.require) if is_ours else None
+    return Gateways(records, client, config.gateway_urls, process)
 
 
 def _priority_classes(settings: Settings) -> frozenset[str] | None:

@@ -7,6 +7,8 @@ that was replaced while it slept can't change anything.
 from __future__ import annotations
 
 import asyncio
+import secrets
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
@@ -23,6 +25,8 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 R = TypeVar("R")
+ASK_AGAIN_S = 1.0  # a server that did not answer is asked again
+LOST_REMEDY = "check the server and controller.database_url; it goes on by itself once the server answers"
 MAX_GROUP = 400  # items in one transaction: whoever writes meanwhile waits for it
 
 
@@ -49,7 +53,9 @@ class Database:
         """
         self.place = place_of(url)
         self._epoch: int | None = None
+        self.state_id = ""  # of this state and its copies: one that is made anew has another
         self.storage_error = ""  # why nothing can be stored at present
+        self._lost_at = 0.0
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="controller-db")
         self._stuck: StuckConnections | None = None
         try:
@@ -101,6 +107,9 @@ class Database:
             self.engine.dispose()
 
     def _run(self, work: Callable[[sa.Connection], T], writes: bool) -> T:
+        if self.is_shared and self.storage_error and time.monotonic() - self._lost_at < ASK_AGAIN_S:
+            # Each would wait for its own time limit, and all who ask wait in one row.
+            raise StorageLostError(self.storage_error, remedy=LOST_REMEDY)
         result = self._transact(work, writes)
         if writes:
             self.note_stored()
@@ -120,12 +129,13 @@ class Database:
             remedy = "free space there; it goes on by itself once there is room"
         elif self.is_shared and (context.is_disconnect or _is_lost(error)):
             message = f"{self.place}: nothing can be stored: {_words_of(error)}"
-            remedy = "check the server and controller.database_url; it goes on by itself once the server answers"
+            remedy = LOST_REMEDY
         else:
             return
         if not self.storage_error:
             log.error("storage.lost", database=self.place, reason=str(error).strip(), remedy=remedy)
         self.storage_error = message
+        self._lost_at = time.monotonic()
         raise StorageLostError(message, remedy=remedy) from error
 
     def _transact(self, work: Callable[[sa.Connection], T], writes: bool) -> T:
@@ -149,6 +159,9 @@ class Database:
                     self._check_version(connection)
                 tables.metadata.create_all(connection)
                 _add_missing_columns(connection)
+                if get_meta(connection, "state_id") is None:
+                    put_meta(connection, "state_id", secrets.token_hex(8))
+                self.state_id = get_meta(connection, "state_id")
                 # A version that only adds is reached by adding; an older program then refuses the file.
                 if get_meta(connection, "schema_version") != tables.SCHEMA_VERSION:
                     put_meta(connection, "schema_version", tables.SCHEMA_VERSION)

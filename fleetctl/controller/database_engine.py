@@ -69,6 +69,12 @@ def place_of(url: str) -> str:
     return parsed.set(query={}).render_as_string(hide_password=True)
 
 
+def is_shared(url: str) -> bool:
+    """Whether controllers of several machines can reach it, and one of them leads; a SQLite file has one."""
+    place_of(url)
+    return sa.make_url(url).get_backend_name() != "sqlite"
+
+
 def is_full(error: BaseException | None) -> bool:
     """Whether the driver says that there is no space left to store something."""
     if getattr(error, "sqlstate", None) == DISK_FULL:

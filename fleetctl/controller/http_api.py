@@ -125,6 +125,7 @@ def api_routes(controller: Controller, stopping: asyncio.Event) -> list[Route]:
     change = ChangeRoutes(controller.audit, tokens).route
     reads = {
         "/health/live": api.live,
+        "/health/leader": api.leader,
         "/metrics": api.metrics,
         "/v1/status": api.status,
         "/v1/identity": api.identity,
@@ -200,6 +201,10 @@ class _Api:
     async def live(self, _: Request) -> Response:
         return JSONResponse({"live": True})
 
+    async def leader(self, _: Request) -> Response:
+        self._c.lease.require()
+        return JSONResponse({"leader": True, "epoch": self._c.database.epoch})
+
     async def metrics(self, _: Request) -> Response:
         return Response(self._c.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
@@ -234,6 +239,7 @@ class _Api:
                 loops=self._c.loops.ages(now),
                 late_loops=sorted(self._c.loops.late(now)),
                 storage_error=self._c.database.storage_error,
+                leadership=self._c.leadership.state(),
                 alertmanagers=sender.states() if sender is not None else [],
                 silences=link.silences.state(),
                 webhook=link.webhook.state,

@@ -128,6 +128,29 @@ class ControllerMetrics:
         self.storage_ok = Gauge(
             "controller_storage_ok", "0 while nothing can be stored: a full disk.", registry=self.registry
         )
+        self.leader = Gauge(
+            "controller_leader",
+            "1 while this controller leads; 0 on a standby, and while it does not know whether it still leads.",
+            registry=self.registry,
+        )
+        self.epoch = Gauge("controller_epoch", "Epoch under which this controller writes.", registry=self.registry)
+        self.takeovers = Counter(
+            "controller_takeovers",
+            "Times that this process took over from a leader that fell silent.",
+            registry=self.registry,
+        )
+        self.last_takeover = Gauge(
+            "controller_last_takeover_timestamp_seconds",
+            "When this process last took over from a leader that fell silent.",
+            registry=self.registry,
+        )
+        self.last_takeover.set(math.nan)  # none yet
+        self.standbys = Gauge("controller_standbys", "Other controllers on this database.", registry=self.registry)
+        self.peers_wanted = Gauge(
+            "controller_peers_wanted",
+            "Other controllers that the settings name (controller.peers).",
+            registry=self.registry,
+        )
         self.nodes = Gauge("controller_nodes", "Nodes by phase.", ["phase"], registry=self.registry)
         self.pool_nodes = Gauge(
             "controller_pool_nodes",
@@ -211,6 +234,10 @@ class ControllerMetrics:
             self.rollout_waits,
             self.rollout_age,
             self.autoscaler_reversals,
+            self.leader,
+            self.last_takeover,
+            self.standbys,
+            self.peers_wanted,
         )
 
     def watch_loops(self, loops: Loops, clock: Clock) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fleetctl.controller.audit import Audit
 from fleetctl.controller.database import Database
+from fleetctl.controller.leadership import Lease
 from fleetctl.controller.metrics import ControllerMetrics
 from fleetctl.controller.timeline import Timeline
 from fleetctl.kit.clock import Clock
@@ -22,3 +23,4 @@ class Records:
     metrics: ControllerMetrics
     stalls: StallMonitor
     audit: Audit
+    lease: Lease = field(default_factory=Lease)

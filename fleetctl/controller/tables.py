@@ -5,9 +5,9 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 # 2: external_alerts and webhook_notices; 3: wanted_changes; 4: traffic_rules; 5: pools, revisions, nodes.pool and
-# nodes.revision; 6: freezes, audit; 7: access_tokens; 8: rollouts, and what pools know of theirs. Versions so far only
-# added tables, and columns that may be NULL (`ADDED_COLUMNS`).
-SCHEMA_VERSION = 8
+# nodes.revision; 6: freezes, audit; 7: access_tokens; 8: rollouts, and what pools know of theirs. 9: leadership,
+# members. Versions so far only added tables, and columns that may be NULL (`ADDED_COLUMNS`).
+SCHEMA_VERSION = 9
 
 metadata = sa.MetaData()
 
@@ -149,6 +149,31 @@ tokens = sa.Table(
     sa.Column("revoked_at", sa.Double),
     sa.Column("revoked_by", sa.String(200), nullable=False),
     sa.Column("last_used_at", sa.Double),
+)
+
+# Who leads, where several controllers share the database: one row. See `leadership.py`.
+leadership = sa.Table(
+    "leadership",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("epoch", sa.BigInteger, nullable=False),  # the one of `run_meta` that its holder claimed
+    sa.Column("holder", sa.String(32), nullable=False),  # a member's id
+    sa.Column("url", sa.String(500), nullable=False),
+    sa.Column("lease_s", sa.Double, nullable=False),
+    sa.Column("beat", sa.BigInteger, nullable=False),  # one more with each renewal
+    sa.Column("released", sa.Boolean, nullable=False),
+    sa.Column("taken_at", sa.Double, nullable=False),
+)
+
+# The controllers that are there, standbys too.
+members = sa.Table(
+    "members",
+    metadata,
+    sa.Column("id", sa.String(32), primary_key=True),
+    sa.Column("url", sa.String(500), nullable=False),
+    sa.Column("host", sa.String(300), nullable=False),
+    sa.Column("beat", sa.BigInteger, nullable=False),
+    sa.Column("seen_at", sa.Double, nullable=False),  # by its own clock, for people
 )
 
 incidents = sa.Table(

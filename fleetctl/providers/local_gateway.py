@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from fleetctl.providers.process import ProcessTable
@@ -16,7 +17,9 @@ class LocalGateway:
     Raises FleetctlError from each method when the table can't be used.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, may_act: Callable[[], None] = lambda: None) -> None:
+        """`may_act` is called right before it is started or stopped, and raises a FleetctlError when it must not be."""
+        self._may_act = may_act
         self._table = ProcessTable(root)
 
     def observe(self) -> ObservedInstance | None:
@@ -28,8 +31,10 @@ class LocalGateway:
 
     def start(self) -> bool:
         """Start it as it was started last. False: it runs already. Raises FleetctlError without a record of it."""
+        self._may_act()
         return self._table.start_again(GATEWAY)
 
     def stop(self, grace_s: float) -> bool:
         """SIGTERM, and SIGKILL after `grace_s`. False: it did not run."""
+        self._may_act()
         return self._table.stop(GATEWAY, grace_s)

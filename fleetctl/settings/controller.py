@@ -86,6 +86,18 @@ class ControllerSettings(Section):
         description="Where its state is; `postgresql+psycopg://...` for one that several machines reach.",
         json_schema_extra={"default": "SQLite at <state_dir>/controller.sqlite"},
     )
+    lease_s: float = Field(
+        default=6.0,
+        ge=1,
+        le=300,
+        description="Of controllers on one PostgreSQL database: a leader that gives no sign for so long is replaced.",
+    )
+    peers: tuple[Annotated[str, Field(pattern=r"^https?://[^/]+/?$")], ...] = Field(
+        default=(),
+        max_length=16,
+        description="The other controllers on the same database: clients and gateways ask them when this one does not"
+        " lead, and one that is missing is told of.",
+    )
     probe_interval_s: float = Field(default=1.0, gt=0, le=300, description="Between two looks at every node.")
     scrape_interval_s: float = Field(default=1.0, gt=0, le=300, description="Between two scrapes of a node.")
     evaluation_interval_s: float = Field(

@@ -17,7 +17,7 @@ from fleetctl.controller.audit import CALLER
 from fleetctl.controller.records import Records
 from fleetctl.wire import Problem, TokenRole
 
-OPEN_PATHS = frozenset({"/health/live", "/metrics"})
+OPEN_PATHS = frozenset({"/health/live", "/health/leader", "/metrics"})
 WEBHOOK = "webhook"  # what the audit calls these credentials
 MAX_BAD_TOKENS = 60  # from one address within a window
 WINDOW_S = 60.0

@@ -93,6 +93,7 @@ class Fleet:
         self.nodes: dict[str, NodeState] = {}
         self.looked_at: float | None = None  # when every node was last looked at
         self._slots = Slots(records.clock, interval_s=interval_s, name="probe", min_round_s=MIN_ROUND_S)
+        self._rows: Sequence[NodeRow] = ()
         self._seen_at: dict[str, float] = {}  # when the newest look at each node began
         self._look_errors: dict[str, str] = {}
         self._looks = itertools.count(1)
@@ -131,7 +132,9 @@ class Fleet:
 
     async def observe_nodes(self) -> None:
         """Look at every node once, spread over the interval; ends with the last look, or before the next turn."""
-        rows = await self._database.read(list_nodes)
+        with contextlib.suppress(StorageLostError):  # what was wanted last is looked at all the same
+            self._rows = await self._database.read(list_nodes)
+        rows = self._rows
         now = self._clock.now()
         shown = {row.name: row for row in rows}
         missing = [

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 from pydantic import ValidationError
 
+from fleetctl.kit.errors import UnreachableError
 from fleetctl.kit.fetch import Fetcher, TextAnswer
 from fleetctl.wire import GatewayWorkers, TenantUse
 from runbooks.ports import WayOut
@@ -83,8 +85,16 @@ class GoldenReport:
 class NodeClient:
     """Nodes' health and admin routes, and the gateway's status. Share one; it holds the connections."""
 
-    def __init__(self, http: httpx.AsyncClient, probes: Fetcher, node_token: str) -> None:
-        """`probes`: for the health of every node, each on a connection of its own; `http`: for what actions ask."""
+    def __init__(
+        self,
+        http: httpx.AsyncClient,
+        probes: Fetcher,
+        node_token: str,
+        may_act: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`probes`: for the health of every node, each on a connection of its own; `http`: for what actions ask.
+        `may_act`: called right before whatever changes something; raises UnreachableError."""
+        self._may_act = may_act
         self._http = http
         self._probes = probes
         self._headers = {"Authorization": f"Bearer {node_token}"}
@@ -180,6 +190,11 @@ class NodeClient:
     ) -> dict[str, Any]:
         """The object that a node or gateway answers with. Raises NoAnswerError, NotAllowedError."""
         headers = self._headers if send_token else {}
+        if method != "GET":
+            try:
+                self._may_act()
+            except UnreachableError as error:
+                raise NoAnswerError(f"{method} {url}: not sent: {error.message}") from error
         try:
             async with self._http.stream(method, url, json=body, headers=headers, timeout=timeout_s) as response:
                 content = await read_limited(response, MAX_ANSWER_BYTES)

@@ -108,6 +108,8 @@ class Routing:
         ]
         return RoutingTable(
             version=routing_version(connection),
+            epoch=self._database.epoch,
+            state_id=self._database.state_id,
             routes=routes,
             rules=list_rules(connection),
             num_gateways=self._num_gateways,

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from alerts.evaluation.rules import RuleGroup
 from alerts.series.store import SeriesStore
-from fleetctl.controller.nodes.fleet import Fleet, NodeState
+from fleetctl.controller.nodes.fleet import NodeState
 from fleetctl.controller.nodes.gateways import GATEWAY_JOB, address_of
 from fleetctl.controller.records import Records
 from fleetctl.controller.signals.scrape_slots import ScrapeTarget, SlotScraper
@@ -38,11 +38,18 @@ class Signals(Protocol):
         """Up to when all there is to know is in the store; None: too long ago to judge anything by it."""
 
 
+class ScrapedFleet(Protocol):
+    """Whose nodes are scraped."""
+
+    nodes: dict[str, NodeState]
+    """By name."""
+
+
 class Scraper:
     """The fleet's nodes and the gateways as targets."""
 
     def __init__(
-        self, fleet: Fleet, store: SeriesStore, records: Records, settings: Settings, gateway_urls: Sequence[str]
+        self, fleet: ScrapedFleet, store: SeriesStore, records: Records, settings: Settings, gateway_urls: Sequence[str]
     ) -> None:
         """With a Prometheus in the settings the nodes' signals come from there, and only the gateways are scraped."""
         self._scrapes_nodes = settings.signals.prometheus is None
