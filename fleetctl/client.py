@@ -5,7 +5,7 @@ Every failure is one of `fleetctl.kit.errors`, with the next thing to do.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote
@@ -74,25 +74,24 @@ _ERRORS: Mapping[int, type[FleetctlError]] = {
 
 
 class ControllerClient:
-    """One controller. Use it as an async context manager, or call `close`.
+    """The controller that leads, of one or several. Use it as an async context manager, or call `close`.
 
     Raises from every method: BadInputError (400, 404), RefusedError (403, 409, 429: a role, a guard or a person said
     no), UnreachableError (no answer, 503), FleetctlError (401 and the rest).
     """
 
-    def __init__(self, url: str, token: str | None = None, timeout: float = DEFAULT_TIMEOUT_S) -> None:
-        """`url` like http://127.0.0.1:7700; `token` is needed for changes; `timeout` in seconds."""
-        try:
-            self.url = str(httpx.URL(url)).rstrip("/")
-        except httpx.InvalidURL as error:
-            raise BadInputError(f"{url!r} is no URL: {error}", remedy="give one like http://127.0.0.1:7700") from error
-        if not self.url.startswith(("http://", "https://")):
-            raise BadInputError(f"{url!r} is no HTTP URL", remedy="give one like http://127.0.0.1:7700")
+    def __init__(
+        self, url: str, token: str | None = None, timeout: float = DEFAULT_TIMEOUT_S, others: Sequence[str] = ()
+    ) -> None:
+        """`url` like http://127.0.0.1:7700, the one that is asked: that of the leader, once it is known. `others`:
+        where else a controller on the same database may lead; `token` is needed for changes; `timeout` in seconds."""
+        self.url = _checked(url)
+        self._known = tuple(dict.fromkeys((self.url, *map(_checked, others))))
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._timeout_s = timeout
         # The controller is reached directly: a proxy from the environment must not see the token.
         # Reading the machine's certificates takes longer than a call: only for what uses them.
-        with_tls = self.url.startswith("https://")
+        with_tls = any(known.startswith("https://") for known in self._known)
         self._http = httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=False, verify=with_tls)
 
     async def __aenter__(self) -> ControllerClient:
@@ -158,6 +157,7 @@ class ControllerClient:
 
     async def follow_node_logs(self, name: str, lines: int) -> AsyncIterator[str]:
         """The last lines that a node wrote, then each new one; ends when the controller does."""
+        await self.status()  # of the one that leads
         url = f"{self.url}/v1/nodes/{_part(name)}/logs"
         timeout = httpx.Timeout(self._timeout_s, read=None)  # a node may have nothing to say for hours
         params: dict[str, str | int] = {"lines": lines, "follow": "true"}
@@ -341,19 +341,53 @@ class ControllerClient:
     async def _send(self, method: str, path: str, held_s: float = 0.0, **options: Any) -> httpx.Response:
         """The answer to one request that the controller may hold for `held_s`."""
         timeout = httpx.Timeout(self._timeout_s, read=max(self._timeout_s, held_s + WAIT_MARGIN_S))
-        try:
-            response = await self._http.request(method, f"{self.url}{path}", timeout=timeout, **options)
-        except httpx.HTTPError as error:
-            raise self._unreachable(error) from error
-        if not response.is_success:
-            raise _error_of(response)
-        return response
+        problem: FleetctlError | None = None
+        untried = [self.url, *(known for known in self._known if known != self.url)]
+        for _ in range(len(untried) + 1):  # and where a standby sent us, if we did not know it
+            url = untried.pop(0)
+            try:
+                response = await self._http.request(method, f"{url}{path}", timeout=timeout, **options)
+            except httpx.HTTPError as error:
+                problem = problem or self._unreachable(error, url)
+                # What was sent may have been done: only what surely did not arrive, or changes nothing, is asked again.
+                if not untried or not (isinstance(error, httpx.ConnectError | httpx.ConnectTimeout) or method == "GET"):
+                    raise problem from error
+                continue
+            if response.status_code == httpx.codes.TEMPORARY_REDIRECT:
+                leader = _origin_of(response.headers.get("Location", ""))
+                untried = [leader, *(one for one in untried if one != leader)]
+            elif response.status_code == httpx.codes.SERVICE_UNAVAILABLE and untried:
+                problem = _error_of(response)
+            elif not response.is_success:
+                raise _error_of(response)
+            else:
+                self.url = url
+                return response
+        raise problem or _error_of(response)
 
-    def _unreachable(self, error: httpx.HTTPError) -> UnreachableError:
+    def _unreachable(self, error: httpx.HTTPError, url: str = "") -> UnreachableError:
         return UnreachableError(
-            f"no answer from the controller at {self.url}: {str(error) or type(error).__name__}",
+            f"no answer from the controller at {url or self.url}: {str(error) or type(error).__name__}",
             remedy="fleetctl up, or name another with --controller",
         )
+
+
+def _checked(url: str) -> str:
+    try:
+        text = str(httpx.URL(url)).rstrip("/")
+    except httpx.InvalidURL as error:
+        raise BadInputError(f"{url!r} is no URL: {error}", remedy="give one like http://127.0.0.1:7700") from error
+    if not text.startswith(("http://", "https://")):
+        raise BadInputError(f"{url!r} is no HTTP URL", remedy="give one like http://127.0.0.1:7700")
+    return text
+
+
+def _origin_of(location: str) -> str:
+    """The controller that a standby names. Raises UnreachableError when it names none."""
+    url = httpx.URL(location)
+    if url.scheme not in ("http", "https") or not url.host:
+        raise UnreachableError(f"a standby sent us to {location[:200]!r}", remedy="name the leader with --controller")
+    return str(url.copy_with(raw_path=b"/")).rstrip("/")
 
 
 def _error_of(response: httpx.Response) -> FleetctlError:

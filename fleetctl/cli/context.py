@@ -71,7 +71,7 @@ def make_client(settings: Settings) -> ControllerClient:
     """A client of the controller that the settings name."""
     from fleetctl.client import ControllerClient
 
-    return ControllerClient(controller_url(settings), settings.controller_token())
+    return ControllerClient(controller_url(settings), settings.controller_token(), others=settings.controller.peers)
 
 
 def call(work: Callable[[ControllerClient], Awaitable[T]]) -> T:

@@ -41,6 +41,7 @@ def _describe(status: Status) -> None:
         [
             ("started", clock(status.started_at)),
             ("epoch", str(status.epoch)),
+            ("controllers", _controllers(status)),
             ("policy", status.policy),
             ("nodes ready", f"{status.nodes_ready} of {status.nodes_total}"),
             ("gateways", _gateways(status)),
@@ -64,6 +65,18 @@ def _describe(status: Status) -> None:
     if status.alertmanagers:
         stdout().print()
         print_rows(status.alertmanagers, COLUMNS, Output.table, empty="")
+
+
+def _controllers(status: Status) -> str:
+    """Who leads; nothing where the state is a file of one machine."""
+    seen = status.leadership
+    if not seen.shared:
+        return ""
+    led = f"{seen.url} leads since {clock(seen.since)} ({seen.takeover})"
+    if not seen.is_certain:
+        led = f"{seen.url} does not know whether it still leads, and acts on nothing"
+    there = f"standby {', '.join(seen.standbys)}" if seen.standbys else "no standby"
+    return "; ".join([led, there, *(f"missing: {url}" for url in seen.missing)])
 
 
 def _loops(status: Status) -> str:

@@ -8,6 +8,7 @@ claimed in the transaction that takes the lease, and every write is made under i
 
 from __future__ import annotations
 
+import math
 import secrets
 import socket
 import time
@@ -128,6 +129,7 @@ class Leadership:
         self._seen_at = 0.0
         self._peers: dict[str, tuple[int, float]] = {}  # member to its last beat, and when it was new to us
         self._epoch: int | None = None
+        self._began_s = passed_s()
 
     @property
     def pause_s(self) -> float:
@@ -216,7 +218,11 @@ class Leadership:
         """Those others whose beat changed within two leases: by our clock alone."""
         at = passed_s()
         for row in rows:
-            if row.id != self.me.id and self._peers.get(row.id, (None, 0.0))[0] != row.beat:
+            if row.id == self.me.id:
+                continue
+            if row.id not in self._peers:
+                self._peers[row.id] = (row.beat, -math.inf)  # it may be what one that was killed left behind
+            elif self._peers[row.id][0] != row.beat:
                 self._peers[row.id] = (row.beat, at)
         return [
             Member(row.id, row.url, row.host)
@@ -226,10 +232,10 @@ class Leadership:
 
     def _forget_gone(self, connection: sa.Connection) -> None:
         at = passed_s()
-        gone = [key for key, (_, changed_at) in self._peers.items() if at - changed_at > FORGET_MEMBER_AFTER_S]
-        for key in gone:
-            del self._peers[key]
-            connection.execute(sa.delete(members).where(members.c.id == key))
+        for key, (beat, changed_at) in list(self._peers.items()):
+            if at - max(changed_at, self._began_s) > FORGET_MEMBER_AFTER_S:
+                del self._peers[key]
+                connection.execute(sa.delete(members).where(members.c.id == key, members.c.beat == beat))
 
 
 def _mark(lease: StoredLease | None) -> tuple[int, int] | None:

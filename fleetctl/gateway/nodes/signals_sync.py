@@ -36,7 +36,7 @@ class SignalsSync:
     ) -> None:
         self._session = session
         self._views = views
-        self._url = controller_url.rstrip("/") + "/v1/routing/signals"
+        self._urls = [url.rstrip("/") + "/v1/routing/signals" for url in controller_url.split()]
         self._headers = {"Authorization": f"Bearer {controller_token}"} if controller_token else {}
         self._on_change = on_change
         self._every_s = every_s
@@ -47,15 +47,19 @@ class SignalsSync:
             try:
                 await self.read_once()
             except (aiohttp.ClientError, TimeoutError, OSError, ValidationError) as error:
-                log.debug("signals.not_read", url=self._url, error=type(error).__name__)
+                log.debug("signals.not_read", url=self._urls[0], error=type(error).__name__)
+                self._urls.append(self._urls.pop(0))  # of several controllers another one may lead
             await asyncio.sleep(self._every_s * random.uniform(0.8, 1.2))
 
     async def read_once(self) -> None:
         """One reading. Raises what reading raises."""
         timeout = aiohttp.ClientTimeout(total=LIMIT_S)
-        async with self._session.get(self._url, headers=self._headers, timeout=timeout) as response:
+        async with self._session.get(
+            self._urls[0], headers=self._headers, timeout=timeout, allow_redirects=False
+        ) as response:
             if response.status != 200:
-                return  # an older controller has none
+                self._urls.append(self._urls.pop(0))
+                return  # a standby, or an older controller that has none
             signals = _SIGNALS.validate_json(await response.read())
         self._views.replace_all(signals, time.monotonic())
         self._on_change()

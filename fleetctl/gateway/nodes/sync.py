@@ -19,6 +19,7 @@ from fleetctl.wire import RoutingTable
 log = structlog.get_logger()
 
 WAIT_S = 20.0
+SHARED_WAIT_S, SHARED_MARGIN_S = 4.0, 2.0  # where another controller may lead
 ANSWER_MARGIN_S = 10.0  # the controller answers within its wait; this long after it, it is gone
 BACKOFF_FIRST_S = 0.2
 BACKOFF_LAST_S = 5.0
@@ -49,15 +50,18 @@ class TableSync:
         wait_s: float = WAIT_S,
         now: Callable[[], float] = time.time,
     ) -> None:
+        """`controller_url`: one, or several with spaces between them, of controllers on one database."""
         self._session = session
         self._routing = routing
-        self._url = controller_url.rstrip("/") + "/v1/routing"
+        self._urls = [url.rstrip("/") + "/v1/routing" for url in controller_url.split()]  # the one that is asked first
         self._headers = {"Authorization": f"Bearer {controller_token}"} if controller_token else {}
         self._path = run_dir / FILE_NAME
         self._on_table = on_table
         self._on_not_stored = on_not_stored
         self._is_stored = True
-        self._wait_s = wait_s
+        # One of several that falls silent is replaced within seconds: it must not be waited for longer.
+        self._is_shared = len(self._urls) > 1
+        self._wait_s = min(wait_s, SHARED_WAIT_S) if self._is_shared else wait_s
         self._now = now
 
     def load_last_good(self) -> None:
@@ -83,14 +87,15 @@ class TableSync:
                 table = await self._poll(is_first)
             except (aiohttp.ClientError, TimeoutError, OSError, TableUnavailableError, ValidationError) as error:
                 if self._routing.controller_is_reachable or is_first:
-                    log.warning("controller.lost", url=self._url, error=_explain(error))
+                    log.warning("controller.lost", url=self._urls[0], error=_explain(error))
+                self._urls.append(self._urls.pop(0))
                 self._routing.controller_is_reachable = False
                 is_first = True
                 await asyncio.sleep(backoff_s * random.uniform(0.7, 1.3))
                 backoff_s = min(backoff_s * 2, BACKOFF_LAST_S)
                 continue
             if not self._routing.controller_is_reachable:
-                log.info("controller.reached", url=self._url)
+                log.info("controller.reached", url=self._urls[0])
             self._routing.controller_is_reachable = True
             backoff_s = BACKOFF_FIRST_S
             if is_first and table is None:
@@ -105,8 +110,11 @@ class TableSync:
         """The controller's table. None: ours still holds, or to the first question: it has none yet."""
         current = self._routing.table
         params = {} if is_first or current is None else {"after": str(current.version), "wait_s": f"{self._wait_s:g}"}
-        timeout = aiohttp.ClientTimeout(total=self._wait_s + ANSWER_MARGIN_S, sock_connect=2)
-        async with self._session.get(self._url, params=params, headers=self._headers, timeout=timeout) as response:
+        margin_s = SHARED_MARGIN_S if self._is_shared else ANSWER_MARGIN_S
+        timeout = aiohttp.ClientTimeout(total=self._wait_s + margin_s, sock_connect=2)
+        async with self._session.get(
+            self._urls[0], params=params, headers=self._headers, timeout=timeout, allow_redirects=False
+        ) as response:
             if response.status == 204:
                 return None
             if response.status != 200:
@@ -114,7 +122,10 @@ class TableSync:
             body = await response.content.read(MAX_TABLE_BYTES)
             if not response.content.at_eof():
                 body += await _rest(response, MAX_TABLE_BYTES - len(body))
-        return Table.from_wire(RoutingTable.model_validate_json(body))
+        table = Table.from_wire(RoutingTable.model_validate_json(body))
+        if current is not None and table.state_id == current.state_id and table.epoch < current.epoch:
+            raise TableUnavailableError(f"the controller of epoch {table.epoch} leads no more: {current.epoch} does")
+        return table
 
     async def _adopt(self, table: Table | None) -> None:
         now = self._now()

@@ -51,6 +51,8 @@ class Table:
     rejected: tuple[str, ...] = ()
     rules: tuple[TrafficRule, ...] = ()
     num_gateways: int = 1
+    epoch: int = 0  # of the controller that told it
+    state_id: str = ""  # of the controllers' state; only epochs of one state can be compared
     _by_model: dict[str | None, tuple[Endpoint, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -86,6 +88,8 @@ class Table:
             rejected=tuple(rejected),
             rules=tuple(table.rules),
             num_gateways=table.num_gateways,
+            epoch=table.epoch,
+            state_id=table.state_id,
         )
 
     def to_wire(self) -> RoutingTable:
@@ -103,7 +107,14 @@ class Table:
             )
             for e in self.endpoints
         ]
-        return RoutingTable(version=self.version, routes=routes, rules=list(self.rules), num_gateways=self.num_gateways)
+        return RoutingTable(
+            version=self.version,
+            epoch=self.epoch,
+            state_id=self.state_id,
+            routes=routes,
+            rules=list(self.rules),
+            num_gateways=self.num_gateways,
+        )
 
     def failing_open(self) -> dict[str, bool]:
         """Of each model: whether none of its active nodes was seen well, so that all of them are candidates."""

@@ -39,12 +39,13 @@ class Launch(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     settings: dict[str, Any]
-    controller_url: str
+    controller_url: str  # several are written with spaces between them
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Launch:
         """The settings in force, as they are now."""
-        return cls(settings=settings.revealed(), controller_url=settings.controller.url or settings.controller.base_url)
+        urls = (settings.controller.base_url, *settings.controller.peers)
+        return cls(settings=settings.revealed(), controller_url=" ".join(urls))
 
     def send(self) -> bytes:
         """Its bytes on a worker's channel."""

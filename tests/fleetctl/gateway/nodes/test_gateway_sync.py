@@ -218,6 +218,23 @@ def table_json(version: int, *nodes: str) -> bytes:
 LOST = aiohttp.ClientConnectionError("gone")
 
 
+async def test_of_two_controllers_the_one_that_leads_is_found_and_an_older_epochs_table_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(epoch: int, state_id: str = "s") -> tuple[int, bytes]:
+        return 200, json.dumps(
+            {**json.loads(table_json(epoch + 5, "a")), "epoch": epoch, "state_id": state_id}
+        ).encode()
+
+    answers = [(307, b""), told(2), LOST, told(1), told(3), told(1, "another state")]
+    rig = Rig(tmp_path, Controller(*answers), controller_url="http://c:1 http://d:2")
+    await rig.follow(monkeypatch)
+    hosts = [asked["url"][7] for asked in rig.controller.asked]
+    assert hosts == ["c", "d", "d", "c", "d", "d", "d"]
+    assert [(table.epoch, table.state_id) for table in rig.tables] == [(2, "s"), (3, "s"), (1, "another state")]
+    assert rig.controller.asked[0]["timeout"].total < 10
+
+
 async def test_each_poll_names_the_table_in_use_and_how_long_it_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
