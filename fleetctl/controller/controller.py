@@ -438,7 +438,7 @@ async def _open_state(
     metrics.epoch.set(database.epoch)
     if led is not None:
         metrics.standbys.set_function(lambda: float(len(led.leadership.peers)))
-    metrics.peers_wanted.set(len(config.settings.controller.peers))
+        metrics.peers_wanted.set(len(config.settings.controller.peers))
     return Records(clock, database, timeline, metrics, stalls, audit, lease), journal
 
 

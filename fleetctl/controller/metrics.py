@@ -144,13 +144,14 @@ class ControllerMetrics:
             "When this process last took over from a leader that fell silent.",
             registry=self.registry,
         )
-        self.last_takeover.set(math.nan)  # none yet
         self.standbys = Gauge("controller_standbys", "Other controllers on this database.", registry=self.registry)
         self.peers_wanted = Gauge(
             "controller_peers_wanted",
             "Other controllers that the settings name (controller.peers).",
             registry=self.registry,
         )
+        for unknown in (self.leader, self.last_takeover, self.standbys, self.peers_wanted):
+            unknown.set(math.nan)  # until there is something to say
         self.nodes = Gauge("controller_nodes", "Nodes by phase.", ["phase"], registry=self.registry)
         self.pool_nodes = Gauge(
             "controller_pool_nodes",
