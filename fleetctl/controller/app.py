@@ -86,6 +86,7 @@ async def _serve_shared(
         is_first = True
         while not stopping.is_set():
             standby = Standby(config, state, clock)
+            led: LedState | None = None
             with contextlib.suppress(StorageLostError):
                 led = await standby.claim()
             if led is None:
@@ -117,7 +118,7 @@ async def _serve_shared(
 async def _stand_by(
     standby: Standby, listener: socket.socket, ready: Ready | None, stopping: asyncio.Event
 ) -> LedState | None:
-    server = _server_of(standby_app(standby, standby.config.token), standby.metrics, standby.config)
+    server = _server_of(standby_app(standby), standby.metrics, standby.config)
     async with asyncio.TaskGroup() as group:
         group.create_task(server.serve(sockets=[listener.dup()]), name="http")
         if ready is not None:
@@ -139,7 +140,7 @@ async def _lead(
     """Act until `stopping`. Raises FencedError when another controller took over; `renewing` may know first."""
     ending = asyncio.Event()
     fenced: list[BaseException] = []
-    app = create_app(controller, controller.config.token, ending)
+    app = create_app(controller, ending)
     server = _server_of(app, controller.metrics, controller.config)
 
     async def until_fenced(work: Awaitable[None]) -> None:

@@ -13,19 +13,15 @@ from typing import TypeVar
 
 import structlog
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from fleetctl.controller.alertmanager.webhook import WEBHOOK_PATH
 from fleetctl.controller.audit import Audit
 from fleetctl.controller.config import ControllerConfig
 from fleetctl.controller.content.load import load_content
 from fleetctl.controller.controller import LedState
 from fleetctl.controller.database import Database, StorageLostError
-from fleetctl.controller.http_api import host_names
-from fleetctl.controller.http_edge import HostGate, TokenGate
 from fleetctl.controller.leadership import Leadership, StoredLease, Takeover
 from fleetctl.controller.loops import Loop, Loops
 from fleetctl.controller.metrics import ControllerMetrics
@@ -164,8 +160,8 @@ class Standby:
         return Loops(self._clock, *loops)
 
 
-def standby_app(standby: Standby, token: str) -> Starlette:
-    """Sends everybody to the controller that leads; says of itself only that it lives, and its metrics."""
+def standby_app(standby: Standby) -> Starlette:
+    """Sends everybody to the controller that leads, which asks for tokens; tells of itself its metrics alone."""
 
     async def live(_: Request) -> Response:
         return JSONResponse({"live": True})
@@ -189,15 +185,10 @@ def standby_app(standby: Standby, token: str) -> Starlette:
         return JSONResponse(problem.model_dump(), HTTPStatus.TEMPORARY_REDIRECT, {"Location": where})
 
     any_method = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
-    open_paths = dict.fromkeys((WEBHOOK_PATH, f"{WEBHOOK_PATH}/"), lambda _: None)
     return Starlette(
         routes=[
             Route("/health/live", live),
             Route("/metrics", metrics),
             Route("/{path:path}", elsewhere, methods=any_method),
-        ],
-        middleware=[
-            Middleware(HostGate, token=token, names=host_names(standby.config.settings.controller)),
-            Middleware(TokenGate, token=token, own_gates=open_paths),
         ],
     )
