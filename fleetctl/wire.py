@@ -424,6 +424,7 @@ class Run(Wire):
     approval: str = ""  # "1 of 2: ann; needs one more approver"; empty where one answer settles it
     approvals: list[Approval] = Field(default_factory=list)
     held: str = ""  # of one that is proposed: what keeps it from acting now, unless a person overrides it
+    prediction: str = ""  # TTFT, queue and KV once it is done, simulated; or why they are not predicted
     override: str = ""  # why a person let it act all the same
     verification: str = ""
     error: str = ""

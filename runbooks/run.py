@@ -280,7 +280,7 @@ class Run:
         return self.runbook, inputs, self.incident_id, self.dry_run, self.runbook == ACTION and self.title
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON; holds every field of `fleetctl.wire.Run` but `held`, which is judged when somebody asks."""
+        """Plain JSON; holds every field of `fleetctl.wire.Run` but `held` and `prediction`, made when somebody asks."""
         return {
             "id": self.id,
             "runbook": self.runbook,

@@ -261,6 +261,8 @@ def show_run(run: Run, output: Output) -> None:
                 stdout().print(f"  would: fleetctl {step.command}", style="dim" if sys.stdout.isatty() else "")
                 for key, value in step.receipt.items():
                     stdout().print(f"         {key}: {value}")
+        if run.prediction:
+            stdout().print(f"  {run.prediction}", markup=False)
         for step in run.steps:
             counts = {k: v for k, v in step.receipt.items() if isinstance(v, int) and not isinstance(v, bool)}
             if (told := step.receipt.get("told")) and not run.dry_run:

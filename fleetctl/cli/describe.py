@@ -273,6 +273,7 @@ def _describe_run(run: Run) -> None:
             ("asked for by", run.requested_by),
             ("decided by", run.decided_by or ""),
             ("approvals", run.approval),
+            ("prediction", run.prediction),
             ("held", run.held),
             ("override", run.override),
             ("verification", run.verification),

@@ -21,6 +21,8 @@ from fleetctl.controller.alertmanager_link import (
 )
 from fleetctl.controller.audit import Audit, append_run
 from fleetctl.controller.autoscaler.autoscaling import AUTOSCALER, Autoscaling
+from fleetctl.controller.autoscaler.forecasts import Forecasts
+from fleetctl.controller.autoscaler.observation import INTERVAL_S
 from fleetctl.controller.autoscaler.simulator import Simulator
 from fleetctl.controller.config import ControllerConfig
 from fleetctl.controller.content.load import load_content
@@ -122,6 +124,7 @@ class Controller:
     pools: Pools
     rollouts: Rollouts
     autoscaling: Autoscaling
+    forecasts: Forecasts
     gateways: Gateways
     deep_checks: DeepChecks
     scraper: Scraper
@@ -269,13 +272,19 @@ async def open_controller(
         async def scale(command: str, reason: str) -> Run:
             return await executor.act(command, reason=reason, requested_by=AUTOSCALER, unasked=True)
 
+        async def all_runs() -> tuple[Run, ...]:
+            return await records.database.call(journal.list)
+
+        simulator = Simulator()
+        interval_s = max(INTERVAL_S, 2 * settings.controller.scrape_interval_s)
+        forecasts = await Forecasts.opened(records, fleet, rules.store, simulator, all_runs, interval_s=interval_s)
         autoscaling = await Autoscaling.opened(
             records,
             fleet,
             pools.views,
             rules.store,
             scale,
-            Simulator(),
+            simulator,
             settings.autoscaler,
             stale_after_s=stale_after_s,
         )
@@ -301,6 +310,7 @@ async def open_controller(
             Loop("fleet", settings.controller.probe_interval_s, fleet.observe_nodes),
             Loop("rollouts", POOLS_TURN_S, rollouts.advance_rollouts),
             Loop("pools", POOLS_TURN_S, pools.converge_pools),
+            Loop("forecasts", AUTOSCALER_TURN_S, forecasts.follow_runs),
             Loop("autoscaler", AUTOSCALER_TURN_S, autoscaling.judge_pools),
             Loop("gateways", settings.controller.probe_interval_s, observe_gateways),
             Loop("fleet-series", settings.controller.probe_interval_s, fleet_series.record),
@@ -346,6 +356,7 @@ async def open_controller(
             pools=pools,
             rollouts=rollouts,
             autoscaling=autoscaling,
+            forecasts=forecasts,
             gateways=gateways,
             deep_checks=deep_checks,
             scraper=scraper,

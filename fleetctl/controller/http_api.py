@@ -417,7 +417,7 @@ class _Api:
             override=body.override,
             dry_run=body.dry_run,
         )
-        return _json(run_view(_unless_refused(run)), 201)
+        return _json(await self._new_run_view(_unless_refused(run)), 201)
 
     async def act(self, request: Request) -> Response:
         body = await read_body(request, ActionRequest)
@@ -430,7 +430,7 @@ class _Api:
             override=body.override,
             dry_run=body.dry_run,
         )
-        return _json(run_view(_unless_refused(run)), 201)
+        return _json(await self._new_run_view(_unless_refused(run)), 201)
 
     async def verbs(self, _: Request) -> Response:
         return _json_list([VerbInfo.model_validate(verb.to_dict()) for verb in VERBS.values()])
@@ -626,8 +626,14 @@ class _Api:
         return incident_view(stored, runs, timeline, silencing)
 
     async def _run_view(self, run: Run) -> wire.Run:
-        """The run, and what keeps a proposal from acting now."""
-        return run_view(run, held=await self._c.executor.why_held(run) if run.status is RunStatus.PROPOSED else "")
+        """The run, what was predicted of it, and what keeps a proposal from acting now."""
+        held = await self._c.executor.why_held(run) if run.status is RunStatus.PROPOSED else ""
+        return run_view(run, held=held, prediction=self._c.forecasts.known_words(run.id))
+
+    async def _new_run_view(self, run: Run) -> wire.Run:
+        """A run that was just asked for. Only a dry run waits for what is predicted of it."""
+        prediction = await self._c.forecasts.words_of(run) if run.dry_run else ""
+        return run_view(run, prediction=prediction)
 
     async def _runs(self, incident_id: str | None) -> tuple[Run, ...]:
         return await self._c.database.call(lambda: self._c.journal.list(incident_id=incident_id))

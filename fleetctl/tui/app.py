@@ -205,7 +205,11 @@ class Cockpit(App[None]):
         self.action_tab("incident-tab")
         approve = decision == "approve"
         question = f"Run {run.runbook}?" if approve else f"Deny {run.runbook}? Nothing will be done."
-        details = (*plan_of(run), "", run.reason, run.approval, run.held) if approve else (run.title, run.reason)
+        details = (
+            (*plan_of(run), "", run.reason, run.prediction, run.approval, run.held)
+            if approve
+            else (run.title, run.reason)
+        )
 
         def answered(yes: bool | None) -> None:
             if yes:

@@ -135,6 +135,7 @@ def _ask(run: Run, now: float) -> StorySection:
         (
             (Cell("why", Tone.DIM), Cell(run.reason or UNKNOWN)),
             *(((Cell("approvals", Tone.DIM), Cell(run.approval, Tone.WARN)),) if run.approval else ()),
+            *(((Cell("forecast", Tone.DIM), Cell(run.prediction)),) if run.prediction else ()),
             *(((Cell("held", Tone.DIM), Cell(run.held, Tone.WARN)),) if run.held else ()),
             (Cell("with", Tone.DIM), Cell(_pairs(run.inputs))),
             *steps,

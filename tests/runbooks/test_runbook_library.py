@@ -52,7 +52,9 @@ async def test_a_run_is_a_run_on_the_wire(world: World) -> None:
     controller = world.start()
     run = await controller.executor.drive((await propose(controller, approve=True)).id)
     sent = wire.Run.model_validate(run.to_dict())
-    assert set(wire.Run.model_fields) - {"held"} == set(run.to_dict()), "what holds it is judged when somebody asks"
+    assert set(wire.Run.model_fields) - {"held", "prediction"} == set(run.to_dict()), (
+        "what holds it is judged when somebody asks"
+    )
     assert set(wire.StepRecord.model_fields) == set(run.to_dict()["steps"][0])
     assert sent.status == wire.RunStatus.SUCCEEDED
     assert [step.receipt for step in sent.steps] == [step.receipt for step in run.steps]

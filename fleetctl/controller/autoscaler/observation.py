@@ -16,7 +16,7 @@ from fleetctl.controller.signals.route_signals import route_signals
 
 WINDOW_S = 300.0
 INTERVAL_S = 5.0
-MIN_WINDOW_S = 30.0
+MIN_WINDOW_S = 20.0
 MIN_REQUESTS = 20  # in the window: fewer give no p95
 
 Series = dict[str, dict[float, float]]

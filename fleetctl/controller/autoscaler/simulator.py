@@ -15,7 +15,7 @@ from fleetctl.controller.autoscaler.unknown import Unknown
 
 log = structlog.get_logger()
 
-DEADLINE_S = 20.0
+DEADLINE_S = 8.0  # below the patience of clients, who wait for a dry run
 MAX_ANSWER_BYTES = 1 << 20
 MODULE = "engine.simulation"
 MAX_AT_ONCE = 2

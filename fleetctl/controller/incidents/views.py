@@ -132,9 +132,9 @@ def diagnosis_view(diagnosis: Diagnosis) -> wire.Diagnosis:
     return wire.Diagnosis.model_validate(asdict(diagnosis))
 
 
-def run_view(run: Run, *, held: str = "") -> wire.Run:
-    """A run with its steps. `held`: what keeps a proposal from acting now."""
-    return wire.Run.model_validate({**run.to_dict(), "held": held})
+def run_view(run: Run, *, held: str = "", prediction: str = "") -> wire.Run:
+    """A run with its steps. `held`: what keeps a proposal from acting now. `prediction`: what it will do to TTFT."""
+    return wire.Run.model_validate({**run.to_dict(), "held": held, "prediction": prediction})
 
 
 def freeze_view(freeze: Freeze) -> wire.Freeze:

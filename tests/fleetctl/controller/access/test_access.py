@@ -120,6 +120,7 @@ async def test_each_route_that_changes_something_leaves_a_row_with_the_callers_i
         ("POST", "/v1/freezes"): ("/v1/freezes", FREEZE),
         ("DELETE", "/v1/freezes"): ("/v1/freezes?by=mallory", None),
         ("DELETE", "/v1/freezes/{id}"): ("/v1/freezes/{freeze}?by=mallory", None),
+        ("POST", "/v1/autoscaler/{pool:path}"): ("/v1/autoscaler/default", {"mode": "advise", "by": "mallory"}),
         ("POST", "/v1/content/reload"): ("/v1/content/reload", None),
         ("POST", "/v1/silences"): ("/v1/silences", SILENCE),
         ("DELETE", "/v1/silences/{id}"): ("/v1/silences/s1", None),

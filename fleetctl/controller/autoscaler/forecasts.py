@@ -1,0 +1,216 @@
+"""What runs will do, predicted before they act; and how far earlier predictions were off, measured after they ended."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+import sqlalchemy as sa
+
+from alerts.series.store import SeriesStore
+from fleetctl.controller.autoscaler.observation import MIN_REQUESTS, observe, read_histogram
+from fleetctl.controller.autoscaler.prediction import (
+    FleetChange,
+    LongReroute,
+    Prediction,
+    predict,
+    serving_of_models,
+)
+from fleetctl.controller.autoscaler.simulator import Simulator
+from fleetctl.controller.autoscaler.unknown import Unknown
+from fleetctl.controller.nodes.fleet import Fleet
+from fleetctl.controller.records import Records
+from fleetctl.controller.tables import events
+from runbooks.errors import BadCommandError
+from runbooks.run import Run, RunStatus
+from runbooks.value import ThresholdUnit, parse_threshold
+from runbooks.verb import Action
+
+CHECKED = "prediction.checked"
+KEPT_ERRORS = 50  # of earlier predictions
+MEASURED_S = 60.0  # after its end, what came of a run is measured for so long
+GIVEN_UP_S = 1800.0  # a run that takes longer is not measured: other things changed since
+MAX_KEPT = 200
+
+Runs = Callable[[], Awaitable[Sequence[Run]]]
+"""The newest runs, ended ones too."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Forecast:
+    """Of one run. `nodes`: those that are to have the traffic once it is done, those that it adds left out."""
+
+    found: Prediction | Unknown
+    nodes: frozenset[str]
+    at: float
+    ended_at: float | None = None
+    is_checked: bool = False
+
+
+class Forecasts:
+    """Owner of the predictions of runs that wait or act, and of the errors of those that are over."""
+
+    def __init__(
+        self,
+        records: Records,
+        fleet: Fleet,
+        store: SeriesStore,
+        simulator: Simulator,
+        runs: Runs,
+        errors: Sequence[float],
+        *,
+        interval_s: float,
+    ) -> None:
+        """`errors`: of earlier predictions, oldest first. `interval_s`: of two scrapes, or more."""
+        self._records = records
+        self._clock = records.clock
+        self._fleet = fleet
+        self._store = store
+        self._simulator = simulator
+        self._runs = runs
+        self._errors = list(errors)
+        self._interval_s = interval_s
+        self._forecasts: dict[str, _Forecast] = {}
+
+    @classmethod
+    async def opened(
+        cls, records: Records, fleet: Fleet, store: SeriesStore, simulator: Simulator, runs: Runs, *, interval_s: float
+    ) -> Forecasts:
+        """With the errors that the timeline has."""
+        query = (
+            sa.select(events.c.data).where(events.c.kind == CHECKED).order_by(events.c.seq.desc()).limit(KEPT_ERRORS)
+        )
+        stored = await records.database.read(lambda c: [row.data["error"] for row in c.execute(query)])
+        return cls(records, fleet, store, simulator, runs, stored[::-1], interval_s=interval_s)
+
+    async def words_of(self, run: Run) -> str:
+        """What the run will do, for people; simulated now unless it was before. Empty when it moves no requests."""
+        known = self._forecasts.get(run.id)
+        if known is None:
+            known = await self._forecast(run)
+            if known is None:
+                return ""
+        return self._words(known.found)
+
+    def known_words(self, run_id: str) -> str:
+        """What was predicted of the run already; empty when nothing was."""
+        known = self._forecasts.get(run_id)
+        return "" if known is None else self._words(known.found)
+
+    async def follow_runs(self) -> None:
+        """One turn: predict what was proposed or begun since, and measure what ended."""
+        now = self._clock.now()
+        for run in await self._runs():
+            known = self._forecasts.get(run.id)
+            if (
+                known is None
+                and not run.dry_run
+                and run.status in (RunStatus.PROPOSED, RunStatus.APPROVED, RunStatus.RUNNING)
+            ):
+                forecast = await self._forecast(run)
+                if forecast is not None:
+                    self._forecasts[run.id] = forecast
+            elif known is not None and not known.is_checked and run.status.is_terminal:
+                await self._follow_ended(run, known, now)
+        while len(self._forecasts) > MAX_KEPT:
+            del self._forecasts[next(iter(self._forecasts))]
+
+    async def _follow_ended(self, run: Run, known: _Forecast, now: float) -> None:
+        if run.status is not RunStatus.SUCCEEDED or isinstance(known.found, Unknown) or now - known.at > GIVEN_UP_S:
+            self._forecasts[run.id] = replace(known, is_checked=True)
+            return
+        if known.ended_at is None:
+            self._forecasts[run.id] = replace(known, ended_at=now)
+            return
+        if now - known.ended_at < MEASURED_S:
+            return
+        self._forecasts[run.id] = replace(known, is_checked=True)
+        meant = f'node=~"{"|".join(sorted(known.nodes))}"'
+        measured = read_histogram(self._store, "vllm:time_to_first_token_seconds", meant, now, MEASURED_S)
+        p95_s = measured.quantile(0.95)
+        if p95_s is None or p95_s <= 0 or measured.count < MIN_REQUESTS:
+            return
+        error = abs(known.found.after.ttft_p95_s - p95_s) / p95_s
+        self._errors = [*self._errors, error][-KEPT_ERRORS:]
+        words = (
+            f"{run.title}: predicted p95 TTFT {known.found.after.ttft_p95_s:.2f} s, "
+            f"measured {p95_s:.2f} s within {MEASURED_S:g} s of its end: off by {_percent(error)}"
+        )
+        data = {"predicted_s": known.found.after.ttft_p95_s, "measured_s": p95_s, "error": error}
+        await self._records.timeline.append(CHECKED, words, run_id=run.id, incident_id=run.incident_id, data=data)
+
+    async def _forecast(self, run: Run) -> _Forecast | None:
+        """None when the run moves no requests between nodes."""
+        actions = _actions(run)
+        serving = frozenset(name for name, state in self._fleet.nodes.items() if state.is_serving)
+        change = change_of(actions, serving, self._pools())
+        if change == FleetChange():
+            return None
+        now = self._clock.now()
+        models = {name: state.row.spec.model for name, state in self._fleet.nodes.items()}
+        touched = {name for action in actions if (effect := action.change) for name in (effect.taken_out | effect.adds)}
+        touched |= {like for action in actions if (effect := action.change) for like in effect.creates.values() if like}
+        meant = serving_of_models(models, serving, touched) if touched else serving
+        change = replace(change, leave=change.leave & meant)
+        seen = observe(self._store, meant, now, interval_s=self._interval_s)
+        found = seen if isinstance(seen, Unknown) else await predict(self._simulator, seen, change)
+        return _Forecast(found, meant - change.leave, now)
+
+    def _pools(self) -> dict[str, str]:
+        return {name: state.row.spec.pool for name, state in self._fleet.nodes.items()}
+
+    def _words(self, found: Prediction | Unknown) -> str:
+        if isinstance(found, Unknown):
+            return f"not predicted: {found.why}"
+        if not self._errors:
+            return f"{found.words}; no earlier prediction was measured"
+        return (
+            f"{found.words}; earlier predictions: median error {_percent(median(self._errors))} of {len(self._errors)}"
+        )
+
+
+def change_of(actions: Iterable[Action], serving: frozenset[str], pools: dict[str, str]) -> FleetChange:
+    """What the actions together do to the serving nodes. A node that comes back is away while a run restarts it."""
+    gone: set[str] = set()
+    new: set[str] = set()
+    reroute: LongReroute | None = None
+    for action in actions:
+        effect = action.change
+        if effect is not None:
+            gone |= effect.taken_out
+            gone -= effect.adds
+            new |= {name for name in effect.adds if name not in serving} | set(effect.creates)
+            new -= effect.removes
+        if action.verb.name == "reroute long-context":
+            reroute = _reroute(action, serving - gone, pools) or reroute
+    return FleetChange(frozenset(gone & serving), len(new), reroute)
+
+
+def _reroute(action: Action, serving: frozenset[str], pools: dict[str, str]) -> LongReroute | None:
+    """Only a threshold in tokens can be simulated."""
+    unit, amount = parse_threshold(action.args["over"])
+    if unit is not ThresholdUnit.TOKENS or not serving:
+        return None
+    if action.args["pool"] is not None:
+        chosen = sorted(name for name in serving if pools.get(name) == action.args["pool"])
+    else:
+        count = max(1, min(len(serving) - 1, math.ceil(action.args["share"] * len(serving))))
+        chosen = sorted(serving)[:count]
+    return LongReroute(int(amount), tuple(chosen)) if chosen else None
+
+
+def _actions(run: Run) -> list[Action]:
+    """Those of its commands that this fleetctl knows."""
+    found = []
+    for step in run.do_steps:
+        try:
+            found.append(step.action)
+        except BadCommandError:
+            continue
+    return found
+
+
+def _percent(ratio: float) -> str:
+    return f"{ratio:.0%}".replace("%", " %")

@@ -1,0 +1,97 @@
+"""What is predicted is made of: actions, what the simulator says, lengths and step prices."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from statistics import fmean
+
+import pytest
+
+from fleetctl.controller.autoscaler.forecasts import change_of
+from fleetctl.controller.autoscaler.lengths import LengthHistogram, Traffic
+from fleetctl.controller.autoscaler.prediction import FleetChange, LongReroute
+from fleetctl.controller.autoscaler.simulator import Simulator
+from fleetctl.controller.autoscaler.step_cost import FittedCosts, StepCount, fit_costs
+from fleetctl.controller.autoscaler.unknown import Unknown
+from runbooks.command import parse_command
+
+SERVING = frozenset({"node-1", "node-2", "node-3", "node-4"})
+POOLS = dict.fromkeys(SERVING, "default")
+
+
+@pytest.mark.parametrize(
+    ("commands", "change"),
+    [
+        (["drain node-2"], FleetChange(leave=frozenset({"node-2"}))),
+        (["restart node-2"], FleetChange(leave=frozenset({"node-2"}))),
+        (["node start node-5", "drain node-2", "node stop node-2"], FleetChange(leave=frozenset({"node-2"}), add=1)),
+        (["uncordon node-9"], FleetChange(add=1)),
+        (["drain node-2", "uncordon node-2"], FleetChange()),
+        (
+            ["reroute long-context --over 2k --share 0.5"],
+            FleetChange(reroute=LongReroute(2048, ("node-1", "node-2"))),
+        ),
+        (["reroute long-context --over 5s --share 0.5"], FleetChange()),
+    ],
+)
+def test_actions_become_nodes_that_leave_and_come(commands: list[str], change: FleetChange) -> None:
+    assert change_of([parse_command(command) for command in commands], SERVING, POOLS) == change
+
+
+def test_lengths_lie_in_their_buckets_and_have_the_mean_of_the_histogram() -> None:
+    lengths = LengthHistogram((100.0, 200.0, 2000.0, 5000.0), (0, 850, 0, 150), total=850 * 200 + 150 * 4000.0)
+    drawn = lengths.draw(5000, random.Random(1))
+    assert all(100 <= length <= 200 or 2000 <= length <= 5000 for length in drawn)
+    assert fmean(drawn) == pytest.approx(lengths.total / lengths.count, rel=0.1)
+
+
+def test_traffic_keeps_the_newest_intervals_and_their_numbers() -> None:
+    lengths = LengthHistogram((100.0,), (10,), 1000.0)
+    traffic = Traffic(5.0, (100.0, 2.0, 3.0), lengths, lengths, prefix_hit_ratio=0.5)
+    columns = traffic.columns(50)
+    assert len(columns["at_s"]) == 5
+    assert list(columns["at_s"]) == sorted(columns["at_s"])
+    assert columns["prefix_tokens"] == [50] * 5
+    assert columns == traffic.columns(50)
+
+
+def test_step_prices_are_found_again_and_a_slow_node_is_told_from_the_others() -> None:
+    rng = random.Random(5)
+    counts = []
+    for node, factor in (("a", 1.0), ("b", 1.0), ("c", 3.0)):
+        for _ in range(30):
+            steps, prompt, decodes = rng.randrange(50, 200), rng.randrange(0, 20_000), rng.randrange(100, 2000)
+            seconds = factor * (0.02 * steps + 5e-5 * prompt + 1e-3 * decodes)
+            counts.append(StepCount(node, steps, seconds, prompt, decodes, 0.0))
+    costs = fit_costs(counts)
+    assert isinstance(costs, FittedCosts)
+    assert costs.factors["c"] / costs.factors["a"] == pytest.approx(3.0, rel=0.05)
+    prices = costs.of("a")
+    assert 100 * prices.fixed_s + 5000 * prices.prompt_token_s + 800 * prices.decode_s == pytest.approx(3.05, rel=0.05)
+
+
+def test_few_step_times_give_no_prices() -> None:
+    found = fit_costs([StepCount("a", 50, 1.0, 100, 100, 0.0)] * 3)
+    assert isinstance(found, Unknown)
+    assert "8 are needed" in found.why
+
+
+@pytest.mark.anyio
+async def test_simulator_that_fails_hangs_or_is_not_there_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = Simulator(command=(sys.executable, "-c", "raise SystemExit('no memory')"))
+    assert await failing.simulate({}) == Unknown("the simulator failed: no memory")
+    hanging = Simulator(command=(sys.executable, "-c", "import time; time.sleep(60)"), deadline_s=0.2)
+    assert await hanging.simulate({}) == Unknown("the simulation took longer than 0.2 s")
+    monkeypatch.setattr("fleetctl.controller.autoscaler.simulator.find_spec", lambda _: None)
+    assert await Simulator().simulate({}) == Unknown("no simulator here: the engine package is not installed")
+
+
+@pytest.mark.anyio
+async def test_simulator_answers_from_the_engine() -> None:
+    node = {"name": "a", "limits": {"num_kv_blocks": 1000}, "cost": {"fixed_s": 0.01, "prompt_token_s": 1e-4}}
+    arrivals = {"at_s": [0.0, 1.0], "prompt_tokens": [100, 100], "output_tokens": [5, 5]}
+    answer = await Simulator(deadline_s=60).simulate({"nodes": [node], "arrivals": arrivals})
+    assert isinstance(answer, dict), json.dumps(answer, default=str)
+    assert answer["ttft_p95_s"] == pytest.approx(0.02)
