@@ -293,7 +293,15 @@ async def open_controller(
         sender = open_sender(config, inbound, alerting, records, stack)
         diagnosing = Diagnosing(content, rules.store, book, inbound.automation, records, settings.incidents)
         remediation = Remediation(
-            content, executor, journal, lookup, book, inbound.automation, records, settings.controller
+            content,
+            executor,
+            journal,
+            lookup,
+            book,
+            inbound.automation,
+            records,
+            settings.controller,
+            rollouts.history,
         )
         closing = Closing(
             executor, journal, rules.store, content, book, records, settings.incidents, settings.incidents_dir

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 import structlog
 
@@ -16,6 +16,8 @@ from fleetctl.controller.content.store import ContentStore
 from fleetctl.controller.incidents.incident_book import IncidentBook
 from fleetctl.controller.nodes.node_row import list_nodes
 from fleetctl.controller.records import Records
+from fleetctl.controller.rollouts.deploy_before import deploy_before
+from fleetctl.controller.rollouts.rollout import Rollout
 from fleetctl.settings.controller import ControllerSettings, PolicyName
 from runbooks.breaker import Breaker, BreakerState
 from runbooks.errors import RunbookError
@@ -31,6 +33,8 @@ log = structlog.get_logger()
 
 _BREAKER_VALUES = {BreakerState.CLOSED: 0.0, BreakerState.HALF_OPEN: 0.5, BreakerState.OPEN: 1.0}
 BREAKER_EVERY_S = 5.0  # between two looks at it, for people: each start looks by itself
+ROLLBACK_PAGE = "rollback-pool"
+NOT_BY_DEPLOY = frozenset({"gpu_fault"})  # causes that say where they come from by themselves
 LIKELY_HOLD_S = 10.0  # a cause that is only likely must stand this long before something is proposed
 
 
@@ -47,7 +51,10 @@ class Remediation:
         automation: Automation,
         records: Records,
         settings: ControllerSettings,
+        rollouts: Callable[[], Awaitable[Sequence[Rollout]]],
     ) -> None:
+        """`rollouts`: all that are stored."""
+        self._rollouts = rollouts
         self._content = content
         self._executor = executor
         self._journal = journal
@@ -58,7 +65,7 @@ class Remediation:
         self._timeline = records.timeline
         self._clock = records.clock
         self._settings = settings
-        self._settled: set[tuple[str, int, str, float | None]] = set()
+        self._settled: set[tuple[str, int, str, float | None, bool]] = set()
         self._metrics = records.metrics
         self.breaker = Breaker()
         """As of the last look at it."""
@@ -76,17 +83,47 @@ class Remediation:
                 continue
             if diagnosis.confidence != "confirmed" and now - diagnosis.at < LIKELY_HOLD_S:
                 continue
-            key = (incident.id, incident.reopened, diagnosis.cause, incident.widened_at)
+            deploy = await self._deploy_of(incident, diagnosis.cause)
+            key = (incident.id, incident.reopened, diagnosis.cause, incident.widened_at, deploy is not None)
             if key in self._settled or not self._automation.may_propose(incident):
                 continue
             # The guards' first word on a run is final: not before they can look, e.g. right after a start.
-            if await self._lookup.serving_nodes() is not None and await self._propose(incident, diagnosis.cause):
+            if await self._lookup.serving_nodes() is not None and await self._propose(
+                incident, diagnosis.cause, deploy
+            ):
                 self._settled.add(key)
 
-    async def _propose(self, incident: Incident, cause: str) -> bool:
-        """Whether the question is settled; not while the incident's scope changes under it."""
+    async def _deploy_of(self, incident: Incident, cause: str) -> Rollout | None:
+        """The rollout that the incident began with, while nobody has answered whether it is to be rolled back."""
+        if cause in NOT_BY_DEPLOY or ROLLBACK_PAGE not in self._content.current.pages:
+            return None
+        rollouts = await self._rollouts()
+        if not rollouts:
+            return None
+        node = next(
+            (row for row in await self._database.read(list_nodes) if row.name == incident.scope.get("node")), None
+        )
+        pool = node.spec.pool if node is not None else incident.scope.get("pool", "")
+        revision = node.spec.revision if node is not None else incident.scope.get("revision", "")
+        onset = incident.onset_at or incident.opened_at
+        found = deploy_before(rollouts, pool, onset, revision=revision)
+        runs = await self._database.call(lambda: self._journal.list(incident_id=incident.id)) if found else ()
+        is_answered = any(run.runbook == ROLLBACK_PAGE and run.status.is_terminal for run in runs)
+        return None if is_answered else found
+
+    async def _propose(self, incident: Incident, cause: str, deploy: Rollout | None = None) -> bool:
+        """Whether the question is settled; not while the incident's scope changes under it.
+
+        `deploy`: what it began with. To take that back is proposed first, whatever the cause, and never runs unasked.
+        """
         content = self._content.current
-        page = content.page_for_cause(cause)
+        page = content.pages[ROLLBACK_PAGE] if deploy is not None else content.page_for_cause(cause)
+        if page is not None and page.name == ROLLBACK_PAGE and deploy is None:
+            await self._withdraw_others(incident, None)
+            await self._say_impossible(
+                incident, "no rollout of its pool within 30 minutes before: nothing to take back"
+            )
+            return True
         await self._withdraw_others(incident, page)
         if page is None:
             known = content.causes.get(cause)
@@ -98,7 +135,8 @@ class Remediation:
             log.info("remediation.kept", incident_id=incident.id, run_id=standing.id, status=standing.status)
             return True
         used = {row.name for row in await self._database.read(list_nodes)}
-        inputs, missing = inputs_from_scope(page, incident.scope, used)
+        scope = {**incident.scope, **({"pool": deploy.pool} if deploy is not None else {})}
+        inputs, missing = inputs_from_scope(page, scope, used)
         if missing:
             await self._say_impossible(
                 incident, f"{page.name} needs {', '.join(missing)}, which the scope does not give"
@@ -108,13 +146,16 @@ class Remediation:
         if current is None or (current.scope, current.part_of) != (incident.scope, incident.part_of):
             return False  # it widened meanwhile: what suits one node is no remedy for all of them
         confirmed = incident.diagnosis is not None and incident.diagnosis.confidence == "confirmed"
-        unasked = confirmed and self._may_run(page, incident, cause)
+        unasked = confirmed and deploy is None and self._may_run(page, incident, cause)
+        reason = incident.diagnosis.title if incident.diagnosis else cause
+        if deploy is not None:
+            reason = f"it began with {deploy.id}, {deploy.from_revision} to {deploy.to_revision}: {reason}"[:2000]
         again = f":{incident.reopened}" if incident.reopened else ""
         try:
             run = await self._executor.propose(
                 page.name,
                 inputs,
-                reason=incident.diagnosis.title if incident.diagnosis else cause,
+                reason=reason,
                 incident_id=incident.id,
                 requested_by=f"policy:{cause}" if unasked else "controller",
                 idempotency_key=f"{incident.id}:{page.name}{again}",

@@ -246,7 +246,7 @@ def project(q: float, p: float, num_new: float, num_stable: float, margin: float
         y = x + margin
         return num_new * ((1 - q) / (1 - y) - q / y) + num_stable * ((1 - p) / (1 - x) - p / x)
 
-    for _ in range(60):
+    for _ in range(40):
         middle = (low + high) / 2
         low, high = (middle, high) if slope(middle) < 0 else (low, middle)
     x = (low + high) / 2

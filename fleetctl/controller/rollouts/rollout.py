@@ -121,7 +121,9 @@ class Rollout:
         return cls(**{**document, **changed})
 
     def moved(self, state: RolloutState, *, at: float, by: str, why: str, **changed: Any) -> Rollout:
-        """The rollout after a transition."""
+        """The rollout after a transition. What the gate counted is not kept beyond an end."""
+        if state.is_end:
+            changed = {"evidence": {}, **changed}
         moved = replace(self, state=state, why=why, updated_at=at, updated_by=by, **{"needs_person": False, **changed})
         entry = Transition(at, state, moved.share, by, why)
         return replace(moved, history=(*self.history, entry)[-MAX_HISTORY:])
