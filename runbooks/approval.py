@@ -151,7 +151,6 @@ DEFAULT_RULES: tuple[ApprovalRule, ...] = (
     _two("override", is_override=True),
     _two("scale-in", actions=frozenset({"scale"}), takes_out=True),
     _two("near-floor", actions=frozenset({"node stop", "replace-node"}), near_floor=True),
-    _two("rollback", actions=frozenset({"rollout rollback"})),
 )
 """Two persons for what is dangerous, once two named identities may approve: nobody alone is locked out."""
 

@@ -49,7 +49,7 @@ def need_two(run: Run, near_floor: bool) -> ApprovalNeed:
         ({"actions": {"scale"}}, 2, 2),
         ({"actions": {"scale"}, "takes_out": False}, 2, 0),
         ({"actions": {"drain"}, "near_floor": True}, 2, 0),
-        ({"actions": {"rollout rollback"}, "takes_out": False}, 2, 2),
+        ({"actions": {"rollout rollback"}, "takes_out": False}, 2, 0),
     ],
 )
 def test_dangerous_actions_need_two_persons_once_there_are_two(

@@ -20,6 +20,7 @@ def test_has_the_pages_that_the_product_names() -> None:
         "replace-node",
         "restart-gateway",
         "restart-node",
+        "rollback-pool",
         "scale-pool",
         "shed-load",
     }

@@ -123,6 +123,9 @@ def test_every_metric_that_a_signal_reads_is_emitted(engine: str, tmp_path: Path
         "controller_audit_intact",
         "controller_breaker_open",
         "controller_pool_start_failures",
+        "controller_rollout_state",
+        "controller_rollout_transition_age_seconds",
+        "controller_rollout_waits_for_person",
         "controller_autoscaler_reversals",
     }
     assert read - emitted - recorded == OTHER_VERSIONS | of_gateway | of_overflow | of_controller

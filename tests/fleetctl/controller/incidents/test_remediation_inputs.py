@@ -63,6 +63,7 @@ def test_a_page_without_a_node_is_for_the_pool_that_it_takes() -> None:
         "open-overflow",
         "reroute-long-context",
         "restart-gateway",
+        "rollback-pool",
         "scale-pool",
         "shed-load",
     }
