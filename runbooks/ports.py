@@ -223,9 +223,14 @@ class Effects(Protocol):
         """End a traffic rule now. One that is not there is removed already."""
         ...
 
-    async def set_limits(self, name: str, limits: Mapping[str, int], *, run_id: str) -> Receipt:
-        """Change limits of a running node, for steps and arrivals from now on. What they were before the run's first
-        change is kept, for `restore_limits`."""
+    async def set_limits(
+        self, name: str, limits: Mapping[str, int], *, seats_ratio: float | None = None, run_id: str
+    ) -> Receipt:
+        """Change limits of a running node, for steps and arrivals from now on.
+
+        `seats_ratio`: max_num_seqs as a share of what it was before the run. What held before the run's first change is
+        kept, for `restore_limits`.
+        """
         ...
 
     async def restore_limits(self, name: str, *, run_id: str) -> Receipt:

@@ -204,7 +204,7 @@ FAULTS: tuple[Fault, ...] = (
         _set(VICTIM, wrong_numbers=True),
         Expectation(
             alerts=("LLMWrongOutput",),
-            pages=("replace-node",),
+            pages=("replace-lying-node",),
             causes=("wrong_output", "gpu_fault", "node_down"),
             onset_within_s=75.0,  # a golden prompt is asked each minute
         ),

@@ -28,7 +28,10 @@ def _wanted(action: Action) -> dict[str, int]:
 
 def _resolve(action: Action, fleet: FleetView, last: Action | None) -> Action:
     """The action as it is, once it says either limits or that the former ones hold again."""
-    if action.args["before"] is bool(_wanted(action)):
+    seats = action.args["seats"]
+    if seats is not None and action.args["max_num_seqs"] is not None:
+        raise BadInputError("limits: --seats and --max-num-seqs say the same thing", remedy="keep one of them")
+    if action.args["before"] is (bool(_wanted(action)) or seats is not None):
         raise BadInputError(
             "limits: says nothing to change", remedy="give --max-num-seqs N or another limit, or --before"
         )
@@ -42,6 +45,8 @@ def _predict(action: Action) -> str:
     if action.args["before"]:
         return f"gives {action.target} the limits that it had before"
     words = ", ".join(f"{key} {value}" for key, value in _wanted(action).items())
+    if (seats := action.args["seats"]) is not None:
+        words = ", ".join(filter(None, [f"max_num_seqs to {seats:.0%} of what it is", words]))
     return f"sets {words} on {action.target} from its next step on, until it restarts; what runs goes on"
 
 
@@ -49,7 +54,8 @@ async def _change(call: EffectCall) -> Receipt:
     name = call.action.target.name
     if call.action.args["before"]:
         return await call.effects.restore_limits(name, run_id=call.run_id)
-    return await call.effects.set_limits(name, _wanted(call.action), run_id=call.run_id)
+    seats = call.action.args["seats"]
+    return await call.effects.set_limits(name, _wanted(call.action), seats_ratio=seats, run_id=call.run_id)
 
 
 VERBS = (
@@ -64,6 +70,7 @@ VERBS = (
         idempotency="limits are set, not changed by so much; those from before are stored first",
         options=(
             Option("--max-num-seqs", "max_num_seqs", "count", None, "requests in one step"),
+            Option("--seats", "seats", "ratio", None, "requests in one step, as a share of what it takes now"),
             Option("--max-num-batched-tokens", "max_num_batched_tokens", "count", None, "tokens in one step"),
             Option("--prefill-chunk-tokens", "prefill_chunk_tokens", "count", None, "tokens of one prompt in one step"),
             Option("--max-num-queued-reqs", "max_num_queued_reqs", "count", None, "requests that may wait"),

@@ -13,6 +13,7 @@ from alerts.evaluation.rules import load_rule_files
 from diagnostics.cause import builtin_causes
 from diagnostics.tree_file import builtin_no_tree_file, builtin_tree_files, load_no_tree, load_trees
 from fleetctl.cli.app import build
+from fleetctl.controller.incidents.remediation import inputs_from_scope
 from runbooks.page import load_library
 
 
@@ -36,6 +37,18 @@ def test_every_alert_has_a_tree_or_a_word_in_its_place() -> None:
 def test_every_cause_of_a_runbook_is_named_by_a_tree() -> None:
     causes = {cause for page in load_library().values() for cause in page.causes}
     assert causes <= builtin_causes().keys()
+
+
+def test_every_cause_of_a_tree_has_a_page_that_an_incident_can_fill_in_or_a_sentence_why_not() -> None:
+    scope = {"node": "node-2", "pool": "default", "gateway": "gateway"}
+    pages, causes = load_library(), builtin_causes()
+    ends = {verdict.cause for tree in load_trees(builtin_tree_files()).values() for verdict in tree.verdicts.values()}
+    assert ends <= causes.keys()
+    for cause in (causes[name] for name in sorted(ends)):
+        assert bool(cause.page) is not bool(cause.no_page)
+        if cause.page:
+            assert cause.name in pages[cause.page].causes
+            assert inputs_from_scope(pages[cause.page], scope, {"node-2"})[1] == [], cause.name
 
 
 def test_every_command_on_a_page_can_be_typed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator
+from typing import Literal
 
 from alerts.errors import BadExpressionError
 from alerts.promql import parse
@@ -89,13 +90,15 @@ def _page_steps(content: Content, objects: dict[tuple[Kind, str], ContentObject]
                 )
         for step in page.steps:
             if step.is_sub_page:
-                yield from _sub_page(content, page, step, file)
+                yield from _sub_page(content, page, step, file, objects)
         if circle := _circle(content, page.name, ()):
             reason = f"{' -> '.join(circle)}: a page that runs itself"
             yield ContentProblem("error", file, 0, "steps", reason, "break the circle")
 
 
-def _sub_page(content: Content, page: Page, step: PageStep, file: str) -> Iterator[ContentProblem]:
+def _sub_page(
+    content: Content, page: Page, step: PageStep, file: str, objects: dict[tuple[Kind, str], ContentObject]
+) -> Iterator[ContentProblem]:
     sub = page.sub_page(step)
     inner = content.pages.get(sub.name)
     if inner is None:
@@ -104,14 +107,17 @@ def _sub_page(content: Content, page: Page, step: PageStep, file: str) -> Iterat
         return
     if inner.is_by_hand:
         yield ContentProblem("error", file, step.line, step.title, f"{sub.name} has no steps", "name another page")
+    # Who puts a page of theirs in the place of ours is told that ours does not fit it; theirs is used all the same.
+    is_ours = objects["page", page.name].source == BUILT_IN != objects["page", sub.name].source
+    severity: Literal["error", "warning"] = "warning" if is_ours else "error"
     given = {*sub.inputs, *({"node"} if sub.selector is not None else ())}
     for name in sorted(given - inner.inputs.keys()):
         reason, remedy = unknown("input", name, inner.inputs)
-        yield ContentProblem("error", file, step.line, step.title, f"{sub.name}: {reason}", remedy)
+        yield ContentProblem(severity, file, step.line, step.title, f"{sub.name}: {reason}", remedy)
     for name, spec in inner.inputs.items():
         if spec.default is None and name not in given:
             reason = f"{sub.name} needs input {name!r}"
-            yield ContentProblem("error", file, step.line, step.title, reason, f"add {name}={{{{{name}}}}}")
+            yield ContentProblem(severity, file, step.line, step.title, reason, f"add {name}={{{{{name}}}}}")
 
 
 def _circle(content: Content, name: str, path: tuple[str, ...]) -> tuple[str, ...]:

@@ -130,6 +130,10 @@ class Remediation:
             why = f": {known.no_page}" if known is not None and known.no_page else ""
             await self._say_impossible(incident, f"no runbook treats {cause}{why}")
             return True
+        if page.is_by_hand:
+            why = f"no command mends {cause}; what a person does says `fleetctl runbook show {page.name}`"
+            await self._say_impossible(incident, why)
+            return True
         runs = await self._database.call(lambda: self._journal.list(incident_id=incident.id))
         if (standing := blocking_run(runs, page.name, incident)) is not None:
             log.info("remediation.kept", incident_id=incident.id, run_id=standing.id, status=standing.status)
@@ -253,6 +257,8 @@ class Remediation:
 def is_for_scope(page: Page, scope: Mapping[str, str]) -> bool:
     """Whether the page may run unasked for the scope. One wider than a node needs a page that takes no node and takes
     every place that the scope names: a node's remedy is never repeated over a zone."""
+    if page.is_by_hand:
+        return False
     if not is_wide(scope):
         return True
     takes_node = any(spec.type in (ValueType.NODE, ValueType.NEW_NODE) for spec in page.inputs.values())

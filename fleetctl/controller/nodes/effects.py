@@ -300,9 +300,11 @@ class FleetEffects:
             stopped[name] = str(drained["state"])
         return {"pool": pool, "started": list(start), "stopped": stopped}
 
-    async def set_limits(self, name: str, limits: Mapping[str, int], *, run_id: str) -> Receipt:
+    async def set_limits(
+        self, name: str, limits: Mapping[str, int], *, seats_ratio: float | None = None, run_id: str
+    ) -> Receipt:
         """What held before is stored first."""
-        return await self.engine.set_limits(name, limits, run_id)
+        return await self.engine.set_limits(name, limits, seats_ratio, run_id)
 
     async def restore_limits(self, name: str, *, run_id: str) -> Receipt:
         """A node that was restarted since has the limits of its settings already."""

@@ -28,11 +28,13 @@ class EngineCalls:
     provider: NodeProvider
     client: NodeClient
 
-    async def set_limits(self, name: str, limits: Mapping[str, int], run_id: str) -> Receipt:
+    async def set_limits(self, name: str, limits: Mapping[str, int], seats_ratio: float | None, run_id: str) -> Receipt:
         """What held before the run's first call is stored before anything is changed."""
         url, instance = await self._running(name)
         now = await self._ask("GET", f"{url}/admin/limits")
         before = await self.database.write(lambda c: _keep_limits(c, name, instance, run_id, now))
+        if seats_ratio is not None:
+            limits = {**limits, "max_num_seqs": max(1, int(before["max_num_seqs"] * seats_ratio))}
         after = await self._ask("POST", f"{url}/admin/limits", dict(limits))
         return {"node": name, "before": _only(before, limits), "limits": _only(after, limits)}
 

@@ -350,12 +350,12 @@ def test_doubtful_content_loads_with_a_warning(tmp_path: Path) -> None:
 
 
 def test_the_page_that_a_cause_names_comes_before_one_that_only_lists_the_cause(tmp_path: Path) -> None:
-    write_content(tmp_path, page=PAGE.replace("[noisy_neighbour]", "[noisy_neighbour, slow_node, kv_pressure]"))
+    write_content(tmp_path, page=PAGE.replace("[noisy_neighbour]", "[noisy_neighbour, slow_node, long_prompts]"))
     content = load_content([tmp_path])
 
-    chosen = {cause: content.page_for_cause(cause) for cause in ("slow_node", "kv_pressure", "downstream")}
+    chosen = {cause: content.page_for_cause(cause) for cause in ("slow_node", "long_prompts", "downstream")}
     assert {cause: page.name if page else None for cause, page in chosen.items()} == {
         "slow_node": "replace-node",
-        "kv_pressure": "leave-host",
+        "long_prompts": "leave-host",
         "downstream": None,
     }

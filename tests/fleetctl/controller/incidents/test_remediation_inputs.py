@@ -60,13 +60,20 @@ def test_a_nodes_page_never_runs_unasked_for_more_than_a_node(name: str) -> None
 
 def test_a_page_without_a_node_is_for_the_pool_that_it_takes() -> None:
     assert set(LIBRARY) - set(NODE_PAGES) == {
+        "even-out-routing",
         "open-overflow",
+        "prefix-cache-broken",
+        "quality-drop",
         "reroute-long-context",
         "restart-gateway",
         "rollback-pool",
         "scale-pool",
         "shed-load",
+        "stop-scaling",
     }
+    by_hand = [page for page in LIBRARY.values() if page.is_by_hand]
+    assert by_hand
+    assert not any(is_for_scope(page, {"pool": "chat"}) for page in by_hand), "what has no step is never started"
     assert is_for_scope(LIBRARY["scale-pool"], {"pool": "chat"})
     for scope in ({"zone": "a"}, {"revision": "r2"}):
         assert not is_for_scope(LIBRARY["scale-pool"], scope)
