@@ -60,9 +60,9 @@ class UsageMeter:
         """Whole events that go to the client."""
         self.has_answer = True
         self.num_events += data.count(b"\n\n") or data.count(b"\r\n\r\n")
-        if _USAGE not in data:
-            return
         at = data.rfind(_USAGE)
+        if at < 0:
+            return
         if not data.startswith(b"null", at + len(_USAGE)):
             self._tail = data[at : at + MAX_USAGE_BYTES]
 

@@ -104,7 +104,8 @@ class EventStreamReader:
             whole = bytes(self._held[:cut])
             del self._held[:cut]
         lines = self._lines
-        if lines is not None and _LINE_START in whole:
+        # `find` and not `in`, which tries a number first: of bytes in bytes it raises and drops an error each time.
+        if lines is not None and whole.find(_LINE_START) >= 0:
             end = whole.find(b"\n") + 1
             if whole.startswith(_LINE_START) and whole.find(_NEXT_LINE, end) < 0:  # one event, as mostly
                 lines.keep(whole[:end])
@@ -112,11 +113,11 @@ class EventStreamReader:
             else:
                 lines.keep(b"".join(_LINE.findall(whole)))
                 whole = _LINE.sub(b"", whole)
-        if HANDOFF_EVENT in whole:
+        if whole.find(HANDOFF_EVENT) >= 0:
             split = _split_at_handoff(whole)
             if split is not None:
                 whole, self.handoff = split
-        if b"[DONE]" in whole or b'"error"' in whole:
+        if whole.find(b"[DONE]") >= 0 or whole.find(b'"error"') >= 0:
             return self._note(whole)
         return whole
 

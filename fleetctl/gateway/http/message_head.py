@@ -142,7 +142,9 @@ def answer_head(status: int, headers: RawHeaders, framing: bytes, *, keeps_alive
 
 def header_lines(headers: RawHeaders) -> bytes:
     """The headers, each with the end of its line. Raises ValueError for one that would end its own line."""
-    lines = b"".join([b"%b: %b\r\n" % pair for pair in headers])
-    if lines.count(b"\n") != len(headers) or lines.count(b"\r") != len(headers):
+    lines = [b": ".join(pair) for pair in headers]
+    lines.append(b"")
+    joined = b"\r\n".join(lines)
+    if joined.count(b"\n") != len(headers) or joined.count(b"\r") != len(headers):
         raise ValueError("a header has a line break")
-    return lines
+    return joined

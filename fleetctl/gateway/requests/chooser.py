@@ -212,11 +212,14 @@ class Chooser:
             full = {one.node for one in sample if self._loads.of(one.node).num_long >= order.cap}
             left_out = {**left_out, **dict.fromkeys(full, LeftOut.CAP)}
             sample = [one for one in sample if one.node not in full]
-        candidates = self._candidates(sample, lane, match, key, nearest, facts)
+        candidates = self._candidates(sample, match, nearest, facts)
         if session:
             candidates = _with_sticky(candidates, lane, session, nearest)
         pick = pick_node(
-            candidates, RequestSize(facts.input_tokens, facts.output_estimate, shared_tokens), excluded=excluded
+            candidates,
+            RequestSize(facts.input_tokens, facts.output_estimate, shared_tokens),
+            excluded=excluded,
+            affinity_of=None if nearest else lambda node: affinity(lane.hashes[node], key),
         )
         endpoint = lane.by_name[pick.node] if pick.node is not None else None
         return Choice(endpoint, pick, left_out, len(lane.endpoints), order)
@@ -256,13 +259,11 @@ class Chooser:
     def _candidates(
         self,
         endpoints: Sequence[Endpoint],
-        lane: Lane,
         match: PrefixMatch,
-        key: int,
         nearest: Sequence[str],
         facts: RoutingFacts,
     ) -> list[Candidate]:
-        loads, hashes = self._loads, lane.hashes
+        loads = self._loads
         load_of, now, new = loads.by_node().get, loads.now(), tuple.__new__
         held = match.held()
         views = None if self.views.is_empty else self.views
@@ -273,10 +274,7 @@ class Chooser:
             node = one.node
             load = load_of(node, IDLE)
             view = UNKNOWN if views is None else views.of(node, now)
-            if nearest:
-                weight = len(nearest) - nearest.index(node) if node in nearest else 0
-            else:
-                weight = affinity(hashes[node], key)
+            weight = len(nearest) - nearest.index(node) if node in nearest else 0
             cached_tokens = 0
             for nodes, tokens in held:
                 if node in nodes:

@@ -8,7 +8,7 @@ same node from every gateway.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
@@ -101,8 +101,14 @@ class Pick(NamedTuple):
         return score_all(self.weighed, self.size)
 
 
-def pick_node(candidates: Sequence[Candidate], size: RequestSize, *, excluded: Collection[str] = ()) -> Pick:
-    """Filter, score and pick."""
+def pick_node(
+    candidates: Sequence[Candidate],
+    size: RequestSize,
+    *,
+    excluded: Collection[str] = (),
+    affinity_of: Callable[[str], int] | None = None,
+) -> Pick:
+    """Filter, score and pick. `affinity_of`: a node's, asked where costs tie only; None: it is the candidates' own."""
     kept, left_out = keep_fit(candidates, size, excluded)
     if not kept:
         return Pick(None, PickReason.NONE, size=size, left_out=left_out)
@@ -117,20 +123,18 @@ def pick_node(candidates: Sequence[Candidate], size: RequestSize, *, excluded: C
     limit = least + int(TIE_SHARE * _uncached_cost(size, longest))
     held = kept[costs.index(least)].cached_tokens
     is_shared = held <= size.shared_tokens
-    best: Candidate | None = None
-    ties = 0
-    for cost, one in zip(costs, kept, strict=True):
-        if cost <= limit and (is_shared or one.cached_tokens >= held):
-            ties += 1
-            if best is None or one.affinity > best.affinity or (one.affinity == best.affinity and one.node > best.node):
-                best = one
-    assert best is not None
+    ties = [
+        one for cost, one in zip(costs, kept, strict=True) if cost <= limit and (is_shared or one.cached_tokens >= held)
+    ]
+    best = ties[0]
+    if len(ties) > 1:
+        best = max(ties, key=lambda one: (one.affinity if affinity_of is None else affinity_of(one.node), one.node))
     if best.cached_tokens < longest:
         reason = PickReason.LOAD
     elif longest > size.shared_tokens:
         reason = PickReason.PREFIX
     else:
-        reason = PickReason.HASH if ties > 1 else PickReason.LEAST
+        reason = PickReason.HASH if len(ties) > 1 else PickReason.LEAST
     return Pick(best.node, reason, best.cached_tokens, kept, size, left_out)
 
 

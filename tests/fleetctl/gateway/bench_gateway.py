@@ -29,6 +29,7 @@ import httptools
 import uvloop
 
 from fleetctl.gateway.app import run_gateway
+from fleetctl.gateway.compiled import CHOICE, is_current
 from fleetctl.gateway.nodes.table import FILE_NAME, Table, store_table
 from fleetctl.kit.log import configure_logging
 from fleetctl.settings.gateway import GatewaySettings
@@ -201,8 +202,9 @@ def gateway_main(port: int, run_dir: Path, log_level: str) -> None:
 
 
 @contextmanager
-def our_gateway(node_ports: list[int], log_level: str) -> Iterator[tuple[int, int]]:
+def our_gateway(node_ports: list[int], log_level: str, *, compiled: bool = False) -> Iterator[tuple[int, int]]:
     """Port and process id of the gateway of this repository."""
+    os.environ[CHOICE] = "1" if compiled else "0"
     port = free_port()
     routes = [
         Route(node=f"n{number}", url=f"http://127.0.0.1:{each}", state=RouteState.ACTIVE, model="demo")
@@ -283,6 +285,8 @@ async def is_answering(port: int, limit_s: float = 60.0) -> bool:
 def contenders(folder: Path, node_ports: list[int], peers: Path, log_level: str) -> Iterator[tuple[str, object]]:
     """Name, and a context with port and process id, or why it is not measured."""
     yield "fleetctl gateway", our_gateway(node_ports, log_level)
+    compiled = our_gateway(node_ports, log_level, compiled=True)
+    yield "fleetctl gateway, compiled", compiled if is_current() else "no build of this source (make compile-gateway)"
     port = free_port()
     if shutil.which("haproxy"):
         yield "HAProxy", program(haproxy_words(folder, port, node_ports), port)
