@@ -10,6 +10,7 @@ Methods are synchronous; the executor calls them on one worker thread.
 from __future__ import annotations
 
 import contextlib
+import math
 import shlex
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -415,13 +416,20 @@ class Journal:
                 fields["receipt"] = plain_receipt(receipt)
             return set_step(connection, run, run.step(phase, index), status, now, **fields)
 
-    def prune(self, before: float, *, keep_incidents: Collection[str] = (), limit: int = 1000) -> int:
-        """Remove runs that ended and were last changed before that time, with their steps and audit; how many.
+    def prune(
+        self, before: float, *, keep_incidents: Collection[str] = (), max_runs: int | None = None, limit: int = 1000
+    ) -> int:
+        """Remove runs that ended and were last changed before that time, or are beyond the newest `max_runs` of them,
+        with their steps and audit; how many, at most `limit`.
 
         Runs for one of `keep_incidents`, and runs that hold a target, stay.
         """
         ended = [status.value for status in RunStatus if status.is_terminal]
         with self._write("prune") as connection:
+            if max_runs is not None:
+                newest = sa.select(runs.c.updated_at).where(runs.c.status.in_(ended)).order_by(runs.c.updated_at.desc())
+                last_kept = connection.execute(newest.offset(max_runs - 1).limit(1)).scalar()
+                before = max(before, -math.inf if last_kept is None else last_kept)
             query = (
                 sa.select(runs.c.id)
                 .where(runs.c.status.in_(ended), runs.c.updated_at < before)

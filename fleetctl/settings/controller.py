@@ -291,6 +291,16 @@ class IncidentSettings(Section):
         le=1 << 20,
         description="Size of all incidents' files in MiB; beyond it the oldest resolved ones lose their black box.",
     )
+    max_incidents: int = Field(
+        default=10_000,
+        ge=10,
+        le=1_000_000,
+        description="Resolved incidents kept; the oldest beyond them, as those that are too old, are written to"
+        " `<state_dir>/exported` before they are removed.",
+    )
+    max_runs: int = Field(
+        default=20_000, ge=100, le=1_000_000, description="Ended runs kept, dry runs among them; the oldest go first."
+    )
     max_events: int = Field(
         default=500_000, ge=1000, le=100_000_000, description="Timeline entries kept, beside those of open incidents."
     )

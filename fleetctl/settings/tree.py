@@ -139,6 +139,11 @@ class Settings(BaseSettings):
         return self.audit.dir or self.state_dir / "audit"
 
     @property
+    def exported_dir(self) -> Path:
+        """Where incidents are written before they are removed."""
+        return self.state_dir / "exported"
+
+    @property
     def node_token_file(self) -> Path:
         """Holds the token that nodes want of us."""
         return self.state_dir / "node.token"

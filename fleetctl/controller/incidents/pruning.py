@@ -1,4 +1,4 @@
-"""What is old goes: resolved incidents with their files, events, ended runs, and logs of processes that are too long.
+"""What is old, or too much, goes: resolved incidents with their files, events, ended runs, and too long logs.
 
 Never what belongs to an open incident, nor a run that has not ended.
 """
@@ -6,10 +6,11 @@ Never what belongs to an open incident, nor a run that has not ended.
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 import structlog
@@ -17,6 +18,7 @@ import structlog
 from diagnostics.incident import IncidentStatus
 from fleetctl.controller.records import Records
 from fleetctl.controller.tables import events, incidents
+from fleetctl.kit.whole_file import write_whole
 from fleetctl.providers.process import ProcessTable
 from fleetctl.settings.tree import Settings
 from runbooks.journal import Journal
@@ -24,19 +26,12 @@ from runbooks.journal import Journal
 log = structlog.get_logger()
 
 PRUNE_EVERY_S = 600.0
-MAX_RUNS = 500
-MAX_ROWS = 5000  # in one transaction: others wait for it
-
-
-class PrunedRows(NamedTuple):
-    """How many rows went."""
-
-    incidents: int
-    events: int
+MAX_ROWS = 500  # in one transaction: others wait for it
+MAX_CHUNKS = 400  # in one turn
 
 
 class Pruning:
-    """Keeps the state folder and the database within `incidents.keep_*` and `log.max_mb`."""
+    """Keeps the state folder and the database within `incidents.keep_*`, `incidents.max_*` and `log.max_mb`."""
 
     def __init__(self, journal: Journal, records: Records, settings: Settings) -> None:
         self._journal = journal
@@ -44,51 +39,96 @@ class Pruning:
         self._clock = records.clock
         self._limits = settings.incidents
         self._folder = settings.incidents_dir
+        self._exported = settings.exported_dir
         self._audit = records.audit
         self._processes = ProcessTable(settings.run_dir)
         self._max_log_bytes = settings.log.max_mb << 20
 
     async def prune(self) -> None:
-        """One turn."""
-        before = self._clock.now() - self._limits.keep_for_s
+        """One turn. What must not be lost is written to files before it goes."""
         limits = self._limits
-        rows = await self._database.write(lambda c: prune_rows(c, before, limits.max_events))
+        before = self._clock.now() - limits.keep_for_s
+        gone = await in_chunks(lambda: self._prune_incidents(before))
+        rows = await in_chunks(
+            lambda: self._database.write(lambda c: prune_events(c, before, limits.max_events, MAX_ROWS))
+        )
         known = await self._database.read(_ids_by_status)
-        runs = await self._database.call(lambda: self._journal.prune(before, keep_incidents=known.open, limit=MAX_RUNS))
+        runs = await in_chunks(
+            lambda: self._database.call(
+                lambda: self._journal.prune(before, keep_incidents=known.open, max_runs=limits.max_runs, limit=MAX_ROWS)
+            )
+        )
         folders, freed = await asyncio.to_thread(
             prune_files, self._folder, known.keep, known.open, before, limits.keep_mb << 20
         )
         if freed:
             await self._database.write(lambda c: _forget_blackboxes(c, freed))
-        await self._audit.prune()
+        audit = await in_chunks(self._audit.prune)
         logs = await asyncio.to_thread(self._processes.trim_logs, self._max_log_bytes)
-        if rows.incidents or rows.events or runs or folders or freed or logs:
+        if gone or rows or runs or folders or freed or audit or logs:
             log.info(
                 "state.pruned",
-                incidents=rows.incidents,
-                events=rows.events,
+                incidents=gone,
+                events=rows,
                 runs=runs,
+                audit=audit,
                 folders=folders,
                 blackboxes=len(freed),
                 logs=logs,
             )
 
+    async def _prune_incidents(self, before: float) -> int:
+        """Export the oldest resolved incidents that are too old or too many, with their timelines, then remove them."""
+        surplus = await self._database.read(
+            lambda c: surplus_incidents(c, before, self._limits.max_incidents, MAX_ROWS // 10)
+        )
+        if not surplus:
+            return 0
+        ids = [row["id"] for row in surplus]
+        path = self._exported / f"incidents-{int(surplus[0]['opened_at'])}-{ids[0]}.jsonl"
+        text = "".join(json.dumps(row) + "\n" for row in surplus)
+        await asyncio.to_thread(write_whole, path, text, is_durable=True)
+        resolved = incidents.c.status == IncidentStatus.RESOLVED.value  # one may have been opened again since
+        await self._database.write(lambda c: c.execute(sa.delete(incidents).where(incidents.c.id.in_(ids), resolved)))
+        log.info("incidents.exported", path=str(path), incidents=len(ids))
+        return len(ids)
 
-def prune_rows(connection: sa.Connection, before: float, max_events: int) -> PrunedRows:
-    """Remove resolved incidents that opened before that time, and events older than it or beyond so many."""
+
+async def in_chunks(remove: Callable[[], Awaitable[int]]) -> int:
+    """Remove again and again, others in between, until nothing is left to remove; how many went."""
+    total = 0
+    for _ in range(MAX_CHUNKS):
+        gone = await remove()
+        total += gone
+        if not gone:
+            break
+    return total
+
+
+def surplus_incidents(connection: sa.Connection, before: float, max_incidents: int, limit: int) -> list[dict[str, Any]]:
+    """The oldest resolved incidents that opened before that time, or beyond so many, each with its timeline."""
+    is_resolved = incidents.c.status == IncidentStatus.RESOLVED.value
+    newest = sa.select(incidents.c.opened_at).where(is_resolved).order_by(incidents.c.opened_at.desc())
+    last_kept = connection.execute(newest.offset(max_incidents - 1).limit(1)).scalar()
+    until = before if last_kept is None else max(before, last_kept)
+    query = sa.select(incidents).where(is_resolved, incidents.c.opened_at < until).order_by(incidents.c.opened_at)
+    found = [dict(row) for row in connection.execute(query.limit(limit)).mappings()]
+    told = sa.select(events).where(events.c.incident_id.in_([row["id"] for row in found])).order_by(events.c.seq)
+    by_incident: dict[str, list[dict[str, Any]]] = {}
+    for event in connection.execute(told).mappings() if found else ():
+        by_incident.setdefault(event["incident_id"], []).append(dict(event))
+    return [{**row, "timeline": by_incident.get(row["id"], [])} for row in found]
+
+
+def prune_events(connection: sa.Connection, before: float, max_events: int, limit: int) -> int:
+    """Remove the oldest events of no open incident that are older than that, or beyond so many; how many went."""
     is_open = sa.select(incidents.c.id).where(incidents.c.status != IncidentStatus.RESOLVED.value)
-    old = (
-        sa.select(incidents.c.id)
-        .where(incidents.c.status == IncidentStatus.RESOLVED.value, incidents.c.opened_at < before)
-        .limit(MAX_ROWS)
-    )
-    gone = connection.execute(sa.delete(incidents).where(incidents.c.id.in_(old))).rowcount
     newest = connection.execute(sa.select(sa.func.coalesce(sa.func.max(events.c.seq), 0))).scalar_one()
     is_free = sa.or_(events.c.incident_id.is_(None), events.c.incident_id.not_in(is_open))
     is_old = sa.or_(events.c.at < before, events.c.seq <= newest - max_events)
     # The newest one stays: readers go on after its number.
-    seqs = sa.select(events.c.seq).where(is_free, is_old, events.c.seq < newest).order_by(events.c.seq).limit(MAX_ROWS)
-    return PrunedRows(gone, connection.execute(sa.delete(events).where(events.c.seq.in_(seqs))).rowcount)
+    seqs = sa.select(events.c.seq).where(is_free, is_old, events.c.seq < newest).order_by(events.c.seq).limit(limit)
+    return connection.execute(sa.delete(events).where(events.c.seq.in_(seqs))).rowcount
 
 
 def prune_files(

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from diagnostics.incident import FiredAlert, Incident, IncidentStatus, open_incident
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.controller.incidents.incident_files import IncidentFiles
-from fleetctl.controller.incidents.incident_store import get_incident, save_incident
+from fleetctl.controller.incidents.incident_store import get_incident, list_incidents, save_incident
+from fleetctl.controller.tables import events
 from fleetctl.providers.process import ProcessTable
+from runbooks.journal import Journal
+from runbooks.run import RunStatus
 from tests.fixtures.controller import NoProvider, make_config
 from tests.fixtures.driven import DrivenClock
+from tests.fixtures.runbooks import make_run
 
 pytestmark = pytest.mark.anyio
 
@@ -61,6 +67,35 @@ async def test_old_incident_goes_with_its_files_and_an_open_one_stays(controller
     stored = [await controller.database.read(lambda c, i=i: get_incident(c, i.id)) for i in (old, old_but_open, new)]
     assert [one is not None for one in stored] == [False, True, True]
     assert [len(files_of(controller, one)) for one in (old, old_but_open, new)] == [0, 2, 2]
+
+
+async def test_what_is_too_much_goes_the_oldest_first_and_incidents_are_exported_with_their_timeline(
+    tmp_path: Path, any_database_url: str
+) -> None:
+    bounds = {"max_incidents": 10, "max_events": 1000, "max_runs": 100, "database_url": any_database_url}
+    async with open_controller(make_config(tmp_path, nodes=0, **bounds), NoProvider(), DrivenClock()) as controller:
+        added = [await add_incident(controller, days_ago) for days_ago in range(15, 0, -1)]
+        now = controller.clock.now()
+        await controller.database.call(lambda: fill_runs(controller.journal, 130, now))
+        rows = [{"at": now, "kind": "x.y", "text": str(number), "data": {}} for number in range(3000)]
+        await controller.database.write(lambda c: c.execute(sa.insert(events), rows))
+        await controller.loops.run_turn("pruning")
+        kept = await controller.database.read(lambda c: {one.incident.id for one in list_incidents(c)})
+        assert kept == {incident.id for incident in added[5:]}
+        texts = [path.read_text() for path in controller.config.settings.exported_dir.iterdir()]
+        gone = {row["id"]: row for row in map(json.loads, "".join(texts).splitlines())}
+        assert gone.keys() == {incident.id for incident in added[:5]}
+        assert [entry["kind"] for entry in gone[added[0].id]["timeline"]] == ["incident.opened"]
+        counts = await controller.database.read(lambda c: c.execute(sa.select(sa.func.count()).select_from(events)))
+        assert counts.scalar_one() <= 1000
+        left = await controller.database.call(controller.journal.list)
+        assert [run.updated_at - now for run in left] == list(range(129, 29, -1)), "dry runs are among them"
+
+
+def fill_runs(journal: Journal, count: int, now: float) -> None:
+    for number in range(count):
+        run = make_run(RunStatus.SUCCEEDED, f"node-{number}", dry_run=True)
+        journal.create(replace(run, created_at=now + number, updated_at=now + number))
 
 
 async def test_oldest_black_boxes_go_when_there_are_too_many_bytes(controller: Controller) -> None:
