@@ -262,7 +262,7 @@ def _is_lost(error: BaseException | None) -> bool:
     """Whether a server's driver says that it can't be reached, or is going down, starting up or too full of clients."""
     state = getattr(error, "sqlstate", None)
     if state is None:  # no word of the server: the connection was refused, or ended
-        return type(error).__name__ == "OperationalError"
+        return "OperationalError" in {kind.__name__ for kind in type(error).__mro__}
     return state[:2] in ("08", "53", "57")  # connection exception, insufficient resources, operator intervention
 
 

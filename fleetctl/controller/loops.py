@@ -11,6 +11,7 @@ import structlog
 
 from fleetctl.controller.database import FencedError
 from fleetctl.kit.clock import Clock
+from fleetctl.kit.errors import UnreachableError
 
 log = structlog.get_logger()
 
@@ -84,7 +85,8 @@ class Loops:
                 loop=name,
                 error=state.last_error,
                 in_row=state.failures_in_row,
-                exc_info=state.failures_in_row == 1,
+                # Where something does not answer the place in our code tells nothing, and rendering it takes long.
+                exc_info=state.failures_in_row == 1 and not isinstance(error, UnreachableError),
             )
         else:
             if state.failures_in_row:

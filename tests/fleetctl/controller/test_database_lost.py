@@ -12,7 +12,7 @@ from tests.fixtures.controller import stop_all
 from tests.fixtures.controller_process import ControllerProcess, eventually
 from tests.fixtures.postgres import PostgresCluster, running_cluster
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(240)]
 
 
 @pytest.fixture
@@ -46,9 +46,8 @@ def test_a_database_that_goes_away_loses_nothing_that_was_answered(
             assert freeze(f"before {number}") == 201
             take_away()
             eventually(lambda: status().get("storage_error"), "it tells that nothing can be stored")
-            assert "nothing can be stored" in status()["storage_error"]
             assert freeze(f"during {number}") in (503, None)
-            eventually(lambda: not status()["leadership"]["is_certain"], "it does not act")
+            eventually(lambda: status().get("leadership", {}).get("is_certain") is False, "it does not act")
             nodes = controller.get("/v1/nodes")
             assert [node["phase"] for node in nodes] == ["ready"], "what is in memory is answered"
             metrics = controller.ask("GET", "/metrics")

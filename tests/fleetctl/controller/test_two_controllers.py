@@ -16,7 +16,7 @@ from tests.fixtures.controller import NODE_TOKEN, TOKEN, stop_all
 from tests.fixtures.controller_process import ControllerProcess, eventually
 from tests.fixtures.postgres import PostgresCluster
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(240)]
 
 
 class Pair:
