@@ -9,7 +9,7 @@ import msgspec
 
 MAX_NODES = 256
 MAX_ARRIVALS = 200_000
-MAX_PROMPT_TOKENS = 50_000_000  # of all arrivals together: their ids are held in memory
+MAX_PROMPT_TOKENS = 200_000_000  # of all arrivals together, as ids are made of them
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]

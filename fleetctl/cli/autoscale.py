@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import asyncio
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -18,10 +22,19 @@ from fleetctl.cli.output import (
     print_data,
     print_fields,
     print_rows,
+    print_table,
+    stderr,
     stdout,
 )
+from fleetctl.controller.autoscaler.backtest import SMALL_GPU, BacktestSetup, run_backtest
+from fleetctl.controller.autoscaler.judgement import Bounds
+from fleetctl.controller.autoscaler.simulator import Simulator
+from fleetctl.controller.autoscaler.trace import read_trace
 from fleetctl.kit.errors import BadInputError
+from fleetctl.settings.autoscaler import AutoscalerSettings
 from fleetctl.wire import AutoscalerPool, AutoscalerRequest
+
+BACKTEST_LIMIT_S = 600.0  # for one step of it
 
 COLUMNS = [
     Column("pool", lambda p: p.pool),
@@ -83,10 +96,66 @@ def register(app: typer.Typer) -> None:
                 markup=False,
             )
 
+    @group.command()
+    def backtest(
+        trace: Annotated[Path, typer.Argument(help="Azure's CSV or Mooncake's JSON lines, .gz too.")],
+        minutes: Annotated[float | None, typer.Option("--minutes", min=0.1, help="Only the first of them.")] = None,
+        least: Annotated[int, typer.Option("--min", min=1, help="Nodes at least.")] = 2,
+        nodes: Annotated[
+            int | None, typer.Option("--nodes", min=1, help="Nodes at the begin; default: as --min.")
+        ] = None,
+        most: Annotated[int, typer.Option("--max", min=1, help="Nodes at most.")] = 16,
+        slo_s: Annotated[
+            float, typer.Option("--slo", min=0.01, help="TTFT that a request should keep, seconds.")
+        ] = 2.0,
+        start_s: Annotated[
+            float, typer.Option("--start", min=0, help="How long a node takes to start, seconds.")
+        ] = 60.0,
+        node: Annotated[
+            Path | None, typer.Option("--node", help="JSON with limits and cost of a node; default: a small GPU's.")
+        ] = None,
+        output: OutputOption = Output.table,
+    ) -> None:
+        """Run recorded traffic through the simulator: the autoscaler beside the KV rule alone and fixed pools."""
+        limits = AutoscalerSettings(ttft_slo_s=slo_s)
+        profile = SMALL_GPU if node is None else _profile(node)
+        bounds = Bounds(least, max(least, most))
+        setup = BacktestSetup(read_trace(trace, minutes=minutes), profile, limits, bounds, start_s, nodes or least)
+        told = stderr()
+        simulator = Simulator(deadline_s=BACKTEST_LIMIT_S)
+        found = asyncio.run(
+            run_backtest(setup, simulator, lambda name: told.print(f"simulating: {name}", markup=False))
+        )
+        if output in DATA:
+            print_data([asdict(one) for one in found], output)
+            return
+        rows = [
+            (
+                one.name,
+                f"{one.attained_ratio:.2%}",
+                f"{one.ttft_p95_s:.2f} s",
+                f"{one.node_hours:.2f}",
+                str(one.largest),
+                str(one.scalings),
+            )
+            for one in found
+        ]
+        print_table(("pool", f"TTFT <= {slo_s:g} s", "p95 TTFT", "node hours", "largest", "scalings"), rows, empty="-")
+
 
 def percent(ratio: float | None) -> str:
     """A ratio for people; a dash for one that is not known."""
     return "-" if ratio is None else f"{ratio:.0%}"
+
+
+def _profile(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise BadInputError(f"{path}: {error}", remedy='give {"limits": {...}, "cost": {...}}') from error
+    if not isinstance(found, dict) or found.keys() != {"limits", "cost"}:
+        raise BadInputError(f"{path}: no limits and cost", remedy='give {"limits": {...}, "cost": {...}}')
+    return found
 
 
 def _mode(given: str | None) -> Literal["advise", "act"] | None:

@@ -5,20 +5,48 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from typing import Any
 
 import structlog
 
 from fleetctl.controller.autoscaler.unknown import Unknown
+from fleetctl.kit.errors import FleetctlError
 
 log = structlog.get_logger()
 
 DEADLINE_S = 8.0  # below the patience of clients, who wait for a dry run
 MAX_ANSWER_BYTES = 1 << 20
 MODULE = "engine.simulation"
+NO_SIMULATOR = "no simulator here: the engine package is not installed"
 MAX_AT_ONCE = 2
+
+
+class Simulation:
+    """A simulation that goes on from line to line, for a caller that decides between them."""
+
+    def __init__(self, process: asyncio.subprocess.Process, deadline_s: float) -> None:
+        self._process = process
+        self._deadline_s = deadline_s
+
+    async def tell(self, line: Mapping[str, Any]) -> None:
+        """Send a line that has no answer: the scenario."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(line).encode() + b"\n")
+        await self._process.stdin.drain()
+
+    async def ask(self, line: Mapping[str, Any]) -> dict[str, Any] | Unknown:
+        """Send an advance; its outcome, or why there is none."""
+        assert self._process.stdout is not None
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                await self.tell(line)
+                answer = await self._process.stdout.readline()
+        except (TimeoutError, ConnectionError):
+            answer = b""
+        return _last_answer(answer, b"the simulator ended, or took too long", 0 if answer else 1)
 
 
 class Simulator:
@@ -33,7 +61,7 @@ class Simulator:
     async def simulate(self, scenario: Mapping[str, Any], *lines: Mapping[str, Any]) -> dict[str, Any] | Unknown:
         """The last answer of a simulation: `engine.simulation.scenario` has its fields. Without lines: to its end."""
         if self._command is None and find_spec("engine") is None:
-            return Unknown("no simulator here: the engine package is not installed")
+            return Unknown(NO_SIMULATOR)
         command = self._command or (sys.executable, "-m", MODULE)
         text = "".join(json.dumps(line) + "\n" for line in (scenario, *(lines or ({},))))
         async with self._at_once:
@@ -54,6 +82,24 @@ class Simulator:
                     process.kill()
                     await process.wait()
         return _last_answer(answers, errors, process.returncode)
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[Simulation]:
+        """A simulation that stays open. Raises FleetctlError where there is no simulator."""
+        if self._command is None and find_spec("engine") is None:
+            raise FleetctlError(NO_SIMULATOR, remedy="install the engine package, or run it in a clone")
+        process = await asyncio.create_subprocess_exec(
+            *(self._command or (sys.executable, "-m", MODULE)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=MAX_ANSWER_BYTES,
+        )
+        try:
+            yield Simulation(process, self._deadline_s)
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
 
 
 def _last_answer(answers: bytes, errors: bytes, status: int | None) -> dict[str, Any] | Unknown:
