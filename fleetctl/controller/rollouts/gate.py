@@ -185,6 +185,8 @@ def _report(limits: SignalLimits, seen: SignalEvidence, unknown: str, alpha: flo
         missing = unknown
     elif seen.fine_at_most >= -math.log(beta):
         verdict, words = Verdict.PASS, f"{numbers}: not worse by {_points(limits.margin)}"
+    elif limits.fixed_stable is None and usual.total >= MIN_STABLE and (usual.share or 0.0) + limits.margin >= 1.0:
+        verdict, words = Verdict.PASS, f"{numbers}: nothing could be worse by {_points(limits.margin)}"
     elif limits.fixed_stable is None and usual.total < MIN_STABLE:
         missing = f"{usual.total:.0f} requests of the stable revision, {MIN_STABLE:.0f} say what is usual"
     elif seen.new.total <= 0:

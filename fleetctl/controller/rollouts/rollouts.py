@@ -75,6 +75,7 @@ class RolloutStatus:
     pool: PoolRow
     seen: SeenPool
     wanted: Wanted
+    has_counted: bool = False  # the gate looked just now: what it counted is to be stored
 
 
 class Rollouts:
@@ -235,7 +236,7 @@ class Rollouts:
         report = judge(look.evidence, look.asked, look.unknown, alpha=alpha, beta=self._settings.pass_error_ratio)
         self._reports[rollout.id], self._judged_at[rollout.id] = report, now
         judged = replace(rollout, evidence=look.stored)
-        return replace(status, rollout=judged, seen=replace(status.seen, report=report))
+        return replace(status, rollout=judged, seen=replace(status.seen, report=report), has_counted=True)
 
     async def _advance(self, status: RolloutStatus) -> None:
         """Store what follows from the status, if anything does."""
@@ -248,7 +249,7 @@ class Rollouts:
         is_transition = following is not None and len(following.history) != len(rollout.history)
         target = following or rollout
         wanted = self._wanted(target, status.pool, status.seen.nodes) if following else status.wanted
-        if following is None and not self._differs(rollout, status.pool, wanted) and not self._has_new(status):
+        if following is None and not self._differs(rollout, status.pool, wanted) and not status.has_counted:
             return
         rows = await self._database.read(list_nodes)
 
@@ -270,10 +271,6 @@ class Rollouts:
             await self._records.audit.record(
                 f"rollout.{kind}", who=CONTROLLER, target=f"rollout/{target.pool}", why=target.why
             )
-
-    def _has_new(self, status: RolloutStatus) -> bool:
-        """Whether the gate has counted since the evidence was stored."""
-        return bool(status.rollout.evidence) and self._judged_at.get(status.rollout.id) == self._clock.now()
 
     def _forget(self, rollout: Rollout) -> None:
         """What the gate said is of a step that is over."""

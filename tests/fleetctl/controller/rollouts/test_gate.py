@@ -114,6 +114,12 @@ def test_what_is_unknown_passes_nothing_and_fails_nothing() -> None:
     assert judged({}, {"TTFT": "no fresh signal of node-4"}).verdict is Verdict.NOT_ENOUGH
 
 
+def test_signal_that_can_not_get_worse_holds_nothing_up() -> None:
+    """A pool whose prompts share nothing has no prefix hits to lose."""
+    all_missed = SignalEvidence().plus(Tally(0, 0), Tally(80, 80), SLOW)
+    assert judged({"TTFT": all_missed}).verdict is Verdict.PASS
+
+
 def test_failure_is_told_with_both_revisions_numbers() -> None:
     bad = SignalEvidence(prior=USUAL).plus(Tally(30, 40), Tally(20, 200), SLOW)
     report = judged({"TTFT": bad})
