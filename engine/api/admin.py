@@ -23,7 +23,7 @@ from engine.api.errors import ApiError, from_refusal
 from engine.api.handoff import HandoffState, handoff_version, read_handoff, write_handoff
 from engine.api.openai import accepts_handoff, deadline_of
 from engine.api.respond import GenerationResponse
-from engine.api.schema import AbortBody, DrainBody, ExportBody, FaultsBody, LimitsBody, SleepQuery
+from engine.api.schema import AbortBody, DrainBody, DrainQuery, ExportBody, FaultsBody, LimitsBody, SleepQuery
 from engine.node.admission import Admission
 from engine.node.choice import ReplayError
 from engine.node.core_link import CoreLink
@@ -93,11 +93,13 @@ class AdminRoutes:
         ]
 
     async def drain(self, request: Request) -> Response:
-        """POST begins a drain or gives it a new deadline; both tell state and receipt."""
+        """POST begins a drain or gives it a new deadline; both tell state and receipt. GET with `?requests=true` also
+        tells each request that was held when it began, or refused since."""
         check_token(request)
         if request.method == "POST":
             self._drain.begin_drain((await _parse(request, DrainBody)).deadline_s)
-        return self._drain_status()
+        with_requests = request.method == "GET" and parse_query(request, DrainQuery).requests
+        return self._drain_status(with_requests=with_requests)
 
     async def resume(self, request: Request) -> Response:
         """Back to serving."""
@@ -105,9 +107,10 @@ class AdminRoutes:
         self._drain.resume()
         return self._drain_status()
 
-    def _drain_status(self) -> Response:
+    def _drain_status(self, *, with_requests: bool = False) -> Response:
         running, waiting = self._requests.counts(self._core.running)
-        return JSONResponse(self._drain.status(running=running, waiting=waiting))
+        status = self._drain.status(running=running, waiting=waiting)
+        return JSONResponse(status | ({"requests": self._drain.requests()} if with_requests else {}))
 
     async def sleep(self, request: Request) -> Response:
         """POST falls asleep; `?level=1|2`, and `?drain=true&deadline=S` when requests may be served still."""
@@ -241,7 +244,7 @@ class AdminRoutes:
 
     async def _continue_stream(self, request: Request, found: Continuation, arrival: Arrival) -> InflightRequest:
         arrival = replace(arrival, kind=found.kind, request_id=found.request_id)
-        self._admission.check()  # before the work of tokenising
+        self._admission.check(request_id=arrival.request_id)  # before the work of tokenising
         wanted, covered = await continuation.prepare_continuation(self._model, found, arrival, deadline_of(request))
         return self._admission.admit(
             wanted,

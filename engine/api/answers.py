@@ -243,6 +243,16 @@ class ReceiptAnswer(AnswerBody):
     aborted: Count
 
 
+class DrainedRequestAnswer(AnswerBody):
+    """One request that was held when the drain began, or refused since; null fate: held still."""
+
+    request_id: str
+    tokens_in: Count
+    tokens_before: Count
+    tokens_out: Count
+    fate: Literal["finished", "moved", "aborted", "failed", "refused"] | None
+
+
 class DrainStatus(AnswerBody):
     """State of the drain; times in unix seconds, counts in sequences."""
 
@@ -252,6 +262,7 @@ class DrainStatus(AnswerBody):
     running: Count
     waiting: Count
     receipt: ReceiptAnswer
+    requests: list[DrainedRequestAnswer] | None = None  # when asked for; left out else
 
 
 class HeldRequest(AnswerBody):

@@ -94,7 +94,7 @@ class OpenAIRoutes:
             async with arriving(self._admission, arrival):
                 body = await parse_body(request, schema)
                 try:
-                    self._admission.check()  # before the work of tokenising
+                    self._admission.check(request_id=arrival.request_id)  # before the work of tokenising
                     wanted = await prepared(self._model, body, arrival)
                     if (deadline_s := deadline_of(request)) is not None:
                         wanted = prepare.with_deadline(wanted, deadline_s)

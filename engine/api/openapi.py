@@ -125,7 +125,13 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("GET", "/metrics", "Prometheus text", {200: (METRICS,)}),
     Operation("GET", "/info", "Name, model, limits, capacity", {200: answers.Info}),
     Operation("GET", "/openapi.json", "This document", {200: answers.AnswerBody}),
-    Operation("GET", "/admin/drain", "State of the drain", {200: answers.DrainStatus}, is_guarded=True),
+    Operation(
+        *("GET", "/admin/drain", "State of the drain"),
+        {200: answers.DrainStatus},
+        query=schema.DrainQuery,
+        errors=(400,),
+        is_guarded=True,
+    ),
     Operation(
         *("POST", "/admin/drain", "Take no more work"),
         {200: answers.DrainStatus},

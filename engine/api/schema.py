@@ -268,6 +268,14 @@ class DrainBody(BaseModel):
     deadline_s: Annotated[float, Field(ge=0, le=86_400)]
 
 
+class DrainQuery(BaseModel):
+    """The query of `GET /admin/drain`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    requests: bool = False
+
+
 class SleepQuery(BaseModel):
     """The query of `/admin/sleep`."""
 

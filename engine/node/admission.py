@@ -70,7 +70,7 @@ class Admission:
         held = any(f.outcome is None and f.request.request_id == request_id for f in self._requests.held)
         return held and self._judge_health() is not Reason.CORE_STUCK
 
-    def check(self, request: GenerationRequest | None = None) -> None:
+    def check(self, request: GenerationRequest | None = None, *, request_id: str = "") -> None:
         """Raises RefusedError when this request, or any more (None), can't be taken now; it is counted then."""
         try:
             if not self._drain.takes_work:
@@ -82,7 +82,8 @@ class Admission:
             self._queue.check(request, self._limits.now, core.kv_capacity_tokens or 0, core.tokens_per_s)
         except RefusedError as refusal:
             self._metrics.note_refused(refusal.reason, refusal.limit)
-            self._drain.note_ended(Fate.REFUSED, len(self._requests.held))
+            known = request.request_id if request is not None else request_id
+            self._drain.note_refused(known, len(self._requests.held))
             raise
 
     def admit(

@@ -63,7 +63,7 @@ class ServingNode:
         )
         queue = QueueGuard()
         request_log = RequestLog(spans)
-        self.drain = DrainControl(num_held=lambda: len(self.requests.held), hand_off=lambda: self.requests.hand_off())
+        self.drain = DrainControl(held=lambda: self.requests.held, hand_off=lambda: self.requests.hand_off())
         self.requests = RequestRegistry(
             send=self.core.send,
             metrics=metrics,

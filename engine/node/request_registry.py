@@ -44,7 +44,7 @@ class RequestRegistry:
         send: Callable[[ToCore], object],
         metrics: NodeMetrics,
         request_log: RequestLog,
-        on_ended: Callable[[Fate, int], None],
+        on_ended: Callable[[InflightRequest, Fate, int], None],
         on_output: Callable[[int], None],
         on_changed: Callable[[InflightRequest], None],
     ) -> None:
@@ -214,7 +214,7 @@ class RequestRegistry:
             if not choice.is_closed or (choice.is_moved and fate is not Fate.MOVED):
                 self._metrics.note_closed(inflight, choice, now)
         self._metrics.note_ended(inflight, fate)
-        self._on_ended(fate, len(self.held))
+        self._on_ended(inflight, fate, len(self.held))
         if not self.held:
             self._emptied.set()
         self._request_log.write(record_of(inflight, fate, inflight.status, now))

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from engine.node.drain import Drain, DrainState
+from engine.node.drain import Drain, DrainedRequest, DrainState
 from engine.node.inflight import Fate
 
 
@@ -74,3 +74,19 @@ def test_any_order_of_ends_adds_up(seed: int) -> None:
         drain.note(fate, held, now=1.0)
     assert drain.state is DrainState.DRAINED
     drain.check_integrity()
+
+
+def test_each_request_has_its_row_with_tokens_before_and_after() -> None:
+    drain = make_drain()
+    drain.begin(2, 30.0, now=200.0, requests=[DrainedRequest("a", 7, 3, 3), DrainedRequest("b", 5, 0, 0)])
+    drain.note(Fate.FINISHED, 1, 201.0, DrainedRequest("a", 7, tokens_out=9))
+    drain.note(Fate.REFUSED, 1, 202.0, DrainedRequest("c"))
+    drain.note(Fate.MOVED, 0, 203.0, DrainedRequest("b", 5, tokens_out=4))
+    assert list(drain.requests.values()) == [
+        DrainedRequest("a", 7, 3, 9, Fate.FINISHED),
+        DrainedRequest("b", 5, 0, 4, Fate.MOVED),
+        DrainedRequest("c", 0, 0, 0, Fate.REFUSED),
+    ]
+    drain.resume(now=300.0)
+    drain.begin(0, 30.0, now=400.0)
+    assert drain.requests == {}
