@@ -27,6 +27,7 @@ from fleetctl.wire import (
     ContentListing,
     DiagnoseRequest,
     Diagnosis,
+    DrainReceipt,
     Freeze,
     FreezeRequest,
     Gateway,
@@ -290,6 +291,23 @@ class ControllerClient:
     async def verify_audit(self) -> AuditCheck:
         """Whether the audit's rows are those that were written: looked at now."""
         return _parse(AuditCheck, await self._send("GET", "/v1/audit/verification", CONTENT_S))
+
+    async def receipts(self) -> list[DrainReceipt]:
+        """Receipts of drains, the newest first, without their lines."""
+        return await self._list(DrainReceipt, "/v1/receipts")
+
+    async def receipt(self, receipt_id: str) -> DrainReceipt:
+        """One receipt with a line for each request."""
+        return await self._get(DrainReceipt, f"/v1/receipts/{_part(receipt_id)}")
+
+    async def signed_receipt(self, receipt_id: str) -> dict[str, Any]:
+        """One receipt as it was signed."""
+        answer = await self._send("GET", f"/v1/receipts/{_part(receipt_id)}")
+        return _parse_as(TypeAdapter(dict[str, Any]), answer)
+
+    async def receipt_key(self) -> str:
+        """The public key that receipts are signed with, PEM."""
+        return (await self._send("GET", "/v1/receipts/key")).text
 
     async def caller(self) -> CallerInfo:
         """Whom the controller takes this client for."""

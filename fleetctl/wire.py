@@ -755,6 +755,39 @@ class Status(Wire):
     audit_error: str = ""  # why the audit is not as it was written, by the last look
 
 
+class DrainedRequest(Wire):
+    """One line of a receipt. Tokens are output tokens but for `tokens_in`; None: not known."""
+
+    request_id: str
+    outcome: str  # finished, moved, refused, aborted, lost or unknown
+    moved_to: str = ""
+    tokens_in: int | None = None
+    tokens_before: int | None = None  # when the drain began
+    tokens_after: int | None = None  # when it ended on this node
+    why: str = ""
+    said_by: str = ""  # node or gateway
+
+
+class DrainReceipt(Wire):
+    """What became of each request that a node held when its drain began, or was sent since."""
+
+    id: str
+    version: int = 1
+    node: str
+    instance: str = ""
+    state: str  # drained; gone or unreachable: it did not say
+    begun_at: float
+    ended_at: float
+    sums: dict[str, int]
+    moved_to: dict[str, int] = Field(default_factory=dict)
+    summary: str
+    is_complete: bool  # nothing in it is unknown
+    notes: list[str] = Field(default_factory=list)
+    lines: list[DrainedRequest] = Field(default_factory=list)
+    key_id: str = ""
+    signature: str = ""  # empty: unsigned
+
+
 class TokenInfo(Wire):
     """A named token of the controller, without the token itself."""
 

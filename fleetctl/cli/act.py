@@ -267,8 +267,10 @@ def show_run(run: Run, output: Output) -> None:
             counts = {k: v for k, v in step.receipt.items() if isinstance(v, int) and not isinstance(v, bool)}
             if (told := step.receipt.get("told")) and not run.dry_run:
                 stdout().print(f"  {told}", markup=False)
-            if counts and not run.dry_run:
+            if counts and not run.dry_run and "summary" not in step.receipt:
                 stdout().print(f"  {step.title}: " + ", ".join(f"{k} {v}" for k, v in counts.items()))
+            if isinstance(summary := step.receipt.get("summary"), str):
+                stdout().print(f"  {step.title}: {summary}; fleetctl describe receipt {step.receipt.get('receipt')}")
         told = styled("dry run: nothing was changed" if run.dry_run else run.status.value)
         stdout().print(f"run {run.id} ", told, f"  {run.error}" if run.error else "", sep="")
         if run.status is RunStatus.PROPOSED:

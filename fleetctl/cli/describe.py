@@ -13,6 +13,7 @@ from fleetctl.cli.context import call
 from fleetctl.cli.get import parse_kind
 from fleetctl.cli.kinds import (
     EVIDENCE_COLUMNS,
+    RECEIPT_LINE_COLUMNS,
     STEP_COLUMNS,
     VIEWS,
     Kind,
@@ -36,7 +37,18 @@ from fleetctl.cli.output import (
     seconds,
 )
 from fleetctl.kit.errors import BadInputError
-from fleetctl.wire import DeepCheck, Gateway, GatewayWorkers, Incident, Node, Pool, Revision, Run, RunbookInfo
+from fleetctl.wire import (
+    DeepCheck,
+    DrainReceipt,
+    Gateway,
+    GatewayWorkers,
+    Incident,
+    Node,
+    Pool,
+    Revision,
+    Run,
+    RunbookInfo,
+)
 
 REMEDIES = {
     Kind.alerts: "fleetctl alerts explain NAME",
@@ -69,7 +81,10 @@ def register(app: typer.Typer) -> None:
         if read_one is None:
             raise BadInputError(f"one of the {found} can't be described", remedy=REMEDIES[found])
         thing = call(lambda client: read_one(client, name))
-        if output in DATA:
+        if isinstance(thing, DrainReceipt) and output in DATA:
+            # As it was signed, also what this fleetctl does not know of: what is saved can be verified.
+            print_data(call(lambda client: client.signed_receipt(name)), output)
+        elif output in DATA:
             print_data(thing.model_dump(mode="json"), output)
         else:
             describe_thing(thing)
@@ -92,6 +107,8 @@ def describe_thing(thing: BaseModel) -> None:
             _describe_run(thing)
         case RunbookInfo():
             print_page(thing)
+        case DrainReceipt():
+            _describe_receipt(thing)
         case _:
             raise AssertionError(type(thing))
 
@@ -259,6 +276,24 @@ def describe_incident(incident: Incident) -> None:
     if incident.timeline:
         out.stdout().print("\nTimeline")
         print_rows(incident.timeline, VIEWS[Kind.events].columns, Output.table, empty="")
+
+
+def _describe_receipt(receipt: DrainReceipt) -> None:
+    print_fields(
+        receipt.id,
+        [
+            ("node", receipt.node),
+            ("state", receipt.state),
+            ("began", clock(receipt.begun_at)),
+            ("ended", clock(receipt.ended_at)),
+            ("requests", receipt.summary),
+            ("complete", "yes" if receipt.is_complete else "no: see the unknown lines and the notes"),
+            *(("note", note) for note in receipt.notes),
+            ("key", receipt.key_id or "none: it is not signed"),
+        ],
+    )
+    out.stdout().print("\nRequests")
+    print_rows(receipt.lines, RECEIPT_LINE_COLUMNS, Output.table, empty="it held none")
 
 
 def _describe_run(run: Run) -> None:

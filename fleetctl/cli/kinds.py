@@ -35,6 +35,7 @@ class Kind(StrEnum):
     traffic_rules = "traffic-rules"
     tenants = "tenants"
     freezes = "freezes"
+    receipts = "receipts"
 
     @property
     def singular(self) -> str:
@@ -359,6 +360,27 @@ FREEZE_COLUMNS = [
 ]
 
 
+RECEIPT_COLUMNS = [
+    Column("id", lambda r: r.id),
+    Column("node", lambda r: r.node),
+    _since("age", lambda r: r.ended_at),
+    Column("state", lambda r: r.state, wide=True),
+    Column("complete", lambda r: "yes" if r.is_complete else "no", wide=True),
+    Column("signed", lambda r: "yes" if r.signature else "no", wide=True),
+    Column("requests", lambda r: r.summary),
+]
+
+RECEIPT_LINE_COLUMNS = [
+    Column("request", lambda line: line.request_id),
+    Column("outcome", lambda line: line.outcome),
+    Column("to", lambda line: line.moved_to or "-"),
+    Column("in", lambda line: count(line.tokens_in), right=True),
+    Column("before", lambda line: count(line.tokens_before), right=True),
+    Column("after", lambda line: count(line.tokens_after), right=True),
+    Column("why", lambda line: line.why),
+]
+
+
 def freeze_words(freeze: Freeze) -> str:
     """What is frozen, until when, by whom and why."""
     where = "the fleet" if freeze.pool is None else f"pool {freeze.pool}"
@@ -503,6 +525,20 @@ VIEWS: Mapping[Kind, KindView] = {
         name=lambda r: r.id,
         labels=lambda r: {"id": r.id, "kind": r.kind, "by": r.made_by},
         read_all=lambda client: client.traffic_rules(),
+    ),
+    Kind.receipts: KindView(
+        RECEIPT_COLUMNS,
+        "no receipts: no node was drained",
+        name=lambda r: r.id,
+        labels=lambda r: {
+            "id": r.id,
+            "node": r.node,
+            "state": r.state,
+            "complete": "yes" if r.is_complete else "no",
+            "moved_to": list(r.moved_to),
+        },
+        read_all=lambda client: client.receipts(),
+        read_one=lambda client, name: client.receipt(name),
     ),
     Kind.freezes: KindView(
         FREEZE_COLUMNS,

@@ -40,6 +40,7 @@ from fleetctl.controller.leadership import Leadership, Lease, Takeover
 from fleetctl.controller.loops import Loop, Loops
 from fleetctl.controller.metrics import ControllerMetrics
 from fleetctl.controller.nodes.deep_checks import DeepChecks
+from fleetctl.controller.nodes.drain_account import DrainAccount
 from fleetctl.controller.nodes.effects import FleetEffects
 from fleetctl.controller.nodes.engine_calls import EngineCalls
 from fleetctl.controller.nodes.evidence import Evidence
@@ -54,6 +55,7 @@ from fleetctl.controller.nodes.outreach import Outreach
 from fleetctl.controller.nodes.pools import Pools
 from fleetctl.controller.nodes.routing import GatewayWatch, Routing
 from fleetctl.controller.nodes.traffic_rules import TrafficRules
+from fleetctl.controller.receipts.receipts import Receipts
 from fleetctl.controller.records import Records
 from fleetctl.controller.rollouts.evidence import EvidenceReader
 from fleetctl.controller.rollouts.rollouts import PoolLimits, Rollouts
@@ -112,6 +114,7 @@ class Controller:
     timeline: Timeline
     audit: Audit
     tokens: Tokens
+    receipts: Receipts
     metrics: ControllerMetrics
     stalls: StallMonitor
     content: ContentStore
@@ -221,6 +224,8 @@ async def open_controller(
         http = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
         freezes = await Freezes.opened(records)
         rollouts = _rollouts(config, records, fleet, routing, freezes, gateways, rules.store)
+        receipts = Receipts(records, settings.receipt_key_file, settings.incidents.keep_for_s)
+        account = DrainAccount(receipts, client, gateways, clock)
         effects = _effects(
             config,
             provider,
@@ -231,6 +236,7 @@ async def open_controller(
             traffic_rules,
             scraper,
             rollouts,
+            account,
             records,
             engine=engine,
             outreach=Outreach(settings.actions, http, inbound.silences),
@@ -352,6 +358,7 @@ async def open_controller(
             timeline=records.timeline,
             audit=records.audit,
             tokens=tokens,
+            receipts=receipts,
             metrics=records.metrics,
             stalls=records.stalls,
             content=content,
@@ -543,6 +550,7 @@ def _effects(
     traffic_rules: TrafficRules,
     scraper: Scraper,
     rollouts: Rollouts,
+    account: DrainAccount,
     records: Records,
     *,
     engine: EngineCalls,
@@ -559,6 +567,7 @@ def _effects(
         traffic_rules=traffic_rules,
         gateway=GatewayWatch(client, config.gateway_urls, records.clock, limits.gateway_wait_s),
         gateways=gateways,
+        account=account,
         clock=records.clock,
         forget_signals=scraper.forget,
         default_spec=config.node_specs[0] if config.node_specs else None,

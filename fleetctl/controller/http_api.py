@@ -53,6 +53,7 @@ from fleetctl.controller.incidents.views import (
 )
 from fleetctl.controller.nodes.node_logs import NodeLogs
 from fleetctl.controller.nodes.node_row import get_node, list_nodes
+from fleetctl.controller.receipts.receipts import MAX_RECEIPTS
 from fleetctl.controller.rollouts.views import rollout_view
 from fleetctl.controller.signals.route_signals import route_signals
 from fleetctl.kit.errors import BadInputError
@@ -158,6 +159,9 @@ def api_routes(controller: Controller, stopping: asyncio.Event) -> list[Route]:
         "/v1/freezes": api.freezes,
         "/v1/audit": api.audit,
         "/v1/audit/verification": api.verify_audit,
+        "/v1/receipts": api.receipts,
+        "/v1/receipts/key": api.receipt_key,
+        "/v1/receipts/{id}": api.receipt,
         "/v1/query": api.query,
         "/v1/content": api.content,
         "/v1/silences": api.silences,
@@ -509,6 +513,19 @@ class _Api:
         ended = await self._c.freezes.end(request.path_params.get("id"), by)
         note(request, claim=_claim(request), target=", ".join(freeze.id for freeze in ended))
         return _json_list([freeze_view(freeze) for freeze in ended])
+
+    async def receipts(self, request: Request) -> Response:
+        return _json_list(await self._c.receipts.listing(min(int_param(request, "limit", 200), MAX_RECEIPTS)))
+
+    async def receipt_key(self, _: Request) -> Response:
+        return PlainTextResponse(self._c.receipts.public_key)
+
+    async def receipt(self, request: Request) -> Response:
+        """The document as it was signed: every field of it is under the signature."""
+        found = await self._c.receipts.document(request.path_params["id"])
+        if found is None:
+            raise HTTPException(404, f"there is no receipt {request.path_params['id'][:100]}")
+        return JSONResponse(found)
 
     async def query(self, request: Request) -> Response:
         expression = request.query_params.get("expr", "")

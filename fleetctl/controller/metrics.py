@@ -102,6 +102,14 @@ class ControllerMetrics:
             ["reason"],
             registry=self.registry,
         )
+        self.drained_requests = Counter(
+            "controller_drained_requests",
+            "Requests of drained nodes by what became of them: finished, moved, refused, aborted, lost, unknown.",
+            ["outcome"],
+            registry=self.registry,
+        )
+        for outcome in ("finished", "moved", "refused", "aborted", "lost", "unknown"):
+            self.drained_requests.labels(outcome=outcome)
         self.tokens = Gauge(
             "controller_tokens", "Named tokens that open something, by role.", ["role"], registry=self.registry
         )

@@ -6,8 +6,8 @@ import sqlalchemy as sa
 
 # 2: external_alerts and webhook_notices; 3: wanted_changes; 4: traffic_rules; 5: pools, revisions, nodes.pool and
 # nodes.revision; 6: freezes, audit; 7: access_tokens; 8: rollouts, and what pools know of theirs. 9: leadership,
-# members. Versions so far only added tables, and columns that may be NULL (`ADDED_COLUMNS`).
-SCHEMA_VERSION = 9
+# members; 10: drain_receipts. Versions so far only added tables, and columns that may be NULL (`ADDED_COLUMNS`).
+SCHEMA_VERSION = 10
 
 metadata = sa.MetaData()
 
@@ -174,6 +174,18 @@ members = sa.Table(
     sa.Column("host", sa.String(300), nullable=False),
     sa.Column("beat", sa.BigInteger, nullable=False),
     sa.Column("seen_at", sa.Double, nullable=False),  # by its own clock, for people
+)
+
+# What became of each request that a drained node held; `document` is the signed one, before the end what it held.
+receipts = sa.Table(
+    "drain_receipts",
+    metadata,
+    sa.Column("id", sa.String(100), primary_key=True),
+    sa.Column("node", sa.String(63), nullable=False, index=True),
+    sa.Column("instance", sa.String(200)),  # NULL: not known
+    sa.Column("begun_at", sa.Double, nullable=False, index=True),
+    sa.Column("ended_at", sa.Double),  # NULL: it goes on
+    sa.Column("document", sa.JSON, nullable=False),
 )
 
 incidents = sa.Table(

@@ -144,6 +144,11 @@ class Settings(BaseSettings):
         return self.state_dir / "exported"
 
     @property
+    def receipt_key_file(self) -> Path:
+        """Holds the private key that receipts of drains are signed with."""
+        return self.state_dir / "receipts.key"
+
+    @property
     def node_token_file(self) -> Path:
         """Holds the token that nodes want of us."""
         return self.state_dir / "node.token"

@@ -24,7 +24,7 @@ import yaml
 
 from engine.__main__ import _parser as node_parser
 from fleetctl.cli.app import build, run
-from fleetctl.wire import Diagnosis, Gateway, GatewayPhase, Pool, Revision, RunbookInfo, Status
+from fleetctl.wire import Diagnosis, DrainReceipt, Gateway, GatewayPhase, Pool, Revision, RunbookInfo, Status
 from runbooks.command import parse_command
 from runbooks.errors import RunbookError
 from runbooks.verbs import VERBS
@@ -245,7 +245,12 @@ def controller() -> Iterator[RecordedController]:
         open_incidents=0,
         loops={},
     )
+    receipt = DrainReceipt(
+        id="node-1", node="node-1", state="drained", begun_at=1, ended_at=2, sums={}, summary="lost 0", is_complete=True
+    )
     answers = {
+        "/v1/receipts": [receipt],
+        "/v1/receipts/node-1": receipt,
         "/v1/nodes": [node, make_node("node-2")],
         "/v1/nodes/node-1": node,
         "/v1/pools": [Pool(name="default", wanted=1)],

@@ -16,6 +16,7 @@ import structlog
 from pydantic import ValidationError
 
 from fleetctl.controller.database import Database
+from fleetctl.controller.nodes.drain_account import DrainAccount
 from fleetctl.controller.nodes.engine_calls import EngineCalls
 from fleetctl.controller.nodes.evidence import Evidence
 from fleetctl.controller.nodes.fleet import Fleet, NodeState
@@ -33,6 +34,7 @@ from fleetctl.controller.nodes.outreach import Outreach
 from fleetctl.controller.nodes.pool_row import begin_scaling, end_scaling, set_owner
 from fleetctl.controller.nodes.routing import GatewayWatch, Routing
 from fleetctl.controller.nodes.traffic_rules import TrafficRules
+from fleetctl.controller.receipts.receipts import OpenReceipt
 from fleetctl.kit.clock import Clock
 from fleetctl.kit.errors import BadInputError, FleetctlError, RefusedError
 from fleetctl.providers.provider import NodeProvider
@@ -79,6 +81,7 @@ class FleetEffects:
     traffic_rules: TrafficRules
     gateway: GatewayWatch
     gateways: Gateways
+    account: DrainAccount
     clock: Clock
     forget_signals: Callable[[str], None]
     default_spec: NodeSpec | None
@@ -170,7 +173,10 @@ class FleetEffects:
         return {"node": name, "was": row.route.value, "table_version": version, "gateway": said}
 
     async def drain(self, name: str, *, deadline_s: float) -> Receipt:
-        """The counts are the node's own. One that is gone, or gives no answer, is cordoned and has none."""
+        """The counts are the node's own; `receipt` names the signed one, with a line for each request.
+
+        A node that is gone, or gives no answer, is cordoned, and its receipt has the gateways' word alone.
+        """
         row = await self._known(name)
         if not row.wanted:
             return {"node": name, "state": "stopped", "note": "the node is stopped already"}
@@ -182,11 +188,19 @@ class FleetEffects:
         }
         started = self.clock.now()
         asked = False
+        view = await asyncio.to_thread(self.provider.observe, name)
+        account: OpenReceipt | None = None
         while True:
             drain = await self._ask_drain(name)
             if isinstance(drain, Silence):
                 await self.fleet.observe_node(name)
-                return {**receipt, "state": drain.value, "note": _SILENCE_NOTES[drain]}
+                note = _SILENCE_NOTES[drain]
+                account = account or await self.account.begin(name, None, view.instance, is_new=False)
+                told = await self.account.close_silent(account, drain.value, note)
+                return {**receipt, "state": drain.value, "note": note, **told}
+            if account is None and drain.state != "drained":
+                is_new = drain.state == "serving"
+                account = await self.account.begin(name, await self._url(name), view.instance, is_new=is_new)
             if drain.state == "serving" and not asked:
                 # Asked once only: a second request would begin a second drain with its own counts.
                 drain = await self._answer(self.client.start_drain(await self._url(name), deadline_s))
@@ -194,8 +208,14 @@ class FleetEffects:
                 await self.fleet.observe_node(name)
             if drain.state == "drained":
                 await self.fleet.observe_node(name)
+                account = account or await self.account.receipts.find_open(name, view.instance)
+                if account is not None:
+                    refused = drain.receipt.get("refused", 0)
+                    told = await self.account.close_drained(account, await self._url(name), refused)
+                else:
+                    told = await self.account.repeated(name, view.instance)
                 took_s = round(self.clock.now() - started, 2)
-                return {**receipt, "state": "drained", "took_s": took_s, **drain.receipt}
+                return {**receipt, "state": "drained", "took_s": took_s, **drain.receipt, **told}
             if self.clock.now() - started > deadline_s + self.drain_grace_s:
                 raise TemporaryError(f"{name} still holds {_held(drain)} {self.drain_grace_s:.0f} s after its deadline")
             await self.clock.sleep(POLL_S)
@@ -289,7 +309,7 @@ class FleetEffects:
         errors = [result for result in results if isinstance(result, BaseException)]
         if errors:
             raise next((error for error in errors if not isinstance(error, TemporaryError)), errors[0])
-        stopped = {}
+        stopped, requests = {}, {}
         for name in stop:
             if await self._row(name) is None:
                 stopped[name] = "never started"
@@ -298,7 +318,9 @@ class FleetEffects:
             drained = await self.drain(name, deadline_s=deadline_s)
             await self.stop_node(name, grace_s=SCALE_IN_GRACE_S)
             stopped[name] = str(drained["state"])
-        return {"pool": pool, "started": list(start), "stopped": stopped}
+            requests |= {name: f"{drained['summary']} ({drained['receipt']})"} if "summary" in drained else {}
+        told = {"requests": requests} if requests else {}
+        return {"pool": pool, "started": list(start), "stopped": stopped, **told}
 
     async def set_limits(
         self, name: str, limits: Mapping[str, int], *, seats_ratio: float | None = None, run_id: str

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 from pydantic import ValidationError
@@ -141,6 +143,28 @@ class NodeClient:
     async def start_drain(self, url: str, deadline_s: float) -> NodeDrain:
         """Raises NoAnswerError, NotAllowedError."""
         return _parse_drain(await self.admin("POST", f"{url}/admin/drain", {"deadline_s": deadline_s}))
+
+    async def held_requests(self, url: str) -> object:
+        """The rows of what the node holds, as it tells them. Raises NoAnswerError, NotAllowedError."""
+        answer = await self._admin("GET", f"{url}/admin/requests")
+        arriving = answer.get("arriving")
+        more = [{"request_id": one} for one in arriving] if isinstance(arriving, list) else []
+        if not isinstance(answer.get("requests"), list):
+            raise NoAnswerError(f"GET {url}/admin/requests: no list of requests")
+        return [*answer["requests"], *more]
+
+    async def drained_requests(self, url: str) -> object:
+        """The rows of what a draining node held or refused. Raises NoAnswerError, NotAllowedError."""
+        answer = await self._admin("GET", f"{url}/admin/drain?requests=true")
+        if not isinstance(answer.get("requests"), list):
+            raise NoAnswerError("it has no list of them")
+        return answer["requests"]
+
+    async def request_fate(self, gateway_url: str, request_id: str) -> dict[str, Any] | None:
+        """What a gateway says of a request; None when it does not know it. Raises NoAnswerError, NotAllowedError."""
+        path = f"{gateway_url}/gateway/requests/{quote(request_id, safe='')}"
+        answer = await self._admin("GET", path, timeout_s=PROBE_TIMEOUT_S, also=HTTPStatus.NOT_FOUND)
+        return answer if "fate" in answer else None
 
     async def resume(self, url: str) -> None:
         """Raises NoAnswerError, NotAllowedError."""
