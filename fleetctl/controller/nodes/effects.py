@@ -309,7 +309,8 @@ class FleetEffects:
         errors = [result for result in results if isinstance(result, BaseException)]
         if errors:
             raise next((error for error in errors if not isinstance(error, TemporaryError)), errors[0])
-        stopped, requests = {}, {}
+        stopped: dict[str, str] = {}
+        requests: dict[str, str] = {}
         for name in stop:
             if await self._row(name) is None:
                 stopped[name] = "never started"

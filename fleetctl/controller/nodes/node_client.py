@@ -146,7 +146,7 @@ class NodeClient:
 
     async def held_requests(self, url: str) -> object:
         """The rows of what the node holds, as it tells them. Raises NoAnswerError, NotAllowedError."""
-        answer = await self._admin("GET", f"{url}/admin/requests")
+        answer = await self.admin("GET", f"{url}/admin/requests")
         arriving = answer.get("arriving")
         more = [{"request_id": one} for one in arriving] if isinstance(arriving, list) else []
         if not isinstance(answer.get("requests"), list):
@@ -155,7 +155,7 @@ class NodeClient:
 
     async def drained_requests(self, url: str) -> object:
         """The rows of what a draining node held or refused. Raises NoAnswerError, NotAllowedError."""
-        answer = await self._admin("GET", f"{url}/admin/drain?requests=true")
+        answer = await self.admin("GET", f"{url}/admin/drain?requests=true")
         if not isinstance(answer.get("requests"), list):
             raise NoAnswerError("it has no list of them")
         return answer["requests"]
@@ -163,7 +163,7 @@ class NodeClient:
     async def request_fate(self, gateway_url: str, request_id: str) -> dict[str, Any] | None:
         """What a gateway says of a request; None when it does not know it. Raises NoAnswerError, NotAllowedError."""
         path = f"{gateway_url}/gateway/requests/{quote(request_id, safe='')}"
-        answer = await self._admin("GET", path, timeout_s=PROBE_TIMEOUT_S, also=HTTPStatus.NOT_FOUND)
+        answer = await self.admin("GET", path, timeout_s=PROBE_TIMEOUT_S, also=HTTPStatus.NOT_FOUND)
         return answer if "fate" in answer else None
 
     async def resume(self, url: str) -> None:

@@ -114,6 +114,9 @@ async def test_each_route_that_changes_something_leaves_a_row_with_the_callers_i
         ("POST", "/v1/runs"): ("/v1/runs", {"runbook": "reroute-long-context"}),
         ("POST", "/v1/runs/{id}/approval"): ("/v1/runs/{run}/approval", {"decision": "deny", "by": "mallory"}),
         ("POST", "/v1/runs/{id}/cancel"): ("/v1/runs/{run}/cancel", {"by": "mallory"}),
+        ("POST", "/v1/runs/{id}/pause"): ("/v1/runs/{active}/pause", {"by": "mallory"}),
+        ("POST", "/v1/runs/{id}/resume"): ("/v1/runs/{active}/resume", {"by": "mallory"}),
+        ("POST", "/v1/runs/{id}/skip"): ("/v1/runs/{active}/skip", {"by": "mallory"}),
         ("POST", "/v1/actions"): ("/v1/actions", {"command": "drain node-1", "requested_by": "mallory"}),
         ("POST", "/v1/traffic-rules"): ("/v1/traffic-rules", {**RULE, "made_by": "mallory"}),
         ("DELETE", "/v1/traffic-rules/{id:path}"): ("/v1/traffic-rules/long-context?by=mallory", None),
@@ -134,6 +137,13 @@ async def test_each_route_that_changes_something_leaves_a_row_with_the_callers_i
         if "{run}" in path:
             asked = {"runbook": "reroute-long-context"}
             path = path.replace("{run}", (await api.send("POST", "/v1/runs", asked, boss)).json()["id"])
+        active = ""
+        if "{active}" in path:
+            asked = {"runbook": "reroute-long-context", "approve": True}
+            active = (await api.send("POST", "/v1/runs", asked, boss)).json()["id"]
+            path = path.replace("{active}", active)
+            if path.endswith("/resume"):
+                await api.send("POST", f"/v1/runs/{active}/pause", {}, boss)
         if "{freeze}" in path:
             path = path.replace("{freeze}", (await api.send("POST", "/v1/freezes", FREEZE, boss)).json()["id"])
         before = await api.controller.audit.read()
@@ -142,6 +152,8 @@ async def test_each_route_that_changes_something_leaves_a_row_with_the_callers_i
         assert rows, f"{key}: no row of the audit; answer: {answer.text}"
         assert {row.via for row in rows} == {"token"}, key
         assert rows[0].who in ("boss", "boss (says mallory)"), (key, rows[0])
+        if active:
+            await api.send("POST", f"/v1/runs/{active}/cancel", {}, boss)
         if key[0] == "POST" and key[1] == "/v1/runs":
             await api.send("POST", f"/v1/runs/{answer.json()['id']}/cancel", {}, boss)
 
