@@ -19,9 +19,13 @@ MAX_NODES_AT_ONCE = 16
 def _resolve(action: Action, fleet: FleetView, last: Action | None) -> Action:
     """The size as a number, the nodes by name: new ones, or those to stop, in that order."""
     assert fleet.nodes is not None
-    pool = [node for node in fleet.nodes.values() if node.wanted and node.pool == action.target.name]
-    if not pool:
-        raise BadInputError(f"there is no pool {action.target.name}", remedy="`fleetctl get nodes` shows the pools")
+    members = [node for node in fleet.nodes.values() if node.pool == action.target.name]
+    pool = [node for node in members if node.wanted]
+    if not members:
+        known = ", ".join(sorted({node.pool for node in fleet.nodes.values()})) or "none"
+        raise BadInputError(
+            f"there is no pool {action.target.name}; pools: {known}", remedy="`fleetctl get nodes` shows the pools"
+        )
     if action.args["from"] not in (None, len(pool)):
         raise BadInputError(f"{action.target.words} has {len(pool)} nodes", remedy="look again, or leave --from out")
     if action.args["to"] == "before":
@@ -45,7 +49,7 @@ def _resolve(action: Action, fleet: FleetView, last: Action | None) -> Action:
         named = named or tuple(node.name for node in leave_first(pool, fleet.serving)[:-count])
     like: str | None = action.args["like"]
     if count > 0:
-        like = like or newest(pool, fleet.serving).name
+        like = like or newest(pool or members, fleet.serving).name  # of a pool of none: the last that it had
         named = named or free_names(like, fleet.nodes, count)
     return action.with_args(**{"to": str(num), "from": len(pool), "nodes": named, "like": like if count > 0 else None})
 
@@ -160,6 +164,7 @@ VERBS = (
         help="Give a pool more nodes, or drain and stop some of its nodes.",
         example="scale decode --to +2",
         capacity=Capacity("adds or removes nodes of the pool", _change),
+        needs_target=False,  # a pool all of whose nodes were stopped grows again; `_resolve` knows which there are
         predicts=_predict,
         effect=_effect,
         idempotency="the nodes are chosen when the run is asked for; one that runs, or is gone, is done",

@@ -11,6 +11,7 @@ import pytest
 from runbooks.command import parse_command
 from runbooks.errors import BadInputError
 from runbooks.fleet_view import FleetView
+from runbooks.plan import plan_command
 from runbooks.ports import NodeFacts, PermanentError
 from runbooks.run import Run, RunStatus
 from runbooks.verb import Action
@@ -312,3 +313,14 @@ def test_names_new_nodes_on_from_the_series(names: tuple[str, ...], new: str) ->
     like, *others = names
     nodes = [NodeFacts(like, "p", created_at=9), *(NodeFacts(name, "q", wanted=False) for name in others)]
     assert resolved("scale p --to +1", *nodes).args["nodes"] == (new,)
+
+
+def test_pool_all_of_whose_nodes_were_stopped_grows_again_like_the_last_that_it_had() -> None:
+    stopped = [NodeFacts(f"node-{number}", "decode", wanted=False, created_at=number) for number in (1, 2)]
+    fleet = FleetView.of(stopped, [])
+    scaling = parse_command("scale decode --to 2")
+    assert plan_command("scale decode --to 2").existing == ()
+    resolve = scaling.verb.resolve
+    assert resolve is not None
+    resolved = resolve(scaling, fleet, None)
+    assert (resolved.args["from"], resolved.args["nodes"], resolved.args["like"]) == (0, ("node-3", "node-4"), "node-2")
