@@ -18,7 +18,7 @@ from runbooks.fleet_view import FleetView
 from runbooks.guard import DEFAULT_FLOOR_RATIO, Ruling
 from runbooks.journal import Journal
 from runbooks.ports import Clock, Effects, Lookup
-from runbooks.restraint import judge_freezes
+from runbooks.restraint import judge_cleared, judge_freezes
 from runbooks.run import ACTIVE, ENDED_BY_ITSELF, Run, RunStatus, StepRecord, taken_out
 
 log = structlog.get_logger()
@@ -86,6 +86,8 @@ class Context:
         """Whether something keeps the run from acting now, unless a person overrides it."""
         freezes = await self._look("freezes", self.lookup.freezes())
         ruling = judge_freezes(run.targets, fleet, freezes, self.clock.now())
+        if ruling.allows and run.incident_id is not None:
+            ruling = judge_cleared(await self._look("cleared_at", self.lookup.cleared_at(run.incident_id)))
         if ruling.allows and run.is_automatic and run.incident_id is not None:
             ruling = judge_breaker(await self.breaker(), run.id)
         return await self.budget_ruling(run, run.do_steps, fleet) if ruling.allows else ruling

@@ -296,6 +296,10 @@ class Lookup(Protocol):
         """Endpoints outside of the gateways that answer; None when none does."""
         ...
 
+    async def cleared_at(self, incident_id: str) -> float | None:
+        """Since when no alert of the incident stands, in Unix seconds; None: one does, or that is not known."""
+        ...
+
     async def revisions(self) -> RevisionFacts | None:
         """Revisions, and the rollouts of pools."""
         ...

@@ -1,4 +1,4 @@
-"""What keeps automation from acting now, and a person too who does not override it: here, freezes. Pure judgements.
+"""What keeps automation from acting now, and a person too who does not override it: freezes, and trouble that is over.
 
 A floor or a claim holds for everybody; a restraint gives way to a person's reason, which is recorded with the run. The
 others are the hour's budget (`budget.py`) and automation's breaker (`breaker.py`); `Context.restraint_on` asks all.
@@ -26,6 +26,14 @@ def judge_freezes(targets: Iterable[Target], fleet: FleetView, freezes: Sequence
         if freeze.is_in_force(now) and any(_covers(freeze, target, fleet) for target in targets):
             return Ruling(GuardAnswer.NO, freeze_text(freeze))
     return Ruling(GuardAnswer.YES, "not frozen")
+
+
+def judge_cleared(cleared_at: float | None) -> Ruling:
+    """Whether what an incident's run would treat may still be there: a fleet that is well again is only harmed."""
+    if cleared_at is None:
+        return Ruling(GuardAnswer.YES, "an alert of its incident stands, or that is not known")
+    when = dt.datetime.fromtimestamp(cleared_at, dt.UTC).strftime("%H:%M:%SZ")
+    return Ruling(GuardAnswer.NO, f"every alert of its incident has cleared since {when}: what it would treat is over")
 
 
 def freeze_text(freeze: Freeze) -> str:

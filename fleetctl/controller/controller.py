@@ -252,6 +252,7 @@ async def open_controller(
             revisions=rollouts.facts,
             priority_classes=_priority_classes(settings),
             ways_out=gateways.ways_out,
+            cleared_at=book.cleared_at,
         )
         approvals = ApprovalPolicy(content, tokens, fleet, book)
         executor = _open_executor(config, content, journal, effects, lookup, approvals, records, stack)

@@ -1,4 +1,4 @@
-"""What a freeze keeps from acting, and how a person acts all the same."""
+"""What a freeze, or the end of the trouble, keeps from acting, and how a person acts all the same."""
 
 from __future__ import annotations
 
@@ -146,3 +146,23 @@ async def test_journal_of_the_first_schema_is_taken_up(world: World) -> None:
     run = await controller.executor.act("cordon node-2", reason="r", requested_by="bob")
     stored = controller.journal.get(run.id)
     assert (stored.override, stored.approvals.given) == ("", ())
+
+
+async def test_remedy_of_trouble_that_is_over_acts_on_a_persons_override_alone(world: World) -> None:
+    controller = world.start()
+    run = await propose(controller, incident_id="inc-1")
+    world.fleet.cleared["inc-1"] = 1_000_000.0
+    with pytest.raises(HeldError, match="every alert of its incident has cleared since 13:46:40Z") as held:
+        await controller.executor.decide(run.id, "approve", "bob")
+    assert "--override REASON" in str(held.value.remedy)
+    assert controller.journal.get(run.id).status is RunStatus.PROPOSED
+    approved = await controller.executor.decide(run.id, "approve", "bob", override="it comes back each minute")
+    assert approved.status is RunStatus.APPROVED
+
+
+async def test_what_cleared_and_fires_again_is_approved_as_ever(world: World) -> None:
+    controller = world.start()
+    run = await propose(controller, incident_id="inc-1")
+    world.fleet.cleared["inc-1"] = 1_000_000.0
+    del world.fleet.cleared["inc-1"]
+    assert (await controller.executor.decide(run.id, "approve", "bob")).status is RunStatus.APPROVED

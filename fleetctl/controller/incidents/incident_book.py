@@ -50,6 +50,11 @@ class IncidentBook:
         """An open or recent incident."""
         return self._recent.get(incident_id)
 
+    def cleared_at(self, incident_id: str) -> float | None:
+        """Since when none of its alerts stands; None: one does, or the incident is not among these."""
+        incident = self._recent.get(incident_id)
+        return None if incident is None else incident.cleared_at
+
     def of_node(self, node: str) -> str | None:
         """The id of the open incident that covers the node."""
         for incident in self.open_incidents():

@@ -39,10 +39,11 @@ class FleetLookup:
         revisions: Callable[[], Awaitable[RevisionFacts]],
         priority_classes: frozenset[str] | None = None,
         ways_out: Callable[[], Sequence[WayOut] | None] = lambda: None,
+        cleared_at: Callable[[str], float | None] = lambda _: None,
     ) -> None:
         """`priority_classes`: of the gateways' tenants; None: a tenants file says, or it is not known.
 
-        `ways_out`: endpoints outside that gateways told of; None: no gateway answers.
+        `ways_out`: endpoints outside that gateways told of; None: no gateway answers. `cleared_at`: of an incident.
         """
         self._database = database
         self._fleet = fleet
@@ -53,6 +54,7 @@ class FleetLookup:
         self._revisions = revisions
         self._priority_classes = priority_classes
         self._ways_out = ways_out
+        self._cleared_at = cleared_at
         self._history = WantedHistory(database, clock)
 
     async def nodes(self) -> list[NodeFacts]:
@@ -92,6 +94,10 @@ class FleetLookup:
     async def ways_out(self) -> Sequence[WayOut] | None:
         """Endpoints outside that gateways may send requests to."""
         return self._ways_out()
+
+    async def cleared_at(self, incident_id: str) -> float | None:
+        """Since when no alert of the incident stands."""
+        return self._cleared_at(incident_id)
 
     async def serving_nodes(self) -> list[str] | None:
         """Nodes that are ready and routed; None when the last look at the fleet is too old."""
