@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from runbooks.page import parse_page
 from runbooks.ports import PermanentError
 from runbooks.run import Run, RunStatus
 from tests.fixtures.runbooks import FAST, FakeFleet, Killed, World, replace_node, temporary
@@ -269,3 +270,69 @@ def test_survives_sigkill_of_the_process(tmp_path: Path, first_kill: int) -> Non
     assert (tmp_path / "end").read_text() == "succeeded done done done"
     fleet = FakeFleet.stored(tmp_path / "fleet.json")
     assert fleet.changes == {"start node-2b": 1, "drain node-2": 3, "stop node-2": 1}
+
+
+OTHER_VERBS = parse_page(
+    """---
+name: others
+title: Others
+risk: low
+causes: []
+verify: {expect: "up", within: 30s, settle: 15s}
+---
+## 1. Limits, and what lies around
+
+```fleetctl
+fleetctl evidence collect node-2
+fleetctl limits node-2 --max-num-seqs 4
+fleetctl reset-prefix-cache node-2
+fleetctl silence alert --alert LLMNodeSlow --node node-2 --for 30m
+fleetctl notify --channel oncall --text 'it is done'
+fleetctl exec reset-gpu --args node-2
+```
+
+## 2. Sleep
+
+```fleetctl
+fleetctl sleep node-2
+```
+
+## Undo
+
+### 2. Wake
+
+```fleetctl
+fleetctl wake node-2
+```
+
+### 1. As before
+
+```fleetctl
+fleetctl limits node-2 --before
+```
+""",
+    "others.md",
+)
+
+
+def test_dying_at_any_point_of_the_other_verbs_does_each_once(database_url: str) -> None:
+    async def others(world: World) -> Run:
+        executor = world.start({"others": OTHER_VERBS}, limits=FEW_LOOKS).executor
+        await executor.resume()
+        run = await executor.propose("others", {}, reason="", requested_by="ann", idempotency_key="k", approve=True)
+        return await executor.drive(run.id)
+
+    def holds_nothing_and_does_not_help(fleet: FakeFleet) -> None:
+        fleet.held["node-2"] = 0
+        it_does_not_help(fleet)
+
+    undisturbed, run = one_life(database_url, holds_nothing_and_does_not_help, set(), others)
+    expected = outcome(run, undisturbed.fleet)
+    assert run.status is RunStatus.UNDONE
+    assert set(undisturbed.fleet.changes.values()) == {1}
+    assert len(undisturbed.fleet.changes) == 9
+    for index, point in enumerate(undisturbed.points):
+        if not point.startswith("effect."):
+            continue  # what is the same for every page is killed above
+        world, run = one_life(database_url, holds_nothing_and_does_not_help, {index}, others)
+        assert outcome(run, world.fleet) == expected, f"died at {index}: {point}"
