@@ -1,0 +1,107 @@
+"""Rollouts of real nodes under traffic: a bad revision is caught and taken back, a good one gets to the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.fixtures.fleet import Fleet, fleet, wait_until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.waits]
+
+QUICK = {
+    "rollouts__step_min_s": "0",
+    "rollouts__judge_every_s": "0.5",
+    "rollouts__error_margin_ratio": "0.2",
+    "rollouts__slow_margin_ratio": "0.3",
+}
+NUM_CLIENTS = 2
+PAUSE_S = 0.02  # of a client, so that it leaves time to the rest of a small machine
+
+
+@pytest.fixture
+def running(tmp_path: Path, model_dir: Path) -> Iterator[Fleet]:
+    options = '{"runner": "fake"}'
+    with fleet(tmp_path / "state", model_dir, fleet__nodes="1", fleet__node_options=options, **QUICK) as made:
+        up = made.fleetctl("up")
+        assert up.returncode == 0, up.stderr
+        yield made
+
+
+def read(running: Fleet, path: str) -> Any:
+    """What the controller answers: quicker than a command line for each look."""
+    url = f"http://127.0.0.1:{running.env['FLEETCTL_CONTROLLER__PORT']}/v1/{path}"
+    return httpx.get(url, timeout=20, trust_env=False).raise_for_status().json()
+
+
+def order(running: Fleet, command: str) -> None:
+    token = (running.state_dir / "controller.token").read_text().strip()
+    url = f"http://127.0.0.1:{running.env['FLEETCTL_CONTROLLER__PORT']}/v1/actions"
+    told = {"Authorization": f"Bearer {token}"}
+    httpx.post(url, json={"command": command}, headers=told, timeout=20, trust_env=False).raise_for_status()
+
+
+def end_of_rollout(running: Fleet, command: str) -> dict[str, Any]:
+    """How the rollout ended that this command began."""
+    known = len(read(running, "rollouts"))
+    order(running, f"rollout {command}")
+
+    def has_ended() -> bool:
+        found = read(running, "rollouts")
+        return len(found) > known and found[0]["state"] in ("done", "rolled_back", "failed")
+
+    wait_until(has_ended, 100)
+    newest: dict[str, Any] = read(running, "rollouts")[0]
+    return newest
+
+
+def test_bad_revision_is_taken_back_and_good_one_promoted_under_traffic_and_no_answer_is_lost(running: Fleet) -> None:
+    url = running.processes.spec("gateway")["url"]
+    over = Event()
+
+    def stream_until_over(client: int) -> list[str]:
+        ends = []
+        with httpx.Client(base_url=url, timeout=60, trust_env=False) as http:
+            while not over.is_set():
+                prompt = f"{client} {len(ends)} " + "word " * 150
+                body = {"model": "demo", "prompt": prompt, "max_tokens": 8, "stream": True, "ignore_eos": True}
+                ends.append(_end_of(http.post("/v1/completions", json=body)))
+                over.wait(PAUSE_S)
+        return ends
+
+    (before,) = read(running, "pools")
+    with ThreadPoolExecutor(NUM_CLIENTS) as clients:
+        streams = [clients.submit(stream_until_over, number) for number in range(NUM_CLIENTS)]
+        try:
+            # Prompts in parts of eight tokens: first tokens come many steps later.
+            slow = end_of_rollout(running, "start default --set max-num-seqs=4,max-num-batched-tokens=8 --steps 30%")
+            good = end_of_rollout(running, "start default --set max-num-seqs=32 --steps 50%")
+            (promoted,) = read(running, "pools")
+            back = end_of_rollout(running, "rollback default")
+            (after,) = read(running, "pools")
+        finally:
+            over.set()
+        ends = [end for stream in streams for end in stream.result()]
+    assert (slow["state"], slow["history"][-2]["share"]) == ("rolled_back", 0.3)
+    assert "worse by more than" in slow["why"]
+    assert (good["state"], promoted["revisions"]) == ("done", {good["to_revision"]: 1})
+    assert "not worse by" in good["history"][1]["why"]
+    assert (back["state"], after["revisions"]) == ("done", before["revisions"])
+    assert len(ends) > 50
+    assert set(ends) == {"200 length"}
+
+
+def _end_of(answer: httpx.Response) -> str:
+    """Status and finish reason of a streamed answer; what came instead, when it has none."""
+    events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
+    if answer.status_code != 200 or not events or events[-1] != "[DONE]":
+        return f"{answer.status_code} {answer.text[-200:]}"
+    reasons = [choice.get("finish_reason") for event in events[:-1] for choice in json.loads(event).get("choices", ())]
+    return f"{answer.status_code} {reasons[-1]}"

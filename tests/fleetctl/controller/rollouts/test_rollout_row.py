@@ -1,0 +1,63 @@
+"""Rollouts as they are stored, also in a state of before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from fleetctl.controller import tables
+from fleetctl.controller.database import Database, get_meta, put_meta
+from fleetctl.controller.nodes.pool_row import list_pools
+from fleetctl.controller.rollouts.rollout import Rollout, RolloutState
+from fleetctl.controller.rollouts.rollout_row import earlier_revision, get_under_way, list_rollouts, put_rollout
+
+BEGUN = Rollout("rollout-1", "chat", "rev-a", "rev-b", (0.05, 1.0), 10.0, "ann").at_step(
+    0, at=10.0, by="ann", why="test"
+)
+DONE = BEGUN.moved(RolloutState.DONE, at=20.0, by="controller", why="all nodes")
+
+
+def test_state_of_before_gets_its_table_and_its_pools_their_columns(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'controller.sqlite'}"
+    with Database(url).engine.begin() as connection:
+        tables.rollouts.drop(connection)
+        for name in ("stable_revision", "num_stable", "override"):
+            connection.exec_driver_sql(f"ALTER TABLE pools DROP COLUMN {name}")
+        row = {"name": "chat", "model": "m", "wanted_size": 2, "revision": "rev-a", "owner": "person"}
+        connection.execute(
+            sa.text(
+                "INSERT INTO pools (name, model, wanted_size, revision, owner, updated_at, updated_by)"
+                " VALUES (:name, :model, :wanted_size, :revision, :owner, 1.0, 'ann')"
+            ),
+            row,
+        )
+        put_meta(connection, "schema_version", 7)
+    with Database(url).engine.begin() as connection:
+        (pool,) = list_pools(connection)
+        assert (pool.name, pool.stable_revision, pool.num_stable, pool.override) == ("chat", "", 0, "")
+        assert list_rollouts(connection) == []
+        put_rollout(connection, BEGUN)
+        assert get_meta(connection, "schema_version") == tables.SCHEMA_VERSION
+
+
+def test_rollout_is_read_as_it_was_stored_and_has_one_row(tmp_path: Path) -> None:
+    with Database(f"sqlite:///{tmp_path / 'controller.sqlite'}").engine.begin() as connection:
+        put_rollout(connection, BEGUN)
+        assert get_under_way(connection, "chat") == BEGUN
+        assert get_under_way(connection, "code") is None
+        put_rollout(connection, DONE)
+        assert list_rollouts(connection, "chat") == [DONE]
+        assert get_under_way(connection, "chat") is None
+
+
+def test_rollback_goes_to_where_the_last_rollout_came_from_and_not_to_what_was_left(tmp_path: Path) -> None:
+    with Database(f"sqlite:///{tmp_path / 'controller.sqlite'}").engine.begin() as connection:
+        put_rollout(connection, DONE)
+        assert earlier_revision(connection, "chat", "rev-b") == "rev-a"
+        back = replace(
+            DONE, id="rollout-2", from_revision="rev-b", to_revision="rev-a", is_return=True, started_at=30.0
+        )
+        put_rollout(connection, back)
+        assert earlier_revision(connection, "chat", "rev-a") == ""
