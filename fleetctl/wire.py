@@ -125,6 +125,7 @@ class Pool(Wire):
     held_by: str | None = None  # id of the run that acts on it now
     state: PoolState = PoolState.CONVERGED
     reason: str = ""  # what is done next, or why nothing is
+    autoscaler: str = ""  # what the autoscaler would do, or does; empty: it leaves the size as it is
     start_failures: int = 0  # starts of its nodes that failed in a row
     next_start_at: float | None = None  # when a failed start is tried again
     start_error: str = ""  # the last lines of the node that failed

@@ -171,6 +171,7 @@ def _describe_pool(pool: Pool) -> None:
             ("last words", pool.start_error),
             ("owner", pool.owner),
             ("held by", pool.held_by or ""),
+            ("autoscaler", pool.autoscaler),
             ("changed", f"{clock(pool.updated_at)} by {pool.updated_by}"),
         ],
     )

@@ -266,11 +266,15 @@ class _Api:
         return _json(found)
 
     async def pools(self, _: Request) -> Response:
-        return _json_list(await self._c.pools.views())
+        return _json_list(await self._pools())
+
+    async def _pools(self) -> list[wire.Pool]:
+        views = await self._c.pools.views()
+        return [one.model_copy(update={"autoscaler": self._c.autoscaling.words_of(one.name)}) for one in views]
 
     async def pool(self, request: Request) -> Response:
         name = request.path_params["name"]
-        views = await self._c.pools.views()
+        views = await self._pools()
         found = next((pool for pool in views if pool.name == name), None)
         if found is None:
             known = ", ".join(pool.name for pool in views) or "none"

@@ -170,6 +170,8 @@ _POOL_TONES = {PoolState.CONVERGED: Tone.DIM, PoolState.CONVERGING: Tone.BUSY, P
 def _pool_line(pool: Pool) -> Cell:
     unknown = f" ({pool.unknown} unknown)" if pool.unknown else ""
     told = f"pool {pool.name}  {pool.ready}/{pool.wanted} ready{unknown}  owner {pool.owner}  "
+    if pool.autoscaler:
+        told += f"autoscaler: {pool.autoscaler}  "
     state = pool.state.value.replace("_", " ")
     return Cell(told + (f"{state}: {pool.reason}" if pool.reason else state), _POOL_TONES.get(pool.state, Tone.WARN))
 

@@ -125,6 +125,13 @@ class Autoscaling:
         """Every pool with its policy and the last word on it."""
         return [self._view(pool) for pool in await self._pools()]
 
+    def words_of(self, pool: str) -> str:
+        """What it would do to the pool, and why; empty when it would leave the size as it is."""
+        judged = self._judged.get(pool)
+        if judged is None or judged.judgement.direction is Direction.HOLD:
+            return ""
+        return f"{judged.judgement.size} nodes: {judged.judgement.why}"
+
     async def configure(self, name: str, request: AutoscalerRequest) -> AutoscalerPool:
         """Set a pool's bounds and mode; what the request leaves out stays. Raises BadInputError."""
         pool = next((pool for pool in await self._pools() if pool.name == name), None)
