@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
@@ -17,7 +17,7 @@ from runbooks.budget import WINDOW_S, ActionBudget, Ages, Disruption, judge_budg
 from runbooks.fleet_view import FleetView
 from runbooks.guard import DEFAULT_FLOOR_RATIO, Ruling
 from runbooks.journal import Journal
-from runbooks.ports import Clock, Effects, Lookup
+from runbooks.ports import Clock, Effects, Lookup, NodeRoom
 from runbooks.restraint import judge_cleared, judge_freezes
 from runbooks.run import ACTIVE, ENDED_BY_ITSELF, Run, RunStatus, StepRecord, taken_out
 
@@ -81,6 +81,10 @@ class Context:
         ways_out = await self._look("ways_out", self.lookup.ways_out())
         revisions = await self._look("revisions", self.lookup.revisions())
         return FleetView.of(nodes, serving, changes, classes, ways_out, revisions)
+
+    async def rooms(self) -> Mapping[str, NodeRoom] | None:
+        """What each node holds and could hold now; None: could not look."""
+        return await self._look("rooms", self.lookup.rooms())
 
     async def restraint_on(self, run: Run, fleet: FleetView) -> Ruling:
         """Whether something keeps the run from acting now, unless a person overrides it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Literal
@@ -28,6 +28,7 @@ from runbooks.page import Page
 from runbooks.plan import Plan, VerbOnTarget, command_title, plan_command, plan_page, resolve_plan
 from runbooks.ports import Clock, Effects, Lookup
 from runbooks.restraint import OVERRIDE_REMEDY
+from runbooks.room import room_words
 from runbooks.run import ACTION, ACTIVE, AlreadyDecidedError, ConflictError, HeldError, Run, RunStatus
 from runbooks.value import did_you_mean
 from runbooks.verb import Action
@@ -390,9 +391,10 @@ class Executor:
         actions = plan.actions
         begin = (judge_names(plan.existing, plan.fresh, fleet), judge_start(actions, fleet))
         rulings = judge_plan(actions, fleet, fresh=plan.fresh, floor_ratio=self._limits.capacity_floor_ratio)
+        rooms = await self._room_of_steps(actions, fleet)
         steps = tuple(
-            replace(step, receipt={"predicted": action.predicted, "guard": str(ruling)})
-            for step, action, ruling in zip(run.steps, actions, rulings, strict=True)
+            replace(step, receipt={"predicted": action.predicted, **room, "guard": str(ruling)})
+            for step, action, room, ruling in zip(run.steps, actions, rooms, rulings, strict=True)
         )
         run = replace(run, steps=steps)
         refusal = await self._refusal(plan, run, (*begin, *rulings), fleet.after_all(plan.changes))
@@ -417,6 +419,17 @@ class Executor:
         elif run.expires_at is None:
             run = replace(run, expires_at=run.created_at + self._limits.approval_ttl_s)
         return run
+
+    async def _room_of_steps(self, actions: Sequence[Action], fleet: FleetView) -> list[dict[str, str]]:
+        """For each step that moves requests, whether the nodes that stay have room for them."""
+        leaving = [_moved_from(action) for action in actions]
+        rooms = await self._context.rooms() if any(leaving) else None
+        told = []
+        for action, nodes in zip(actions, leaving, strict=True):
+            words = room_words(nodes, fleet, rooms) if nodes else ""
+            told.append({"room": words} if words else {})
+            fleet = fleet.after(action.change)
+        return told
 
     async def _refusal(self, plan: Plan, run: Run, rulings: tuple[Ruling, ...], fleet: FleetView) -> str | None:
         if run.incident_id is not None:
@@ -505,6 +518,13 @@ def _why_not(run: Run, what: OrderKind) -> str:
         "resume": "is not paused",
         "skip": "has no step left to skip",
     }.get(what, "asks nothing, or was answered already")
+
+
+def _moved_from(action: Action) -> frozenset[str]:
+    """Nodes whose requests the action moves."""
+    if not action.verb.moves_requests or action.change is None:
+        return frozenset()
+    return action.change.taken_out
 
 
 def _why_held(restraint: Ruling) -> str:

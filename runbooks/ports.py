@@ -55,6 +55,16 @@ class NodeFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeRoom:
+    """What a node holds and could hold. Of each, None: not known."""
+
+    held: int | None = None  # requests
+    seats: int | None = None  # requests that it computes at once
+    kv_used: int | None = None  # tokens
+    kv_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class WayOut:
     """An endpoint outside that a gateway may send requests to. `budget_left`: the share; None: not known."""
 
@@ -282,6 +292,10 @@ class Lookup(Protocol):
 
     async def serving_nodes(self) -> list[str] | None:
         """Names of nodes that take requests and are ready now."""
+        ...
+
+    async def rooms(self) -> Mapping[str, NodeRoom] | None:
+        """What each node holds and could hold now, by name; one that does not say is left out."""
         ...
 
     async def freezes(self) -> Sequence[Freeze] | None:

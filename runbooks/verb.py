@@ -154,6 +154,7 @@ class Verb:
     needs_target: bool = True  # the target must exist before
     default_target: str = ""  # meant when none is typed; empty: one must be
     mutates: bool = True
+    moves_requests: bool = False  # it drains the nodes that it takes out
     waits: bool = False  # for a person or a signal: it acts on nothing meanwhile, and may be skipped
     resolve: Callable[[Action, FleetView, Action | None], Action] | None = None
     """The action in full, from the fleet before it and from the same verb's last action on the target. Kept with the

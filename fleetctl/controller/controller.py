@@ -60,6 +60,7 @@ from fleetctl.controller.records import Records
 from fleetctl.controller.rollouts.evidence import EvidenceReader
 from fleetctl.controller.rollouts.rollouts import PoolLimits, Rollouts
 from fleetctl.controller.signals.prometheus_signals import PrometheusSignals
+from fleetctl.controller.signals.route_signals import route_signals
 from fleetctl.controller.signals.rules_in_force import RulesInForce
 from fleetctl.controller.signals.scrape import Scraper, Signals
 from fleetctl.controller.state_lock import hold_state_lock
@@ -253,6 +254,7 @@ async def open_controller(
             priority_classes=_priority_classes(settings),
             ways_out=gateways.ways_out,
             cleared_at=book.cleared_at,
+            route_signals=lambda nodes, now: route_signals(rules.store, nodes, now),
         )
         approvals = ApprovalPolicy(content, tokens, fleet, book)
         executor = _open_executor(config, content, journal, effects, lookup, approvals, records, stack)

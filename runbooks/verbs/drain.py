@@ -12,6 +12,7 @@ VERBS = (
         help="Cordon a node, let its requests finish or move, and show the receipt.",
         example="drain node-2 --deadline 30s",
         capacity=REMOVES,
+        moves_requests=True,
         predicts=lambda action: (
             f"sends no new requests to {action.target}, lets its requests finish and moves the rest"
         ),

@@ -167,6 +167,7 @@ VERBS = (
         needs_target=False,  # a pool all of whose nodes were stopped grows again; `_resolve` knows which there are
         predicts=_predict,
         effect=_effect,
+        moves_requests=True,
         idempotency="the nodes are chosen when the run is asked for; one that runs, or is gone, is done",
         options=(
             Option("--to", "to", "size", None, "nodes it shall have: 5, +2, -1, or before", required=True),

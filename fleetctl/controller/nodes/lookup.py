@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import structlog
 
@@ -16,11 +16,12 @@ from fleetctl.controller.nodes.freezes import Freezes
 from fleetctl.controller.nodes.node_row import NodeRow, RouteIntent, list_nodes
 from fleetctl.controller.nodes.wanted_history import WantedHistory
 from fleetctl.kit.clock import Clock
-from fleetctl.wire import NodePhase
-from runbooks.ports import Freeze, NodeFacts, RevisionFacts, WantedChange, WayOut
+from fleetctl.wire import NodePhase, RouteSignals
+from runbooks.ports import Freeze, NodeFacts, NodeRoom, RevisionFacts, WantedChange, WayOut
 
 log = structlog.get_logger()
 
+SEATS = 'max by (node) (engine_limit{limit="max_num_seqs"})'
 HELD_REQUESTS = "sum by (node) (llm:running) + sum by (node) (llm:waiting)"
 
 
@@ -40,10 +41,12 @@ class FleetLookup:
         priority_classes: frozenset[str] | None = None,
         ways_out: Callable[[], Sequence[WayOut] | None] = lambda: None,
         cleared_at: Callable[[str], float | None] = lambda _: None,
+        route_signals: Callable[[Iterable[str], float], Sequence[RouteSignals]] = lambda nodes, now: (),
     ) -> None:
         """`priority_classes`: of the gateways' tenants; None: a tenants file says, or it is not known.
 
         `ways_out`: endpoints outside that gateways told of; None: no gateway answers. `cleared_at`: of an incident.
+        `route_signals`: KV use and size of nodes now.
         """
         self._database = database
         self._fleet = fleet
@@ -55,6 +58,7 @@ class FleetLookup:
         self._priority_classes = priority_classes
         self._ways_out = ways_out
         self._cleared_at = cleared_at
+        self._route_signals = route_signals
         self._history = WantedHistory(database, clock)
 
     async def nodes(self) -> list[NodeFacts]:
@@ -78,6 +82,23 @@ class FleetLookup:
     async def wanted_changes(self) -> list[WantedChange]:
         """What began and ended to be wanted, stored with each change."""
         return await self._history.changes()
+
+    async def rooms(self) -> dict[str, NodeRoom]:
+        """Seats and KV of each node, from its last scrape; what is stale or not exported is left out."""
+        now, held = self._clock.now(), self.held_requests()
+        seats = {
+            sample.labels["node"]: int(sample.value)
+            for sample in evaluate(SEATS, self._store, now)
+            if "node" in sample.labels and math.isfinite(sample.value) and now - sample.at <= self._stale_after_s
+        }
+        told = self._route_signals(self._fleet.nodes, now)
+        rooms = {}
+        for one in told:
+            is_fresh = one.age_s is not None and one.age_s <= self._stale_after_s
+            ratio, size = (one.kv_ratio, one.cache_tokens) if is_fresh else (None, None)
+            used = None if ratio is None or size is None else round(ratio * size)
+            rooms[one.node] = NodeRoom(held.get(one.node), seats.get(one.node), used, size)
+        return rooms
 
     async def freezes(self) -> tuple[Freeze, ...]:
         """What people froze."""
