@@ -98,7 +98,12 @@ def header(snapshot: Snapshot, now: float) -> HeaderView:
     if stopped:
         facts = (*facts[:-1], Cell(f"{PHASES[NodePhase.STOPPED][0]} {stopped}", Tone.DIM), facts[-1])
     if status.storage_error:
-        facts = (Cell("✗ disk full: nothing is stored", Tone.BAD), *facts)
+        why = "disk full" if "no space left" in status.storage_error else "database away"
+        facts = (Cell(f"✗ {why}: nothing is stored", Tone.BAD), *facts)
+    if status.leadership.shared and not status.leadership.is_certain:
+        facts = (Cell("✗ no controller leads: nothing is acted on", Tone.BAD), *facts)
+    if status.leadership.missing:
+        facts = (*facts, Cell("▲ no standby" if not status.leadership.standbys else "▲ standby missing", Tone.WARN))
     if status.breaker:
         facts = (Cell("▲ automation stopped by its breaker", Tone.WARN), *facts)
     for freeze in reversed(status.freezes):
