@@ -99,6 +99,8 @@ class Journal:
         prepare(engine)
         with engine.begin() as connection:
             metadata.create_all(connection)
+            for index in runs.indexes:  # tables of before may lack one
+                index.create(connection, checkfirst=True)
             row = connection.execute(sa.select(meta.c.schema_version)).first()
             if row is None:
                 connection.execute(sa.insert(meta).values(id=1, schema_version=SCHEMA_VERSION, epoch=0))

@@ -45,7 +45,7 @@ runs = sa.Table(
     sa.Column("incident_id", sa.Text, index=True),
     sa.Column("reason", sa.Text, nullable=False),
     sa.Column("created_at", sa.Double, nullable=False, index=True),
-    sa.Column("updated_at", sa.Double, nullable=False),
+    sa.Column("updated_at", sa.Double, nullable=False, index=True),
     sa.Column("dry_run", sa.Boolean, nullable=False),
     sa.Column("requested_by", sa.Text, nullable=False),
     sa.Column("decided_by", sa.Text),

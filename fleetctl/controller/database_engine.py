@@ -19,7 +19,7 @@ from runbooks.schema import prepare
 
 log = structlog.get_logger()
 
-DATABASE_TIMEOUT_S = 5.0
+DATABASE_TIMEOUT_S = 10.0
 """A transaction that a database server keeps waiting for longer is given up: what it does is not known then."""
 IDLE_IN_TRANSACTION_S = 4.0
 """A controller that stands still for longer in a transaction loses it, and its locks, which hold up its successor."""

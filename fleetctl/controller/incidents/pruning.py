@@ -55,7 +55,9 @@ class Pruning:
         known = await self._database.read(_ids_by_status)
         runs = await in_chunks(
             lambda: self._database.call(
-                lambda: self._journal.prune(before, keep_incidents=known.open, max_runs=limits.max_runs, limit=MAX_ROWS)
+                lambda: self._journal.prune(
+                    before, keep_incidents=known.open, max_runs=limits.max_runs, limit=MAX_ROWS // 5
+                )
             )
         )
         folders, freed = await asyncio.to_thread(
