@@ -69,7 +69,7 @@ bench-gateway: setup-dev ## CPU and added TTFT of our gateway beside HAProxy, vl
 	@for peer in vllm-router sglang-router "litellm[proxy]"; do $(PEERS)/bin/pip install -q "$$peer" || echo "note: $$peer could not be installed"; done
 	$(BIN)/python tests/fleetctl/gateway/bench_gateway.py --peers $(PEERS) $(BENCH_ARGS)
 
-compile-gateway: setup-dev ## Compile the gateway's hot modules with mypyc: some minutes, a third less CPU a request
+compile-gateway: setup-dev ## Compile the gateway's hot modules with mypyc: some minutes, 0.7 of the CPU a plain request
 	FLEETCTL_COMPILE=1 $(BIN)/python setup.py -q build_ext --inplace
 
 test-compiled: compile-gateway ## The gateway's tests on the compiled modules (make test runs them on the source where nothing is compiled)

@@ -32,7 +32,10 @@ def gateway_extensions() -> list[Extension]:
     from mypyc.build import mypycify
 
     files = [str(build["source_of"](module, GATEWAY)) for module in build["MODULES"]]
-    extensions = mypycify(files, opt_level="2", debug_level="0", multi_file=True, group_name=build["GROUP"])
+    options = ["--config-file=", "--ignore-missing-imports"]  # an isolated build has none of the libraries
+    extensions = mypycify(
+        [*options, *files], opt_level="2", debug_level="0", multi_file=True, group_name=build["GROUP"]
+    )
     mark.write_text(build["source_digest"](GATEWAY), "ascii")
     return extensions
 
