@@ -20,6 +20,7 @@ from fleetctl.controller import tables
 from fleetctl.controller.database_engine import DATABASE_TIMEOUT_S, StuckConnections, is_full, make_engine, place_of
 from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError
 from runbooks.epoch import current_epoch, hold_epoch
+from runbooks.ports import TemporaryError
 
 log = structlog.get_logger()
 
@@ -34,7 +35,7 @@ class FencedError(FleetctlError):
     """Another controller took this state over: this one must stop."""
 
 
-class StorageLostError(UnreachableError):
+class StorageLostError(UnreachableError, TemporaryError):
     """The disk is full, or the database does not answer: what was asked for is not stored."""
 
 

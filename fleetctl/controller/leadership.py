@@ -22,6 +22,7 @@ from fleetctl.controller.database import Database, FencedError
 from fleetctl.controller.tables import leadership, members
 from fleetctl.kit.errors import UnreachableError
 from runbooks.epoch import current_epoch, lock_epoch, next_epoch
+from runbooks.ports import TemporaryError
 
 RENEWALS_PER_LEASE = 4
 VALID_RATIO = 0.9  # of a lease: clocks may differ in pace, and what is checked is done a moment later
@@ -34,7 +35,7 @@ def passed_s() -> float:
     return time.clock_gettime(_CLOCK)
 
 
-class LeaseLapsedError(UnreachableError):
+class LeaseLapsedError(UnreachableError, TemporaryError):
     """Nobody knows at this moment whether this controller still leads: it must not act."""
 
 

@@ -10,11 +10,14 @@ import sqlalchemy as sa
 
 from fleetctl.controller import tables
 from fleetctl.controller.database import Database, FencedError, StorageLostError, get_meta, put_meta
+from fleetctl.controller.leadership import LeaseLapsedError
 from fleetctl.controller.state_lock import hold_state_lock
 from fleetctl.kit.errors import BadInputError, UnreachableError
 from runbooks.epoch import next_epoch
 from runbooks.journal import Journal
+from runbooks.run import RunStatus
 from tests.fixtures.postgres import PostgresCluster
+from tests.fixtures.runbooks import World, replace_node
 
 
 def url_of(path: Path) -> str:
@@ -237,3 +240,14 @@ async def test_full_disk_is_told_until_something_can_be_stored_again(tmp_path: P
         assert not database.storage_error
     finally:
         database.close()
+
+
+@pytest.mark.anyio
+async def test_a_database_that_is_away_for_a_moment_does_not_fail_the_step_that_met_it(any_database_url: str) -> None:
+    world = World(any_database_url)
+    try:
+        world.fleet.errors["drain"] = [StorageLostError("away"), LeaseLapsedError("not known")]
+        run = await replace_node(world.start())
+        assert (run.status, run.step("do", 1).failures) == (RunStatus.SUCCEEDED, 2)
+    finally:
+        world.close()
