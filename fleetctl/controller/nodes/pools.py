@@ -268,8 +268,9 @@ class Pools:
 
 
 def pool_view(status: PoolStatus) -> wire.Pool:
-    """A pool for the API."""
+    """A pool for the API; its reason names the rollout that is under way."""
     pool, backoff = status.pool, status.pool.backoff
+    rollout = f"{pool.updated_by}: " if pool.num_current and pool.updated_by.startswith("rollout-") else ""
     return wire.Pool(
         name=pool.name,
         model=pool.model,
@@ -282,7 +283,7 @@ def pool_view(status: PoolStatus) -> wire.Pool:
         owner=pool.owner.value,
         held_by=status.held_by,
         state=status.plan.state,
-        reason=status.plan.reason,
+        reason=rollout + status.plan.reason,
         start_failures=backoff.failures if backoff else 0,
         next_start_at=backoff.not_before if backoff and backoff.is_waiting else None,
         start_error=backoff.error if backoff else "",

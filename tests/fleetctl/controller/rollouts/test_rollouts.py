@@ -148,6 +148,8 @@ async def test_node_that_hangs_while_it_loads_is_rolled_back_by_hand_at_once_als
             return (await turn(controller)).nodes == 3
 
         await until(started, "the canary's node starts")
+        (pool,) = await controller.pools.views()
+        assert pool.reason.startswith(f"{(await latest(controller)).id}: "), "lists and the cockpit name it"
         assert "0 of 1 nodes of the new revision ready" in (await latest(controller)).waits_for
         await controller.freezes.make(FreezeRequest(reason="launch", made_by="bob"))
         refused = await order(controller, "rollout rollback default")
@@ -183,17 +185,17 @@ async def test_controller_that_is_replaced_in_any_state_goes_on_with_the_same_ro
     ids, states = set(), []
     async with running_fleet(config) as controller, carrying_runs(controller):
         await order(controller, "rollout start default --set load-s=0.05 --steps 50% --no-gate")
-    for _ in range(400):  # each controller lives for one turn, and is gone without a word
+    for _ in range(400):  # each controller lives for a few turns, and is gone without a word
         async with open_controller(config, make_provider(state_dir)) as controller, carrying_runs(controller):
-            await turn(controller)
-            await turn(controller)
+            for _ in range(4):
+                await turn(controller)
+                await asyncio.sleep(0.1)
             found = await latest(controller)
             ids.add(found.id)
             if found.state not in states:
                 states.append(found.state)
             if found.is_ended:
                 break
-            await asyncio.sleep(0.05)
     assert states == ["canary", "promoting", "done"]
     assert len(ids) == 1
 
