@@ -55,6 +55,7 @@ from fleetctl.wire import (
 
 DEFAULT_TIMEOUT_S = 10.0
 CONTENT_S = 60.0  # reading and checking hundreds of files
+PREDICTION_S = 15.0  # a dry run is simulated before it is answered
 SILENCE_S = 30.0  # the controller asks one Alertmanager after the other
 WAIT_MARGIN_S = 10.0  # how much longer than its wait a long poll may take
 W = TypeVar("W", bound=BaseModel)
@@ -212,11 +213,11 @@ class ControllerClient:
 
     async def start_run(self, request: RunRequest) -> Run:
         """The run as it stands after the request: proposed, approved, or done as a dry run."""
-        return await self._post(Run, "/v1/runs", request)
+        return await self._post(Run, "/v1/runs", request, PREDICTION_S if request.dry_run else 0.0)
 
     async def act(self, request: ActionRequest) -> Run:
         """Carry out one command as a run of one step."""
-        return await self._post(Run, "/v1/actions", request)
+        return await self._post(Run, "/v1/actions", request, PREDICTION_S if request.dry_run else 0.0)
 
     async def decide(self, run_id: str, answer: ApprovalRequest) -> Run:
         """Approve or deny. The first answer wins; a later one raises RefusedError."""
@@ -353,8 +354,8 @@ class ControllerClient:
         answer = await self._send("GET", path, held_s, params=_given(**params))
         return _parse_as(TypeAdapter(list[model]), answer)  # type: ignore[valid-type]
 
-    async def _post(self, model: type[W], path: str, body: BaseModel) -> W:
-        return _parse(model, await self._send("POST", path, json=body.model_dump(mode="json")))
+    async def _post(self, model: type[W], path: str, body: BaseModel, held_s: float = 0.0) -> W:
+        return _parse(model, await self._send("POST", path, held_s, json=body.model_dump(mode="json")))
 
     async def _send(self, method: str, path: str, held_s: float = 0.0, **options: Any) -> httpx.Response:
         """The answer to one request that the controller may hold for `held_s`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ KEPT_ERRORS = 50  # of earlier predictions
 MEASURED_S = 60.0  # after its end, what came of a run is measured for so long
 GIVEN_UP_S = 1800.0  # a run that takes longer is not measured: other things changed since
 MAX_KEPT = 200
+PATIENCE_S = 15.0  # of who waits for a dry run
 
 Runs = Callable[[], Awaitable[Sequence[Run]]]
 """The newest runs, ended ones too."""
@@ -89,7 +91,11 @@ class Forecasts:
         """What the run will do, for people; simulated now unless it was before. Empty when it moves no requests."""
         known = self._forecasts.get(run.id)
         if known is None:
-            known = await self._forecast(run)
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    known = await self._forecast(run)
+            except TimeoutError:
+                return f"not predicted: it took longer than {PATIENCE_S:g} s"
             if known is None:
                 return ""
         return self._words(known.found)

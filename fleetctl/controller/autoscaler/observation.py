@@ -7,7 +7,10 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from alerts.promql import evaluate, evaluate_range
+import numpy as np
+
+from alerts.promql import evaluate, parse
+from alerts.promql.grid import evaluate_grid
 from alerts.series.store import SeriesStore
 from fleetctl.controller.autoscaler.lengths import LengthHistogram, Traffic
 from fleetctl.controller.autoscaler.step_cost import FittedCosts, StepCount, fit_costs
@@ -146,10 +149,13 @@ class _Past:
 
     def values(self, expression: str) -> Series:
         """An expression's value at the end of each interval."""
-        start = self.now - self.window_s + self.interval_s
+        steps = np.arange(self.now - self.window_s + self.interval_s, self.now + 0.001, self.interval_s)
+        at_ms = np.round(steps * 1000).astype(np.int64)
+        grid = evaluate_grid(parse(expression).root, self.store, at_ms, round(self.interval_s * 1000))
+        known = grid.present & np.isfinite(grid.values)
         return {
-            labels.get("node", ""): {at: value for at, value in points if math.isfinite(value)}
-            for labels, points in evaluate_range(expression, self.store, start, self.now, self.interval_s)
+            labels.as_dict().get("node", ""): {float(at_ms[i]): float(row[i]) for i in np.flatnonzero(is_known)}
+            for labels, row, is_known in zip(grid.labels, grid.values, known, strict=True)
         }
 
 

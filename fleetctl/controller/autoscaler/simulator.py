@@ -17,7 +17,7 @@ from fleetctl.kit.errors import FleetctlError
 
 log = structlog.get_logger()
 
-DEADLINE_S = 8.0  # below the patience of clients, who wait for a dry run
+DEADLINE_S = 10.0  # below the patience of clients, who wait for a dry run
 MAX_ANSWER_BYTES = 1 << 20
 MODULE = "engine.simulation"
 NO_SIMULATOR = "no simulator here: the engine package is not installed"
