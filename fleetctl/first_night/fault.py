@@ -325,7 +325,7 @@ FAULTS: tuple[Fault, ...] = (
         "sigstop-gateway",
         "SIGSTOP of the gateway for 20 s",
         _stopped_for_a_while("gateway"),
-        Expectation(alerts=("LLMGatewayDown",)),
+        Expectation(alerts=("LLMGatewayDown",), optional_pages=("restart-gateway",)),
         page_within_s=75.0,
     ),
 )
