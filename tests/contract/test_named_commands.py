@@ -271,7 +271,7 @@ def controller() -> Iterator[RecordedController]:
         "/v1/freezes": [],
         "/v1/audit": [],
         "/v1/runbooks": [page],
-        "/v1/runbooks/replace-node": page,
+        **{f"/v1/runbooks/{name}": page for name in ("replace-node", "lower-seats")},
         "/v1/status": status,
         "/v1/diagnose": Diagnosis(tree="latency", cause="slow_node", title="slow", confidence="confirmed"),
     }
