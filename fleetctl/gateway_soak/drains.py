@@ -13,7 +13,8 @@ from typing import Any
 from fleetctl.first_night.target_fleet import OPERATOR, TargetFleet
 from fleetctl.gateway_soak.disturbances import MEND_LIMIT_S, POLL_S, Disturber
 from fleetctl.kit.errors import FleetctlError, UnreachableError
-from fleetctl.wire import ActionRequest, Run, RunStatus
+from fleetctl.kit.signed_document import why_not_signed
+from fleetctl.wire import ActionRequest, DrainReceipt, Run, RunStatus
 
 CONTROLLER = "controller"
 DEADLINE = "1s"
@@ -33,8 +34,8 @@ class Drainer(Disturber):
         self._seed = seed
         self._kills = random.Random(f"kills-{seed}")
         self.ends: Counter[str] = Counter()  # of drains: by the receipt's state, or by how the run ended
-        self.receipts: Counter[str] = Counter()  # sums of their counts
-        self.wrong: list[str] = []  # receipts that don't add up, runs without a terminal state
+        self.receipts: Counter[str] = Counter()  # requests by outcome, of all signed receipts
+        self.wrong: list[str] = []  # receipts that are unsigned or don't add up, runs without a terminal state
 
     @property
     def num_done(self) -> int:
@@ -62,11 +63,12 @@ class Drainer(Disturber):
     async def _drain_once(self, node: str, turn: int) -> None:
         self.doing = f"drain {node}"
         draining = asyncio.create_task(self._carried_out(f"drain {node} --deadline {DEADLINE}", f"{turn}-drain"))
+        is_disturbed = turn % KILL_EVERY == 0
         try:
-            if turn % KILL_EVERY == 0:
+            if is_disturbed:
                 await asyncio.sleep(self._kills.uniform(0.0, KILL_WITHIN_S))
                 await self._kill(node)
-            self._hold_to_its_sum(node, await draining)
+            await self._hold_to_its_sum(node, await draining, was_disturbed=is_disturbed)
         finally:
             draining.cancel()
         await self._carried_out(f"uncordon {node}", f"{turn}-uncordon")
@@ -108,16 +110,35 @@ class Drainer(Disturber):
         self.wrong.append(f"{command}: no terminal state within {MEND_LIMIT_S:.0f} s")
         raise FleetctlError(f"{command}: no terminal state within {MEND_LIMIT_S:.0f} s")
 
-    def _hold_to_its_sum(self, node: str, run: Run) -> None:
-        receipt: dict[str, Any] = run.steps[0].receipt if run.steps else {}
-        state = str(receipt.get("state", "")) if run.status is RunStatus.SUCCEEDED else run.status.value
+    async def _hold_to_its_sum(self, node: str, run: Run, *, was_disturbed: bool) -> None:
+        told: dict[str, Any] = run.steps[0].receipt if run.steps else {}
+        state = str(told.get("state", "")) if run.status is RunStatus.SUCCEEDED else run.status.value
         self.ends[state] += 1
-        if state != "drained":  # the node was killed: nobody knows its counts, and none may be told
-            if told := [name for name in COUNTS if name in receipt]:
-                self.wrong.append(f"{run.id}: {node} {state}, and its receipt counts {', '.join(told)}")
-            return
-        counts = {name: receipt.get(name) for name in COUNTS}
-        known = {name: count for name, count in counts.items() if isinstance(count, int)}
-        if len(known) < len(COUNTS) or known["in_flight"] != known["finished"] + known["moved"] + known["aborted"]:
-            self.wrong.append(f"{run.id}: the receipt of {node} does not add up: {counts}")
-        self.receipts.update(known)
+        if problems := [*_wrong_counts(told, state), *await self._wrong_lines(told, was_disturbed)]:
+            self.wrong.append(f"{run.id}: {node} {state}: {'; '.join(problems)}")
+
+    async def _wrong_lines(self, told: Mapping[str, Any], was_disturbed: bool) -> list[str]:
+        """What is wrong with the signed receipt; it may be without counts where a node or the controller was killed."""
+        client = self._fleet.client
+        document = await client.signed_receipt(str(told["receipt"])) if "receipt" in told else None
+        if document is None:
+            return [] if was_disturbed else ["no signed receipt"]
+        receipt = DrainReceipt.model_validate(document)
+        self.receipts.update(receipt.sums)
+        by_line = Counter(line.outcome for line in receipt.lines)
+        problems = [why] if (why := why_not_signed(document, await client.receipt_key())) else []
+        if dict(by_line) != {outcome: count for outcome, count in receipt.sums.items() if count}:
+            problems.append(f"{dict(by_line)} by its lines, {receipt.sums} by its sums")
+        if not was_disturbed and (receipt.sums.get("lost") or not receipt.is_complete):
+            problems.append(f"{receipt.summary}, though nothing was killed")
+        return problems
+
+
+def _wrong_counts(told: Mapping[str, Any], state: str) -> list[str]:
+    """What is wrong with the node's own counts in the run's step."""
+    counts = {name: told[name] for name in COUNTS if isinstance(told.get(name), int)}
+    if state != "drained":  # the node was killed: nobody knows its counts, and none may be told
+        return [f"counts {', '.join(counts)}"] if counts else []
+    if len(counts) < len(COUNTS) or counts["in_flight"] != counts["finished"] + counts["moved"] + counts["aborted"]:
+        return [f"does not add up: {counts}"]
+    return []

@@ -64,7 +64,7 @@ class SoakResult:
     fates: FateCheck = field(default_factory=FateCheck)
     disturbances: Counter[str] = field(default_factory=Counter)
     drains: Counter[str] = field(default_factory=Counter)  # by how they ended
-    receipts: Counter[str] = field(default_factory=Counter)  # of drains: sums of their counts
+    receipts: Counter[str] = field(default_factory=Counter)  # of drains: requests by outcome
     wrong_receipts: list[str] = field(default_factory=list)
     had_gateway_killed: bool = False
     problems: list[str] = field(default_factory=list)  # of the harness and of mending; no verdict on the gateway
