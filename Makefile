@@ -12,7 +12,7 @@ PYTEST = $(BIN)/python -m pytest
 # 5: no test at all, which is right for a stage of which PYTEST_ARGS asks for nothing.
 PYTEST_END = $(PYTEST_ARGS) $(if $(PYTEST_ARGS),|| test $$? -eq 5)
 
-.PHONY: help bench-routing bench-engine bench-signals first-night soak-node soak-gateway soak-drain storm-gateway demo up down top test test-gpu test-wheel wheel mutants bench-kernels bench-gateway compile-gateway test-compiled check format setup setup-dev debs clean
+.PHONY: help bench-predictions bench-routing bench-engine bench-signals first-night soak-node soak-gateway soak-drain storm-gateway demo up down top test test-gpu test-wheel wheel mutants bench-kernels bench-gateway compile-gateway test-compiled check format setup setup-dev debs clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 18
@@ -30,9 +30,9 @@ top: setup ## Open the cockpit
 	@$(BIN)/fleetctl top
 
 test: setup-dev debs check ## Install, then run all checks and tests (what CI runs)
-	$(PYTEST) -n 2 --dist loadfile -m "not gpu and not serial and not waits" $(PYTEST_END)
-	$(PYTEST) -n 2 --dist loadfile -m "waits and not gpu" $(PYTEST_END)
-	$(PYTEST) -m "serial and not gpu" $(PYTEST_END)
+	$(PYTEST) -n 2 --dist loadfile -m "not gpu and not bench and not serial and not waits" $(PYTEST_END)
+	$(PYTEST) -n 2 --dist loadfile -m "waits and not gpu and not bench" $(PYTEST_END)
+	$(PYTEST) -m "serial and not gpu and not bench" $(PYTEST_END)
 
 test-gpu: setup-dev ## Run the tests that need a CUDA GPU
 	$(BIN)/python -m pytest -m gpu tests/kernels $(PYTEST_ARGS)
@@ -58,6 +58,9 @@ bench-signals: setup-dev debs ## CPU, memory and rule time of our signals beside
 
 bench-routing: setup-dev ## What the gateway's choice of a node is worth and costs, on traces (BENCH_ARGS="--nodes 16")
 	$(BIN)/python -m tests.fleetctl.gateway.bench_routing $(BENCH_ARGS)
+
+bench-predictions: setup-dev ## Predicted beside measured p95 TTFT of a drain, a scaling in and a reroute on real nodes
+	$(BIN)/python -m pytest -s -m bench tests/e2e/test_predictions.py
 
 bench-controller: setup-dev ## A whole controller over 1,000 and 5,000 nodes (BENCH_ARGS="--nodes 1000")
 	$(BIN)/python -m fleetctl.bench.controller_bench $(BENCH_ARGS)

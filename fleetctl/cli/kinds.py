@@ -364,10 +364,12 @@ RECEIPT_COLUMNS = [
     Column("id", lambda r: r.id),
     Column("node", lambda r: r.node),
     _since("age", lambda r: r.ended_at),
-    Column("state", lambda r: r.state, wide=True),
-    Column("complete", lambda r: "yes" if r.is_complete else "no", wide=True),
+    Column("state", lambda r: r.state),
+    Column("requests", lambda r: count(sum(r.sums.values())), right=True),
+    Column("lost", lambda r: count(r.sums.get("lost")), right=True),
+    Column("unknown", lambda r: count(r.sums.get("unknown")), right=True),
     Column("signed", lambda r: "yes" if r.signature else "no", wide=True),
-    Column("requests", lambda r: r.summary),
+    Column("what became of them", lambda r: r.summary, wide=True),
 ]
 
 RECEIPT_LINE_COLUMNS = [

@@ -254,7 +254,7 @@ def test_an_incident_without_a_tree_says_what_to_do_instead() -> None:
     no_tree = load_no_tree(builtin_no_tree_file())
     known = undiagnosed("LLMOutOfMemory", no_tree.get("LLMOutOfMemory"))
     assert (known.tree, known.cause, known.confidence) == ("", None, "unknown")
-    assert known.title.startswith("No tree explains LLMOutOfMemory: the alert is the cause; lower max_num_batched")
+    assert known.title.startswith("No tree explains LLMOutOfMemory: the alert is the cause; page stop-oom-loop lowers")
     assert undiagnosed("HostOOM", no_tree.get("HostOOM")).title == "No tree explains HostOOM: see its own description"
 
 

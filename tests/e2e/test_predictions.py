@@ -1,4 +1,7 @@
-"""Predictions held to reality: four real nodes under traffic, three actions, TTFT as its users see it."""
+"""Predictions held to reality: four real nodes under traffic, three actions, TTFT as its users see it.
+
+Not in CI: ten seconds have six of the long prompts that decide p95, so one run says little (`make bench-predictions`).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ import pytest
 
 from tests.fixtures.fleet import Fleet, fleet, wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.serial, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.bench, pytest.mark.timeout(300)]
 
 SLOW_STEPS = 5.0  # what a node does beside its steps is little then, on a busy machine too
 RATE = 12.0
@@ -132,4 +135,7 @@ def test_drain_scale_and_reroute_come_out_as_predicted(tmp_path: Path, model_dir
                 if undo:
                     assert made.fleetctl(*undo, "--yes").returncode == 0
     assert users.failed == []
-    assert measured == pytest.approx(predicted, rel=TOLERANCE)
+    for action, p95_s in measured.items():
+        off = predicted[action] / p95_s - 1
+        print(f"{action}: p95 TTFT {predicted[action]:.2f} s predicted, {p95_s:.2f} s measured, {off:+.0%}")
+    assert predicted == pytest.approx(measured, rel=TOLERANCE)

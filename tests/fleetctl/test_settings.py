@@ -181,6 +181,8 @@ def test_every_setting_is_described_in_one_line_and_has_its_unit_in_its_name() -
         "per_fleet",
         "max_useless",
         "max_start_failures",
+        "max_incidents",
+        "max_runs",
         "max_rows",
         "queue_per_node",
         "warm_nodes",

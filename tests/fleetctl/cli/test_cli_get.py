@@ -19,6 +19,7 @@ from fleetctl.traffic_rule import RerouteSpec, TrafficRule
 from fleetctl.wire import (
     Alert,
     Diagnosis,
+    DrainReceipt,
     Freeze,
     Gateway,
     GatewayPhase,
@@ -102,6 +103,18 @@ def controller() -> Iterator[RecordedController]:
         f"/v1/gateways/{quote(GATEWAY.name, safe='')}": GATEWAY,
         "/v1/freezes": [
             Freeze(id="freeze-0123456789", reason="quarter's end", made_by="someone", made_at=now, pool="long-context")
+        ],
+        "/v1/receipts": [
+            DrainReceipt(
+                id="receipt-0123456789ab",
+                node="long-context-12",
+                state="unreachable",
+                begun_at=now,
+                ended_at=now + 90.0,
+                sums={"finished": 120, "moved": 90, "refused": 12, "aborted": 3, "lost": 11, "unknown": 20},
+                summary="finished 120, moved 90 to long-context-13, refused 12, aborted 3, lost 11, unknown 20",
+                is_complete=False,
+            )
         ],
         "/v1/pools": [
             Pool(
