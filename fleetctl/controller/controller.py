@@ -187,6 +187,7 @@ async def open_controller(
     async with AsyncExitStack() as stack:
         records, journal = await _open_state(config, clock, stack, led)
         tokens = await Tokens.opened(records, config.token)
+        of_this_machine = provider
         provider = FencedProvider(provider, records.lease.require)
         client = await _open_node_client(config, records, stack)
         content = ContentStore(settings.content, content_now, records.timeline, records.metrics, records.clock)
@@ -241,7 +242,7 @@ async def open_controller(
             records,
             engine=engine,
             outreach=Outreach(settings.actions, http, inbound.silences),
-            evidence=Evidence(settings.incidents_dir, provider, engine, client, clock),
+            evidence=Evidence(settings.incidents_dir, of_this_machine, engine, client, clock),
         )
         lookup = FleetLookup(
             records.database,

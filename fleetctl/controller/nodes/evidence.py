@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +57,8 @@ class Evidence:
         except OSError as error:
             raise PermanentError(f"{file}: {error.strerror}") from error
         got = [part for part in found if part not in missing]
-        return {"file": str(file), "bytes": size, "parts": got, "missing": missing}
+        told = f"{file}: {', '.join(got)}" + "".join(f"; no {part}: {why}" for part, why in missing.items())
+        return {"file": str(file), "bytes": size, "parts": got, "missing": missing, "told": told}
 
     async def _log(self, name: str) -> object:
         lines = (await asyncio.to_thread(self.provider.read_logs, name, lines=LOG_LINES)).lines
@@ -103,8 +105,8 @@ async def _part(get: Callable[[], Awaitable[object]]) -> dict[str, Any]:
 
 
 async def _output_of(program: str, *arguments: str) -> str:
-    """What a program of this machine says. Raises PermanentError when it is not there, or fails."""
-    path = shutil.which(program)
+    """What a program says, of the PATH or of our own environment. Raises PermanentError: not there, or it failed."""
+    path = shutil.which(program) or shutil.which(program, path=str(Path(sys.executable).parent))
     if path is None:
         raise PermanentError(f"{program} is not installed where the controller runs")
     process = await asyncio.create_subprocess_exec(

@@ -418,3 +418,10 @@ async def _cordoned_version(controller: Controller, name: str) -> int | None:
 
 async def _more_than(gateway: object, count: int) -> bool:
     return getattr(gateway, "asked", 0) > count
+
+
+async def test_evidence_has_the_processes_and_python_stacks_of_a_node_of_this_machine(controller: Controller) -> None:
+    receipt = await controller.effects.collect_evidence("node-1", incident_id=None, key="run-1-do-0")
+    assert {"log", "health", "processes"} <= set(receipt["parts"])
+    # Whether py-spy may look is the machine's to say (ptrace); that it was tried, ours.
+    assert "stacks" in receipt["parts"] or receipt["missing"]["stacks"].startswith("py-spy: exit code")
