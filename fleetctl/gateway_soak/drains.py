@@ -18,7 +18,7 @@ from fleetctl.wire import ActionRequest, DrainReceipt, Run, RunStatus
 
 CONTROLLER = "controller"
 DEADLINE = "1s"
-KILL_EVERY = 5  # drains
+KILL_EVERY = 10  # drains
 KILL_WITHIN_S = 1.5  # of the drain's begin: before, while and after requests move
 GUARD_PAUSE_S = 1.0
 COUNTS = ("in_flight", "finished", "moved", "refused", "aborted")

@@ -1,4 +1,4 @@
-"""A controller killed at every commit and around every process start and stop of a run: the next one ends it the same.
+"""A controller killed at commits and around process starts and stops of a run: the next one ends it the same.
 
 Killed means: nothing of the old objects acts any more; new ones open the same database over the same nodes.
 """
@@ -152,13 +152,14 @@ def _is_kill(error: BaseException) -> bool:
     return isinstance(error, KilledError) or (error.__context__ is not None and _is_kill(error.__context__))
 
 
+STRIDE = 3  # of the points; each one of them is tried without processes (tests/runbooks/test_crash.py)
 NUM_LIVES_AT_ONCE = 2
 """A life mostly waits for its nodes' processes; more than these and it waits for the processor."""
 
 
 @pytest.mark.e2e
 @pytest.mark.timeout(900)
-async def test_killed_at_any_point_the_same_end_is_reached(tmp_path: Path) -> None:
+async def test_killed_at_every_third_point_the_same_end_is_reached(tmp_path: Path) -> None:
     clean = Killer(None)
     try:
         expected = await one_life(tmp_path / "clean", clean, held=2)
@@ -172,7 +173,7 @@ async def test_killed_at_any_point_the_same_end_is_reached(tmp_path: Path) -> No
         async with lives:
             return await _killed_at(tmp_path / f"at-{at}", at, expected)
 
-    reached = await asyncio.gather(*(killed_at(at) for at in range(1, clean.count + 1)))
+    reached = await asyncio.gather(*(killed_at(at) for at in range(1, clean.count + 1, STRIDE)))
     # How many events of the timeline one commit takes is a matter of time: a life may have a few points fewer.
     assert len(reached) - sum(reached) <= max(len(reached) // 10, 1)
 
