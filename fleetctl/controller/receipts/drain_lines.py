@@ -73,8 +73,10 @@ def line_of(request: NodeRequest, node: str, gateway: GatewayFate | None, *, all
     tokens_after = request.tokens_after
     moved_to = ""
     if gateway is not None and outcome in (RequestOutcome.MOVED, RequestOutcome.LOST):
-        moved_to = gateway.moved_from_node_to
-        tokens_after = tokens_after if gateway.tokens_at_move is None else gateway.tokens_at_move
+        moved_to = gateway.moved_from_node_to or (gateway.last_node if gateway.last_node != node else "")
+        tokens_after = max(
+            (count for count in (tokens_after, gateway.tokens_at_move) if count is not None), default=None
+        )
     if gateway is not None and outcome is RequestOutcome.REFUSED and gateway.last_node != node:
         moved_to = gateway.last_node
     return ReceiptLine(
@@ -111,7 +113,9 @@ def _outcome(
         return RequestOutcome.LOST, gateway.reason or gateway.fate, "gateway"
     if gateway.fate == "client_gone":
         return RequestOutcome.ABORTED, "", "gateway"
-    if gateway.moved_from_node_to:
+    # A plain request's move is told once the other node has answered it: until then it is there, in flight.
+    is_elsewhere = gateway.last_node not in ("", node) and gateway.fate in ("in_flight", "finished")
+    if gateway.moved_from_node_to or (is_elsewhere and request.fate == "moved"):
         return RequestOutcome.MOVED, "", "gateway"
     if gateway.fate == "finished" and request.fate is None:
         return RequestOutcome.FINISHED, "", "gateway"
@@ -190,7 +194,7 @@ def gateway_fate_of(answer: Mapping[str, Any], node: str) -> GatewayFate | None:
     return GatewayFate(
         fate,
         moved_from_node_to=str(move.get("to") or ""),
-        last_node=nodes[-1] if nodes else "",
+        last_node=str(answer.get("node") or (nodes[-1] if nodes else "")),
         tokens_at_move=_count(move.get("tokens")),
         reason=str(answer.get("reason") or ""),
     )

@@ -167,6 +167,7 @@ class ProxiedRequest:
             "moves": [move.as_json() for move in self.moves],
             "retries": self.retries,
             "nodes": list(self.nodes),
+            "node": self.last_node,  # a plain answer's node is in `nodes` only once it has answered
             "deaths": [
                 {"node": death.node, "reason": death.reason, "at_event": death.at_event} for death in self.deaths
             ],

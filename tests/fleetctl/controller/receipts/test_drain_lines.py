@@ -32,6 +32,9 @@ Out = RequestOutcome
         ("moved", None, True, Out.UNKNOWN, "the node gave it away; no gateway knows it"),
         ("moved", None, False, Out.UNKNOWN, "the node gave it away; a gateway did not answer"),
         ("moved", GatewayFate("in_flight", last_node="node-1"), True, Out.UNKNOWN, "still in flight at node-1"),
+        ("moved", GatewayFate("in_flight"), True, Out.UNKNOWN, "still in flight at no node"),
+        ("moved", GatewayFate("in_flight", last_node="node-3"), True, Out.MOVED, ""),
+        ("moved", GatewayFate("finished", last_node="node-3"), True, Out.MOVED, ""),
         ("failed", MOVED, True, Out.MOVED, ""),
         ("failed", GatewayFate("failed", reason="core_dead"), True, Out.LOST, "core_dead"),
         ("failed", None, True, Out.LOST, "the node ended it with an error; no gateway knows it"),
@@ -59,6 +62,10 @@ def test_line_of_a_move_says_to_whom_and_how_many_tokens_it_had() -> None:
     gateway = gateway_fate_of(answer, "node-1")
     line = line_of(NodeRequest("r", 7, 3, 4, "moved"), "node-1", gateway, all_answered=True)
     assert (line.moved_to, line.tokens_in, line.tokens_before, line.tokens_after) == ("node-3", 7, 3, 5)
+    # A plain answer's node is in `nodes` once it has answered; several prompts count in the node's tokens alone.
+    waits = gateway_fate_of({"fate": "in_flight", "nodes": [], "node": "node-3"}, "node-1")
+    line = line_of(NodeRequest("r", 7, 3, 40, "moved"), "node-1", waits, all_answered=True)
+    assert (line.outcome, line.moved_to, line.tokens_after) == (Out.MOVED, "node-3", 40)
     assert gateway_fate_of({"error": "not remembered"}, "node-1") is None
 
 

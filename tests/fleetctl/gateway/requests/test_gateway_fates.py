@@ -73,6 +73,7 @@ def test_a_fate_tells_all_that_is_known_of_its_request() -> None:
         "moves": [],
         "retries": 0,
         "nodes": [],
+        "node": "",
         "deaths": [],
         "status": None,
         "reason": "",
