@@ -30,8 +30,11 @@ class Installed:
         self.home.mkdir()
         subprocess.run([sys.executable, "-m", "venv", str(self.prefix)], check=True)
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("FLEETCTL_", "PYTHON"))}
-        # A fresh environment compiles its kernels at the first start: three nodes at once, on CI's machine.
-        self._env = {**kept, "HOME": str(self.home), "FLEETCTL_FLEET__READY_TIMEOUT_S": "400"}
+        # A fresh environment compiles its kernels at the first start, three nodes at once; those that were compiled of
+        # the same source here before are found, which saves CI's machine two minutes.
+        cache = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
+        ours = {"HOME": str(self.home), "XDG_CACHE_HOME": cache, "FLEETCTL_FLEET__READY_TIMEOUT_S": "400"}
+        self._env = kept | ours
 
     def run(self, program: str, *words: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
         command = [str(self.prefix / "bin" / program), *words]
