@@ -31,7 +31,7 @@ top: setup ## Open the cockpit
 
 test: setup-dev debs check ## Install, then run all checks and tests (what CI runs)
 	$(PYTEST) -n 2 --dist loadfile -m "not gpu and not bench and not serial and not waits" $(PYTEST_END)
-	$(PYTEST) -n 2 --dist loadfile -m "waits and not gpu and not bench" $(PYTEST_END)
+	$(PYTEST) -n 3 --dist loadfile -m "waits and not gpu and not bench" $(PYTEST_END)
 	$(PYTEST) -m "serial and not gpu and not bench" $(PYTEST_END)
 
 test-gpu: setup-dev ## Run the tests that need a CUDA GPU

@@ -15,7 +15,7 @@ import pytest
 from fleetctl.gateway_soak.soak_request import KINDS
 from fleetctl.providers.process import ProcessTable
 
-pytestmark = [pytest.mark.e2e, pytest.mark.serial, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(600)]
 
 NUM_DISTURBANCES = 5
 ARGUMENTS = (

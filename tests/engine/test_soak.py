@@ -130,7 +130,7 @@ def test_bad_arguments_exit_with_2(args: tuple[str, str]) -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.serial
+@pytest.mark.waits
 def test_half_a_minute_of_traffic_and_disturbances_leaves_nothing_behind(tmp_path: Path) -> None:
     log = tmp_path / "node.log"
     command = [sys.executable, "-m", "engine.soak", "--minutes", "1", "-o", "json", "--keep-log", str(log)]
