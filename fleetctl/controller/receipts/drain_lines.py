@@ -74,9 +74,9 @@ def line_of(request: NodeRequest, node: str, gateway: GatewayFate | None, *, all
     moved_to = ""
     if gateway is not None and outcome in (RequestOutcome.MOVED, RequestOutcome.LOST):
         moved_to = gateway.moved_from_node_to or (gateway.last_node if gateway.last_node != node else "")
-        tokens_after = max(
-            (count for count in (tokens_after, gateway.tokens_at_move) if count is not None), default=None
-        )
+        told = gateway.tokens_at_move  # of several prompts that of one: less than the node had is not all of it
+        if told is not None and told >= (request.tokens_before or 0):
+            tokens_after = told
     if gateway is not None and outcome is RequestOutcome.REFUSED and gateway.last_node != node:
         moved_to = gateway.last_node
     return ReceiptLine(
