@@ -26,12 +26,7 @@ from fleetctl.cli.output import (
     stderr,
     stdout,
 )
-from fleetctl.controller.autoscaler.backtest import SMALL_GPU, BacktestSetup, run_backtest
-from fleetctl.controller.autoscaler.judgement import Bounds
-from fleetctl.controller.autoscaler.simulator import Simulator
-from fleetctl.controller.autoscaler.trace import read_trace
 from fleetctl.kit.errors import BadInputError
-from fleetctl.settings.autoscaler import AutoscalerSettings
 from fleetctl.wire import AutoscalerPool, AutoscalerRequest
 
 BACKTEST_LIMIT_S = 600.0  # for one step of it
@@ -117,6 +112,13 @@ def register(app: typer.Typer) -> None:
         output: OutputOption = Output.table,
     ) -> None:
         """Run recorded traffic through the simulator: the autoscaler beside the KV rule alone and fixed pools."""
+        # Not at the top: every command would wait for the imports of this one.
+        from fleetctl.controller.autoscaler.backtest import SMALL_GPU, BacktestSetup, run_backtest
+        from fleetctl.controller.autoscaler.judgement import Bounds
+        from fleetctl.controller.autoscaler.simulator import Simulator
+        from fleetctl.controller.autoscaler.trace import read_trace
+        from fleetctl.settings.autoscaler import AutoscalerSettings
+
         limits = AutoscalerSettings(ttft_slo_s=slo_s)
         profile = SMALL_GPU if node is None else _profile(node)
         bounds = Bounds(least, max(least, most))
