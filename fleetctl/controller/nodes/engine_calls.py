@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 import sqlalchemy as sa
 
 from fleetctl.controller.database import Database, get_meta, put_meta
-from fleetctl.controller.nodes.node_client import NoAnswerError, NodeClient, NotAllowedError
+from fleetctl.controller.nodes.node_client import BadStatusError, NoAnswerError, NodeClient, NotAllowedError
 from fleetctl.controller.nodes.node_row import get_node
 from fleetctl.providers.provider import NodeProvider
 from runbooks.ports import PermanentError, Receipt, TemporaryError
 from runbooks.verbs.limits import OUR_ENGINE
+
+_NEVER = (HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT)
+"""What a node says no to, and will again."""
 
 LIMITS_BEFORE = "limits_before"
 """Key of the stored limits, by node: the instance that has them, and for each run what held before its change."""
@@ -92,7 +96,7 @@ class EngineCalls:
         except NotAllowedError as error:
             raise PermanentError(str(error)) from error
         except NoAnswerError as error:
-            if any(f"answered {status}" in str(error) for status in (400, 404, 409)):
+            if isinstance(error, BadStatusError) and error.status in _NEVER:
                 raise PermanentError(str(error)) from error
             raise TemporaryError(str(error)) from error
 

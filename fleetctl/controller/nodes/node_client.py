@@ -30,6 +30,14 @@ class SilentPeerError(NoAnswerError):
     """The peer said nothing at all: no connection, or nothing in time. It may hang, or be gone."""
 
 
+class BadStatusError(NoAnswerError):
+    """The peer answered with another status than the agreed one."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class NotAllowedError(Exception):
     """The peer refused our token: trying again can't help."""
 
@@ -231,7 +239,7 @@ class NodeClient:
         if response.status_code in (401, 403):
             raise NotAllowedError(f"{method} {url}: the node refuses the controller's token")
         if not response.is_success and response.status_code != also:
-            raise NoAnswerError(f"{method} {url}: answered {response.status_code}")
+            raise BadStatusError(f"{method} {url}: answered {response.status_code}", response.status_code)
         return _parse_object(content)
 
 
