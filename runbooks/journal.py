@@ -154,6 +154,13 @@ class Journal:
         with self._engine.begin() as connection:
             return tuple(select_runs(connection, *wanted, limit=limit))
 
+    def list_unended(self, run_ids: Collection[str] = ()) -> tuple[Run, ...]:
+        """Runs that wait for an answer or go on, and those of these ids, newest first."""
+        unended = [status.value for status in RunStatus if not status.is_terminal]
+        wanted = sa.or_(runs.c.status.in_(unended), runs.c.id.in_(run_ids))
+        with self._engine.begin() as connection:
+            return tuple(select_runs(connection, wanted))
+
     def unasked(self, statuses: Collection[RunStatus], limit: int = 40) -> tuple[Run, ...]:
         """Runs for an incident in these statuses that started without a person's word, newest first."""
         with self._engine.begin() as connection:

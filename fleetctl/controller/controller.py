@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -282,12 +282,12 @@ async def open_controller(
         async def scale(command: str, reason: str) -> Run:
             return await executor.act(command, reason=reason, requested_by=AUTOSCALER, unasked=True)
 
-        async def all_runs() -> tuple[Run, ...]:
-            return await records.database.call(journal.list)
+        async def to_follow(run_ids: Collection[str]) -> tuple[Run, ...]:
+            return await records.database.call(lambda: journal.list_unended(run_ids))
 
         simulator = Simulator()
         interval_s = max(INTERVAL_S, 2 * settings.controller.scrape_interval_s)
-        forecasts = await Forecasts.opened(records, fleet, rules.store, simulator, all_runs, interval_s=interval_s)
+        forecasts = await Forecasts.opened(records, fleet, rules.store, simulator, to_follow, interval_s=interval_s)
         autoscaling = await Autoscaling.opened(
             records,
             fleet,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import structlog
 
@@ -26,7 +27,7 @@ from fleetctl.controller.autoscaler.prediction import FleetChange, predict
 from fleetctl.controller.autoscaler.simulator import Simulator
 from fleetctl.controller.autoscaler.unknown import Unknown
 from fleetctl.controller.nodes.fleet import Fleet
-from fleetctl.controller.nodes.node_row import list_nodes
+from fleetctl.controller.nodes.node_values import fresh_values, node_matcher
 from fleetctl.controller.records import Records
 from fleetctl.kit.errors import BadInputError
 from fleetctl.settings.autoscaler import AutoscalerSettings
@@ -41,8 +42,19 @@ AUTOSCALER = PoolOwner.AUTOSCALER.value
 AGAIN_S = 60.0  # between two checks of a scale-in, and after a refusal
 MAX_STARTS = 5  # the last of them say how long a start takes
 
+VALUES = ("llm:kv_ratio", "llm:running", "llm:waiting", 'engine_limit{limit="max_num_seqs"}')
+
 Act = Callable[[str, str], Awaitable[Run]]
 """A run of one command, given the command and the reason; guards may refuse it."""
+
+
+class _Values(NamedTuple):
+    """What VALUES say, each by node: fresh values alone."""
+
+    kv_ratio: Mapping[str, float]
+    running: Mapping[str, float]
+    waiting: Mapping[str, float]
+    seats: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +122,11 @@ class Autoscaling:
 
     async def judge_pools(self) -> None:
         """One turn: judge every pool; scale those that are the autoscaler's and whose mode is `act`."""
-        await self._time_starts()
+        self._time_starts()
         pools = await self._pools()
+        told = self._read_values()
         for pool in pools:
-            await self._judge_pool(pool)
+            await self._judge_pool(pool, told)
         for name in self._judged.keys() - {pool.name for pool in pools}:
             del self._judged[name]
         self._records.metrics.tell_autoscaler(
@@ -153,11 +166,11 @@ class Autoscaling:
         await self._records.timeline.append("autoscaler.set", words, data={"pool": name})
         return self._view(pool)
 
-    async def _judge_pool(self, pool: wire.Pool) -> None:
+    async def _judge_pool(self, pool: wire.Pool, told: _Values) -> None:
         now = self._clock.now()
         policy = self._policies.get(pool.name, PoolPolicy())
         bounds = policy.bounds(self._limits)
-        load = self._load(pool)
+        load = self._load(pool, told)
         lead_s = self._limits.start_s if load.start_s is None else load.start_s
         floor = scheduled_floor(self._limits.schedules, pool.name, now, lead_s)
         memory = self._memories.get(pool.name, policy.memory)
@@ -239,7 +252,7 @@ class Autoscaling:
         has_spare = judgement.size > 1
         if not has_spare and bounds.least > 1:
             return False, "one more loss would leave no node"
-        meant = f'node=~"{"|".join(serving)}"'
+        meant = node_matcher(serving)
         now = self._clock.now()
         came = evaluate(f"sum(increase(engine_requests_admitted_total{{{meant}}}[{WINDOW_S:g}s]))", self._store, now)
         if came and math.isfinite(came[0].value) and came[0].value < MIN_REQUESTS:
@@ -255,10 +268,9 @@ class Autoscaling:
         words = f"{what} {found.words}, the limit is {self._limits.ttft_slo_s:g} s"
         return found.after.ttft_p95_s <= self._limits.ttft_slo_s, words
 
-    def _load(self, pool: wire.Pool) -> PoolLoad:
+    def _load(self, pool: wire.Pool, told: _Values) -> PoolLoad:
         serving = self._serving(pool.name)
-        kv, running, waiting = self._fresh("llm:kv_ratio"), self._fresh("llm:running"), self._fresh("llm:waiting")
-        seats = self._fresh('engine_limit{limit="max_num_seqs"}')
+        kv, running, waiting, seats = told
         tells_seats = any(name in seats for name in serving)
         taken = [running[name] / seats[name] for name in serving if name in running and seats.get(name)]
         if not serving:
@@ -273,14 +285,11 @@ class Autoscaling:
             tells_seats=tells_seats,
         )
 
-    def _fresh(self, expression: str) -> dict[str, float]:
-        """Node to value, of those that are not stale."""
+    def _read_values(self) -> _Values:
+        """Of all nodes at once: a turn asks the store as often with a hundred pools as with one."""
         now = self._clock.now()
-        return {
-            sample.labels["node"]: sample.value
-            for sample in evaluate(expression, self._store, now)
-            if "node" in sample.labels and math.isfinite(sample.value) and now - sample.at <= self._stale_after_s
-        }
+        found = (fresh_values(evaluate(text, self._store, now), now, self._stale_after_s) for text in VALUES)
+        return _Values(*found)
 
     def _serving(self, pool: str) -> set[str]:
         return {
@@ -289,18 +298,17 @@ class Autoscaling:
             if state.row.spec.pool == pool and state.row.wanted and state.is_serving
         }
 
-    async def _time_starts(self) -> None:
+    def _time_starts(self) -> None:
         """How long nodes take from wanted to ready, of those that were seen on their way."""
         now = self._clock.now()
-        rows = {row.name: row for row in await self._records.database.read(list_nodes) if row.wanted}
-        for name, row in rows.items():
-            state = self._fleet.nodes.get(name)
-            is_serving = state is not None and state.is_serving
-            if not is_serving and name not in self._starting and now - row.created_at < self._limits.trend_s:
-                self._starting[name] = row.created_at
-            elif is_serving and name in self._starting:
+        wanted = {name: state for name, state in self._fleet.nodes.items() if state.row.wanted}
+        for name, state in wanted.items():
+            created_at = state.row.created_at
+            if not state.is_serving and name not in self._starting and now - created_at < self._limits.trend_s:
+                self._starting[name] = created_at
+            elif state.is_serving and name in self._starting:
                 self._start_s = [*self._start_s, max(0.0, now - self._starting.pop(name))][-MAX_STARTS:]
-        for name in self._starting.keys() - rows.keys():
+        for name in self._starting.keys() - wanted.keys():
             del self._starting[name]
 
     async def _keep(self, name: str, policy: PoolPolicy) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -22,6 +22,7 @@ from fleetctl.controller.autoscaler.prediction import (
 from fleetctl.controller.autoscaler.simulator import Simulator
 from fleetctl.controller.autoscaler.unknown import Unknown
 from fleetctl.controller.nodes.fleet import Fleet
+from fleetctl.controller.nodes.node_values import node_matcher
 from fleetctl.controller.records import Records
 from fleetctl.controller.tables import events
 from runbooks.errors import BadCommandError
@@ -36,8 +37,8 @@ GIVEN_UP_S = 1800.0  # a run that takes longer is not measured: other things cha
 MAX_KEPT = 200
 PATIENCE_S = 15.0  # of who waits for a dry run
 
-Runs = Callable[[], Awaitable[Sequence[Run]]]
-"""The newest runs, ended ones too."""
+Runs = Callable[[Collection[str]], Awaitable[Sequence[Run]]]
+"""Runs that wait or act, and those of these ids that have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,8 @@ class Forecasts:
     async def follow_runs(self) -> None:
         """One turn: predict what was proposed or begun since, and measure what ended."""
         now = self._clock.now()
-        for run in await self._runs():
+        # Not all that ever ended: a fleet with a past has thousands, and this is asked every few seconds.
+        for run in await self._runs([run_id for run_id, one in self._forecasts.items() if not one.is_checked]):
             known = self._forecasts.get(run.id)
             if (
                 known is None
@@ -133,7 +135,7 @@ class Forecasts:
         if now - known.ended_at < MEASURED_S:
             return
         self._forecasts[run.id] = replace(known, is_checked=True)
-        meant = f'node=~"{"|".join(sorted(known.nodes))}"'
+        meant = node_matcher(known.nodes)
         measured = read_histogram(self._store, "vllm:time_to_first_token_seconds", meant, now, MEASURED_S)
         p95_s = measured.quantile(0.95)
         if p95_s is None or p95_s <= 0 or measured.count < MIN_REQUESTS:

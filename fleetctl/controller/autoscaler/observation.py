@@ -15,6 +15,7 @@ from alerts.series.store import SeriesStore
 from fleetctl.controller.autoscaler.lengths import LengthHistogram, Traffic
 from fleetctl.controller.autoscaler.step_cost import FittedCosts, StepCount, fit_costs
 from fleetctl.controller.autoscaler.unknown import Unknown
+from fleetctl.controller.nodes.node_values import node_matcher
 from fleetctl.controller.signals.route_signals import route_signals
 
 WINDOW_S = 300.0
@@ -67,7 +68,7 @@ def observe(
     limits = _limits(store, nodes, now)
     if isinstance(limits, Unknown):
         return limits
-    meant = f'node=~"{"|".join(sorted(nodes))}"'
+    meant = node_matcher(nodes)
     past = _Past(store, meant, now, window_s, interval_s)
     counted = past.growth("engine_requests_admitted_total")
     if not counted:

@@ -14,6 +14,7 @@ from fleetctl.controller.database import Database
 from fleetctl.controller.nodes.fleet import Fleet
 from fleetctl.controller.nodes.freezes import Freezes
 from fleetctl.controller.nodes.node_row import NodeRow, RouteIntent, list_nodes
+from fleetctl.controller.nodes.node_values import fresh_values
 from fleetctl.controller.nodes.wanted_history import WantedHistory
 from fleetctl.kit.clock import Clock
 from fleetctl.wire import NodePhase, RouteSignals
@@ -86,18 +87,14 @@ class FleetLookup:
     async def rooms(self) -> dict[str, NodeRoom]:
         """Seats and KV of each node, from its last scrape; what is stale or not exported is left out."""
         now, held = self._clock.now(), self.held_requests()
-        seats = {
-            sample.labels["node"]: int(sample.value)
-            for sample in evaluate(SEATS, self._store, now)
-            if "node" in sample.labels and math.isfinite(sample.value) and now - sample.at <= self._stale_after_s
-        }
+        seats = fresh_values(evaluate(SEATS, self._store, now), now, self._stale_after_s)
         told = self._route_signals(self._fleet.nodes, now)
         rooms = {}
         for one in told:
             is_fresh = one.age_s is not None and one.age_s <= self._stale_after_s
             ratio, size = (one.kv_ratio, one.cache_tokens) if is_fresh else (None, None)
             used = None if ratio is None or size is None else round(ratio * size)
-            rooms[one.node] = NodeRoom(held.get(one.node), seats.get(one.node), used, size)
+            rooms[one.node] = NodeRoom(held.get(one.node), _whole(seats.get(one.node)), used, size)
         return rooms
 
     async def freezes(self) -> tuple[Freeze, ...]:
@@ -137,11 +134,8 @@ class FleetLookup:
     def held_requests(self) -> dict[str, int]:
         """Node name to requests that run or wait there. A node whose value is missing or stale is left out."""
         now = self._clock.now()
-        return {
-            sample.labels["node"]: round(sample.value)
-            for sample in evaluate(HELD_REQUESTS, self._store, now)
-            if "node" in sample.labels and math.isfinite(sample.value) and now - sample.at <= self._stale_after_s
-        }
+        held = fresh_values(evaluate(HELD_REQUESTS, self._store, now), now, self._stale_after_s)
+        return {node: round(value) for node, value in held.items()}
 
     async def evaluate(self, expression: str) -> float | None:
         """The expression's one value now; None when it has none, is stale or not finite."""
@@ -157,3 +151,7 @@ class FleetLookup:
 
     async def _wanted(self) -> list[NodeRow]:
         return [row for row in await self._database.read(list_nodes) if row.wanted]
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)

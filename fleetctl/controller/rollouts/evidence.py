@@ -15,6 +15,7 @@ from typing import Any
 from alerts.errors import AlertsError
 from alerts.promql import evaluate
 from alerts.series.store import SeriesStore
+from fleetctl.controller.nodes.node_values import fresh_values
 from fleetctl.controller.rollouts.gate import SignalEvidence, SignalLimits, Tally
 from fleetctl.controller.rollouts.rollout import Rollout
 from fleetctl.settings.rollouts import RolloutSettings
@@ -196,11 +197,7 @@ class EvidenceReader:
     def _raw(self, signal: Signal, pool: str, le: str, now: float) -> dict[str, Counters]:
         """Node to its counters, of those whose samples are all fresh."""
         columns = [
-            {
-                one.labels["node"]: one.value
-                for one in self._samples(query.replace("POOL", pool).replace("LE", le), now)
-                if "node" in one.labels and math.isfinite(one.value) and now - one.at <= self._stale_after_s
-            }
+            fresh_values(self._samples(query.replace("POOL", pool).replace("LE", le), now), now, self._stale_after_s)
             for query in signal.queries
         ]
         nodes = set(columns[0]).intersection(*columns[1:])

@@ -5,17 +5,24 @@ from __future__ import annotations
 import json
 import random
 import sys
+from collections.abc import Collection
+from dataclasses import replace
 from statistics import fmean
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from fleetctl.controller.autoscaler.forecasts import change_of
+from alerts.series.store import SeriesStore
+from fleetctl.controller.autoscaler.forecasts import Forecasts, change_of
 from fleetctl.controller.autoscaler.lengths import LengthHistogram, Traffic
 from fleetctl.controller.autoscaler.prediction import FleetChange, LongReroute
 from fleetctl.controller.autoscaler.simulator import Simulator
 from fleetctl.controller.autoscaler.step_cost import FittedCosts, StepCount, fit_costs
 from fleetctl.controller.autoscaler.unknown import Unknown
 from runbooks.command import parse_command
+from runbooks.run import Run, RunStatus
+from tests.fixtures.runbooks import make_run
 
 SERVING = frozenset({"node-1", "node-2", "node-3", "node-4"})
 POOLS = dict.fromkeys(SERVING, "default")
@@ -95,3 +102,23 @@ async def test_simulator_answers_from_the_engine() -> None:
     answer = await Simulator(deadline_s=60).simulate({"nodes": [node], "arrivals": arrivals})
     assert isinstance(answer, dict), json.dumps(answer, default=str)
     assert answer["ttft_p95_s"] == pytest.approx(0.02)
+
+
+@pytest.mark.anyio
+async def test_a_run_is_followed_until_it_has_ended_and_was_looked_at_once() -> None:
+    runs, asked = [make_run(RunStatus.PROPOSED)], list[list[str]]()
+
+    async def runs_to_follow(run_ids: Collection[str]) -> list[Run]:
+        asked.append(list(run_ids))
+        return [run for run in runs if not run.status.is_terminal or run.id in run_ids]
+
+    fleet: Any = SimpleNamespace(nodes={})
+    records: Any = SimpleNamespace(clock=SimpleNamespace(now=lambda: 1000.0))
+    forecasts = Forecasts(records, fleet, SeriesStore(), Simulator(), runs_to_follow, [], interval_s=5.0)
+    await forecasts.follow_runs()
+    assert forecasts.known_words(runs[0].id) == "not predicted: no node takes requests"
+    await forecasts.follow_runs()
+    runs[0] = replace(runs[0], status=RunStatus.SUCCEEDED)
+    await forecasts.follow_runs()
+    await forecasts.follow_runs()
+    assert asked == [[], [runs[0].id], [runs[0].id], []]
