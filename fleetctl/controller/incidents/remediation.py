@@ -14,7 +14,7 @@ from fleetctl.controller.alertmanager.automation import Automation
 from fleetctl.controller.content.content import Content
 from fleetctl.controller.content.store import ContentStore
 from fleetctl.controller.incidents.incident_book import IncidentBook
-from fleetctl.controller.nodes.node_row import list_nodes
+from fleetctl.controller.nodes.node_row import get_node, list_nodes
 from fleetctl.controller.records import Records
 from fleetctl.controller.rollouts.deploy_before import deploy_before
 from fleetctl.controller.rollouts.rollout import Rollout
@@ -100,12 +100,13 @@ class Remediation:
         rollouts = await self._rollouts()
         if not rollouts:
             return None
-        node = next(
-            (row for row in await self._database.read(list_nodes) if row.name == incident.scope.get("node")), None
-        )
+        onset = incident.onset_at or incident.opened_at
+        if (pool := incident.scope.get("pool")) and deploy_before(rollouts, pool, onset) is None:
+            return None  # whatever its node's revision is
+        name = incident.scope.get("node", "")
+        node = await self._database.read(lambda c: get_node(c, name))
         pool = node.spec.pool if node is not None else incident.scope.get("pool", "")
         revision = node.spec.revision if node is not None else incident.scope.get("revision", "")
-        onset = incident.onset_at or incident.opened_at
         found = deploy_before(rollouts, pool, onset, revision=revision)
         runs = await self._database.call(lambda: self._journal.list(incident_id=incident.id)) if found else ()
         is_answered = any(run.runbook == ROLLBACK_PAGE and run.status.is_terminal for run in runs)

@@ -9,9 +9,10 @@ from fleetctl.controller.tables import rollouts
 
 _ENDS = [state.value for state in RolloutState if state.is_end]
 MAX_KEPT = 1000  # that have ended
+MAX_LISTED = 200
 
 
-def list_rollouts(connection: sa.Connection, pool: str | None = None, limit: int = 200) -> list[Rollout]:
+def list_rollouts(connection: sa.Connection, pool: str | None = None, limit: int = MAX_LISTED) -> list[Rollout]:
     """The newest first."""
     query = sa.select(rollouts.c.document).order_by(rollouts.c.started_at.desc(), rollouts.c.id).limit(limit)
     if pool is not None:
@@ -42,9 +43,11 @@ def put_rollout(connection: sa.Connection, rollout: Rollout) -> None:
 
 def earlier_revision(connection: sa.Connection, pool: str, revision: str) -> str:
     """What a rollback of a pool of this revision goes to: where its last rollout to it came from. Empty: not known."""
-    for one in list_rollouts(connection, pool):
-        if one.state is RolloutState.DONE and one.to_revision == revision and not one.is_return:
-            return one.from_revision
+    done = (rollouts.c.pool == pool) & (rollouts.c.state == RolloutState.DONE.value)
+    query = sa.select(rollouts.c.document).where(done).order_by(rollouts.c.started_at.desc(), rollouts.c.id)
+    for document in connection.execute(query.limit(MAX_LISTED)).scalars():
+        if document["to_revision"] == revision and not document["is_return"]:
+            return str(document["from_revision"])
     return ""
 
 

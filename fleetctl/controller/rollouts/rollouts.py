@@ -111,6 +111,8 @@ class Rollouts:
         )
         self._reports: dict[str, GateReport] = {}  # by rollout, as of the last look
         self._judged_at: dict[str, float] = {}
+        self._stored: list[Rollout] | None = None  # as `history` read them, until something is stored
+        self._num_stored = 0
 
     async def advance_rollouts(self) -> None:
         """One turn: judge each rollout under way, and store what follows."""
@@ -121,14 +123,27 @@ class Rollouts:
 
     async def statuses(self) -> list[RolloutStatus]:
         """Every rollout under way, with its pool as it is now."""
-        under_way, pools, rows = await self._database.read(
-            lambda c: (list_under_way(c), {pool.name: pool for pool in list_pools(c)}, list_nodes(c))
-        )
+
+        def work(connection: sa.Connection) -> tuple[list[Rollout], dict[str, PoolRow], list[NodeRow]]:
+            under_way = list_under_way(connection)
+            if not under_way:  # as in most seconds of most fleets
+                return [], {}, []
+            return under_way, {pool.name: pool for pool in list_pools(connection)}, list_nodes(connection)
+
+        under_way, pools, rows = await self._database.read(work)
         return [self._status(rollout, pools.get(rollout.pool) or _gone(rollout), rows) for rollout in under_way]
 
     async def history(self, pool: str | None = None) -> list[Rollout]:
-        """Rollouts, those under way too, the newest first."""
-        return await self._database.read(lambda c: list_rollouts(c, pool))
+        """Rollouts, those under way too, the newest first. All of them are kept: open incidents ask each second."""
+        if pool is not None:
+            return await self._database.read(lambda c: list_rollouts(c, pool))
+        if self._stored is not None:
+            return self._stored
+        num_stored = self._num_stored
+        found = await self._database.read(list_rollouts)
+        if num_stored == self._num_stored:
+            self._stored = found
+        return found
 
     def report_of(self, rollout: Rollout) -> GateReport | None:
         """The gate's last word on the present step; None: it did not look yet."""
@@ -167,6 +182,7 @@ class Rollouts:
 
         rollout, is_new = await self._routing.publish_change(work)
         if is_new:
+            self._note_stored()
             self._forget(rollout)
             await self._tell(rollout, "started" if len(rollout.history) == 1 else rollout.state.value)
         told = f"{rollout.id}: {rollout.state.value.replace('_', ' ')}, {rollout.from_revision} to {rollout.target}"
@@ -264,6 +280,8 @@ class Rollouts:
             stored = await self._routing.publish_change(work)
         else:
             stored = await self._database.write(work)
+        if stored:
+            self._note_stored()
         if stored and is_transition:
             kind = "step" if target.step != rollout.step else target.state.value
             await self._tell(target, kind)
@@ -271,6 +289,10 @@ class Rollouts:
             await self._records.audit.record(
                 f"rollout.{kind}", who=CONTROLLER, target=f"rollout/{target.pool}", why=target.why
             )
+
+    def _note_stored(self) -> None:
+        self._stored = None
+        self._num_stored += 1
 
     def _forget(self, rollout: Rollout) -> None:
         """What the gate said is of a step that is over."""
