@@ -11,6 +11,7 @@ import aiohttp
 import structlog
 from pydantic import TypeAdapter, ValidationError
 
+from fleetctl.gateway.nodes.controller_urls import ControllerUrls
 from fleetctl.gateway.nodes.node_views import NodeViews
 from fleetctl.wire import RouteSignals
 
@@ -36,7 +37,7 @@ class SignalsSync:
     ) -> None:
         self._session = session
         self._views = views
-        self._urls = [url.rstrip("/") + "/v1/routing/signals" for url in controller_url.split()]
+        self._urls = ControllerUrls(controller_url, "/v1/routing/signals")
         self._headers = {"Authorization": f"Bearer {controller_token}"} if controller_token else {}
         self._on_change = on_change
         self._every_s = every_s
@@ -47,18 +48,18 @@ class SignalsSync:
             try:
                 await self.read_once()
             except (aiohttp.ClientError, TimeoutError, OSError, ValidationError) as error:
-                log.debug("signals.not_read", url=self._urls[0], error=type(error).__name__)
-                self._urls.append(self._urls.pop(0))  # of several controllers another one may lead
+                log.debug("signals.not_read", url=self._urls.current, error=type(error).__name__)
+                self._urls.pass_on()  # of several controllers another one may lead
             await asyncio.sleep(self._every_s * random.uniform(0.8, 1.2))
 
     async def read_once(self) -> None:
         """One reading. Raises what reading raises."""
         timeout = aiohttp.ClientTimeout(total=LIMIT_S)
         async with self._session.get(
-            self._urls[0], headers=self._headers, timeout=timeout, allow_redirects=False
+            self._urls.current, headers=self._headers, timeout=timeout, allow_redirects=False
         ) as response:
             if response.status != 200:
-                self._urls.append(self._urls.pop(0))
+                self._urls.pass_on()
                 return  # a standby, or an older controller that has none
             signals = _SIGNALS.validate_json(await response.read())
         self._views.replace_all(signals, time.monotonic())

@@ -12,6 +12,7 @@ import aiohttp
 import structlog
 from pydantic import ValidationError
 
+from fleetctl.gateway.nodes.controller_urls import ControllerUrls
 from fleetctl.gateway.nodes.table import FILE_NAME, Routing, Table, load_table, store_table
 from fleetctl.kit.errors import BadInputError
 from fleetctl.wire import RoutingTable
@@ -53,15 +54,14 @@ class TableSync:
         """`controller_url`: one, or several with spaces between them, of controllers on one database."""
         self._session = session
         self._routing = routing
-        self._urls = [url.rstrip("/") + "/v1/routing" for url in controller_url.split()]  # the one that is asked first
+        self._urls = ControllerUrls(controller_url, "/v1/routing")
         self._headers = {"Authorization": f"Bearer {controller_token}"} if controller_token else {}
         self._path = run_dir / FILE_NAME
         self._on_table = on_table
         self._on_not_stored = on_not_stored
         self._is_stored = True
         # One of several that falls silent is replaced within seconds: it must not be waited for longer.
-        self._is_shared = len(self._urls) > 1
-        self._wait_s = min(wait_s, SHARED_WAIT_S) if self._is_shared else wait_s
+        self._wait_s = min(wait_s, SHARED_WAIT_S) if self._urls.are_several else wait_s
         self._now = now
 
     def load_last_good(self) -> None:
@@ -87,15 +87,15 @@ class TableSync:
                 table = await self._poll(is_first)
             except (aiohttp.ClientError, TimeoutError, OSError, TableUnavailableError, ValidationError) as error:
                 if self._routing.controller_is_reachable or is_first:
-                    log.warning("controller.lost", url=self._urls[0], error=_explain(error))
-                self._urls.append(self._urls.pop(0))
+                    log.warning("controller.lost", url=self._urls.current, error=_explain(error))
+                self._urls.pass_on()
                 self._routing.controller_is_reachable = False
                 is_first = True
                 await asyncio.sleep(backoff_s * random.uniform(0.7, 1.3))
                 backoff_s = min(backoff_s * 2, BACKOFF_LAST_S)
                 continue
             if not self._routing.controller_is_reachable:
-                log.info("controller.reached", url=self._urls[0])
+                log.info("controller.reached", url=self._urls.current)
             self._routing.controller_is_reachable = True
             backoff_s = BACKOFF_FIRST_S
             if is_first and table is None:
@@ -110,10 +110,10 @@ class TableSync:
         """The controller's table. None: ours still holds, or to the first question: it has none yet."""
         current = self._routing.table
         params = {} if is_first or current is None else {"after": str(current.version), "wait_s": f"{self._wait_s:g}"}
-        margin_s = SHARED_MARGIN_S if self._is_shared else ANSWER_MARGIN_S
+        margin_s = SHARED_MARGIN_S if self._urls.are_several else ANSWER_MARGIN_S
         timeout = aiohttp.ClientTimeout(total=self._wait_s + margin_s, sock_connect=2)
         async with self._session.get(
-            self._urls[0], params=params, headers=self._headers, timeout=timeout, allow_redirects=False
+            self._urls.current, params=params, headers=self._headers, timeout=timeout, allow_redirects=False
         ) as response:
             if response.status == 204:
                 return None
