@@ -13,10 +13,11 @@ from enum import StrEnum
 from typing import Protocol
 
 from diagnostics.diagnosis import Diagnosis
+from diagnostics.handling import Handling
 from diagnostics.scope import is_wide, scope_of, scope_text
+from diagnostics.severity import severity_rank
 
 REOPEN_WITHIN_S = 600.0
-SEVERITY_ORDER = ("ticket", "warning", "page", "critical")  # rising; a word not listed counts as a ticket
 MAX_TITLE_NAMES = 3  # of alerts beside the gravest, in a title
 MAX_ALERTS = 500  # of one incident; a storm keeps its first ones and the count
 
@@ -100,6 +101,7 @@ class Incident:
     widened_at: float | None = None  # when the scope last became more than it was
     widened_why: str = ""
     part_of: str | None = None  # the wider incident that explains this one; it keeps its own alerts and runs
+    handling: Handling = field(default_factory=Handling)
 
 
 def fired_alert(active: AlertLike) -> FiredAlert:
@@ -159,7 +161,7 @@ def join(incident: Incident, alert: FiredAlert, now: float) -> Incident:
         onset_at=incident.onset_at if known else _earlier(incident.onset_at, onset_of(alert)),
         scope=scope,
         title=_title(alerts, scope),
-        severity=max(incident.severity, alert.severity, key=_severity_rank),
+        severity=_severity_with(incident, alert),
         cleared_at=_cleared_at(alerts, incident.cleared_at, now),
     )
 
@@ -225,6 +227,7 @@ def reopen(incident: Incident, alert: FiredAlert) -> Incident:
         part_of=None,
         onset_at=onset_of(alert),
         diagnosis=None,
+        handling=incident.handling.after_reopening(),
     )
 
 
@@ -254,7 +257,7 @@ def _earlier(one: float | None, other: float | None) -> float | None:
 
 def by_gravity(alerts: Sequence[FiredAlert]) -> list[FiredAlert]:
     """Those with the highest severity first; of equals, in the order given."""
-    return sorted(alerts, key=lambda one: -_severity_rank(one.severity))
+    return sorted(alerts, key=lambda one: -severity_rank(one.severity))
 
 
 def with_diagnosis(incident: Incident, diagnosis: Diagnosis) -> Incident:
@@ -286,8 +289,11 @@ def _cleared_at(alerts: Iterable[FiredAlert], before: float | None, now: float) 
     return before if before is not None else now
 
 
-def _severity_rank(severity: str) -> int:
-    return SEVERITY_ORDER.index(severity) if severity in SEVERITY_ORDER else 0
+def _severity_with(incident: Incident, alert: FiredAlert) -> str:
+    """The gravest, unless a person has said how grave it is."""
+    if incident.handling.severity_by:
+        return incident.severity
+    return max(incident.severity, alert.severity, key=severity_rank)
 
 
 def _title(alerts: Sequence[FiredAlert], scope: Mapping[str, str]) -> str:

@@ -106,6 +106,27 @@ class EventRecord(_Record):
     data: dict[str, Any] = Field(default_factory=dict)
 
 
+class CorrectionRecord(_Record):
+    """A person's word that the verdict was wrong."""
+
+    cause: str | None = None
+    by: str = ""
+    at: float = 0.0
+    comment: str = ""
+    was: str | None = None
+
+
+class HandlingRecord(_Record):
+    """What people said about the incident."""
+
+    acknowledged_by: str = ""
+    acknowledged_at: float | None = None
+    assignee: str = ""
+    severity_by: str = ""
+    silenced_until: float | None = None
+    correction: CorrectionRecord | None = None
+
+
 class IncidentRecord(_Record):
     """The whole incident; times are Unix seconds."""
 
@@ -119,6 +140,7 @@ class IncidentRecord(_Record):
     widened_at: float | None = None
     widened_why: str = ""
     part_of: str | None = None
+    handling: HandlingRecord = HandlingRecord()
     resolved_at: float | None = None
     alerts: list[AlertRecord] = Field(default_factory=list)
     diagnosis: DiagnosisRecord | None = None

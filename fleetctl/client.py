@@ -19,6 +19,7 @@ from fleetctl.wire import (
     ActionRequest,
     Alert,
     ApprovalRequest,
+    AssignRequest,
     AuditCheck,
     AuditRow,
     AutoscalerPool,
@@ -32,6 +33,8 @@ from fleetctl.wire import (
     FreezeRequest,
     Gateway,
     Incident,
+    IncidentNote,
+    IncidentSilenceRequest,
     MadeToken,
     Node,
     Pool,
@@ -43,6 +46,7 @@ from fleetctl.wire import (
     RunbookInfo,
     RunOrder,
     RunRequest,
+    SeverityRequest,
     Silence,
     SilenceRequest,
     Status,
@@ -51,6 +55,7 @@ from fleetctl.wire import (
     TokenInfo,
     TokenRequest,
     VerbInfo,
+    VerdictRequest,
 )
 
 DEFAULT_TIMEOUT_S = 10.0
@@ -184,6 +189,30 @@ class ControllerClient:
     async def incident(self, incident_id: str) -> Incident:
         """One incident with timeline and evidence."""
         return await self._get(Incident, f"/v1/incidents/{_part(incident_id)}")
+
+    async def acknowledge_incident(self, incident_id: str, note: IncidentNote) -> Incident:
+        """Somebody has seen it."""
+        return await self._post(Incident, f"/v1/incidents/{_part(incident_id)}/acknowledgement", note)
+
+    async def assign_incident(self, incident_id: str, request: AssignRequest) -> Incident:
+        """It is somebody's from now on."""
+        return await self._post(Incident, f"/v1/incidents/{_part(incident_id)}/assignment", request)
+
+    async def comment_incident(self, incident_id: str, note: IncidentNote) -> Incident:
+        """A line on its timeline."""
+        return await self._post(Incident, f"/v1/incidents/{_part(incident_id)}/comments", note)
+
+    async def set_incident_severity(self, incident_id: str, request: SeverityRequest) -> Incident:
+        """How grave it is, whatever its alerts say."""
+        return await self._post(Incident, f"/v1/incidents/{_part(incident_id)}/severity", request)
+
+    async def silence_incident(self, incident_id: str, request: IncidentSilenceRequest) -> Incident:
+        """Silence its alerts where they are."""
+        return await self._post(Incident, f"/v1/incidents/{_part(incident_id)}/silence", request, SILENCE_S)
+
+    async def correct_verdict(self, incident_id: str, request: VerdictRequest) -> Incident:
+        """Its verdict was wrong."""
+        return await self._post(Incident, f"/v1/incidents/{_part(incident_id)}/verdict", request)
 
     async def events(self, after: int = 0, wait_s: float = 0.0, incident_id: str | None = None) -> list[TimelineEntry]:
         """Entries after a sequence number, oldest first; with `wait_s`, waits for the first one."""

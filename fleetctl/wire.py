@@ -454,6 +454,29 @@ class TimelineEntry(Wire):
     data: dict[str, Any] = Field(default_factory=dict)
 
 
+class Correction(Wire):
+    """A person's word that the verdict was wrong."""
+
+    cause: str | None  # None: none of the known ones
+    by: str
+    at: float
+    comment: str = ""
+    was: str | None = None  # what the verdict said
+
+
+class Handling(Wire):
+    """What people said about an incident."""
+
+    acknowledged_by: str = ""
+    acknowledged_at: float | None = None
+    assignee: str = ""  # who has it
+    severity_by: str = ""  # who set the severity; empty: its alerts did
+    silence_id: str = ""
+    silenced_until: float | None = None
+    correction: Correction | None = None
+    words: str = ""  # who has it, in a few words; empty while nobody does
+
+
 class Incident(Wire):
     """One thing that is wrong, with all that belongs to it."""
 
@@ -461,9 +484,15 @@ class Incident(Wire):
     title: str
     status: IncidentStatus
     severity: str
+    sev: str = ""  # SEV-1 to SEV-4, by severity
+    due_at: float | None = None  # when it is to be mitigated by its level's clock
     scope: dict[str, str]  # e.g. {"node": "node-2", "pool": "default"}
     opened_at: float
+    onset_at: float | None = None  # when it began by its alerts' own word
     resolved_at: float | None = None
+    handling: Handling = Handling()
+    no_remedy: str = ""  # why nothing is proposed for it, and what to do by hand
+    imported_from: str = ""  # of one that was read from a file: which fleetctl wrote it
     alerts: list[Alert] = Field(default_factory=list)
     diagnosis: Diagnosis | None = None
     runs: list[Run] = Field(default_factory=list)
@@ -847,12 +876,47 @@ class Silence(Wire):
 
 
 class SilenceRequest(Body):
-    """Make a silence in Alertmanager, from now on."""
+    """Make a silence from now on: in Alertmanager, or here where there is none."""
 
     matchers: list[SilenceMatcher] = Field(min_length=1, max_length=100)
     duration_s: float = Field(gt=0, le=366 * 86400)
     comment: str = Field(min_length=1, max_length=2000)
     created_by: str = Field(min_length=1, max_length=200)
+    local: bool = (
+        False  # kept here although there is an Alertmanager: fleetctl does nothing, Alertmanager goes on paging
+    )
+
+
+class IncidentNote(Body):
+    """Something said about an incident: seen, or a comment."""
+
+    comment: str = Field(default="", max_length=2000)
+    by: str = Field(default=NO_CLAIM, max_length=200)
+
+
+class AssignRequest(IncidentNote):
+    """Whose an incident is."""
+
+    to: str = Field(max_length=200)  # empty: nobody's
+
+
+class SeverityRequest(IncidentNote):
+    """How grave an incident is: critical, page, warning or ticket, or its SEV level."""
+
+    severity: str = Field(min_length=1, max_length=40)
+
+
+class IncidentSilenceRequest(IncidentNote):
+    """Silence the alerts of an incident where they are."""
+
+    for_s: float = Field(gt=0, le=366 * 86400)
+    local: bool = False  # as of SilenceRequest
+
+
+class VerdictRequest(IncidentNote):
+    """The verdict was wrong."""
+
+    cause: str = Field(min_length=1, max_length=64)  # the right one; "none": it has no name here
 
 
 class FreezeRequest(Body):

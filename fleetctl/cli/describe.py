@@ -42,6 +42,7 @@ from fleetctl.wire import (
     DrainReceipt,
     Gateway,
     GatewayWorkers,
+    Handling,
     Incident,
     Node,
     Pool,
@@ -241,12 +242,16 @@ def deep_check_words(check: DeepCheck) -> str:
 
 def describe_incident(incident: Incident) -> None:
     """The whole story of an incident, as a person reads it."""
-    diagnosis = incident.diagnosis
+    diagnosis, imported = incident.diagnosis, bool(incident.imported_from)
     print_fields(
         f"{incident.id}: {incident.title}",
         [
+            ("no remedy", incident.no_remedy),
+            ("imported", f"written by {incident.imported_from}: a record, nothing acts on it" if imported else ""),
             ("status", incident.status.value),
-            ("severity", incident.severity),
+            ("severity", _severity_words(incident)),
+            ("who has it", incident.handling.words or ("nobody" if incident.resolved_at is None else "")),
+            ("silenced", _silenced_words(incident.handling)),
             ("scope", ", ".join(f"{k}={v}" for k, v in incident.scope.items()) or "fleet"),
             ("widened", f"{clock(incident.widened_at)}: {incident.widened_why}" if incident.widened_at else ""),
             ("part of", incident.part_of or ""),
@@ -277,6 +282,18 @@ def describe_incident(incident: Incident) -> None:
     if incident.timeline:
         out.stdout().print("\nTimeline")
         print_rows(incident.timeline, VIEWS[Kind.events].columns, Output.table, empty="")
+
+
+def _severity_words(incident: Incident) -> str:
+    """Its level with the clock that it started, and who set it."""
+    by = f", set by {incident.handling.severity_by}" if incident.handling.severity_by else ""
+    due = f", to be mitigated by {clock(incident.due_at)}" if incident.due_at and incident.resolved_at is None else ""
+    return f"{incident.sev} ({incident.severity}){by}{due}" if incident.sev else incident.severity
+
+
+def _silenced_words(handling: Handling) -> str:
+    """Which silence a person made for it, and until when."""
+    return f"{handling.silence_id}, until {clock(handling.silenced_until)}" if handling.silenced_until else ""
 
 
 def _describe_receipt(receipt: DrainReceipt) -> None:

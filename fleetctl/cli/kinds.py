@@ -272,6 +272,7 @@ INCIDENT_COLUMNS = [
     _since("age", lambda i: i.opened_at),
     Column("scope", scope_text),
     Column("cause", lambda i: (i.diagnosis.cause if i.diagnosis else None) or "-"),
+    Column("who", lambda i: i.handling.words or "-", wide=True),
     Column("title", lambda i: i.title, wide=True),
 ]
 RUN_COLUMNS = [
@@ -478,6 +479,7 @@ VIEWS: Mapping[Kind, KindView] = {
             **i.scope,
             "status": i.status.value,
             "severity": i.severity,
+            "who": i.handling.assignee,
             "cause": (i.diagnosis.cause if i.diagnosis else None) or "",
             "alert": [alert.name for alert in i.alerts],
         },

@@ -1,4 +1,4 @@
-"""`silence`: mute alerts for a time, in Alertmanager. What is silenced opens no incident and starts nothing."""
+"""`silence`: mute alerts for a time, in Alertmanager or here. What is silenced opens no incident and starts nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COLUMNS = [
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    group = command_group(app, "silence", help="Mute alerts for a time, in Alertmanager.")
+    group = command_group(app, "silence", help="Mute alerts for a time, in Alertmanager or here.")
 
     @group.command("add")
     def add(
@@ -41,6 +41,9 @@ def register(app: typer.Typer) -> None:
         ],
         comment: Annotated[str, typer.Option("--comment", "-c", help="Why; others will read it.")],
         duration: Annotated[str, typer.Option("--duration", "-d", help="How long, e.g. 30m, 2h, 1d12h.")] = "1h",
+        local: Annotated[
+            bool, typer.Option("--local", help="Here alone, although there is an Alertmanager: it goes on paging.")
+        ] = False,
         created_by: Annotated[str | None, typer.Option("--by", help="Who; default: your login name.")] = None,
         output: OutputOption = Output.table,
     ) -> None:
@@ -52,6 +55,7 @@ def register(app: typer.Typer) -> None:
             duration_s=duration_s("--duration", duration, "a silence"),
             comment=comment.strip()[:2000],
             created_by=(created_by or whoami())[:200],
+            local=local,
         )
         _show(call(lambda client: client.add_silence(request)), output)
 
@@ -60,7 +64,7 @@ def register(app: typer.Typer) -> None:
         every: Annotated[bool, typer.Option("--all", "-a", help="Expired ones too.")] = False,
         output: OutputOption = Output.table,
     ) -> None:
-        """List silences in force and to come, as Alertmanager has them now."""
+        """List silences in force and to come, as Alertmanager has them now, and those that are kept here."""
         found = call(lambda client: client.silences())
         shown = [one for one in found if every or one.state != "expired"]
         print_rows(shown, COLUMNS, output, empty="no silences")

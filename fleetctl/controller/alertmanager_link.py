@@ -14,6 +14,7 @@ from fleetctl.controller.alertmanager.alertmanager_client import AlertmanagerCli
 from fleetctl.controller.alertmanager.automation import Automation
 from fleetctl.controller.alertmanager.external_alerts import ExternalAlerts
 from fleetctl.controller.alertmanager.external_check import CHECK_EVERY_S, ExternalCheck
+from fleetctl.controller.alertmanager.local_silences import LocalSilences
 from fleetctl.controller.alertmanager.outgoing_alert import labels_in_alertmanager
 from fleetctl.controller.alertmanager.peer_queue import PeerQueue
 from fleetctl.controller.alertmanager.silences import Silences
@@ -56,7 +57,7 @@ async def open_inbound(
         lambda: {alertmanager_fingerprint(labels_of(alert.labels)) for alert in engine.alerts()},
     )
     await external.load()
-    silences = Silences(clients, clock)
+    silences = Silences(clients, clock, await LocalSilences.opened(records))
 
     def labels_there(alert: FiredAlert) -> Mapping[str, str]:
         """The labels that an alert of either kind has in Alertmanager."""

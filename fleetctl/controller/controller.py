@@ -33,6 +33,7 @@ from fleetctl.controller.incidents.approvals import ApprovalPolicy
 from fleetctl.controller.incidents.closing import Closing
 from fleetctl.controller.incidents.diagnosing import Diagnosing
 from fleetctl.controller.incidents.incident_book import IncidentBook
+from fleetctl.controller.incidents.incident_handling import IncidentHandling
 from fleetctl.controller.incidents.inquiry import Inquiry
 from fleetctl.controller.incidents.pruning import PRUNE_EVERY_S, Pruning
 from fleetctl.controller.incidents.remediation import Remediation
@@ -144,6 +145,7 @@ class Controller:
     alerting: Alerting
     diagnosing: Diagnosing
     remediation: Remediation
+    handling: IncidentHandling
     inquiry: Inquiry
     loops: Loops
     lease: Lease
@@ -390,6 +392,7 @@ async def open_controller(
             alerting=alerting,
             diagnosing=diagnosing,
             remediation=remediation,
+            handling=IncidentHandling(book, content, inbound.silences, records),
             inquiry=Inquiry(content, rules.store, fleet, alerting.alerts, clock),
             loops=loops,
             lease=records.lease,

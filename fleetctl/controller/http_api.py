@@ -46,6 +46,7 @@ from fleetctl.controller.incidents.views import (
     gateway_view,
     incident_summary,
     incident_view,
+    no_remedy,
     node_view,
     run_view,
     runbook_view,
@@ -64,6 +65,7 @@ from fleetctl.wire import (
     NO_CLAIM,
     ActionRequest,
     ApprovalRequest,
+    AssignRequest,
     AutoscalerRequest,
     CallerInfo,
     DiagnoseRequest,
@@ -71,16 +73,20 @@ from fleetctl.wire import (
     Gateway,
     GatewayPhase,
     Incident,
+    IncidentNote,
+    IncidentSilenceRequest,
     IncidentStatus,
     Node,
     NodePhase,
     RunOrder,
     RunRequest,
+    SeverityRequest,
     SilenceRequest,
     Status,
     TokenRequest,
     TokenRole,
     VerbInfo,
+    VerdictRequest,
 )
 from runbooks.executor import OrderKind
 from runbooks.run import Run, RunStatus
@@ -178,6 +184,12 @@ def api_routes(controller: Controller, stopping: asyncio.Event) -> list[Route]:
         change("POST", "/v1/actions", "run.requested", api.act, by_journal=True),
         change("POST", "/v1/traffic-rules", "traffic_rule.made", api.make_traffic_rule),
         change("DELETE", "/v1/traffic-rules/{id:path}", "traffic_rule.removed", api.remove_traffic_rule),
+        change("POST", "/v1/incidents/{id}/acknowledgement", "incident.acknowledged", api.acknowledge_incident),
+        change("POST", "/v1/incidents/{id}/assignment", "incident.assigned", api.assign_incident),
+        change("POST", "/v1/incidents/{id}/comments", "incident.commented", api.comment_incident),
+        change("POST", "/v1/incidents/{id}/severity", "incident.severity_set", api.set_incident_severity),
+        change("POST", "/v1/incidents/{id}/silence", "incident.silenced", api.silence_incident),
+        change("POST", "/v1/incidents/{id}/verdict", "diagnosis.corrected", api.correct_verdict),
         change("POST", "/v1/freezes", "freeze.made", api.make_freeze),
         change("DELETE", "/v1/freezes", "freeze.ended", api.end_freezes),
         change("DELETE", "/v1/freezes/{id}", "freeze.ended", api.end_freezes),
@@ -381,6 +393,41 @@ class _Api:
         return _json_list([incident_summary(one, runs.get(one.incident.id, [])) for one in stored])
 
     async def incident(self, request: Request) -> Response:
+        return _json(await self._incident(request.path_params["id"]))
+
+    async def acknowledge_incident(self, request: Request) -> Response:
+        body = await read_body(request, IncidentNote)
+        who = _note_incident(request, body)
+        return await self._handled(request, self._c.handling.acknowledge(request.path_params["id"], body, who))
+
+    async def assign_incident(self, request: Request) -> Response:
+        body = await read_body(request, AssignRequest)
+        who = _note_incident(request, body, f"to {body.to or 'nobody'}")
+        return await self._handled(request, self._c.handling.assign(request.path_params["id"], body, who))
+
+    async def comment_incident(self, request: Request) -> Response:
+        body = await read_body(request, IncidentNote)
+        who = _note_incident(request, body)
+        return await self._handled(request, self._c.handling.comment(request.path_params["id"], body, who))
+
+    async def set_incident_severity(self, request: Request) -> Response:
+        body = await read_body(request, SeverityRequest)
+        who = _note_incident(request, body, body.severity)
+        work = self._c.handling.set_severity(request.path_params["id"], body.severity, body, who)
+        return await self._handled(request, work)
+
+    async def silence_incident(self, request: Request) -> Response:
+        body = await read_body(request, IncidentSilenceRequest)
+        who = _note_incident(request, body, f"for {body.for_s:.0f} s")
+        return await self._handled(request, self._c.handling.silence(request.path_params["id"], body, who))
+
+    async def correct_verdict(self, request: Request) -> Response:
+        body = await read_body(request, VerdictRequest)
+        who = _note_incident(request, body, f"it was {body.cause}")
+        return await self._handled(request, self._c.handling.correct_verdict(request.path_params["id"], body, who))
+
+    async def _handled(self, request: Request, work: Coroutine[Any, Any, object]) -> Response:
+        await work
         return _json(await self._incident(request.path_params["id"]))
 
     async def events(self, request: Request) -> Response:
@@ -643,8 +690,10 @@ class _Api:
             raise HTTPException(404, f"there is no incident {incident_id[:100]}")
         timeline = await self._c.timeline.read_all(incident_id)
         silencing = self._c.alertmanager.automation.silencing_of
-        runs = [await self._run_view(run) for run in await self._runs(incident_id)]
-        return incident_view(stored, runs, timeline, silencing)
+        known_runs = await self._runs(incident_id)
+        runs = [await self._run_view(run) for run in known_runs]
+        by_hand = no_remedy(stored.incident, self._c.content.current, known_runs, timeline)
+        return incident_view(stored, runs, timeline, silencing, by_hand)
 
     async def _run_view(self, run: Run) -> wire.Run:
         """The run, what was predicted of it, and what keeps a proposal from acting now."""
@@ -669,6 +718,12 @@ class _Api:
         finally:
             task.cancel()
             stop.cancel()
+
+
+def _note_incident(request: Request, body: IncidentNote, what: str = "") -> str:
+    """Tell the audit about a word on an incident; who says it."""
+    why = ": ".join(part for part in (what, body.comment.strip()) if part)
+    return note(request, claim=body.by, target=request.path_params["id"], why=why)
 
 
 def _claim(request: Request) -> str:

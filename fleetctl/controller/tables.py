@@ -6,8 +6,9 @@ import sqlalchemy as sa
 
 # 2: external_alerts and webhook_notices; 3: wanted_changes; 4: traffic_rules; 5: pools, revisions, nodes.pool and
 # nodes.revision; 6: freezes, audit; 7: access_tokens; 8: rollouts, and what pools know of theirs. 9: leadership,
-# members; 10: drain_receipts. Versions so far only added tables, and columns that may be NULL (`ADDED_COLUMNS`).
-SCHEMA_VERSION = 10
+# members; 10: drain_receipts; 11: silences, incidents.imported. Versions so far only added tables, and columns that may
+# be NULL (`ADDED_COLUMNS`).
+SCHEMA_VERSION = 11
 
 metadata = sa.MetaData()
 
@@ -56,15 +57,6 @@ pools = sa.Table(
     sa.Column("updated_by", sa.String(200), nullable=False),
 )
 
-ADDED_COLUMNS = (
-    nodes.c.pool,
-    nodes.c.revision,
-    pools.c.num_current,
-    pools.c.stable_revision,
-    pools.c.num_stable,
-    pools.c.override,
-)
-"""Columns that tables of an earlier version lack."""
 
 # Model directory, engine arguments, adapters and prompt template that nodes were started with. Never changed.
 revisions = sa.Table(
@@ -197,6 +189,20 @@ incidents = sa.Table(
     sa.Column("document", sa.JSON, nullable=False),
     sa.Column("postmortem", sa.String(1000)),
     sa.Column("blackbox", sa.String(1000)),
+    # Of one that was read from a file: its record with runs and timeline, and where it is from. NULL: it is our own.
+    sa.Column("imported", sa.JSON(none_as_null=True)),
+)
+
+# Silences that are kept here and not in an Alertmanager.
+silences = sa.Table(
+    "silences",
+    metadata,
+    sa.Column("id", sa.String(100), primary_key=True),
+    sa.Column("matchers", sa.JSON, nullable=False),
+    sa.Column("starts_at", sa.Double, nullable=False),
+    sa.Column("ends_at", sa.Double, nullable=False),
+    sa.Column("created_by", sa.String(200), nullable=False),
+    sa.Column("comment", sa.Text, nullable=False),
 )
 
 external_alerts = sa.Table(
@@ -236,3 +242,14 @@ events = sa.Table(
     sa.Column("data", sa.JSON, nullable=False),
     sqlite_autoincrement=True,
 )
+
+ADDED_COLUMNS = (
+    nodes.c.pool,
+    nodes.c.revision,
+    pools.c.num_current,
+    pools.c.stable_revision,
+    pools.c.num_stable,
+    pools.c.override,
+    incidents.c.imported,
+)
+"""Columns that tables of an earlier version lack."""

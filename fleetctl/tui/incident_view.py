@@ -80,13 +80,22 @@ def incident_rows(incidents: tuple[Incident, ...], now: float, width: int) -> tu
                 Cell(*STATUSES[one.status]),
                 Cell(_clock(one.opened_at) if now - one.opened_at < 86_400 else _day(one.opened_at), Tone.DIM),
                 Cell(
-                    clip(one.title, max(10, width - 18)),
+                    clip(_who(one) + one.title, max(10, width - 18)),
                     Tone.DIM if one.status is IncidentStatus.RESOLVED else Tone.PLAIN,
                 ),
             ),
         )
         for one in incidents
     )
+
+
+def _who(incident: Incident) -> str:
+    """The mark of one that somebody has: `[ann] `, with a question mark while it was only assigned."""
+    handling = incident.handling
+    if not handling.words or incident.resolved_at is not None:
+        return ""
+    doubt = "" if handling.acknowledged_at is not None else "?"
+    return f"[{handling.assignee or handling.acknowledged_by}{doubt}] "
 
 
 def incident_view(incident: Incident, now: float) -> IncidentView:
@@ -116,12 +125,23 @@ def _head(incident: Incident, now: float) -> StorySection:
     else:
         when = f"opened {_clock(incident.opened_at)}, {age(now - incident.opened_at)} ago"
     names = ", ".join(sorted({f"{alert.name} ({alert.state.value})" for alert in incident.alerts}))
+    level = f"{incident.sev} {incident.severity}" if incident.sev else incident.severity
     rows = [
-        (Cell(f"{glyph} {incident.status.value}", tone), Cell(f"{incident.severity}, {when}")),
+        (Cell(f"{glyph} {incident.status.value}", tone), Cell(f"{level}, {when}")),
         (Cell("where", Tone.DIM), Cell(where)),
     ]
+    if incident.no_remedy:
+        rows.insert(0, (Cell("by hand", Tone.WARN), Cell(incident.no_remedy, Tone.WARN)))
+    if incident.handling.words:
+        rows.append((Cell("who", Tone.DIM), Cell(incident.handling.words)))
+    elif incident.resolved_at is None:
+        rows.append((Cell("who", Tone.DIM), Cell(f"nobody: fleetctl incident ack {incident.id}", Tone.WARN)))
+    if (until := incident.handling.silenced_until) is not None and until > now:
+        rows.append((Cell("silenced", Tone.DIM), Cell(f"until {_clock(until)}, {incident.handling.silence_id}")))
     if names:
         rows.append((Cell("alerts", Tone.DIM), Cell(names)))
+    if incident.imported_from:
+        rows.append((Cell("imported", Tone.DIM), Cell(f"written by {incident.imported_from}; nothing acts on it")))
     if incident.postmortem:
         rows.append((Cell("written", Tone.DIM), Cell(incident.postmortem)))
     return StorySection(Cell(incident.title, Tone.STRONG), tuple(rows))

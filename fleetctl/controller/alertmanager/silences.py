@@ -1,4 +1,5 @@
 """Alertmanager's silences: read every few seconds, asked by everything that acts by itself, made and expired there.
+Without an Alertmanager, and where a silence is to hold here alone, they are kept here (`local_silences.py`).
 
 An alert that a silence covers opens no incident and starts nothing. When silences can't be read, an alert's incident
 opens all the same (hiding it would call the unknown quiet) and is diagnosed, but nothing is done unasked.
@@ -15,6 +16,7 @@ import structlog
 from alerts.errors import AlertsError
 from alerts.matcher import Matcher
 from fleetctl.controller.alertmanager.alertmanager_client import AlertmanagerClient
+from fleetctl.controller.alertmanager.local_silences import PREFIX, LocalSilences
 from fleetctl.controller.alertmanager.outgoing_alert import rfc3339
 from fleetctl.controller.alertmanager.silence import (
     KnownSilence,
@@ -40,8 +42,10 @@ T = TypeVar("T")
 class Silences:
     """Threading: belongs to one event loop."""
 
-    def __init__(self, clients: Sequence[AlertmanagerClient], clock: Clock) -> None:
+    def __init__(self, clients: Sequence[AlertmanagerClient], clock: Clock, local: LocalSilences | None = None) -> None:
+        """`local`: None where none are kept here, as in tools without a state."""
         self._clients = clients
+        self._local = local
         self._clock = clock
         self._known: dict[str, KnownSilence] = {}
         self._read_at: float | None = None
@@ -68,9 +72,11 @@ class Silences:
 
     def silencing_of(self, labels: Mapping[str, str]) -> Silencing:
         """Whether an alert with these labels (those it has in Alertmanager) is silenced now."""
+        now = self._clock.now()
+        if by := covering(self._own, labels, now):
+            return Silencing(Silenced.YES, by)
         if not self._clients:
             return Silencing(Silenced.NO)
-        now = self._clock.now()
         if not self._is_fresh(now):
             return Silencing(Silenced.UNKNOWN)
         if by := covering(self._known.values(), labels, now):
@@ -86,23 +92,25 @@ class Silences:
         now = self._clock.now()
         return SilencesState(
             known=not self._clients or (self._is_fresh(now) and not self._unjudged),
-            active=sum(one.is_in_force(now) for one in self._known.values()),
+            active=sum(one.is_in_force(now) for one in (*self._known.values(), *self._own)),
             read_at=self._read_at,
             last_error=self._last_error,
         )
 
     async def current(self) -> list[Silence]:
-        """As Alertmanager has them now, those in force first. Raises UnreachableError, or BadInputError without one."""
+        """As Alertmanager has them now, and those that are kept here; those in force first. Raises UnreachableError."""
         self._require()
-        if not await self._read_all():
+        if self._clients and not await self._read_all():
             raise UnreachableError(self._last_error, remedy="fleetctl status")
         order = {"active": 0, "pending": 1, "expired": 2}
-        return [one.to_wire() for one in sorted(self._known.values(), key=lambda s: (order[s.state], s.ends_at, s.id))]
+        found = [*self._known.values(), *self._own]
+        return [one.to_wire() for one in sorted(found, key=lambda s: (order[s.state], s.ends_at, s.id))]
 
     async def add(self, request: SilenceRequest) -> Silence:
-        """Make it at the first peer that answers; peers tell each other. Returns it as Alertmanager has it.
+        """Make it at the first peer that answers; peers tell each other. Returns it as Alertmanager has it. Without an
+        Alertmanager, and when it is to hold here alone, it is kept here.
 
-        Raises BadInputError (no Alertmanager, a matcher it refuses) and UnreachableError.
+        Raises BadInputError (a matcher that is refused) and UnreachableError.
         """
         self._require()
         for matcher in request.matchers:
@@ -112,6 +120,8 @@ class Silences:
                 raise BadInputError(f"matchers: {matcher.name}: {error}") from None
         if all(matcher.op in ("=", "=~") and matcher.value == "" for matcher in request.matchers):
             raise BadInputError("matchers: at least one must name a value", remedy="e.g. alertname=LLMNodeDown")
+        if self._local is not None and (request.local or not self._clients):
+            return await self._local.add(request)
         now = self._clock.now()
         body: dict[str, Any] = {
             "matchers": [encode_matcher(one) for one in request.matchers],
@@ -136,6 +146,8 @@ class Silences:
     async def expire(self, silence_id: str) -> Silence:
         """End it now. Raises BadInputError when there is none of this id, or it is over."""
         self._require()
+        if self._local is not None and (silence_id.startswith(PREFIX) or not self._clients):
+            return await self._local.expire(silence_id)
 
         async def end(client: AlertmanagerClient) -> Silence:
             found = await client.silence(silence_id)
@@ -199,8 +211,12 @@ class Silences:
     def _is_fresh(self, now: float) -> bool:
         return self._read_at is not None and now - self._read_at <= STALE_AFTER_S
 
+    @property
+    def _own(self) -> tuple[KnownSilence, ...]:
+        return self._local.known if self._local is not None else ()
+
     def _require(self) -> None:
-        if not self._clients:
+        if not self._clients and self._local is None:
             raise BadInputError(
                 "no Alertmanager is configured, and silences are kept there",
                 remedy="set alertmanagers: [http://HOST:9093] in the controller's settings and restart it",

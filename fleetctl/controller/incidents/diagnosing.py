@@ -82,6 +82,8 @@ class Diagnosing:
 
     def _why_due(self, incident: Incident, course: _Course, now: float) -> str:
         """Why its trees are to be walked now, in words for the timeline; "" when they are not."""
+        if incident.handling.correction is not None:
+            return ""  # a person said what it is
         standing, walked = incident.diagnosis, course.walked_at
         if standing is not None and is_outgrown(incident, standing):
             return "it became wider"

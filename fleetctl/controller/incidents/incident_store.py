@@ -25,6 +25,12 @@ class StoredIncident:
     incident: Incident
     postmortem: str | None = None
     blackbox: str | None = None
+    imported: dict[str, Any] | None = None  # of one that was read from a file: `software`, `at`, `record`
+
+    @property
+    def imported_from(self) -> str:
+        """Which fleetctl wrote the file that it was read from; "": it is our own."""
+        return "" if self.imported is None else str(self.imported.get("software") or "a file")
 
 
 def save_incident(
@@ -64,7 +70,8 @@ def list_incidents(connection: sa.Connection, status: str | None = None) -> list
 
 def list_recent(connection: sa.Connection, resolved_after: float) -> list[StoredIncident]:
     """All that are not resolved, and those resolved since: what a new alert may join or reopen."""
-    found = [one for one in list_incidents(connection) if _is_recent(one.incident, resolved_after)]
+    stored = [one for one in list_incidents(connection) if one.imported is None]  # nothing acts on those
+    found = [one for one in stored if _is_recent(one.incident, resolved_after)]
     open_rows = sa.select(incidents).where(incidents.c.status != IncidentStatus.RESOLVED.value)
     known = {one.incident.id for one in found}
     older = [_decode(row._mapping) for row in connection.execute(open_rows) if row.id not in known]
@@ -82,4 +89,4 @@ def _decode(row: sa.RowMapping) -> StoredIncident | None:
         # One unreadable incident must not hide the others, nor keep the controller from starting.
         log.error("incident.unreadable", incident_id=row["id"], error=str(error.errors()[0]["msg"]))
         return None
-    return StoredIncident(incident, row["postmortem"], row["blackbox"])
+    return StoredIncident(incident, row["postmortem"], row["blackbox"], row["imported"])

@@ -10,10 +10,12 @@ from alerts.evaluation.alert import ActiveAlert
 from alerts.promql import evaluate
 from alerts.series.store import SeriesStore
 from diagnostics.diagnosis import Diagnosis
-from diagnostics.incident import FiredAlert, Incident, fired_alert
+from diagnostics.incident import FiredAlert, Incident, IncidentStatus, by_gravity, fired_alert
 from diagnostics.record import IncidentRecord
+from diagnostics.severity import sev_level
 from fleetctl import wire
 from fleetctl.controller.alertmanager.silence import Silenced, Silencing
+from fleetctl.controller.content.content import Content
 from fleetctl.controller.incidents.incident_store import StoredIncident
 from fleetctl.controller.nodes.deep_checks import DeepCheck
 from fleetctl.controller.nodes.fleet import NodeState
@@ -142,9 +144,10 @@ def freeze_view(freeze: Freeze) -> wire.Freeze:
     return wire.Freeze.model_validate(asdict(freeze))
 
 
-def incident_summary(stored: StoredIncident, runs: Sequence[wire.Run] = ()) -> wire.Incident:
+def incident_summary(stored: StoredIncident, runs: Sequence[wire.Run] = (), no_remedy: str = "") -> wire.Incident:
     """Without timeline and evidence: what a list shows."""
     incident: Incident = stored.incident
+    level = sev_level(incident.severity)
     diagnosis = incident.diagnosis
     short = diagnosis_view(diagnosis).model_copy(update={"evidence": []}) if diagnosis else None
     return wire.Incident(
@@ -152,8 +155,14 @@ def incident_summary(stored: StoredIncident, runs: Sequence[wire.Run] = ()) -> w
         title=incident.title,
         status=wire.IncidentStatus(incident.status.value),
         severity=incident.severity,
+        sev=level.name,
+        due_at=None if level.within_s is None else incident.opened_at + level.within_s,
         scope=dict(incident.scope),
         opened_at=incident.opened_at,
+        onset_at=incident.onset_at,
+        handling=wire.Handling(**asdict(incident.handling), words=incident.handling.words),
+        no_remedy=no_remedy,
+        imported_from=stored.imported_from,
         resolved_at=incident.resolved_at,
         alerts=[alert_view(alert) for alert in incident.alerts],
         diagnosis=short,
@@ -171,16 +180,40 @@ def incident_view(
     runs: Sequence[wire.Run],
     timeline: Sequence[wire.TimelineEntry],
     silencing_of: Callable[[FiredAlert], Silencing],
+    no_remedy: str = "",
 ) -> wire.Incident:
     """An incident with all that is known of it."""
     diagnosis = stored.incident.diagnosis
-    return incident_summary(stored, runs).model_copy(
+    return incident_summary(stored, runs, no_remedy).model_copy(
         update={
             "diagnosis": diagnosis_view(diagnosis) if diagnosis else None,
             "timeline": list(timeline),
             "alerts": [alert_view(alert, silencing_of) for alert in stored.incident.alerts],
         }
     )
+
+
+def no_remedy(
+    incident: Incident, content: Content, runs: Sequence[Run], timeline: Sequence[wire.TimelineEntry] = ()
+) -> str:
+    """Why nothing can be proposed for an open incident, and what a person does; "" while a page treats it, and while
+    its cause is looked for. `timeline`: where it is told why a page that there is was not proposed."""
+    diagnosis = incident.diagnosis
+    is_treated = any(not run.dry_run and not run.status.is_terminal for run in runs)
+    if diagnosis is None or incident.status is IncidentStatus.RESOLVED or is_treated:
+        return ""
+    if diagnosis.cause is None:
+        alert = by_gravity(incident.alerts)[0]
+        by_hand = content.no_tree.get(alert.name)
+        return f"no cause is named. By hand: {by_hand}" if by_hand else f"no cause is named: {diagnosis.title}"
+    page = content.page_for_cause(diagnosis.cause)
+    if page is not None and page.is_by_hand:
+        return f"no command mends {diagnosis.cause}. By hand: fleetctl runbook show {page.name}"
+    if page is not None:
+        told = [one for one in timeline if one.kind == "remediation.not_proposed" and one.at >= diagnosis.at]
+        return f"nothing is proposed: {told[-1].text}" if told and not runs else ""
+    known = content.causes.get(diagnosis.cause)
+    return f"no runbook treats {diagnosis.cause}" + (f". By hand: {known.no_page}" if known and known.no_page else "")
 
 
 def runbook_view(page: Page, *, with_page: bool) -> wire.RunbookInfo:

@@ -106,6 +106,8 @@ async def test_a_fleet_is_a_pool_of_one_revision_which_nodes_and_routes_carry(cl
         ("DELETE", "/v1/silences/x", {}),
         ("POST", "/v1/traffic-rules", {}),
         ("DELETE", "/v1/traffic-rules/x", {}),
+        ("POST", "/v1/incidents/x/acknowledgement", {}),
+        ("POST", "/v1/incidents/x/verdict", {"cause": "slow_node"}),
         ("POST", "/v1/freezes", {}),
         ("DELETE", "/v1/freezes", {}),
     ],
