@@ -7,6 +7,16 @@ causes:
     signals: [llm:step_seconds:mean]      where it shows
     confused_with: [overload]             causes that look alike, and that a tree must tell it from
     page: replace-node                    or `no_page: why there is none`
+    says: "{{where}} computes slowly: {{slow_steps}} as long as its peers"    the verdict's title
+    where: [node]                         places it may be the cause of: node, pool, fleet; default all
+    explains: [latency]                   trees whose alerts it can be behind
+    must: [slow_steps, [a, b]]            questions: each is yes, of a list one is
+    often: [queue_waits]                  yes in most cases
+    may: [ttft_up]                        no surprise
+    never: [arrivals_doubled]             a yes rules it out
+    prior: 1                              how common, beside the others
+    at_most: likely                       its evidence only coincides
+    tell_apart: {overload: slow_steps}    the question that tells it from another cause
 """
 
 from __future__ import annotations
@@ -16,13 +26,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from diagnostics.content_file import BadContentFileError, Problem, read_content_file, validate
+from diagnostics.expectation import PLACES, Expectation, Place
 
 CAUSE_NAME = r"^[a-z][a-z0-9_]{0,63}$"
+_Name = Annotated[str, Field(pattern=CAUSE_NAME)]
 _Word = Annotated[str, Field(min_length=1, max_length=200)]
 
 
@@ -39,6 +51,7 @@ class Cause:
     no_page: str
     file: str  # where it is defined, for errors
     line: int
+    expects: Expectation | None = None  # None: only trees of the old form name it
 
 
 class _CauseForm(BaseModel):
@@ -51,12 +64,56 @@ class _CauseForm(BaseModel):
     confused_with: list[_Word] = Field(default_factory=list, max_length=50)
     page: str = Field(default="", max_length=100)
     no_page: str = Field(default="", max_length=500)
+    says: str = Field(default="", max_length=300)
+    where: list[Place] = Field(default_factory=lambda: list(PLACES), min_length=1)
+    explains: list[_Name] = Field(default_factory=list, max_length=50)
+    must: list[_Name | Annotated[list[_Name], Field(min_length=1, max_length=20)]] = Field(
+        default_factory=list, max_length=20
+    )
+    often: list[_Name] = Field(default_factory=list, max_length=50)
+    may: list[_Name] = Field(default_factory=list, max_length=50)
+    never: list[_Name] = Field(default_factory=list, max_length=50)
+    prior: float = Field(default=1.0, gt=0, le=10)
+    at_most: Literal["confirmed", "likely"] = "confirmed"
+    tell_apart: dict[_Name, _Name] = Field(default_factory=dict, max_length=50)
 
     @model_validator(mode="after")
     def _says_what_to_do(self) -> Self:
         if bool(self.page) == bool(self.no_page):
             raise ValueError("give `page`, the page that treats it, or `no_page`, a sentence why there is none")
         return self
+
+    @model_validator(mode="after")
+    def _expects_something(self) -> Self:
+        if self.must and not (self.says and self.explains):
+            raise ValueError(
+                "a cause with `must` needs `says`, the verdict's title, and `explains`, the trees it is behind"
+            )
+        named = [name for group in self._groups() for name in group] + self.often + self.may + self.never
+        twice = sorted({name for name in named if named.count(name) > 1})
+        if twice:
+            raise ValueError(f"{', '.join(twice)}: named twice in must, often, may and never")
+        return self
+
+    def _groups(self) -> list[list[str]]:
+        return [[one] if isinstance(one, str) else one for one in self.must]
+
+    def expectation(self) -> Expectation | None:
+        """What the scorer knows of it."""
+        if not self.must:
+            return None
+        return Expectation(
+            says=self.says,
+            explains=frozenset(self.explains),
+            must=tuple(tuple(group) for group in self._groups()),
+            often=tuple(self.often),
+            may=tuple(self.may),
+            never=tuple(self.never),
+            where=frozenset(self.where),
+            prior=self.prior,
+            at_most=self.at_most,
+            tell_apart=self.tell_apart,
+        )
 
 
 class _CausesForm(BaseModel):
@@ -115,6 +172,7 @@ def read_cause_file(path: Path) -> list[Cause]:
             no_page=" ".join(entry.no_page.split()),
             file=file.name,
             line=file.line_of("causes", index),
+            expects=entry.expectation(),
         )
         for index, entry in enumerate(form.causes)
     ]

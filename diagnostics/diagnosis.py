@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 AnswerWord = Literal["yes", "no", "unknown"]
 Confidence = Literal["confirmed", "likely", "unknown"]
+Speaks = Literal["", "for", "against"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +24,12 @@ class Evidence:
     unit: str = ""
     age_s: float | None = None
     why_unknown: str = ""
+    speaks: Speaks = ""  # of the cause that was named
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Where a walk ended; the fields of the wire's `Diagnosis`. `cause` None: the tree named none."""
+    """What was found; the fields of the wire's `Diagnosis`. `cause` None: none was named."""
 
     tree: str
     cause: str | None
@@ -36,6 +39,16 @@ class Diagnosis:
     ruled_out: tuple[str, ...] = ()
     not_known: tuple[str, ...] = ()
     at: float = 0.0
+    probability: float | None = None  # of the cause; None: nothing was scored
+    also: str | None = None  # a second cause that is at work beside it
+    runner_up: str | None = None  # the next best cause
+    runner_up_probability: float | None = None
+    tells_apart: str = ""  # what would tell the two apart
+    why_not: Mapping[str, str] = field(default_factory=dict)  # cause to what ruled it out
+    onset: float | None = None  # when it began, and between which two times for certain
+    onset_early: float | None = None
+    onset_late: float | None = None
+    changes: tuple[str, ...] = ()  # what changed just before, nearest first
 
 
 def undiagnosed(alert: str, what_to_do: str | None) -> Diagnosis:

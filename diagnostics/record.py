@@ -45,6 +45,7 @@ class EvidenceRecord(_Record):
     unit: str = ""
     age_s: float | None = None
     why_unknown: str = ""
+    speaks: Literal["", "for", "against"] = ""
 
 
 class DiagnosisRecord(_Record):
@@ -58,6 +59,16 @@ class DiagnosisRecord(_Record):
     ruled_out: list[str] = Field(default_factory=list)
     not_known: list[str] = Field(default_factory=list)
     at: float = 0.0
+    probability: float | None = None
+    also: str | None = None
+    runner_up: str | None = None
+    runner_up_probability: float | None = None
+    tells_apart: str = ""
+    why_not: dict[str, str] = Field(default_factory=dict)
+    onset: float | None = None
+    onset_early: float | None = None
+    onset_late: float | None = None
+    changes: list[str] = Field(default_factory=list)
 
 
 class StepLine(_Record):

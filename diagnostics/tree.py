@@ -89,6 +89,13 @@ class Tree:
     max_age_s: float  # a value older than this is no evidence
     questions: tuple[Question, ...]
     verdicts: Mapping[str, Verdict]
+    ask: tuple[str, ...] = ()  # names of shared questions, in the order in which a verdict shows them
+    onset: tuple[str, ...] = ()  # PromQL templates of the series in which the beginning is looked for
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether its causes are scored by evidence; else its own branches name one."""
+        return bool(self.ask)
 
     def position(self, question_id: str) -> int | None:
         """Where the question stands in the order; None when there is no such question."""

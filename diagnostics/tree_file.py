@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, RootModel
+from pydantic import BaseModel, ConfigDict, Field, RootModel, model_validator
 
 from alerts.errors import BadExpressionError
 from alerts.promql import parse
@@ -66,8 +66,16 @@ class _TreeForm(_Form):
     symptoms: list[str] = Field(min_length=1, max_length=50)
     stands_alone: list[str] = Field(default_factory=list, max_length=50)
     max_age_s: float = Field(default=60.0, gt=0, le=3600)
-    questions: list[_QuestionForm] = Field(min_length=1, max_length=100)
-    verdicts: list[_VerdictForm] = Field(min_length=1, max_length=100)
+    questions: list[_QuestionForm] = Field(default_factory=list, max_length=100)
+    verdicts: list[_VerdictForm] = Field(default_factory=list, max_length=100)
+    ask: list[Annotated[str, Field(pattern=IDENTIFIER)]] = Field(default_factory=list, max_length=200)
+    onset: list[Annotated[str, Field(min_length=1, max_length=2000)]] = Field(default_factory=list, max_length=10)
+
+    @model_validator(mode="after")
+    def _asks_something(self) -> Self:
+        if not self.ask and not (self.questions and self.verdicts):
+            raise ValueError("give `ask`, names of questions; or `questions` and `verdicts` with branches of its own")
+        return self
 
 
 class _NoTreeForm(RootModel[dict[str, Annotated[str, Field(min_length=1, max_length=500)]]]):
@@ -157,6 +165,8 @@ def _to_tree(form: _TreeForm) -> Tree:
         stands_alone=frozenset(form.stands_alone),
         max_age_s=form.max_age_s,
         questions=tuple(_to_question(entry) for entry in form.questions),
+        ask=tuple(form.ask),
+        onset=tuple(" ".join(one.split()) for one in form.onset),
         verdicts={entry.id: Verdict(entry.id, entry.cause, entry.title, entry.at_most) for entry in form.verdicts},
     )
 
@@ -198,7 +208,7 @@ def _check_branches(file: ContentFile, form: _TreeForm) -> Iterator[Problem]:
         if question.id in order or question.id in verdicts or question.id in (CONTINUE, END):
             yield _problem(file, f"question {question.id}", "the id is taken", "questions", index, remedy="rename it")
         order.setdefault(question.id, index)
-    reached = {form.questions[0].id}
+    reached = {question.id for question in form.questions[:1]}
     for index, question in enumerate(form.questions):
         where = f"question {question.id}"
         if question.id not in reached and order[question.id] == index:
@@ -226,7 +236,7 @@ def _check_texts(file: ContentFile, form: _TreeForm) -> Iterator[Problem]:
     for index, question in enumerate(form.questions):
         for key in ("query", "pool_query"):
             template = getattr(question, key)
-            fault = _query_fault(template, may_end_now=bool(question.window_ends_now)) if template else None
+            fault = query_fault(template, may_end_now=bool(question.window_ends_now)) if template else None
             if fault is not None:
                 yield _problem(file, f"question {question.id}", fault[0], "questions", index, key, remedy=fault[1])
     known = {*(question.id for question in form.questions), *_TITLE_PLACEHOLDERS}
@@ -239,7 +249,7 @@ def _check_texts(file: ContentFile, form: _TreeForm) -> Iterator[Problem]:
                 yield _problem(file, where, reason, "verdicts", index, "title", remedy=remedy)
 
 
-def _query_fault(template: str, *, may_end_now: bool) -> tuple[str, str] | None:
+def query_fault(template: str, *, may_end_now: bool) -> tuple[str, str] | None:
     """`(reason, remedy)`; None when nothing is wrong."""
     for name in PLACEHOLDER.findall(template):
         if name not in QUERY_PLACEHOLDERS:

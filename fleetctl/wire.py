@@ -328,19 +328,30 @@ class Evidence(Wire):
     unit: str = ""  # of `value`: ratio, seconds, tokens, times, per_second, count
     age_s: float | None = None
     why_unknown: str = ""
+    speaks: Literal["", "for", "against"] = ""  # of the cause that was named
 
 
 class Diagnosis(Wire):
-    """What a tree found: cause, evidence, and what is ruled out or not known."""
+    """What was found: cause, evidence, and what is ruled out or not known."""
 
     tree: str
-    cause: str | None  # None: the tree ended without naming one
+    cause: str | None  # None: none was named
     title: str = ""
     confidence: Literal["confirmed", "likely", "unknown"] = "unknown"
     evidence: list[Evidence] = Field(default_factory=list)
     ruled_out: list[str] = Field(default_factory=list)
     not_known: list[str] = Field(default_factory=list)
     at: float = 0.0
+    probability: float | None = None  # of the cause; None: nothing was scored
+    also: str | None = None  # a second cause that is at work beside it
+    runner_up: str | None = None  # the next best cause
+    runner_up_probability: float | None = None
+    tells_apart: str = ""  # what would tell the two apart
+    why_not: dict[str, str] = Field(default_factory=dict)  # cause to what ruled it out
+    onset: float | None = None  # when it began
+    onset_early: float | None = None  # not before, not after
+    onset_late: float | None = None
+    changes: list[str] = Field(default_factory=list)  # what changed just before, nearest first
 
 
 class RunStatus(StrEnum):

@@ -9,6 +9,7 @@ from typing import Literal
 from alerts.errors import BadExpressionError
 from alerts.promql import parse
 from diagnostics.content_file import nearest, unknown
+from diagnostics.query import PLACEHOLDER
 from fleetctl.controller.content.content import (
     BUILT_IN,
     Content,
@@ -21,6 +22,7 @@ from fleetctl.controller.content.content import (
 from runbooks.page import Page, PageStep
 from runbooks.verbs import VERBS
 
+_TITLE_NAMES = ("where", "node", "pool", "model")
 _SIGNAL = re.compile(r"\bllm:[a-zA-Z0-9_:]*[a-zA-Z0-9_]")
 
 
@@ -34,6 +36,9 @@ def check_content(content: Content, failed: Collection[str] = ()) -> list[Conten
         found += _page_causes(content, objects)
         found += _page_steps(content, objects)
         found += _policies(content, objects)
+    if not {"causes", "questions", "trees"} & set(failed):
+        found += _expectations(content)
+        found += _asked(content, objects)
     if has_rules:
         found += _signals(content, objects)
     if has_rules and "trees" not in failed:
@@ -59,6 +64,35 @@ def _causes(content: Content) -> Iterator[ContentProblem]:
             reason = f"its page {cause.page} does not say that it treats it"
             remedy = f"add {cause.name} to `causes` of that page"
             yield ContentProblem("error", cause.file, cause.line, place, reason, remedy)
+
+
+def _expectations(content: Content) -> Iterator[ContentProblem]:
+    """What causes name is there: questions, trees, and the causes that they are told apart from."""
+    for cause in content.causes.values():
+        if cause.expects is None:
+            continue
+        known = {*content.questions, *_TITLE_NAMES}
+        named = [
+            ("", "question", sorted(cause.expects.names), content.questions),
+            (": explains", "tree", sorted(cause.expects.explains), content.trees),
+            (": tell_apart", "cause", sorted(cause.expects.tell_apart), content.causes),
+            (": says", "placeholder", PLACEHOLDER.findall(cause.expects.says), known),
+        ]
+        for key, kind, names, there in named:
+            for name in names:
+                if name not in there:
+                    reason, remedy = unknown(kind, name, there)
+                    yield ContentProblem("error", cause.file, cause.line, f"cause {cause.name}{key}", reason, remedy)
+
+
+def _asked(content: Content, objects: dict[tuple[Kind, str], ContentObject]) -> Iterator[ContentProblem]:
+    for tree in content.trees.values():
+        for name in tree.ask:
+            if name not in content.questions:
+                reason, remedy = unknown("question", name, content.questions)
+                yield ContentProblem(
+                    "error", objects["tree", tree.name].file, 0, f"tree {tree.name}: ask", reason, remedy
+                )
 
 
 def _page_causes(content: Content, objects: dict[tuple[Kind, str], ContentObject]) -> Iterator[ContentProblem]:
@@ -178,6 +212,8 @@ def _signals(content: Content, objects: dict[tuple[Kind, str], ContentObject]) -
         file = objects["tree", tree.name].file
         for question in tree.questions:
             used.append((file, 0, f"question {question.id}", f"{question.query} {question.pool_query or ''}"))
+    for one in content.questions.values():
+        used.append((one.file, one.line, f"question {one.id}", f"{one.query} {one.pool_query or ''}"))
     for page in content.pages.values():
         file = objects["page", page.name].file
         used += [(file, line, place, expression) for place, expression, line in page.expressions]
@@ -192,6 +228,6 @@ def _signals(content: Content, objects: dict[tuple[Kind, str], ContentObject]) -
 def _unused(content: Content, objects: dict[tuple[Kind, str], ContentObject]) -> Iterator[ContentProblem]:
     named = {verdict.cause for tree in content.trees.values() for verdict in tree.verdicts.values()}
     for cause in content.causes.values():
-        if cause.name not in named and objects["cause", cause.name].source != BUILT_IN:
+        if cause.expects is None and cause.name not in named and objects["cause", cause.name].source != BUILT_IN:
             place = f"cause {cause.name}"
             yield ContentProblem("warning", cause.file, cause.line, place, "no tree ends in it", "add a verdict to one")

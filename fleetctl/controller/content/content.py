@@ -12,6 +12,8 @@ from typing import Literal
 
 from alerts.evaluation.rules import RuleGroup
 from diagnostics.cause import Cause
+from diagnostics.evidence.judge import Knowledge
+from diagnostics.evidence.question import Question
 from diagnostics.tree import Tree
 from fleetctl.kit.errors import BadInputError
 from fleetctl.settings.controller import PolicyName
@@ -21,7 +23,9 @@ from runbooks.page import Page
 BUILT_IN = "built-in"
 MAX_TOLD = 20  # problems in one error message; `fleetctl content check` has them all
 
-Kind = Literal["signal", "objective", "rule", "case", "tree", "cause", "page", "policy", "approval", "no_tree"]
+Kind = Literal[
+    "signal", "objective", "rule", "case", "tree", "question", "cause", "page", "policy", "approval", "no_tree"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,7 @@ class Content:
     signals: tuple[RuleGroup, ...]  # recording rules of what engines emit; evaluated first
     rules: tuple[RuleGroup, ...]  # objectives, then alerts
     trees: Mapping[str, Tree]
+    questions: Mapping[str, Question]  # that causes and trees name
     causes: Mapping[str, Cause]
     pages: Mapping[str, Page]
     no_tree: Mapping[str, str]  # alert to what to do, where no tree explains it
@@ -90,6 +95,12 @@ class Content:
     def groups(self) -> tuple[RuleGroup, ...]:
         """All rules in the order of their evaluation."""
         return self.signals + self.rules
+
+    @property
+    def knowledge(self) -> Knowledge:
+        """What evidence is judged by."""
+        expected = {name: one.expects for name, one in self.causes.items() if one.expects is not None}
+        return Knowledge(self.questions, expected)
 
     def page_for_cause(self, cause: str) -> Page | None:
         """The page that the cause names; else, of those that say they treat it, the first with the lowest risk."""

@@ -2,7 +2,8 @@
 
 DIR/signals/*.yaml objectives/*.yaml rules/*.yaml     Prometheus rule files
 DIR/cases/*.yaml                                      promtool unit tests of those rules
-DIR/trees/*.yaml causes/*.yaml policies/*.yaml        decision trees, causes, what happens with a cause's page
+DIR/trees/*.yaml questions/*.yaml causes/*.yaml       decision trees, the questions that they share, causes
+DIR/policies/*.yaml                                   what happens with a cause's page
 DIR/pages/*.md                                        runbook pages
 DIR/no_tree.yaml                                      alerts that no tree explains, and what to do instead
 DIR/metrics_catalog.yaml                              metrics of engines that the linter does not know
@@ -17,11 +18,12 @@ from pathlib import Path
 from alerts.evaluation.builtin import builtin_case_files, builtin_rule_files, builtin_signal_files
 from diagnostics.cause import builtin_cause_files
 from diagnostics.content_file import nearest
+from diagnostics.evidence.question_file import builtin_question_files
 from diagnostics.tree_file import NO_TREE_FILE, builtin_no_tree_file, builtin_tree_files
 from fleetctl.controller.content.content import BUILT_IN, ContentProblem
 from runbooks.page import builtin_page_files
 
-FOLDERS = ("signals", "objectives", "rules", "cases", "trees", "causes", "pages", "policies")
+FOLDERS = ("signals", "objectives", "rules", "cases", "trees", "questions", "causes", "pages", "policies")
 CATALOG_FILE = "metrics_catalog.yaml"
 _TOP_FILES = (NO_TREE_FILE, CATALOG_FILE)
 
@@ -50,6 +52,7 @@ def builtin_source() -> Source:
             "rules": tuple(builtin_rule_files()),
             "cases": tuple(builtin_case_files()),
             "trees": tuple(builtin_tree_files()),
+            "questions": tuple(builtin_question_files()),
             "causes": tuple(builtin_cause_files()),
             "pages": tuple(builtin_page_files()),
             "policies": (),

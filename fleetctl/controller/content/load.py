@@ -16,6 +16,8 @@ from alerts.evaluation.rules import RuleGroup, load_rule_file
 from alerts.review.lint import lint_files
 from diagnostics.cause import Cause, read_cause_file
 from diagnostics.content_file import BadContentFileError
+from diagnostics.evidence.question import Question
+from diagnostics.evidence.question_file import read_question_file
 from diagnostics.tree import Tree
 from diagnostics.tree_file import load_no_tree, read_tree_file
 from fleetctl.controller.content.checks import check_content
@@ -110,6 +112,9 @@ class _Reader:
             for path in self.source.files[kind]:
                 groups: list[RuleGroup] = self._read_rules(kind, path)
                 into += [(group, path) for group in groups]
+        for path in self.source.files["questions"]:
+            read: list[Question] = self._read("questions", lambda path=path: read_question_file(path)) or []
+            self.part.questions += [(one, path) for one in read]
         for path in self.source.files["trees"]:
             tree: Tree | None = self._read("trees", lambda path=path: read_tree_file(path, causes))
             if tree is not None:
@@ -119,10 +124,10 @@ class _Reader:
             reasons = self._read("trees", lambda: load_no_tree(path)) or {}
             self.part.no_tree += [((alert, reason), path) for alert, reason in reasons.items()]
         for path in self.source.files["policies"]:
-            read = self._read("policies", lambda path=path: read_policy_file(path, causes))
-            if read is not None:
-                self.part.policies += [((cause, policy), path) for cause, policy in read.policies.items()]
-                self.part.approvals += [(rule, path) for rule in read.approvals]
+            policies = self._read("policies", lambda path=path: read_policy_file(path, causes))
+            if policies is not None:
+                self.part.policies += [((cause, policy), path) for cause, policy in policies.policies.items()]
+                self.part.approvals += [(rule, path) for rule in policies.approvals]
         for path in self.source.files["pages"]:
             try:
                 self.part.pages.append((load_page(path), path))

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from alerts.evaluation.rules import Rule, RuleGroup
 from diagnostics.cause import Cause
+from diagnostics.evidence.question import Question
 from diagnostics.tree import Tree
 from fleetctl.controller.content.content import BUILT_IN, Content, ContentObject, ContentProblem, Kind
 from fleetctl.controller.content.folder import shown_file
@@ -34,6 +35,7 @@ class Part:
     objectives: list[tuple[RuleGroup, Path]] = field(default_factory=list)
     rules: list[tuple[RuleGroup, Path]] = field(default_factory=list)
     trees: list[tuple[Tree, Path]] = field(default_factory=list)
+    questions: list[tuple[Question, Path]] = field(default_factory=list)
     causes: list[tuple[Cause, Path]] = field(default_factory=list)
     pages: list[tuple[Page, Path]] = field(default_factory=list)
     no_tree: list[tuple[tuple[str, str], Path]] = field(default_factory=list)
@@ -47,6 +49,7 @@ def overlay(parts: Sequence[Part], problems: list[ContentProblem]) -> Content:
     ledger = _Ledger(problems)
     signals, rules = _rules(parts, ledger)
     causes = _named(parts, "cause", lambda part: part.causes, lambda cause: cause.name, ledger)
+    questions = _named(parts, "question", lambda part: part.questions, lambda question: question.id, ledger)
     pages = _named(parts, "page", lambda part: part.pages, lambda page: page.name, ledger)
     policies = _named(parts, "policy", lambda part: part.policies, lambda entry: entry[0], ledger)
     approvals = _named(parts, "approval", lambda part: part.approvals, lambda rule: rule.name, ledger)
@@ -58,6 +61,7 @@ def overlay(parts: Sequence[Part], problems: list[ContentProblem]) -> Content:
         signals=signals,
         rules=rules,
         trees=trees,
+        questions=questions,
         causes=causes,
         pages=pages,
         no_tree=no_tree,

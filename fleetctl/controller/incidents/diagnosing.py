@@ -11,10 +11,9 @@ import structlog
 
 from alerts.series.store import SeriesStore
 from diagnostics.diagnosis import Diagnosis, undiagnosed
+from diagnostics.evidence.judge import RANK, diagnose
 from diagnostics.incident import FiredAlert, Incident, IncidentStatus, by_gravity, with_diagnosis
-from diagnostics.query import RunQuery, store_query
 from diagnostics.tree import Tree, tree_for_alert
-from diagnostics.walker import walk
 from fleetctl.controller.alertmanager.automation import Automation
 from fleetctl.controller.content.content import Content
 from fleetctl.controller.content.store import ContentStore
@@ -26,7 +25,6 @@ log = structlog.get_logger()
 
 DEFAULT_TREE = "latency"
 REPLACE_AFTER_S = 10.0  # another cause must be confirmed for this long before it replaces a confirmed one
-_RANK = {"unknown": 0, "likely": 1, "confirmed": 2}
 
 
 @dataclass(slots=True)
@@ -77,7 +75,7 @@ class Diagnosing:
                 continue
             course.walked_at = now
             course.alerts = _fingerprints(incident)
-            found = diagnosis_of(incident, content, store_query(self._store, now), now)
+            found = diagnosis_of(incident, content, self._store, now)
             await self._consider(incident.id, found, course, why)
 
     def _why_due(self, incident: Incident, course: _Course, now: float) -> str:
@@ -170,21 +168,18 @@ def is_outgrown(incident: Incident, standing: Diagnosis) -> bool:
 
 def is_better(found: Diagnosis, standing: Diagnosis) -> bool:
     """Whether a newer walk replaces the standing one: never a named cause by none, nor a surer one by a less sure."""
-    if _RANK[found.confidence] != _RANK[standing.confidence]:
-        return _RANK[found.confidence] > _RANK[standing.confidence]
+    if RANK[found.confidence] != RANK[standing.confidence]:
+        return RANK[found.confidence] > RANK[standing.confidence]
     return found.cause is not None or standing.cause is None
 
 
-def diagnosis_of(incident: Incident, content: Content, run_query: RunQuery, now: float) -> Diagnosis:
-    """What the trees of its alerts say now, the gravest first: the first that confirms a cause, else the surest."""
-    found = [
-        walk(tree, incident.scope, run_query, now, incident.onset_at)
-        for tree in trees_for_alerts(content.trees, incident.alerts)
-    ]
-    if not found:
+def diagnosis_of(incident: Incident, content: Content, store: SeriesStore, now: float) -> Diagnosis:
+    """What the trees of its alerts say now, the gravest first."""
+    trees = trees_for_alerts(content.trees, incident.alerts)
+    if not trees:
         alert = by_gravity(incident.alerts)[0].name
         return undiagnosed(alert, content.no_tree.get(alert))
-    return max(found, key=lambda one: _RANK[one.confidence])  # the first of equals
+    return diagnose(content.knowledge, trees, incident.scope, store, now, incident.onset_at)
 
 
 def trees_for_alerts(trees: Mapping[str, Tree], alerts: Sequence[FiredAlert]) -> list[Tree]:

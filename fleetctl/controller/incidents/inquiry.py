@@ -11,11 +11,11 @@ from alerts.series.store import SeriesStore
 from diagnostics.calm import look_around
 from diagnostics.content_file import unknown
 from diagnostics.diagnosis import Diagnosis, undiagnosed
+from diagnostics.evidence.judge import diagnose
 from diagnostics.incident import FiredAlert, by_gravity, fired_alert, onset_of
 from diagnostics.query import store_query
 from diagnostics.scope import PLACES, scope_contains, scope_of
-from diagnostics.tree import tree_for_alert
-from diagnostics.walker import walk
+from diagnostics.tree import Tree, tree_for_alert
 from fleetctl.controller.content.store import ContentStore
 from fleetctl.controller.nodes.fleet import Fleet
 from fleetctl.kit.clock import Clock
@@ -49,7 +49,6 @@ class Inquiry:
         """
         now = self._clock.now()
         where = self._known_scope(scope, now)
-        run_query = store_query(self._store, now)
         trees = self._content.current.trees
         if tree_name is not None and tree_name not in trees:
             reason, remedy = unknown("tree", tree_name, trees)
@@ -57,15 +56,18 @@ class Inquiry:
         standing = by_gravity([one for one in self._standing() if _concerns(one, where)])
         onset = min((at for one in standing if (at := onset_of(one)) is not None), default=None)
         if tree_name is not None:
-            return walk(trees[tree_name], where, run_query, now, onset)
+            return self._judged([trees[tree_name]], where, now, onset)
         if not standing:
-            return look_around(where, run_query, now)
+            return look_around(where, store_query(self._store, now), now)
         for alert in standing:
             if (tree := tree_for_alert(trees, alert.name)) is not None:
                 place = scope_of(alert.labels)
-                return walk(tree, place if scope_contains(where, alert.labels) else where, run_query, now, onset)
+                return self._judged([tree], place if scope_contains(where, alert.labels) else where, now, onset)
         alert = standing[0]
         return replace(undiagnosed(alert.name, self._content.current.no_tree.get(alert.name)), at=now)
+
+    def _judged(self, trees: Sequence[Tree], where: Mapping[str, str], now: float, onset: float | None) -> Diagnosis:
+        return diagnose(self._content.current.knowledge, trees, where, self._store, now, onset)
 
     def _standing(self) -> list[FiredAlert]:
         alerts = [one if isinstance(one, FiredAlert) else fired_alert(one) for one in self._alerts()]

@@ -1,0 +1,260 @@
+"""The diagnosis of a scope: what was read, scored, and told so that a reader sees in ten seconds why. Pure.
+
+The tree of the alerts is the order in which the evidence is shown; it decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from alerts.errors import BadExpressionError, QueryError
+from alerts.promql import evaluate_range
+from alerts.series.store import SeriesStore
+from diagnostics.diagnosis import Confidence, Diagnosis, Evidence, Speaks
+from diagnostics.evidence.onset import LOOK_BACK_S, Onset, alert_onset, find_onset
+from diagnostics.evidence.question import Question
+from diagnostics.evidence.reading import Readings, read_all
+from diagnostics.evidence.score import Fit, Ranking, rank_causes, telling_question
+from diagnostics.expectation import Expectation, Place
+from diagnostics.query import PLACEHOLDER, AskedAt, RunQuery, bind_query, store_query
+from diagnostics.scope import scope_text
+from diagnostics.tree import Tree
+from diagnostics.value_format import format_value
+from diagnostics.walker import walk
+
+CONFIRMED_FROM = 0.9
+LIKELY_FROM = 0.4
+RUNNER_UP_FROM = 0.02
+ONSET_STEP_S = 15.0
+RANK = {"unknown": 0, "likely": 1, "confirmed": 2}
+MAX_WANTED = 5  # unknown answers that "none of mine" names
+
+
+@dataclass(frozen=True, slots=True)
+class Knowledge:
+    """What is judged by: content, as far as the scorer needs it."""
+
+    questions: Mapping[str, Question]
+    expectations: Mapping[str, Expectation]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """How a tree shows its evidence, and where it looks for the beginning."""
+
+    tree: str
+    ask: tuple[str, ...] = ()
+
+
+def diagnose(
+    knowledge: Knowledge,
+    trees: Sequence[Tree],
+    scope: Mapping[str, str],
+    store: SeriesStore,
+    now: float,
+    active_at: float | None,
+) -> Diagnosis:
+    """What the trees of the alerts that stand, the gravest first, say of `scope`.
+
+    `active_at`: when the first of the alerts began, None: now. Causes are scored for the trees that say what to ask; a
+    tree with branches of its own is walked, and counts where it is surer.
+    """
+    active_at = now if active_at is None else active_at
+    run_query = store_query(store, now)
+    judged = [tree for tree in trees if tree.is_judged]
+    found: list[Diagnosis] = []
+    if judged:
+        onset = onset_of_series([one for tree in judged for one in tree.onset], scope, store, active_at, now)
+        found.append(judge(knowledge, [Order(one.name, one.ask) for one in judged], scope, run_query, now, onset))
+    found += [walk(tree, scope, run_query, now, active_at) for tree in trees if not tree.is_judged]
+    return max(found, key=lambda one: RANK[one.confidence])  # the first of equals
+
+
+def judge(
+    knowledge: Knowledge,
+    orders: Sequence[Order],
+    scope: Mapping[str, str],
+    run_query: RunQuery,
+    now: float,
+    onset: Onset | None = None,
+) -> Diagnosis:
+    """The causes of what the alerts of these trees say of `scope`, at Unix time `now`. `orders`: the gravest first.
+
+    `onset` None: what is asked about begins now.
+    """
+    onset = onset or alert_onset(now)
+    readings = read_all(knowledge.questions.values(), scope, run_query, AskedAt(now, onset.early))
+    ranking = rank_causes(
+        knowledge.expectations, knowledge.questions, readings, [one.tree for one in orders], kind_of(scope)
+    )
+    best = ranking.fits[0]
+    found = _named(best, ranking, knowledge, scope, readings) if best.causes else None
+    if found is None or (found.probability or 0.0) < LIKELY_FROM:
+        found = _unnamed(ranking, knowledge, readings)
+    order = _order(orders, found, knowledge, readings)
+    return replace(
+        found,
+        tree=orders[0].tree if orders else "",
+        evidence=tuple(_told(readings[name], found, knowledge) for name in order),
+        ruled_out=tuple(one.cause for one in ranking.excluded),
+        why_not={
+            one.cause: _answer_in_words(readings[one.question]) for one in ranking.excluded if one.question in readings
+        },
+        not_known=_gaps(order, knowledge, readings),
+        at=now,
+        onset=onset.at,
+        onset_early=onset.early,
+        onset_late=onset.late,
+    )
+
+
+def onset_of_series(
+    templates: Iterable[str], scope: Mapping[str, str], store: SeriesStore, active_at: float, now: float
+) -> Onset:
+    """When what the alerts tell of began, by the trees' own symptom series for the scope."""
+    series = []
+    for template in templates:
+        query, why = bind_query(template, scope, AskedAt(now, active_at))
+        if why:
+            continue
+        try:
+            found = evaluate_range(query, store, active_at - LOOK_BACK_S, now, ONSET_STEP_S)
+        except (BadExpressionError, QueryError):
+            continue
+        series += [points for _, points in found[:1]]
+    return find_onset(series, active_at, now)
+
+
+def kind_of(scope: Mapping[str, str]) -> Place:
+    """A node, a place of several, or the fleet."""
+    return "node" if scope.get("node") else "pool" if scope else "fleet"
+
+
+def _named(
+    best: Fit, ranking: Ranking, knowledge: Knowledge, scope: Mapping[str, str], readings: Readings
+) -> Diagnosis:
+    """The best hypothesis in words. Of two causes at work, the one that fits better alone is named first."""
+    causes = sorted(best.causes, key=lambda name: -ranking.probability_of(name))
+    cause = causes[0]
+    expects = knowledge.expectations[cause]
+    probability = ranking.probability_of(cause)
+    also = causes[1] if len(causes) > 1 else None
+    runner = next((one.causes[0] for one in ranking.fits if one.causes and not set(one.causes) & set(causes)), None)
+    # Beside a cause, another one that is at work only together with it is the next best word.
+    runner = runner or next((name for one in ranking.fits for name in one.causes if name not in causes), None)
+    runner_probability = ranking.probability_of(runner) if runner is not None else None
+    if runner_probability is not None and runner_probability < RUNNER_UP_FROM:
+        runner, runner_probability = None, None
+    return Diagnosis(
+        tree="",
+        cause=cause,
+        title=_title(expects, knowledge.questions, scope, readings),
+        confidence=_confidence(expects, probability, readings),
+        probability=probability,
+        also=also,
+        runner_up=runner,
+        runner_up_probability=runner_probability,
+        tells_apart=_tells_apart(cause, runner, knowledge, readings) if runner is not None else "",
+    )
+
+
+def _confidence(expects: Expectation, probability: float, readings: Readings) -> Confidence:
+    are_known = all(any(readings[name].answer == "yes" for name in group if name in readings) for group in expects.must)
+    if probability >= CONFIRMED_FROM and are_known and expects.at_most == "confirmed":
+        return "confirmed"
+    return "likely" if probability >= LIKELY_FROM else "unknown"
+
+
+def _unnamed(ranking: Ranking, knowledge: Knowledge, readings: Readings) -> Diagnosis:
+    """None of ours fits: what it could be, and what one would need to know."""
+    if readings and all(one.answer == "unknown" for one in readings.values()):
+        return Diagnosis("", None, "Could not look: no question had a fresh answer")
+    candidates = [name for one in ranking.fits if len(one.causes) == 1 for name in one.causes][:2]
+    title = "No known cause fits what was measured"
+    if candidates:
+        title += f"; nearest: {' or '.join(candidates)}"
+    runner = candidates[0] if candidates else None
+    wanted = _wanted(knowledge, readings, {one.cause for one in ranking.excluded})
+    return Diagnosis(
+        tree="",
+        cause=None,
+        title=title,
+        runner_up=runner,
+        runner_up_probability=ranking.probability_of(runner) if runner else None,
+        tells_apart=f"It would help to know: {' '.join(wanted)}" if wanted else "",
+    )
+
+
+def _wanted(knowledge: Knowledge, readings: Readings, excluded: set[str]) -> list[str]:
+    """Questions without an answer that most causes hang on, in words."""
+    weight: dict[str, float] = {}
+    for name, one in knowledge.expectations.items():
+        for question in (q for group in one.must for q in group):
+            if name not in excluded and question in readings and readings[question].answer == "unknown":
+                weight[question] = weight.get(question, 0.0) + one.prior
+    best = sorted(weight, key=lambda question: (-weight[question], question))[:MAX_WANTED]
+    return [readings[question].title for question in best]
+
+
+def _title(
+    expects: Expectation, questions: Mapping[str, Question], scope: Mapping[str, str], readings: Readings
+) -> str:
+    values = {name: format_value(one.value, questions[name].unit) for name, one in readings.items()}
+    values["where"] = scope_text(scope)
+    values |= {name: scope.get(name, "unknown") for name in ("node", "pool", "model")}
+    return PLACEHOLDER.sub(lambda match: values.get(match.group(1), "not asked"), expects.says)
+
+
+def _tells_apart(cause: str, runner: str, knowledge: Knowledge, readings: Readings) -> str:
+    first, second = knowledge.expectations[cause], knowledge.expectations[runner]
+    question = telling_question(first, second, cause, runner, readings, list(knowledge.questions))
+    if question is None or question not in readings:
+        return ""
+    a, b = first.yes_rates.get(question, 0.1), second.yes_rates.get(question, 0.1)
+    yes, no = (cause, runner) if a >= b else (runner, cause)
+    return f"{readings[question].title} Yes: {yes}, no: {no} (it is {_answer_in_words(readings[question], short=True)})"
+
+
+def _answer_in_words(one: Evidence, *, short: bool = False) -> str:
+    said = one.answer if one.answer != "unknown" else f"unknown: {one.why_unknown}"
+    value = f", {format_value(one.value, one.unit)}" if one.value is not None else ""
+    return f"{said}{value}" if short else f"{one.title} {said}{value}"
+
+
+def _order(orders: Sequence[Order], found: Diagnosis, knowledge: Knowledge, readings: Readings) -> list[str]:
+    """What is shown: the trees' questions, those that decided, and whatever else is unusual."""
+    shown = [name for one in orders for name in one.ask]
+    for cause in (found.cause, found.also, found.runner_up):
+        expects = knowledge.expectations.get(cause or "")
+        if expects is not None:
+            shown += [name for group in expects.must for name in group]
+            shown += [name for name in expects.often if readings.get(name) and readings[name].answer != "unknown"]
+    shown += [name for name, one in readings.items() if one.answer == "yes"]
+    return [name for name in dict.fromkeys(shown) if name in readings]
+
+
+def _told(one: Evidence, found: Diagnosis, knowledge: Knowledge) -> Evidence:
+    if found.cause is None or one.answer == "unknown":
+        return one
+    rates: dict[str, float] = {}
+    for cause in (found.also, found.cause):
+        if cause is not None:
+            rates |= knowledge.expectations[cause].yes_rates
+    rate = rates.get(one.question)
+    if rate is None:
+        return replace(one, speaks="against") if one.answer == "yes" else one
+    base = knowledge.questions[one.question].base
+    is_for = (rate > base) == (one.answer == "yes")
+    speaks: Speaks = "for" if is_for else "against"
+    if rate < 0.5 and rate > base and one.answer == "no":
+        speaks = ""  # it may be seen; that it is not says little
+    return replace(one, speaks=speaks)
+
+
+def _gaps(order: Sequence[str], knowledge: Knowledge, readings: Readings) -> tuple[str, ...]:
+    return tuple(
+        f"{readings[name].title} ({readings[name].why_unknown})"
+        for name in order
+        if readings[name].answer == "unknown" and not knowledge.questions[name].optional
+    )

@@ -1,0 +1,126 @@
+"""When it began: the change point in the series that show it, with its uncertainty. Pure.
+
+An alert begins when its limit is passed. What it is about may have begun minutes before (a ramp, a window of a mean),
+and a past that contains the beginning hides it. The split is the one of the largest rank sum (Mann-Whitney's U, as in
+Pettitt's test for one change point): it needs no distribution, and single outliers move it little.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+LOOK_BACK_S = 5400.0  # of the series before the alert
+AFTER_S = 120.0  # and after it: a remedy, or a second change, is another story
+MIN_BEFORE = 12  # samples; fewer are no past
+MIN_AFTER = 3
+MIN_Z = 3.5  # of the rank sum: one in some thousand splits of noise
+MIN_SHIFT = 3.0  # medians apart, in the noise before (median absolute deviation, scaled to a standard deviation)
+MIN_RATIO = 0.1  # and in the value before: a series without noise has many standard deviations
+
+
+@dataclass(frozen=True, slots=True)
+class Onset:
+    """Unix seconds. It began between `early` and `late`; a past to compare with ends before `early`."""
+
+    at: float
+    early: float
+    late: float
+    how: str  # for a reader: where it comes from
+
+
+def alert_onset(active_at: float) -> Onset:
+    """The alert's own word."""
+    return Onset(active_at, active_at, active_at, "when the alert's limit was passed")
+
+
+def find_onset(series: Iterable[Sequence[tuple[float, float]]], active_at: float, now: float) -> Onset:
+    """The change point nearest before the alert in any of `series` ((time, value), sorted); else the alert's own word.
+
+    Of several series that changed, the earliest change counts: what follows is its consequence.
+    """
+    found = [one for points in series if (one := _change_point(points, active_at, now)) is not None]
+    return min(found, key=lambda one: one.at, default=alert_onset(active_at))
+
+
+def _change_point(points: Sequence[tuple[float, float]], active_at: float, now: float) -> Onset | None:
+    until = min(now, active_at + AFTER_S)
+    window = [(at, value) for at, value in points if active_at - LOOK_BACK_S <= at <= until and math.isfinite(value)]
+    at = np.array([one[0] for one in window])
+    values = np.array([one[1] for one in window])
+    level = float(np.median(values[-MIN_AFTER:])) if len(values) else 0.0
+    start = 0
+    while (split := _split(values[start:])) is not None:
+        best = start + split.at
+        # A harmless step long before is no beginning: what came after it must explain most of how it is now.
+        if abs(split.shift) >= 0.5 * abs(level - split.centre) and split.shift * (level - split.centre) > 0:
+            return _onset(at, values, start, best, split, active_at)
+        start = best
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    at: int  # the change is before this sample
+    near: tuple[int, int]  # the first and last split that are nearly as strong
+    centre: float  # median before
+    noise: float  # as a standard deviation, before
+    shift: float  # of the median
+
+
+def _split(values: np.ndarray) -> _Split | None:
+    """The one change that is in the values for certain; None: none is."""
+    count = len(values)
+    if count < MIN_BEFORE + MIN_AFTER:
+        return None
+    splits = np.arange(1, count)
+    usable = (splits >= MIN_BEFORE) & (splits <= count - MIN_AFTER)
+    strength = np.where(usable, np.abs(_rank_sums(values)), 0.0)
+    best = int(np.argmax(strength)) + 1
+    if strength[best - 1] < MIN_Z:
+        return None
+    past = values[:best]
+    centre = float(np.median(past))
+    noise = 1.4826 * float(np.median(np.abs(past - centre)))
+    shift = float(np.median(values[best:])) - centre
+    if abs(shift) < max(MIN_SHIFT * noise, MIN_RATIO * abs(centre)) or shift == 0:
+        return None
+    near = np.flatnonzero(strength >= strength[best - 1] - 1.0) + 1
+    return _Split(best, (int(near.min()), int(near.max())), centre, noise, shift)
+
+
+def _onset(at: np.ndarray, values: np.ndarray, start: int, best: int, split: _Split, active_at: float) -> Onset | None:
+    """A ramp is split in its middle: it began where the values last lay in the noise of the past."""
+    past = values[start : start + max(MIN_BEFORE, split.at // 2)]
+    centre = float(np.median(past))
+    band = max(2 * split.noise, 0.1 * abs(split.shift))
+    began = best
+    while began > start + MIN_BEFORE and (values[began - 1] - centre) * math.copysign(1, split.shift) > band:
+        began -= 1
+    onset = float(at[began])
+    if onset > active_at + 1:
+        return None
+    early = float(at[min(began, start + split.near[0])])
+    late = float(at[max(began, start + split.near[1])])
+    return Onset(onset, early, min(late, max(active_at, onset)), "the change point of its series")
+
+
+def _rank_sums(values: np.ndarray) -> np.ndarray:
+    """The standardised rank sum of each split; entry i is the split before sample i + 1."""
+    count = len(values)
+    order = np.argsort(values, kind="stable")
+    ranks = np.empty(count)
+    ranks[order] = np.arange(1, count + 1)
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    sums = np.zeros(len(counts))
+    np.add.at(sums, inverse, ranks)
+    ranks = (sums / counts)[inverse]  # ties share their mean rank
+    left = np.arange(1, count)
+    right = count - left
+    total = np.cumsum(ranks)[:-1]
+    expected = left * (count + 1) / 2
+    deviation = np.sqrt(left * right * (count + 1) / 12)
+    return (total - expected) / deviation

@@ -1,0 +1,34 @@
+"""A question: one thing an engineer would look at, named once, whatever causes and trees speak of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from diagnostics.tree import Limit
+from diagnostics.value_format import format_value
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One PromQL query with its limit. What an answer means is said by the causes."""
+
+    id: str
+    ask: str  # in words
+    query: str  # PromQL template, one value
+    pool_query: str | None  # asked instead when the scope names no node
+    when: Limit  # yes
+    unless: Limit | None  # no; between the two it is unknown. None: what is not yes is no
+    unit: str
+    because: str  # why this limit
+    base: float = 0.05  # how often it is yes where a cause says nothing of it
+    lag_s: float = 0.0  # so long after the onset a no is too early
+    max_age_s: float = 60.0  # an older value is no evidence
+    optional: bool = False  # not everybody can tell: unknown is no gap
+    symptom: bool = False  # what is looked at where no alert fires
+    file: str = ""  # where it is defined, for errors
+    line: int = 0
+
+    @property
+    def threshold(self) -> str:
+        """The limit of a yes with its unit, e.g. "> 200 ms"."""
+        return f"{self.when.comparison} {format_value(self.when.bound, self.unit)}"

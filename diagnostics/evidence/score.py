@@ -1,0 +1,181 @@
+"""Which causes fit what was read, and how well: every cause, every pair, and none of them. Pure.
+
+A hypothesis' score is the sum of log-likelihood ratios against a background in which nothing is at work (naive Bayes
+over the answers that are known): a yes that it expects speaks for it, a yes that it does not mention speaks for those
+that do, a no where it expects a yes speaks against it. Questions are not independent of each other (a queue and the
+TTFT rise together), so the sum is tempered before it becomes a probability; `TEMPERATURE` is fitted on the benchmark
+(docs/diagnosis-benchmark.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from diagnostics.evidence.question import Question
+from diagnostics.evidence.reading import Readings
+from diagnostics.expectation import Expectation
+
+TEMPERATURE = 2.0
+EXPLAINED = 0.9  # how often a cause at work raises an alert of a tree that it explains
+STRAY_ALERT = 0.05  # and one of a tree that it does not
+PAIR_PRIOR = 0.15  # two faults that begin together are rarer than either; a must of its own outweighs it
+NONE_PRIOR = 0.05
+NONE_YES = 0.3  # what no cause of ours is behind shows in something
+MAX_PAIRED = 12  # causes that are tried in pairs: those that fit best alone
+
+
+@dataclass(frozen=True, slots=True)
+class Excluded:
+    """A cause that what was read rules out."""
+
+    cause: str
+    question: str  # whose answer did it
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """One hypothesis: no cause of ours, one, or two."""
+
+    causes: tuple[str, ...]
+    score: float  # log-likelihood ratio against the background, prior included
+    probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """All hypotheses, best first, and what was ruled out."""
+
+    fits: tuple[Fit, ...]
+    excluded: tuple[Excluded, ...]
+
+    def probability_of(self, cause: str) -> float:
+        """Of the cause being at work, alone or beside another."""
+        return sum(one.probability for one in self.fits if cause in one.causes)
+
+
+def rank_causes(
+    expectations: Mapping[str, Expectation],
+    questions: Mapping[str, Question],
+    readings: Readings,
+    families: Iterable[str],
+    kind: str,
+) -> Ranking:
+    """Every hypothesis with its probability.
+
+    `families`: the trees of the alerts that stand. `kind`: node, pool or fleet. A cause takes part when each of its
+    `must` groups may still hold, one of them does, and none of its `never` does.
+    """
+    families = frozenset(families)
+    known = {name: one.answer == "yes" for name, one in readings.items() if one.answer != "unknown"}
+    taking_part: dict[str, Expectation] = {}
+    excluded: list[Excluded] = []
+    pairable: dict[str, Expectation] = {}  # those that only a never excludes: beside another cause it need not hold
+    for name, one in expectations.items():
+        if kind not in one.where:
+            continue
+        if (missing := _missing(one, known)) is not None:
+            excluded.append(Excluded(name, missing))
+            continue
+        if not any(known.get(question) for group in one.must for question in group):
+            continue
+        pairable[name] = one
+        if (contrary := next((question for question in one.never if known.get(question)), None)) is not None:
+            excluded.append(Excluded(name, contrary))
+            continue
+        taking_part[name] = one
+    rates = {name: one.yes_rates for name, one in pairable.items()}
+    scores: dict[tuple[str, ...], float] = {(): math.log(NONE_PRIOR) + _none_score(known, questions)}
+    for name, one in taking_part.items():
+        own = _score(rates[name], known, questions) + _alerts_score(one.explains, families)
+        scores[(name,)] = math.log(one.prior) + own
+    alone = {name: _score(rates[name], known, questions) for name in pairable}
+    tried = sorted(pairable, key=lambda name: -alone[name])[:MAX_PAIRED]
+    for first, second in combinations(tried, 2):
+        if (score := _pair_score(first, second, pairable, rates, known, questions, families)) is not None:
+            scores[(first, second)] = score
+    return Ranking(_normalised(scores), tuple(excluded))
+
+
+def _missing(one: Expectation, known: Mapping[str, bool]) -> str | None:
+    """The question of the first `must` group that a fresh no ends."""
+    for group in one.must:
+        if all(question in known and not known[question] for question in group):
+            return group[0]
+    return None
+
+
+def _score(rates: Mapping[str, float], known: Mapping[str, bool], questions: Mapping[str, Question]) -> float:
+    total = 0.0
+    for name, rate in rates.items():
+        if name in known and name in questions:
+            base = questions[name].base
+            total += math.log(rate / base) if known[name] else math.log((1 - rate) / (1 - base))
+    return total
+
+
+def _none_score(known: Mapping[str, bool], questions: Mapping[str, Question]) -> float:
+    return sum(
+        math.log(max(NONE_YES, questions[name].base) / questions[name].base)
+        for name, is_yes in known.items()
+        if is_yes and name in questions
+    )
+
+
+def _alerts_score(explains: frozenset[str], families: frozenset[str]) -> float:
+    return sum(math.log(EXPLAINED if family in explains else STRAY_ALERT) for family in families)
+
+
+def _pair_score(
+    first: str,
+    second: str,
+    pairable: Mapping[str, Expectation],
+    rates: Mapping[str, Mapping[str, float]],
+    known: Mapping[str, bool],
+    questions: Mapping[str, Question],
+    families: frozenset[str],
+) -> float | None:
+    """Two at work: a yes of either is a yes. None: each must explain a must of its own that the other does not."""
+    one, other = pairable[first], pairable[second]
+    for mine, others in ((one, rates[second]), (other, rates[first])):
+        own = {question for group in mine.must for question in group if known.get(question)}
+        if not any(others.get(question, 0.0) < 0.05 for question in own):
+            return None
+        if any(known.get(question) and others.get(question, 0.0) < 0.05 for question in mine.never):
+            return None
+    joint = {
+        name: 1 - (1 - rates[first].get(name, 0.0)) * (1 - rates[second].get(name, 0.0))
+        for name in rates[first].keys() | rates[second].keys()
+    }
+    prior = math.log(PAIR_PRIOR * one.prior * other.prior)
+    return prior + _score(joint, known, questions) + _alerts_score(one.explains | other.explains, families)
+
+
+def _normalised(scores: Mapping[tuple[str, ...], float]) -> tuple[Fit, ...]:
+    top = max(scores.values())
+    weights = {causes: math.exp((score - top) / TEMPERATURE) for causes, score in scores.items()}
+    total = sum(weights.values())
+    fits = [Fit(causes, scores[causes], weight / total) for causes, weight in weights.items()]
+    return tuple(sorted(fits, key=lambda one: (-one.probability, one.causes)))
+
+
+def telling_question(
+    first: Expectation,
+    second: Expectation,
+    first_name: str,
+    second_name: str,
+    readings: Readings,
+    order: Sequence[str],
+) -> str | None:
+    """The question whose answer would tell two causes apart best: the one that they name, else of those unknown the one
+    on which they differ most, else of all."""
+    named = first.tell_apart.get(second_name) or second.tell_apart.get(first_name)
+    if named is not None:
+        return named
+    a, b = first.yes_rates, second.yes_rates
+    gaps = {name: abs(a.get(name, 0.1) - b.get(name, 0.1)) for name in order if name in a or name in b}
+    unknown = {name: gap for name, gap in gaps.items() if name in readings and readings[name].answer == "unknown"}
+    pool = unknown if max(unknown.values(), default=0.0) >= 0.5 else gaps
+    return max(pool, key=lambda name: pool[name], default=None)

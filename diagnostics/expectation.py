@@ -1,0 +1,47 @@
+"""What a cause expects to be seen: the whole of what the scorer knows of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Place = Literal["node", "pool", "fleet"]
+PLACES: tuple[Place, ...] = ("node", "pool", "fleet")
+
+# How often a question is answered yes where the cause is at work.
+MUST_YES = 0.97
+OFTEN_YES = 0.8
+ONE_OF_YES = 0.5  # of several of which one is a must
+MAY_YES = 0.4
+NEVER_YES = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """Questions by what a cause says of their answers. What it does not name is no more likely than without it."""
+
+    says: str  # the verdict's title: {{where}}, {{node}}, {{pool}}, {{model}}, or a question's id for its value
+    explains: frozenset[str]  # the trees whose alerts it can be behind
+    must: tuple[tuple[str, ...], ...]  # of each group one is yes; a fresh no of all rules the cause out
+    often: tuple[str, ...] = ()
+    may: tuple[str, ...] = ()
+    never: tuple[str, ...] = ()  # a fresh yes rules the cause out
+    where: frozenset[Place] = frozenset(PLACES)
+    prior: float = 1.0  # how common it is beside the others
+    at_most: Literal["confirmed", "likely"] = "confirmed"  # likely: its evidence only coincides
+    tell_apart: Mapping[str, str] = field(default_factory=dict)  # another cause: the question that tells the two apart
+
+    @property
+    def yes_rates(self) -> dict[str, float]:
+        """How often each question that is named is yes where the cause is at work."""
+        rates = dict.fromkeys(self.never, NEVER_YES) | dict.fromkeys(self.may, MAY_YES)
+        rates |= dict.fromkeys(self.often, OFTEN_YES)
+        for group in self.must:
+            rates |= dict.fromkeys(group, MUST_YES if len(group) == 1 else ONE_OF_YES)
+        return rates
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Every question that it names."""
+        return frozenset(self.yes_rates) | frozenset(self.tell_apart.values())

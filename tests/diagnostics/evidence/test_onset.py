@@ -1,0 +1,56 @@
+"""When it began: before the alert where the series show it, with an honest uncertainty."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from diagnostics.evidence.onset import find_onset
+
+STEP_S = 15.0
+ALERT = 7200.0
+
+
+def _series(value_at, *, noise: float, seed: int = 1, until: float = ALERT + 60) -> list[tuple[float, float]]:
+    rng = random.Random(seed)
+    times = [1800.0 + STEP_S * i for i in range(int((until - 1800) / STEP_S))]
+    return [(at, value_at(at) * (1 + rng.gauss(0, noise))) for at in times]
+
+
+@pytest.mark.parametrize("before_s", [120.0, 300.0, 1100.0, 2400.0])
+@pytest.mark.parametrize("factor", [1.8, 3.0, 10.0])
+def test_step_is_found_within_a_minute_nineteen_times_of_twenty(before_s: float, factor: float) -> None:
+    began = ALERT - before_s
+    found = [
+        find_onset(
+            [_series(lambda at: 0.18 * (factor if at >= began else 1), noise=0.08, seed=seed)], ALERT, ALERT + 60
+        )
+        for seed in range(60)
+    ]
+    assert sum(abs(one.at - began) <= 60 for one in found) >= 57
+    assert sum(one.early <= began + STEP_S for one in found) >= 57
+    assert all(one.early <= one.at <= one.late for one in found)
+
+
+def test_ramp_began_where_it_left_the_noise_not_in_its_middle() -> None:
+    began = ALERT - 1800
+    points = _series(lambda at: 0.4 + max(0.0, at - began) / 1800 * 0.5, noise=0.02)
+    assert abs(find_onset([points], ALERT, ALERT + 60).early - began) < 300
+
+
+def test_noise_alone_is_no_onset() -> None:
+    found = [find_onset([_series(lambda _: 1.0, noise=0.2, seed=seed)], ALERT, ALERT + 60) for seed in range(60)]
+    assert all(one.at == ALERT for one in found)
+
+
+def test_harmless_step_long_before_is_not_the_beginning() -> None:
+    points = _series(lambda at: 1.0 if at < ALERT - 3000 else 1.3 if at < ALERT - 30 else 9.0, noise=0.03)
+    assert find_onset([points], ALERT, ALERT + 60).at >= ALERT - 60
+
+
+def test_no_history_and_nan_leave_the_alerts_own_word() -> None:
+    assert find_onset([], ALERT, ALERT).at == ALERT
+    assert find_onset([[(ALERT - 15 * i, math.nan) for i in range(100, 0, -1)]], ALERT, ALERT).at == ALERT
+    assert find_onset([[(ALERT - 15, 1.0), (ALERT, 9.0)]], ALERT, ALERT).at == ALERT

@@ -1,0 +1,72 @@
+"""Evidence, not order, decides: what each answer does to the causes."""
+
+from __future__ import annotations
+
+from diagnostics.diagnosis import AnswerWord, Evidence
+from diagnostics.evidence.question import Question
+from diagnostics.evidence.score import Ranking, rank_causes
+from diagnostics.expectation import Expectation
+from diagnostics.tree import Limit
+
+NAMES = ("slow", "queue", "ttft", "arrivals", "hit_fell", "longer")
+QUESTIONS = {
+    name: Question(name, f"Is {name}?", "vector(1)", None, Limit(">", 0), None, "count", "a test") for name in NAMES
+}
+LATENCY = frozenset({"latency"})
+CAUSES = {
+    "slow_node": Expectation(
+        "slow", LATENCY, (("slow",),), may=("queue", "ttft"), never=("arrivals",), where=frozenset({"node"})
+    ),
+    "overload": Expectation("load", LATENCY, (("queue",), ("arrivals",)), often=("ttft",)),
+    "prefix": Expectation("hit", LATENCY, (("hit_fell",),), often=("ttft",), never=("longer",)),
+    "long_prompts": Expectation("long", LATENCY, (("longer",),), often=("ttft", "hit_fell"), may=("queue",)),
+}
+
+
+def _rank(kind: str = "node", trees: tuple[str, ...] = ("latency",), **answers: AnswerWord) -> Ranking:
+    readings = {name: Evidence(name, name, answers.get(name, "no")) for name in NAMES}
+    return rank_causes(CAUSES, QUESTIONS, readings, trees, kind)
+
+
+def _best(ranking: Ranking) -> tuple[str, ...]:
+    return ranking.fits[0].causes
+
+
+def test_cause_whose_consequences_are_seen_is_named_before_the_one_that_leaves_them_unexplained() -> None:
+    ranking = _rank(slow="yes", queue="yes", ttft="yes")
+    assert _best(ranking) == ("slow_node",)
+    assert ranking.probability_of("slow_node") > 0.8
+
+
+def test_fresh_no_to_a_must_and_fresh_yes_to_a_never_rule_a_cause_out() -> None:
+    ranking = _rank(hit_fell="yes", longer="yes", ttft="yes")
+    assert _best(ranking) == ("long_prompts",)
+    assert {(one.cause, one.question) for one in ranking.excluded} >= {("prefix", "longer"), ("overload", "queue")}
+
+
+def test_unknown_must_rules_nothing_out_and_names_nothing() -> None:
+    ranking = _rank(slow="unknown", ttft="yes")
+    assert "slow_node" not in {one.cause for one in ranking.excluded}
+    assert ranking.probability_of("slow_node") == 0
+
+
+def test_two_faults_that_explain_what_neither_explains_alone_are_named_together() -> None:
+    ranking = _rank(hit_fell="yes", queue="yes", arrivals="yes", ttft="yes")
+    assert set(_best(ranking)) == {"prefix", "overload"}
+
+
+def test_one_cause_is_enough_where_it_explains_all() -> None:
+    assert _best(_rank(arrivals="yes", queue="yes", ttft="yes")) == ("overload",)
+
+
+def test_none_of_ours_where_no_must_is_seen() -> None:
+    assert _best(_rank(ttft="yes")) == ()
+
+
+def test_cause_of_a_node_is_not_judged_for_a_pool() -> None:
+    assert _rank("pool", slow="yes").probability_of("slow_node") == 0
+
+
+def test_alert_of_a_tree_that_a_cause_does_not_explain_speaks_against_it() -> None:
+    alone, beside = _rank(slow="yes"), _rank(slow="yes", trees=("latency", "output"))
+    assert beside.probability_of("slow_node") < alone.probability_of("slow_node")
