@@ -127,8 +127,7 @@ class Admission:
         inflight.num_sent_tokens = inflight.num_output_tokens
         self._set_timers(inflight, may_wait=not progress)
         self._requests.enter(inflight)
-        if not arrival.is_continued:
-            self._metrics.admitted.inc()
+        self._metrics.note_admitted(inflight)
         return inflight
 
     def turn_away(self, arrival: Arrival, fate: Fate, status: int, code: str | None) -> None:

@@ -117,6 +117,45 @@ class InflightRequest:
         return deltas
 
 
+class Stage(StrEnum):
+    """How far a choice in flight is."""
+
+    WAITING = "waiting"  # no step has computed anything of it
+    PREFILL = "prefill"  # begun, without a first token
+    DECODE = "decode"
+
+
+def stage_of(choice: Choice) -> Stage:
+    """The stage of an open choice."""
+    if choice.scheduled_at is None:
+        return Stage.WAITING
+    return Stage.PREFILL if choice.first_token_at is None else Stage.DECODE
+
+
+@dataclass(frozen=True, slots=True)
+class InflightLoad:
+    """What the open choices still ask of the core; histograms tell of a prompt only once its request has ended."""
+
+    longest_prompts: Mapping[Stage, int]  # tokens of the longest prompt at each stage, 0 without one
+    prefill_requests: int  # choices that are in prefill
+    prefill_backlog_tokens: int  # prompt tokens of choices without a first token, but those found in the prefix cache
+    longest_output_tokens: int  # generated for the longest answer that is under way
+
+
+def load_of(held: Iterable[InflightRequest]) -> InflightLoad:
+    """The load of what is held and has no outcome yet."""
+    longest = dict.fromkeys(Stage, 0)
+    in_prefill = backlog = longest_output = 0
+    for choice in (one for inflight in held if inflight.outcome is None for one in inflight.open_choices):
+        stage, num_tokens = stage_of(choice), len(choice.prompt)
+        longest[stage] = max(longest[stage], num_tokens)
+        longest_output = max(longest_output, len(choice.output_token_ids))
+        if stage is not Stage.DECODE:
+            in_prefill += stage is Stage.PREFILL
+            backlog += num_tokens - min(choice.num_cached_tokens or 0, num_tokens)
+    return InflightLoad(longest, in_prefill, backlog, longest_output)
+
+
 def oldest_ages_s(held: Iterable[InflightRequest], now: float) -> tuple[float | None, float | None]:
     """Ages of the oldest waiting and the oldest running request, which histograms would hide until they end."""
     held = [inflight for inflight in held if inflight.outcome is None]

@@ -23,7 +23,8 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from engine.node.choice import Choice
 from engine.node.drain import DrainState
-from engine.node.inflight import Fate, InflightRequest, oldest_ages_s
+from engine.node.health import Reason
+from engine.node.inflight import Fate, InflightRequest, Stage, load_of, oldest_ages_s
 from engine.node.limits import LiveLimits
 from engine.node.queue_guard import QUEUE_TIMEOUT
 from engine.protocol.grammar_trial import TrialResult
@@ -203,6 +204,36 @@ class NodeMetrics:
         self.oldest_running = Gauge(
             "engine_oldest_running_seconds", "Age of the oldest request in execution.", registry=registry
         )
+        self.longest_prompt = Gauge(
+            "engine_longest_prompt_tokens",
+            "Tokens of the longest prompt in flight, by how far its request is: waiting, prefill, decode.",
+            ("stage",),
+            registry=registry,
+        )
+        for stage in Stage:
+            self.longest_prompt.labels(stage=stage.value)
+        self.prefill_requests = Gauge(
+            "engine_prefill_requests", "Requests begun that have no first token yet.", registry=registry
+        )
+        self.prefill_backlog = Gauge(
+            "engine_prefill_backlog_tokens",
+            "Prompt tokens of requests without a first token, but those found in the prefix cache.",
+            registry=registry,
+        )
+        self.longest_output = Gauge(
+            "engine_longest_output_tokens", "Tokens of the longest answer that is under way.", registry=registry
+        )
+        self.frontend = Histogram(
+            "engine_frontend_seconds",
+            "Arrival to given to the core: reading, tokenising and checking a request in the API process.",
+            buckets=QUEUE_BUCKETS_S,
+            registry=registry,
+        )
+        self.node_state = Gauge(
+            "engine_node_state", "1 for what /health says of the node, 0 for the others.", ("state",), registry=registry
+        )
+        for reason_now in Reason:
+            self.node_state.labels(state=reason_now.value)
         self.tasks = Gauge("engine_asyncio_tasks", "Tasks on the API process' event loop.", registry=registry)
         self.sleep_state = Gauge(
             "vllm:engine_sleep_state",
@@ -326,6 +357,12 @@ class NodeMetrics:
         self.prefix_queries.inc(report.prefix_queries_tokens)
         self.prefix_hits.inc(report.prefix_hits_tokens)
 
+    def note_admitted(self, inflight: InflightRequest) -> None:
+        """A request was given to the core. One that goes on from another node was counted there."""
+        self.frontend.observe(max(0.0, inflight.admitted_at - inflight.arrived_at))
+        if not inflight.is_continued:
+            self.admitted.inc()
+
     def note_scheduled(self, inflight: InflightRequest, choice: Choice) -> None:
         """A choice is computed for the first time."""
         if choice.scheduled_at is not None:
@@ -404,6 +441,7 @@ class NodeMetrics:
         waiting: int,
         kv_ratio: float,
         drain: DrainState,
+        readiness: Reason,
         sleep_level: int,
         limits: LiveLimits,
         now: float,
@@ -426,6 +464,14 @@ class NodeMetrics:
             self.drain.labels(state=state.value).set(1 if state is drain else 0)
         for level, name in enumerate(SLEEP_STATES):
             self.sleep_state.labels(**self._labels, sleep_state=name).set(1 if level == sleep_level else 0)
+        for one in Reason:
+            self.node_state.labels(state=one.value).set(1 if one is readiness else 0)
+        load = load_of(held)
+        for stage in Stage:
+            self.longest_prompt.labels(stage=stage.value).set(load.longest_prompts[stage])
+        self.prefill_requests.set(load.prefill_requests)
+        self.prefill_backlog.set(load.prefill_backlog_tokens)
+        self.longest_output.set(load.longest_output_tokens)
         waited, worked = oldest_ages_s(held, now)
         self.oldest_waiting.set(waited or 0.0)
         self.oldest_running.set(worked or 0.0)

@@ -140,8 +140,8 @@ class ServingNode:
     def exposition(self) -> bytes:
         """The Prometheus text of now, as the faults would have it."""
         running, waiting = self.counts()
-        self.health.judge()
         self.metrics.note_state(
+            readiness=self.health.judge(),
             held=list(self.requests.held),
             running=running,
             waiting=waiting,

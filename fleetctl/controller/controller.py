@@ -40,6 +40,7 @@ from fleetctl.controller.incidents.remediation import Remediation
 from fleetctl.controller.leadership import Leadership, Lease, Takeover
 from fleetctl.controller.loops import Loop, Loops
 from fleetctl.controller.metrics import ControllerMetrics
+from fleetctl.controller.nodes.changes import Changes
 from fleetctl.controller.nodes.deep_checks import DeepChecks
 from fleetctl.controller.nodes.drain_account import DrainAccount
 from fleetctl.controller.nodes.effects import FleetEffects
@@ -209,6 +210,7 @@ async def open_controller(
         deep_checks = _open_deep_checks(config, fleet, client, records, stack)
         stale_after_s = settings.stale_after_s
         gateways = _open_gateways(config, client, records)
+        changes = await _open_changes(records)
         fleet_series = FleetSeries(
             fleet,
             gateways,
@@ -217,6 +219,7 @@ async def open_controller(
             clock,
             stale_after_s=stale_after_s,
             own=records.metrics.asked_by_rules,
+            changes=changes,
         )
         records.metrics.registry.register(fleet_series)
         records.metrics.storage_ok.set_function(lambda: float(not records.database.storage_error))
@@ -434,6 +437,15 @@ async def _tell_takeover(led: LedState, records: Records) -> None:
     text = f"{url} leads with epoch {takeover.epoch}: {takeover.words}"
     kind = "controller.took_over" if takeover.silent_s is not None else "controller.leads"
     await records.timeline.append(kind, text, data={"url": url, "epoch": takeover.epoch, "former": takeover.former_url})
+
+
+async def _open_changes(records: Records) -> Changes:
+    """What changed lately: as the timeline has it, and from now on."""
+    changes = Changes()
+    for entry in await records.timeline.read_newest():
+        changes.hear(entry.kind, entry.at, entry.node, entry.data)
+    records.timeline.listen(changes.hear)
+    return changes
 
 
 def _may_speak(records: Records) -> Callable[[], bool]:

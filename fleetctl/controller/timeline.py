@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,6 +18,9 @@ log = structlog.get_logger()
 
 MAX_READ = 1000
 MAX_TEXT_CHARS = 4000
+Listener = Callable[[str, float, str | None, Mapping[str, Any]], None]
+"""Takes an entry's kind, time, node and data."""
+
 MAX_NODE_CHARS = 63  # the column's; an alert from outside may name anything
 
 
@@ -34,6 +37,11 @@ class Timeline:
         self._last_seq = 0
         self._pending: set[asyncio.Task[None]] = set()
         self._entries = GroupCommit(database, insert_events)
+        self._listeners: list[Listener] = []
+
+    def listen(self, listener: Listener) -> None:
+        """Tell `listener` of each entry from now on, as it is made and before it is stored."""
+        self._listeners.append(listener)
 
     @classmethod
     async def opened(cls, database: Database, clock: Clock) -> Timeline:
@@ -96,6 +104,11 @@ class Timeline:
             found += part
         return found
 
+    async def read_newest(self, limit: int = MAX_READ) -> list[TimelineEntry]:
+        """The newest entries, oldest first."""
+        query = sa.select(events).order_by(events.c.seq.desc()).limit(min(limit, MAX_READ))
+        return await self._database.read(lambda c: [_decode(row._mapping) for row in c.execute(query)][::-1])
+
     async def wait(self, after: int, wait_s: float, incident_id: str | None = None) -> list[TimelineEntry]:
         """As `read`, but waits up to `wait_s` for the first such entry. May return an empty list."""
         deadline = asyncio.get_running_loop().time() + wait_s
@@ -134,8 +147,11 @@ class Timeline:
         node: str | None,
         data: Mapping[str, Any] | None,
     ) -> dict[str, Any]:
+        at = self._clock.now()
+        for listener in self._listeners:
+            listener(kind, at, node, dict(data or {}))
         return {
-            "at": self._clock.now(),
+            "at": at,
             "kind": kind,
             "text": text[:MAX_TEXT_CHARS],
             "incident_id": incident_id,

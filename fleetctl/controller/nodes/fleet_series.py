@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from prometheus_client import Gauge
@@ -11,13 +12,16 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from alerts.labels import LabelSet
+from alerts.promql import evaluate, parse
 from alerts.sample import to_ms
 from alerts.series.store import SeriesStore
+from fleetctl.controller.nodes.changes import Change, Changes
 from fleetctl.controller.nodes.deep_checks import DeepChecks
 from fleetctl.controller.nodes.fleet import Fleet, NodeState
 from fleetctl.controller.nodes.gateways import GATEWAY_JOB, Gateways, address_of
 from fleetctl.kit.clock import Clock
 from fleetctl.providers.spec import NodeSpec
+from fleetctl.wire import NodePhase
 
 PROCESS_UP = "fleet_node_process_up"
 """1: the provider sees its process run; 0: it is wanted, was started, and its process ended."""
@@ -25,16 +29,37 @@ EXIT_STATUS = "fleet_node_exit_status"
 """While its process is gone: exit code, or minus the signal that ended it."""
 OUTPUT_OK = "fleet_node_output_ok"
 """The last deep check: 1 passed, 0 failed."""
+PHASE = "fleet_node_phase"
+"""1 for the phase that the node is in and the reason for it, a word of `REASONS`; others have no sample."""
+CHANGE = "fleet_change_timestamp_seconds"
+"""Unix time of the last change of a kind; of a node, of a pool (no label node), or of the fleet (neither)."""
+REASONS = frozenset({"loading", "warming_up", "asleep", "draining", "core_dead", "core_stuck", "wrong_output"})
+"""What nodes say of themselves. Beside them: process_ended, no_answer, other; "" where the phase says all."""
+LIMITS_EVERY_S = 5.0
+_LIMITS = parse("llm:limit")
 
 LABELS = ("node", "pool", "model", "engine", "zone", "revision")
 _HELP = {
     PROCESS_UP: "1: the node's process runs; 0: it should and has ended.",
     EXIT_STATUS: "How the node's process ended: exit code, or minus the signal.",
     OUTPUT_OK: "The node's last deep check: 1 passed, 0 failed.",
+    PHASE: "1 for the phase that the node is in, and the reason for it.",
+    CHANGE: "Unix time of the last change of a kind: of a node, a pool or the fleet.",
 }
+_MORE_LABELS = {PHASE: ("phase", "reason"), CHANGE: ("kind",)}
 
-_Of = NodeSpec | str | tuple[tuple[str, str], ...]
-"""Whose series it is: a node's, a gateway's (its URL), or the controller's own, of these labels."""
+_Pairs = tuple[tuple[str, str], ...]
+_Of = NodeSpec | str | _Pairs
+"""Whose series it is: a node's, a gateway's (its URL), or of these labels."""
+
+
+class FleetSample(NamedTuple):
+    """One value of one series. `more`: labels beside those of whose it is."""
+
+    name: str
+    of: _Of
+    value: float
+    more: _Pairs = ()
 
 
 class FleetSeries(Collector):
@@ -50,9 +75,10 @@ class FleetSeries(Collector):
         *,
         stale_after_s: float,
         own: Sequence[Gauge],
+        changes: Changes | None = None,
     ) -> None:
         """A node not looked at for `stale_after_s` has no samples. `own`: the controller's gauges that rules ask; NaN
-        has none either."""
+        has none either. `changes`: None, when nobody keeps them."""
         self._clock = clock
         self._stale_after_s = stale_after_s
         self._own = own
@@ -60,47 +86,104 @@ class FleetSeries(Collector):
         self._gateways = gateways
         self._deep_checks = deep_checks
         self._store = store
+        self._changes = changes
+        self._limits_read_at = -math.inf
         self._appender = store.appender()
-        self._keys: list[tuple[str, _Of]] = []
+        self._keys: list[tuple[str, _Of, _Pairs]] = []
         self._labels: tuple[LabelSet, ...] = ()  # of these keys: made anew only when they change
 
     async def record(self) -> None:
         """One sample of each, now."""
         now = self._clock.now()
-        found: list[tuple[str, _Of, float]] = [*self.samples(), *self._gateways.values()]
+        self._observe_changes(now)
+        found = [*self.samples(), *(FleetSample(*one) for one in self._gateways.values())]
         own = [sample for gauge in self._own for family in gauge.collect() for sample in family.samples]
-        found += [(one.name, tuple(one.labels.items()), one.value) for one in own if not math.isnan(one.value)]
-        keys = [(name, of) for name, of, _ in found]
+        found += [
+            FleetSample(one.name, tuple(one.labels.items()), one.value) for one in own if not math.isnan(one.value)
+        ]
+        keys = [(one.name, one.of, one.more) for one in found]
         if keys != self._keys:
             self._keys = keys
-            self._labels = tuple(LabelSet.of({"__name__": name, **_labels_of(of)}) for name, of in keys)
+            self._labels = tuple(
+                LabelSet.of({"__name__": name, **_labels_of(of), **dict(more)}) for name, of, more in keys
+            )
         self._appender.set_series(self._labels, lambda: self._labels)
-        self._store.append_column(self._appender, to_ms(now), np.array([value for _, _, value in found]))
+        self._store.append_column(self._appender, to_ms(now), np.array([one.value for one in found]))
 
-    def samples(self) -> Iterator[tuple[str, NodeSpec, float]]:
-        """Metric, node and value as they are now."""
+    def samples(self) -> Iterator[FleetSample]:
+        """Values of nodes and of changes as they are now."""
         now = self._clock.now()
         for state in self._fleet.nodes.values():
             if state.row.wanted and now - self._fleet.seen_at(state.name) <= self._stale_after_s:
-                for name, value in self._values(state, now):
-                    yield name, state.row.spec, value
+                yield from self._values(state, now)
+        if self._changes is not None:
+            for change in self._changes.changes(now):
+                yield _change_sample(change, self._changes.spec_of(change.node))
 
     def collect(self) -> Iterator[Metric]:
         """The same for whoever scrapes the controller: a Prometheus that evaluates our rules itself."""
-        families = {name: GaugeMetricFamily(name, text, labels=LABELS) for name, text in _HELP.items()}
-        for name, spec, value in self.samples():
-            families[name].add_metric(list(node_labels(spec).values()), value)
+        families = {
+            name: GaugeMetricFamily(name, text, labels=[*LABELS, *_MORE_LABELS.get(name, ())])
+            for name, text in _HELP.items()
+        }
+        for sample in self.samples():
+            labels = {**_labels_of(sample.of), **dict(sample.more)}
+            family = families[sample.name]
+            family.add_metric(
+                [labels.get(name, "") for name in (*LABELS, *_MORE_LABELS.get(sample.name, ()))], sample.value
+            )
         yield from families.values()
 
-    def _values(self, state: NodeState, now: float) -> Iterator[tuple[str, float]]:
+    def _observe_changes(self, now: float) -> None:
+        """Nodes at each turn; their limits, which come with scrapes, less often."""
+        if self._changes is None:
+            return
+        self._changes.observe_nodes(self._fleet.nodes.values(), now)
+        if now - self._limits_read_at < LIMITS_EVERY_S:
+            return
+        self._limits_read_at = now
+        limits: dict[str, dict[str, float]] = {}
+        for sample in evaluate(_LIMITS, self._store, now):
+            if "node" in sample.labels and "limit" in sample.labels:
+                limits.setdefault(sample.labels["node"], {})[sample.labels["limit"]] = sample.value
+        self._changes.observe_limits(limits, now)
+
+    def _values(self, state: NodeState, now: float) -> Iterator[FleetSample]:
+        spec = state.row.spec
         if state.process_up is not None:
-            yield PROCESS_UP, float(state.process_up)
+            yield FleetSample(PROCESS_UP, spec, float(state.process_up))
         if state.process_up is False and state.exit_status is not None:
-            yield EXIT_STATUS, float(state.exit_status)
+            yield FleetSample(EXIT_STATUS, spec, float(state.exit_status))
         check = self._deep_checks.last(state.name)
         is_right = check.known(now, self._deep_checks.max_age_s) if check is not None else None
         if is_right is not None:
-            yield OUTPUT_OK, float(is_right)
+            yield FleetSample(OUTPUT_OK, spec, float(is_right))
+        yield FleetSample(PHASE, spec, 1.0, (("phase", state.phase.value), ("reason", reason_word(state))))
+
+
+def reason_word(state: NodeState) -> str:
+    """Why the node is in its phase, in one word: what rules and questions can compare."""
+    if state.process_up is False:
+        return "process_ended"
+    if state.reason in REASONS:
+        return state.reason
+    match state.phase:
+        case NodePhase.UNREACHABLE:
+            return "no_answer"
+        case NodePhase.DRAINING:
+            return "draining"
+        case NodePhase.NOT_READY:
+            return "other"
+        case _:
+            return ""
+
+
+def _change_sample(change: Change, spec: NodeSpec | None) -> FleetSample:
+    kind = (("kind", change.kind.value),)
+    if spec is not None:
+        return FleetSample(CHANGE, spec, change.at, kind)
+    names = {"node": change.node, "pool": change.pool}
+    return FleetSample(CHANGE, tuple((name, value) for name, value in names.items() if value), change.at, kind)
 
 
 def _labels_of(of: _Of) -> dict[str, str]:

@@ -93,6 +93,7 @@ def test_every_metric_that_a_signal_reads_is_emitted(engine: str, tmp_path: Path
     cards = GpuSnapshot(GpuState.OK, at=0.0, gpus=(GpuReading(0, values={"ecc_dbe_volatile": 0}),))
     metrics.registry.register(GpuCollector(lambda now: cards))
     metrics.drain.labels(state="draining").set(0)
+    metrics.limits.labels(limit="max_num_seqs").set(8)
     store.ingest(target("a"), metrics.exposition().decode(), 1.0)
     store.ingest(target("b", "vllm"), VLLM.read_text(), 1.0)
     emitted = {labels[METRIC_NAME] for labels, _ in store.dump(0.0, 2.0)}

@@ -1,9 +1,12 @@
 """Metrics: vLLM's names with exact counts, our own for fates and state, present from the start."""
 
+import contextlib
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -73,6 +76,8 @@ def test_after_ten_requests_of_ten_tokens_every_count_is_exact(tmp_path: Path, f
             "vllm:iteration_tokens_total_sum": computed + 90,  # the first token of each comes with its prompt
             "engine_requests_total{finished}": requests,
             "engine_requests_admitted_total": requests,
+            "engine_frontend_seconds_count": requests,
+            "engine_frontend_seconds_bucket_inf": requests,
             "engine_queue_wait_seconds_count": 10,
             "engine_queue_wait_seconds_bucket_inf": 10,
             "engine_golden_runs_total{passed}": 1,  # at the start
@@ -252,6 +257,33 @@ def test_http_requests_are_counted_by_our_routes_and_no_words_of_strangers(tmp_p
                 ("/v1/completions", "4xx", "POST"),
             )
         }
+
+
+def test_one_long_prompt_is_seen_while_it_is_prefilled(node: EngineNode) -> None:
+    prompt = list(range(3, 203)) * 20
+
+    def ask() -> None:
+        with contextlib.suppress(httpx.TransportError):
+            node.http.post("/v1/completions", json={"prompt": prompt, "max_tokens": 1, "ignore_eos": True})
+
+    chunk = node.http.get("/admin/limits").json()["prefill_chunk_tokens"]
+    node.http.post("/admin/limits", json={"prefill_chunk_tokens": 32})
+    node.http.post("/admin/faults", json={"slow_steps": 100})
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        wait_for(lambda: node.metric("engine_prefill_requests") == 1, "its prefill to begin")
+        assert node.metric("engine_longest_prompt_tokens", stage="prefill") == len(prompt)
+        assert node.metric("engine_prefill_backlog_tokens") == len(prompt)
+        assert node.metric("engine_node_state", state="ready") == 1
+        assert node.metric("vllm:request_prompt_tokens_count") == 0, "the histogram tells of it when it is over"
+    finally:
+        node.http.post("/admin/faults", json={"slow_steps": None})
+        node.http.post("/admin/abort", json={"request_ids": None})
+        node.http.post("/admin/limits", json={"prefill_chunk_tokens": chunk})
+        thread.join(60)
+    assert node.metric("engine_longest_prompt_tokens", stage="prefill") == 0
+    assert node.metric("engine_prefill_backlog_tokens") == 0
 
 
 def test_the_drain_state_is_one_of_three(node: EngineNode) -> None:

@@ -168,12 +168,12 @@ async def test_series_have_what_is_known_and_end_with_it() -> None:
         found = evaluate('{__name__=~"fleet_node_.*",node="a",pool="default"}', store, world.clock.now())
         return {sample.labels["__name__"].removeprefix("fleet_node_"): sample.value for sample in found}
 
-    assert await values() == {"process_up": 1.0}
+    assert await values() == {"process_up": 1.0, "phase": 1.0}
     await world.turn()
-    assert await values() == {"process_up": 1.0, "output_ok": 1.0}
+    assert await values() == {"process_up": 1.0, "output_ok": 1.0, "phase": 1.0}
     world.nodes["a"] = make_state("a", NodePhase.UNREACHABLE, process_up=False, exit_status=-9)
     world.clock.move(200.0)
-    assert await values() == {"process_up": 0.0, "exit_status": -9.0}
+    assert await values() == {"process_up": 0.0, "exit_status": -9.0, "phase": 1.0}
     world.nodes.clear()
     metrics.storage_ok.set(0)
     metrics.breaker_open.set(1)
