@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from alerts.errors import BadExpressionError, QueryError
-from alerts.promql import evaluate_range
+from alerts.promql import evaluate, evaluate_range
 from alerts.series.store import SeriesStore
 from diagnostics.diagnosis import Confidence, Diagnosis, Evidence, Speaks
+from diagnostics.evidence.changes import CHANGES_QUERY, recent_changes
 from diagnostics.evidence.onset import LOOK_BACK_S, Onset, alert_onset, find_onset
 from diagnostics.evidence.question import Question
 from diagnostics.evidence.reading import Readings, read_all
@@ -66,7 +67,8 @@ def diagnose(
     found: list[Diagnosis] = []
     if judged:
         onset = onset_of_series([one for tree in judged for one in tree.onset], scope, store, active_at, now)
-        found.append(judge(knowledge, [Order(one.name, one.ask) for one in judged], scope, run_query, now, onset))
+        one = judge(knowledge, [Order(tree.name, tree.ask) for tree in judged], scope, run_query, now, onset)
+        found.append(replace(one, changes=recent_changes(evaluate(CHANGES_QUERY, store, now), scope, onset)))
     found += [walk(tree, scope, run_query, now, active_at) for tree in trees if not tree.is_judged]
     return max(found, key=lambda one: RANK[one.confidence])  # the first of equals
 
@@ -86,7 +88,7 @@ def judge(
     onset = onset or alert_onset(now)
     readings = read_all(knowledge.questions.values(), scope, run_query, AskedAt(now, onset.early))
     ranking = rank_causes(
-        knowledge.expectations, knowledge.questions, readings, [one.tree for one in orders], kind_of(scope)
+        knowledge.expectations, knowledge.questions, readings, [one.tree for one in orders if one.tree], kind_of(scope)
     )
     best = ranking.fits[0]
     found = _named(best, ranking, knowledge, scope, readings) if best.causes else None

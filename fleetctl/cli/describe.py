@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from fleetctl.cli import output as out
 from fleetctl.cli.completion import complete_name, complete_one_kind
 from fleetctl.cli.context import call
+from fleetctl.cli.diagnosis_words import confidence_words, verdict_fields
 from fleetctl.cli.get import parse_kind
 from fleetctl.cli.kinds import (
     EVIDENCE_COLUMNS,
@@ -259,12 +260,12 @@ def describe_incident(incident: Incident) -> None:
             ("resolved", clock(incident.resolved_at)),
             (
                 "cause",
-                f"{diagnosis.cause} ({diagnosis.confidence}): {diagnosis.title}"
+                f"{diagnosis.cause} ({confidence_words(diagnosis)}): {diagnosis.title}"
                 if diagnosis and diagnosis.cause
                 else "",
             ),
             ("advice", diagnosis.title if diagnosis and not diagnosis.cause else ""),
-            ("ruled out", ", ".join(diagnosis.ruled_out) if diagnosis else ""),
+            *(verdict_fields(diagnosis) if diagnosis else ()),
             ("not known", ", ".join(diagnosis.not_known) if diagnosis else ""),
             ("post-mortem", incident.postmortem or ""),
             ("black box", incident.blackbox or ""),

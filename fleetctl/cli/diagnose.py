@@ -8,6 +8,7 @@ import typer
 
 from fleetctl.cli.completion import complete_node
 from fleetctl.cli.context import call
+from fleetctl.cli.diagnosis_words import confidence_words, verdict_fields
 from fleetctl.cli.kinds import EVIDENCE_COLUMNS
 from fleetctl.cli.output import DATA, Output, OutputOption, print_data, print_fields, print_rows
 from fleetctl.kit.errors import UnreachableError
@@ -41,8 +42,8 @@ def register(app: typer.Typer) -> None:
                 diagnosis.title or "no cause named",
                 [
                     ("cause", diagnosis.cause or ("none" if diagnosis.confidence == "confirmed" else "unknown")),
-                    ("confidence", diagnosis.confidence),
-                    ("ruled out", ", ".join(diagnosis.ruled_out)),
+                    ("confidence", confidence_words(diagnosis)),
+                    *verdict_fields(diagnosis),
                     ("not known", _counted(diagnosis)),
                 ],
             )

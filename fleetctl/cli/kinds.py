@@ -155,6 +155,7 @@ def _negated(at: float | None) -> float | None:
 
 EVIDENCE_COLUMNS: list[Column] = [
     Column("answer", lambda e: e.answer),
+    Column("speaks", lambda e: e.speaks),
     Column("value", lambda e: _evidence_value(e), right=True),
     Column("threshold", lambda e: e.threshold),
     Column("age", lambda e: seconds(e.age_s), right=True),

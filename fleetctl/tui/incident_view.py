@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -168,20 +169,39 @@ def _diagnosis(diagnosis: Diagnosis | None) -> StorySection:
         return StorySection(Cell("Diagnosis: not made yet", Tone.DIM))
     cause = diagnosis.cause or "no cause named"
     ruled_out = ", ".join(diagnosis.ruled_out) or "nothing"
+    sure = f", {diagnosis.probability:.0%}" if diagnosis.probability is not None and diagnosis.cause else ""
     return StorySection(
-        Cell(f"Diagnosis: {cause} ({diagnosis.confidence}). {diagnosis.title}", _CONFIDENCE[diagnosis.confidence]),
+        Cell(
+            f"Diagnosis: {cause} ({diagnosis.confidence}{sure}). {diagnosis.title}", _CONFIDENCE[diagnosis.confidence]
+        ),
         tuple(_evidence(found) for found in diagnosis.evidence),
-        (Cell(f"Ruled out: {ruled_out}", Tone.DIM),),
+        (*_beside(diagnosis), Cell(f"Ruled out: {ruled_out}", Tone.DIM)),
     )
+
+
+def _beside(diagnosis: Diagnosis) -> Iterator[Cell]:
+    """What else it could be, what tells the two apart, and what changed before."""
+    if diagnosis.also:
+        yield Cell(f"And also: {diagnosis.also}", Tone.WARN)
+    if diagnosis.runner_up:
+        share = diagnosis.runner_up_probability
+        yield Cell(f"Or else: {diagnosis.runner_up}" + (f", {share:.0%}" if share is not None else ""))
+    if diagnosis.tells_apart:
+        yield Cell(diagnosis.tells_apart, Tone.DIM)
+    if diagnosis.onset is not None:
+        yield Cell(f"Began {_clock(diagnosis.onset)}", Tone.DIM)
+    for change in diagnosis.changes:
+        yield Cell(f"Changed: {change}")
 
 
 def _evidence(found: Evidence) -> tuple[Cell, ...]:
     glyph, tone = _ANSWERS[found.answer]
     if found.answer == "unknown":
         return (Cell(glyph, tone), Cell(found.title), Cell(found.why_unknown or "no data", tone), Cell(""), Cell(""))
+    speaks = {"for": "+", "against": "-", "": ""}[found.speaks]  # of the cause
     return (
         Cell(glyph, tone),
-        Cell(found.title),
+        Cell(f"{speaks} {found.title}" if speaks else found.title),
         Cell(quantity(found.value, found.unit), Tone.STRONG if found.answer == "yes" else Tone.PLAIN),
         Cell(f"limit {found.threshold}", Tone.DIM),
         Cell(age(found.age_s), Tone.DIM),

@@ -1,0 +1,51 @@
+"""What is looked at where no alert fires: the questions marked `symptom`. A calm scope has no cause to name.
+
+Where there is a symptom and no rule to tell of it (a fleet that only a Prometheus knows), its causes are scored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from alerts.series.store import SeriesStore
+from diagnostics.diagnosis import Diagnosis, Evidence
+from diagnostics.evidence.judge import Knowledge, Order, judge, onset_of_series
+from diagnostics.evidence.reading import read_all
+from diagnostics.query import AskedAt, store_query
+from diagnostics.scope import scope_text
+from diagnostics.tree import Tree
+
+NO_ALERT = Evidence("alerts", "Does an alert fire, or wait to fire?", "no", value=0.0, threshold=">= 1", unit="count")
+
+
+def look_around(
+    knowledge: Knowledge, trees: Mapping[str, Tree], scope: Mapping[str, str], store: SeriesStore, now: float
+) -> Diagnosis:
+    """What holds where no alert fires: "nothing is wrong" with what was looked at, a cause of the symptoms that are
+    seen, or what could not be seen.
+
+    `confirmed` without a cause: everything that can be told was told, and nothing is a symptom.
+    """
+    run_query = store_query(store, now)
+    symptoms = [one for one in knowledge.questions.values() if one.symptom]
+    readings = read_all(symptoms, scope, run_query, AskedAt(now, now))
+    shown = (
+        NO_ALERT,
+        *(readings[one.id] for one in symptoms if readings[one.id].answer != "unknown" or not one.optional),
+    )
+    unknown = tuple(f"{one.title} ({one.why_unknown})" for one in shown if one.answer == "unknown")
+    signs = [one for one in shown if one.answer == "yes"]
+    where = scope_text(scope)
+    if signs:
+        series = [template for tree in trees.values() for template in tree.onset]
+        onset = onset_of_series(series, scope, store, now, now)
+        orders = [Order("", tuple(one.question for one in signs))]
+        found = replace(judge(knowledge, orders, scope, run_query, now, onset), tree="")
+        seen = " ".join(f"{one.title} Yes." for one in signs)
+        return found if found.cause else replace(found, title=f"No alert fires for {where}, but: {seen} {found.title}")
+    if unknown:
+        title = f"Could not look at {where}: no alert fires, and not every signal could be read"
+    else:
+        title = f"Nothing is wrong with {where}: no alert, no symptom"
+    return Diagnosis("", None, title, "unknown" if unknown else "confirmed", shown, (), unknown, now)

@@ -1,0 +1,80 @@
+"""What changed just before it began: the controller's own acts and what it saw, ranked by time and place. Pure.
+
+A change is no cause by itself: it is where a person looks first, and what causes of changes ask for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from alerts.sample import Sample
+from diagnostics.evidence.onset import Onset
+from diagnostics.value_format import format_seconds
+
+CHANGES_QUERY = "fleet_change_timestamp_seconds"
+LOOK_BACK_S = 1800.0
+SLACK_S = 60.0  # a change is in the signals before it is told: the series of a node are told with its next scrape
+FADES_S = 600.0  # a change so long before counts a third
+MAX_TOLD = 5
+MAX_NODES = 3  # of one line
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    kind: str
+    pool: str
+    node: str
+    at: float
+
+
+def recent_changes(samples: Iterable[Sample], scope: Mapping[str, str], onset: Onset) -> tuple[str, ...]:
+    """Lines for a reader, the likeliest first: "rollout of pool chat, 3 min 10 s before it began"."""
+    told: dict[tuple[str, str, int], list[_Change]] = defaultdict(list)
+    weights: dict[tuple[str, str, int], float] = {}
+    for sample in samples:
+        one = _Change(
+            sample.labels.get("kind", "change"),
+            sample.labels.get("pool", ""),
+            sample.labels.get("node", ""),
+            sample.value,
+        )
+        weight = _nearness(one, scope) * _recency(one.at, onset)
+        if weight <= 0:
+            continue
+        key = (one.kind, one.pool, int(one.at // SLACK_S) if one.node else 0)  # of several nodes at once one line
+        told[key].append(one)
+        weights[key] = max(weights.get(key, 0.0), weight)
+    best = sorted(told, key=lambda key: (-weights[key], key))[:MAX_TOLD]
+    return tuple(_line(told[key], onset) for key in best)
+
+
+def _nearness(change: _Change, scope: Mapping[str, str]) -> float:
+    node, pool = scope.get("node"), scope.get("pool")
+    if node and change.node:
+        return 1.0 if change.node == node else 0.2 if pool and change.pool == pool else 0.0
+    if pool and change.pool:
+        return 1.0 if change.pool == pool else 0.0
+    return 0.8  # one of the two is the whole fleet
+
+
+def _recency(at: float, onset: Onset) -> float:
+    if not math.isfinite(at) or not onset.early - LOOK_BACK_S <= at <= onset.late + SLACK_S:
+        return 0.0
+    return math.exp(-max(0.0, onset.at - at) / FADES_S)
+
+
+def _line(changes: list[_Change], onset: Onset) -> str:
+    nodes = sorted(one.node for one in changes if one.node)
+    shown = ", ".join(nodes[:MAX_NODES]) + (f" and {len(nodes) - MAX_NODES} more" if len(nodes) > MAX_NODES else "")
+    where = shown or (f"pool {changes[0].pool}" if changes[0].pool else "the fleet")
+    before_s = onset.at - max(one.at for one in changes)
+    if abs(before_s) < 1:
+        when = "as it began"
+    elif before_s > 0:
+        when = f"{format_seconds(before_s)} before it began"
+    else:
+        when = f"{format_seconds(-before_s)} after it began, by what the signals show"
+    return f"{changes[0].kind} of {where}, {when}"

@@ -1,0 +1,52 @@
+"""A verdict in a few lines: how sure, what else it could be, since when, and what changed before."""
+
+from __future__ import annotations
+
+from fleetctl.cli.kinds import clock
+from fleetctl.wire import Diagnosis
+
+MAX_RULED_OUT = 6  # of the causes that are told; the JSON has all
+
+
+def confidence_words(diagnosis: Diagnosis) -> str:
+    """The word and, where it was scored, the number: "confirmed, 97 %"."""
+    if diagnosis.probability is None:
+        return diagnosis.confidence
+    return f"{diagnosis.confidence}, {diagnosis.probability:.0%}".replace("%", " %")
+
+
+def verdict_fields(diagnosis: Diagnosis) -> list[tuple[str, str]]:
+    """What stands below a cause; what there is nothing to say of is empty."""
+    return [
+        ("and also", diagnosis.also or ""),
+        ("or else", _runner_up(diagnosis)),
+        ("tells apart", diagnosis.tells_apart),
+        ("began", _began(diagnosis)),
+        ("changed before", "; ".join(diagnosis.changes)),
+        ("ruled out", _ruled_out(diagnosis)),
+    ]
+
+
+def _runner_up(diagnosis: Diagnosis) -> str:
+    if not diagnosis.runner_up:
+        return ""
+    share = diagnosis.runner_up_probability
+    return diagnosis.runner_up + (f" ({share:.0%})".replace("%", " %") if share is not None else "")
+
+
+def _began(diagnosis: Diagnosis) -> str:
+    """The onset with its bounds, where they are apart."""
+    early, late = diagnosis.onset_early, diagnosis.onset_late
+    if diagnosis.onset is None:
+        return ""
+    if early is None or late is None or late - early < 1:
+        return clock(diagnosis.onset)
+    return f"{clock(diagnosis.onset)} (between {clock(early)} and {clock(late)})"
+
+
+def _ruled_out(diagnosis: Diagnosis) -> str:
+    if not diagnosis.why_not:
+        return ", ".join(diagnosis.ruled_out)
+    shown = ", ".join(list(diagnosis.why_not)[:MAX_RULED_OUT])
+    left = len(diagnosis.why_not) - MAX_RULED_OUT
+    return f"{shown} and {left} more" if left > 0 else shown

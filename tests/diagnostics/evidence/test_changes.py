@@ -1,0 +1,42 @@
+"""What changed just before is told nearest first, with its place and its time."""
+
+from __future__ import annotations
+
+from alerts.sample import Sample
+from diagnostics.evidence.changes import recent_changes
+from diagnostics.evidence.onset import Onset
+
+ONSET = Onset(10_000.0, 9_970.0, 10_020.0, "a test")
+CHAT = {"pool": "chat"}
+
+
+def _change(kind: str, at: float, **labels: str) -> Sample:
+    return Sample({"kind": kind, **labels}, at, 10_050.0)
+
+
+def test_rollout_three_minutes_before_is_first_and_old_or_strange_changes_are_left_out() -> None:
+    told = recent_changes(
+        [
+            _change("scale", 8_500, pool="chat"),
+            _change("rollout", 9_810, pool="chat"),
+            _change("limits", 7_000, pool="chat"),
+            _change("rollout", 9_990, pool="batch"),
+            _change("config", 10_200),
+        ],
+        CHAT,
+        ONSET,
+    )
+    assert told == (
+        "rollout of pool chat, 3 min 10 s before it began",
+        "scale of pool chat, 25 min 00 s before it began",
+    )
+
+
+def test_same_change_of_many_nodes_is_one_line() -> None:
+    told = recent_changes([_change("deploy", 9_900 + i, pool="chat", node=f"n{i}") for i in range(5)], CHAT, ONSET)
+    assert told == ("deploy of n0, n1, n2 and 2 more, 96 s before it began",)
+
+
+def test_change_of_the_node_itself_comes_before_that_of_its_peer() -> None:
+    changes = [_change("restart", 9_950, pool="chat", node="n2"), _change("limits", 9_700, pool="chat", node="n1")]
+    assert recent_changes(changes, {"pool": "chat", "node": "n1"}, ONSET)[0].startswith("limits of n1")
