@@ -24,6 +24,7 @@ from fleetctl.settings.controller import IncidentSettings
 log = structlog.get_logger()
 
 DEFAULT_TREE = "latency"
+RULED_OUT_FOR_S = 60.0  # a cause that fresh evidence rules out so long is replaced by one that is less sure
 REPLACE_AFTER_S = 10.0  # another cause must be confirmed for this long before it replaces a confirmed one
 
 
@@ -109,10 +110,10 @@ class Diagnosing:
                 course.rival = None
                 if is_confirmed or found.at - course.began_at > self._limits.diagnose_for_s:
                     return  # what it was named by is the better record of its beginning
-            elif not is_better(found, standing):
+            elif (after_s := stands_before_replacing(found, standing)) is None:
                 course.rival = None
                 return
-            elif standing.confidence == "confirmed" and not _has_stood(found, course):
+            elif not _has_stood(found, course, after_s):
                 return
         course.rival = None
         await self._book.change_incident(incident_id, lambda one: with_diagnosis(one, found))
@@ -128,6 +129,11 @@ class Diagnosing:
             "evidence": [asdict(one) for one in found.evidence],
             "ruled_out": list(found.ruled_out),
             "not_known": list(found.not_known),
+            "probability": found.probability,
+            "runner_up": found.runner_up,
+            "why_not": dict(found.why_not),
+            "onset": found.onset,
+            "changes": list(found.changes),
         }
         kind = "diagnosis.named" if found.cause is not None else "diagnosis.open"
         if before is not None and before.cause is not None and before.cause != found.cause:
@@ -154,11 +160,11 @@ def _word(diagnosis: Diagnosis) -> tuple[str | None, str]:
     return diagnosis.cause, diagnosis.confidence
 
 
-def _has_stood(found: Diagnosis, course: _Course) -> bool:
-    """Whether the rival of a confirmed cause was confirmed for long enough; it is noted otherwise."""
+def _has_stood(found: Diagnosis, course: _Course, after_s: float) -> bool:
+    """Whether the rival was found for long enough; it is noted otherwise."""
     if course.rival is None or course.rival.cause != found.cause:
         course.rival = found
-    return found.at - course.rival.at >= REPLACE_AFTER_S
+    return found.at - course.rival.at >= after_s
 
 
 def is_outgrown(incident: Incident, standing: Diagnosis) -> bool:
@@ -171,6 +177,19 @@ def is_better(found: Diagnosis, standing: Diagnosis) -> bool:
     if RANK[found.confidence] != RANK[standing.confidence]:
         return RANK[found.confidence] > RANK[standing.confidence]
     return found.cause is not None or standing.cause is None
+
+
+def stands_before_replacing(found: Diagnosis, standing: Diagnosis) -> float | None:
+    """For how long a newer verdict must be found before it replaces the standing one (seconds); None: it does not.
+
+    A better one at once, or in place of a confirmed one a little later. One that is no surer replaces what fresh
+    evidence rules out; it must stand longer, because an incident that ends takes its evidence with it.
+    """
+    if is_better(found, standing):
+        return REPLACE_AFTER_S if standing.confidence == "confirmed" else 0.0
+    if found.cause is not None and found.cause != standing.cause and standing.cause in found.ruled_out:
+        return RULED_OUT_FOR_S
+    return None
 
 
 def diagnosis_of(incident: Incident, content: Content, store: SeriesStore, now: float) -> Diagnosis:
