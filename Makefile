@@ -12,7 +12,7 @@ PYTEST = $(BIN)/python -m pytest
 # 5: no test at all, which is right for a stage of which PYTEST_ARGS asks for nothing.
 PYTEST_END = $(PYTEST_ARGS) $(if $(PYTEST_ARGS),|| test $$? -eq 5)
 
-.PHONY: help bench-predictions bench-routing bench-engine bench-signals first-night soak-node soak-gateway soak-drain storm-gateway demo up down top test test-gpu test-wheel wheel mutants bench-kernels bench-gateway compile-gateway test-compiled check format setup setup-dev debs clean
+.PHONY: help crash-points bench-predictions bench-routing bench-engine bench-signals first-night soak-node soak-gateway soak-drain storm-gateway demo up down top test test-gpu test-wheel wheel mutants bench-kernels bench-gateway compile-gateway test-compiled check format setup setup-dev debs clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 18
@@ -86,6 +86,9 @@ soak-gateway: setup ## Kill, stop, drain, add and slow a fleet's processes under
 
 soak-drain: setup ## 1,000 drains under users while nodes, gateways and the controller are killed: receipts add up (SOAK_ARGS="--drains 50")
 	@$(BIN)/python -m fleetctl.gateway_soak --drains 1000 --gateways 2 --runner fake $(SOAK_ARGS)
+
+crash-points: setup-dev ## Kill the controller before every commit and around every effect of rollouts, scalings, replacements
+	FLEETCTL_TEST_ALL_CRASH_POINTS=1 $(BIN)/python -m pytest -q tests/fleetctl/controller/test_killed_anywhere.py tests/runbooks/test_crash.py
 
 storm-gateway: setup ## What short prompts wait while long ones storm in, without and with a reroute (SOAK_ARGS="--minutes 0.5")
 	@$(BIN)/python -m fleetctl.gateway_soak --storm $(SOAK_ARGS)

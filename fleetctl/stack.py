@@ -24,6 +24,7 @@ import httpx
 from fleetctl.client import ControllerClient
 from fleetctl.gateway.workers.launch import end_leftovers
 from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError
+from fleetctl.kit.tls import client_tls
 from fleetctl.kit.whole_file import write_whole
 from fleetctl.node import INSTALL_ENGINE, missing_library
 from fleetctl.providers.process import ProcessTable, environment_without_settings, exclusive
@@ -144,7 +145,7 @@ class Stack:
 
     async def _wait_for_gateway(self, url: str, client: ControllerClient, deadline: float, tell: Tell) -> None:
         """Until it routes to every node that is ready. Asked anew each time: a run under way may be stopping some."""
-        async with httpx.AsyncClient(base_url=url, timeout=2.0) as http:
+        async with httpx.AsyncClient(base_url=url, timeout=2.0, verify=client_tls()) as http:
             while time.monotonic() < deadline:
                 self._raise_if_dead("gateway")
                 try:

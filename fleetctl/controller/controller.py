@@ -71,6 +71,7 @@ from fleetctl.kit.clock import Clock, SystemClock
 from fleetctl.kit.errors import BadInputError
 from fleetctl.kit.fetch import Fetcher
 from fleetctl.kit.stall import StallMonitor
+from fleetctl.kit.tls import client_tls
 from fleetctl.priority_class import PriorityClass
 from fleetctl.providers.local_gateway import LocalGateway
 from fleetctl.providers.provider import NodeProvider
@@ -228,7 +229,7 @@ async def open_controller(
         content.when_loaded(lambda _: signals.read_for(rules.groups))
         inbound = await open_inbound(config, rules.engine, fleet, records, stack)
         engine = EngineCalls(records.database, provider, client)
-        http = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
+        http = await stack.enter_async_context(httpx.AsyncClient(trust_env=False, verify=client_tls()))
         freezes = await Freezes.opened(records)
         rollouts = _rollouts(config, records, fleet, routing, freezes, gateways, rules.store)
         receipts = Receipts(records, settings.receipt_key_file, settings.incidents.keep_for_s)
@@ -490,7 +491,7 @@ async def _open_state(
 async def _open_node_client(config: ControllerConfig, records: Records, stack: AsyncExitStack) -> NodeClient:
     probes = Fetcher(timeout_s=PROBE_TIMEOUT_S, max_bytes=MAX_ANSWER_BYTES, stalls=records.stalls)
     stack.push_async_callback(probes.close)
-    http = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
+    http = await stack.enter_async_context(httpx.AsyncClient(trust_env=False, verify=client_tls()))
     return NodeClient(http, probes, config.node_token, records.lease.require)
 
 

@@ -40,7 +40,7 @@ class Timeline:
         self._listeners: list[Listener] = []
 
     def listen(self, listener: Listener) -> None:
-        """Tell `listener` of each entry from now on, as it is made and before it is stored."""
+        """Tell `listener` of each entry from now on, before it is stored where it is no part of a transaction."""
         self._listeners.append(listener)
 
     @classmethod
@@ -63,10 +63,11 @@ class Timeline:
         data: Mapping[str, Any] | None = None,
     ) -> int:
         """Store one entry. Returns its sequence number."""
-        values = self._values(kind, text, incident_id, run_id, node, data)
+        values = self.entry(kind, text, incident_id=incident_id, run_id=run_id, node=node, data=data)
+        self._hear(values)
         log.info(kind, text=text, incident_id=incident_id, node=node)
         seq = await self._entries.add(values)
-        await self._announce(seq)
+        await self._wake(seq)
         return seq
 
     def append_soon(
@@ -80,7 +81,8 @@ class Timeline:
         data: Mapping[str, Any] | None = None,
     ) -> None:
         """As `append`, from synchronous code on the event loop, and not logged; a failure is."""
-        values = self._values(kind, text, incident_id, run_id, node, data)
+        values = self.entry(kind, text, incident_id=incident_id, run_id=run_id, node=node, data=data)
+        self._hear(values)
         task = asyncio.get_running_loop().create_task(self._finish(self._entries.add(values), kind))
         self._pending.add(task)
         task.add_done_callback(self._pending.discard)
@@ -131,27 +133,36 @@ class Timeline:
         except Exception as error:  # noqa: BLE001 - the entry is lost, what it tells of is not: say so and go on
             log.error("timeline.append_failed", kind=kind, error=str(error))
             return
-        await self._announce(seq)
+        await self._wake(seq)
 
-    async def _announce(self, seq: int) -> None:
+    async def announce(self, seq: int, entry: Mapping[str, Any]) -> None:
+        """Tell of an entry that `insert_event` stored, in one transaction with what it tells of."""
+        self._hear(entry)
+        log.info(entry["kind"], text=entry["text"], incident_id=entry["incident_id"], node=entry["node"])
+        await self._wake(seq)
+
+    def _hear(self, entry: Mapping[str, Any]) -> None:
+        for listener in self._listeners:
+            listener(entry["kind"], entry["at"], entry["node"], entry["data"])
+
+    async def _wake(self, seq: int) -> None:
         async with self._changed:
             self._last_seq = max(self._last_seq, seq)
             self._changed.notify_all()
 
-    def _values(
+    def entry(
         self,
         kind: str,
         text: str,
-        incident_id: str | None,
-        run_id: str | None,
-        node: str | None,
-        data: Mapping[str, Any] | None,
+        *,
+        incident_id: str | None = None,
+        run_id: str | None = None,
+        node: str | None = None,
+        data: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        at = self._clock.now()
-        for listener in self._listeners:
-            listener(kind, at, node, dict(data or {}))
+        """An entry of now, for `insert_event`: stored with what it tells of, it is told when that is done."""
         return {
-            "at": at,
+            "at": self._clock.now(),
             "kind": kind,
             "text": text[:MAX_TEXT_CHARS],
             "incident_id": incident_id,

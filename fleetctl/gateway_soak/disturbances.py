@@ -46,6 +46,7 @@ class Disturber:
         self.doing = "nothing yet"  # and to which node, for who watches
         self.done: Counter[str] = Counter()
         self.problems: list[str] = []
+        self._problems_in_a_row = 0
 
     async def disturb_until_cancelled(self) -> None:
         """All kinds in random order, each at a random node and mended; then in another order."""
@@ -70,8 +71,9 @@ class Disturber:
                     await self.wait_until_whole()
                     self.downtimes.note_all_back()
                     self.done[kind.__name__] += 1
+                    self.note_mended()
                 except (FleetctlError, OSError) as error:
-                    self.problems.append(f"{self.doing}: {error}"[:200])
+                    self.note_problem(error)
                 await asyncio.sleep(self._pause_s)
 
     async def wait_until_whole(self) -> None:
@@ -86,7 +88,16 @@ class Disturber:
     @property
     def has_given_up(self) -> bool:
         """Whether it stopped, because the fleet does not mend."""
-        return len(self.problems) >= MAX_PROBLEMS
+        return self._problems_in_a_row >= MAX_PROBLEMS
+
+    def note_problem(self, error: Exception) -> None:
+        """What was being done did not go as it should."""
+        self.problems.append(f"{self.doing}: {error}"[:200])
+        self._problems_in_a_row += 1
+
+    def note_mended(self) -> None:
+        """What was being done is over, and the fleet is whole again."""
+        self._problems_in_a_row = 0
 
     @property
     def num_done(self) -> int:

@@ -8,13 +8,15 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from fleetctl.first_night.target_fleet import OPERATOR, TargetFleet
 from fleetctl.gateway_soak.disturbances import MEND_LIMIT_S, POLL_S, Disturber
-from fleetctl.kit.errors import FleetctlError, UnreachableError
+from fleetctl.kit.errors import FleetctlError, RefusedError, UnreachableError
 from fleetctl.kit.signed_document import why_not_signed
 from fleetctl.wire import ActionRequest, DrainReceipt, Run, RunStatus
+
+T = TypeVar("T")
 
 CONTROLLER = "controller"
 DEADLINE = "1s"
@@ -50,8 +52,9 @@ class Drainer(Disturber):
                 turn += 1
                 try:
                     await self._drain_once(node, turn)
+                    self.note_mended()
                 except (FleetctlError, OSError) as error:
-                    self.problems.append(f"{self.doing}: {error}"[:200])
+                    self.note_problem(error)
                 await asyncio.sleep(self._pause_s)
 
     async def kill_controller(self, _: str) -> None:
@@ -100,15 +103,28 @@ class Drainer(Disturber):
             try:
                 run = await self._fleet.client.act(request)
                 if run.status is RunStatus.REFUSED:
-                    refusals += 1
-                    await asyncio.sleep(GUARD_PAUSE_S)
-                elif run.status.is_terminal:
+                    raise RefusedError(run.error or "refused")
+                if run.status.is_terminal:
                     return run
+            except RefusedError:
+                refusals += 1
+                await asyncio.sleep(GUARD_PAUSE_S)
             except UnreachableError:
                 pass  # it was killed: asked again under the same key
             await asyncio.sleep(POLL_S)
         self.wrong.append(f"{command}: no terminal state within {MEND_LIMIT_S:.0f} s")
         raise FleetctlError(f"{command}: no terminal state within {MEND_LIMIT_S:.0f} s")
+
+    async def _answered(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """The controller's answer; one that was killed is asked again once it is back."""
+        deadline = time.monotonic() + MEND_LIMIT_S
+        while True:
+            try:
+                return await ask()
+            except UnreachableError:
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(POLL_S)
 
     async def _hold_to_its_sum(self, node: str, run: Run, *, was_disturbed: bool) -> None:
         told: dict[str, Any] = run.steps[0].receipt if run.steps else {}
@@ -120,13 +136,16 @@ class Drainer(Disturber):
     async def _wrong_lines(self, told: Mapping[str, Any], was_disturbed: bool) -> list[str]:
         """What is wrong with the signed receipt; it may be without counts where a node or the controller was killed."""
         client = self._fleet.client
-        document = await client.signed_receipt(str(told["receipt"])) if "receipt" in told else None
+        key = await self._answered(client.receipt_key)
+        document = None
+        if "receipt" in told:
+            document = await self._answered(lambda: client.signed_receipt(str(told["receipt"])))
         if document is None:
             return [] if was_disturbed else ["no signed receipt"]
         receipt = DrainReceipt.model_validate(document)
         self.receipts.update(receipt.sums)
         by_line = Counter(line.outcome for line in receipt.lines)
-        problems = [why] if (why := why_not_signed(document, await client.receipt_key())) else []
+        problems = [why] if (why := why_not_signed(document, key)) else []
         if dict(by_line) != {outcome: count for outcome, count in receipt.sums.items() if count}:
             problems.append(f"{dict(by_line)} by its lines, {receipt.sums} by its sums")
         # Unknown is said in good faith, and counted: of a request that waits for a seat, or came twice under its id.

@@ -25,10 +25,10 @@ class AlertmanagerPeer(RemoteServer):
     def _from_url(cls, value: Any) -> Any:
         return {"url": value} if isinstance(value, str) else value
 
-    def tls(self) -> ssl.SSLContext | bool:
-        """What httpx takes as `verify`. Raises BadInputError naming the file that can't be used."""
+    def tls(self) -> ssl.SSLContext | None:
+        """For HTTPS; None where it is plain HTTP. Raises BadInputError naming the file that can't be used."""
         if not self.url.startswith("https://"):
-            return True
+            return None
         try:
             context = ssl.create_default_context(cafile=str(self.ca_file) if self.ca_file else None)
         except (OSError, ssl.SSLError) as error:

@@ -10,6 +10,7 @@ from urllib.parse import quote
 import httpx
 
 from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError
+from fleetctl.kit.tls import client_tls
 from fleetctl.settings.alertmanager import AlertmanagerPeer
 
 MAX_ANSWER_BYTES = 32 * 1024 * 1024
@@ -24,7 +25,7 @@ class AlertmanagerClient:
         """Raises BadInputError when a certificate file can't be used."""
         self.url = peer.url
         self._peer = peer
-        self._http = httpx.AsyncClient(verify=peer.tls(), timeout=peer.timeout_s, trust_env=False)
+        self._http = httpx.AsyncClient(verify=peer.tls() or client_tls(), timeout=peer.timeout_s, trust_env=False)
 
     async def close(self) -> None:
         """Close the connections."""

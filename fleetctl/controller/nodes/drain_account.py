@@ -16,6 +16,7 @@ from fleetctl.controller.receipts.drain_lines import (
     ReceiptLine,
     gateway_fate_of,
     is_settled,
+    latest_fate,
     line_of,
     merged,
     needs_gateway,
@@ -108,10 +109,12 @@ class DrainAccount:
     async def _fates(
         self, requests: Sequence[NodeRequest], node: str, urls: Sequence[str], silent: set[str]
     ) -> list[GatewayFate | None]:
+        """Each request's fate by the word of all gateways: it may be known to several."""
         slots = asyncio.Semaphore(ASKED_AT_ONCE)
 
         async def fate_of(request: NodeRequest) -> GatewayFate | None:
             async with slots:
+                words = []
                 for url in urls:
                     if url in silent:
                         continue
@@ -121,8 +124,8 @@ class DrainAccount:
                         silent.add(url)
                         continue
                     if answer is not None and (fate := gateway_fate_of(answer, node)) is not None:
-                        return fate
-                return None
+                        words.append(fate)
+                return latest_fate(words)
 
         return list(await asyncio.gather(*(fate_of(request) for request in requests)))
 

@@ -46,6 +46,7 @@ class GatewayFate:
     last_node: str = ""
     tokens_at_move: int | None = None
     reason: str = ""
+    started_at: float = 0.0  # when this attempt reached the gateway, in Unix seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +114,10 @@ def _outcome(
         return RequestOutcome.LOST, gateway.reason or gateway.fate, "gateway"
     if gateway.fate == "client_gone":
         return RequestOutcome.ABORTED, "", "gateway"
-    # A plain request's move is told once the other node has answered it: until then it is there, in flight.
+    # A plain request's move is told once the other node has answered it: until then it is there, in flight. So is
+    # one that the node's core died with, and one that its client sent again through another gateway.
     is_elsewhere = gateway.last_node not in ("", node) and gateway.fate in ("in_flight", "finished")
-    if gateway.moved_from_node_to or (is_elsewhere and request.fate == "moved"):
+    if gateway.moved_from_node_to or is_elsewhere:
         return RequestOutcome.MOVED, "", "gateway"
     if gateway.fate == "finished" and request.fate is None:
         return RequestOutcome.FINISHED, "", "gateway"
@@ -124,6 +126,15 @@ def _outcome(
     if gateway.fate == "in_flight":
         return RequestOutcome.UNKNOWN, f"still in flight at {gateway.last_node or 'no node'}", "gateway"
     return RequestOutcome.UNKNOWN, f"the node said {request.fate}, a gateway {gateway.fate} without a move", "gateway"
+
+
+def latest_fate(words: Sequence[GatewayFate]) -> GatewayFate | None:
+    """Of what several gateways say of one id: the attempt that is in flight, else the one that began last.
+
+    A client whose gateway was killed comes again through another one, under the same id; what became of the earlier
+    attempt is then no word on the request. None: no gateway knows it.
+    """
+    return max(words, key=lambda one: (one.fate == "in_flight", one.started_at), default=None)
 
 
 def is_settled(line: ReceiptLine) -> bool:
@@ -197,6 +208,7 @@ def gateway_fate_of(answer: Mapping[str, Any], node: str) -> GatewayFate | None:
         last_node=str(answer.get("node") or (nodes[-1] if nodes else "")),
         tokens_at_move=_count(move.get("tokens")),
         reason=str(answer.get("reason") or ""),
+        started_at=float(started_at) if isinstance(started_at := answer.get("started_at"), int | float) else 0.0,
     )
 
 

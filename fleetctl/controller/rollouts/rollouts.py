@@ -1,7 +1,7 @@
 """Rollouts: orders of people, and the loop that moves each rollout on. Both store first; the pools loop does the rest.
 
-A transition, what it wants of the pool, and its traffic rules are one transaction: a controller that is killed has done
-all of it or nothing, and the next one goes on from what is stored.
+A transition, what it wants of the pool, its traffic rules, its entry on the timeline and its row in the audit are one
+transaction: a controller that is killed has done all of it or nothing, and the next one goes on from what is stored.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import math
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from fleetctl.controller.audit import AuditFacts, append_rows
 from fleetctl.controller.nodes.fleet import Fleet
 from fleetctl.controller.nodes.freezes import Freezes
 from fleetctl.controller.nodes.node_row import NodeRow, RouteIntent, list_nodes
@@ -41,6 +42,7 @@ from fleetctl.controller.rollouts.rollout_row import (
     list_under_way,
     put_rollout,
 )
+from fleetctl.controller.timeline import insert_event
 from fleetctl.providers.spec import NodeSpec
 from fleetctl.settings.rollouts import RolloutSettings
 from fleetctl.traffic_rule import CanarySpec, RuleSpec, ShadowSpec, TrafficRule
@@ -76,6 +78,13 @@ class RolloutStatus:
     seen: SeenPool
     wanted: Wanted
     has_counted: bool = False  # the gate looked just now: what it counted is to be stored
+
+
+class _Told(NamedTuple):
+    """A transition's entry on the timeline, and its number there."""
+
+    seq: int
+    entry: dict[str, Any]
 
 
 class Rollouts:
@@ -168,7 +177,7 @@ class Rollouts:
         now = self._clock.now()
         rows = await self._database.read(list_nodes)
 
-        def work(connection: sa.Connection) -> tuple[Rollout, bool]:
+        def work(connection: sa.Connection) -> tuple[Rollout, _Told | None]:
             pool = get_pool(connection, order.pool)
             if pool is None:
                 raise PermanentError(f"there is no pool {order.pool}")
@@ -176,15 +185,15 @@ class Rollouts:
             ordered = _ordered(connection, order, pool, standing, now)
             if ordered is None:
                 assert standing is not None
-                return standing, False
+                return standing, None
             self._store(connection, ordered, pool, rows)
-            return ordered, True
+            kind = "started" if len(ordered.history) == 1 else ordered.state.value
+            return ordered, self._tell(connection, ordered, kind)
 
-        rollout, is_new = await self._routing.publish_change(work)
-        if is_new:
+        rollout, told = await self._routing.publish_change(work)
+        if told is not None:
             self._note_stored()
-            self._forget(rollout)
-            await self._tell(rollout, "started" if len(rollout.history) == 1 else rollout.state.value)
+            await self._told(rollout, told)
         told = f"{rollout.id}: {rollout.state.value.replace('_', ' ')}, {rollout.from_revision} to {rollout.target}"
         return {
             "rollout": rollout.id,
@@ -269,26 +278,26 @@ class Rollouts:
             return
         rows = await self._database.read(list_nodes)
 
-        def work(connection: sa.Connection) -> bool:
+        def work(connection: sa.Connection) -> tuple[bool, _Told | None]:
             standing, pool = get_under_way(connection, rollout.pool), get_pool(connection, rollout.pool)
             if standing is None or standing.id != rollout.id or standing.history != rollout.history:
-                return False  # a person's order came meanwhile
+                return False, None  # a person's order came meanwhile
             self._store(connection, target, pool or status.pool, rows)
-            return True
+            if not is_transition:
+                return True, None
+            kind = "step" if target.step != rollout.step else target.state.value
+            audited = AuditFacts(now, CONTROLLER, f"rollout.{kind}", f"rollout/{target.pool}", target.why, "done")
+            append_rows(connection, [audited])
+            return True, self._tell(connection, target, kind)
 
         if self._differs(target, status.pool, wanted) or is_transition:
-            stored = await self._routing.publish_change(work)
+            is_stored, told = await self._routing.publish_change(work)
         else:
-            stored = await self._database.write(work)
-        if stored:
+            is_stored, told = await self._database.write(work)
+        if is_stored:
             self._note_stored()
-        if stored and is_transition:
-            kind = "step" if target.step != rollout.step else target.state.value
-            await self._tell(target, kind)
-            self._forget(target)
-            await self._records.audit.record(
-                f"rollout.{kind}", who=CONTROLLER, target=f"rollout/{target.pool}", why=target.why
-            )
+        if told is not None:
+            await self._told(target, told)
 
     def _note_stored(self) -> None:
         self._stored = None
@@ -340,7 +349,8 @@ class Rollouts:
                 reason = f"{rollout.id}: {rollout.state.value.replace('_', ' ')}"
                 put_rule(connection, TrafficRule(id=rule_id, spec=spec, made_by=CONTROLLER, made_at=now, reason=reason))
 
-    async def _tell(self, rollout: Rollout, kind: str) -> None:
+    def _tell(self, connection: sa.Connection, rollout: Rollout, kind: str) -> _Told:
+        """Put a transition on the timeline."""
         share = "" if rollout.state.is_end or rollout.back_to else f" at {rollout.share * 100:.3g}%"
         text = (
             f"{rollout.id} of pool {rollout.pool}, {rollout.from_revision} to {rollout.to_revision}:"
@@ -352,7 +362,13 @@ class Rollouts:
             "from": rollout.from_revision,
             "to": rollout.to_revision,
         }
-        await self._records.timeline.append(f"rollout.{kind}", text, data=facts)
+        entry = self._records.timeline.entry(f"rollout.{kind}", text, data=facts)
+        return _Told(insert_event(connection, entry), entry)
+
+    async def _told(self, rollout: Rollout, told: _Told) -> None:
+        """What follows once a transition is stored."""
+        self._forget(rollout)
+        await self._records.timeline.announce(told.seq, told.entry)
         if rollout.state.is_end:
             self._records.metrics.rollouts.labels(result=rollout.state.value).inc()
 

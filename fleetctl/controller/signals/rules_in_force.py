@@ -44,4 +44,4 @@ def retention_s(groups: Sequence[RuleGroup]) -> float:
     """An hour; longer when a rule reads what we do not record further back."""
     recorded = {rule.name for group in groups for rule in group.rules if rule.kind == "record"}
     lookbacks_s = [reach_s for name, reach_s in lookback_s_by_metric(groups).items() if name not in recorded]
-    return max(MIN_RETENTION_S, *(reach_s + LOOKBACK_MARGIN_S for reach_s in lookbacks_s))
+    return max([MIN_RETENTION_S, *(reach_s + LOOKBACK_MARGIN_S for reach_s in lookbacks_s)])

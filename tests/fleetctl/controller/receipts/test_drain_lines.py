@@ -9,6 +9,7 @@ from fleetctl.controller.receipts.drain_lines import (
     NodeRequest,
     RequestOutcome,
     gateway_fate_of,
+    latest_fate,
     line_of,
     merged,
     moves_of,
@@ -37,6 +38,9 @@ Out = RequestOutcome
         ("moved", GatewayFate("finished", last_node="node-3"), True, Out.MOVED, ""),
         ("failed", MOVED, True, Out.MOVED, ""),
         ("failed", GatewayFate("failed", reason="core_dead"), True, Out.LOST, "core_dead"),
+        ("failed", GatewayFate("in_flight", last_node="node-3"), True, Out.MOVED, ""),
+        (None, GatewayFate("in_flight", last_node="node-3"), True, Out.MOVED, ""),
+        (None, GatewayFate("in_flight", last_node="node-1"), True, Out.UNKNOWN, "still in flight at node-1"),
         ("failed", None, True, Out.LOST, "the node ended it with an error; no gateway knows it"),
         ("failed", None, False, Out.UNKNOWN, "the node ended it with an error; a gateway did not answer"),
         (None, None, True, Out.UNKNOWN, "the node did not say; no gateway knows it"),
@@ -67,6 +71,19 @@ def test_line_of_a_move_says_to_whom_and_how_many_tokens_it_had() -> None:
     line = line_of(NodeRequest("r", 7, 3, 40, "moved"), "node-1", waits, all_answered=True)
     assert (line.outcome, line.moved_to, line.tokens_after) == (Out.MOVED, "node-3", 40)
     assert gateway_fate_of({"error": "not remembered"}, "node-1") is None
+
+
+def test_request_that_came_again_by_another_gateway_has_the_fate_of_its_last_attempt() -> None:
+    died = GatewayFate("failed", last_node="node-1", reason="worker_died", started_at=10.0)
+    answered_before = GatewayFate("finished", last_node="node-1", started_at=20.0)
+    again = GatewayFate("in_flight", last_node="node-3", started_at=15.0)
+    ended = GatewayFate("finished", moved_from_node_to="node-3", last_node="node-3", started_at=30.0)
+    assert latest_fate([died, answered_before, again]) == again
+    assert latest_fate([died, ended, answered_before]) == ended
+    assert latest_fate([]) is None
+    told = gateway_fate_of({"fate": "finished", "node": "node-3", "started_at": 30.5}, "node-1")
+    assert told is not None
+    assert told.started_at == 30.5
 
 
 def test_sums_name_every_outcome_and_who_went_on() -> None:

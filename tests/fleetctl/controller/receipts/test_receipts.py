@@ -69,6 +69,28 @@ async def test_drain_ends_with_a_signed_receipt_that_names_each_request(
     assert 'controller_drained_requests_total{outcome="moved"} 2.0' in controller.exposition().decode()
 
 
+async def test_receipt_has_the_word_of_the_gateway_that_a_client_came_again_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = {
+        "http://127.0.0.1:1": {"fate": "failed", "reason": "worker_died", "node": "node-1", "started_at": 1.0},
+        "http://127.0.0.1:2": {"fate": "in_flight", "node": "node-2", "started_at": 2.0},
+    }
+
+    async def request_fate(self: NodeClient, gateway_url: str, request_id: str) -> dict[str, Any]:
+        return words[gateway_url]
+
+    monkeypatch.setattr(NodeClient, "request_fate", request_fate)
+    try:
+        config = make_config(tmp_path, gateway_url="http://127.0.0.1:1", gateways=["http://127.0.0.1:2"])
+        async with running_fleet(config) as controller:
+            await tell_node(controller, "node-1", held=2)
+            step = await controller.effects.drain("node-1", deadline_s=0.1)
+        assert step["summary"] == "finished 0, moved 2 to node-2, refused 0, aborted 0, lost 0"
+    finally:
+        stop_all(tmp_path)
+
+
 async def test_what_a_dead_node_held_is_unknown_and_never_finished(controller: Controller, tmp_path: Path) -> None:
     await tell_node(controller, "node-1", held=2)
     view = controller.provider.observe("node-1")
