@@ -190,10 +190,10 @@ class Rollouts:
             kind = "started" if len(ordered.history) == 1 else ordered.state.value
             return ordered, self._tell(connection, ordered, kind)
 
-        rollout, told = await self._routing.publish_change(work)
-        if told is not None:
+        rollout, stored = await self._routing.publish_change(work)
+        if stored is not None:
             self._note_stored()
-            await self._told(rollout, told)
+            await self._told(rollout, stored)
         told = f"{rollout.id}: {rollout.state.value.replace('_', ' ')}, {rollout.from_revision} to {rollout.target}"
         return {
             "rollout": rollout.id,
