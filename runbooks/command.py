@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from runbooks.errors import BadCommandError, BadInputError
-from runbooks.node_selector import NodeSelector, SelectorWords
+from runbooks.node_selector import SelectorWords
 from runbooks.target import Target, TargetKind, parse_target, written_forms
 from runbooks.value import (
     ValueType,
@@ -63,7 +63,7 @@ def parse_words(words: Sequence[str]) -> Action:
     targets: list[str] = []
     args: dict[str, Any] = {option.key: option.default for option in verb.options}
     seen: set[str] = set()
-    selecting = SelectorWords()
+    selecting = SelectorWords(verb.name)
     while rest:
         word = rest.pop(0)
         if not word.startswith("-"):
@@ -74,7 +74,7 @@ def parse_words(words: Sequence[str]) -> Action:
             continue
         option = verb.option(name)
         if option is None and verb.takes_selector and name in SelectorWords.OPTIONS:
-            _read_selector(verb, selecting, name, value if equals else rest.pop(0) if rest else "")
+            selecting.read(name, value if equals else rest.pop(0) if rest else "")
             continue
         if option is None:
             known = [*(option.name for option in verb.options), "--yes"]
@@ -95,25 +95,11 @@ def parse_words(words: Sequence[str]) -> Action:
     for option in verb.options:
         if option.required and option.name not in seen:
             raise BadCommandError(f"{verb.name}: {option.name} is missing", remedy=f"{option.name}: {option.help}")
-    selector = _selector(verb, selecting)
+    selector = selecting.selector
     if selector is not None and targets:
         raise BadCommandError(f"{verb.name}: {targets[0]} and {selector.words}", remedy="name a node, or its labels")
     target = _target(verb, targets) if selector is None else Target(TargetKind.FLEET, "")
     return Action(verb, target, MappingProxyType(args), selector)
-
-
-def _read_selector(verb: Verb, selecting: SelectorWords, name: str, value: str) -> None:
-    try:
-        selecting.read(name, value)
-    except BadInputError as error:
-        raise BadCommandError(f"{verb.name} {name}: {error.message}", remedy=error.remedy) from None
-
-
-def _selector(verb: Verb, selecting: SelectorWords) -> NodeSelector | None:
-    try:
-        return selecting.selector
-    except BadInputError as error:
-        raise BadCommandError(f"{verb.name}: {error.message}", remedy=error.remedy) from None
 
 
 def _split_verb(words: list[str]) -> tuple[Verb, list[str]]:

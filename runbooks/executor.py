@@ -371,9 +371,9 @@ class Executor:
         """The run with what it needs of persons: what may not start by its asker's word alone is PROPOSED."""
         near = judge_near_floor(plan.actions, fleet, fresh=plan.fresh, floor_ratio=self._limits.capacity_floor_ratio)
         need = self._judge_need(run, near)
-        if not need.approvers:
+        approvals = _approvals(need)
+        if approvals is None:
             return run
-        approvals = Approvals(need.approvers, need.asker_counts, need.why)
         is_asked_for = run.status is RunStatus.APPROVED
         if is_asked_for and need.asker_counts and not run.unasked:
             approvals = replace(approvals, given=(Approval(run.requested_by, run.created_at, "asked for it"),))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from runbooks.errors import BadInputError
+from runbooks.errors import BadCommandError, BadInputError
 from runbooks.ports import NodeFacts
 from runbooks.value import ValueType, check_value
 
@@ -17,7 +17,7 @@ KEYS = (*LABELS, "engine", "name")
 DEFAULT_LIMIT = 16
 """A slip of the finger must not mean a hundred nodes; `--limit` says how many may be meant."""
 
-_REQUIREMENT = re.compile(r"([a-z_]+)\s*(!=|==?)\s*(\S+)")
+SIGNS = ("!=", "==", "=")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +76,24 @@ class NodeSelector:
 
 
 class SelectorWords:
-    """Collects a command's selector options. `read` says whether the option was one."""
+    """Collects a command's selector options. What is wrong with them is told as an error of the command."""
 
     OPTIONS = (*(f"--{label}" for label in LABELS), "-l", "--at-once", "--limit")
 
-    def __init__(self) -> None:
+    def __init__(self, command: str) -> None:
+        """`command`: its words, for errors."""
+        self._command = command
         self._requirements: list[Requirement] = []
         self._counts: dict[str, int] = {}
 
     def read(self, name: str, value: str) -> None:
-        """Take one option in. Raises BadInputError."""
+        """Take one option in. Raises BadCommandError."""
+        try:
+            self._read(name, value)
+        except BadInputError as error:
+            raise BadCommandError(f"{self._command} {name}: {error.message}", remedy=error.remedy) from None
+
+    def _read(self, name: str, value: str) -> None:
         if name in ("--at-once", "--limit"):
             if not re.fullmatch(r"[1-9]\d{0,2}", value):
                 raise BadInputError(f"{value[:80]!r} is not a count", remedy="write a whole number of 1 and more")
@@ -97,11 +105,12 @@ class SelectorWords:
 
     @property
     def selector(self) -> NodeSelector | None:
-        """What was read; None when nothing was. Raises BadInputError for a limit of nothing."""
+        """What was read; None when nothing was. Raises BadCommandError for a limit of nothing."""
         if not self._requirements:
             if self._counts:
-                raise BadInputError(
-                    f"{next(iter(self._counts))} limits nodes that a label names", remedy="add --pool POOL"
+                raise BadCommandError(
+                    f"{self._command}: {next(iter(self._counts))} limits nodes that a label names",
+                    remedy="add --pool POOL",
                 )
             return None
         return NodeSelector(
@@ -109,17 +118,32 @@ class SelectorWords:
         )
 
 
+def parse_label_terms(texts: Iterable[str]) -> list[tuple[str, str, bool]]:
+    """Key, value (maybe empty) and whether it is negated, of each term in `pool=decode,phase!=ready`.
+
+    As kubectl writes them. Raises BadInputError.
+    """
+    found = []
+    for part in (part.strip() for text in texts for part in text.split(",")):
+        for sign in SIGNS:
+            key, found_sign, value = (word.strip() for word in part.partition(sign))
+            if found_sign and key:
+                found.append((key, value, sign == "!="))
+                break
+        else:
+            raise BadInputError(f"-l {part[:80]!r}: expected key=value or key!=value", remedy="e.g. -l pool=default")
+    return found
+
+
 def parse_requirements(texts: Iterable[str]) -> list[Requirement]:
     """The requirements in `pool=decode,zone!=a`. Raises BadInputError for a label that no node has."""
     found = []
-    for part in (part.strip() for text in texts for part in text.split(",")):
-        match = _REQUIREMENT.fullmatch(part)
-        if match is None:
-            raise BadInputError(f"-l {part[:80]!r}: expected key=value or key!=value", remedy="e.g. -l pool=default")
-        key, sign, value = match.groups()
+    for key, value, is_negated in parse_label_terms(texts):
         if key not in KEYS:
-            raise BadInputError(f"-l {key}: nodes have no such label", remedy=f"one of {', '.join(KEYS)}")
-        found.append(Requirement(key, check_value(ValueType.STRING, value), sign == "!="))
+            raise BadInputError(f"-l {key[:80]}: nodes have no such label", remedy=f"one of {', '.join(KEYS)}")
+        if not value or value.split() != [value]:
+            raise BadInputError(f"-l {key}: {value[:80]!r} is no value", remedy=f"e.g. -l {key}=default")
+        found.append(Requirement(key, check_value(ValueType.STRING, value), is_negated))
     return found
 
 

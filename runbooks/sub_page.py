@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from runbooks.errors import BadCommandError, BadInputError
+from runbooks.errors import BadCommandError
 from runbooks.node_selector import NodeSelector, SelectorWords
 
 _HEAD = ("runbook", "run")
@@ -31,7 +31,7 @@ def is_sub_page(command: str) -> bool:
 def parse_sub_page(command: str) -> SubPage:
     """What a command with its values filled in runs. Raises BadCommandError."""
     words = shlex.split(command)[2:]
-    selecting = SelectorWords()
+    selecting = SelectorWords("runbook run")
     inputs: dict[str, str] = {}
     names: list[str] = []
     while words:
@@ -42,24 +42,14 @@ def parse_sub_page(command: str) -> SubPage:
         if word.startswith("-"):
             if option not in SelectorWords.OPTIONS or option == "--at-once":
                 raise BadCommandError(f"runbook run: {option} is not taken in a step", remedy="remove it")
-            _read(selecting, option, value if equals else words.pop(0) if words else "")
+            selecting.read(option, value if equals else words.pop(0) if words else "")
         elif equals:
             inputs[option] = value
         else:
             names.append(word)
     if len(names) != 1 or not _NAME.fullmatch(names[0]):
         raise BadCommandError("runbook run: names one page", remedy="write `fleetctl runbook run NAME input=value`")
-    try:
-        selector = selecting.selector
-    except BadInputError as error:
-        raise BadCommandError(f"runbook run: {error.message}", remedy=error.remedy) from None
+    selector = selecting.selector
     if selector is not None and "node" in inputs:
         raise BadCommandError("runbook run: node= and a selector", remedy="keep one of them")
     return SubPage(names[0], inputs, selector)
-
-
-def _read(selecting: SelectorWords, option: str, value: str) -> None:
-    try:
-        selecting.read(option, value)
-    except BadInputError as error:
-        raise BadCommandError(f"runbook run {option}: {error.message}", remedy=error.remedy) from None

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import runbooks.errors
 from fleetctl.cli.kinds import Labels
 from fleetctl.kit.errors import BadInputError
+from runbooks.node_selector import parse_label_terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +28,10 @@ class Requirement:
 
 def parse_selector(texts: Iterable[str]) -> tuple[Requirement, ...]:
     """All requirements of all selectors. Raises BadInputError."""
-    found = []
-    for part in (part.strip() for text in texts for part in text.split(",")):
-        for sign in ("!=", "==", "="):
-            key, found_sign, value = part.partition(sign)
-            if found_sign and key.strip():
-                found.append(Requirement(key.strip(), value.strip(), sign == "!="))
-                break
-        else:
-            raise BadInputError(f"-l {part!r}: expected key=value or key!=value", remedy="e.g. -l pool=default")
-    return tuple(found)
+    try:
+        return tuple(Requirement(*term) for term in parse_label_terms(texts))
+    except runbooks.errors.BadInputError as error:
+        raise BadInputError(error.message, remedy=error.remedy) from None
 
 
 def refuse_unknown_keys(requirements: Sequence[Requirement], known: Sequence[str], kind: str) -> None:

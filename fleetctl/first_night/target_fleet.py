@@ -18,6 +18,7 @@ from fleetctl.first_night.traffic import DrillTraffic
 from fleetctl.kit.errors import FleetctlError, UnreachableError
 from fleetctl.providers.local import NODE_KIND
 from fleetctl.providers.local_gateway import GATEWAY
+from fleetctl.providers.process import children_of
 from fleetctl.stack import Stack
 from fleetctl.wire import ActionRequest, Alert, AlertState, NodePhase, RunStatus
 
@@ -61,7 +62,7 @@ class TargetFleet:
 
     def core_pid(self, node: str) -> int | None:
         """The pid of the node's core process; None while it has none."""
-        for child in _children(self._pid(node)):
+        for child in children_of(self._pid(node)):
             words = _command_line(child)
             if any(words[at : at + 2] == list(CORE_WORDS) for at in range(len(words))):
                 return child
@@ -174,14 +175,6 @@ async def wait_for(condition: Callable[[], bool], timeout_s: float) -> bool:
 def _send(pid: int, number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, number)
-
-
-def _children(pid: int) -> list[int]:
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):
-            found += [int(word) for word in task.read_text().split()]
-    return found
 
 
 def _command_line(pid: int) -> list[str]:

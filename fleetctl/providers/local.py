@@ -8,11 +8,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from fleetctl.kit.reserved_port import reserve_port
-from fleetctl.providers.process import ProcessTable
+from fleetctl.providers.process import ProcessTable, children_of
 from fleetctl.providers.provider import LogChunk, ObservedInstance
 from fleetctl.providers.spec import NodeSpec, OptionValue, words_from_options
 
@@ -88,9 +87,4 @@ class LocalProvider:
 
 
 def _descendants(pid: int) -> list[int]:
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):
-            for child in map(int, task.read_text().split()):
-                found += [child, *_descendants(child)]
-    return found
+    return [one for child in children_of(pid) for one in (child, *_descendants(child))]

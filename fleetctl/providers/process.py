@@ -379,3 +379,12 @@ def _rotate(log: Path) -> None:
     with suppress(OSError):
         if log.stat().st_size > LOG_ROTATE_BYTES:
             log.replace(log.with_suffix(".1"))
+
+
+def children_of(pid: int) -> list[int]:
+    """The process's children, of all of its threads; none where it has gone."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            found += map(int, task.read_text().split())
+    return found

@@ -12,7 +12,7 @@ import httpx
 import pytest
 import yaml
 
-from tests.fixtures.fleet import Fleet, fleet
+from tests.fixtures.fleet import Fleet, end_of_stream, fleet
 
 pytestmark = [pytest.mark.e2e, pytest.mark.waits]
 
@@ -127,7 +127,7 @@ def test_a_pool_is_scaled_out_and_in_under_traffic_and_no_answer_is_lost(running
             while not over.is_set():
                 prompt = {"model": "demo", "prompt": f"{client} {len(ends)}", "max_tokens": 30, "stream": True}
                 answer = http.post("/v1/completions", json={**prompt, "ignore_eos": True})
-                ends.append(_end_of(answer))
+                ends.append(end_of_stream(answer))
         return ends
 
     with ThreadPoolExecutor(2) as clients:
@@ -145,12 +145,3 @@ def test_a_pool_is_scaled_out_and_in_under_traffic_and_no_answer_is_lost(running
         assert (pool["wanted"], pool["nodes"], pool["ready"], pool["state"]) == (size, size, size, "converged")
     assert len(ends) > 8
     assert set(ends) == {"200 length"}
-
-
-def _end_of(answer: httpx.Response) -> str:
-    """Status and finish reason of a streamed answer; what came instead, when it has none."""
-    events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
-    if answer.status_code != 200 or not events or events[-1] != "[DONE]":
-        return f"{answer.status_code} {answer.text[-200:]}"
-    reasons = [choice.get("finish_reason") for event in events[:-1] for choice in json.loads(event).get("choices", ())]
-    return f"{answer.status_code} {reasons[-1]}"

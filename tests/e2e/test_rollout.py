@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.fixtures.fleet import Fleet, fleet, wait_until
+from tests.fixtures.fleet import Fleet, end_of_stream, fleet, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.waits]
 
@@ -72,7 +71,7 @@ def test_bad_revision_is_taken_back_and_good_one_promoted_under_traffic_and_no_a
             while not over.is_set():
                 prompt = f"{client} {len(ends)} " + "word " * 150
                 body = {"model": "demo", "prompt": prompt, "max_tokens": 8, "stream": True, "ignore_eos": True}
-                ends.append(_end_of(http.post("/v1/completions", json=body)))
+                ends.append(end_of_stream(http.post("/v1/completions", json=body)))
                 over.wait(PAUSE_S)
         return ends
 
@@ -96,12 +95,3 @@ def test_bad_revision_is_taken_back_and_good_one_promoted_under_traffic_and_no_a
     assert (back["state"], after["revisions"]) == ("done", before["revisions"])
     assert len(ends) > 50
     assert set(ends) == {"200 length"}
-
-
-def _end_of(answer: httpx.Response) -> str:
-    """Status and finish reason of a streamed answer; what came instead, when it has none."""
-    events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
-    if answer.status_code != 200 or not events or events[-1] != "[DONE]":
-        return f"{answer.status_code} {answer.text[-200:]}"
-    reasons = [choice.get("finish_reason") for event in events[:-1] for choice in json.loads(event).get("choices", ())]
-    return f"{answer.status_code} {reasons[-1]}"

@@ -15,7 +15,7 @@ from enum import StrEnum
 from fleetctl.gateway.http.event_stream import ProgressLines
 from fleetctl.gateway.http.node_client import NodeAnswer
 from fleetctl.gateway.nodes.table import Endpoint
-from fleetctl.gateway.requests.fates import ProxiedRequest
+from fleetctl.gateway.requests.fates import TRACE_HEADERS, ProxiedRequest
 from fleetctl.gateway.requests.model_names import OWN_ENGINE
 from fleetctl.gateway.requests.place import Job
 from fleetctl.gateway.requests.text_account import TextAccount
@@ -24,7 +24,6 @@ CONTINUE_PATH = "/internal/continue"
 CONTINUATION_VERSION = 2  # 1 is what nodes hand off
 PROGRESS_HEADER = b"x-fleet-progress"
 HANDOFF_HEADER = b"x-fleet-handoff"
-_TRACE_HEADERS = frozenset({b"traceparent", b"tracestate"})  # W3C trace context
 
 
 class Continuance(StrEnum):
@@ -137,7 +136,7 @@ class Continuations:
                 (b"x-request-id", request_id),
                 *self.offers(request_id, is_stream=source.facts.stream),
                 # The rest of the request is part of the same trace.
-                *((name, value) for name, value in source.headers if name.lower() in _TRACE_HEADERS),
+                *((name, value) for name, value in source.headers if name.lower() in TRACE_HEADERS),
             ],
             is_continuation=True,
         )

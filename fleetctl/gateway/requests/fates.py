@@ -16,6 +16,7 @@ from fleetctl.gateway.requests.request_log import RequestLog
 from fleetctl.gateway.response_cache import Recording
 
 MAX_REMEMBERED = 20_000
+TRACE_HEADERS = frozenset({b"traceparent", b"tracestate"})  # W3C trace context
 
 
 class Outcome(StrEnum):

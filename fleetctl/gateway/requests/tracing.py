@@ -18,13 +18,12 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from fleetctl.gateway.requests.fates import Outcome, ProxiedRequest
+from fleetctl.gateway.requests.fates import TRACE_HEADERS, Outcome, ProxiedRequest
 
 log = structlog.get_logger()
 
 SPAN_NAME = "gateway.request"
 SERVICE_NAME = "fleet-gateway"
-TRACE_HEADERS = frozenset({b"traceparent", b"tracestate"})  # W3C trace context
 
 
 class RequestTrace:
