@@ -702,8 +702,10 @@ class _Api:
 
     async def _new_run_view(self, run: Run) -> wire.Run:
         """A run that was just asked for. Only a dry run waits for what is predicted of it."""
-        prediction = await self._c.forecasts.words_of(run) if run.dry_run else ""
-        return run_view(run, prediction=prediction)
+        if not run.dry_run:
+            self._c.forecasts.note_started(run)
+            return run_view(run, prediction=self._c.forecasts.known_words(run.id))
+        return run_view(run, prediction=await self._c.forecasts.words_of(run))
 
     async def _runs(self, incident_id: str | None) -> tuple[Run, ...]:
         return await self._c.database.call(lambda: self._c.journal.list(incident_id=incident_id))

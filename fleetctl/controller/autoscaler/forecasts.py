@@ -34,6 +34,7 @@ CHECKED = "prediction.checked"
 KEPT_ERRORS = 50  # of earlier predictions
 MEASURED_S = 60.0  # after its end, what came of a run is measured for so long
 GIVEN_UP_S = 1800.0  # a run that takes longer is not measured: other things changed since
+DRY_RUN_S = 600.0  # for so long the prediction of a dry run is one of the same run
 MAX_KEPT = 200
 PATIENCE_S = 15.0  # of who waits for a dry run
 
@@ -76,6 +77,7 @@ class Forecasts:
         self._errors = list(errors)
         self._interval_s = interval_s
         self._forecasts: dict[str, _Forecast] = {}
+        self._of_dry_runs: dict[tuple[str, ...], _Forecast] = {}
 
     @classmethod
     async def opened(
@@ -99,7 +101,21 @@ class Forecasts:
                 return f"not predicted: it took longer than {PATIENCE_S:g} s"
             if known is None:
                 return ""
+            if run.dry_run:
+                self._of_dry_runs.pop(_commands(run), None)
+                self._of_dry_runs[_commands(run)] = known
+                while len(self._of_dry_runs) > MAX_KEPT:
+                    del self._of_dry_runs[next(iter(self._of_dry_runs))]
         return self._words(known.found)
+
+    def note_started(self, run: Run) -> None:
+        """A run that was just asked for: what was predicted of its dry run is held against what comes of it.
+
+        Most actions are over before the loop would see them run.
+        """
+        known = self._of_dry_runs.get(_commands(run))
+        if known is not None and self._clock.now() - known.at <= DRY_RUN_S:
+            self._forecasts.setdefault(run.id, known)
 
     def known_words(self, run_id: str) -> str:
         """What was predicted of the run already; empty when nothing was."""
@@ -207,6 +223,10 @@ def _reroute(action: Action, serving: frozenset[str], pools: dict[str, str]) -> 
         count = max(1, min(len(serving) - 1, math.ceil(action.args["share"] * len(serving))))
         chosen = sorted(serving)[:count]
     return LongReroute(int(amount), tuple(chosen)) if chosen else None
+
+
+def _commands(run: Run) -> tuple[str, ...]:
+    return tuple(step.command for step in run.do_steps)
 
 
 def _actions(run: Run) -> list[Action]:

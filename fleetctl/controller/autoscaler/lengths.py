@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 import random
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+
+from fleetctl.controller.autoscaler.bucket_means import BucketMeans, span_of
 
 SEED = 20261122
 PREFIX_GROUPS = 16
@@ -13,11 +17,15 @@ PREFIX_GROUPS = 16
 
 @dataclass(frozen=True, slots=True)
 class LengthHistogram:
-    """Observations by bucket: upper bounds, rising and finite but for the last, counts of each, and the sum of all."""
+    """Observations by bucket: upper bounds, rising and finite but for the last, counts of each, and the sum of all.
+
+    `within`: where in the buckets they lie, where more than the sum is known.
+    """
 
     bounds: tuple[float, ...]
     counts: tuple[float, ...]
     total: float
+    within: BucketMeans | None = None
 
     @property
     def count(self) -> float:
@@ -44,26 +52,33 @@ class LengthHistogram:
         return lower
 
     def draw(self, count: int, rng: random.Random) -> list[int]:
-        """Whole lengths of at least 1. Within the buckets they lie where the histogram's sum says that they do."""
+        """Whole lengths of at least 1, with each bucket's share of them as exact as `count` allows."""
         if not self.count:
             return []
-        spans = self._spans()
-        place = self._place(spans)
         drawn = []
-        for lower, upper in rng.choices(spans, weights=self.counts, k=count):
-            low, high = max(0.0, 2 * place - 1), min(1.0, 2 * place)
-            drawn.append(max(1, round(lower + (upper - lower) * rng.uniform(low, high))))
+        spans = span_of(self.bounds)
+        within = self.within or self._shared_place(spans)
+        for index in _shares(self.counts, count, rng):
+            (lower, upper), mean = spans[index], within.means[index]
+            reach = within.spread * min(mean - lower, upper - mean)
+            drawn.append(max(1, round(rng.uniform(mean - reach, mean + reach))))
         return drawn
 
-    def _spans(self) -> list[tuple[float, float]]:
-        lowers = (0.0, *self.bounds[:-1])
-        return [(low, 2 * low if math.isinf(high) else high) for low, high in zip(lowers, self.bounds, strict=True)]
-
-    def _place(self, spans: Sequence[tuple[float, float]]) -> float:
-        """Where in its bucket an observation lies on average, 0 its lower bound and 1 its upper one."""
+    def _shared_place(self, spans: Sequence[tuple[float, float]]) -> BucketMeans:
+        """Of a histogram as a whole its sum alone is known: as far up in each bucket as that says for all together."""
         least = sum(count * low for count, (low, _) in zip(self.counts, spans, strict=True))
         width = sum(count * (high - low) for count, (low, high) in zip(self.counts, spans, strict=True))
-        return min(1.0, max(0.0, (self.total - least) / width)) if width else 0.5
+        place = min(1.0, max(0.0, (self.total - least) / width)) if width else 0.5
+        return BucketMeans(tuple(low + place * (high - low) for low, high in spans), 1.0)
+
+
+def _shares(counts: Sequence[float], num: int, rng: random.Random) -> list[int]:
+    """Bucket of each of `num` draws, in random order. Systematic: no bucket is off its share by one draw or more."""
+    ends = list(accumulate(counts))
+    start = rng.random()
+    found = [min(bisect_right(ends, ends[-1] * (number + start) / num), len(ends) - 1) for number in range(num)]
+    rng.shuffle(found)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +101,10 @@ class Traffic:
         """Requests a second."""
         return sum(self.arrivals) / self.window_s if self.arrivals else 0.0
 
-    def columns(self, most: int, factor: float = 1.0) -> dict[str, list[float] | list[int]]:
+    def columns(self, most: int, factor: float = 1.0, *, least: int = 0) -> dict[str, list[float] | list[int]]:
         """Requests as the simulator takes them, of the newest intervals with at most `most` of them together.
 
-        `factor`: times as many as came.
+        `factor`: times as many as came. Where fewer than `least` came, the intervals come again: p95 of few is chance.
         """
         kept: list[float] = []
         left = float(most)
@@ -98,6 +113,8 @@ class Traffic:
             if left < 0 and kept:
                 break
             kept.append(count * factor)
+        if 0 < (num := sum(kept)) < least:
+            kept *= max(1, min(math.ceil(least / num), int(most / num)))
         rng = random.Random(SEED)
         at: list[float] = []
         owed = 0.0

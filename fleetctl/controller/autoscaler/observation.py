@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from alerts.promql import evaluate, parse
 from alerts.promql.grid import evaluate_grid
 from alerts.series.store import SeriesStore
+from fleetctl.controller.autoscaler.bucket_means import fit_bucket_means
 from fleetctl.controller.autoscaler.lengths import LengthHistogram, Traffic
 from fleetctl.controller.autoscaler.step_cost import FittedCosts, StepCount, fit_costs
 from fleetctl.controller.autoscaler.unknown import Unknown
@@ -83,8 +84,8 @@ def observe(
     costs = fit_costs(_step_counts(past, limits))
     if isinstance(costs, Unknown):
         return costs
-    prompt = read_histogram(store, "vllm:request_prompt_tokens", meant, now, window_s)
-    output = read_histogram(store, "vllm:request_generation_tokens", meant, now, window_s)
+    prompt = past.lengths("vllm:request_prompt_tokens")
+    output = past.lengths("vllm:request_generation_tokens")
     if not prompt.count or not output.count:
         return Unknown("no request ended in the window: their lengths are not known")
     traffic = Traffic(interval_s, arrivals, prompt, output, _hit_ratio(store, meant, now, window_s))
@@ -148,16 +149,47 @@ class _Past:
         span = f"[{2 * self.interval_s:g}s]"
         return self.values(f"sum by (node) (increase({counter}{{{self.meant}{labels}}}{span})) / 2")
 
+    def lengths(self, name: str) -> LengthHistogram:
+        """A histogram's growth within the window, with where in its buckets the observations lie."""
+        whole = read_histogram(self.store, name, self.meant, self.now, self.window_s)
+        if not whole.count:
+            return whole
+        sums = {one.get("node", ""): row for one, row in self._rows(f"sum by (node) ({name}_sum{{{self.meant}}})")}
+        cumulated: dict[str, dict[float, np.ndarray]] = defaultdict(dict)
+        for labels, row in self._rows(f"sum by (node, le) ({name}_bucket{{{self.meant}}})"):
+            cumulated[labels.get("node", "")][float(labels["le"])] = row
+        counts, totals = [], []
+        for node, rows in cumulated.items():
+            if tuple(sorted(rows)) != whole.bounds or node not in sums:
+                continue
+            grown = np.diff(np.array([rows[bound] for bound in whole.bounds]), axis=1)
+            total = np.diff(sums[node])
+            # NaN: not scraped; falling: the node began anew.
+            usable = np.isfinite(grown).all(axis=0) & (grown >= 0).all(axis=0) & np.isfinite(total) & (total >= 0)
+            counts.append(np.maximum(0.0, np.diff(grown[:, usable], axis=0, prepend=0.0)).T)
+            totals.append(total[usable])
+        if not counts:
+            return whole
+        return replace(whole, within=fit_bucket_means(whole.bounds, np.concatenate(counts), np.concatenate(totals)))
+
     def values(self, expression: str) -> Series:
         """An expression's value at the end of each interval."""
-        steps = np.arange(self.now - self.window_s + self.interval_s, self.now + 0.001, self.interval_s)
-        at_ms = np.round(steps * 1000).astype(np.int64)
-        grid = evaluate_grid(parse(expression).root, self.store, at_ms, round(self.interval_s * 1000))
-        known = grid.present & np.isfinite(grid.values)
+        at_ms = self._at_ms
         return {
-            labels.as_dict().get("node", ""): {float(at_ms[i]): float(row[i]) for i in np.flatnonzero(is_known)}
-            for labels, row, is_known in zip(grid.labels, grid.values, known, strict=True)
+            labels.get("node", ""): {float(at_ms[i]): float(row[i]) for i in np.flatnonzero(np.isfinite(row))}
+            for labels, row in self._rows(expression)
         }
+
+    @property
+    def _at_ms(self) -> np.ndarray:
+        steps = np.arange(self.now - self.window_s + self.interval_s, self.now + 0.001, self.interval_s)
+        return np.round(steps * 1000).astype(np.int64)
+
+    def _rows(self, expression: str) -> list[tuple[Mapping[str, str], np.ndarray]]:
+        """Each series' values at the ends of the intervals; NaN where it has none."""
+        grid = evaluate_grid(parse(expression).root, self.store, self._at_ms, round(self.interval_s * 1000))
+        values = np.where(grid.present & np.isfinite(grid.values), grid.values, np.nan)
+        return [(labels.as_dict(), row) for labels, row in zip(grid.labels, values, strict=True)]
 
 
 def _step_counts(past: _Past, limits: Mapping[str, SimLimits]) -> Sequence[StepCount]:

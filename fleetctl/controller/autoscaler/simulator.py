@@ -59,43 +59,58 @@ class Simulator:
         self._at_once = asyncio.Semaphore(MAX_AT_ONCE)
 
     async def simulate(self, scenario: Mapping[str, Any], *lines: Mapping[str, Any]) -> dict[str, Any] | Unknown:
-        """The last answer of a simulation: `engine.simulation.scenario` has its fields. Without lines: to its end."""
-        if self._command is None and find_spec("engine") is None:
+        """The last answer of a simulation: `engine.simulation.scenario` has its fields. Without lines: to its end.
+
+        With several lines, the last answer that came before the deadline: a busy machine gets fewer requests simulated.
+        """
+        if not self._is_here:
             return Unknown(NO_SIMULATOR)
-        command = self._command or (sys.executable, "-m", MODULE)
         text = "".join(json.dumps(line) + "\n" for line in (scenario, *(lines or ({},))))
-        async with self._at_once:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                limit=MAX_ANSWER_BYTES,
-            )
+        answer, errors, is_late = b"", b"", False
+        async with self._at_once, self._process(stderr=asyncio.subprocess.PIPE) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            assert process.stderr is not None
             try:
                 async with asyncio.timeout(self._deadline_s):
-                    answers, errors = await process.communicate(text.encode())
-            except TimeoutError:
-                return Unknown(f"the simulation took longer than {self._deadline_s:g} s")
-            finally:
-                if process.returncode is None:
-                    process.kill()
+                    process.stdin.write(text.encode())
+                    process.stdin.write_eof()
+                    while line := await process.stdout.readline():
+                        answer = line
+                    errors = await process.stderr.read()
                     await process.wait()
-        return _last_answer(answers, errors, process.returncode)
+            except TimeoutError:
+                is_late = True
+            except ConnectionError:
+                errors = await process.stderr.read()
+        if is_late and not answer:
+            return Unknown(f"the simulation took longer than {self._deadline_s:g} s")
+        return _last_answer(answer, errors, 0 if is_late else process.returncode)
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Simulation]:
         """A simulation that stays open. Raises FleetctlError where there is no simulator."""
-        if self._command is None and find_spec("engine") is None:
+        if not self._is_here:
             raise FleetctlError(NO_SIMULATOR, remedy="install the engine package, or run it in a clone")
+        async with self._process() as process:
+            yield Simulation(process, self._deadline_s)
+
+    @property
+    def _is_here(self) -> bool:
+        return self._command is not None or find_spec("engine") is not None
+
+    @asynccontextmanager
+    async def _process(self, *, stderr: int | None = None) -> AsyncIterator[asyncio.subprocess.Process]:
+        """A simulator that ends with the block."""
         process = await asyncio.create_subprocess_exec(
             *(self._command or (sys.executable, "-m", MODULE)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            stderr=stderr,
             limit=MAX_ANSWER_BYTES,
         )
         try:
-            yield Simulation(process, self._deadline_s)
+            yield process
         finally:
             if process.returncode is None:
                 process.kill()

@@ -16,7 +16,7 @@ import pytest
 from alerts.series.store import SeriesStore
 from fleetctl.controller.autoscaler.forecasts import Forecasts, change_of
 from fleetctl.controller.autoscaler.lengths import LengthHistogram, Traffic
-from fleetctl.controller.autoscaler.prediction import FleetChange, LongReroute
+from fleetctl.controller.autoscaler.prediction import Figures, FleetChange, LongReroute, Prediction
 from fleetctl.controller.autoscaler.simulator import Simulator
 from fleetctl.controller.autoscaler.step_cost import FittedCosts, StepCount, fit_costs
 from fleetctl.controller.autoscaler.unknown import Unknown
@@ -26,6 +26,7 @@ from tests.fixtures.runbooks import make_run
 
 SERVING = frozenset({"node-1", "node-2", "node-3", "node-4"})
 POOLS = dict.fromkeys(SERVING, "default")
+BUCKETS = (("0.4", 1), ("0.6", 2), ("0.8", 20), ("+Inf", 20))  # of TTFT, requests a second
 
 
 @pytest.mark.parametrize(
@@ -62,6 +63,12 @@ def test_traffic_keeps_the_newest_intervals_and_their_numbers() -> None:
     assert list(columns["at_s"]) == sorted(columns["at_s"])
     assert columns["prefix_tokens"] == [50] * 5
     assert columns == traffic.columns(50)
+
+
+def test_few_requests_come_again_as_their_p95_would_be_chance() -> None:
+    lengths = LengthHistogram((100.0,), (10,), 1000.0)
+    at = Traffic(5.0, (4.0, 6.0), lengths, lengths).columns(50, least=35)["at_s"]
+    assert [sum(5.0 * begin <= one < 5.0 * begin + 5.0 for one in at) for begin in range(8)] == [4, 6] * 4
 
 
 def test_step_prices_are_found_again_and_a_slow_node_is_told_from_the_others() -> None:
@@ -122,3 +129,52 @@ async def test_a_run_is_followed_until_it_has_ended_and_was_looked_at_once() -> 
     await forecasts.follow_runs()
     await forecasts.follow_runs()
     assert asked == [[], [runs[0].id], [runs[0].id], []]
+
+
+@pytest.mark.anyio
+async def test_prediction_of_a_dry_run_is_held_against_the_run_that_follows_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, node, store = 1000.0, "node-1", SeriesStore()
+    told: list[dict[str, Any]] = []
+    run = replace(make_run(RunStatus.RUNNING), id="real")
+
+    async def append(kind: str, words: str, **more: Any) -> None:
+        told.append({"kind": kind, "words": words, **more})
+
+    async def runs_to_follow(run_ids: Collection[str]) -> list[Run]:
+        return [replace(run, status=RunStatus.SUCCEEDED)] if run.id in run_ids else []
+
+    spec = SimpleNamespace(pool="default", model="demo")
+    serving = SimpleNamespace(is_serving=True, row=SimpleNamespace(spec=spec))
+    fleet: Any = SimpleNamespace(nodes=dict.fromkeys((node, "node-2"), serving))
+    clock = SimpleNamespace(now=lambda: now)
+    records: Any = SimpleNamespace(clock=clock, timeline=SimpleNamespace(append=append))
+    forecasts = Forecasts(records, fleet, store, Simulator(), runs_to_follow, [], interval_s=5.0)
+    figures = Figures(ttft_p50_s=0.1, ttft_p95_s=0.6, queue=0, kv_ratio=0.1, attained_ratio=1.0)
+
+    async def found(*_: object) -> Prediction:
+        return Prediction(figures, figures)
+
+    monkeypatch.setattr("fleetctl.controller.autoscaler.forecasts.observe", lambda *_, **__: None)
+    monkeypatch.setattr("fleetctl.controller.autoscaler.forecasts.predict", found)
+    await forecasts.words_of(replace(run, id="dry", dry_run=True))
+    forecasts.note_started(run)
+    assert forecasts.known_words("real").startswith("predicted p95 TTFT 0.60 s")
+    await forecasts.follow_runs()  # sees its end
+    for second in range(62):
+        lines = (f'vllm:time_to_first_token_seconds_bucket{{le="{le}"}} {second * num}' for le, num in BUCKETS)
+        store.ingest({"node": node, "job": "nodes"}, "\n".join(lines) + "\n", 1000.0 + second)
+    now = 1061.0
+    await forecasts.follow_runs()
+    assert [one["kind"] for one in told] == ["prediction.checked"]
+    assert told[0]["run_id"] == "real"
+    assert told[0]["data"]["error"] == pytest.approx(0.25, rel=0.1)  # measured: 95 % within 0.8 s
+    assert "earlier predictions: median error 2" in forecasts.known_words("real")
+
+
+@pytest.mark.anyio
+async def test_simulation_that_runs_out_of_time_answers_with_the_part_that_it_did() -> None:
+    slow = "import time; print('{\"measured\": 1}', flush=True); time.sleep(60)"
+    simulator = Simulator(command=(sys.executable, "-c", slow), deadline_s=2.0)
+    assert await simulator.simulate({}, {}, {}) == {"measured": 1}
