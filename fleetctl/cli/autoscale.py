@@ -106,6 +106,14 @@ def register(app: typer.Typer) -> None:
         start_s: Annotated[
             float, typer.Option("--start", min=0, help="How long a node takes to start, seconds.")
         ] = 60.0,
+        day_hours: Annotated[
+            float | None,
+            typer.Option("--day", min=0.1, max=24, help="Give the trace the shape of a day that takes so many hours."),
+        ] = None,
+        low_ratio: Annotated[
+            float,
+            typer.Option("--night", min=0.01, max=1, help="With --day: its lowest rate, as a share of its highest."),
+        ] = 0.2,
         node: Annotated[
             Path | None, typer.Option("--node", help="JSON with limits and cost of a node; default: a small GPU's.")
         ] = None,
@@ -116,13 +124,16 @@ def register(app: typer.Typer) -> None:
         from fleetctl.controller.autoscaler.backtest import SMALL_GPU, BacktestSetup, run_backtest
         from fleetctl.controller.autoscaler.judgement import Bounds
         from fleetctl.controller.autoscaler.simulator import Simulator
-        from fleetctl.controller.autoscaler.trace import read_trace
+        from fleetctl.controller.autoscaler.trace import as_day, read_trace
         from fleetctl.settings.autoscaler import AutoscalerSettings
 
         limits = AutoscalerSettings(ttft_slo_s=slo_s)
         profile = SMALL_GPU if node is None else _profile(node)
         bounds = Bounds(least, max(least, most))
-        setup = BacktestSetup(read_trace(trace, minutes=minutes), profile, limits, bounds, start_s, nodes or least)
+        requests = read_trace(trace, minutes=minutes)
+        if day_hours is not None:
+            requests = as_day(requests, day_hours, low_ratio)
+        setup = BacktestSetup(requests, profile, limits, bounds, start_s, nodes or least)
         told = stderr()
         simulator = Simulator(deadline_s=BACKTEST_LIMIT_S)
         found = asyncio.run(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -42,7 +42,14 @@ AUTOSCALER = PoolOwner.AUTOSCALER.value
 AGAIN_S = 60.0  # between two checks of a scale-in, and after a refusal
 MAX_STARTS = 5  # the last of them say how long a start takes
 
-VALUES = ("llm:kv_ratio", "llm:running", "llm:waiting", 'engine_limit{limit="max_num_seqs"}')
+VALUES = (
+    "llm:kv_ratio",
+    "llm:running",
+    "llm:waiting",
+    'engine_limit{limit="max_num_seqs"}',
+    "llm:arrivals:rate",
+    "llm:requests:rate",
+)
 
 Act = Callable[[str, str], Awaitable[Run]]
 """A run of one command, given the command and the reason; guards may refuse it."""
@@ -55,6 +62,8 @@ class _Values(NamedTuple):
     running: Mapping[str, float]
     waiting: Mapping[str, float]
     seats: Mapping[str, float]
+    arriving: Mapping[str, float]
+    ending: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +279,7 @@ class Autoscaling:
 
     def _load(self, pool: wire.Pool, told: _Values) -> PoolLoad:
         serving = self._serving(pool.name)
-        kv, running, waiting, seats = told
+        kv, running, waiting, seats, arriving, ending = told
         tells_seats = any(name in seats for name in serving)
         taken = [running[name] / seats[name] for name in serving if name in running and seats.get(name)]
         if not serving:
@@ -280,9 +289,11 @@ class Autoscaling:
             serving=None if pool.unknown else len(serving),
             kv_ratio=_mean([kv[name] for name in serving if name in kv], len(serving)),
             seat_ratio=_mean(taken, len(serving)),
-            waiting=sum(waiting[name] for name in serving) if serving <= waiting.keys() else None,
+            waiting=_total(waiting, serving),
             start_s=sorted(self._start_s)[len(self._start_s) // 2] if self._start_s else None,
             tells_seats=tells_seats,
+            arriving_per_s=_total(arriving, serving),
+            ending_per_s=_total(ending, serving),
         )
 
     def _read_values(self) -> _Values:
@@ -353,6 +364,11 @@ class Autoscaling:
 def _mean(values: Sequence[float], count: int) -> float | None:
     """None unless there is a value of each."""
     return sum(values) / count if count and len(values) == count else None
+
+
+def _total(values: Mapping[str, float], nodes: Collection[str]) -> float | None:
+    """None unless there is a value of each."""
+    return sum(values[name] for name in nodes) if values.keys() >= set(nodes) else None
 
 
 def _with(why: str, check: str) -> str:

@@ -14,6 +14,7 @@ from fleetctl.kit.errors import FleetctlError
 from fleetctl.settings.autoscaler import AutoscalerSettings
 
 TURN_S = 15.0
+RATE_TURNS = 2  # over which requests that come and end are counted
 CHECK_WINDOW_S = 300.0
 MAX_CHECKED = 2000  # requests in the simulation of a scale-in
 CHECK_AGAIN_S = 60.0
@@ -53,17 +54,24 @@ class BacktestSetup:
 async def run_backtest(
     setup: BacktestSetup, simulator: Simulator, progress: Callable[[str], None] = lambda _: None
 ) -> list[BacktestResult]:
-    """The autoscaler, the KV rule alone, and fixed pools: as large as the maximum, and of the autoscaler's node hours.
+    """The autoscaler; the KV rule alone, as it is and with the autoscaler's node hours as its minimum; and fixed pools.
 
+    Fixed: of the autoscaler's node hours, as large as it was at its largest, and as large as the pool was at the begin.
     Raises FleetctlError when there is no simulator, or it fails.
     """
-    found = []
-    for name, sees_all in (("autoscaler", True), ("KV rule alone", False)):
-        progress(name)
-        found.append(await _run_judged(setup, simulator, name, sees_all=sees_all))
+    progress("autoscaler")
+    found = [await _run_judged(setup, simulator, "autoscaler", sees_all=True)]
     hours = max(request.at_s for request in setup.requests) / 3600
     same = max(1, round(found[0].node_hours / hours)) if hours else 1
-    for size in dict.fromkeys((same, found[0].largest)):
+    for least in dict.fromkeys((setup.bounds.least, same)):
+        name = "KV rule alone" if least == setup.bounds.least else f"KV rule alone, {least} nodes at least"
+        progress(name)
+        bounds = replace(setup.bounds, least=least, most=max(least, setup.bounds.most))
+        begin = max(least, setup.begin_nodes) if least == setup.bounds.least else least
+        found.append(
+            await _run_judged(replace(setup, bounds=bounds, begin_nodes=begin), simulator, name, sees_all=False)
+        )
+    for size in dict.fromkeys((same, found[0].largest, setup.begin_nodes)):
         progress(f"fixed, {size} nodes")
         found.append(await _run_fixed(setup, simulator, size))
     return found
@@ -84,13 +92,15 @@ async def _run_judged(setup: BacktestSetup, simulator: Simulator, name: str, *, 
     memory, now_s = Memory(), 0.0
     checked = (-CHECK_AGAIN_S, True)
     line: dict[str, Any] = {}
+    counts: list[tuple[float, int, int]] = [(0.0, 0, 0)]  # time, requests that had come and ended
     async with simulator.session() as simulation:
         await _begin(simulation, setup, len(nodes))
         while now_s < end_s:
             now_s = min(end_s, now_s + TURN_S)
             answer = _known(await simulation.ask({**line, "until_s": now_s}))
             line = {}
-            load = _load(answer, nodes, now_s, setup, sees_all=sees_all)
+            counts = [*counts[-RATE_TURNS:], (now_s, answer["arrived"], answer["ended"])]
+            load = _load(answer, nodes, now_s, setup, counts, sees_all=sees_all)
             judgement = judge(load, setup.bounds, setup.limits, memory, EPOCH_S + now_s)
             memory = judgement.memory
             if judgement.needs_check and sees_all:
@@ -126,8 +136,16 @@ def _change(
 
 
 def _load(
-    answer: Mapping[str, Any], nodes: Mapping[str, float], now_s: float, setup: BacktestSetup, *, sees_all: bool
+    answer: Mapping[str, Any],
+    nodes: Mapping[str, float],
+    now_s: float,
+    setup: BacktestSetup,
+    counts: Sequence[tuple[float, int, int]],
+    *,
+    sees_all: bool,
 ) -> PoolLoad:
+    (first_s, *first), (last_s, *last) = counts[0], counts[-1]
+    arriving, ending = ((after - before) / (last_s - first_s) for before, after in zip(first, last, strict=True))
     ready = [node for node in answer["nodes"] if nodes[node["name"]] <= now_s]
     load = PoolLoad(
         wanted=len(nodes),
@@ -136,6 +154,8 @@ def _load(
         seat_ratio=sum(node["running"] / node["seats"] for node in ready) / len(ready),
         waiting=sum(node["waiting"] for node in ready),
         start_s=setup.start_s,
+        arriving_per_s=arriving,
+        ending_per_s=ending,
     )
     return load if sees_all else replace(load, seat_ratio=None, tells_seats=False, waiting=0, start_s=0.0)
 

@@ -1,6 +1,7 @@
 """How many nodes a pool should have, and why. Pure: what is known comes in as values, `now` too.
 
-Load is the larger of KV in use and seats taken, averaged over the pool; queue is what waits. CPU tells neither.
+Load is the larger of KV in use and seats taken, averaged over the pool; queue is what waits. CPU tells neither. Full
+nodes look the same whatever is asked of them: how many too few they are tells what arrives beside what ends.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from itertools import pairwise
 from fleetctl.settings.autoscaler import AutoscalerSettings, CapacitySchedule
 
 REVERSAL_WINDOW_S = 3600.0
+MIN_CLEARED_S = 60.0  # a queue need not be gone sooner
+RECENT_S = 30.0  # over which the load of now is averaged: rates of a few seconds are noisy
+MIN_JUMP = 4  # a pool of one or two may grow to so many at once; larger ones at most double
 
 
 class Direction(StrEnum):
@@ -36,6 +40,8 @@ class PoolLoad:
     waiting: float | None
     start_s: float | None = None  # how long a node took from wanted to ready; None: not measured yet
     tells_seats: bool = True  # False: its engine does not say how many sequences run at once; KV is all there is
+    arriving_per_s: float | None = None  # requests; None: not known, and full nodes are taken for just enough
+    ending_per_s: float | None = None
 
     @property
     def unknown(self) -> str:
@@ -51,6 +57,23 @@ class PoolLoad:
         """The larger of KV in use and seats taken. Call it only when nothing is unknown."""
         assert self.kv_ratio is not None
         return max(self.kv_ratio, self.seat_ratio or 0.0)
+
+    def demand(self, limits: AutoscalerSettings) -> float:
+        """Nodes' worth of load. With a queue: of what arrives, and what waits is gone within a cooldown."""
+        assert self.serving is not None
+        assert self.waiting is not None
+        carried = self.ratio * max(1, self.serving)
+        ending = self.ending_per_s
+        if not self.is_queued(limits) or self.arriving_per_s is None or not ending or not math.isfinite(ending):
+            return carried
+        asked = self.arriving_per_s + self.waiting / max(MIN_CLEARED_S, limits.cooldown_out_s)
+        return carried * max(1.0, asked / ending) if math.isfinite(asked) else carried
+
+    def is_queued(self, limits: AutoscalerSettings) -> bool:
+        """Whether more waits than a pool of this size should have waiting."""
+        assert self.serving is not None
+        assert self.waiting is not None
+        return self.waiting > limits.queue_per_node * max(1, self.serving)
 
     @property
     def words(self) -> str:
@@ -120,11 +143,12 @@ def judge(
     assert load.serving is not None
     assert load.waiting is not None
     memory = _remember(load, limits, memory, now)
-    if load.serving < load.wanted:
-        return Judgement(
-            Direction.HOLD, load.wanted, f"{load.wanted - load.serving} of {load.wanted} nodes are not ready", memory
-        )
     out = _why_out(load, limits, memory, now)
+    if load.serving < load.wanted:
+        why = f"{load.wanted - load.serving} of {load.wanted} nodes are not ready"
+        if out and _needed(load, limits, memory) > load.wanted:
+            return _out(load, bounds, limits, memory, now, f"{out}; {why}, and with them it is too small")
+        return Judgement(Direction.HOLD, load.wanted, why, memory)
     if out:
         return _out(load, bounds, limits, memory, now, out)
     return _in(load, least, limits, memory, now)
@@ -155,18 +179,15 @@ def _weekday(number: int) -> str:
 
 
 def _remember(load: PoolLoad, limits: AutoscalerSettings, memory: Memory, now: float) -> Memory:
-    assert load.waiting is not None
-    assert load.serving is not None
-    is_queued = load.waiting > limits.queue_per_node * max(1, load.serving)
     low = load.wanted > 1 and not load.waiting and _ratio_without_one(load) <= 1.0 - limits.headroom_max_ratio
     trend_s = limits.trend_s
     kept = tuple(one for one in memory.loads if now - trend_s <= one[0] < now)
     return replace(
         memory,
         high_since=(memory.high_since or now) if load.ratio >= limits.out_ratio else None,
-        queue_since=(memory.queue_since or now) if is_queued else None,
+        queue_since=(memory.queue_since or now) if load.is_queued(limits) else None,
         low_since=(memory.low_since or now) if low else None,
-        loads=(*kept, (now, load.ratio * max(1, load.serving))),
+        loads=(*kept, (now, load.demand(limits))),
     )
 
 
@@ -186,10 +207,17 @@ def trend_per_s(memory: Memory) -> float:
     return max(0.0, growth / span) if span > 0 else 0.0
 
 
-def projected_ratio(load: PoolLoad, limits: AutoscalerSettings, memory: Memory) -> float:
-    """Load by the time that a node which is asked for now is ready, if it goes on growing as it does."""
+def projected_demand(load: PoolLoad, limits: AutoscalerSettings, memory: Memory) -> float:
+    """Nodes' worth of load by the time that a node asked for now is ready, if it goes on growing as it does."""
     start_s = limits.start_s if load.start_s is None else load.start_s
-    return load.ratio + trend_per_s(memory) * start_s / max(1, load.wanted)
+    newest = memory.loads[-1][0] if memory.loads else 0.0
+    recent = [value for at, value in memory.loads if newest - at <= RECENT_S] or [load.demand(limits)]
+    return sum(recent) / len(recent) + trend_per_s(memory) * start_s
+
+
+def _needed(load: PoolLoad, limits: AutoscalerSettings, memory: Memory) -> int:
+    """Nodes for the load to come, with its headroom free."""
+    return math.ceil(projected_demand(load, limits, memory) / (1.0 - limits.headroom_min_ratio) - 1e-9)
 
 
 def _why_out(load: PoolLoad, limits: AutoscalerSettings, memory: Memory, now: float) -> str:
@@ -205,7 +233,7 @@ def _why_out(load: PoolLoad, limits: AutoscalerSettings, memory: Memory, now: fl
         return (
             f"{what} {load.ratio:.0%} for {for_s:.0f} s, the limit is {limits.out_ratio:.0%} for {limits.out_for_s:g} s"
         )
-    projected = projected_ratio(load, limits, memory)
+    projected = projected_demand(load, limits, memory) / max(1, load.wanted)
     if projected >= 1.0 and for_s >= limits.queue_for_s:
         return f"{what} {load.ratio:.0%}, and {projected:.0%} by the time that a new node is ready"
     return ""
@@ -214,10 +242,8 @@ def _why_out(load: PoolLoad, limits: AutoscalerSettings, memory: Memory, now: fl
 def _out(load: PoolLoad, bounds: Bounds, limits: AutoscalerSettings, memory: Memory, now: float, why: str) -> Judgement:
     if load.wanted >= bounds.most:
         return Judgement(Direction.HOLD, load.wanted, f"{why}; but {bounds.most} is {bounds.why_most}", memory)
-    fits = math.ceil(
-        max(load.ratio, projected_ratio(load, limits, memory)) * load.wanted / (1.0 - limits.headroom_min_ratio)
-    )
-    size = min(max(load.wanted + 1, fits + limits.warm_nodes), 2 * load.wanted, load.wanted + limits.max_step)
+    size = max(load.wanted + 1, _needed(load, limits, memory) + limits.warm_nodes)
+    size = min(size, max(2 * load.wanted, MIN_JUMP), load.wanted + limits.max_step)
     return _grow(min(size, bounds.most), why, load, memory, limits, now)
 
 

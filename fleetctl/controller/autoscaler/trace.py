@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import gzip
 import json
-from collections.abc import Iterable, Iterator
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 from fleetctl.kit.errors import BadInputError
 
 MAX_REQUESTS = 200_000
+DAY_STEPS = 10_000
 _REMEDY = (
     "give a CSV with TIMESTAMP,ContextTokens,GeneratedTokens or JSON lines with timestamp, input_length, output_length"
 )
@@ -54,6 +57,39 @@ def columns_of(requests: Iterable[TracedRequest]) -> dict[str, list[Any]]:
     """As the simulator takes them."""
     rows = list(requests)
     return {name: [getattr(row, name) for row in rows] for name in TracedRequest.__slots__}
+
+
+def as_day(requests: Sequence[TracedRequest], hours: float, low_ratio: float) -> list[TracedRequest]:
+    """The same requests in the same order over `hours`, again from the first when they end, at the rate of a day.
+
+    The rate follows a cosine: at both ends `low_ratio` of the middle's, which is the trace's own mean. Bursts of the
+    trace stay: its time is stretched, not drawn anew. Raises BadInputError.
+    """
+    span_s = requests[-1].at_s
+    if span_s <= 0:
+        raise BadInputError("the trace has no length", remedy="give one with requests at different times")
+    day_s = 3600.0 * hours
+    steps = [day_s * step / DAY_STEPS for step in range(DAY_STEPS + 1)]
+    spent = [_day_integral(at, day_s, low_ratio) for at in steps]  # of the trace's time, rising
+    found: list[TracedRequest] = []
+    for repeat in range(math.ceil(spent[-1] / span_s)):
+        for row in requests:
+            trace_s = repeat * span_s + row.at_s
+            if trace_s >= spent[-1]:
+                break
+            index = max(1, bisect_right(spent, trace_s))
+            share = (trace_s - spent[index - 1]) / (spent[index] - spent[index - 1])
+            at_s = steps[index - 1] + share * (steps[index] - steps[index - 1])
+            found.append(TracedRequest(at_s, row.prompt_tokens, row.output_tokens))
+    if len(found) > MAX_REQUESTS:
+        raise BadInputError(f"{len(found)} requests", remedy=f"at most {MAX_REQUESTS}: give a shorter --day")
+    return found
+
+
+def _day_integral(at_s: float, day_s: float, low_ratio: float) -> float:
+    """Seconds of the trace that have passed: the integral of its rate, `low + (1 - low) (1 - cos) / 2`."""
+    turn = 2.0 * math.pi / day_s
+    return low_ratio * at_s + (1.0 - low_ratio) * (at_s - math.sin(turn * at_s) / turn) / 2.0
 
 
 def _lengths(row: TracedRequest) -> tuple[int, int]:

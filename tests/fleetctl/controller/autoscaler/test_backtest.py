@@ -10,7 +10,7 @@ import pytest
 from fleetctl.controller.autoscaler.backtest import SMALL_GPU, BacktestSetup, run_backtest
 from fleetctl.controller.autoscaler.judgement import Bounds
 from fleetctl.controller.autoscaler.simulator import Simulator
-from fleetctl.controller.autoscaler.trace import TracedRequest, read_trace
+from fleetctl.controller.autoscaler.trace import TracedRequest, as_day, read_trace
 from fleetctl.kit.errors import BadInputError, FleetctlError
 from fleetctl.settings.autoscaler import AutoscalerSettings
 from tests.fixtures import DATA
@@ -42,6 +42,19 @@ async def test_backtest_without_a_simulator_says_so(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("fleetctl.controller.autoscaler.simulator.find_spec", lambda _: None)
     with pytest.raises(FleetctlError, match="no simulator here"):
         await run_backtest(setup_of([TracedRequest(0.0, 10, 10)]), Simulator())
+
+
+def test_trace_becomes_a_day_whose_middle_has_the_rate_of_the_trace() -> None:
+    steady = [TracedRequest(float(number), 100 + number, 10) for number in range(600)]
+    day = as_day(steady, 1.0, 0.2)
+    hourly = [sum(begin <= row.at_s < begin + 360 for row in day) for begin in range(0, 3600, 360)]
+    assert hourly[0] == pytest.approx(0.2 * 360, rel=0.2)
+    assert hourly[4] == pytest.approx(360, rel=0.05)
+    assert hourly == pytest.approx(hourly[::-1], abs=3)
+    assert [row.prompt_tokens for row in day[:3]] == [100, 101, 102]
+    assert day == sorted(day, key=lambda row: row.at_s)
+    with pytest.raises(BadInputError, match="no length"):
+        as_day(steady[:1], 1.0, 0.2)
 
 
 def test_traces_of_both_formats_are_read_and_bad_lines_are_named(tmp_path: Path) -> None:

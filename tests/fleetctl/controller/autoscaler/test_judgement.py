@@ -125,6 +125,25 @@ def test_nodes_on_their_way_are_waited_for() -> None:
     assert "1 of 4 nodes are not ready" in judgement.why
 
 
+def test_full_pool_grows_to_what_arrives_and_not_by_what_it_shows() -> None:
+    full = replace(BUSY, seat_ratio=1.0, waiting=48, ending_per_s=4.0)
+    assert judge_for(replace(full, arriving_per_s=4.0), 30).size == 7  # (4 + 48 / 120) / 4 * 4 nodes, 30 % free
+    assert judge_for(replace(full, arriving_per_s=6.0), 30).size == 8  # twice its size at most
+    no_queue = replace(full, seat_ratio=0.75, waiting=0)
+    assert judge_for(replace(no_queue, arriving_per_s=40.0), 120).size == 5  # a rate of seconds is no queue
+
+
+def test_nodes_on_their_way_are_too_few_for_what_came_meanwhile() -> None:
+    grown = Memory().with_move(Direction.OUT, 1000.0)
+    load = replace(BUSY, wanted=5, serving=4, seat_ratio=1.0, waiting=48, arriving_per_s=8.0, ending_per_s=4.0)
+    assert judge_for(load, 115, memory=grown).direction is Direction.HOLD
+    judgement = judge_for(load, 120, memory=grown)
+    assert (judgement.direction, judgement.size) == (Direction.OUT, 10)
+    assert "with them it is too small" in judgement.why
+    enough = replace(load, wanted=8, arriving_per_s=4.0)
+    assert judge_for(enough, 600, memory=grown).direction is Direction.HOLD
+
+
 def test_bounds_hold_by_nodes_and_a_pool_below_its_minimum_grows() -> None:
     held = judge_for(BUSY, 600, bounds=Bounds(1, 4, "what 8 an hour pays for"))
     assert held.direction is Direction.HOLD
