@@ -151,16 +151,19 @@ def run_backtest(
     *,
     step_s: float,
     incident: tuple[float, float] | None = None,
+    steps: Times | None = None,
 ) -> Backtest:
     """Evaluates the groups at every step from start to end (Unix seconds). Recorded series are added to the store.
 
-    A group with an interval longer than `step_s` is evaluated on its own slots.
+    A group with an interval longer than `step_s` is evaluated on its own slots. `steps`: at these times instead, in
+    rising Unix milliseconds; where nothing happens they may be far apart.
     """
     runner = _Runner(groups, store, round(step_s * 1000))
     first_ms = -(-round(start * 1000) // runner.step_ms) * runner.step_ms
     if (round(end * 1000) - first_ms) // runner.step_ms >= MAX_STEPS:
         raise QueryError(f"more than {MAX_STEPS} steps: choose a longer --step")
-    steps = np.arange(first_ms, round(end * 1000) + 1, runner.step_ms, dtype=np.int64)
+    if steps is None:
+        steps = np.arange(first_ms, round(end * 1000) + 1, runner.step_ms, dtype=np.int64)
     if not len(steps):
         steps = np.array([round(end * 1000)], dtype=np.int64)  # shorter than a step: what there is, is judged
     for at in range(0, len(steps), STEPS_AT_ONCE):
