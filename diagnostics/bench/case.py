@@ -269,5 +269,5 @@ def _check_places(case: Case, path: Path) -> None:
     for field, entries in (("series", case.series), ("changes", case.changes), ("facts", case.facts)):
         for number, entry in enumerate(entries):
             for one in entry.on:
-                if one != "gateway" and not places([one], case.nodes):
+                if one not in ("gateway", "controller") and not places([one], case.nodes):
                     raise BadCaseError(f"{path}: {field}.{number}.on: no node of the fleet is {one!r}")

@@ -16,9 +16,10 @@ from diagnostics.bench.case import Case
 from diagnostics.bench.engine_under_test import Under
 from diagnostics.bench.recording import ONSET, Recorded, record
 from diagnostics.diagnosis import Diagnosis
-from diagnostics.incident import SEVERITY_ORDER, FiredAlert, Incident, IncidentStatus
+from diagnostics.incident import FiredAlert, Incident, IncidentStatus
 from diagnostics.retrospect import Retrospect
 from diagnostics.scope import is_wide
+from diagnostics.severity import severity_rank
 
 FINE_STEP_MS = 5_000
 COARSE_STEP_MS = 15_000
@@ -194,8 +195,7 @@ def _steps(case: Case, recorded: Recorded) -> Times:
 
 def _gravity(incident: Incident) -> tuple[int, bool, float, str]:
     """The gravest first; of equals the wider one, then the older one."""
-    rank = SEVERITY_ORDER.index(incident.severity) if incident.severity in SEVERITY_ORDER else 0
-    return -rank, not is_wide(incident.scope), incident.opened_at, incident.id
+    return -severity_rank(incident.severity), not is_wide(incident.scope), incident.opened_at, incident.id
 
 
 def _asked_scope(case: Case) -> dict[str, str]:

@@ -11,7 +11,7 @@ from alerts.arrays import Bools, Floats, Times
 from alerts.labels import METRIC_NAME, LabelSet
 from alerts.sample import MISSING, STALE_NAN
 from alerts.series.store import SeriesStore
-from diagnostics.bench.case import BadCaseError, Case, ChangeForm, NodeForm, places
+from diagnostics.bench.case import BadCaseError, Case, ChangeForm, NodeForm, SeriesForm, places
 from diagnostics.bench.engine_names import gateway_levels, gpu_levels, node_levels
 from diagnostics.bench.native_series import Level, rows_of
 from diagnostics.bench.serving_model import DEFAULTS, Flows, simulate
@@ -20,6 +20,8 @@ from diagnostics.bench.shapes import changed, is_on, weight
 ONSET = 1_781_100_000.0  # a Wednesday, 14:00 UTC: every case begins then
 _SCRAPE = frozenset({"up", "scrape"})
 _GATEWAY = "gateway"
+_CONTROLLER = "controller"
+_GATEWAY_TARGET = {"job": "llm-gateway", "instance": "127.0.0.1:9000"}
 
 
 @dataclass(slots=True)
@@ -169,15 +171,31 @@ def _targets(
     if case.gateway:
         levels = gateway_levels([node.name for node in case.nodes], by_node)
         levels += [_stated(entry, since, rng) for entry in case.series if _GATEWAY in entry.on]
-        targets.append(_Target({"job": "llm-gateway", "instance": "127.0.0.1:9000"}, levels, always.copy(), always.copy()))
+        targets.append(_Target(dict(_GATEWAY_TARGET), levels, always.copy(), always.copy()))
+    if case.controller:
+        levels = _controller_levels(case, len(since))
+        levels += [_stated(entry, since, rng) for entry in case.series if _CONTROLLER in entry.on]
+        targets.append(_Target({}, levels, always.copy(), always.copy()))
     return targets
 
 
-def _stated(entry: object, since: Floats, rng: np.random.Generator) -> Level:
-    """A series whose healthy level the case states itself."""
-    from diagnostics.bench.case import SeriesForm
+def _controller_levels(case: Case, times: int) -> list[Level]:
+    """What a controller tells of itself and of its gateway while all is well."""
+    ones, zeros = np.ones(times), np.zeros(times)
+    gateway = tuple(_GATEWAY_TARGET.items())
+    levels = [Level("controller_storage_ok", "gauge", ones.copy()), Level("controller_leader", "gauge", ones.copy())]
+    if case.gateway:
+        levels.append(Level("fleet_gateway_process_up", "gauge", ones.copy(), gateway))
+        levels.append(Level("fleet_gateway_deaths_total", "counter", zeros.copy(), gateway))
+    for pool in sorted({node.pool for node in case.nodes}):
+        own = (("pool", pool),)
+        levels.append(Level("controller_autoscaler_reversals", "gauge", zeros.copy(), own))
+        levels.append(Level("controller_pool_start_failures", "gauge", zeros.copy(), own))
+    return levels
 
-    assert isinstance(entry, SeriesForm)
+
+def _stated(entry: SeriesForm, since: Floats, rng: np.random.Generator) -> Level:
+    """A series whose healthy level the case states itself."""
     labels = tuple(sorted(entry.labels.items()))
     ones = np.ones(len(since))
     if entry.gauge is not None:
@@ -198,8 +216,8 @@ def _apply_native_changes(case: Case, targets: list[_Target], since: Floats) -> 
         found = False
         wanted = set(places(change.on, case.nodes))
         for target in targets:
-            node = target.labels.get("node", _GATEWAY)
-            if node not in wanted and not (node == _GATEWAY and _GATEWAY in change.on):
+            node = target.labels.get("node") or (_GATEWAY if target.labels else _CONTROLLER)
+            if node not in wanted and node not in change.on:
                 continue
             if change.what in _SCRAPE:
                 if change.what == "up" and (node == _GATEWAY or change.shape == "vanish"):
@@ -258,8 +276,8 @@ def _write(store: SeriesStore, target: _Target, at_ms: Times, dt: float, rng: np
         there = target.is_up[part] & target.is_scraped[part] & is_own
         own = {name: value for name, value in labels.items() if value}
         up = np.where(target.is_scraped[part] & is_own, target.is_up[part] * 1.0, MISSING)
-        entries = [LabelSet.of({METRIC_NAME: "up", **own})]
-        values = [_ended(up)]
+        entries = [LabelSet.of({METRIC_NAME: "up", **own})] if own else []
+        values = [_ended(up)] if own else []
         for name, added, given in rows:
             entries.append(LabelSet.of({METRIC_NAME: name, **_attached(added, own)}))
             values.append(_ended(np.where(there, given[part], MISSING)))
