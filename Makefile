@@ -12,7 +12,7 @@ PYTEST = $(BIN)/python -m pytest
 # 5: no test at all, which is right for a stage of which PYTEST_ARGS asks for nothing.
 PYTEST_END = $(PYTEST_ARGS) $(if $(PYTEST_ARGS),|| test $$? -eq 5)
 
-.PHONY: help crash-points bench-predictions bench-routing bench-engine bench-signals first-night soak-node soak-gateway soak-drain storm-gateway demo up down top test test-gpu test-wheel wheel mutants bench-kernels bench-gateway compile-gateway test-compiled check format setup setup-dev debs clean
+.PHONY: help crash-points bench-predictions bench-diagnosis bench-routing bench-engine bench-signals first-night soak-node soak-gateway soak-drain storm-gateway demo up down top test test-gpu test-wheel wheel mutants bench-kernels bench-gateway compile-gateway test-compiled check format setup setup-dev debs clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 18
@@ -61,6 +61,9 @@ bench-routing: setup-dev ## What the gateway's choice of a node is worth and cos
 
 bench-predictions: setup-dev ## Predicted beside measured p95 TTFT of a drain, a scaling in and a reroute on real nodes
 	$(BIN)/python -m pytest -s -m bench tests/e2e/test_predictions.py
+
+bench-diagnosis: setup-dev ## Right causes, false pages and calibration over all cases, into docs/diagnosis-benchmark.md (BENCH_ARGS="--only overload")
+	$(BIN)/python -m diagnostics.bench --write $(BENCH_ARGS)
 
 bench-controller: setup-dev ## A whole controller over 1,000 and 5,000 nodes (BENCH_ARGS="--nodes 1000")
 	$(BIN)/python -m fleetctl.bench.controller_bench $(BENCH_ARGS)

@@ -141,7 +141,7 @@ def _fired(firing: Firing) -> FiredAlert:
 
 def _answers(store: SeriesStore, start: float, end: float) -> dict[str, tuple[Floats, Floats]]:
     """Of each node, when it was scraped and whether it answered. Shapes: (scrapes,) each."""
-    found = {}
+    found: dict[str, tuple[Floats, Floats]] = {}
     for labels, points in store.dump(start, end, names=("llm:up",)):
         if node := labels.get("node"):
             times, values = (np.array(part, dtype=np.float64) for part in zip(*points, strict=True))
@@ -154,7 +154,7 @@ def _answers(store: SeriesStore, start: float, end: float) -> dict[str, tuple[Fl
 
 
 def _known_at(answers: tuple[Floats, Floats] | None, at: float) -> float | None:
-    """When an alert that lost its value at that time is known to be over: a node that does not answer does not say so."""
+    """When an alert without a value since then is known to be over: a node that does not answer does not say so."""
     if answers is None:
         return at
     times, values = answers
@@ -168,5 +168,3 @@ def _known_at(answers: tuple[Floats, Floats] | None, at: float) -> float | None:
         else:
             since = None
     return None
-
-

@@ -100,6 +100,10 @@ class RangeEvaluator:
             assert isinstance(inner, Grid), "the grammar checked types"
             with np.errstate(all="ignore"):
                 return inner.renamed(PLAIN[node.function](inner.values))
+        if node.function in ("clamp_min", "clamp_max"):
+            inner, bound = self.evaluate(node.args[0]), _floats(self.evaluate(node.args[1]))
+            assert isinstance(inner, Grid), "the grammar checked types"
+            return inner.renamed((np.maximum if node.function == "clamp_min" else np.minimum)(bound, inner.values))
         if node.function in ("label_replace", "label_join"):
             inner = self.evaluate(node.args[0])
             assert isinstance(inner, Grid), "the grammar checked types"

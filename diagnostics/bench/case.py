@@ -266,8 +266,10 @@ def _numbered(short: dict[str, Any], path: Path) -> list[dict[str, Any]]:
 
 
 def _check_places(case: Case, path: Path) -> None:
-    for field, entries in (("series", case.series), ("changes", case.changes), ("facts", case.facts)):
-        for number, entry in enumerate(entries):
-            for one in entry.on:
-                if one not in ("gateway", "controller") and not places([one], case.nodes):
-                    raise BadCaseError(f"{path}: {field}.{number}.on: no node of the fleet is {one!r}")
+    told = [(f"series.{number}", one.on) for number, one in enumerate(case.series)]
+    told += [(f"changes.{number}", one.on) for number, one in enumerate(case.changes)]
+    told += [(f"facts.{number}", one.on) for number, one in enumerate(case.facts)]
+    for field, on in told:
+        for one in on:
+            if one not in ("gateway", "controller") and not places([one], case.nodes):
+                raise BadCaseError(f"{path}: {field}.on: no node of the fleet is {one!r}")

@@ -8,7 +8,6 @@ import numpy as np
 
 from alerts.arrays import Floats
 from diagnostics.bench.native_series import Labels, Level
-from diagnostics.bench.serving_model import Flows
 
 _VLLM_TTFT = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
@@ -17,7 +16,29 @@ _VLLM_ITL = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2
 _VLLM_TIMES = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
 _SGLANG_TTFT = (0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400)
-_SGLANG_ITL = (0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.06, 0.08, 0.1, 0.2, 0.4, 0.8, 1, 2, 4, 6, 8)
+_SGLANG_ITL = (
+    0.002,
+    0.004,
+    0.006,
+    0.008,
+    0.01,
+    0.015,
+    0.02,
+    0.025,
+    0.03,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.2,
+    0.4,
+    0.8,
+    1,
+    2,
+    4,
+    6,
+    8,
+)
 _SGLANG_TIMES = (0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400, 600, 1200, 1800, 2400)
 _STEP = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _QUEUE = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 25, 50, 100)
@@ -37,7 +58,9 @@ class _Writer:
         self.levels.append(Level(name, "gauge", value, (*self.labels, *labels.items())))
 
     def counter(self, name: str, rate: Floats, *, is_exact: bool = False, **labels: str) -> None:
-        self.levels.append(Level(name, "counter", rate, (*self.labels, *labels.items()), is_exact=is_exact, start=100.0))
+        self.levels.append(
+            Level(name, "counter", rate, (*self.labels, *labels.items()), is_exact=is_exact, start=100.0)
+        )
 
     def histogram(
         self,
@@ -93,8 +116,15 @@ def _vllm_core(out: _Writer, q: _Quantities) -> None:
     out.counter("vllm:request_success_total", q["finished"] * long_share, finished_reason="length")
     out.counter("vllm:request_success_total", q["aborted"], finished_reason="abort")
     out.counter("vllm:request_success_total", q["errors"], finished_reason="error")
-    giants = {"outlier_share": q["giant_share"], "outlier": q["giant_ttft"]}
-    out.histogram("vllm:time_to_first_token_seconds", q["admitted"], q["ttft"], q["ttft_sigma"], _VLLM_TTFT, **giants)
+    out.histogram(
+        "vllm:time_to_first_token_seconds",
+        q["admitted"],
+        q["ttft"],
+        q["ttft_sigma"],
+        _VLLM_TTFT,
+        outlier_share=q["giant_share"],
+        outlier=q["giant_ttft"],
+    )
     out.histogram("vllm:inter_token_latency_seconds", q["output_rate"], q["itl"], q["itl_sigma"], _VLLM_ITL)
     out.histogram("vllm:request_time_per_output_token_seconds", q["finished"], q["itl"], 0.2, _VLLM_ITL)
     out.histogram("vllm:e2e_request_latency_seconds", q["finished"], q["e2e"], q["output_sigma"], _VLLM_TIMES)
@@ -176,8 +206,15 @@ def _sglang(model: str, q: _Quantities) -> list[Level]:
     out.counter("sglang:http_responses_total", q["arrivals"] - q["http_errors"], status_code="200")
     if (q["http_errors"] > 0).any():
         out.counter("sglang:http_responses_total", q["http_errors"], status_code="500")
-    giants = {"outlier_share": q["giant_share"], "outlier": q["giant_ttft"]}
-    out.histogram("sglang:time_to_first_token_seconds", q["admitted"], q["ttft"], q["ttft_sigma"], _SGLANG_TTFT, **giants)
+    out.histogram(
+        "sglang:time_to_first_token_seconds",
+        q["admitted"],
+        q["ttft"],
+        q["ttft_sigma"],
+        _SGLANG_TTFT,
+        outlier_share=q["giant_share"],
+        outlier=q["giant_ttft"],
+    )
     out.histogram("sglang:inter_token_latency_seconds", q["output_rate"], q["itl"], q["itl_sigma"], _SGLANG_ITL)
     out.histogram("sglang:request_time_per_output_token_seconds", q["finished"], q["itl"], 0.2, _SGLANG_ITL)
     out.histogram("sglang:e2e_request_latency_seconds", q["finished"], q["e2e"], q["output_sigma"], _SGLANG_TIMES)
@@ -257,7 +294,7 @@ def gpu_levels(q: _Quantities, rng: np.random.Generator) -> list[Level]:
     out.gauge("DCGM_FI_DEV_GPU_TEMP", np.round(42 + 22 * smooth + 0.7 * noise))
     out.gauge("DCGM_FI_DEV_MEMORY_TEMP", np.round(48 + 26 * smooth + 0.7 * noise))
     out.gauge("DCGM_FI_DEV_POWER_USAGE", np.round(80 + 220 * smooth + 4 * noise, 1))
-    out.gauge("DCGM_FI_DEV_SM_CLOCK", 1410 - 15 * (np.abs(noise) > 2))
+    out.gauge("DCGM_FI_DEV_SM_CLOCK", np.where(np.abs(noise) > 2, 1395.0, 1410.0))
     out.gauge("DCGM_FI_DEV_FB_USED", zero + 71_000)
     out.gauge("DCGM_FI_DEV_FB_FREE", zero + 9_900)
     out.gauge("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", 0.18 * smooth)

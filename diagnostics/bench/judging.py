@@ -175,7 +175,9 @@ class Bench:
         for verdict in verdicts:
             for cause in verdict.causes[:1]:
                 words = self._remedy_words(cause)
-                found += [f"{word} for {cause} at {verdict.age_s:.0f} s" for word in case.expect.not_remedies if word in words]
+                found += [
+                    f"{word} for {cause} at {verdict.age_s:.0f} s" for word in case.expect.not_remedies if word in words
+                ]
         return tuple(found)
 
 
@@ -190,7 +192,8 @@ def _steps(case: Case, recorded: Recorded) -> Times:
     kept = grid % COARSE_STEP_MS == 0
     for low, high in fine:
         kept |= (grid >= low) & (grid <= high)
-    return grid[kept]
+    found: Times = grid[kept]
+    return found
 
 
 def _gravity(incident: Incident) -> tuple[int, bool, float, str]:

@@ -16,6 +16,7 @@ from diagnostics.bench.engine_names import gateway_levels, gpu_levels, node_leve
 from diagnostics.bench.native_series import Level, rows_of
 from diagnostics.bench.serving_model import DEFAULTS, Flows, simulate
 from diagnostics.bench.shapes import changed, is_on, weight
+import itertools
 
 ONSET = 1_781_100_000.0  # a Wednesday, 14:00 UTC: every case begins then
 _SCRAPE = frozenset({"up", "scrape"})
@@ -143,7 +144,11 @@ def _targets(
     always = np.ones(len(since), dtype=np.bool_)
     for node in case.nodes:
         q = by_node[node.name]
-        labels = _labels(node, node.revision) | {"engine": node.engine, "job": "engine", "instance": f"{node.name}:8000"}
+        labels = _labels(node, node.revision) | {
+            "engine": node.engine,
+            "job": "engine",
+            "instance": f"{node.name}:8000",
+        }
         levels = node_levels(node.engine, node.model, q) if case.is_modelled else []
         cards = gpu_levels(q, rng) if case.gpu and case.is_modelled else []
         levels += [_stated(entry, since, rng) for entry in case.series if node.name in places(entry.on, case.nodes)]
@@ -235,10 +240,7 @@ def _apply_native_changes(case: Case, targets: list[_Target], since: Floats) -> 
 
 
 def _is_meant(level: Level, change: ChangeForm) -> bool:
-    if change.what.endswith("*"):
-        is_named = level.name.startswith(change.what[:-1])
-    else:
-        is_named = level.name == change.what
+    is_named = level.name.startswith(change.what[:-1]) if change.what.endswith("*") else level.name == change.what
     return is_named and set(change.labels.items()) <= set(level.labels)
 
 
@@ -267,7 +269,7 @@ def _write(store: SeriesStore, target: _Target, at_ms: Times, dt: float, rng: np
         for name, labels, values in rows_of(level, dt, rng)
     ]
     borders = [0, *(at for at, _ in target.splits), len(at_ms)]
-    for number, (begin, end) in enumerate(zip(borders, borders[1:], strict=False)):
+    for number, (begin, end) in enumerate(itertools.pairwise(borders)):
         labels = target.labels if number == 0 else target.splits[number - 1][1]
         if end <= begin:
             continue

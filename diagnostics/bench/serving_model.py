@@ -91,9 +91,7 @@ class Flows:
     prefill_requests: Floats
 
 
-def simulate(
-    drivers: Mapping[str, Floats], pool_of: Index, dt: float, rng: np.random.Generator
-) -> Flows:
+def simulate(drivers: Mapping[str, Floats], pool_of: Index, dt: float, rng: np.random.Generator) -> Flows:
     """The flows of nodes whose quantities are `drivers`, each (nodes, times). `pool_of`: each node's pool by number."""
     d = drivers
     nodes, times = d["arrivals"].shape
@@ -121,14 +119,19 @@ def simulate(
         frontend_wait = frontend / np.maximum(passed / dt, 0.02)
         queue = queue + passed
         mean_prompt = (1 - q["giant_share"]) * q["prompt_tokens"] + q["giant_share"] * q["giant_tokens"]
-        uncached = (1 - q["giant_share"]) * q["prompt_tokens"] * (1 - q["hit_ratio"]) + q["giant_share"] * q["giant_tokens"]
+        uncached = (1 - q["giant_share"]) * q["prompt_tokens"] * (1 - q["hit_ratio"]) + q["giant_share"] * q[
+            "giant_tokens"
+        ]
         speed = q["prefill_tps"] / (q["slow"] * q["slow_prefill"]) * (1 - q["prefill_hog"])
         held = mean_prompt * (1 - _SHARED * q["hit_ratio"])
         kv_tokens = q["kv_tokens"] * (1 - q["kv_leak"])
         step = (q["step_seconds"] + q["seat_seconds"] * running) * q["slow"] * q["slow_decode"]
         itl = step / (1 - 0.8 * rho) + (1 - q["chunking"]) * rho * 0.5 * uncached / speed
         done_share = np.where(computes, dt / (q["output_tokens"] * itl + dt), 0.0)
-        room = np.minimum(q["seats"], kv_tokens * 0.98 / (held + 0.1 * q["output_tokens"])) / (1 - done_share + 1e-9) - running
+        room = (
+            np.minimum(q["seats"], kv_tokens * 0.98 / (held + 0.1 * q["output_tokens"])) / (1 - done_share + 1e-9)
+            - running
+        )
         capacity = np.where(computes, 0.95 * speed * dt / np.maximum(uncached, 1), 0.0)
         admitted = np.minimum(np.minimum(queue, capacity), np.maximum(room, 0))
         queue = queue - admitted

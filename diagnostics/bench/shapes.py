@@ -11,19 +11,20 @@ from diagnostics.bench.case import ChangeForm
 def weight(change: ChangeForm, since_onset: Floats) -> Floats:
     """How far the change has come at each time, 0 to 1. Shapes: (times,) to (times,)."""
     age = since_onset - change.at
+    found = np.zeros_like(age)
     if change.shape == "ramp":
-        found = np.clip(age / max(change.over, 1e-9), 0, 1)
+        found[:] = np.clip(age / max(change.over, 1e-9), 0, 1)
     elif change.shape == "spike":
-        found = np.clip(1 - np.abs(2 * age / max(change.over, 1e-9) - 1), 0, 1)
+        found[:] = np.clip(1 - np.abs(2 * age / max(change.over, 1e-9) - 1), 0, 1)
     elif change.shape == "sawtooth":
-        found = np.where(age >= 0, (age % change.over) / change.over, 0.0)
+        found[:] = np.where(age >= 0, (age % change.over) / change.over, 0.0)
     elif change.shape == "pulse":
-        found = np.where(age >= 0, (age % change.over < change.over / 2) * 1.0, 0.0)
+        found[:] = np.where(age >= 0, (age % change.over < change.over / 2) * 1.0, 0.0)
     else:
-        found = (age >= 0) * 1.0
+        found[:] = age >= 0
     if change.until is not None:
-        found = np.where(since_onset < change.until, found, 0.0)
-    return np.asarray(found, dtype=np.float64)
+        found[since_onset >= change.until] = 0.0
+    return found
 
 
 def is_on(change: ChangeForm, since_onset: Floats) -> Bools:

@@ -1,0 +1,42 @@
+"""The quick part of the benchmark: some cases through the whole chain, five minutes after their onset."""
+
+from __future__ import annotations
+
+import pytest
+
+from diagnostics.bench.case import HERE, Case, load_case
+from diagnostics.bench.engine_under_test import Under
+from diagnostics.bench.judging import Bench, Result
+from diagnostics.bench.report import page, reliability, reliability_svg
+
+
+@pytest.fixture(scope="module")
+def bench() -> Bench:
+    return Bench(Under())
+
+
+def short(name: str) -> Case:
+    case = load_case(HERE / "cases" / f"{name}.yaml")
+    return case.model_copy(update={"before": 1200.0, "after": 310.0, "step_s": 10.0, "judge_at_s": (300.0,)})
+
+
+@pytest.fixture(scope="module")
+def results(bench: Bench) -> dict[str, Result]:
+    names = ("node-killed", "slow-node-vllm", "overload-vllm", "healthy-traffic-doubles")
+    return {name: bench.run_case(short(name)) for name in names}
+
+
+@pytest.mark.parametrize("name", ["node-killed", "slow-node-vllm", "overload-vllm", "healthy-traffic-doubles"])
+def test_the_cause_is_named_and_nobody_is_called_for_nothing(results: dict[str, Result], name: str) -> None:
+    result = results[name]
+
+    assert [result.is_right(one) for one in result.verdicts] == [True]
+    assert result.false_pages == ()
+
+
+def test_the_page_has_its_figures_and_a_plot(results: dict[str, Result]) -> None:
+    text = page(list(results.values()), "make bench-diagnosis")
+
+    assert "| all faults | 100 % (3 of 3) |" in text
+    assert "| node-killed | node_down | " in text
+    assert reliability_svg(reliability(results.values())).count("<circle") >= 1
