@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -16,7 +17,6 @@ from diagnostics.bench.engine_names import gateway_levels, gpu_levels, node_leve
 from diagnostics.bench.native_series import Level, rows_of
 from diagnostics.bench.serving_model import DEFAULTS, Flows, simulate
 from diagnostics.bench.shapes import changed, is_on, weight
-import itertools
 
 ONSET = 1_781_100_000.0  # a Wednesday, 14:00 UTC: every case begins then
 _SCRAPE = frozenset({"up", "scrape"})

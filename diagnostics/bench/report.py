@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from diagnostics.bench.judging import Result, Verdict
-import itertools
 
 NO_CAUSE = "(none named)"
 NOTHING_WRONG = "(nothing is wrong)"
