@@ -1,7 +1,7 @@
 """What alerts, incidents and verdicts there would have been over a past that is already in a store.
 
 Rules are evaluated over the whole time as arrays; incidents then follow alert by alert, as the controller makes them.
-The benchmark, `fleetctl diagnose --prometheus` and their tests look back in this one way.
+The benchmark and diagnosis over a Prometheus look back in this one way.
 """
 
 from __future__ import annotations
