@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from alerts.series.store import SeriesStore
-from diagnostics.calm import look_around
+from diagnostics import calm
 from diagnostics.diagnosis import Diagnosis, undiagnosed
-from diagnostics.evidence.judge import CONFIRMED_FROM, RANK, Knowledge, diagnose, judge, onset_of_series
+from diagnostics.evidence.calm import look_around
+from diagnostics.evidence.judge import Knowledge, diagnose
 from diagnostics.incident import FiredAlert, by_gravity
 from diagnostics.query import store_query
 from diagnostics.tree import Tree, tree_for_alert
@@ -40,13 +41,7 @@ def diagnose_alerts(
 def diagnose_calm(
     knowledge: Knowledge, trees: Mapping[str, Tree], scope: Mapping[str, str], store: SeriesStore, now: float
 ) -> Diagnosis:
-    """Where no alert stands: a cause only if the evidence confirms it, else whether anything is a symptom."""
-    run_query = store_query(store, now)
-    calm = look_around(scope, run_query, now)
-    judged = [tree for tree in trees.values() if tree.is_judged]
-    if not judged:
-        return calm
-    onset = onset_of_series([one for tree in judged for one in tree.onset], scope, store, now, now)
-    found = judge(knowledge, [], scope, run_query, now, onset)
-    is_sure = found.cause is not None and RANK[found.confidence] > 1 and (found.probability or 0) >= CONFIRMED_FROM
-    return found if is_sure else calm
+    """Where no alert stands: what symptoms without one are of, else that nothing is wrong."""
+    if any(one.symptom for one in knowledge.questions.values()):
+        return look_around(knowledge, trees, scope, store, now)
+    return calm.look_around(scope, store_query(store, now), now)
