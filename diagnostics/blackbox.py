@@ -2,7 +2,8 @@
 
     {"kind": "header", "format": "fleetctl.blackbox", "version": 1, "written_at", "since", "until", ...}
     {"kind": "incident", ...}              without alerts, diagnosis, runs and timeline: one line each below
-    {"kind": "alert" | "diagnosis" | "run" | "event", ...}
+    {"kind": "alert" | "diagnosis" | "run" | "event" | "around", ...}    around: an event that is not the incident's own
+    {"kind": "impact", ...}                what became of the requests meanwhile, by node and outcome
     {"kind": "series", "labels": {...}, "points": [[at, value], ...]}      null: the series went stale there
     {"kind": "end", "lines": N}            lines before this one: a file cut short is noticed
 
@@ -18,7 +19,7 @@ import math
 import os
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -26,7 +27,8 @@ from typing import IO, Any
 from pydantic import BaseModel, ValidationError
 
 from alerts.sample import is_stale_nan
-from diagnostics.record import IncidentRecord
+from diagnostics.record import Impact, IncidentRecord
+from diagnostics.redaction import redacted_tree
 
 FORMAT = "fleetctl.blackbox"
 VERSION = 1
@@ -41,7 +43,8 @@ Point = tuple[float, float | None]
 
 _PACKING = 6  # of zlib: the best takes three times as long for a few percent
 _NOT_FINITE = {"NaN": math.nan, "+Inf": math.inf, "-Inf": -math.inf}
-_LISTS = {"alert": "alerts", "run": "runs", "event": "timeline"}
+_LISTS = {"alert": "alerts", "run": "runs", "event": "timeline", "around": "around"}
+_EVENTS = ("event", "around")  # they have a kind of their own, which travels as `event`
 
 
 class BadBlackBoxError(Exception):
@@ -66,6 +69,7 @@ class BlackBox:
     until: float
     series: tuple[RecordedSeries, ...] = ()
     software: str = ""  # what wrote it, with its version
+    impact: Impact | None = None  # None: a file of before it was kept
 
 
 def record_series(dumped: Iterable[tuple[dict[str, str], list[tuple[float, float]]]]) -> tuple[RecordedSeries, ...]:
@@ -172,16 +176,17 @@ def write(path: Path, recording: BlackBox) -> None:
         pass
 
 
-def read(path: Path) -> BlackBox:
-    """The recording in `path`.
+def read(path: Path, *, keeps: Callable[[Mapping[str, str]], bool] = lambda labels: True) -> BlackBox:
+    """The recording in `path`; of its series, all of which are checked, those whose labels `keeps` accepts.
 
     Raises:
         BadBlackBoxError: it is missing, damaged, cut short, too large, or of a newer version.
     """
     header: dict[str, Any] | None = None
     incident: dict[str, Any] | None = None
+    impact: Any = None
     series: list[RecordedSeries] = []
-    points = 0
+    num_series = points = 0
     ended = False
     number = 0
     for number, line in _decoded(path):
@@ -191,23 +196,26 @@ def read(path: Path) -> BlackBox:
         if header is None:
             header = _header(path, line)
         elif kind == "incident":
-            incident = {**line, "alerts": [], "runs": [], "timeline": [], "diagnosis": None}
+            incident = {**line, "alerts": [], "runs": [], "timeline": [], "around": [], "diagnosis": None}
         elif kind == "end":
             if line.get("lines") != number - 1:
                 raise BadBlackBoxError(f"{path}: {line.get('lines')} lines were written, {number - 1} are here")
             ended = True
         elif kind == "series":
-            series.append(_series(path, number, line))
-            points += len(series[-1].points)
-            if len(series) > MAX_SERIES or points > MAX_POINTS:
+            one = _series(path, number, line)
+            num_series, points = num_series + 1, points + len(one.points)
+            if keeps(one.labels):
+                series.append(one)
+            if num_series > MAX_SERIES or points > MAX_POINTS:
                 raise BadBlackBoxError(f"{path}: line {number}: more than {MAX_SERIES} series or {MAX_POINTS} points")
         elif incident is None:
             raise BadBlackBoxError(f"{path}: line {number}: {kind} before the incident")
         elif kind == "diagnosis":
             incident["diagnosis"] = line
+        elif kind == "impact":
+            impact = line
         elif kind in _LISTS:
-            # An event has a kind of its own, which travels as `event`.
-            incident[_LISTS[str(kind)]].append({**line, "kind": line.get("event")} if kind == "event" else line)
+            incident[_LISTS[str(kind)]].append({**line, "kind": line.get("event")} if kind in _EVENTS else line)
         # Other kinds come from a later minor version: they are passed over.
     if header is None:
         raise BadBlackBoxError(f"{path}: empty")
@@ -215,6 +223,7 @@ def read(path: Path) -> BlackBox:
         raise BadBlackBoxError(f"{path}: cut short after line {number}")
     try:
         record = IncidentRecord.model_validate(incident)
+        counted = None if impact is None else Impact.model_validate(impact)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
@@ -226,6 +235,7 @@ def read(path: Path) -> BlackBox:
         until=header["until"],
         series=tuple(series),
         software=str(header.get("software", "")),
+        impact=counted,
     )
 
 
@@ -240,7 +250,7 @@ def _lines(recording: BlackBox) -> Iterator[dict[str, Any]]:
         "software": recording.software,
     }
     record = recording.incident
-    yield {"kind": "incident", **_plain(record, without={"alerts", "diagnosis", "runs", "timeline"})}
+    yield {"kind": "incident", **_plain(record, without={"alerts", "diagnosis", "runs", "timeline", "around"})}
     for alert in record.alerts:
         yield {"kind": "alert", **_plain(alert)}
     if record.diagnosis is not None:
@@ -249,6 +259,10 @@ def _lines(recording: BlackBox) -> Iterator[dict[str, Any]]:
         yield {"kind": "run", **_plain(run)}
     for event in record.timeline:
         yield {**_plain(event), "event": event.kind, "kind": "event"}
+    for event in record.around:
+        yield {**_plain(event), "event": event.kind, "kind": "around"}
+    if recording.impact is not None:
+        yield {"kind": "impact", **_plain(recording.impact)}
     for one in recording.series:
         yield _series_line(one)
 
@@ -262,8 +276,8 @@ def _series_line(one: RecordedSeries) -> dict[str, Any]:
 
 
 def _plain(record: BaseModel, without: set[str] | None = None) -> dict[str, Any]:
-    """JSON-ready fields; a NaN or infinite number becomes null."""
-    fields: dict[str, Any] = json.loads(record.model_dump_json(exclude=without))
+    """JSON-ready fields without credentials; a NaN or infinite number becomes null."""
+    fields: dict[str, Any] = redacted_tree(json.loads(record.model_dump_json(exclude=without)))
     return fields
 
 

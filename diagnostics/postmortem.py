@@ -9,37 +9,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
 from diagnostics.postmortem_template import TEMPLATE
-from diagnostics.record import EvidenceRecord, IncidentRecord, RunRecord
+from diagnostics.record import EvidenceRecord, Impact, IncidentRecord, RunRecord
 from diagnostics.scope import scope_text
 from diagnostics.value_format import format_seconds, format_value
 
 MAX_TIMELINE_ROWS = 500  # a page, not a log; the black box holds the rest
 NOT_RECORDED = "not recorded"
-
-
-@dataclass(frozen=True, slots=True)
-class Impact:
-    """What the users of the fleet felt between begin and end. None: nobody measured it; it is not zero."""
-
-    requests: int | None = None  # accepted in the incident's time
-    finished: int | None = None
-    moved: int | None = None  # finished on another node than they began on
-    lost: int | None = None  # ended with an error, or given up because nothing answered any more
-    lost_by_reason: Mapping[str, int] = field(default_factory=dict)  # in the gateway's words
-    still_held: int | None = None  # at the end, by nodes that did not answer: their fate is in no number here
-    no_gateway_s: float = 0.0  # for so long no gateway answered: what was sent to it then is in no number here
-    why_not_counted: str = ""  # why requests, moved and lost are None
-    duplicated: int | None = None
-    p99_ttft_before_s: float | None = None
-    p99_ttft_worst_s: float | None = None
-    p99_ttft_after_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,6 +103,7 @@ class RunRecord(_Record):
     steps: list[StepLine] = Field(default_factory=list)
     verification: str = ""
     error: str = ""
+    is_apart: bool = False  # asked for by hand, not for the incident, and about the same place
 
 
 class EventRecord(_Record):
@@ -115,6 +116,34 @@ class EventRecord(_Record):
     run_id: str | None = None
     node: str | None = None
     data: dict[str, Any] = Field(default_factory=dict)
+
+
+class Fate(_Record):
+    """How many requests of one node ended so, by the gateway's count."""
+
+    node: str
+    outcome: str  # finished, refused, failed, gave_up, client_gone
+    count: int
+
+
+class Impact(_Record):
+    """What the users of the fleet felt between begin and end. None: nobody measured it; it is not zero."""
+
+    requests: int | None = None  # accepted in the incident's time
+    finished: int | None = None
+    moved: int | None = None  # finished on another node than they began on
+    lost: int | None = None  # ended with an error, or given up because nothing answered any more
+    lost_by_reason: dict[str, int] = Field(default_factory=dict)  # in the gateway's words
+    fates: list[Fate] = Field(default_factory=list)
+    still_held: int | None = None  # at the end, by nodes that did not answer: their fate is in no number here
+    no_gateway_s: float = 0.0  # for so long no gateway answered: what was sent to it then is in no number here
+    why_not_counted: str = ""  # why requests, moved and lost are None
+    duplicated: int | None = None
+    p99_ttft_before_s: float | None = None
+    p99_ttft_worst_s: float | None = None
+    p99_ttft_after_s: float | None = None
+    objective_ttft_s: float | None = None  # what the p99 is promised to stay under
+    slo_minutes: int | None = None  # minutes in which a p99 in its place was above that
 
 
 class CorrectionRecord(_Record):
@@ -157,3 +186,4 @@ class IncidentRecord(_Record):
     diagnosis: DiagnosisRecord | None = None
     runs: list[RunRecord] = Field(default_factory=list)
     timeline: list[EventRecord] = Field(default_factory=list)
+    around: list[EventRecord] = Field(default_factory=list)  # what else happened to the place, shortly before and then

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from markdown_it import MarkdownIt
 
-from diagnostics.postmortem import Impact, PostmortemInput, began_at, durations, follow_ups, render, unknowns
+from diagnostics.postmortem import PostmortemInput, began_at, durations, follow_ups, render, unknowns
 from tests.fixtures.incident import OPENED, make_record
 
 IMPACT = Impact(

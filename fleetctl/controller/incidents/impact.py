@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from alerts.series.store import SeriesStore
-from diagnostics.postmortem import Impact, began_at
-from diagnostics.record import IncidentRecord
+from diagnostics.postmortem import began_at
+from diagnostics.record import Fate, Impact, IncidentRecord
 from fleetctl.controller.nodes.gateways import GATEWAY_JOB
 
 TTFT = "llm:ttft_seconds:p99"
+OBJECTIVE = "llm:objective_ttft_seconds"
 REQUESTS = "gateway_requests_total"
 LOST = "gateway_lost_requests_total"
 MOVES = frozenset({"gateway_handoffs_total", "gateway_stream_moves_total"})  # planned ones, and of nodes that died
@@ -29,7 +30,11 @@ class _Tally:
     """What was read from the series, before it is judged."""
 
     began_at: float
+    scope: Mapping[str, str]
     ended: dict[str, float] = field(default_factory=dict)
+    fates: dict[tuple[str, str], float] = field(default_factory=dict)  # by node and outcome
+    objectives: list[float] = field(default_factory=list)
+    ttft_here: list[tuple[float, float]] = field(default_factory=list)  # in the incident's own place
     lost: dict[str, float] = field(default_factory=dict)  # of LOST_OUTCOMES, from a little earlier on
     reasons: dict[str, float] = field(default_factory=dict)
     moved: float | None = None
@@ -46,7 +51,12 @@ class _Tally:
         match labels.get("__name__"):
             case name if name == REQUESTS:
                 outcome = labels.get("outcome", "")
-                _add(self.ended, outcome, increase(points, self.began_at))
+                grown = increase(points, self.began_at)
+                _add(self.ended, outcome, grown)
+                if labels.get("node"):
+                    key = (labels["node"], outcome)
+                    lead = increase(points, since) if outcome in LOST_OUTCOMES else grown
+                    self.fates[key] = self.fates.get(key, 0.0) + lead
                 if outcome in LOST_OUTCOMES:
                     _add(self.lost, outcome, increase(points, since))
             case name if name == LOST:
@@ -63,7 +73,12 @@ class _Tally:
             case "up" if labels.get("node") and points and points[-1][1] == 0:
                 self.silent.add(labels.get("node", ""))
             case name if name == TTFT:
-                self.ttft += [point for point in points if math.isfinite(point[1])]
+                known = [point for point in points if math.isfinite(point[1])]
+                self.ttft += known
+                if _is_within(labels, self.scope):
+                    self.ttft_here += known
+            case name if name == OBJECTIVE and _is_within(labels, self.scope):
+                self.objectives += [value for _, value in points[-1:] if math.isfinite(value)]
             case _:
                 pass
 
@@ -82,8 +97,8 @@ class _Tally:
 def impact_of(record: IncidentRecord, store: SeriesStore, since: float, until: float) -> Impact:
     """From the gateway's counters since the incident began, and the nodes' p99 time to first token before, during and
     at the end."""
-    tally = _Tally(min(began_at(record), record.opened_at))
-    for labels, points in store.dump(since, until, names=(REQUESTS, LOST, *MOVES, HELD, STARTED, "up", TTFT)):
+    tally = _Tally(min(began_at(record), record.opened_at), record.scope)
+    for labels, points in store.dump(since, until, names=(REQUESTS, LOST, *MOVES, HELD, STARTED, "up", TTFT, OBJECTIVE)):
         tally.read(labels, points)
     why = tally.why_not_counted
     counted = {} if why else tally.ended
@@ -98,13 +113,28 @@ def impact_of(record: IncidentRecord, store: SeriesStore, since: float, until: f
         moved=None if why or tally.moved is None else round(tally.moved),
         lost=_count({**counted, **tally.lost}, LOST_OUTCOMES) if counted else None,
         lost_by_reason={} if why else {name: round(count) for name, count in tally.reasons.items() if round(count)},
+        fates=[
+            Fate(node=node, outcome=outcome, count=round(count))
+            for (node, outcome), count in sorted(({} if why else tally.fates).items())
+            if round(count)
+        ],
         still_held=round(sum(held)) if held else None,
         no_gateway_s=outage_s(tally.gateway_ups, tally.began_at - LOSS_LEAD_S),
         why_not_counted=why,
         p99_ttft_before_s=_median(value for at, value in tally.ttft if at < tally.began_at),
         p99_ttft_worst_s=max(during, default=None),
         p99_ttft_after_s=max(after, default=None),
+        objective_ttft_s=min(tally.objectives, default=None),
+        slo_minutes=slo_minutes(tally.ttft_here, min(tally.objectives, default=None), tally.began_at),
     )
+
+
+def slo_minutes(ttft: Points, objective_s: float | None, since: float) -> int | None:
+    """Minutes from `since` on in which a p99 was above its objective; None where there is no objective, or no p99."""
+    during = [(at, value) for at, value in ttft if at >= since]
+    if objective_s is None or not during:
+        return None
+    return len({int(at // 60) for at, value in during if value > objective_s})
 
 
 def outage_s(ups: Sequence[Points], since: float) -> float:
@@ -132,6 +162,11 @@ def increase(points: Points, since: float) -> float:
             total += value - last if value >= last else value
         last = value
     return total
+
+
+def _is_within(labels: Mapping[str, str], scope: Mapping[str, str]) -> bool:
+    """Whether the series is about the place, as far as it says where it is from."""
+    return all(labels.get(name, value) == value for name, value in scope.items())
 
 
 def _add(counts: dict[str, float], key: str, value: float) -> None:
