@@ -9,18 +9,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
+from diagnostics.diagnosis_history import verdict_changes
 from diagnostics.postmortem_template import TEMPLATE
 from diagnostics.record import EvidenceRecord, Impact, IncidentRecord, RunRecord
 from diagnostics.scope import scope_text
+from diagnostics.severity import sev_level
 from diagnostics.value_format import format_seconds, format_value
 
 MAX_TIMELINE_ROWS = 500  # a page, not a log; the black box holds the rest
+MAX_AROUND_ROWS = 60
 NOT_RECORDED = "not recorded"
 
 
@@ -30,8 +33,9 @@ class PostmortemInput:
 
     incident: IncidentRecord
     written_at: float
-    impact: Impact = Impact()
+    impact: Impact = field(default_factory=Impact)
     follow_ups: tuple[str, ...] = ()  # beside those that follow from the record itself
+    effects: Mapping[str, str] = field(default_factory=dict)  # run to what was measured before and after it
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,7 @@ class Durations:
     """Seconds between the turning points; None where one of the two did not happen or was not recorded."""
 
     to_detect_s: float | None  # first bad sample of a firing alert to the incident
-    to_diagnose_s: float | None  # incident to diagnosis
+    to_diagnose_s: float | None  # incident to the first cause that was named, or to what was said in place of one
     to_decide_s: float | None  # first proposal to its approval
     to_mitigate_s: float | None  # incident to the end of the first run that succeeded
     to_resolve_s: float | None  # incident to resolved
@@ -59,7 +63,9 @@ def durations(incident: IncidentRecord) -> Durations:
     is_known = incident.onset_at is not None or any(alert.active_at is not None for alert in incident.alerts)
     decided = [run for run in incident.runs if run.decided_at is not None]
     helped = [run.updated_at for run in incident.runs if run.status == "succeeded"]
-    diagnosed = incident.diagnosis.at if incident.diagnosis is not None and incident.diagnosis.at else None
+    named = [one.at for one in verdict_changes(incident) if one.cause is not None]
+    standing = incident.diagnosis.at if incident.diagnosis is not None and incident.diagnosis.at else None
+    diagnosed = min(named, default=standing)
     first = min(decided, key=lambda run: run.decided_at or 0.0, default=None)
     return Durations(
         to_detect_s=_gap(began_at(incident), incident.opened_at) if is_known else None,
@@ -68,6 +74,25 @@ def durations(incident: IncidentRecord) -> Durations:
         to_mitigate_s=_gap(incident.opened_at, min(helped, default=None)),
         to_resolve_s=_gap(incident.opened_at, incident.resolved_at),
     )
+
+
+def clock_words(incident: IncidentRecord) -> str:
+    """What its level's clock asked for, and whether that was met. Where no run helped, its end was it."""
+    level, took = sev_level(incident.severity), durations(incident)
+    if level.within_s is None:
+        return f"{level.name} has no clock."
+    asked = f"{level.name} asks for a cause and a mitigation within {format_seconds(level.within_s)} of its opening"
+    mitigated_s = took.to_mitigate_s if took.to_mitigate_s is not None else took.to_resolve_s
+    if mitigated_s is None:
+        return f"{asked}; it is not mitigated."
+    has_cause = incident.diagnosis is not None and incident.diagnosis.cause is not None
+    named_s = took.to_diagnose_s if has_cause else None
+    parts = [
+        f"the cause was named after {format_seconds(named_s)}" if named_s is not None else "no cause was named",
+        f"it was mitigated after {format_seconds(mitigated_s)}",
+    ]
+    is_met = named_s is not None and max(named_s, mitigated_s) <= level.within_s
+    return f"{asked}; {' and '.join(parts)}: {'met' if is_met else 'missed'}."
 
 
 def render(report: PostmortemInput) -> str:
@@ -79,6 +104,12 @@ def render(report: PostmortemInput) -> str:
         began_at=began_at(incident),
         durations=durations(incident),
         impact=report.impact,
+        level=sev_level(incident.severity),
+        clock_words=clock_words(incident),
+        verdicts=verdict_changes(incident),
+        effects=report.effects,
+        around=incident.around[-MAX_AROUND_ROWS:],
+        around_left_out=max(0, len(incident.around) - MAX_AROUND_ROWS),
         timeline=incident.timeline[:MAX_TIMELINE_ROWS],
         timeline_left_out=max(0, len(incident.timeline) - MAX_TIMELINE_ROWS),
         unknown=unknowns(report),
@@ -130,6 +161,12 @@ def follow_ups(report: PostmortemInput) -> list[str]:
         for run in incident.runs
         if run.status in ("failed", "undone", "refused", "expired")
     ]
+    correction = incident.handling.correction
+    if correction is not None:
+        found.append(
+            f"The verdict said {correction.was or 'no cause'}, it was {correction.cause or 'none that has a name'}:"
+            " keep the incident's file as a case (fleetctl incident export), and mend what misled it."
+        )
     if not any(run.status == "succeeded" for run in incident.runs):
         found.append("No runbook resolved this: write or extend one for the cause, or note why none should.")
     if report.impact.lost:

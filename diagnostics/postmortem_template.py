@@ -3,13 +3,19 @@
 TEMPLATE = """\
 # Post-mortem: {{ incident.title | text }}
 
-Incident {{ incident.id | code }}, severity {{ incident.severity | text }}, {{ incident.status | text }}. \
-Times are UTC. Written {{ written_at | utc }}.
+Incident {{ incident.id | code }}, {{ level.name }} ({{ incident.severity | text }}\
+{% if incident.handling.severity_by %}, set by {{ incident.handling.severity_by | text }}{% endif %}), \
+{{ incident.status | text }}. Times are UTC. Written {{ written_at | utc }}.
 
 ## Summary
 
 {% if diagnosis and diagnosis.cause %}
-{{ diagnosis.title | text }}. Cause: **{{ diagnosis.cause | text }}** ({{ diagnosis.confidence | text }}).
+{{ diagnosis.title | text }}. Cause: **{{ diagnosis.cause | text }}** ({{ diagnosis.confidence | text }}).\
+{% if diagnosis.also %} Beside it: **{{ diagnosis.also | text }}**.{% endif %}
+{% if incident.handling.correction %}
+That is the word of {{ incident.handling.correction.by | text }}; the verdict had been \
+{{ (incident.handling.correction.was or "no cause") | text }}.
+{% endif %}
 {% elif diagnosis %}
 No cause was named: {{ diagnosis.title | text }}.
 {% else %}
@@ -17,6 +23,9 @@ No cause was named: the incident was not diagnosed.
 {% endif %}
 Scope: {{ incident.scope | pairs if incident.scope else "the whole fleet" }}. \
 {% if incident.widened_at %}It widened {{ incident.widened_at | utc }}: {{ incident.widened_why | text }}. {% endif %}
+{% if incident.handling.assignee %}Handled by {{ incident.handling.assignee | text }}\
+{% if incident.handling.acknowledged_at %}, acknowledged {{ incident.handling.acknowledged_at | utc }} by \
+{{ incident.handling.acknowledged_by | text }}{% else %}, never acknowledged{% endif %}. {% endif %}
 {% if incident.part_of %}It is part of {{ incident.part_of | code }}, which explains it. {% endif %}
 It began {{ began_at | utc }}, was noticed {{ incident.opened_at | utc }}, \
 {% if incident.resolved_at %}and was over {{ incident.resolved_at | utc }}.{% else %}and is not over.{% endif %}
@@ -38,7 +47,22 @@ It began {{ began_at | utc }}, was noticed {{ incident.opened_at | utc }}, \
 | p99 time to first token before / worst / after | {{ impact.p99_ttft_before_s | span }} / \
 {{ impact.p99_ttft_worst_s | span }} / {{ impact.p99_ttft_after_s | span }} |
 
+{% if impact.slo_minutes is not none %}
+Minutes with a p99 time to first token above its objective of {{ impact.objective_ttft_s | span }}: \
+{{ impact.slo_minutes }}.
+{% endif %}
+
+{% if impact.fates %}
+| node | how requests ended | number |
+|---|---|---|
+{% for fate in impact.fates %}
+| {{ (fate.node or "none") | text }} | {{ fate.outcome | text }} | {{ fate.count }} |
+{% endfor %}
+{% endif %}
+
 ## How long it took
+
+{{ clock_words | text }}
 
 | from | to | time |
 |---|---|---|
@@ -70,26 +94,51 @@ Tree {{ diagnosis.tree | code }}, walked {{ diagnosis.at | utc }}.
 | {{ found.age_s | span }} |
 {% endfor %}
 
+{% if diagnosis.runner_up %}
+Next best: {{ diagnosis.runner_up | text }}{% if diagnosis.runner_up_probability is not none %} \
+({{ "%.0f" | format(100 * diagnosis.runner_up_probability) }} %){% endif %}. {{ diagnosis.tells_apart | text }}
+{% endif %}
+
 Ruled out: {{ diagnosis.ruled_out | join(", ") | text if diagnosis.ruled_out else "nothing" }}.
-
-<details><summary>Queries</summary>
-
-{% for found in diagnosis.evidence if found.query %}
-- {{ found.question | text }}: {{ found.query | code }}
+{% for cause, why in diagnosis.why_not.items() %}
+- not {{ cause | text }}: {{ why | text }}
 {% endfor %}
+{% if diagnosis.changes %}
 
-</details>
+Changed just before:
+{% for change in diagnosis.changes %}
+- {{ change | text }}
+{% endfor %}
+{% endif %}
 {% else %}
 None.
+{% endif %}
+
+{% if verdicts | length > 1 %}
+### Verdicts over time
+
+| from | to | cause | confidence | why it was replaced |
+|---|---|---|---|---|
+{% for one in verdicts %}
+| {{ one.at | clock }} | {{ one.until | clock if one.until else "the end" }} \
+| {{ (one.cause or "none named") | text }} \
+| {{ one.confidence | text }}{{ (" by " ~ one.by) | text if one.by else "" }} | {{ one.why_ended | text }} |
+{% endfor %}
 {% endif %}
 
 ## What was done
 
 {% for run in incident.runs %}
-### {{ (run.title or run.runbook) | text }}: {{ run.status | text }}
+### {{ (run.title or run.runbook) | text }}: {{ run.status | text }}{{ ", by hand" if run.is_apart else "" }}
 
-Run {{ run.id | code }} of runbook {{ run.runbook | code }}, proposed {{ run.created_at | utc }} by \
-{{ (run.requested_by or "nobody named") | text }}, {{ run | by }}. Inputs: {{ run.inputs | pairs }}.
+Run {{ run.id | code }} of {{ "a command" if run.runbook == "action" else "runbook " ~ (run.runbook | code) }}, \
+{{ "asked for" if run.is_apart else "proposed" }} {{ run.created_at | utc }} by \
+{{ (run.requested_by or "nobody named") | text }}\
+{{ " and not for this incident" if run.is_apart else "" }}, {{ run | by }}. Inputs: {{ run.inputs | pairs }}.
+{% if effects.get(run.id) %}
+
+Measured: {{ effects.get(run.id) | text }}.
+{% endif %}
 
 | step | command | status | attempts | began | took | receipt |
 |---|---|---|---|---|---|---|
@@ -111,6 +160,20 @@ Error: {{ run.error | text }}
 {% else %}
 Nothing was run by fleetctl.
 {% endfor %}
+
+{% if around %}
+## What else happened there
+
+| time | event | what |
+|---|---|---|
+{% for event in around %}
+| {{ event.at | clock }} | {{ event.kind | text }} | {{ event.text | text }} |
+{% endfor %}
+{% if around_left_out %}
+
+{{ around_left_out }} earlier ones are in the black box.
+{% endif %}
+{% endif %}
 
 ## Timeline
 
@@ -139,4 +202,12 @@ Nothing that the record could tell is missing.
 {% else %}
 None follow from the record.
 {% endfor %}
+
+{% if diagnosis and diagnosis.evidence | selectattr("query") | list %}
+## Queries
+
+{% for found in diagnosis.evidence if found.query %}
+- {{ found.question | text }}: {{ found.query | code }}
+{% endfor %}
+{% endif %}
 """

@@ -14,7 +14,9 @@ REDACTED = "[redacted]"
 _SECRETS = (
     re.compile(r"(?i)\b(bearer|basic)\s+[a-z0-9._~+/=-]{8,}"),
     re.compile(r"\b(?:flt|sk|rk|ghp|gho|glpat|xox[abp]|hf|AKIA|ASIA)[-_]?[A-Za-z0-9_-]{12,}"),
-    re.compile(r"(?i)\b(password|passwd|secret|token|api[_-]?key|authorization)\b(\s*[=:]\s*)(?!\[redacted\])[^\s,;\"']{4,}"),
+    re.compile(
+        r"(?i)\b(password|passwd|secret|token|api[_-]?key|authorization)\b(\s*[=:]\s*)(?!\[redacted\])[^\s,;\"']{4,}"
+    ),
     re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s/@:]*:[^\s/@]+@"),
     re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"),
     re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)", re.DOTALL),

@@ -16,17 +16,29 @@ from alerts.labels import METRIC_NAME
 from alerts.sample import STALE_NAN
 from alerts.series.store import SeriesStore
 from diagnostics.blackbox import BlackBox, RecordedSeries
-from diagnostics.diagnosis import Diagnosis
+from diagnostics.diagnosis import Diagnosis, undiagnosed
+from diagnostics.evidence.judge import RANK, Knowledge, diagnose
 from diagnostics.grouping import group_alerts
-from diagnostics.incident import Incident, fired_alert, has_alert, is_over, observe, resolve, with_diagnosis
-from diagnostics.query import store_query
+from diagnostics.incident import (
+    Incident,
+    IncidentStatus,
+    by_gravity,
+    fired_alert,
+    is_over,
+    observe,
+    resolve,
+    with_diagnosis,
+)
 from diagnostics.record import IncidentRecord
-from diagnostics.scope import Nodes
+from diagnostics.scope import Nodes, scope_text
 from diagnostics.tree import Tree, alert_kinds, tree_for_alert
-from diagnostics.walker import walk
 
 _ENGINE_SERIES = frozenset({"ALERTS", "ALERTS_FOR_STATE"})  # the rules write them anew
 _SPARE_S = 3600.0  # retention beyond the window: rules look back
+
+# As the controller's settings have them: how often it asks again, and for how long another cause must stay confirmed.
+OFTEN_S, OFTEN_FOR_S, SELDOM_S = 3.0, 60.0, 30.0
+REPLACE_AFTER_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +51,21 @@ class Firing:
 
 
 @dataclass(frozen=True, slots=True)
+class Told:
+    """One line of what would have been said, at Unix time `at`."""
+
+    at: float
+    kind: str  # alert, incident, verdict
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """What rules and trees would have said."""
+    """What rules, trees and causes would have said."""
 
     firings: tuple[Firing, ...]
-    incidents: tuple[Incident, ...]  # in the order of opening, each with its diagnosis
+    incidents: tuple[Incident, ...]  # in the order of opening, each with its last diagnosis
+    told: tuple[Told, ...] = ()  # in time
 
     def diagnosis_for(self, record: IncidentRecord) -> Diagnosis | None:
         """The diagnosis of the replayed incident with the recorded scope; else of the first one; None: none."""
@@ -58,11 +80,16 @@ def replay(
     box: BlackBox,
     groups: Sequence[RuleGroup],
     trees: Mapping[str, Tree],
+    knowledge: Knowledge | None = None,
     *,
+    no_tree: Mapping[str, str] | None = None,
     step_s: float = 1.0,
     recompute: bool = False,
 ) -> ReplayResult:
-    """What rules and trees would have said, second by second, over the window of the recording."""
+    """What rules, trees and causes would have said, second by second, over the window of the recording.
+
+    `knowledge`: questions and what causes expect of them, for trees that are judged by evidence.
+    """
     recorded = {one.labels.get(METRIC_NAME, "") for one in box.series}
     given = {rule.name for group in groups for rule in group.rules if isinstance(rule, RecordingRule)}
     dropped_series = _ENGINE_SERIES | (given if recompute else frozenset())
@@ -72,52 +99,107 @@ def replay(
     points = _in_time([one for one in box.series if one.labels.get(METRIC_NAME) not in dropped_series])
     pending = next(points, None)
     nodes = {one.labels["node"]: one.labels for one in box.series if one.labels.get("node") and one.labels.get("pool")}
-    story = _Story(store, trees, nodes)
+    story = _Story(store, trees, knowledge or Knowledge({}, {}), no_tree or {}, nodes)
     for tick in range(int((box.until - box.since) / step_s) + 1):
         now = box.since + tick * step_s
         while pending is not None and pending[0] <= now:
             store.append(pending[1], pending[0], STALE_NAN if pending[2] is None else pending[2])
             pending = next(points, None)
         story.tick(engine, now)
-    return ReplayResult(tuple(story.firings), tuple(story.incidents.values()))
+    return ReplayResult(tuple(story.firings), tuple(story.incidents.values()), tuple(story.told))
 
 
 class _Story:
     """What happens to incidents as alerts change: the controller's rules without its loops."""
 
-    def __init__(self, store: SeriesStore, trees: Mapping[str, Tree], nodes: Nodes) -> None:
+    def __init__(
+        self,
+        store: SeriesStore,
+        trees: Mapping[str, Tree],
+        knowledge: Knowledge,
+        no_tree: Mapping[str, str],
+        nodes: Nodes,
+    ) -> None:
         self._store = store
         self._trees = trees
+        self._knowledge = knowledge
+        self._no_tree = no_tree
         self._kinds = alert_kinds(trees)
         self._nodes = nodes
+        self._judged_at: dict[str, float] = {}
+        self._rivals: dict[str, Diagnosis] = {}  # what would take a confirmed verdict's place, since its `at`
         self.firings: list[Firing] = []
         self.incidents: dict[str, Incident] = {}
+        self.told: list[Told] = []
 
     def tick(self, engine: RuleEngine, now: float) -> None:
         changed = [fired_alert(change.alert) for change in engine.tick(now)]
         firing = [alert for alert in changed if alert.state == "firing"]
-        self.firings += [Firing(now, alert.name, alert.labels) for alert in firing]
+        for alert in firing:
+            self.firings.append(Firing(now, alert.name, alert.labels))
+            self._tell(now, "alert", f"{alert.name} fires on {scope_text(alert.labels)}")
         for alert in changed:
             if alert.state != "firing":
+                if alert.state == "resolved" and alert.fired_at is not None:
+                    self._tell(now, "alert", f"{alert.name} is over on {scope_text(alert.labels)}")
                 for key, incident in self.incidents.items():
                     self.incidents[key] = observe(incident, alert, now)
-        before = {one.id: dict(one.scope) for one in self.incidents.values()}
+        due = set()
         for key, incident in group_alerts(firing, self.incidents.values(), now, self._nodes, self._kinds).items():
-            if incident.diagnosis is None or before.get(key) != dict(incident.scope):
-                new = [alert.name for alert in firing if has_alert(incident, alert)]
-                incident = self._diagnosed(incident, new, now)
+            before = self.incidents.get(key)
+            if before is None or before.status is IncidentStatus.RESOLVED:
+                self._tell(now, "incident", f"{key} {'opens' if before is None else 'opens again'}: {incident.title}")
             self.incidents[key] = incident
+            due.add(key)
+        for key, incident in self.incidents.items():
+            if incident.status is not IncidentStatus.RESOLVED and (key in due or self._is_due(incident, now)):
+                self._judge(incident, now, is_new=key in due)
         for key, incident in self.incidents.items():
             if is_over(incident, now):
                 self.incidents[key] = resolve(incident, now)
+                self._tell(now, "incident", f"{key} is over")
 
-    def _diagnosed(self, incident: Incident, names: Sequence[str], now: float) -> Incident:
-        tree = next((tree for name in names if (tree := tree_for_alert(self._trees, name)) is not None), None)
-        if tree is None:
-            return incident
-        return with_diagnosis(
-            incident, walk(tree, incident.scope, store_query(self._store, now), now, incident.onset_at)
-        )
+    def _is_due(self, incident: Incident, now: float) -> bool:
+        if incident.cleared_at is not None:
+            return False
+        is_young = now - incident.opened_at <= OFTEN_FOR_S or incident.id in self._rivals
+        return now - self._judged_at.get(incident.id, now) >= (OFTEN_S if is_young else SELDOM_S)
+
+    def _judge(self, incident: Incident, now: float, *, is_new: bool) -> None:
+        """Ask again; a verdict gives way to a surer one, a confirmed one to one that stays confirmed."""
+        self._judged_at[incident.id] = now
+        found = self._found(incident, now)
+        standing = incident.diagnosis
+        is_outgrown = standing is not None and incident.widened_at is not None and standing.at < incident.widened_at
+        if standing is not None and not is_outgrown:
+            if (found.cause, found.confidence) == (standing.cause, standing.confidence):
+                self._rivals.pop(incident.id, None)
+                return
+            rank = RANK[found.confidence] - RANK[standing.confidence]
+            if rank < 0 or (rank == 0 and found.cause is None and standing.cause is not None):
+                self._rivals.pop(incident.id, None)
+                return
+            if standing.confidence == "confirmed":
+                rival = self._rivals.setdefault(incident.id, found)
+                if rival.cause != found.cause:
+                    rival = self._rivals[incident.id] = found
+                if now - rival.at < REPLACE_AFTER_S:
+                    return
+        self._rivals.pop(incident.id, None)
+        self.incidents[incident.id] = with_diagnosis(incident, found)
+        self._tell(now, "verdict", f"{found.cause or 'no cause'} ({found.confidence}): {found.title}")
+
+    def _found(self, incident: Incident, now: float) -> Diagnosis:
+        standing = [one for one in incident.alerts if one.state != "resolved"] or list(incident.alerts)
+        named = [tree for one in by_gravity(standing) if (tree := tree_for_alert(self._trees, one.name)) is not None]
+        trees = list({tree.name: tree for tree in named}.values())
+        if not trees:
+            alert = by_gravity(incident.alerts)[0].name
+            return replace(undiagnosed(alert, self._no_tree.get(alert)), at=now)
+        return diagnose(self._knowledge, trees, incident.scope, self._store, now, incident.onset_at)
+
+    def _tell(self, at: float, kind: str, text: str) -> None:
+        self.told.append(Told(at, kind, text))
 
 
 def _without(group: RuleGroup, names: Set[str]) -> RuleGroup:

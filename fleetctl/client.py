@@ -61,6 +61,7 @@ from fleetctl.wire import (
 DEFAULT_TIMEOUT_S = 10.0
 CONTENT_S = 60.0  # reading and checking hundreds of files
 PREDICTION_S = 15.0  # a dry run is simulated before it is answered
+FILE_S = 120.0  # an incident's file of a large fleet
 SILENCE_S = 30.0  # the controller asks one Alertmanager after the other
 WAIT_MARGIN_S = 10.0  # how much longer than its wait a long poll may take
 W = TypeVar("W", bound=BaseModel)
@@ -189,6 +190,19 @@ class ControllerClient:
     async def incident(self, incident_id: str) -> Incident:
         """One incident with timeline and evidence."""
         return await self._get(Incident, f"/v1/incidents/{_part(incident_id)}")
+
+    async def postmortem(self, incident_id: str, form: Literal["md", "html"] = "md") -> str:
+        """The post-mortem as it is now; of an open incident, what is known so far."""
+        path = f"/v1/incidents/{_part(incident_id)}/postmortem"
+        return (await self._send("GET", path, FILE_S, params={"format": form})).text
+
+    async def blackbox(self, incident_id: str) -> bytes:
+        """The incident's file."""
+        return (await self._send("GET", f"/v1/incidents/{_part(incident_id)}/blackbox", FILE_S)).content
+
+    async def import_incident(self, packed: bytes, by: str) -> Incident:
+        """Store the incident of a file as a record that nothing acts on."""
+        return _parse(Incident, await self._send("POST", "/v1/incidents", FILE_S, content=packed, params={"by": by}))
 
     async def acknowledge_incident(self, incident_id: str, note: IncidentNote) -> Incident:
         """Somebody has seen it."""

@@ -144,13 +144,16 @@ class Journal:
         statuses: Collection[RunStatus] | None = None,
         incident_id: str | None = None,
         limit: int = 1000,
+        since: float | None = None,
     ) -> tuple[Run, ...]:
-        """Runs with their steps, newest first."""
+        """Runs with their steps, newest first; those asked for from `since` on (Unix seconds)."""
         wanted: list[sa.ColumnElement[bool]] = []
         if statuses is not None:
             wanted.append(runs.c.status.in_([status.value for status in statuses]))
         if incident_id is not None:
             wanted.append(runs.c.incident_id == incident_id)
+        if since is not None:
+            wanted.append(runs.c.created_at >= since)
         with self._engine.begin() as connection:
             return tuple(select_runs(connection, *wanted, limit=limit))
 

@@ -32,6 +32,7 @@ from fleetctl.wire import (
     VerdictRequest,
 )
 
+SUFFIX = ".blackbox.jsonl.gz"
 Comment = Annotated[str, typer.Option("--comment", "-c", help="Why, or what you saw; others will read it.")]
 IncidentId = Annotated[
     str,
@@ -62,25 +63,61 @@ def register(app: typer.Typer) -> None:
     _register_words(group)
 
     @group.command("postmortem")
-    def postmortem(incident_id: IncidentId, output: OutputOption = Output.table) -> None:
-        """Print the post-mortem that the timeline wrote, as Markdown."""
-        incident = call(lambda c: c.incident(incident_id))
-        if incident.postmortem is None:
-            raise BadInputError(
-                f"{incident_id}: no post-mortem yet, the incident is {incident.status}",
-                remedy=f"fleetctl incident show {incident_id}",
-            )
-        try:
-            text = Path(incident.postmortem).read_text()
-        except OSError as error:
-            raise BadInputError(
-                f"{incident.postmortem}: {error.strerror or error}",
-                remedy="read it on the controller's machine",
-            ) from error
+    def postmortem(
+        incident_id: IncidentId,
+        html: Annotated[
+            Path | None, typer.Option("--html", help="Write it there as one HTML page with charts.")
+        ] = None,
+        output: OutputOption = Output.table,
+    ) -> None:
+        """Print the post-mortem that the timeline wrote, as Markdown; of an open incident what is known so far."""
+        if html is not None:
+            write_file(html, call(lambda c: c.postmortem(incident_id, "html")).encode())
+            stdout().print(str(html), markup=False)
+            return
+        text = call(lambda c: c.postmortem(incident_id))
         if output in DATA:
+            incident = call(lambda c: c.incident(incident_id))
             print_data({"incident": incident.id, "path": incident.postmortem, "markdown": text}, output)
         else:
             stdout().print(text, markup=False)
+
+    @group.command("export")
+    def export(
+        incident_id: IncidentId,
+        file: Annotated[Path | None, typer.Argument(help="Default: ID.blackbox.jsonl.gz, here.")] = None,
+    ) -> None:
+        """Write the incident's file: series, alerts, evidence, events, runs, what became of the requests."""
+        target = file or Path(f"{incident_id}{SUFFIX}")
+        if target.exists():
+            raise BadInputError(f"{target} is there already", remedy="name another file")
+        packed = call(lambda c: c.blackbox(incident_id))
+        write_file(target, packed)
+        stdout().print(f"{target}  ({len(packed) / 1024:,.0f} KiB); fleetctl replay {target}", markup=False)
+
+    @group.command("import")
+    def import_file(
+        file: Annotated[Path, typer.Argument(help="An incident's file, of this fleet or another.")],
+        output: OutputOption = Output.table,
+    ) -> None:
+        """Take an incident's file in as a record: to look at and to write up. Nothing acts on it."""
+        try:
+            packed = file.read_bytes()
+        except OSError as error:
+            raise BadInputError(f"{file}: {error.strerror or error}") from error
+        incident = call(lambda c: c.import_incident(packed, whoami()))
+        if output in DATA:
+            print_data(incident.model_dump(mode="json"), output)
+        else:
+            stdout().print(f"{incident.id}: {incident.title}; fleetctl incident show {incident.id}", markup=False)
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Raises BadInputError naming the path."""
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise BadInputError(f"{path}: {error.strerror or error}") from error
 
 
 def _register_words(group: typer.Typer) -> None:
@@ -151,9 +188,13 @@ def _register_words(group: typer.Typer) -> None:
         comment: Comment = "",
         output: OutputOption = Output.table,
     ) -> None:
-        """Say that the verdict was wrong, and what it was."""
+        """Say that the verdict was wrong, and what it was: kept, and offered as a regression case."""
         request = VerdictRequest(cause=cause[:64] or "-", comment=comment, by=whoami())
         _show_handled(call(lambda c: c.correct_verdict(incident_id, request)), output)
+        if output not in DATA:
+            file = f"{incident_id}{SUFFIX}"
+            stdout().print(f"  a regression case: fleetctl incident export {incident_id} {file}", markup=False)
+            stdout().print(f"  and any time then: fleetctl replay {file} --expect recorded", markup=False)
 
 
 def _show_handled(incident: Incident, output: Output) -> None:

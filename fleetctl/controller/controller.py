@@ -34,6 +34,8 @@ from fleetctl.controller.incidents.closing import Closing
 from fleetctl.controller.incidents.diagnosing import Diagnosing
 from fleetctl.controller.incidents.incident_book import IncidentBook
 from fleetctl.controller.incidents.incident_handling import IncidentHandling
+from fleetctl.controller.incidents.incident_import import IncidentImport
+from fleetctl.controller.incidents.incident_report import IncidentReports
 from fleetctl.controller.incidents.inquiry import Inquiry
 from fleetctl.controller.incidents.pruning import PRUNE_EVERY_S, Pruning
 from fleetctl.controller.incidents.remediation import Remediation
@@ -148,6 +150,8 @@ class Controller:
     diagnosing: Diagnosing
     remediation: Remediation
     handling: IncidentHandling
+    reports: IncidentReports
+    imports: IncidentImport
     inquiry: Inquiry
     loops: Loops
     lease: Lease
@@ -319,9 +323,8 @@ async def open_controller(
             settings.controller,
             rollouts.history,
         )
-        closing = Closing(
-            executor, journal, rules.store, content, book, records, settings.incidents, settings.incidents_dir
-        )
+        reports = IncidentReports(journal, rules.store, content, records, settings.incidents, settings.incidents_dir)
+        closing = Closing(executor, journal, book, reports, records, settings.incidents)
         every_s = settings.controller.evaluation_interval_s
 
         async def observe_gateways() -> None:
@@ -396,6 +399,8 @@ async def open_controller(
             alerting=alerting,
             diagnosing=diagnosing,
             remediation=remediation,
+            reports=reports,
+            imports=IncidentImport(reports, book, records),
             handling=IncidentHandling(book, content, inbound.silences, records),
             inquiry=Inquiry(content, rules.store, fleet, alerting.alerts, clock),
             loops=loops,

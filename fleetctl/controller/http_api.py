@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 import socket
+import tempfile
 from collections.abc import AsyncIterator, Coroutine, Sequence
+from pathlib import Path
 from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -34,8 +36,10 @@ from fleetctl.controller.http_edge import (
     on_http_exception,
     read_body,
     read_route,
+    receive_file,
     wait_param,
 )
+from fleetctl.controller.incidents.incident_report import PageForm
 from fleetctl.controller.incidents.incident_store import StoredIncident, get_incident, list_incidents
 from fleetctl.controller.incidents.remediation import new_nodes, with_new_nodes
 from fleetctl.controller.incidents.views import (
@@ -44,6 +48,7 @@ from fleetctl.controller.incidents.views import (
     diagnosis_view,
     freeze_view,
     gateway_view,
+    imported_view,
     incident_summary,
     incident_view,
     no_remedy,
@@ -153,6 +158,8 @@ def api_routes(controller: Controller, stopping: asyncio.Event) -> list[Route]:
         "/v1/alerts": api.alerts,
         "/v1/incidents": api.incidents,
         "/v1/incidents/{id}": api.incident,
+        "/v1/incidents/{id}/postmortem": api.postmortem,
+        "/v1/incidents/{id}/blackbox": api.blackbox,
         "/v1/events": api.events,
         "/v1/runbooks": api.runbooks,
         "/v1/runbooks/{name}": api.runbook,
@@ -184,6 +191,7 @@ def api_routes(controller: Controller, stopping: asyncio.Event) -> list[Route]:
         change("POST", "/v1/actions", "run.requested", api.act, by_journal=True),
         change("POST", "/v1/traffic-rules", "traffic_rule.made", api.make_traffic_rule),
         change("DELETE", "/v1/traffic-rules/{id:path}", "traffic_rule.removed", api.remove_traffic_rule),
+        change("POST", "/v1/incidents", "incident.imported", api.import_incident),
         change("POST", "/v1/incidents/{id}/acknowledgement", "incident.acknowledged", api.acknowledge_incident),
         change("POST", "/v1/incidents/{id}/assignment", "incident.assigned", api.assign_incident),
         change("POST", "/v1/incidents/{id}/comments", "incident.commented", api.comment_incident),
@@ -425,6 +433,34 @@ class _Api:
         body = await read_body(request, VerdictRequest)
         who = _note_incident(request, body, f"it was {body.cause}")
         return await self._handled(request, self._c.handling.correct_verdict(request.path_params["id"], body, who))
+
+    async def postmortem(self, request: Request) -> Response:
+        """The page as it is now: what people said since the end is in it; of one that is open, what is known so far."""
+        form = request.query_params.get("format", "md")
+        if form not in ("md", "html"):
+            raise BadInputError(f"format: expected md or html, not {form[:40]!r}")
+        stored = await self._stored_incident(request.path_params["id"])
+        report = await self._c.reports.report_of(stored)
+        text = await asyncio.to_thread(report.page, cast(PageForm, form))
+        return Response(text, media_type=f"text/{'html' if form == 'html' else 'markdown'}; charset=utf-8")
+
+    async def blackbox(self, request: Request) -> Response:
+        """The incident's file."""
+        stored = await self._stored_incident(request.path_params["id"])
+        with tempfile.TemporaryDirectory(prefix="fleetctl-export-") as folder:
+            path = Path(folder) / "incident.gz"
+            await self._c.reports.export(stored, path)
+            packed = await asyncio.to_thread(path.read_bytes)
+        return Response(packed, media_type="application/gzip")
+
+    async def import_incident(self, request: Request) -> Response:
+        by = note(request, claim=_claim(request))
+        with tempfile.TemporaryDirectory(prefix="fleetctl-import-") as folder:
+            path = Path(folder) / "incident.gz"
+            await receive_file(request, path)
+            stored = await self._c.imports.take(path, by)
+        note(request, claim=_claim(request), target=stored.incident.id, why=f"written by {stored.imported_from}")
+        return _json(await self._incident(stored.incident.id), 201)
 
     async def _handled(self, request: Request, work: Coroutine[Any, Any, object]) -> Response:
         await work
@@ -682,13 +718,19 @@ class _Api:
     def _alerts(self) -> list[Any]:
         return [alert for alert in self._c.alerting.alerts() if not self._c.alerting.is_of_removed_node(alert.labels)]
 
-    async def _incident(self, incident_id: str) -> Incident:
+    async def _stored_incident(self, incident_id: str) -> StoredIncident:
         stored = await self._c.database.read(lambda c: get_incident(c, incident_id))
         if stored is None and (held := self._c.book.get(incident_id)) is not None:
             stored = StoredIncident(held)
         if stored is None:
             raise HTTPException(404, f"there is no incident {incident_id[:100]}")
+        return stored
+
+    async def _incident(self, incident_id: str) -> Incident:
+        stored = await self._stored_incident(incident_id)
         timeline = await self._c.timeline.read_all(incident_id)
+        if stored.imported is not None:
+            return imported_view(stored, timeline)
         silencing = self._c.alertmanager.automation.silencing_of
         known_runs = await self._runs(incident_id)
         runs = [await self._run_view(run) for run in known_runs]

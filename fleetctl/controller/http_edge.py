@@ -8,6 +8,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from http import HTTPStatus
+from pathlib import Path
 from typing import TypeVar
 
 import structlog
@@ -33,6 +34,8 @@ log = structlog.get_logger()
 
 MAX_BODY_BYTES = 256 * 1024
 BODY_TIMEOUT_S = 10.0
+MAX_FILE_BYTES = 256 << 20
+FILE_TIMEOUT_S = 120.0
 MAX_WAIT_S = 30.0
 B = TypeVar("B", bound=BaseModel)
 Handler = Callable[[Request], Awaitable[Response]]
@@ -105,6 +108,22 @@ async def read_body(request: Request, model: type[B]) -> B:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise BadInputError(f"body: {place}: {first['msg']}" if place else f"body: {first['msg']}") from error
+
+
+async def receive_file(request: Request, path: Path) -> None:
+    """The body into a file. Raises HTTPException 408 and 413."""
+    size = 0
+    try:
+        async with asyncio.timeout(FILE_TIMEOUT_S):
+            with path.open("wb") as file:
+                async for part in request.stream():
+                    size += len(part)
+                    if size > MAX_FILE_BYTES:
+                        large = f"the file is larger than {MAX_FILE_BYTES >> 20} MiB"
+                        raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, large)
+                    file.write(part)
+    except TimeoutError:
+        raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, f"no whole file within {FILE_TIMEOUT_S:g} s") from None
 
 
 def int_param(request: Request, name: str, default: int = 0) -> int:

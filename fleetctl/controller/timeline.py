@@ -111,6 +111,17 @@ class Timeline:
         query = sa.select(events).order_by(events.c.seq.desc()).limit(min(limit, MAX_READ))
         return await self._database.read(lambda c: [_decode(row._mapping) for row in c.execute(query)][::-1])
 
+    async def read_between(self, since: float, until: float, limit: int = MAX_READ) -> list[TimelineEntry]:
+        """The newest entries in this time (Unix seconds) that belong to no incident, oldest first."""
+        query = (
+            sa.select(events)
+            .where(events.c.at >= since, events.c.at <= until, events.c.incident_id.is_(None))
+            .order_by(events.c.seq.desc())
+            .limit(min(limit, MAX_READ))
+        )
+        found = await self._database.read(lambda c: [_decode(row._mapping) for row in c.execute(query)])
+        return found[::-1]
+
     async def wait(self, after: int, wait_s: float, incident_id: str | None = None) -> list[TimelineEntry]:
         """As `read`, but waits up to `wait_s` for the first such entry. May return an empty list."""
         deadline = asyncio.get_running_loop().time() + wait_s

@@ -268,7 +268,7 @@ class IncidentSettings(Section):
         default=60.0, ge=0, le=3600, description="Alerts clear for this long: an unanswered proposal is withdrawn."
     )
     blackbox_lead_s: float = Field(
-        default=600.0, ge=0, le=3600, description="Series kept in its black box from before it opened."
+        default=3600.0, ge=0, le=86_400, description="Series kept in its black box from before it began."
     )
     blackbox_series: Literal["read", "all"] = Field(
         default="read", description="Which series it keeps: those that rules and trees read, or all that were scraped."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from markdown_it import MarkdownIt
 
 from diagnostics.postmortem import PostmortemInput, began_at, durations, follow_ups, render, unknowns
+from diagnostics.record import Impact
 from tests.fixtures.incident import OPENED, make_record
 
 IMPACT = Impact(

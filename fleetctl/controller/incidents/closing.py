@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from pathlib import Path
 from typing import Any
 
 import structlog
 
-from alerts.series.store import SeriesStore
-from diagnostics import blackbox, postmortem
 from diagnostics.incident import Incident, IncidentStatus, is_over, mitigate, resolve, unmitigate
-from diagnostics.record import IncidentRecord
-from fleetctl.controller.content.store import ContentStore
-from fleetctl.controller.incidents.impact import impact_of
 from fleetctl.controller.incidents.incident_book import IncidentBook
-from fleetctl.controller.incidents.incident_files import IncidentFiles, SeriesFilter, write_blackbox
+from fleetctl.controller.incidents.incident_files import IncidentFiles
+from fleetctl.controller.incidents.incident_report import IncidentReports, write_pages
 from fleetctl.controller.incidents.incident_store import save_incident, set_blackbox
-from fleetctl.controller.incidents.views import record_of
 from fleetctl.controller.records import Records
-from fleetctl.kit.printable import printable_tree
-from fleetctl.kit.version import software_version
-from fleetctl.kit.whole_file import write_whole
 from fleetctl.settings.controller import IncidentSettings
 from fleetctl.wire import TimelineEntry
 from runbooks.errors import RunbookError
@@ -43,24 +34,19 @@ class Closing:
         self,
         executor: Executor,
         journal: Journal,
-        store: SeriesStore,
-        content: ContentStore,
         book: IncidentBook,
+        reports: IncidentReports,
         records: Records,
         limits: IncidentSettings,
-        folder: Path,
     ) -> None:
-        """`folder`: where post-mortems and black boxes go."""
         self._executor = executor
         self._journal = journal
-        self._store = store
-        self._content = content
+        self._reports = reports
         self._book = book
         self._database = records.database
         self._timeline = records.timeline
         self._clock = records.clock
         self._limits = limits
-        self._folder = folder
         self._late: set[asyncio.Task[None]] = set()  # black boxes that took longer than their incident's end
 
     async def close_incidents(self) -> None:
@@ -106,15 +92,12 @@ class Closing:
             text=f"{incident.title}: resolved",
             incident_id=incident.id,
         )
-        record = record_of(resolved, await self._runs_of(incident), [*entries, said])
-        since = min(postmortem.began_at(record), incident.opened_at) - self._limits.blackbox_lead_s
-        impact = impact_of(record, self._store, since, now)
-        page = postmortem.render(postmortem.PostmortemInput(_shown(record), now, impact))
-        files = IncidentFiles.of(self._folder, incident.id)
+        report = await self._reports.report_now(resolved, now, [said])
+        files = self._reports.files_of(incident.id)
         paths: tuple[str | None, str | None] = str(files.postmortem), str(files.blackbox)
         try:
-            await asyncio.to_thread(write_whole, files.postmortem, page)
-            writing = asyncio.create_task(self._write_blackbox(files.blackbox, resolved, record, since, now))
+            await asyncio.to_thread(write_pages, files, report)
+            writing = asyncio.create_task(self._reports.write_files(resolved, report, files.blackbox))
             done, _ = await asyncio.wait({writing}, timeout=BLACKBOX_WAIT_S)
             if done:
                 writing.result()
@@ -151,23 +134,3 @@ class Closing:
             await self._timeline.append("blackbox.failed", text, incident_id=resolved.id)
             return
         await self._database.write(lambda c: set_blackbox(c, resolved.id, str(files.blackbox)))
-
-    async def _write_blackbox(
-        self, path: Path, incident: Incident, record: IncidentRecord, since: float, until: float
-    ) -> None:
-        """Raises OSError."""
-        limits = self._limits
-        resolution = None
-        if limits.blackbox_step_s > 0:
-            onset = min(incident.onset_at or incident.opened_at, incident.opened_at)
-            full_s = limits.blackbox_full_s
-            resolution = blackbox.Resolution(onset - full_s, incident.opened_at + full_s, limits.blackbox_step_s)
-        content = self._content.current
-        kept = SeriesFilter(content.groups, content.trees.values(), limits)
-        head = blackbox.BlackBox(record, until, since, until, software=f"fleetctl {software_version()}")
-        await write_blackbox(path, head, self._store, kept, resolution)
-
-
-def _shown(record: IncidentRecord) -> IncidentRecord:
-    """The record with its texts from outside on one line each: a label must not write a heading of its own."""
-    return IncidentRecord.model_validate(printable_tree(record.model_dump()))

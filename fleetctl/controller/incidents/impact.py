@@ -22,6 +22,8 @@ ACCEPTED = ("finished", "failed", "gave_up", "client_gone")  # the gateway's out
 LOST_OUTCOMES = ("failed", "gave_up")  # told an error, or left because nothing answered any more
 LOSS_LEAD_S = 15.0  # the first requests are lost or move before a rule's window, and the scrape that fills it, see why
 
+READ = (REQUESTS, LOST, *MOVES, HELD, STARTED, "up", TTFT, OBJECTIVE)
+
 Points = Sequence[tuple[float, float]]
 
 
@@ -98,7 +100,7 @@ def impact_of(record: IncidentRecord, store: SeriesStore, since: float, until: f
     """From the gateway's counters since the incident began, and the nodes' p99 time to first token before, during and
     at the end."""
     tally = _Tally(min(began_at(record), record.opened_at), record.scope)
-    for labels, points in store.dump(since, until, names=(REQUESTS, LOST, *MOVES, HELD, STARTED, "up", TTFT, OBJECTIVE)):
+    for labels, points in store.dump(since, until, names=READ):
         tally.read(labels, points)
     why = tally.why_not_counted
     counted = {} if why else tally.ended

@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from alerts.history.recording import wanted_names
 from alerts.labels import LabelSet
 from alerts.series.store import SeriesStore
 from diagnostics import blackbox
+from diagnostics.evidence.question import Question
 from diagnostics.tree import Tree
 from fleetctl.settings.controller import IncidentSettings
 
@@ -27,23 +29,33 @@ class IncidentFiles(NamedTuple):
     """Where they are."""
 
     postmortem: Path
+    page: Path  # the post-mortem as HTML
     blackbox: Path
 
     @classmethod
     def of(cls, folder: Path, incident_id: str) -> IncidentFiles:
         """Of one incident below the folder of all."""
         own = folder / incident_id
-        return cls(own / "postmortem.md", own / f"incident{blackbox.SUFFIX}")
+        return cls(own / "postmortem.md", own / "postmortem.html", own / f"incident{blackbox.SUFFIX}")
 
 
 class SeriesFilter:
     """Which series a black box keeps."""
 
-    def __init__(self, groups: Iterable[RuleGroup], trees: Iterable[Tree], limits: IncidentSettings) -> None:
+    def __init__(
+        self,
+        groups: Iterable[RuleGroup],
+        trees: Iterable[Tree],
+        questions: Iterable[Question],
+        limits: IncidentSettings,
+    ) -> None:
         self._keeps_all = limits.blackbox_series == "all"
         self._is_read = wanted_names(groups)
-        queries = (query for tree in trees for one in tree.questions for query in (one.query, one.pool_query or ""))
-        self._asked = {name for query in queries for name in _NAME.findall(query)}
+        trees = list(trees)
+        walked = (query for tree in trees for one in tree.questions for query in (one.query, one.pool_query or ""))
+        shared = (query for one in questions for query in (one.query, one.pool_query or ""))
+        onsets = (query for tree in trees for query in tree.onset)
+        self._asked = {name for query in chain(walked, shared, onsets) for name in _NAME.findall(query)}
 
     def is_kept(self, labels: LabelSet) -> bool:
         """Whether a rule or a tree may want it in a replay, or a person."""

@@ -25,7 +25,7 @@ class StoredIncident:
     incident: Incident
     postmortem: str | None = None
     blackbox: str | None = None
-    imported: dict[str, Any] | None = None  # of one that was read from a file: `software`, `at`, `record`
+    imported: dict[str, Any] | None = None  # of one that was read from a file: `software`, `at`, `runs`, `timeline`
 
     @property
     def imported_from(self) -> str:
@@ -52,6 +52,11 @@ def save_incident(
 def set_blackbox(connection: sa.Connection, incident_id: str, path: str) -> None:
     """Where the incident's black box is, once it is written."""
     connection.execute(sa.update(incidents).where(incidents.c.id == incident_id).values(blackbox=path))
+
+
+def set_imported(connection: sa.Connection, incident_id: str, imported: dict[str, Any]) -> None:
+    """The incident was read from a file: where that is from, and its runs and timeline."""
+    connection.execute(sa.update(incidents).where(incidents.c.id == incident_id).values(imported=imported))
 
 
 def get_incident(connection: sa.Connection, incident_id: str) -> StoredIncident | None:

@@ -109,7 +109,8 @@ async def in_chunks(remove: Callable[[], Awaitable[int]]) -> int:
 
 def surplus_incidents(connection: sa.Connection, before: float, max_incidents: int, limit: int) -> list[dict[str, Any]]:
     """The oldest resolved incidents that opened before that time, or beyond so many, each with its timeline."""
-    is_resolved = incidents.c.status == IncidentStatus.RESOLVED.value
+    # What a person read from a file is as old as it is: that is no reason to drop it.
+    is_resolved = sa.and_(incidents.c.status == IncidentStatus.RESOLVED.value, incidents.c.imported.is_(None))
     newest = sa.select(incidents.c.opened_at).where(is_resolved).order_by(incidents.c.opened_at.desc())
     last_kept = connection.execute(newest.offset(max_incidents - 1).limit(1)).scalar()
     until = before if last_kept is None else max(before, last_kept)

@@ -193,6 +193,14 @@ def incident_view(
     )
 
 
+def imported_view(stored: StoredIncident, told_here: Sequence[wire.TimelineEntry]) -> wire.Incident:
+    """One that was read from a file, with the file's runs and timeline, and what was told of it here since."""
+    known = stored.imported or {}
+    runs = [wire.Run.model_validate({**run, "held": "", "prediction": ""}) for run in known.get("runs", ())]
+    timeline = [wire.TimelineEntry.model_validate(entry) for entry in known.get("timeline", ())]
+    return incident_view(stored, runs, [*timeline, *told_here], lambda _: Silencing(Silenced.NO))
+
+
 def no_remedy(
     incident: Incident, content: Content, runs: Sequence[Run], timeline: Sequence[wire.TimelineEntry] = ()
 ) -> str:

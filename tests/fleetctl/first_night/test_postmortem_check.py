@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from diagnostics.postmortem import Impact, PostmortemInput, render
-from diagnostics.record import AlertRecord, DiagnosisRecord, IncidentRecord, RunRecord
+from diagnostics.postmortem import PostmortemInput, render
+from diagnostics.record import AlertRecord, DiagnosisRecord, Impact, IncidentRecord, RunRecord
 from fleetctl.first_night.postmortem_check import Known, false_statements, read_postmortem
 
 INJECTED_AT = 1_800_000_000.0
