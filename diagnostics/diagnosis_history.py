@@ -17,9 +17,8 @@ class VerdictChange:
     at: float
     until: float | None  # when another one took its place; None: it stands
     cause: str | None
-    confidence: str
+    confidence: str  # or the person who said so
     why_ended: str = ""  # why it was replaced
-    by: str = ""  # the person who said so; "": the evidence did
 
 
 def verdict_changes(incident: IncidentRecord) -> list[VerdictChange]:
@@ -28,16 +27,14 @@ def verdict_changes(incident: IncidentRecord) -> list[VerdictChange]:
     found = []
     for event, following in zip_longest(told, told[1:]):
         cause = event.data.get("cause")
-        is_corrected = event.kind == "diagnosis.corrected"
-        confidence = "said by a person" if is_corrected else str(event.data.get("confidence") or "unknown")
+        said_by = event.data.get("by") if event.kind == "diagnosis.corrected" else None
         found.append(
             VerdictChange(
                 at=event.at,
                 until=following.at if following is not None else None,
                 cause=str(cause) if cause else None,
-                confidence=confidence,
+                confidence=f"said by {said_by}" if said_by else str(event.data.get("confidence") or "unknown"),
                 why_ended=_why(str(following.data.get("why") or ""), following.kind) if following is not None else "",
-                by=str(event.data.get("by") or ""),
             )
         )
     return found

@@ -122,7 +122,7 @@ None.
 {% for one in verdicts %}
 | {{ one.at | clock }} | {{ one.until | clock if one.until else "the end" }} \
 | {{ (one.cause or "none named") | text }} \
-| {{ one.confidence | text }}{{ (" by " ~ one.by) | text if one.by else "" }} | {{ one.why_ended | text }} |
+| {{ one.confidence | text }} | {{ one.why_ended | text }} |
 {% endfor %}
 {% endif %}
 

@@ -13,6 +13,8 @@ import pytest
 from alerts.sample import STALE_NAN
 from diagnostics import blackbox
 from diagnostics.blackbox import BadBlackBoxError, BlackBox, RecordedSeries, read, record_series, write
+from diagnostics.record import Fate, Impact
+from diagnostics.redaction import redacted
 from tests.fixtures.incident import OPENED, make_record
 
 SERIES = RecordedSeries(
@@ -147,3 +149,44 @@ def test_passes_over_lines_of_a_later_minor_version(path: Path) -> None:
 
     rewrite(path, add)
     assert read(path) == make_box()
+
+
+def test_keeps_what_became_of_requests_and_what_else_happened(tmp_path: Path) -> None:
+    record = make_record(around=[{"at": OPENED - 60, "kind": "node.started", "text": "node-9 started"}])
+    box = make_box(incident=record, impact=Impact(lost=1, fates=[Fate(node="node-2", outcome="failed", count=1)]))
+    write(tmp_path / "x.gz", box)
+    assert read(tmp_path / "x.gz") == box
+
+
+def test_reads_of_the_series_only_what_is_asked_for_and_checks_them_all(path: Path) -> None:
+    assert read(path, keeps=lambda labels: False) == make_box(series=())
+    rewrite(path, lambda lines: [*lines[:-2], lines[-2] | {"points": [[2, 1], [1, 1]]}, lines[-1]])
+    with pytest.raises(BadBlackBoxError, match="times must rise"):
+        read(path, keeps=lambda labels: False)
+
+
+SECRETS = [
+    "curl -H 'Authorization: Bearer abcdef0123456789' x",
+    "flt-abcdefghijklmnopqrstuvwxyz",
+    "postgresql://fleet:hunter2secret@db/x",
+    "password=hunter2secret",
+    "api_key: hunter2secret",
+    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhbm4ifQ.hunter2secret",
+]
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+def test_no_credential_leaves_with_the_file(tmp_path: Path, secret: str) -> None:
+    record = make_record(timeline=[{"at": OPENED, "kind": "incident.commented", "text": f"ann: {secret}"}])
+    write(tmp_path / "x.gz", make_box(incident=record))
+    text = gzip.decompress((tmp_path / "x.gz").read_bytes()).decode()
+    assert "[redacted]" in text
+    for part in ("hunter2secret", "abcdef0123456789", "abcdefghijklmnop"):
+        assert part not in text
+
+
+def test_what_is_no_credential_stays_as_it_was(tmp_path: Path) -> None:
+    text = (
+        "tokens: 4 in flight, token count 3000; the secret of it is a fan; basic checks passed at http://node-2:8000/x"
+    )
+    assert redacted(text) == text

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from markdown_it import MarkdownIt
 
-from diagnostics.postmortem import PostmortemInput, began_at, durations, follow_ups, render, unknowns
-from diagnostics.record import Impact
+from diagnostics.postmortem import PostmortemInput, began_at, clock_words, durations, follow_ups, render, unknowns
+from diagnostics.record import Fate, Impact
 from tests.fixtures.incident import OPENED, make_record
 
 IMPACT = Impact(
@@ -169,3 +169,59 @@ def test_incident_began_before_it_was_noticed_also_when_its_alert_fired_again() 
     assert began_at(began) == OPENED - 12
     assert durations(began).to_detect_s == 12
     assert began_at(make_record(alerts=again)) == OPENED
+
+
+def event(kind: str, after_s: float, **data: object) -> dict[str, object]:
+    return {"at": OPENED + after_s, "kind": kind, "text": kind, "data": data}
+
+
+def test_tells_each_verdict_from_when_to_when_it_held_and_why_it_was_replaced() -> None:
+    text = page(
+        timeline=[
+            event("diagnosis.named", 1, cause="downstream", confidence="likely"),
+            event("diagnosis.replaced", 12, cause="node_down", confidence="confirmed", why="LLMNodeDown joined it"),
+            event("diagnosis.corrected", 60, cause="gpu_fault", by="ana", why="XID 79"),
+        ],
+        handling={"correction": {"cause": "gpu_fault", "by": "ana", "at": OPENED + 60, "was": "node_down"}},
+    )
+    assert "| 22:13:21 | 22:13:32 | downstream | likely | LLMNodeDown joined it |" in text
+    assert "| 22:13:32 | 22:14:20 | node_down | confirmed | a person said that it was wrong: XID 79 |" in text
+    assert "| 22:14:20 | the end | gpu_fault | said by ana |  |" in text
+    assert "the verdict had been node_down" in text
+    assert "The verdict said node_down, it was gpu_fault" in text
+    assert "| incident opened | cause named | 1.0 s |" in text
+
+
+def test_runs_by_hand_are_told_as_such_with_what_was_measured() -> None:
+    run = make_record().runs[0].model_dump() | {"is_apart": True, "runbook": "action", "requested_by": "bob"}
+    report = PostmortemInput(
+        make_record(runs=[run]), written_at=OPENED, impact=IMPACT, effects={run["id"]: "p99 1.9 s before, 0.2 s after"}
+    )
+    text = render(report)
+    assert ", by hand" in text
+    assert "by bob and not for this incident" in text
+    assert "Measured: p99 1.9 s before, 0.2 s after." in text
+    assert "Nothing was run" not in text
+
+
+def test_the_clock_of_its_level_is_met_missed_or_not_there() -> None:
+    assert clock_words(make_record(severity="critical")).endswith("mitigated after 70 s: met.")
+    late = make_record(severity="critical", runs=[], resolved_at=OPENED + 1200)
+    assert clock_words(late).endswith("mitigated after 20 min 00 s: missed.")
+    assert clock_words(make_record(severity="critical", runs=[], resolved_at=None)).endswith("it is not mitigated.")
+    assert "no cause was named" in clock_words(make_record(severity="critical", diagnosis=None))
+    assert clock_words(make_record(severity="ticket")) == "SEV-4 has no clock."
+
+
+def test_what_requests_became_and_the_minutes_out_of_objective_are_told() -> None:
+    text = page(
+        IMPACT.model_copy(
+            update={
+                "fates": [Fate(node="node-2", outcome="failed", count=3)],
+                "slo_minutes": 4,
+                "objective_ttft_s": 2.0,
+            }
+        )
+    )
+    assert "| node-2 | failed | 3 |" in text
+    assert "above its objective of 2.0 s: 4." in text
