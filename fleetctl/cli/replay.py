@@ -78,7 +78,7 @@ def register(app: typer.Typer) -> None:
         if expect is not None:
             wanted = recorded_cause(box) if expect == RECORDED else None if expect == NONE else expect
             if wanted is not None and wanted not in content.causes:
-                raise BadInputError(f"--expect: there is no cause {wanted}", remedy="fleetctl tree list")
+                raise BadInputError(f"--expect: there is no cause {wanted}", remedy="fleetctl content list")
             said = found.cause if found is not None else None
             if said != wanted:
                 raise FleetctlError(f"{file.name}: expected {wanted or 'no cause'}, it says {said or 'no cause'}")
