@@ -25,7 +25,7 @@ from fleetctl.tui.held_logs import held_logs
 from fleetctl.tui.incident_pane import IncidentPane
 from fleetctl.tui.incident_view import plan_of
 from fleetctl.tui.messages import SnapshotTaken, StoryTold
-from fleetctl.tui.snapshot import CockpitClient, Snapshot, SnapshotReader, proposal
+from fleetctl.tui.snapshot import CockpitClient, Snapshot, SnapshotReader, asking
 from fleetctl.tui.status_bar import StatusBar
 from fleetctl.wire import ActionRequest, ApprovalRequest, IncidentStatus, Node, NodePhase, Run, RunStatus
 from runbooks.target import Target, TargetKind, node_target
@@ -178,7 +178,7 @@ class Cockpit(App[None]):
             return False  # the question on screen comes first
         active = self._tabs.active if self._tabs.is_mounted else ""
         if action == "decide":
-            return proposal(self._pane.shown) is not None
+            return asking(self._pane.shown) is not None
         if action == "page":
             return active == "incident-tab" and self.snapshot.page is not None
         if action == "verb":
@@ -198,24 +198,28 @@ class Cockpit(App[None]):
         self._wake.set()
 
     def action_decide(self, decision: str) -> None:
-        """Approve or deny the proposal that is shown."""
-        run = proposal(self._pane.shown)
+        """Approve or deny the proposal that is shown, or answer what a run asks."""
+        run = asking(self._pane.shown)
         if run is None:
             return
         self.action_tab("incident-tab")
         approve = decision == "approve"
-        question = f"Run {run.runbook}?" if approve else f"Deny {run.runbook}? Nothing will be done."
-        details = (
-            (*plan_of(run), "", run.reason, run.prediction, run.approval, run.held)
-            if approve
-            else (run.title, run.reason)
-        )
+        if run.question:
+            question = f"Yes to {run.runbook}?" if approve else f"No to {run.runbook}? What it did is undone."
+            details: tuple[str, ...] = (run.question, *(plan_of(run) if approve else ()))
+        elif approve:
+            question = f"Run {run.runbook}?"
+            details = (*plan_of(run), "", run.reason, run.prediction, run.approval, run.held)
+        else:
+            question = f"Deny {run.runbook}? Nothing will be done."
+            details = (run.title, run.reason)
+        words = ("Yes", "No") if run.question else ("Approve", "Deny")
 
         def answered(yes: bool | None) -> None:
             if yes:
                 self.run_worker(self._decide(run, approve), name="decide", exit_on_error=True)
 
-        self.push_screen(Confirm(question, details, "Approve" if approve else "Deny"), answered)
+        self.push_screen(Confirm(question, details, words[0] if approve else words[1]), answered)
 
     def action_verb(self, name: str, options: str) -> None:
         """Ask whether to do this to the chosen node, or to its pool where the verb takes pools."""

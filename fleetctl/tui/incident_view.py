@@ -225,6 +225,12 @@ def quantity(value: float | None, unit: str) -> str:
 
 def _run(run: Run) -> StorySection:
     rows = [_step(step) for step in run.steps]
+    is_over = run.status.is_terminal
+    if run.question and not is_over:
+        rows.append((Cell("?", Tone.WARN), Cell("asks", Tone.DIM), Cell(f"{run.question}   a yes   d no", Tone.WARN)))
+    if run.paused_by and not is_over:
+        on = f"fleetctl runbook resume {run.id}"
+        rows.append((Cell("‖", Tone.WARN), Cell("paused", Tone.DIM), Cell(f"by {run.paused_by}; {on}", Tone.WARN)))
     said = (("approvals", run.approval, Tone.PLAIN), ("verify", run.verification, Tone.PLAIN))
     for name, text, tone in (*said, ("error", run.error, Tone.BAD)):
         if text:

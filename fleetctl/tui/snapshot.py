@@ -126,9 +126,17 @@ def proposal(incident: Incident | None) -> Run | None:
     return next((run for run in incident.runs if run.status is RunStatus.PROPOSED), None)
 
 
+def asking(incident: Incident | None) -> Run | None:
+    """The run that a person is to answer: a proposal, else one that acts and asks; None when none does."""
+    waiting = proposal(incident)
+    if waiting is not None or incident is None:
+        return waiting
+    return next((run for run in incident.runs if run.question and not run.status.is_terminal), None)
+
+
 def current_run(incident: Incident) -> Run | None:
     """The run to look at: one that waits, else one that acts, else the newest. A dry run is none of them."""
-    waiting = proposal(incident)
+    waiting = asking(incident)
     if waiting is not None:
         return waiting
     real = [run for run in incident.runs if not run.dry_run]

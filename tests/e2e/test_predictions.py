@@ -139,9 +139,9 @@ def test_drain_scale_and_reroute_come_out_as_predicted(tmp_path: Path, model_dir
                 measured[words[0]] = users.p95_s(since, since + MEASURED_S)
                 if undo:
                     assert made.fleetctl(*undo, "--yes").returncode == 0
-            wait_until(lambda: any("scale" in one["message"] for one in checked(made)), 120.0)
+            wait_until(lambda: any("scale" in one["text"] for one in checked(made)), 120.0)
             for one in checked(made):
-                print(one["message"])
+                print(one["text"])
     assert users.failed == []
     for action, p95_s in measured.items():
         off = predicted[action] / p95_s - 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fleetctl.tui.incident_view import incident_rows, incident_view, plan_of, quantity
-from fleetctl.tui.snapshot import Snapshot, current_run, proposal
+from fleetctl.tui.snapshot import Snapshot, asking, current_run, proposal
 from fleetctl.tui.view_model import FLEET_COLUMNS, PHASES, Tone, fleet_rows, header, node_lines, span
 from fleetctl.wire import IncidentStatus, NodePhase, Pool, PoolState, RunStatus, Signal
 from tests.fixtures.cockpit import NOW, make_incident, make_node, make_run, make_status
@@ -208,6 +208,26 @@ def test_a_finished_incident_tells_how_long_it_took_and_what_was_done() -> None:
     assert view.head.rows[0][1].text == "page, opened 22:12:38, over after 90s"
     assert view.head.rows[-1][1].text == "pm/inc-1.md"
     assert view.diagnosis.heading.text == "Diagnosis: not made yet"
+
+
+def test_run_that_acts_shows_what_it_asks_who_paused_it_and_what_was_skipped() -> None:
+    skipped = {"phase": "do", "index": 0, "title": "Drain", "command": "drain node-2", "status": "skipped"}
+    run = make_run(
+        status=RunStatus.RUNNING, steps=[skipped], question="Does node-2 answer again?", paused_by="ana", id="run-7"
+    )
+    view = incident_view(make_incident(runs=[run]), NOW)
+    assert view.run is not None
+    assert [[cell.text for cell in row] for row in view.run.rows] == [
+        ["–", "", "drain node-2"],
+        ["?", "asks", "Does node-2 answer again?   a yes   d no"],
+        ["‖", "paused", "by ana; fleetctl runbook resume run-7"],
+    ]
+    assert asking(make_incident(runs=[run])) == run
+    over = make_run(status=RunStatus.FAILED, steps=[skipped], question="x?", paused_by="ana")
+    ended = incident_view(make_incident(runs=[over]), NOW).run
+    assert ended is not None
+    assert len(ended.rows) == 1
+    assert asking(make_incident(runs=[over])) is None
 
 
 def test_the_plan_lists_the_commands_that_a_yes_runs() -> None:
