@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from fleetctl.controller.loops import Loops
 from fleetctl.kit.clock import Clock
+from runbooks.run import Run
 
 _TURN_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 7.5, 10.0, 15.0, 30.0, 60.0)
 
@@ -229,6 +230,18 @@ class ControllerMetrics:
             registry=self.registry,
         )
         self.freezes = Gauge("controller_freezes", "Freezes in force.", registry=self.registry)
+        self.proposals = Gauge(
+            "controller_proposals",
+            "Runs that wait for a person: for the first answer, or for the approval of one more.",
+            ["needs"],
+            registry=self.registry,
+        )
+        self.oldest_proposal = Gauge(
+            "controller_oldest_proposal_seconds",
+            "Age of the oldest run that waits so; 0 without one.",
+            ["needs"],
+            registry=self.registry,
+        )
         self.open_incidents = Gauge("controller_open_incidents", "Incidents not resolved.", registry=self.registry)
 
     @property
@@ -284,6 +297,16 @@ class ControllerMetrics:
         for pool, size in sizes.items():
             self.autoscaler_size.labels(pool=pool).set(size)
             self.autoscaler_reversals.labels(pool=pool).set(reversals[pool])
+
+    def tell_proposals(self, waiting: Iterable[Run], now: float) -> None:
+        """Proposed runs: how many there are, and since when the oldest waits."""
+        ages: dict[str, list[float]] = {"answer": [], "another_person": []}
+        for run in waiting:
+            needs = "another_person" if run.approvals.given and run.approvals.missing else "answer"
+            ages[needs].append(max(0.0, now - run.created_at))
+        for needs, found in ages.items():
+            self.proposals.labels(needs=needs).set(len(found))
+            self.oldest_proposal.labels(needs=needs).set(max(found, default=0.0))
 
     def exposition(self) -> bytes:
         """Prometheus text format 0.0.4."""

@@ -32,7 +32,7 @@ from runbooks.value import ValueType
 log = structlog.get_logger()
 
 _BREAKER_VALUES = {BreakerState.CLOSED: 0.0, BreakerState.HALF_OPEN: 0.5, BreakerState.OPEN: 1.0}
-BREAKER_EVERY_S = 5.0  # between two looks at it, for people: each start looks by itself
+WATCH_EVERY_S = 5.0  # between two looks at it, for people: each start looks by itself
 ROLLBACK_PAGE = "rollback-pool"
 NOT_BY_DEPLOY = frozenset({"gpu_fault"})  # causes that say where they come from by themselves
 LIKELY_HOLD_S = 10.0  # a cause that is only likely must stand this long before something is proposed
@@ -69,13 +69,13 @@ class Remediation:
         self._metrics = records.metrics
         self.breaker = Breaker()
         """As of the last look at it."""
-        self._breaker_due_at = -math.inf
+        self._watch_due_at = -math.inf
         self._held: set[str] | None = None  # runs that would start but for a restraint; None: not read yet
 
     async def propose_runbooks(self) -> None:
         """Propose, or run, what treats each open incident's cause; once for each. Start what was held up."""
         now = self._clock.now()
-        await self._watch_breaker()
+        await self._watch_waiting_and_breaker()
         await self._release_held()
         for incident in self._book.open_incidents():
             diagnosis = incident.diagnosis
@@ -173,12 +173,14 @@ class Remediation:
             self._held.add(run.id)
         return True
 
-    async def _watch_breaker(self) -> None:
-        """Tell when automation stops because it does not help, and when it goes on."""
+    async def _watch_waiting_and_breaker(self) -> None:
+        """Tell what waits for a person, when automation stops because it does not help, and when it goes on."""
         now = self._clock.now()
-        if now < self._breaker_due_at:
+        if now < self._watch_due_at:
             return
-        self._breaker_due_at = now + BREAKER_EVERY_S
+        self._watch_due_at = now + WATCH_EVERY_S
+        waiting = await self._database.call(lambda: self._journal.list({RunStatus.PROPOSED}))
+        self._metrics.tell_proposals(waiting, now)
         before, self.breaker = self.breaker, await self._executor.breaker()
         self._metrics.breaker_open.set(_BREAKER_VALUES[self.breaker.state])
         if before.state is self.breaker.state:

@@ -100,10 +100,15 @@ class Receipts:
         notes: Sequence[str] = (),
         uncounted_refusals: int = 0,
     ) -> DrainReceipt:
-        """The signed receipt, stored. `uncounted_refusals`: arrivals that the node refused without naming them."""
+        """The signed receipt, stored.
+
+        `uncounted_refusals`: arrivals that the node refused without naming them; a note tells of sums that lines lack.
+        """
         now = self._records.clock.now()
         sums, moved_to = sums_of(lines), moves_of(lines)
-        sums["refused"] += uncounted_refusals
+        if uncounted_refusals:
+            sums["refused"] += uncounted_refusals
+            notes = [*notes, f"{uncounted_refusals} refused without a line: the node did not name them"]
         is_held_known = drain.held is not None
         document = {
             "version": VERSION,

@@ -12,10 +12,13 @@ from fleetctl.controller.incidents.remediation import (
     inputs_from_scope,
     is_for_scope,
 )
+from fleetctl.controller.metrics import ControllerMetrics
+from runbooks.approval import Approval, Approvals
 from runbooks.front_matter import InputSpec
 from runbooks.page import load_library
 from runbooks.run import Run, RunStatus
 from runbooks.value import ValueType
+from tests.fixtures.runbooks import NOW, make_run
 
 LIBRARY = load_library()
 
@@ -35,6 +38,24 @@ LIBRARY = load_library()
 def test_a_replacement_gets_a_name_that_was_never_used(name: str, used: set[str], expected: str) -> None:
     assert fresh_name(name, used) == expected
     assert len(expected) <= 63
+
+
+def test_proposals_are_counted_by_whose_answer_they_need_with_the_age_of_the_oldest() -> None:
+    metrics = ControllerMetrics()
+    halfway = Approvals(needed=2, given=(Approval("ann", NOW, ""),))
+    waiting = [
+        make_run(created_at=NOW),
+        make_run(created_at=NOW - 30),
+        make_run(created_at=NOW - 90, approvals=halfway),
+    ]
+    metrics.tell_proposals(waiting, NOW + 10)
+    text = metrics.exposition().decode()
+    assert 'controller_proposals{needs="answer"} 2.0' in text
+    assert 'controller_oldest_proposal_seconds{needs="answer"} 40.0' in text
+    assert 'controller_proposals{needs="another_person"} 1.0' in text
+    assert 'controller_oldest_proposal_seconds{needs="another_person"} 100.0' in text
+    metrics.tell_proposals([], NOW)
+    assert 'controller_oldest_proposal_seconds{needs="another_person"} 0.0' in metrics.exposition().decode()
 
 
 def test_replace_node_gets_all_its_inputs_from_a_nodes_scope() -> None:

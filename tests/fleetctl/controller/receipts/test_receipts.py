@@ -67,6 +67,9 @@ async def test_drain_ends_with_a_signed_receipt_that_names_each_request(
     again = await controller.effects.drain("node-1", deadline_s=0.1)
     assert again["receipt"] == step["receipt"], "one drain, one receipt"
     assert 'controller_drained_requests_total{outcome="moved"} 2.0' in controller.exposition().decode()
+    drain = await controller.receipts.begin("node-2", "its instance", [])
+    closed = await controller.receipts.close(drain, [], state="drained", uncounted_refusals=3)
+    assert (closed.sums["refused"], closed.notes) == (3, ["3 refused without a line: the node did not name them"])
 
 
 async def test_receipt_has_the_word_of_the_gateway_that_a_client_came_again_through(
