@@ -10,6 +10,7 @@ import pytest
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.kit.errors import BadInputError
 from fleetctl.wire import AutoscalerPool, AutoscalerRequest, FreezeRequest
+from runbooks.run import RunStatus
 from tests.fixtures.controller import NoProvider, make_config, running_fleet, stop_all, tell_node, until
 
 pytestmark = pytest.mark.anyio
@@ -65,6 +66,15 @@ async def test_full_pool_is_advised_until_it_is_handed_over_and_then_scaled_by_a
         await judged(controller)
         (refused,) = await told(controller, "autoscaler.refused")
         assert "launch" in refused
+
+        # What is done about a pool that grows and shrinks by turns: a person owns its size, and it only advises again.
+        await controller.freezes.end(None, by="ann")
+        stopping = await controller.executor.propose(
+            "stop-scaling", {"pool": "default"}, reason="to and fro", requested_by="ann", approve=True
+        )
+        done = await controller.executor.drive(stopping.id)
+        assert done.status is RunStatus.SUCCEEDED, done.error
+        assert not (await judged(controller)).acts
 
 
 async def test_what_people_set_is_kept_and_the_run_is_the_autoscalers(state_dir: Path) -> None:
