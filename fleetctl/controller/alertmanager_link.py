@@ -21,6 +21,7 @@ from fleetctl.controller.alertmanager.silences import Silences
 from fleetctl.controller.alertmanager.webhook import AlertmanagerWebhook
 from fleetctl.controller.alertmanager.webhook_auth import WebhookAuth
 from fleetctl.controller.config import ControllerConfig
+from fleetctl.controller.heartbeat import LABELS, Vitals
 from fleetctl.controller.incidents.alerting import Alerting
 from fleetctl.controller.loops import Loop
 from fleetctl.controller.nodes.fleet import Fleet
@@ -54,7 +55,9 @@ async def open_inbound(
         fleet,
         clock,
         settings.webhook,
-        lambda: {alertmanager_fingerprint(labels_of(alert.labels)) for alert in engine.alerts()},
+        lambda: {
+            alertmanager_fingerprint(labels_of(labels)) for labels in (LABELS, *(a.labels for a in engine.alerts()))
+        },
     )
     await external.load()
     silences = Silences(clients, clock, await LocalSilences.opened(records))
@@ -80,6 +83,7 @@ def open_sender(
     config: ControllerConfig,
     inbound: AlertmanagerInbound,
     alerting: Alerting,
+    vitals: Vitals,
     records: Records,
     stack: AsyncExitStack,
 ) -> AlertSender | None:
@@ -97,6 +101,7 @@ def open_sender(
         public_url=config.public_url,
         resend_s=settings.delivery.resend_s,
         docs_url=settings.delivery.docs_url,
+        vitals=vitals if settings.delivery.alive_alert else None,
     )
     stack.push_async_callback(sender.stop)
     return sender

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +28,7 @@ from fleetctl.controller.config import ControllerConfig
 from fleetctl.controller.content.load import load_content
 from fleetctl.controller.content.store import POLL_S, ContentStore
 from fleetctl.controller.database import Database
+from fleetctl.controller.heartbeat import Heartbeat, Vitals
 from fleetctl.controller.incidents.alerting import Alerting
 from fleetctl.controller.incidents.approvals import ApprovalPolicy
 from fleetctl.controller.incidents.closing import Closing
@@ -77,6 +78,7 @@ from fleetctl.kit.tls import client_tls
 from fleetctl.priority_class import PriorityClass
 from fleetctl.providers.local_gateway import LocalGateway
 from fleetctl.providers.provider import NodeProvider
+from fleetctl.settings.controller import ControllerSettings
 from fleetctl.settings.tree import Settings
 from fleetctl.wire import LeadershipState, NodePhase
 from runbooks.breaker import BreakerLimits
@@ -310,7 +312,8 @@ async def open_controller(
         )
         alerting = Alerting(rules.engine, signals, fleet, book, inbound.external, inbound.automation, content, records)
         await alerting.restore()
-        sender = open_sender(config, inbound, alerting, records, stack)
+        vitals = Vitals(records)
+        sender = open_sender(config, inbound, alerting, vitals, records, stack)
         diagnosing = Diagnosing(content, rules.store, book, inbound.automation, records, settings.incidents)
         remediation = Remediation(
             content,
@@ -354,8 +357,10 @@ async def open_controller(
             Loop("audit", VERIFY_EVERY_S, records.audit.verify_in_turn),
             Loop("pruning", PRUNE_EVERY_S, Pruning(journal, records, settings).prune),
             *alertmanager_loops(config, inbound, sender, _may_speak(records)),
+            *_heartbeat_loops(settings.controller, http, vitals, records),
             turn_ended=records.metrics.observe_turn,
         )
+        vitals.late_loops = loops.late
         records.metrics.watch_loops(loops, records.clock)
         await fleet.take_charge(config.node_specs, start_nodes=config.start_nodes)
         started = f"controller started, epoch {records.database.epoch}"
@@ -498,6 +503,15 @@ async def _open_node_client(config: ControllerConfig, records: Records, stack: A
     stack.push_async_callback(probes.close)
     http = await stack.enter_async_context(httpx.AsyncClient(trust_env=False, verify=client_tls()))
     return NodeClient(http, probes, config.node_token, records.lease.require)
+
+
+def _heartbeat_loops(
+    settings: ControllerSettings, http: httpx.AsyncClient, vitals: Vitals, records: Records
+) -> Iterator[Loop]:
+    """None where nobody is to be told."""
+    if settings.heartbeat_url is not None:
+        heartbeat = Heartbeat(settings.heartbeat_url, http, vitals, records)
+        yield Loop("heartbeat", settings.heartbeat_interval_s, heartbeat.send)
 
 
 def _open_gateways(config: ControllerConfig, client: NodeClient, records: Records) -> Gateways:

@@ -229,6 +229,17 @@ class ControllerMetrics:
             "1 while automation starts nothing because its last runs did not help; 0.5 while one more decides.",
             registry=self.registry,
         )
+        self.heartbeats = Counter(
+            "controller_heartbeats",
+            "Words to the heartbeat URL, by result (ok, failed).",
+            ["result"],
+            registry=self.registry,
+        )
+        self.heartbeat_age = Gauge(
+            "controller_heartbeat_age_seconds",
+            "Since the heartbeat URL last took a word, or since the start; 0 where none is set.",
+            registry=self.registry,
+        )
         self.freezes = Gauge("controller_freezes", "Freezes in force.", registry=self.registry)
         self.proposals = Gauge(
             "controller_proposals",
@@ -260,6 +271,7 @@ class ControllerMetrics:
             self.last_takeover,
             self.standbys,
             self.peers_wanted,
+            self.heartbeat_age,
         )
 
     def watch_loops(self, loops: Loops, clock: Clock) -> None:

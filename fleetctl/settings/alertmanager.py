@@ -49,6 +49,10 @@ class DeliverySettings(Section):
 
     resend_s: float = Field(default=60.0, gt=0, le=3600, description="Between two sendings of an alert that fires.")
     silences_interval_s: float = Field(default=10.0, gt=0, le=3600, description="Between two reads of the silences.")
+    alive_alert: bool = Field(
+        default=False,
+        description="Whether LLMControllerAlive is sent, which always fires: route it to what calls when it ends.",
+    )
     docs_url: str | None = Field(
         default=None,
         max_length=2000,

@@ -98,6 +98,12 @@ class ControllerSettings(Section):
         description="The other controllers on the same database: clients and gateways ask them when this one does not"
         " lead, and one that is missing is told of.",
     )
+    heartbeat_url: SecretStr | None = Field(
+        default=None,
+        description="Asked (GET) again and again while the controller leads and its rules are in time: of a service"
+        " that calls somebody when it is not asked. The URL is a secret.",
+    )
+    heartbeat_interval_s: float = Field(default=30.0, ge=1, le=120, description="Between two words to it.")
     probe_interval_s: float = Field(default=1.0, gt=0, le=300, description="Between two looks at every node.")
     scrape_interval_s: float = Field(default=1.0, gt=0, le=300, description="Between two scrapes of a node.")
     evaluation_interval_s: float = Field(
@@ -127,6 +133,13 @@ class ControllerSettings(Section):
         description="No action may leave a smaller share serving of the nodes of a pool, a model or the fleet: of those"
         " wanted now, or within the last hour if that was more.",
     )
+
+    @field_validator("heartbeat_url")
+    @classmethod
+    def _is_url(cls, url: SecretStr | None) -> SecretStr | None:
+        if url is not None and not url.get_secret_value().startswith(("https://", "http://")):
+            raise ValueError("not a URL: it begins with https:// or http://")  # and is not repeated: it is a secret
+        return url
 
     @property
     def base_url(self) -> str:

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from alerts.evaluation.alert import ActiveAlert
-from fleetctl.controller.alertmanager.outgoing_alert import OutgoingAlert, SentAlert, is_due, outgoing
+from alerts.evaluation.alert import ActiveAlert, alertmanager_fingerprint
+from fleetctl.controller.alertmanager.outgoing_alert import (
+    ENDS_AFTER_DELAYS,
+    OutgoingAlert,
+    SentAlert,
+    is_due,
+    labels_in_alertmanager,
+    outgoing,
+)
 from fleetctl.controller.alertmanager.peer_queue import PeerQueue
+from fleetctl.controller.heartbeat import ANNOTATIONS, LABELS, Vitals
 from fleetctl.kit.clock import Clock
 from fleetctl.wire import AlertmanagerState
 
@@ -28,8 +36,12 @@ class AlertSender:
         public_url: str,
         resend_s: float = RESEND_S,
         docs_url: str | None = None,
+        vitals: Vitals | None = None,
     ) -> None:
-        """`is_held_back`: nobody is to be called for it, e.g. we drain its node. `is_gone`: its node was taken out."""
+        """`is_held_back`: nobody is to be called for it, e.g. we drain its node. `is_gone`: its node was taken out.
+        `vitals`: when to say that the controller is alive; None: never."""
+        self._vitals = vitals
+        self._alive_since = clock.now()
         self._peers = peers
         self._alerts = alerts
         self._clock = clock
@@ -40,6 +52,7 @@ class AlertSender:
         self._resend_s = resend_s
         self._docs_url = docs_url
         self._sent: dict[str, SentAlert] = {}
+        self._sent_alive: SentAlert | None = None
         self._gone_at: dict[str, float] = {}
 
     async def queue_due(self) -> None:
@@ -60,6 +73,9 @@ class AlertSender:
             if is_due(form, sent, now, self._resend_s):
                 due.append(form)
                 self._sent[alert.fingerprint] = SentAlert(now, form.is_resolved, form.starts_at)
+        if (alive := self._alive(now)) is not None and is_due(alive, self._sent_alive, now, self._resend_s):
+            due.append(alive)
+            self._sent_alive = SentAlert(now, False, alive.starts_at)
         for peer in self._peers:
             peer.offer(due)
 
@@ -71,6 +87,21 @@ class AlertSender:
         """End what is being sent."""
         for peer in self._peers:
             await peer.stop()
+
+    def _alive(self, now: float) -> OutgoingAlert | None:
+        """The alert that always fires, while it is true. It is never sent as resolved: it ends by not being sent."""
+        if self._vitals is None or self._vitals.why_not:
+            return None
+        labels = labels_in_alertmanager(LABELS, self._external_labels)
+        return OutgoingAlert(
+            fingerprint=alertmanager_fingerprint(labels),
+            labels=labels,
+            annotations=ANNOTATIONS,
+            starts_at=self._alive_since,
+            ends_at=now + ENDS_AFTER_DELAYS * self._resend_s,
+            is_resolved=False,
+            generator_url=self._public_url,
+        )
 
     def _form(self, alert: ActiveAlert, now: float) -> OutgoingAlert | None:
         gone_at = None

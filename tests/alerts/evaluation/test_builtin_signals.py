@@ -124,6 +124,7 @@ def test_every_metric_that_a_signal_reads_is_emitted(engine: str, tmp_path: Path
         "controller_leader",
         "controller_last_takeover_timestamp_seconds",
         "controller_standbys",
+        "controller_heartbeat_age_seconds",
         "controller_peers_wanted",
         "controller_audit_intact",
         "controller_breaker_open",
