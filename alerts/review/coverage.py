@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from alerts.evaluation.builtin import builtin_signal_files
-from alerts.evaluation.rules import load_rule_file
+from alerts.evaluation.rules import RuleGroup, load_rule_file
 from alerts.labels import METRIC_NAME
+from alerts.promql import parse
 from alerts.promql.nodes import Binary, Node, Selector, children
 from alerts.review.catalog import Catalog, builtin_catalog
 from alerts.review.lint_signals import SCRAPE_METRICS, declared_engines
+
+GPU_EXPORTER = "dcgm"
+_OURS = ("fleet_", "gateway_", "controller_", "fleetctl_", "ALERTS")  # told by us, whatever the engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,28 @@ def coverage() -> list[SignalCoverage]:
     return [SignalCoverage(name, tuple(e for e in order if e in engines)) for name, engines in found.items()]
 
 
+def answering_engines(groups: Iterable[RuleGroup]) -> Callable[[str], frozenset[str]]:
+    """A function from a PromQL expression to the serving engines that can answer it, by what these rules record.
+
+    What is no engine's (a GPU exporter's, the gateway's, the controller's, the scrape's own) is there beside each.
+    """
+    catalog, serving = builtin_catalog(), {engine for engine in covered_engines() if engine != GPU_EXPORTER}
+    found = {
+        one.signal: set(serving) if GPU_EXPORTER in one.engines else set(one.engines) & serving for one in coverage()
+    }
+    for group in groups:
+        for rule in group.rules:
+            if rule.kind == "record" and rule.name not in found:
+                able = _able(rule.query.root, serving, found, catalog)
+                found[rule.name] = set(serving) if able is None else able
+
+    def answer(expression: str) -> frozenset[str]:
+        able = _able(parse(expression).root, serving, found, catalog)
+        return frozenset(serving if able is None else able)
+
+    return answer
+
+
 def _engines_of(path: Path) -> set[str]:
     declared = declared_engines(path)
     return set() if declared is None else set(declared[1])
@@ -65,6 +92,8 @@ def _selected(selector: Selector, candidates: set[str], found: dict[str, set[str
     of_engine = [matcher for matcher in matchers if matcher.name == "engine"]
     allowed = {engine for engine in candidates if all(matcher.accepts(engine) for matcher in of_engine)}
     if name is None or any(name.accepts(metric) for metric in SCRAPE_METRICS):
+        return allowed
+    if name.value.startswith(_OURS):
         return allowed
     if name.value.startswith("llm:"):
         return allowed & set[str]().union(*(engines for signal, engines in found.items() if name.accepts(signal)))

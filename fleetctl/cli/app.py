@@ -39,6 +39,7 @@ from fleetctl.cli import (
     status,
     token,
     top,
+    tree,
 )
 from fleetctl.cli.output import DATA, ListOutput, emitted, print_data, stderr, visible
 from fleetctl.kit.errors import FleetctlError
@@ -90,6 +91,7 @@ def build() -> typer.Typer:
         runbook,
         incident,
         replay,
+        tree,
         alerts,
         content,
         silence,

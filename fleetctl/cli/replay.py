@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fleetctl.controller.content.content import Content
 
 RECORDED = "recorded"
+SUFFIX = ".blackbox.jsonl.gz"
 NONE = "none"
 
 Edited = list[Path] | None
@@ -67,9 +68,9 @@ def register(app: typer.Typer) -> None:
         from fleetctl.cli.silence import duration_s
 
         step_s = duration_s("--step", step, "an evaluation")
-        box = _read(file)
+        box = read_box(file)
         content = _content({"trees": tree, "rules": rules, "causes": causes, "questions": questions})
-        result = _replayed(box, content, step_s, recompute=recompute)
+        result = replayed(box, content, step_s, recompute=recompute)
         found = result.diagnosis_for(box.incident)
         if output in DATA:
             print_data(_document(box, result), output)
@@ -93,7 +94,8 @@ def recorded_cause(box: BlackBox) -> str | None:
     return box.incident.diagnosis.cause if box.incident.diagnosis is not None else None
 
 
-def _read(file: Path) -> BlackBox:
+def read_box(file: Path) -> BlackBox:
+    """The recording. Raises BadInputError."""
     from diagnostics import blackbox
 
     try:
@@ -118,7 +120,8 @@ def _content(edited: dict[str, Edited]) -> Content:
         return load_content([*folders, Path(scratch)] if given else folders)
 
 
-def _replayed(box: BlackBox, content: Content, step_s: float, *, recompute: bool) -> ReplayResult:
+def replayed(box: BlackBox, content: Content, step_s: float, *, recompute: bool = False) -> ReplayResult:
+    """What this content would have said."""
     from diagnostics.replay import replay
 
     return replay(
