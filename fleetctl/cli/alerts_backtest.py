@@ -6,7 +6,6 @@ import dataclasses
 import datetime as dt
 import math
 import time
-from array import array
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,17 +15,15 @@ from fleetctl.cli import output as out
 from fleetctl.cli.context import current
 from fleetctl.cli.file_input import read_or_refuse
 from fleetctl.cli.output import Output, OutputOption, print_data, print_table
-from fleetctl.kit.errors import BadInputError, UnreachableError
+from fleetctl.cli.past_series import duration_s, moment, prometheus_store, recorded_store, server_of
+from fleetctl.kit.errors import BadInputError
 
 if TYPE_CHECKING:
     from alerts.evaluation.rules import RuleGroup
     from alerts.history.backtest import Backtest
-    from alerts.series.store import SeriesStore
     from fleetctl.controller.content.content import Content
 
-BLACK_BOX_SUFFIX = ".blackbox.jsonl.gz"
 POINTS_PER_WINDOW = 4  # a rate over fewer is luck
-MAX_SINCE_S = 10 * 366 * 86400.0
 
 
 def register_backtest(alerts: typer.Typer) -> None:
@@ -59,18 +56,12 @@ def register_backtest(alerts: typer.Typer) -> None:
             raise BadInputError("give one of --from and --prometheus", remedy="fleetctl alerts backtest --help")
         marked = _window(incident) if incident else None
         groups = _groups(rules)
-        step_s = _duration(step, "--step")
+        step_s = duration_s(step, "--step")
         if prometheus:
-            token = _secret(token_file) if token_file else None
-            if ca_file and not ca_file.is_file():
-                raise BadInputError(f"--ca-file: {ca_file}: no such file")
-            if not prometheus.startswith(("http://", "https://")):
-                raise BadInputError(f"--prometheus: {prometheus!r} is no URL", remedy="e.g. http://prometheus:9090")
-            store, start, end = _fetched(
-                prometheus, groups, _duration(since, "--since"), token, ca_file, _duration(timeout, "--timeout")
-            )
+            server = server_of(prometheus, token_file, ca_file, duration_s(timeout, "--timeout"))
+            store, start, end = prometheus_store(server, groups, duration_s(since, "--since"))
         else:
-            store, start, end = _recorded(recording or [], groups)
+            store, start, end = recorded_store(recording or [], groups)
         spacing_s = store.typical_spacing_s() or step_s
         groups = widened(groups, POINTS_PER_WINDOW * spacing_s)
         began = time.monotonic()
@@ -85,13 +76,6 @@ def register_backtest(alerts: typer.Typer) -> None:
                 f"evaluated in {out.seconds(took_s)}",
                 markup=False,
             )
-
-
-def _secret(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInputError(f"--token-file: {path}: {getattr(error, 'strerror', None) or 'not a text'}") from error
 
 
 def _groups(rules: list[Path] | None) -> list[RuleGroup]:
@@ -120,86 +104,10 @@ def _groups(rules: list[Path] | None) -> list[RuleGroup]:
     return groups
 
 
-def _recorded(paths: list[Path], groups: list[RuleGroup]) -> tuple[SeriesStore, float, float]:
-    from alerts.history.recording import read_recordings, recording_store, wanted_names
-
-    store = recording_store()
-    wanted = wanted_names(groups)
-    texts = [path for path in paths if not path.name.endswith(BLACK_BOX_SUFFIX)]
-    kept = read_or_refuse(lambda: read_recordings(texts, store, wanted))
-    for path in paths:
-        if path.name.endswith(BLACK_BOX_SUFFIX):
-            kept += _black_box(path, store)
-    bounds = store.bounds()
-    if not kept or bounds is None:
-        raise UnreachableError(
-            "the recording has no series that these rules read", remedy="fleetctl alerts check names dead rules"
-        )
-    return store, *bounds
-
-
-def _black_box(path: Path, store: SeriesStore) -> int:
-    from alerts.labels import METRIC_NAME, LabelSet
-    from alerts.sample import STALE_NAN
-    from diagnostics import blackbox
-
-    try:
-        recorded = blackbox.read(path)
-    except blackbox.BadBlackBoxError as error:
-        raise BadInputError(str(error)) from error
-    kept = 0
-    for series in recorded.series:
-        name = series.labels.get(METRIC_NAME, "")
-        if name.startswith(("llm:", "ALERTS")):
-            continue  # what rules made of the signals then; it is made anew here
-        times = array("q", (round(at * 1000) for at, _ in series.points))
-        values = array("d", (STALE_NAN if value is None else value for _, value in series.points))
-        store.append_points(LabelSet.of(series.labels), times, values)
-        kept += len(times)
-    return kept
-
-
-def _fetched(
-    url: str, groups: list[RuleGroup], since_s: float, token: str | None, ca_file: Path | None, timeout_s: float
-) -> tuple[SeriesStore, float, float]:
-    from alerts.errors import AlertsError
-    from alerts.history.prometheus_source import PrometheusServer, fetch, metric_selectors
-    from alerts.history.recording import recording_store
-
-    store = recording_store()
-    end = time.time()
-    if since_s > MAX_SINCE_S:
-        raise BadInputError(f"--since: more than {MAX_SINCE_S / 86400:.0f} days back", remedy="e.g. --since 7d")
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    selectors = read_or_refuse(lambda: metric_selectors(groups))
-    try:
-        server = PrometheusServer(url, headers, verify=str(ca_file) if ca_file else True, timeout_s=timeout_s)
-        kept = fetch(server, selectors, end - since_s, end, store)
-    except AlertsError as error:
-        raise UnreachableError(str(error), remedy="check the URL, --token-file and --timeout") from error
-    bounds = store.bounds()
-    if not kept or bounds is None:
-        raise UnreachableError("Prometheus has no series that these rules read", remedy="is it the right Prometheus?")
-    return store, *bounds
-
-
-def _duration(text: str, option: str) -> float:
-    from alerts.duration import parse_duration_s
-    from alerts.errors import AlertsError
-
-    try:
-        seconds = parse_duration_s(text, typed=True)
-    except AlertsError as error:
-        raise BadInputError(f"{option}: {error}") from error
-    if seconds <= 0:
-        raise BadInputError(f"{option}: {text!r} is not above zero")
-    return seconds
-
-
 def _window(text: str) -> tuple[float, float]:
     start, sign, end = text.partition("..")
     try:
-        found = _moment(start), _moment(end)
+        found = moment(start), moment(end)
     except ValueError:
         found = (1.0, 0.0)
     if not sign or not found[0] <= found[1] < math.inf:
@@ -207,14 +115,6 @@ def _window(text: str) -> tuple[float, float]:
             f"--incident {text!r}: not START..END", remedy="e.g. 2026-11-20T10:00:00Z..2026-11-20T10:20:00Z"
         )
     return found
-
-
-def _moment(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        moment = dt.datetime.fromisoformat(text)
-        return (moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)).timestamp()
 
 
 def _print(result: Backtest, marked: tuple[float, float] | None, *, wide: bool) -> None:

@@ -1,0 +1,127 @@
+"""Labels of a Prometheus that is not ours, as our signals want them: which engine, node, pool and model a target is.
+
+What a series says itself in our own words stands. The rest is read off what is scraped: the engine from its metrics'
+names, the node from `node`, `pod` or `instance` (the first that tells targets apart), the pool from the job, the
+model from `model_name`. A GPU exporter belongs to the only engine on its host.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from alerts.history.prometheus_source import RangeSeries
+from alerts.labels import METRIC_NAME, LabelSet
+
+_NAMESPACES = (
+    ("engine_", "fleetctl"),
+    ("vllm", "vllm"),
+    ("sglang", "sglang"),
+    ("trtllm_", "trtllm"),
+    ("tgi_", "tgi"),
+    ("nv_", "triton"),
+    ("DCGM_", "dcgm"),
+)
+_ENGINES = frozenset(engine for _, engine in _NAMESPACES)
+_ORDER = {engine: rank for rank, (_, engine) in enumerate(_NAMESPACES)}
+_NODE_LABELS = ("node", "pod", "kubernetes_pod_name", "instance")
+_POOL_LABELS = ("pool", "job")
+_MODEL_LABELS = ("model", "model_name")
+
+_Target = tuple[str, str]
+
+
+@dataclass(slots=True)
+class _Told:
+    """What a target's series say of it."""
+
+    engine: str = ""
+    labels: dict[str, str] = field(default_factory=dict)  # the first value of each
+
+
+class FleetLabels:
+    """Gives every series of these rows its place. Equal for equal rows."""
+
+    def __init__(self, rows: Iterable[RangeSeries], rules: Mapping[str, str] | None = None) -> None:
+        """`rules`: labels that the reader states: `{"node": "$pod", "pool": "chat"}`; `$x` copies label x."""
+        self._rules = dict(rules or {})
+        self._told: dict[_Target, _Told] = {}
+        for row in rows:
+            told = self._told.setdefault(_target_of(row.labels), _Told())
+            for name, value in row.labels.pairs:
+                told.labels.setdefault(name, value)
+            engine = _engine_of(row.labels)
+            if engine and (not told.engine or _ORDER[engine] < _ORDER[told.engine]):
+                told.engine = engine
+        engines = [one for one in self._told.values() if one.engine not in ("", "dcgm")]
+        self._node_label = _distinct(engines)
+        self._node_of_host = self._hosts()
+
+    def __call__(self, labels: LabelSet) -> LabelSet:
+        """The labels under which a series is kept."""
+        told = self._told.get(_target_of(labels), _Told())
+        if not told.engine:
+            return labels
+        plain = labels.as_dict()
+        if plain.get("engine") and plain["engine"] not in _ENGINES:
+            plain["exported_engine"] = plain.pop("engine")  # vLLM's data-parallel rank
+        for name, value in self._places(told).items():
+            stated = self._stated(name, plain, told)
+            if stated or not plain.get(name) or (name == "node" and told.engine == "dcgm"):
+                plain[name] = stated or value
+        if self._node_label != "node" and told.engine != "dcgm" and not self._rules.get("node"):
+            plain["node"] = told.labels.get(self._node_label, "")
+        return LabelSet.of({name: value for name, value in plain.items() if value})
+
+    def _stated(self, name: str, plain: Mapping[str, str], told: _Told) -> str:
+        rule = self._rules.get(name, "")
+        return plain.get(rule[1:]) or told.labels.get(rule[1:], "") if rule.startswith("$") else rule
+
+    def _places(self, told: _Told) -> dict[str, str]:
+        host = _host_of(told.labels.get("instance", ""))
+        is_gpu = told.engine == "dcgm"
+        return {
+            "engine": told.engine,
+            "node": self._node_of_host.get(host, host) if is_gpu else told.labels.get(self._node_label, ""),
+            "pool": "" if is_gpu else _first(told.labels, _POOL_LABELS),
+            "model": _first(told.labels, _MODEL_LABELS),
+        }
+
+    def _hosts(self) -> dict[str, str]:
+        """The engine's node of each host that has one only."""
+        engines = [one for one in self._told.values() if one.engine not in ("", "dcgm")]
+        hosts = Counter(_host_of(one.labels.get("instance", "")) for one in engines)
+        return {
+            host: one.labels.get(self._node_label, "")
+            for one in engines
+            if hosts[host := _host_of(one.labels.get("instance", ""))] == 1
+        }
+
+
+def _distinct(targets: Sequence[_Told]) -> str:
+    """The first label that every target has and no two share."""
+    for name in _NODE_LABELS:
+        values = [one.labels.get(name, "") for one in targets]
+        if all(values) and len(set(values)) == len(values):
+            return name
+    return "node" if all(one.labels.get("node") for one in targets) else "instance"
+
+
+def _engine_of(labels: LabelSet) -> str:
+    if labels.get("engine") in _ENGINES:
+        return labels.get("engine")
+    name = labels.get(METRIC_NAME)
+    return next((engine for begin, engine in _NAMESPACES if name.startswith(begin)), "")
+
+
+def _first(labels: Mapping[str, str], names: Iterable[str]) -> str:
+    return next((labels[name] for name in names if labels.get(name)), "")
+
+
+def _host_of(instance: str) -> str:
+    return instance.rpartition(":")[0] or instance
+
+
+def _target_of(labels: LabelSet) -> _Target:
+    return labels.get("job"), labels.get("instance")

@@ -1,0 +1,107 @@
+"""The seeds' incident on a fleet that only has vLLM's metrics, asked of a real Prometheus: what the store says too."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from alerts.history.recording import read_recordings, recording_store
+from alerts.labels import METRIC_NAME
+from alerts.sample import is_stale_nan
+from alerts.series.store import SeriesStore
+from diagnostics.bench.case import HERE, load_case
+from diagnostics.bench.recording import ONSET, record
+from diagnostics.past import Past, rows_of_store
+from fleetctl.cli.app import run
+from fleetctl.controller.content.load import load_content
+from tests.fixtures.alertmanager import NEEDS_PROMETHEUS, PROMETHEUS, server
+
+PROMTOOL = shutil.which("promtool") or "/usr/bin/promtool"
+OUR_LABELS = {"node", "pool", "model", "zone", "revision", "engine"}
+
+
+def as_a_stranger_has_it(store: SeriesStore, shift_s: float) -> Iterator[str]:
+    """OpenMetrics text of what a plain Prometheus would hold: without any label of ours."""
+    for labels, points in store.dump(0, 1e12):
+        name = labels.pop(METRIC_NAME)
+        plain = {key.removeprefix("exported_"): value for key, value in labels.items() if key not in OUR_LABELS}
+        told = ",".join(f"{key}={json.dumps(value)}" for key, value in sorted(plain.items()))
+        for at, value in points:
+            if not is_stale_nan(value):
+                yield f"{name}{{{told}}} {value} {at + shift_s:.3f}"
+    yield "# EOF\n"
+
+
+@dataclass(frozen=True)
+class Recorded:
+    text: Path
+    onset: float
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    case = load_case(HERE / "cases" / "prefix-seeds-vllm.yaml")
+    store = record(case.model_copy(update={"step_s": 15.0, "gpu": False})).store
+    shift_s = float(int(time.time()) - 3700 - ONSET)
+    text = tmp_path_factory.mktemp("incident") / "fleet.om"
+    text.write_text("\n".join(as_a_stranger_has_it(store, shift_s)), "utf-8")
+    return Recorded(text, ONSET + shift_s)
+
+
+@pytest.fixture(scope="module")
+def url(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("prometheus")
+    subprocess.run(
+        [PROMTOOL, "tsdb", "create-blocks-from", "openmetrics", str(recorded.text), str(folder / "data")],
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
+    (folder / "prometheus.yml").write_text("{}")
+    places = (f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}")
+    with server(PROMETHEUS, folder, *places, "--storage.tsdb.retention.time=10y") as found:
+        yield found
+
+
+@NEEDS_PROMETHEUS
+def test_a_real_prometheus_gives_the_verdicts_of_the_store_at_1_10_and_60_minutes(
+    recorded: Recorded, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = load_content()
+    store = recording_store()
+    read_recordings([recorded.text], store, lambda name: True)
+    times = [recorded.onset + 60 * minutes for minutes in (1, 10, 60)]
+    of_store = Past(list(rows_of_store(store))).diagnose(
+        content.groups, content.knowledge, content.trees, content.no_tree, {}, times, 6300.0
+    )
+
+    for at, expected in zip(times, of_store, strict=True):
+        code = run(["diagnose", "--prometheus", url, "--at", f"{at:.0f}", "--last", "45m", "-o", "json"])
+
+        told = json.loads(capsys.readouterr().out)
+        assert [one["cause"] for one in told] == [one.diagnosis.cause for one in expected.said]
+        assert code == (0 if told[0]["cause"] else 1 if told[0]["confidence"] == "confirmed" else 4)
+
+
+def test_a_recording_is_asked_in_the_same_way(recorded: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
+    at = recorded.onset - 300
+
+    code = run(["diagnose", "--from", str(recorded.text), "--at", f"{at:.0f}", "--pool", "engine", "--last", "30m"])
+
+    told = capsys.readouterr().out
+    assert code == 1
+    assert "Nothing is wrong with pool engine" in told
+
+
+def test_a_place_that_is_not_in_the_past_is_refused(recorded: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
+    code = run(["diagnose", "--from", str(recorded.text), "--node", "node-9:8000"])
+
+    assert code == 2
+    assert "there is no node 'node-9:8000'" in capsys.readouterr().err
