@@ -65,7 +65,7 @@ def diagnose_past(options: PastOptions, scope: Mapping[str, str], output: Output
     if not past.nodes:
         raise UnreachableError(
             "there are no series of an engine that we know",
-            remedy="fleetctl alerts coverage names engines; --label and --only say which series are meant",
+            remedy="engines are named by `fleetctl alerts coverage`; --label and --only say which series are meant",
         )
     _check_scope(past, scope)
     read_s = time.monotonic() - began
