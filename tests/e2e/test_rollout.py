@@ -51,14 +51,28 @@ def end_of_rollout(running: Fleet, command: str) -> dict[str, Any]:
     """How the rollout ended that this command began."""
     known = len(read(running, "rollouts"))
     order(running, f"rollout {command}")
+    wait_until(lambda: len(read(running, "rollouts")) > known, 100)
+    return end_of_newest(running)
 
-    def has_ended() -> bool:
-        found = read(running, "rollouts")
-        return len(found) > known and found[0]["state"] in ("done", "rolled_back", "failed")
 
-    wait_until(has_ended, 100)
+def end_of_newest(running: Fleet) -> dict[str, Any]:
+    wait_until(lambda: read(running, "rollouts")[0]["state"] in ("done", "rolled_back", "failed"), 100)
     newest: dict[str, Any] = read(running, "rollouts")[0]
     return newest
+
+
+def rolled_back_by_hand(running: Fleet, command: str) -> dict[str, Any]:
+    """How the rollout ended that this command began, and that a person took back once its canary had answered users."""
+    order(running, f"rollout {command}")
+
+    def has_answered() -> bool:
+        newest = read(running, "rollouts")[0]
+        done = read(running, f"query?expr=sum(vllm:request_success_total{{revision='{newest['to_revision']}'}})")
+        return newest["state"] == "canary" and any(one["value"] >= 3 for one in done["samples"])
+
+    wait_until(has_answered, 100)
+    order(running, "rollout rollback default")
+    return end_of_newest(running)
 
 
 def test_bad_revision_is_taken_back_and_good_one_promoted_under_traffic_and_no_answer_is_lost(running: Fleet) -> None:
@@ -80,7 +94,10 @@ def test_bad_revision_is_taken_back_and_good_one_promoted_under_traffic_and_no_a
         streams = [clients.submit(stream_until_over, number) for number in range(NUM_CLIENTS)]
         try:
             # Prompts in parts of eight tokens: first tokens come many steps later.
-            slow = end_of_rollout(running, "start default --set max-num-seqs=4,max-num-batched-tokens=8 --steps 30%")
+            bad = "start default --set max-num-seqs=4,max-num-batched-tokens=8 --steps 30%"
+            slow = end_of_rollout(running, bad)
+            by_hand = rolled_back_by_hand(running, f"{bad} --by-hand --no-gate")
+            (restored,) = read(running, "pools")
             good = end_of_rollout(running, "start default --set max-num-seqs=32 --steps 50%")
             (promoted,) = read(running, "pools")
             back = end_of_rollout(running, "rollback default")
@@ -90,6 +107,8 @@ def test_bad_revision_is_taken_back_and_good_one_promoted_under_traffic_and_no_a
         ends = [end for stream in streams for end in stream.result()]
     assert (slow["state"], slow["history"][-2]["share"]) == ("rolled_back", 0.3)
     assert "worse by more than" in slow["why"]
+    assert (by_hand["state"], by_hand["history"][-2]["by"]) == ("rolled_back", "admin")
+    assert restored["revisions"] == before["revisions"]
     assert (good["state"], promoted["revisions"]) == ("done", {good["to_revision"]: 1})
     assert "not worse by" in good["history"][1]["why"]
     assert (back["state"], after["revisions"]) == ("done", before["revisions"])
