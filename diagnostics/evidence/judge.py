@@ -7,14 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from types import MappingProxyType
 
 from alerts.errors import BadExpressionError, QueryError
 from alerts.promql import evaluate, evaluate_range
 from alerts.series.store import SeriesStore
+from diagnostics.cause import builtin_causes
 from diagnostics.diagnosis import Confidence, Diagnosis, Evidence, Speaks
 from diagnostics.evidence.changes import CHANGES_QUERY, recent_changes
 from diagnostics.evidence.onset import LOOK_BACK_S, Onset, alert_onset, find_onset
 from diagnostics.evidence.question import Question
+from diagnostics.evidence.question_file import builtin_questions
 from diagnostics.evidence.reading import Readings, read_all
 from diagnostics.evidence.score import Fit, Ranking, rank_causes, telling_question
 from diagnostics.expectation import Expectation, Place
@@ -38,6 +42,13 @@ class Knowledge:
 
     questions: Mapping[str, Question]
     expectations: Mapping[str, Expectation]
+
+
+@lru_cache(maxsize=1)
+def builtin_knowledge() -> Knowledge:
+    """The questions and causes that ship with the package. Raises BadContentFileError."""
+    expected = {name: one.expects for name, one in builtin_causes().items() if one.expects is not None}
+    return Knowledge(builtin_questions(), MappingProxyType(expected))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,14 @@ from itertools import combinations
 
 from diagnostics.evidence.question import Question
 from diagnostics.evidence.reading import Readings
-from diagnostics.expectation import Expectation
+from diagnostics.expectation import ONE_OF_YES, Expectation
 
 TEMPERATURE = 2.0
 EXPLAINED = 0.9  # how often a cause at work raises an alert of a tree that it explains
 STRAY_ALERT = 0.05  # and one of a tree that it does not
 PAIR_PRIOR = 0.15  # two faults that begin together are rarer than either; a must of its own outweighs it
-NONE_PRIOR = 0.05
+NONE_PRIOR = 0.03
+UNSEEN_MUST = 0.05  # for each must that is not seen and may be: what is seen is believed before what can't be
 NONE_YES = 0.3  # what no cause of ours is behind shows in something
 MAX_PAIRED = 12  # causes that are tried in pairs: those that fit best alone
 
@@ -88,10 +89,9 @@ def rank_causes(
         taking_part[name] = one
     rates = {name: one.yes_rates for name, one in pairable.items()}
     scores: dict[tuple[str, ...], float] = {(): math.log(NONE_PRIOR) + _none_score(known, questions)}
+    alone = {name: _score(rates[name], known, questions) + _unseen_score(pairable[name], known) for name in pairable}
     for name, one in taking_part.items():
-        own = _score(rates[name], known, questions) + _alerts_score(one.explains, families)
-        scores[(name,)] = math.log(one.prior) + own
-    alone = {name: _score(rates[name], known, questions) for name in pairable}
+        scores[(name,)] = math.log(one.prior) + alone[name] + _alerts_score(one.explains, families)
     tried = sorted(pairable, key=lambda name: -alone[name])[:MAX_PAIRED]
     for first, second in combinations(tried, 2):
         if (score := _pair_score(first, second, pairable, rates, known, questions, families)) is not None:
@@ -112,8 +112,18 @@ def _score(rates: Mapping[str, float], known: Mapping[str, bool], questions: Map
     for name, rate in rates.items():
         if name in known and name in questions:
             base = questions[name].base
-            total += math.log(rate / base) if known[name] else math.log((1 - rate) / (1 - base))
+            if known[name]:
+                total += math.log(rate / base)
+            elif (
+                rate > ONE_OF_YES or rate < base
+            ):  # that what only may be seen, or another is, is not seen says nothing
+                total += math.log((1 - rate) / (1 - base))
     return total
+
+
+def _unseen_score(one: Expectation, known: Mapping[str, bool]) -> float:
+    """For musts that nobody can answer: a cause that is seen is the better guess."""
+    return math.log(UNSEEN_MUST) * sum(not any(known.get(name) for name in group) for group in one.must)
 
 
 def _none_score(known: Mapping[str, bool], questions: Mapping[str, Question]) -> float:
@@ -150,7 +160,8 @@ def _pair_score(
         for name in rates[first].keys() | rates[second].keys()
     }
     prior = math.log(PAIR_PRIOR * one.prior * other.prior)
-    return prior + _score(joint, known, questions) + _alerts_score(one.explains | other.explains, families)
+    unseen = _unseen_score(one, known) + _unseen_score(other, known)
+    return prior + unseen + _score(joint, known, questions) + _alerts_score(one.explains | other.explains, families)
 
 
 def _normalised(scores: Mapping[tuple[str, ...], float]) -> tuple[Fit, ...]:

@@ -43,7 +43,7 @@ Folders = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    """Add `content list|check|reload`."""
+    """Add `content list|check|docs|reload`."""
     content = typer.Typer(no_args_is_help=True, help="Rules, trees, causes and pages: ours and your own.")
     app.add_typer(content, name="content")
 
@@ -116,6 +116,24 @@ def register(app: typer.Typer) -> None:
             f" {state.overrides} of them override others",
             markup=False,
         )
+
+    @content.command()
+    def docs(
+        folder: Annotated[Path, typer.Argument(help="Where the pages go; it is made when it is not there.")],
+        folders: Annotated[
+            list[Path] | None, typer.Option("--content", help="Folders of your own, laid over the built-in content.")
+        ] = None,
+        check_only: Annotated[bool, typer.Option("--check", help="Write nothing; exit 2 when a page is old.")] = False,
+    ) -> None:
+        """Write a page for each cause: what it is, how it shows, what it is told apart by, and what to do."""
+        from fleetctl.controller.content.cause_docs import write_cause_docs
+        from fleetctl.controller.content.load import load_content
+
+        changed, num_pages = write_cause_docs(load_content(list(folders or ())), folder, dry_run=check_only)
+        if check_only and changed:
+            told = f"{_counted(len(changed), 'page')} of {folder} are old: {', '.join(changed[:5])}"
+            raise BadInputError(told, remedy="run it without --check")
+        out.stderr().print(f"{_counted(num_pages, 'page')}, {len(changed)} of them changed", markup=False)
 
 
 def _print_problems(problems: Sequence[ContentProblem], folders: Sequence[Path], objects: int, num_checks: int) -> None:

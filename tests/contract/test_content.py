@@ -39,12 +39,11 @@ def test_every_cause_of_a_runbook_is_named_by_a_tree() -> None:
     assert causes <= builtin_causes().keys()
 
 
-def test_every_cause_of_a_tree_has_a_page_that_an_incident_can_fill_in_or_a_sentence_why_not() -> None:
+def test_every_cause_has_a_page_that_an_incident_can_fill_in_or_a_sentence_why_not() -> None:
     scope = {"node": "node-2", "pool": "default", "gateway": "gateway"}
     pages, causes = load_library(), builtin_causes()
-    ends = {verdict.cause for tree in load_trees(builtin_tree_files()).values() for verdict in tree.verdicts.values()}
-    assert ends <= causes.keys()
-    for cause in (causes[name] for name in sorted(ends)):
+    assert len(causes) >= 40
+    for cause in (causes[name] for name in sorted(causes)):
         assert bool(cause.page) is not bool(cause.no_page)
         if cause.page:
             assert cause.name in pages[cause.page].causes

@@ -188,7 +188,7 @@ UNFIT = [
     (
         "question rules out an unknown cause",
         {"tree": TREE.replace("rules_out: noisy_neighbour", "rules_out: moon")},
-        'trees/neighbours.yaml:10: question slow_here: unknown cause "moon"; known: bad_deploy,',
+        'trees/neighbours.yaml:10: question slow_here: unknown cause "moon"; known: adapter_cold,',
     ),
     (
         "cause names an unknown page",

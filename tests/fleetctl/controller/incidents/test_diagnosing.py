@@ -19,6 +19,7 @@ from tests.fixtures.driven import DrivenClock
 pytestmark = pytest.mark.anyio
 CALM = {
     "llm:up": 1.0,
+    "llm:running": 2.0,
     "llm:waiting": 0.0,
     "llm:ttft_seconds:mean": 0.1,
     "llm:queue_seconds:mean": 0.01,
@@ -67,7 +68,7 @@ async def test_a_confirmed_cause_that_another_replaces_is_on_the_timeline_with_b
         assert causes[:3] == ["slow_node"] * 3
         assert causes[-1] == "prefix_cache_broken"
         (replaced,) = await told(controller, "diagnosis.replaced")
-        assert "(prefix_cache_broken, confirmed); in place of slow_node (confirmed, " in replaced
+        assert "(prefix_cache_broken, likely); in place of slow_node (confirmed, " in replaced
         assert replaced.endswith("asked again while it is open")
 
 
@@ -99,11 +100,13 @@ async def test_asked_by_hand_a_healthy_fleet_has_no_cause_and_who_is_not_there_i
         calm = controller.inquiry.diagnose(None, {})
         assert (calm.cause, calm.confidence) == (None, "confirmed")
         assert calm.title == "Nothing is wrong with pool default: no alert, no symptom"
-        assert [(one.question, one.answer) for one in calm.evidence] == [
+        assert {(one.question, one.answer) for one in calm.evidence} == {
             ("alerts", "no"),
             ("silent", "no"),
-            ("waiting", "no"),
-        ]
+            ("queue_waits", "no"),
+            ("no_steps", "no"),
+            ("ttft_up", "no"),
+        }
         with pytest.raises(BadInputError, match='unknown node "node-11", did you mean "node-1"'):
             controller.inquiry.diagnose(None, {"node": "node-11"})
         with pytest.raises(BadInputError, match='unknown tree "latencies", did you mean "latency"'):

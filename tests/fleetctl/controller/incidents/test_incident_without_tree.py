@@ -22,7 +22,7 @@ async def test_incident_without_a_tree_says_so_and_what_to_do(tmp_path: Path) ->
     clock = DrivenClock()
     try:
         async with open_controller(make_config(tmp_path, nodes=1), make_provider(tmp_path), clock) as controller:
-            incident = open_incident(alert("LLMOutOfMemory"), clock.now())
+            incident = open_incident(alert("LLMAutomationRests"), clock.now())
             await controller.book.store_incident(incident)
             await controller.diagnosing.diagnose_incidents()
             (standing,) = controller.book.open_incidents()
@@ -30,7 +30,7 @@ async def test_incident_without_a_tree_says_so_and_what_to_do(tmp_path: Path) ->
             assert (standing.diagnosis.cause, standing.diagnosis.confidence) == (None, "unknown")
             entries = await controller.timeline.read(incident_id=incident.id)
             assert [(one.kind, one.text.partition(":")[0]) for one in entries] == [
-                ("diagnosis.open", "No tree explains LLMOutOfMemory")
+                ("diagnosis.open", "No tree explains LLMAutomationRests")
             ]
     finally:
         stop_all(tmp_path)

@@ -1,0 +1,309 @@
+"""Each built-in cause, named from hand-made answers; and the neighbours that look like it."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from alerts.evaluation.builtin import builtin_rule_files
+from alerts.evaluation.rules import load_rule_files
+from diagnostics.cause import builtin_causes
+from diagnostics.diagnosis import Evidence, undiagnosed
+from diagnostics.evidence.judge import builtin_knowledge
+from diagnostics.evidence.score import Ranking, rank_causes
+from diagnostics.tree import Tree, tree_for_alert
+from diagnostics.tree_file import builtin_no_tree_file, builtin_tree_files, load_no_tree, load_trees
+from runbooks.page import load_library
+
+# What takes a node out of service or ends it: never for a fault of clients, gateway, routing or probes.
+HARMFUL = {"drain-node", "replace-node", "replace-gpu-node", "replace-lying-node", "restart-node", "stop-oom-loop"}
+NOT_THE_NODES = (
+    *("retry_storm", "client_disconnects", "tenant_flood", "oversized_request", "routing_skew", "prefix_routing"),
+    *("gateway_down", "gateway_crash", "gateway_limit", "gateway_settings", "network_path", "probe_too_strict"),
+    *(
+        "downstream",
+        "slow_tool",
+        "routing_stale",
+        "poison_request",
+        "long_prompts",
+        "prefix_cache_broken",
+        "traffic_mix",
+    ),
+)
+
+
+@cache
+def trees() -> dict[str, Tree]:
+    return load_trees(builtin_tree_files())
+
+
+def rank(tree: str, yes: str, unknown: str = "", kind: str = "node") -> Ranking:
+    """All questions answered no, but those named."""
+    known = builtin_knowledge()
+    assert {*yes.split(), *unknown.split()} <= known.questions.keys()
+    readings = {
+        name: Evidence(name, name, "yes" if name in yes.split() else "unknown" if name in unknown.split() else "no")
+        for name in known.questions
+    }
+    return rank_causes(known.expectations, known.questions, readings, [tree], kind)
+
+
+def named(tree: str, yes: str, unknown: str = "", kind: str = "node") -> tuple[str, ...]:
+    return rank(tree, yes, unknown, kind).fits[0].causes
+
+
+CASES = [
+    (
+        "overload",
+        "capacity",
+        "queue_waits queue_everywhere arrivals_up ttft_up ttft_tail_up running_up kv_full seats_taken",
+    ),
+    ("overload", "latency", "queue_waits queue_everywhere ttft_up e2e_up kv_full"),
+    (
+        "retry_storm",
+        "capacity",
+        "clients_hang_up arrivals_up served_fell queue_waits queue_everywhere ttft_up retries_up",
+    ),
+    ("client_disconnects", "errors", "clients_hang_up served_fell"),
+    ("tenant_flood", "capacity", "tenant_grew arrivals_up queue_waits queue_everywhere ttft_up"),
+    ("capacity_lost", "capacity", "nodes_fewer queue_waits queue_everywhere running_up ttft_up"),
+    (
+        "long_prompts",
+        "latency",
+        "prompts_longer prompts_median_longer prefix_hit_fell ttft_up queue_waits kv_per_request_up",
+    ),
+    ("long_prompts", "cache", "prompts_longer prompts_median_longer prefix_hit_fell hit_fell_everywhere ttft_up"),
+    ("long_prompt_share", "latency", "prompts_longer ttft_tail_up ttft_up kv_per_request_up queue_waits"),
+    (
+        "long_context_outlier",
+        "latency",
+        "long_prompt_in_flight prefill_backlog ttft_up ttft_tail_up itl_up queue_waits",
+    ),
+    (
+        "long_context_outlier",
+        "latency",
+        "long_prompt_in_flight slow_steps steps_slower steps_slower_than_before ttft_up",
+    ),
+    ("runaway_generations", "capacity", "answers_longer answers_run_on running_up e2e_up kv_full queue_waits"),
+    (
+        "collapse_knee",
+        "latency",
+        "running_up steps_slower_than_before itl_up arrivals_up peers_slower_than_before e2e_up ttft_up",
+    ),
+    ("tail_latency", "latency", "ttft_tail_up"),
+    ("routing_skew", "capacity", "load_uneven node_gets_more idle_peers queue_waits ttft_up slower_than_peers"),
+    ("prefix_cache_broken", "latency", "shared_tokens_fell prefix_hit_fell hit_fell_everywhere ttft_up prefill_slower"),
+    (
+        "prefix_by_upgrade",
+        "latency",
+        "shared_tokens_fell prefix_hit_fell hit_fell_everywhere ttft_up new_revision restarted_before",
+    ),
+    (
+        "prefix_by_upgrade",
+        "cache",
+        "shared_tokens_fell prefix_hit_fell ttft_up restarted_before started_lately changed_deploy",
+    ),
+    ("cold_cache", "cache", "shared_tokens_fell prefix_hit_fell started_lately restarted_before ttft_up"),
+    ("prefix_evicted", "cache", "shared_tokens_fell prefix_hit_fell kv_full ttft_up preempts"),
+    (
+        "prefix_routing",
+        "cache",
+        "shared_tokens_fell prefix_hit_fell hit_fell_everywhere routed_apart changed_routing ttft_up",
+    ),
+    ("prefix_salt", "cache", "shared_tokens_fell prefix_hit_fell hit_fell_everywhere tenants_more"),
+    ("traffic_mix", "cache", "shared_tokens_fell prefix_hit_fell arrivals_up tenant_grew"),
+    (
+        "caching_off",
+        "cache",
+        "hits_gone caching_off shared_tokens_fell prefix_hit_fell hit_fell_everywhere ttft_up restarted_before",
+    ),
+    ("kv_pressure", "capacity", "kv_full preempts queue_waits ttft_up running_up"),
+    (
+        "preemption_thrash",
+        "capacity",
+        "preempts preempts_much kv_full served_fell itl_up e2e_up queue_waits ttft_up tokens_fell",
+    ),
+    ("kv_leak", "capacity", "kv_per_request_up kv_full queue_waits preempts"),
+    ("kv_leak", "capacity", "kv_held_idle"),
+    ("kv_capped", "capacity", "queue_waits seats_free kv_capacity_fell ttft_up restarted_before"),
+    ("seats_full", "capacity", "seats_taken kv_free queue_waits ttft_up"),
+    ("limit_lowered", "capacity", "seats_lowered changed_limits seats_taken kv_free queue_waits ttft_up"),
+    ("out_of_memory", "errors", "out_of_memory errors_up memory_full running_up"),
+    (
+        "slow_node",
+        "latency",
+        "slow_steps steps_slower steps_slower_than_before itl_up ttft_up slower_than_peers queue_waits",
+    ),
+    ("slow_node", "gray", "slow_steps steps_slower steps_slower_than_before itl_up kv_free"),
+    ("straggler", "gray", "steps_slower steps_slower_than_before kv_free"),
+    ("decode_slow", "latency", "itl_up steps_slower_than_before peers_slower_than_before e2e_up"),
+    ("gpu_idle", "latency", "gpu_idle gpu_idler_than_before tokens_fell ttft_up itl_up kv_free"),
+    ("frontend_bound", "latency", "frontend_cpu_full frontend_lags ttft_up gpu_idler_than_before tokens_fell"),
+    ("busy_host", "gray", "host_steals slow_steps steps_slower steps_slower_than_before itl_up ttft_up"),
+    ("cold_start", "node", "loading started_lately no_steps ttft_up restarted_before"),
+    ("adapter_cold", "latency", "adapters_wait adapter_slots_full ttft_up queue_waits kv_free"),
+    ("gpu_fault", "gpu", "gpu_unhealthy gpu_xid core_died errors_up"),
+    ("gpu_fault", "latency", "gpu_unhealthy slow_steps ttft_up"),
+    ("gpu_lost", "gpu", "gpu_gone gpu_unhealthy gpu_xid no_steps"),
+    ("gpu_ecc", "gpu", "gpu_ecc gpu_unhealthy core_died"),
+    ("gpu_thermal", "gray", "gpu_hot gpu_clock_low gpu_hotter gpu_unhealthy slow_steps steps_slower itl_up"),
+    ("gpu_power", "gpu", "gpu_brake gpu_unhealthy gpu_clock_low steps_slower"),
+    ("gpu_clock", "gray", "gpu_clock_low gpu_clock_fell steps_slower steps_slower_than_before"),
+    ("gpu_links", "gpu", "gpu_link_faults slow_steps steps_slower"),
+    ("node_down", "node", "silent process_ended nodes_fewer"),
+    ("node_down", "node", "core_gone core_died errors_up"),
+    ("core_hung", "node", "core_stuck no_steps tokens_fell served_fell queue_waits gpu_idle"),
+    ("core_hung", "capacity", "no_steps tokens_fell served_fell queue_waits seats_taken"),
+    ("crash_loop", "node", "core_dies_often core_died errors_up served_fell"),
+    ("core_crash", "node", "core_died errors_up retries_up"),
+    ("correlated_failure", "node", "silent most_silent process_ended most_processes_ended nodes_fewer"),
+    ("correlated_failure", "errors", "errors_up errors_everywhere served_fell"),
+    ("maintenance", "node", "restarted_by_us silent process_ended loading"),
+    ("wrong_output", "output", "output_wrong"),
+    ("quality_drop", "output", "output_wrong peers_wrong new_revision"),
+    ("poison_request", "node", "poison_found core_died core_dies_often errors_up"),
+    (
+        "bad_deploy",
+        "latency",
+        "new_revision restarted_before ttft_up steps_slower_than_before peers_slower_than_before itl_up",
+    ),
+    ("bad_deploy_errors", "errors", "new_revision changed_deploy errors_up errors_everywhere"),
+    ("bad_deploy_never_ready", "controller", "starts_fail loading_long changed_deploy"),
+    ("chunking_off", "latency", "gaps_jump restarted_before ttft_tail_up chunking_off"),
+    ("gateway_down", "gateway", "gateway_silent"),
+    ("gateway_down", "gateway", "gateway_silent gateway_ended gateway_died"),
+    ("gateway_crash", "gateway", "gateway_died gateway_just_died"),
+    ("gateway_limit", "gateway", "limits_refuse gateway_refuses tenant_grew"),
+    ("network_path", "gateway", "nodes_unreachable retries_up lost_on_the_way gateway_ejects"),
+    ("probe_too_strict", "gateway", "gateway_ejects answers_flap arrivals_up queue_waits nodes_work ttft_up"),
+    ("downstream", "latency", "lost_on_the_way"),
+    ("downstream", "node", "silent most_silent nodes_fewer"),
+    ("slow_tool", "latency", "arrivals_down gpu_idler_than_before tokens_fell"),
+    ("autoscaler_thrash", "controller", "size_reverses changed_size"),
+    ("signals_frozen", "signals", "numbers_frozen no_steps"),
+]
+
+
+@pytest.mark.parametrize(("cause", "tree", "yes"), CASES, ids=[f"{n}-{c}-{t}" for n, (c, t, _) in enumerate(CASES)])
+def test_names_the_cause(cause: str, tree: str, yes: str) -> None:
+    assert named(tree, yes) == (cause,)
+
+
+@pytest.mark.parametrize("cause", sorted(builtin_causes()))
+def test_what_a_cause_expects_makes_it_the_verdict(cause: str) -> None:
+    expects = builtin_knowledge().expectations[cause]
+    yes = " ".join([*(group[0] for group in expects.must), *expects.often])
+    for tree in sorted(expects.explains):
+        assert cause in named(tree, yes, kind=sorted(expects.where)[0]), tree
+
+
+def test_nothing_unusual_names_nothing() -> None:
+    for tree in trees():
+        assert named(tree, "kv_free nodes_work") == ()
+
+
+def test_what_nobody_can_tell_names_nothing() -> None:
+    unknown = " ".join(builtin_knowledge().questions)
+    assert all(named(tree, "", unknown) == () for tree in trees())
+
+
+@pytest.mark.parametrize("late", ["", "started_lately"], ids=["an hour later", "at once"])
+def test_upgrade_that_breaks_prefix_sharing_is_rolled_back(late: str) -> None:
+    yes = f"shared_tokens_fell prefix_hit_fell hit_fell_everywhere ttft_up restarted_before new_revision {late}"
+    for unknown in ("", "changed_deploy routed_apart tenants_more tenant_grew changed_routing routing_old caching_off"):
+        assert named("latency", yes, unknown, kind="pool") == ("prefix_by_upgrade",)
+    assert builtin_causes()["prefix_by_upgrade"].page == "rollback-pool"
+
+
+def test_storm_of_long_prompts_is_no_broken_prefix() -> None:
+    found = rank("cache", "prefix_hit_fell hit_fell_everywhere prompts_longer ttft_up queue_waits", kind="pool")
+    assert found.probability_of("prefix_cache_broken") == 0
+
+
+def test_prefill_chunks_of_others_make_no_slow_node() -> None:
+    found = rank("latency", "slow_steps steps_slower prefills_more itl_up ttft_up longest_prompts_grew")
+    assert found.probability_of("slow_node") == 0
+
+
+def test_node_that_warms_up_is_not_stuck() -> None:
+    assert rank("node", "loading no_steps started_lately").probability_of("core_hung") == 0
+
+
+def test_pool_that_slows_down_as_a_whole_is_no_slow_node() -> None:
+    assert (
+        rank("latency", "slow_steps steps_slower_than_before peers_slower_than_before").probability_of("slow_node") == 0
+    )
+
+
+def test_page_never_takes_a_node_out_for_what_is_not_the_nodes_fault() -> None:
+    causes = builtin_causes()
+    assert {causes[name].page for name in NOT_THE_NODES}.isdisjoint(HARMFUL)
+
+
+def test_causes_name_questions_trees_and_causes_that_there_are() -> None:
+    known, causes = builtin_knowledge(), builtin_causes()
+    for name, one in causes.items():
+        assert one.expects is not None, name
+        assert one.expects.names <= known.questions.keys(), name
+        assert one.expects.explains <= trees().keys(), name
+        assert {*one.confused_with, *one.expects.tell_apart} <= causes.keys() - {name}, name
+
+
+def test_every_question_is_asked_by_a_cause() -> None:
+    known = builtin_knowledge()
+    assert known.questions.keys() == {name for one in known.expectations.values() for name in one.names}
+    assert {name for tree in trees().values() for name in tree.ask} <= known.questions.keys()
+
+
+def test_page_of_a_cause_says_that_it_treats_it() -> None:
+    pages = load_library()
+    for one in builtin_causes().values():
+        assert not one.page or one.name in pages[one.page].causes, one.name
+
+
+@pytest.mark.parametrize(
+    ("alert", "tree"),
+    [
+        ("LLMTTFTRegression", "latency"),
+        ("LLMPoolTTFTRegression", "latency"),
+        ("LLMNodeSlow", "latency"),
+        ("LLMTTFTHigh", "latency"),
+        ("LLMNodeGray", "gray"),
+        ("LLMQueueDepth", "capacity"),
+        ("LLMKVCacheSaturated", "capacity"),
+        ("LLMPreemptions", "capacity"),
+        ("LLMErrorRate", "errors"),
+        ("LLMNodeDown", "node"),
+        ("LLMCoreDown", "node"),
+        ("LLMPrefixHitDrop", "cache"),
+        ("LLMGPUXid", "gpu"),
+        ("LLMSignalFrozen", "signals"),
+    ],
+)
+def test_each_alert_has_its_tree(alert: str, tree: str) -> None:
+    found = tree_for_alert(trees(), alert)
+    assert found is not None
+    assert found.name == tree
+
+
+def test_every_alert_of_ours_has_a_tree_or_a_reason_why_not() -> None:
+    groups = load_rule_files(builtin_rule_files())
+    alerts = {rule.name for group in groups for rule in group.rules if rule.kind == "alert"}
+    explained = {symptom for tree in trees().values() for symptom in tree.symptoms}
+    assert explained <= alerts
+    no_tree = load_no_tree(builtin_no_tree_file())
+    assert explained.isdisjoint(no_tree)
+    assert explained | no_tree.keys() == alerts
+
+
+def test_an_incident_without_a_tree_says_what_to_do_instead() -> None:
+    no_tree = load_no_tree(builtin_no_tree_file())
+    known = undiagnosed("LLMAutomationRests", no_tree.get("LLMAutomationRests"))
+    assert (known.tree, known.cause, known.confidence) == ("", None, "unknown")
+    assert known.title.startswith("No tree explains LLMAutomationRests: its last runs tell what did not help")
+    assert undiagnosed("HostOOM", no_tree.get("HostOOM")).title == "No tree explains HostOOM: see its own description"
+
+
+def test_an_unknown_alert_has_no_tree() -> None:
+    assert tree_for_alert(trees(), "SomethingElse") is None
