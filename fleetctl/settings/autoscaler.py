@@ -56,7 +56,10 @@ class AutoscalerSettings(Section):
     )
     warm_nodes: int = Field(default=0, ge=0, le=64, description="Nodes beyond what the load needs, ready for a burst.")
     max_step: int = Field(
-        default=8, ge=1, le=16, description="Nodes that one growth adds at most; it never more than doubles."
+        default=8,
+        ge=1,
+        le=16,
+        description="Nodes that one growth adds at most; it never more than doubles unless arrivals are known.",
     )
     start_s: float = Field(
         default=120.0, ge=0, le=3600, description="How long a node takes to be ready, until that was measured."

@@ -18,7 +18,6 @@ from fleetctl.settings.autoscaler import AutoscalerSettings, CapacitySchedule
 REVERSAL_WINDOW_S = 3600.0
 MIN_CLEARED_S = 60.0  # a queue need not be gone sooner
 RECENT_S = 30.0  # over which the load of now is averaged: rates of a few seconds are noisy
-MIN_JUMP = 4  # a pool of one or two may grow to so many at once; larger ones at most double
 
 
 class Direction(StrEnum):
@@ -63,11 +62,17 @@ class PoolLoad:
         assert self.serving is not None
         assert self.waiting is not None
         carried = self.ratio * max(1, self.serving)
-        ending = self.ending_per_s
-        if not self.is_queued(limits) or self.arriving_per_s is None or not ending or not math.isfinite(ending):
+        if not self.tells_overload(limits):
             return carried
+        assert self.arriving_per_s is not None
+        assert self.ending_per_s is not None
         asked = self.arriving_per_s + self.waiting / max(MIN_CLEARED_S, limits.cooldown_out_s)
-        return carried * max(1.0, asked / ending) if math.isfinite(asked) else carried
+        return carried * max(1.0, asked / self.ending_per_s)
+
+    def tells_overload(self, limits: AutoscalerSettings) -> bool:
+        """Whether it is known by how much the pool is too small, not only that its nodes are full."""
+        rates = (self.arriving_per_s, self.ending_per_s)
+        return self.is_queued(limits) and all(one is not None and math.isfinite(one) and one > 0 for one in rates)
 
     def is_queued(self, limits: AutoscalerSettings) -> bool:
         """Whether more waits than a pool of this size should have waiting."""
@@ -243,7 +248,9 @@ def _out(load: PoolLoad, bounds: Bounds, limits: AutoscalerSettings, memory: Mem
     if load.wanted >= bounds.most:
         return Judgement(Direction.HOLD, load.wanted, f"{why}; but {bounds.most} is {bounds.why_most}", memory)
     size = max(load.wanted + 1, _needed(load, limits, memory) + limits.warm_nodes)
-    size = min(size, max(2 * load.wanted, MIN_JUMP), load.wanted + limits.max_step)
+    if not load.tells_overload(limits):
+        size = min(size, 2 * load.wanted)
+    size = min(size, load.wanted + limits.max_step)
     return _grow(min(size, bounds.most), why, load, memory, limits, now)
 
 

@@ -128,7 +128,8 @@ def test_nodes_on_their_way_are_waited_for() -> None:
 def test_full_pool_grows_to_what_arrives_and_not_by_what_it_shows() -> None:
     full = replace(BUSY, seat_ratio=1.0, waiting=48, ending_per_s=4.0)
     assert judge_for(replace(full, arriving_per_s=4.0), 30).size == 7  # (4 + 48 / 120) / 4 * 4 nodes, 30 % free
-    assert judge_for(replace(full, arriving_per_s=6.0), 30).size == 8  # twice its size at most
+    assert judge_for(replace(full, arriving_per_s=6.4), 30, bounds=Bounds(1, 20)).size == 10
+    assert judge_for(replace(full, arriving_per_s=40.0), 30, bounds=Bounds(1, 20)).size == 12  # by 8 at most
     no_queue = replace(full, seat_ratio=0.75, waiting=0)
     assert judge_for(replace(no_queue, arriving_per_s=40.0), 120).size == 5  # a rate of seconds is no queue
 
