@@ -85,6 +85,7 @@ def test_bad_revision_is_taken_back_and_good_one_promoted_under_traffic_and_no_a
             while not over.is_set():
                 prompt = f"{client} {len(ends)} " + "word " * 150
                 body = {"model": "demo", "prompt": prompt, "max_tokens": 8, "stream": True, "ignore_eos": True}
+                body["temperature"] = 0  # only then the answer to a copy says something of the revision
                 ends.append(end_of_stream(http.post("/v1/completions", json=body)))
                 over.wait(PAUSE_S)
         return ends
@@ -98,7 +99,7 @@ def test_bad_revision_is_taken_back_and_good_one_promoted_under_traffic_and_no_a
             slow = end_of_rollout(running, bad)
             by_hand = rolled_back_by_hand(running, f"{bad} --by-hand --no-gate")
             (restored,) = read(running, "pools")
-            good = end_of_rollout(running, "start default --set max-num-seqs=32 --steps 50%")
+            good = end_of_rollout(running, "start default --set max-num-seqs=32 --steps 50% --shadow 50%")
             (promoted,) = read(running, "pools")
             back = end_of_rollout(running, "rollback default")
             (after,) = read(running, "pools")
@@ -111,6 +112,7 @@ def test_bad_revision_is_taken_back_and_good_one_promoted_under_traffic_and_no_a
     assert restored["revisions"] == before["revisions"]
     assert (good["state"], promoted["revisions"]) == ("done", {good["to_revision"]: 1})
     assert "not worse by" in good["history"][1]["why"]
+    assert "agreement: 0.0% of" in good["history"][1]["why"]
     assert (back["state"], after["revisions"]) == ("done", before["revisions"])
     assert len(ends) > 50
     assert set(ends) == {"200 length"}
