@@ -114,6 +114,9 @@ def register(app: typer.Typer) -> None:
             float,
             typer.Option("--night", min=0.01, max=1, help="With --day: its lowest rate, as a share of its highest."),
         ] = 0.2,
+        rate: Annotated[
+            float, typer.Option("--rate", min=0.01, max=100, help="With --day: its highest, as times the trace's mean.")
+        ] = 1.0,
         node: Annotated[
             Path | None, typer.Option("--node", help="JSON with limits and cost of a node; default: a small GPU's.")
         ] = None,
@@ -132,7 +135,7 @@ def register(app: typer.Typer) -> None:
         bounds = Bounds(least, max(least, most))
         requests = read_trace(trace, minutes=minutes)
         if day_hours is not None:
-            requests = as_day(requests, day_hours, low_ratio)
+            requests = as_day(requests, day_hours, low_ratio, rate)
         setup = BacktestSetup(requests, profile, limits, bounds, start_s, nodes or least)
         told = stderr()
         simulator = Simulator(deadline_s=BACKTEST_LIMIT_S)

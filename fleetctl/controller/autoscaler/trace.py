@@ -59,18 +59,18 @@ def columns_of(requests: Iterable[TracedRequest]) -> dict[str, list[Any]]:
     return {name: [getattr(row, name) for row in rows] for name in TracedRequest.__slots__}
 
 
-def as_day(requests: Sequence[TracedRequest], hours: float, low_ratio: float) -> list[TracedRequest]:
+def as_day(requests: Sequence[TracedRequest], hours: float, low_ratio: float, rate: float = 1.0) -> list[TracedRequest]:
     """The same requests in the same order over `hours`, again from the first when they end, at the rate of a day.
 
-    The rate follows a cosine: at both ends `low_ratio` of the middle's, which is the trace's own mean. Bursts of the
-    trace stay: its time is stretched, not drawn anew. Raises BadInputError.
+    The rate follows a cosine: at both ends `low_ratio` of the middle's, which is `rate` times the trace's own mean. Bursts
+    of the trace stay: its time is stretched, not drawn anew. Raises BadInputError.
     """
     span_s = requests[-1].at_s
     if span_s <= 0:
         raise BadInputError("the trace has no length", remedy="give one with requests at different times")
     day_s = 3600.0 * hours
     steps = [day_s * step / DAY_STEPS for step in range(DAY_STEPS + 1)]
-    spent = [_day_integral(at, day_s, low_ratio) for at in steps]  # of the trace's time, rising
+    spent = [rate * _day_integral(at, day_s, low_ratio) for at in steps]  # of the trace's time, rising
     found: list[TracedRequest] = []
     for repeat in range(math.ceil(spent[-1] / span_s)):
         for row in requests:

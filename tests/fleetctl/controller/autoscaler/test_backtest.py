@@ -53,6 +53,7 @@ def test_trace_becomes_a_day_whose_middle_has_the_rate_of_the_trace() -> None:
     assert hourly == pytest.approx(hourly[::-1], abs=3)
     assert [row.prompt_tokens for row in day[:3]] == [100, 101, 102]
     assert day == sorted(day, key=lambda row: row.at_s)
+    assert len(as_day(steady, 1.0, 0.2, 1.5)) == pytest.approx(1.5 * len(day), abs=2)
     with pytest.raises(BadInputError, match="no length"):
         as_day(steady[:1], 1.0, 0.2)
 
