@@ -62,8 +62,8 @@ def columns_of(requests: Iterable[TracedRequest]) -> dict[str, list[Any]]:
 def as_day(requests: Sequence[TracedRequest], hours: float, low_ratio: float, rate: float = 1.0) -> list[TracedRequest]:
     """The same requests in the same order over `hours`, again from the first when they end, at the rate of a day.
 
-    The rate follows a cosine: at both ends `low_ratio` of the middle's, which is `rate` times the trace's own mean. Bursts
-    of the trace stay: its time is stretched, not drawn anew. Raises BadInputError.
+    The rate follows a cosine: at both ends `low_ratio` of the middle's, which is `rate` times the trace's own mean.
+    Bursts of the trace stay: its time is stretched, not drawn anew. Raises BadInputError.
     """
     span_s = requests[-1].at_s
     if span_s <= 0:
