@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from alerts.errors import BadExpressionError
 from alerts.promql import nodes
 from alerts.promql.compile import compile_expression
@@ -77,4 +79,21 @@ def evaluate_range(
     return [(dict(pairs), points) for pairs, points in found.items()]
 
 
-__all__ = ["Query", "evaluate", "evaluate_range", "evaluate_vector", "parse"]
+def evaluate_series(
+    query: Query | str, store: SeriesStore, start: float, end: float, step: float
+) -> list[tuple[dict[str, str], list[tuple[float, float]]]]:
+    """As `evaluate_range`, evaluated as arrays: much sooner for many steps."""
+    from alerts.promql.grid import evaluate_grid  # numpy's larger half, that a controller without this needs not
+
+    root = parse(query).root if isinstance(query, str) else query.root
+    steps = np.arange(to_ms(start), to_ms(end) + 1, to_ms(step), dtype=np.int64)
+    grid = evaluate_grid(root, store, steps, to_ms(step))
+    found = []
+    for labels, values, present in zip(grid.labels, grid.values, grid.present, strict=True):
+        times = (steps[present] / 1000).tolist()
+        if times:
+            found.append((labels.as_dict(), list(zip(times, values[present].tolist(), strict=True))))
+    return found
+
+
+__all__ = ["Query", "evaluate", "evaluate_range", "evaluate_series", "evaluate_vector", "parse"]

@@ -132,6 +132,26 @@ def _quantiles(values: Floats, low: Index, high: Index, q: float) -> Floats:
     return out
 
 
+def _slopes(times: Times, values: Floats, low: Index, high: Index, at: Times, range_ms: int) -> Floats:
+    """Least squares through each window's points, per second, as functions_rate._fits."""
+    out = np.empty((len(values), len(low)))
+    counts = high - low
+    for count in np.unique(counts).tolist():
+        columns = np.flatnonzero(counts == count)
+        at_once = max(1, _MAX_SORTED // (count * len(values)))
+        for start in range(0, len(columns), at_once):
+            part = columns[start : start + at_once]
+            index = low[part][:, np.newaxis] + np.arange(count)
+            xs = (times[index] - times[index[:, :1]]) / 1000.0
+            ys = values[:, index]
+            spread = (xs * xs).sum(axis=1) - xs.sum(axis=1) ** 2 / count
+            slopes = ((xs * ys).sum(axis=2) - xs.sum(axis=1) * ys.sum(axis=2) / count) / spread
+            first = ys[:, :, 0]
+            is_constant = (ys == first[:, :, np.newaxis]).all(axis=2)
+            out[:, part] = np.where(is_constant, np.where(np.isinf(first), np.nan, 0.0), slopes)
+    return out
+
+
 _REDUCERS: dict[str, _Reduce] = {
     "rate": _extrapolated(is_counter=True, is_rate=True),
     "increase": _extrapolated(is_counter=True, is_rate=False),
@@ -147,10 +167,11 @@ _REDUCERS: dict[str, _Reduce] = {
     "last_over_time": lambda times, values, low, high, at, range_ms: values[:, high - 1],
     "changes": _changes(only_falls=False),
     "resets": _changes(only_falls=True),
+    "deriv": _slopes,
 }
 
 WINDOW_FUNCTIONS: dict[str, tuple[int, bool]] = {
-    name: (2 if name in ("rate", "increase", "delta") else 1, name == "last_over_time")
+    name: (2 if name in ("rate", "increase", "delta", "deriv") else 1, name == "last_over_time")
     for name in (*_REDUCERS, "quantile_over_time")
 }
 """Function to (points that a window must have, whether the metric's name stays)."""

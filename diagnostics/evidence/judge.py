@@ -11,7 +11,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from alerts.errors import BadExpressionError, QueryError
-from alerts.promql import evaluate, evaluate_range
+from alerts.promql import evaluate, evaluate_series
 from alerts.series.store import SeriesStore
 from diagnostics.cause import builtin_causes
 from diagnostics.diagnosis import Confidence, Diagnosis, Evidence, Speaks
@@ -132,7 +132,7 @@ def onset_of_series(
         if why:
             continue
         try:
-            found = evaluate_range(query, store, active_at - LOOK_BACK_S, now, ONSET_STEP_S)
+            found = evaluate_series(query, store, active_at - LOOK_BACK_S, now, ONSET_STEP_S)
         except (BadExpressionError, QueryError):
             continue
         series += [points for _, points in found[:1]]
