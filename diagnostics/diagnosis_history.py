@@ -19,6 +19,7 @@ class VerdictChange:
     cause: str | None
     confidence: str  # or the person who said so
     why_ended: str = ""  # why it was replaced
+    said_by: str = ""  # the person whose word it is; "": the evidence's
 
 
 def verdict_changes(incident: IncidentRecord) -> list[VerdictChange]:
@@ -27,13 +28,14 @@ def verdict_changes(incident: IncidentRecord) -> list[VerdictChange]:
     found = []
     for event, following in zip_longest(told, told[1:]):
         cause = event.data.get("cause")
-        said_by = event.data.get("by") if event.kind == "diagnosis.corrected" else None
+        said_by = str(event.data.get("by") or "a person") if event.kind == "diagnosis.corrected" else ""
         found.append(
             VerdictChange(
                 at=event.at,
                 until=following.at if following is not None else None,
                 cause=str(cause) if cause else None,
                 confidence=f"said by {said_by}" if said_by else str(event.data.get("confidence") or "unknown"),
+                said_by=said_by,
                 why_ended=_why(str(following.data.get("why") or ""), following.kind) if following is not None else "",
             )
         )

@@ -43,7 +43,7 @@ class Durations:
     """Seconds between the turning points; None where one of the two did not happen or was not recorded."""
 
     to_detect_s: float | None  # first bad sample of a firing alert to the incident
-    to_diagnose_s: float | None  # incident to the first cause that was named, or to what was said in place of one
+    to_diagnose_s: float | None  # incident to when its cause was first named, or to what was said in place of one
     to_decide_s: float | None  # first proposal to its approval
     to_mitigate_s: float | None  # incident to the end of the first run that succeeded
     to_resolve_s: float | None  # incident to resolved
@@ -61,9 +61,10 @@ def began_at(incident: IncidentRecord) -> float:
 def durations(incident: IncidentRecord) -> Durations:
     """How long each part took, as far as it was recorded."""
     is_known = incident.onset_at is not None or any(alert.active_at is not None for alert in incident.alerts)
-    decided = [run for run in incident.runs if run.decided_at is not None]
+    decided = [run for run in incident.runs if run.decided_at is not None and not run.is_apart]
     helped = [run.updated_at for run in incident.runs if run.status == "succeeded"]
-    named = [one.at for one in verdict_changes(incident) if one.cause is not None]
+    cause = incident.diagnosis.cause if incident.diagnosis is not None else None
+    named = [one.at for one in verdict_changes(incident) if one.cause is not None and one.cause == cause]
     standing = incident.diagnosis.at if incident.diagnosis is not None and incident.diagnosis.at else None
     diagnosed = min(named, default=standing)
     first = min(decided, key=lambda run: run.decided_at or 0.0, default=None)
@@ -107,6 +108,7 @@ def render(report: PostmortemInput) -> str:
         level=sev_level(incident.severity),
         clock_words=clock_words(incident),
         verdicts=verdict_changes(incident),
+        walked_at=_walked_at(incident),
         effects=report.effects,
         around=incident.around[-MAX_AROUND_ROWS:],
         around_left_out=max(0, len(incident.around) - MAX_AROUND_ROWS),
@@ -128,6 +130,11 @@ def unknowns(report: PostmortemInput) -> list[str]:
     else:
         if incident.diagnosis.cause is None:
             gaps.append(f"The cause: {incident.diagnosis.title or 'the tree named none'}.")
+        elif incident.handling.correction is not None:
+            by = incident.handling.correction.by
+            gaps.append(
+                f"Whether it is {incident.diagnosis.cause}: that is the word of {by}, nothing measured says so."
+            )
         elif incident.diagnosis.confidence != "confirmed":
             gaps.append(f"Whether it is {incident.diagnosis.cause} alone: that is {incident.diagnosis.confidence}.")
         gaps += [f"No answer to: {text}" for text in incident.diagnosis.not_known]
@@ -174,6 +181,14 @@ def follow_ups(report: PostmortemInput) -> list[str]:
     if report.impact.duplicated:
         found.append(f"{report.impact.duplicated} requests were answered twice: find out why.")
     return found + list(report.follow_ups)
+
+
+def _walked_at(incident: IncidentRecord) -> float | None:
+    """When the evidence that is shown was read: a person's word in the verdict's place brings none of its own."""
+    read = [one.at for one in verdict_changes(incident) if not one.said_by]
+    if incident.handling.correction is not None and read:
+        return read[-1]
+    return incident.diagnosis.at if incident.diagnosis is not None else None
 
 
 def _gap(begin: float | None, end: float | None) -> float | None:

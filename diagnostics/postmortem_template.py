@@ -13,6 +13,7 @@ Incident {{ incident.id | code }}, {{ level.name }} ({{ incident.severity | text
 {{ diagnosis.title | text }}. Cause: **{{ diagnosis.cause | text }}** ({{ diagnosis.confidence | text }}).\
 {% if diagnosis.also %} Beside it: **{{ diagnosis.also | text }}**.{% endif %}
 {% if incident.handling.correction %}
+
 That is the word of {{ incident.handling.correction.by | text }}; the verdict had been \
 {{ (incident.handling.correction.was or "no cause") | text }}.
 {% endif %}
@@ -85,7 +86,19 @@ Minutes with a p99 time to first token above its objective of {{ impact.objectiv
 ## Diagnosis
 
 {% if diagnosis and diagnosis.tree %}
-Tree {{ diagnosis.tree | code }}, walked {{ diagnosis.at | utc }}.
+Tree {{ diagnosis.tree | code }}, evidence of {{ walked_at | utc }}\
+{% if incident.handling.correction %}, by which the verdict that was wrong was named{% endif %}.
+{% if diagnosis.onset is not none %}
+
+Its symptoms' series changed at {{ diagnosis.onset | utc }}\
+{% if diagnosis.onset_early is not none and diagnosis.onset_late is not none %} \
+(between {{ diagnosis.onset_early | clock }} and {{ diagnosis.onset_late | clock }}){% endif %}.
+{% endif %}
+{% if diagnosis.probability is not none %}
+
+Probability of {{ (diagnosis.cause or "a known cause") | text }} by all that was read: \
+{{ "%.0f" | format(100 * diagnosis.probability) }} %.
+{% endif %}
 
 | question | answer | measured | limit | age |
 |---|---|---|---|---|

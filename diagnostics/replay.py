@@ -17,7 +17,7 @@ from alerts.sample import STALE_NAN
 from alerts.series.store import SeriesStore
 from diagnostics.blackbox import BlackBox, RecordedSeries
 from diagnostics.diagnosis import Diagnosis, undiagnosed
-from diagnostics.evidence.judge import RANK, Knowledge, diagnose
+from diagnostics.evidence.judge import Knowledge, diagnose
 from diagnostics.grouping import group_alerts
 from diagnostics.incident import (
     Incident,
@@ -31,14 +31,14 @@ from diagnostics.incident import (
 )
 from diagnostics.record import IncidentRecord
 from diagnostics.scope import Nodes, scope_text
+from diagnostics.standing import is_outgrown, stands_before_replacing
 from diagnostics.tree import Tree, alert_kinds, tree_for_alert
 
 _ENGINE_SERIES = frozenset({"ALERTS", "ALERTS_FOR_STATE"})  # the rules write them anew
 _SPARE_S = 3600.0  # retention beyond the window: rules look back
 
-# As the controller's settings have them: how often it asks again, and for how long another cause must stay confirmed.
+# As the controller's settings have them: how often it asks again.
 OFTEN_S, OFTEN_FOR_S, SELDOM_S = 3.0, 60.0, 30.0
-REPLACE_AFTER_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +100,9 @@ def replay(
     pending = next(points, None)
     nodes = {one.labels["node"]: one.labels for one in box.series if one.labels.get("node") and one.labels.get("pool")}
     story = _Story(store, trees, knowledge or Knowledge({}, {}), no_tree or {}, nodes)
-    for tick in range(int((box.until - box.since) / step_s) + 1):
-        now = box.since + tick * step_s
+    begin = box.since if pending is None else max(box.since, pending[0])  # a young fleet has no whole hour before
+    for tick in range(int((box.until - begin) / step_s) + 1):
+        now = begin + tick * step_s
         while pending is not None and pending[0] <= now:
             store.append(pending[1], pending[0], STALE_NAN if pending[2] is None else pending[2])
             pending = next(points, None)
@@ -170,21 +171,18 @@ class _Story:
         self._judged_at[incident.id] = now
         found = self._found(incident, now)
         standing = incident.diagnosis
-        is_outgrown = standing is not None and incident.widened_at is not None and standing.at < incident.widened_at
-        if standing is not None and not is_outgrown:
+        if standing is not None and not is_outgrown(incident, standing):
             if (found.cause, found.confidence) == (standing.cause, standing.confidence):
                 self._rivals.pop(incident.id, None)
                 return
-            rank = RANK[found.confidence] - RANK[standing.confidence]
-            if rank < 0 or (rank == 0 and found.cause is None and standing.cause is not None):
+            if (after_s := stands_before_replacing(found, standing)) is None:
                 self._rivals.pop(incident.id, None)
                 return
-            if standing.confidence == "confirmed":
-                rival = self._rivals.setdefault(incident.id, found)
-                if rival.cause != found.cause:
-                    rival = self._rivals[incident.id] = found
-                if now - rival.at < REPLACE_AFTER_S:
-                    return
+            rival = self._rivals.get(incident.id)
+            if rival is None or rival.cause != found.cause:
+                rival = self._rivals[incident.id] = found
+            if found.at - rival.at < after_s:
+                return
         self._rivals.pop(incident.id, None)
         self.incidents[incident.id] = with_diagnosis(incident, found)
         self._tell(now, "verdict", f"{found.cause or 'no cause'} ({found.confidence}): {found.title}")

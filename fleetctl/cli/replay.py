@@ -155,6 +155,8 @@ def _print(box: BlackBox, result: ReplayResult, speed: float) -> None:
     recorded = box.incident.diagnosis
     said = f"{recorded.cause or 'no cause'} ({recorded.confidence})" if recorded is not None else "no verdict"
     correction = box.incident.handling.correction
+    if correction is not None:
+        said = correction.was or "no cause"
     corrected = f"; {correction.by} said it was {correction.cause or 'none of the known'}" if correction else ""
     console.print(f"it began {_clock(began)} UTC; recorded then: {said}{corrected}\n", markup=False)
     rows = [[_clock(one.at), _offset(one.at - began), one.kind, one.text] for one in result.told]

@@ -176,7 +176,10 @@ def event(kind: str, after_s: float, **data: object) -> dict[str, object]:
 
 
 def test_tells_each_verdict_from_when_to_when_it_held_and_why_it_was_replaced() -> None:
+    diagnosis = make_record().diagnosis
+    assert diagnosis is not None
     text = page(
+        diagnosis=diagnosis.model_dump() | {"cause": "gpu_fault"},
         timeline=[
             event("diagnosis.named", 1, cause="downstream", confidence="likely"),
             event("diagnosis.replaced", 12, cause="node_down", confidence="confirmed", why="LLMNodeDown joined it"),
@@ -189,7 +192,9 @@ def test_tells_each_verdict_from_when_to_when_it_held_and_why_it_was_replaced() 
     assert "| 22:14:20 | the end | gpu_fault | said by ana |  |" in text
     assert "the verdict had been node_down" in text
     assert "The verdict said node_down, it was gpu_fault" in text
-    assert "| incident opened | cause named | 1.0 s |" in text
+    assert "| incident opened | cause named | 60 s |" in text
+    assert "evidence of 2023-11-14 22:13:32, by which the verdict that was wrong was named." in text
+    assert "that is the word of ana, nothing measured says so" in text
 
 
 def test_runs_by_hand_are_told_as_such_with_what_was_measured() -> None:
@@ -202,6 +207,7 @@ def test_runs_by_hand_are_told_as_such_with_what_was_measured() -> None:
     assert "by bob and not for this incident" in text
     assert "Measured: p99 1.9 s before, 0.2 s after." in text
     assert "Nothing was run" not in text
+    assert "| remedy proposed | decided | not recorded |" in text
 
 
 def test_the_clock_of_its_level_is_met_missed_or_not_there() -> None:

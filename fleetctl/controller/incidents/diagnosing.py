@@ -11,8 +11,9 @@ import structlog
 
 from alerts.series.store import SeriesStore
 from diagnostics.diagnosis import Diagnosis, undiagnosed
-from diagnostics.evidence.judge import RANK, diagnose
+from diagnostics.evidence.judge import diagnose
 from diagnostics.incident import FiredAlert, Incident, IncidentStatus, by_gravity, with_diagnosis
+from diagnostics.standing import is_outgrown, stands_before_replacing
 from diagnostics.tree import Tree, tree_for_alert
 from fleetctl.controller.alertmanager.automation import Automation
 from fleetctl.controller.content.content import Content
@@ -24,8 +25,6 @@ from fleetctl.settings.controller import IncidentSettings
 log = structlog.get_logger()
 
 DEFAULT_TREE = "latency"
-RULED_OUT_FOR_S = 60.0  # a cause that fresh evidence rules out so long is replaced by one that is less sure
-REPLACE_AFTER_S = 10.0  # another cause must be confirmed for this long before it replaces a confirmed one
 
 
 @dataclass(slots=True)
@@ -165,31 +164,6 @@ def _has_stood(found: Diagnosis, course: _Course, after_s: float) -> bool:
     if course.rival is None or course.rival.cause != found.cause:
         course.rival = found
     return found.at - course.rival.at >= after_s
-
-
-def is_outgrown(incident: Incident, standing: Diagnosis) -> bool:
-    """Whether the incident became wider since: what explains one node need not explain them all."""
-    return incident.widened_at is not None and standing.at < incident.widened_at
-
-
-def is_better(found: Diagnosis, standing: Diagnosis) -> bool:
-    """Whether a newer walk replaces the standing one: never a named cause by none, nor a surer one by a less sure."""
-    if RANK[found.confidence] != RANK[standing.confidence]:
-        return RANK[found.confidence] > RANK[standing.confidence]
-    return found.cause is not None or standing.cause is None
-
-
-def stands_before_replacing(found: Diagnosis, standing: Diagnosis) -> float | None:
-    """For how long a newer verdict must be found before it replaces the standing one (seconds); None: it does not.
-
-    A better one at once, or in place of a confirmed one a little later. One that is no surer replaces what fresh
-    evidence rules out; it must stand longer, because an incident that ends takes its evidence with it.
-    """
-    if is_better(found, standing):
-        return REPLACE_AFTER_S if standing.confidence == "confirmed" else 0.0
-    if found.cause is not None and found.cause != standing.cause and standing.cause in found.ruled_out:
-        return RULED_OUT_FOR_S
-    return None
 
 
 def diagnosis_of(incident: Incident, content: Content, store: SeriesStore, now: float) -> Diagnosis:

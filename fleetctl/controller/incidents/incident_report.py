@@ -156,10 +156,13 @@ class IncidentReports:
     async def _record_with_words(self, stored: StoredIncident, box: blackbox.BlackBox) -> IncidentRecord:
         """The box's record with the verdict and handling as they are stored, and what was told since."""
         incident = stored.incident
-        told = await self._timeline.read_all(incident.id)
-        known = {(event.at, event.kind, event.text) for event in box.incident.timeline}
-        own = record_of(incident, (), told)
-        since = [event for event in own.timeline if (event.at, event.kind, event.text) not in known]
+        own = record_of(incident, (), await self._timeline.read_all(incident.id))
+        # The end is told once the box is written, and is in it: all else of later is what people said.
+        since = [
+            event
+            for event in own.timeline
+            if stored.imported is not None or (event.at > box.until and event.kind != "incident.resolved")
+        ]
         timeline = sorted([*box.incident.timeline, *since], key=lambda event: event.at)
         fields = {"timeline": timeline, "handling": own.handling, "severity": own.severity}
         if incident.handling.correction is not None:
@@ -182,7 +185,8 @@ class IncidentReports:
             and concerned.covers(str(target) for target in run.targets)
         ]
         told = await self._timeline.read_between(since, now, MAX_AROUND)
-        around = [entry for entry in told if entry.incident_id is None and concerned.is_about(entry)]
+        by_them = {run.id for run in apart}
+        around = [entry for entry in told if concerned.is_about(entry) or entry.run_id in by_them]
         apart_record = record_of(incident, apart, around)
         by_hand = [run.model_copy(update={"is_apart": True}) for run in apart_record.runs]
         runs = sorted([*record.runs, *by_hand], key=lambda run: (run.created_at, run.id))

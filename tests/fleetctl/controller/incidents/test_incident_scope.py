@@ -11,9 +11,9 @@ import pytest
 from diagnostics.diagnosis import Diagnosis
 from diagnostics.incident import FiredAlert, IncidentStatus, mitigate, open_incident, widen
 from diagnostics.postmortem import PostmortemInput, render
+from diagnostics.standing import is_outgrown
 from fleetctl.controller.alertmanager.webhook_payload import decode_notification
 from fleetctl.controller.controller import Controller, open_controller
-from fleetctl.controller.incidents.diagnosing import is_outgrown
 from fleetctl.controller.incidents.incident_store import get_incident, save_incident
 from fleetctl.controller.incidents.views import record_of
 from fleetctl.controller.tables import incidents

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from diagnostics.diagnosis import Confidence, Diagnosis
-from fleetctl.controller.incidents.diagnosing import stands_before_replacing
+from diagnostics.standing import stands_before_replacing
 
 
 def _verdict(cause: str | None, confidence: Confidence, *ruled_out: str) -> Diagnosis:

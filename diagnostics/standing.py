@@ -1,0 +1,35 @@
+"""When a newer verdict takes the place of the one that stands. Pure: both come in, and when each was found."""
+
+from __future__ import annotations
+
+from diagnostics.diagnosis import Diagnosis
+from diagnostics.evidence.judge import RANK
+from diagnostics.incident import Incident
+
+REPLACE_AFTER_S = 10.0  # another cause must be confirmed for this long before it replaces a confirmed one
+RULED_OUT_FOR_S = 60.0  # a cause that fresh evidence rules out so long is replaced by one that is less sure
+
+
+def is_outgrown(incident: Incident, standing: Diagnosis) -> bool:
+    """Whether the incident became wider since: what explains one node need not explain them all."""
+    return incident.widened_at is not None and standing.at < incident.widened_at
+
+
+def is_better(found: Diagnosis, standing: Diagnosis) -> bool:
+    """Whether a newer walk replaces the standing one: never a named cause by none, nor a surer one by a less sure."""
+    if RANK[found.confidence] != RANK[standing.confidence]:
+        return RANK[found.confidence] > RANK[standing.confidence]
+    return found.cause is not None or standing.cause is None
+
+
+def stands_before_replacing(found: Diagnosis, standing: Diagnosis) -> float | None:
+    """For how long a newer verdict must be found before it replaces the standing one (seconds); None: it does not.
+
+    A better one at once, or in place of a confirmed one a little later. One that is no surer replaces what fresh
+    evidence rules out; it must stand longer, because an incident that ends takes its evidence with it.
+    """
+    if is_better(found, standing):
+        return REPLACE_AFTER_S if standing.confidence == "confirmed" else 0.0
+    if found.cause is not None and found.cause != standing.cause and standing.cause in found.ruled_out:
+        return RULED_OUT_FOR_S
+    return None
