@@ -13,8 +13,8 @@ from fleetctl.controller.autoscaler.unknown import Unknown
 from fleetctl.kit.errors import FleetctlError
 from fleetctl.settings.autoscaler import AutoscalerSettings
 
-TURN_S = 15.0
-RATE_TURNS = 2  # over which requests that come and end are counted
+TURN_S = 5.0  # as the controller
+RATE_TURNS = 4  # over which requests that come and end are counted: 20 s, as the signals
 CHECK_WINDOW_S = 300.0
 MAX_CHECKED = 2000  # requests in the simulation of a scale-in
 CHECK_AGAIN_S = 60.0

@@ -53,6 +53,24 @@ class _Forecast:
     is_checked: bool = False
 
 
+_Intent = tuple[tuple[tuple[str, str], ...], int, int, bool]
+"""What a run is to do, whichever nodes it picks: verbs with targets, how many nodes leave and come, a reroute."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Outlook:
+    """`meant`: nodes whose traffic it is."""
+
+    meant: frozenset[str]
+    change: FleetChange
+    intent: _Intent
+
+    @property
+    def left(self) -> frozenset[str]:
+        """Nodes that are to have the traffic once it is done, those that it adds left out."""
+        return self.meant - self.change.leave
+
+
 class Forecasts:
     """Owner of the predictions of runs that wait or act, and of the errors of those that are over."""
 
@@ -77,7 +95,7 @@ class Forecasts:
         self._errors = list(errors)
         self._interval_s = interval_s
         self._forecasts: dict[str, _Forecast] = {}
-        self._of_dry_runs: dict[tuple[str, ...], _Forecast] = {}
+        self._of_dry_runs: dict[_Intent, _Forecast] = {}
 
     @classmethod
     async def opened(
@@ -101,9 +119,10 @@ class Forecasts:
                 return f"not predicted: it took longer than {PATIENCE_S:g} s"
             if known is None:
                 return ""
-            if run.dry_run:
-                self._of_dry_runs.pop(_commands(run), None)
-                self._of_dry_runs[_commands(run)] = known
+            outlook = self._outlook(run)
+            if run.dry_run and outlook is not None:
+                self._of_dry_runs.pop(outlook.intent, None)
+                self._of_dry_runs[outlook.intent] = known
                 while len(self._of_dry_runs) > MAX_KEPT:
                     del self._of_dry_runs[next(iter(self._of_dry_runs))]
         return self._words(known.found)
@@ -113,9 +132,10 @@ class Forecasts:
 
         Most actions are over before the loop would see them run.
         """
-        known = self._of_dry_runs.get(_commands(run))
-        if known is not None and self._clock.now() - known.at <= DRY_RUN_S:
-            self._forecasts.setdefault(run.id, known)
+        outlook = self._outlook(run)
+        known = None if outlook is None else self._of_dry_runs.get(outlook.intent)
+        if outlook is not None and known is not None and self._clock.now() - known.at <= DRY_RUN_S:
+            self._forecasts.setdefault(run.id, replace(known, nodes=outlook.left))
 
     def known_words(self, run_id: str) -> str:
         """What was predicted of the run already; empty when nothing was."""
@@ -167,20 +187,27 @@ class Forecasts:
 
     async def _forecast(self, run: Run) -> _Forecast | None:
         """None when the run moves no requests between nodes."""
+        outlook = self._outlook(run)
+        if outlook is None:
+            return None
+        now = self._clock.now()
+        seen = observe(self._store, outlook.meant, now, interval_s=self._interval_s)
+        found = seen if isinstance(seen, Unknown) else await predict(self._simulator, seen, outlook.change)
+        return _Forecast(found, outlook.left, now)
+
+    def _outlook(self, run: Run) -> _Outlook | None:
         actions = _actions(run)
         serving = frozenset(name for name, state in self._fleet.nodes.items() if state.is_serving)
         change = change_of(actions, serving, self._pools())
         if change == FleetChange():
             return None
-        now = self._clock.now()
         models = {name: state.row.spec.model for name, state in self._fleet.nodes.items()}
         touched = {name for action in actions if (effect := action.change) for name in (effect.taken_out | effect.adds)}
         touched |= {like for action in actions if (effect := action.change) for like in effect.creates.values() if like}
         meant = serving_of_models(models, serving, touched) if touched else serving
         change = replace(change, leave=change.leave & meant)
-        seen = observe(self._store, meant, now, interval_s=self._interval_s)
-        found = seen if isinstance(seen, Unknown) else await predict(self._simulator, seen, change)
-        return _Forecast(found, meant - change.leave, now)
+        verbs = tuple((action.verb.name, str(action.target)) for action in actions)
+        return _Outlook(meant, change, (verbs, len(change.leave), change.add, change.reroute is not None))
 
     def _pools(self) -> dict[str, str]:
         return {name: state.row.spec.pool for name, state in self._fleet.nodes.items()}
@@ -223,10 +250,6 @@ def _reroute(action: Action, serving: frozenset[str], pools: dict[str, str]) -> 
         count = max(1, min(len(serving) - 1, math.ceil(action.args["share"] * len(serving))))
         chosen = sorted(serving)[:count]
     return LongReroute(int(amount), tuple(chosen)) if chosen else None
-
-
-def _commands(run: Run) -> tuple[str, ...]:
-    return tuple(step.command for step in run.do_steps)
 
 
 def _actions(run: Run) -> list[Action]:
