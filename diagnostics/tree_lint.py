@@ -52,7 +52,7 @@ def lint_trees(
 
 def plain_query(template: str) -> str:
     """The template as PromQL that can be parsed: what its placeholders stand for is not judged."""
-    stands = {"scope": 'node="x"', "before": "offset 5m", "onset_age_s": "60"}
+    stands = {"scope": 'node="x"', "before": "@ 1000", "onset_age_s": "60"}
     return PLACEHOLDER.sub(lambda match: stands.get(match.group(1), "x"), template)
 
 
@@ -69,7 +69,7 @@ def _questions(trees: Mapping[str, Tree], knowledge: Knowledge, engines_of: Engi
                 one.file,
                 one.line,
             )
-        if len(one.because.split()) < MIN_REASON_WORDS:
+        if len(one.because.split()) < MIN_REASON_WORDS and not one.because.startswith("As "):  # as another one's
             remedy = "say what number it rests on: a measurement, noise, a promise"
             yield TreeFinding("warning", place, f"its limit has no reason: {one.because!r}", remedy, one.file, one.line)
         if one.unless is not None and one.when.holds(one.unless.bound) and one.unless.holds(one.when.bound):

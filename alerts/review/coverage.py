@@ -15,7 +15,8 @@ from alerts.review.catalog import Catalog, builtin_catalog
 from alerts.review.lint_signals import SCRAPE_METRICS, declared_engines
 
 GPU_EXPORTER = "dcgm"
-_OURS = ("fleet_", "gateway_", "controller_", "fleetctl_", "ALERTS")  # told by us, whatever the engine
+# Told beside the engine: by us, and by the host's exporter where there is one.
+_BESIDE = ("fleet_", "gateway_", "controller_", "fleetctl_", "ALERTS", "node_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ def _selected(selector: Selector, candidates: set[str], found: dict[str, set[str
     allowed = {engine for engine in candidates if all(matcher.accepts(engine) for matcher in of_engine)}
     if name is None or any(name.accepts(metric) for metric in SCRAPE_METRICS):
         return allowed
-    if name.value.startswith(_OURS):
+    if name.value.startswith(_BESIDE):
         return allowed
     if name.value.startswith("llm:"):
         return allowed & set[str]().union(*(engines for signal, engines in found.items() if name.accepts(signal)))
