@@ -21,10 +21,10 @@ from diagnostics.expectation import ONE_OF_YES, Expectation
 TEMPERATURE = 2.0
 EXPLAINED = 0.9  # how often a cause at work raises an alert of a tree that it explains
 STRAY_ALERT = 0.05  # and one of a tree that it does not
-PAIR_PRIOR = 0.15  # two faults that begin together are rarer than either; a must of its own outweighs it
+PAIR_PRIOR = 0.1  # two faults that begin together are rarer than either; a must of its own outweighs it
 NONE_PRIOR = 0.03
 UNSEEN_MUST = 0.05  # for each must that is not seen and may be: what is seen is believed before what can't be
-NONE_YES = 0.3  # what no cause of ours is behind shows in something
+NONE_YES = 0.15  # what no cause of ours is behind shows in something
 MAX_PAIRED = 12  # causes that are tried in pairs: those that fit best alone
 
 
