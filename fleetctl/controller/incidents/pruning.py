@@ -52,7 +52,7 @@ class Pruning:
         rows = await in_chunks(
             lambda: self._database.write(lambda c: prune_events(c, before, limits.max_events, MAX_ROWS))
         )
-        known = await self._database.read(_ids_by_status)
+        known = await self._database.read(ids_by_status)
         runs = await in_chunks(
             lambda: self._database.call(
                 lambda: self._journal.prune(
@@ -61,7 +61,7 @@ class Pruning:
             )
         )
         folders, freed = await asyncio.to_thread(
-            prune_files, self._folder, known.keep, known.open, before, limits.keep_mb << 20
+            prune_files, self._folder, known.keep, known.open | known.corrected, before, limits.keep_mb << 20
         )
         if freed:
             await self._database.write(lambda c: _forget_blackboxes(c, freed))
@@ -168,13 +168,18 @@ def prune_files(
 class _Ids(NamedTuple):
     keep: frozenset[str]
     open: frozenset[str]
+    corrected: frozenset[str]  # their verdict was wrong: their files are regression cases
 
 
-def _ids_by_status(connection: sa.Connection) -> _Ids:
+def ids_by_status(connection: sa.Connection) -> _Ids:
+    """Every incident's id, and those whose files must stay."""
+    is_corrected = incidents.c.document["handling"]["correction"]["by"].as_string().is_not(None)
     rows = connection.execute(sa.select(incidents.c.id, incidents.c.status)).all()
+    corrected = connection.execute(sa.select(incidents.c.id).where(is_corrected)).scalars()
     return _Ids(
         frozenset(row.id for row in rows),
         frozenset(row.id for row in rows if row.status != IncidentStatus.RESOLVED.value),
+        frozenset(corrected),
     )
 
 

@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from diagnostics.diagnosis import Diagnosis
+from diagnostics.handling import Correction, Handling
 from diagnostics.incident import FiredAlert, Incident, IncidentStatus, join, open_incident, reopen, resolve
 from fleetctl.controller import tables
 from fleetctl.controller.alertmanager.local_silences import list_silences
@@ -17,6 +18,7 @@ from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.controller.database import Database, get_meta, put_meta
 from fleetctl.controller.incidents.incident_handling import silence_matchers
 from fleetctl.controller.incidents.incident_store import get_incident, save_incident
+from fleetctl.controller.incidents.pruning import ids_by_status, prune_files
 from fleetctl.controller.incidents.views import incident_summary, no_remedy
 from fleetctl.kit.errors import BadInputError, RefusedError
 from fleetctl.wire import AssignRequest, IncidentNote, IncidentSilenceRequest, VerdictRequest
@@ -219,3 +221,22 @@ def test_state_of_before_there_were_words_and_silences_is_taken_up(tmp_path: Pat
         assert (stored.incident, stored.imported) == (before, None)
         assert list_silences(connection) == ()
         assert get_meta(connection, "schema_version") == tables.SCHEMA_VERSION
+
+
+def test_the_file_of_a_corrected_verdict_stays_when_others_go_for_room(tmp_path: Path) -> None:
+    plain = resolve(incident(), 300.0)
+    corrected = replace(
+        resolve(incident(100.0, fired(node="node-3")), 300.0),
+        handling=Handling(correction=Correction("slow_node", "ann", 300.0, was="overload")),
+    )
+    with Database(f"sqlite:///{tmp_path / 'controller.sqlite'}").engine.begin() as connection:
+        for one in (plain, corrected):
+            save_incident(connection, one)
+        known = ids_by_status(connection)
+    assert (known.keep, known.open, known.corrected) == ({plain.id, corrected.id}, set(), {corrected.id})
+    for one in (plain, corrected):
+        folder = tmp_path / "incidents" / one.id
+        folder.mkdir(parents=True)
+        (folder / "incident.blackbox.jsonl.gz").write_bytes(b"x" * 100)
+    _, freed = prune_files(tmp_path / "incidents", known.keep, known.open | known.corrected, 0.0, 10)
+    assert freed == [plain.id]
