@@ -11,6 +11,7 @@ from alerts.evaluation.rules import RuleGroup, load_rule_files
 from alerts.sample import STALE_NAN
 from alerts.series.store import SeriesStore
 from diagnostics.blackbox import BlackBox, read, record_series, write
+from diagnostics.cause import builtin_causes
 from diagnostics.diagnosis import Diagnosis
 from diagnostics.evidence.judge import builtin_knowledge
 from diagnostics.evidence.judge import diagnose as judge
@@ -141,6 +142,40 @@ def test_the_past_does_not_contain_what_it_is_compared_with(
         found = judge(builtin_knowledge(), [trees["latency"]], SCOPE, store, end, BEGIN + 640)
 
         assert found.cause == cause
+
+
+def fill_upgraded(store: SeriesStore, minutes: int) -> float:
+    """An engine upgrade at `BEGIN` + 2400 s, after which prefixes are evicted too soon. Returns the time at the end."""
+    upgraded, end = BEGIN + 2400, BEGIN + 2460 + 60 * minutes
+    at = BEGIN
+    while at <= end:
+        is_new = at >= upgraded
+        changes = {
+            "llm:prefix_hit_ratio": 0.45 if at >= upgraded + 30 else 0.72,
+            "llm:ttft_seconds:mean": 0.34 if at >= upgraded + 30 else 0.18,
+            "llm:deploy_age_seconds": at - upgraded + 20 if is_new else 90_000.0,
+        }
+        for node in NODES:
+            labels = {"node": node, "pool": "default", "revision": "v0.4.2" if is_new else "v0.4.1"}
+            for name, value in (CALM | changes).items():
+                store.append({"__name__": name, **labels}, at, value)
+                if at == upgraded:
+                    store.append({"__name__": name, **labels, "revision": "v0.4.1"}, at, STALE_NAN)
+        at += 20
+    return end
+
+
+@pytest.mark.parametrize("minutes", [1, 10, 60])
+def test_upgrade_that_breaks_the_prefix_cache_is_named_with_its_rollback_then_and_later(
+    trees: dict[str, Tree], minutes: int
+) -> None:
+    store = SeriesStore(retention_s=3 * 3600)
+    end = fill_upgraded(store, minutes)
+
+    found = judge(builtin_knowledge(), [trees["latency"]], {"pool": "default"}, store, end, BEGIN + 2450)
+
+    assert found.cause == "prefix_by_upgrade"
+    assert builtin_causes()[found.cause].page == "rollback-pool"
 
 
 def test_an_idle_peer_does_not_hide_the_slow_node(trees: dict[str, Tree]) -> None:
