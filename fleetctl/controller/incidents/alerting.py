@@ -145,7 +145,9 @@ class Alerting:
         if state is None or alert.name in _ABOUT_A_DRAIN:
             return False
         row = state.row
-        return not row.wanted or row.is_cordoned or row.is_restarting or state.phase is NodePhase.STARTING
+        # A core that died and loads again is no start of ours: its node was ready, and says itself that it is starting.
+        is_first_start = state.phase is NodePhase.STARTING and not state.was_ready
+        return not row.wanted or row.is_cordoned or row.is_restarting or is_first_start
 
     def _opens_nothing(self, alert: FiredAlert) -> bool:
         return self.is_expected(alert) or not self._automation.may_open(alert)

@@ -103,6 +103,7 @@ def test_every_metric_that_a_signal_reads_is_emitted(engine: str, tmp_path: Path
     read = {name for group in groups for rule in group.rules for name in metric_names(rule.query.root)} - {""}
     of_gateway = {
         "gateway_fail_open",
+        "gateway_lost_requests_total",
         "gateway_node_ejected",
         "gateway_oldest_wait_seconds",
         "gateway_poison_requests_total",
@@ -119,6 +120,7 @@ def test_every_metric_that_a_signal_reads_is_emitted(engine: str, tmp_path: Path
     of_controller = {
         "fleet_node_process_up",
         "fleet_node_output_ok",
+        "fleet_node_phase",
         "fleet_gateway_deaths_total",
         "controller_storage_ok",
         "controller_leader",
