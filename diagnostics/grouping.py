@@ -8,8 +8,9 @@ In this order, an alert
 4. reopens the incident that it ended with shortly before: flapping is one story, not many;
 5. opens a new incident.
 
-In 1, 2 and 4 the alert must also be related to the incident (`_is_related`): one sick node shows in many alerts, but
-they begin together or are symptoms of one tree; what begins minutes later for another reason is another incident.
+In 1, 2 and 4 the alert must also tell of the same fault (`same_fault`): it is a symptom of one tree with what stands
+there, the cause that the incident was given explains it, or it begins with the incident. What begins minutes later for
+another reason is another incident, however many alerts lie between.
 
 Incidents of single nodes that were open before the place was known stay as they are, runs included, and are marked as
 part of the wider one. An incident that a run acts on is never widened.
@@ -48,6 +49,8 @@ from diagnostics.tree import AlertKind
 NEAR_S = 180.0  # alerts that begin within this time of each other are taken for one fault
 
 Kinds = Mapping[str, AlertKind]
+Explains = Mapping[str, frozenset[str]]
+"""Each cause to the trees whose alerts it can be behind."""
 
 
 def group_alert(
@@ -56,11 +59,12 @@ def group_alert(
     now: float,
     known: Nodes | None = None,
     kinds: Kinds | None = None,
+    explains: Explains | None = None,
 ) -> Incident:
     """The incident that one `alert` belongs to, already changed: joined, reopened or new. See `group_alerts`."""
-    changed = group_alerts([alert], incidents, now, known, kinds)
+    changed = group_alerts([alert], incidents, now, known, kinds, explains)
     everything = {one.id: one for one in incidents} | changed
-    found = _home(alert, _open(everything), kinds or {})
+    found = _home(alert, _open(everything), kinds or {}, explains or {})
     assert found is not None
     return found
 
@@ -71,12 +75,13 @@ def group_alerts(
     now: float,
     known: Nodes | None = None,
     kinds: Kinds | None = None,
+    explains: Explains | None = None,
 ) -> dict[str, Incident]:
     """The incidents that change, by id, when `alerts` begin to fire that no open incident has.
 
     `incidents` are the open ones and those resolved within `REOPEN_WITHIN_S`. `known`: the nodes of the fleet and where
-    they are; without it, nodes are known from alerts only. `kinds`: what alerts are symptoms of. An alert that finds
-    its incident full is not kept.
+    they are; without it, nodes are known from alerts only. `kinds`: what alerts are symptoms of; `explains`: what
+    causes can be behind. An alert that finds its incident full is not kept.
     """
     before = {one.id: one for one in incidents}
     working = dict(sorted(before.items(), key=lambda item: (item[1].opened_at, item[0])))
@@ -85,9 +90,8 @@ def group_alerts(
     evidence = _evidence(arrivals, _open(working), nodes)
     reasons = {(one.name, node): one for one in evidence for node in one.nodes}
     for alert in arrivals:
-        placed = _placed(
-            alert, working, reasons.get((alert.name, alert.labels.get("node", ""))), nodes, now, kinds or {}
-        )
+        shared = reasons.get((alert.name, alert.labels.get("node", "")))
+        placed = _placed(alert, working, shared, nodes, now, kinds or {}, explains or {})
         working[placed.id] = placed
         if is_wide(scope_of(alert.labels)) and is_wide(placed.scope):
             _link(working, placed.id, alert.name, nodes_in_scope(placed.scope, nodes))
@@ -108,9 +112,10 @@ def _placed(
     nodes: Nodes,
     now: float,
     kinds: Kinds,
+    explains: Explains,
 ) -> Incident:
     opened = _open(working)
-    if (home := _home(alert, opened, kinds)) is not None:
+    if (home := _home(alert, opened, kinds, explains)) is not None:
         return join(home, alert, now)
     if shared is not None and (lead := _lead(opened, shared, nodes)) is not None:
         return join(widen(lead, shared.scope, shared.why, now), alert, now)
@@ -119,7 +124,7 @@ def _placed(
         if _may_widen(one) and _has_name(one, alert.name) and scope_contains(scope, _whereabouts(one, nodes)):
             return join(widen(one, scope, f"{alert.name} fires for {scope_text(scope)}", now), alert, now)
     for incident in sorted(working.values(), key=lambda one: (-(one.resolved_at or 0.0), one.id)):
-        if may_reopen(incident, alert, now) and _is_related(incident, alert, kinds):
+        if may_reopen(incident, alert, now) and same_fault(incident, alert, kinds, explains):
             found = join(reopen(incident, alert), alert, now)
             break
     else:
@@ -131,13 +136,13 @@ def _placed(
     return found
 
 
-def _home(alert: FiredAlert, opened: Sequence[Incident], kinds: Kinds) -> Incident | None:
+def _home(alert: FiredAlert, opened: Sequence[Incident], kinds: Kinds, explains: Explains) -> Incident | None:
     """The open incident that the alert belongs to without any more evidence."""
     scope = scope_of(alert.labels)
     rules: tuple[Callable[[Incident], bool], ...] = (
         lambda one: has_alert(one, alert),
-        lambda one: _covers_node(one, alert) and _is_related(one, alert, kinds),
-        lambda one: is_wide(scope) and dict(one.scope) == scope != {} and _is_related(one, alert, kinds),
+        lambda one: _covers_node(one, alert) and same_fault(one, alert, kinds, explains),
+        lambda one: is_wide(scope) and dict(one.scope) == scope != {} and same_fault(one, alert, kinds, explains),
         lambda one: is_wide(one.scope) and scope_contains(one.scope, alert.labels) and _has_name(one, alert.name),
     )
     for related in rules:
@@ -146,19 +151,31 @@ def _home(alert: FiredAlert, opened: Sequence[Incident], kinds: Kinds) -> Incide
     return None
 
 
-def _is_related(incident: Incident, alert: FiredAlert, kinds: Kinds) -> bool:
-    """Whether the alert may tell of the same fault: of a kind with one of the incident's, or begun at the same time.
+def same_fault(incident: Incident, alert: FiredAlert, kinds: Kinds, explains: Explains | None = None) -> bool:
+    """Whether the alert tells of what the incident is about.
 
-    What stands alone (wrong answers beside a slow pool) is only ever of its own kind. Alerts from outside, of which we
-    know no kind, belong to what goes on where they point.
+    It does when it is of a kind with one of the incident's alerts, when the cause that the incident was given can be
+    behind it, or when it began with the incident: `NEAR_S` before or after its onset, and not after its last alert, so
+    that no chain of alerts reaches from one fault to the next. What stands alone (wrong answers beside a slow pool) is
+    only ever of its own kind. Alerts from outside, of which we know no kind, belong to what goes on where they point.
     """
     if _is_of_kind(incident, alert, kinds):
         return True
     if any(_stands_alone(one, kinds) for one in (alert, *incident.alerts)):
         return False
+    if _is_explained(incident, alert, kinds, explains or {}):
+        return True
     onset = onset_of(alert)
-    known = [at for one in incident.alerts if (at := onset_of(one)) is not None]
-    return onset is None or not known or min(known) - NEAR_S <= onset <= max(known) + NEAR_S
+    began = incident.onset_at if incident.onset_at is not None else incident.opened_at
+    return onset is None or abs(onset - began) <= NEAR_S
+
+
+def _is_explained(incident: Incident, alert: FiredAlert, kinds: Kinds, explains: Explains) -> bool:
+    """Whether the incident's standing cause can be behind the alert."""
+    kind, found = kinds.get(alert.name), incident.diagnosis
+    if kind is None or found is None or found.cause is None or incident.status is IncidentStatus.RESOLVED:
+        return False
+    return kind.tree in explains.get(found.cause, frozenset())
 
 
 def _is_of_kind(incident: Incident, alert: FiredAlert, kinds: Kinds) -> bool:

@@ -19,6 +19,20 @@ from diagnostics.severity import severity_rank
 
 REOPEN_WITHIN_S = 600.0
 MAX_TITLE_NAMES = 3  # of alerts beside the gravest, in a title
+HARMS_MOST = (
+    "LLMWrongOutput",  # users believe what is wrong
+    "LLMGatewayDown",  # nobody is served
+    "LLMRequestsLostNow",
+    "LLMNodeDown",
+    "LLMCoreStuck",
+    "LLMCoreRestarts",
+    "LLMCoreDown",
+    "LLMOutOfMemory",
+    "LLMErrorRate",
+    "LLMOverload",
+    "LLMQueueGrowing",
+)
+"""Of alerts of one severity, what users suffer from most, the worst first; those not named come after them."""
 MAX_ALERTS = 500  # of one incident; a storm keeps its first ones and the count
 
 
@@ -191,7 +205,10 @@ def clear(incident: Incident, fingerprint: str, now: float) -> Incident:
         else one
         for one in incident.alerts
     )
-    return replace(incident, alerts=alerts, cleared_at=_cleared_at(alerts, incident.cleared_at, now))
+    # The title follows what stands; of what is all over it stays, for the post-mortem.
+    is_over_now = all(one.state == "resolved" for one in alerts)
+    title = incident.title if is_over_now else _title(alerts, incident.scope)
+    return replace(incident, alerts=alerts, title=title, cleared_at=_cleared_at(alerts, incident.cleared_at, now))
 
 
 def is_over(incident: Incident, now: float, *, has_active_run: bool = False, quiet_s: float = 0.0) -> bool:
@@ -289,6 +306,10 @@ def _cleared_at(alerts: Iterable[FiredAlert], before: float | None, now: float) 
     return before if before is not None else now
 
 
+def _harm_rank(alert: FiredAlert) -> int:
+    return HARMS_MOST.index(alert.name) if alert.name in HARMS_MOST else len(HARMS_MOST)
+
+
 def _severity_with(incident: Incident, alert: FiredAlert) -> str:
     """The gravest, unless a person has said how grave it is."""
     if incident.handling.severity_by:
@@ -297,8 +318,10 @@ def _severity_with(incident: Incident, alert: FiredAlert) -> str:
 
 
 def _title(alerts: Sequence[FiredAlert], scope: Mapping[str, str]) -> str:
-    """The gravest alert's summary while it is about one place, else its name and the place; and the others by name."""
-    ranked = by_gravity(alerts)
+    """What hurts users most now: the summary of that alert while it is about one place, else its name and the place;
+    and the others by name. What is over is named only where nothing stands any more."""
+    standing = [one for one in alerts if one.state != "resolved"] or alerts
+    ranked = sorted(by_gravity(standing), key=lambda one: (-severity_rank(one.severity), _harm_rank(one)))
     worst = ranked[0]
     same_place = scope_of(worst.labels) == dict(scope)
     text = worst.summary if same_place and worst.summary else f"{worst.name} on {scope_text(scope)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -260,4 +261,74 @@ def test_what_comes_back_for_another_reason_reopens_nothing_and_what_reopens_is_
 def test_a_title_names_the_other_alerts() -> None:
     names = ["LLMNodeSlow", "LLMQueueDepth", "LLMOutOfMemory", "LLMPreemptions", "LLMNodeDown"]
     (incident,) = after([[make_alert(name, "node-1") for name in names]])
-    assert incident.title.endswith("(also LLMNodeSlow, LLMOutOfMemory, LLMPreemptions and 1 more)")
+    assert incident.title.endswith("(also LLMOutOfMemory, LLMNodeSlow, LLMPreemptions and 1 more)")
+
+
+KINDS_OF_FAULTS = {
+    "LLMOverload": AlertKind("capacity", stands_alone=False),
+    "LLMTTFTRegression": AlertKind("latency", stands_alone=False),
+    "LLMPrefixHitDrop": AlertKind("cache", stands_alone=False),
+    "LLMNodeDown": AlertKind("node", stands_alone=False),
+}
+
+
+def named(cause: str, incident: Incident) -> Incident:
+    return with_diagnosis(incident, Diagnosis("capacity", cause, "confirmed", cause, (), (), (), NOW))
+
+
+def joined(second: FiredAlert, *, onset_after_s: float, cause: str | None = None) -> bool:
+    """Whether an alert that begins so long after an OOM of its pool is taken for the same incident."""
+    (first,) = group_alerts([make_alert("LLMOutOfMemory", pool="chat")], [], NOW, KNOWN, KINDS_OF_FAULTS).values()
+    first = named(cause, first) if cause else first
+    later = replace(second, active_at=NOW - 10 + onset_after_s, fired_at=NOW + onset_after_s)
+    explains = {"kv_pressure": frozenset({"capacity", "latency"}), "xid": frozenset({"gpu"})}
+    found = group_alerts([later], [first], NOW + onset_after_s, KNOWN, KINDS_OF_FAULTS, explains)
+    return first.id in found
+
+
+OVERLOAD = make_alert("LLMOverload", pool="chat")
+
+
+def test_an_overload_four_minutes_after_an_oom_is_another_incident() -> None:
+    assert joined(OVERLOAD, onset_after_s=60)
+    assert not joined(OVERLOAD, onset_after_s=240)
+
+
+def test_no_chain_of_alerts_reaches_from_one_fault_to_the_next() -> None:
+    (first,) = group_alerts([make_alert("LLMOutOfMemory", pool="chat")], [], NOW, KNOWN, KINDS_OF_FAULTS).values()
+    between = make_alert("LLMRejections", pool="chat", fired_at=NOW + 150)
+    (first,) = group_alerts([between], [first], NOW + 150, KNOWN, KINDS_OF_FAULTS).values()
+    assert len(first.alerts) == 2
+    late = make_alert("LLMOverload", pool="chat", fired_at=NOW + 300)
+    assert first.id not in group_alerts([late], [first], NOW + 300, KNOWN, KINDS_OF_FAULTS)
+
+
+def test_what_the_standing_cause_explains_joins_however_late() -> None:
+    assert joined(OVERLOAD, onset_after_s=900, cause="kv_pressure")
+    assert not joined(OVERLOAD, onset_after_s=900, cause="xid")
+    assert not joined(OVERLOAD, onset_after_s=900, cause="unheard_of")
+
+
+def test_a_prefix_drop_reopens_no_incident_of_numbers_that_stand_still() -> None:
+    still = make_alert("LLMSignalFrozen", "node-1")
+    (incident,) = group_alerts([still], [], NOW, KNOWN, KINDS_OF_FAULTS).values()
+    over = resolve(clear(incident, still.fingerprint, NOW + 100), NOW + 120)
+    drop = make_alert("LLMPrefixHitDrop", "node-1", fired_at=NOW + 400)
+    assert over.id not in group_alerts([drop], [over], NOW + 400, KNOWN, KINDS_OF_FAULTS)
+    again = replace(still, fired_at=NOW + 400)
+    assert over.id in group_alerts([again], [over], NOW + 400, KNOWN, KINDS_OF_FAULTS)
+
+
+def test_the_title_is_what_hurts_users_most_now() -> None:
+    slow_node = replace(make_alert("LLMNodeSlow", "node-1"), summary="node-1 is slow")
+    wrong = replace(make_alert("LLMWrongOutput", "node-1"), summary="node-1 gives wrong answers")
+    down = replace(make_alert("LLMNodeDown", "node-1"), summary="node-1 is down")
+    (incident,) = group_alerts([slow_node], [], NOW, KNOWN).values()
+    for alert in (down, wrong):
+        (incident,) = group_alerts([alert], [incident], NOW + 1, KNOWN).values()
+    assert incident.title.startswith("node-1 gives wrong answers")
+    incident = clear(incident, wrong.fingerprint, NOW + 60)
+    assert incident.title.startswith("node-1 is down"), "what is over is not what hurts"
+    incident = clear(incident, down.fingerprint, NOW + 61)
+    assert incident.title == "node-1 is slow"
+    assert clear(incident, slow_node.fingerprint, NOW + 62).title == "node-1 is slow", "kept for the post-mortem"

@@ -13,7 +13,7 @@ import structlog
 
 from alerts.evaluation.alert import ActiveAlert, AlertChange
 from alerts.evaluation.engine import RuleEngine
-from diagnostics.grouping import Kinds, group_alerts
+from diagnostics.grouping import Explains, Kinds, group_alerts
 from diagnostics.incident import FiredAlert, Incident, IncidentStatus, clear, fired_alert, join
 from diagnostics.scope import Nodes, scope_text
 from diagnostics.tree import alert_kinds
@@ -30,6 +30,7 @@ from fleetctl.wire import NodePhase
 
 log = structlog.get_logger()
 
+NODE_DOWN = "LLMNodeDown"
 SNAPSHOT_KEY = "alerts"
 SNAPSHOT_EVERY_S = 10.0
 SETTLE_AFTER_START_S = 60.0  # until then, an alert the engine does not know may be one it has not looked at yet
@@ -97,6 +98,7 @@ class Alerting:
             forget_missing=settled,
             known=self._known_nodes(),
             kinds=alert_kinds(self._content.current.trees),
+            explains={name: one.explains for name, one in self._content.current.knowledge.expectations.items()},
         )
         gone: list[FiredAlert] = []
         for incident in self._of_removed_nodes([changed.get(one.id, one) for one in recent], now, gone):
@@ -267,20 +269,25 @@ def reconcile(
     forget_missing: bool,
     known: Nodes | None = None,
     kinds: Kinds | None = None,
+    explains: Explains | None = None,
 ) -> dict[str, Incident]:
     """The incidents that differ from `incidents`, by id, given the alerts as they are.
 
-    `forget_missing`: an alert of an incident that is not among `alerts` has cleared. `known`, `kinds`: see
-    `group_alerts`.
+    `forget_missing`: an alert of an incident that is not among `alerts` has cleared. `known`, `kinds`, `explains`: see
+    `group_alerts`. An alert that is unknown because its node is down is over: what was true of that node is not any
+    more, and that it is down is what there is to say.
     """
     working = {incident.id: incident for incident in incidents}
-    states = {alert.fingerprint: str(alert.state) for alert in alerts}
+    down = {
+        alert.labels.get("node", "") for alert in alerts if alert.name == NODE_DOWN and str(alert.state) == "firing"
+    }
+    states = {alert.fingerprint: _state_beside(alert, down) for alert in alerts}
     holders = {
         one.fingerprint: key for key, incident in working.items() if _is_open(incident) for one in incident.alerts
     }
     arrivals: list[FiredAlert] = []
     for active in alerts:
-        state = str(active.state)
+        state = states[active.fingerprint]
         if state not in ("firing", "unknown"):
             continue
         alert = active if isinstance(active, FiredAlert) else fired_alert(active)
@@ -299,9 +306,16 @@ def reconcile(
             if held.state != "resolved" and gone:
                 working[incident.id] = clear(working[incident.id], held.fingerprint, now)
     if arrivals:
-        working |= group_alerts(arrivals, working.values(), now, known, kinds)
+        working |= group_alerts(arrivals, working.values(), now, known, kinds, explains)
     before = {incident.id: incident for incident in incidents}
     return {key: incident for key, incident in working.items() if before.get(key) != incident}
+
+
+def _state_beside(alert: ActiveAlert | FiredAlert, down: set[str]) -> str:
+    """The alert's state for its incident, `down` being the nodes that are known to be."""
+    state = str(alert.state)
+    is_silenced = state == "unknown" and alert.name != NODE_DOWN and alert.labels.get("node", "") in down - {""}
+    return "resolved" if is_silenced else state
 
 
 def _is_about_a_page(change: AlertChange) -> bool:

@@ -93,3 +93,12 @@ def test_an_alert_that_comes_back_soon_reopens_its_incident() -> None:
     incident = resolve(judge([open_one(make_alert())], [])[open_one(make_alert()).id], 100.0)
     (again,) = judge([incident], [make_alert()]).values()
     assert (again.id, again.status, again.reopened) == (incident.id, IncidentStatus.OPEN, 1)
+
+
+def test_other_alerts_of_a_node_that_is_down_are_over_and_not_unknown() -> None:
+    incident = open_one(make_alert())
+    (changed,) = judge([incident], [make_alert(state="unknown"), make_alert("LLMNodeDown")]).values()
+    assert {one.name: one.state for one in changed.alerts} == {"LLMNodeSlow": "resolved", "LLMNodeDown": "firing"}
+    other = make_alert("LLMNodeDown", node="node-9")
+    found = judge([incident], [make_alert(state="unknown"), other])
+    assert found[incident.id].alerts[0].state == "unknown", "of another node's end it tells nothing"
