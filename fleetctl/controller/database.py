@@ -26,6 +26,9 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 R = TypeVar("R")
+FULL_FOR_S = (
+    30.0  # a server's full disk still takes what needs no new page: a lease that was renewed says nothing of it
+)
 ASK_AGAIN_S = 1.0  # a server that did not answer is asked again
 LOST_REMEDY = "check the server and controller.database_url; it goes on by itself once the server answers"
 MAX_GROUP = 400  # items in one transaction: whoever writes meanwhile waits for it
@@ -57,6 +60,7 @@ class Database:
         self.state_id = ""  # of this state and its copies: one that is made anew has another
         self.storage_error = ""  # why nothing can be stored at present
         self._lost_at = 0.0
+        self._full_at: float | None = None  # when a server last said so
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="controller-db")
         self._stuck: StuckConnections | None = None
         try:
@@ -118,8 +122,10 @@ class Database:
 
     def note_stored(self) -> None:
         """Something could be stored just now."""
+        if self._full_at is not None and time.monotonic() - self._full_at < FULL_FOR_S:
+            return
         if self.storage_error:
-            self.storage_error = ""
+            self.storage_error, self._full_at = "", None
             log.info("storage.recovered", database=self.place)
 
     def _tell_lost(self, context: sa.engine.ExceptionContext) -> None:
@@ -128,6 +134,7 @@ class Database:
         if is_full(error):
             message = f"{self.place}: no space left on the disk: nothing can be stored"
             remedy = "free space there; it goes on by itself once there is room"
+            self._full_at = time.monotonic() if self.is_shared else None
         elif self.is_shared and (context.is_disconnect or _is_lost(error)):
             message = f"{self.place}: nothing can be stored: {_words_of(error)}"
             remedy = LOST_REMEDY

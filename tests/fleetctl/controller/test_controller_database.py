@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from fleetctl.controller import database as database_module
 from fleetctl.controller import tables
 from fleetctl.controller.database import Database, FencedError, StorageLostError, get_meta, put_meta
 from fleetctl.controller.leadership import LeaseLapsedError
@@ -215,6 +216,25 @@ async def test_full_disk_is_told_with_the_path_and_nothing_is_half_stored(tmp_pa
         assert await database.read(lambda c: get_meta(c, "half")) is None
     finally:
         database.close()
+
+
+@pytest.mark.anyio
+async def test_full_disk_of_a_server_is_told_although_it_takes_what_needs_no_room(
+    postgres_cluster: PostgresCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Database(postgres_cluster.new_url())
+    is_full = sa.text("DO $$ BEGIN RAISE EXCEPTION 'could not extend file' USING ERRCODE = '53100'; END $$")
+    monkeypatch.setattr(database_module, "ASK_AGAIN_S", 0.0)
+    try:
+        with pytest.raises(UnreachableError, match="no space left on the disk"):
+            await opened.write(lambda c: c.execute(is_full))
+        await opened.write(lambda c: put_meta(c, "a", 1))
+        assert "no space left" in opened.storage_error
+        monkeypatch.setattr(database_module, "FULL_FOR_S", 0.0)
+        await opened.write(lambda c: put_meta(c, "a", 2))
+        assert not opened.storage_error
+    finally:
+        opened.close()
 
 
 @pytest.mark.anyio
