@@ -13,11 +13,13 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
+from diagnostics.incident import FiredAlert, Incident, open_incident
 from fleetctl.controller import tables
 from fleetctl.controller.access.gate import MAX_BAD_TOKENS
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.controller.http_api import api_routes, create_app
 from fleetctl.controller.http_edge import ApiRoute
+from fleetctl.controller.incidents.incident_store import StoredIncident
 from fleetctl.providers.provider import ObservedInstance
 from fleetctl.wire import Silence, TokenRequest, TokenRole
 from tests.fixtures.controller import TOKEN, NoProvider, make_config
@@ -67,6 +69,8 @@ class Api:
 
     async def send(self, method: str, path: str, body: Any = None, token: str | None = TOKEN) -> httpx.Response:
         async with self.http(token) as http:
+            if isinstance(body, bytes):
+                return await http.request(method, path, content=body)
             return await http.request(method, path, json=body)
 
     def routes(self) -> list[ApiRoute]:
@@ -106,10 +110,12 @@ async def test_each_route_has_a_role_and_only_reads_are_for_viewers(api: Api) ->
 
 
 async def test_each_route_that_changes_something_leaves_a_row_with_the_callers_identity(
-    api: Api, monkeypatch: pytest.MonkeyPatch
+    api: Api, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     boss = await api.token("boss", TokenRole.ADMIN)
     _stub_silences(api, monkeypatch)
+    incident, box = await _incident(api, tmp_path / "box.gz")
+    about = f"/v1/incidents/{incident.id}"
     made: dict[tuple[str, str], Any] = {
         ("POST", "/v1/runs"): ("/v1/runs", {"runbook": "reroute-long-context"}),
         ("POST", "/v1/runs/{id}/approval"): ("/v1/runs/{run}/approval", {"decision": "deny", "by": "mallory"}),
@@ -120,6 +126,13 @@ async def test_each_route_that_changes_something_leaves_a_row_with_the_callers_i
         ("POST", "/v1/actions"): ("/v1/actions", {"command": "drain node-1", "requested_by": "mallory"}),
         ("POST", "/v1/traffic-rules"): ("/v1/traffic-rules", {**RULE, "made_by": "mallory"}),
         ("DELETE", "/v1/traffic-rules/{id:path}"): ("/v1/traffic-rules/long-context?by=mallory", None),
+        ("POST", "/v1/incidents"): ("/v1/incidents?by=mallory", box),
+        ("POST", "/v1/incidents/{id}/acknowledgement"): (f"{about}/acknowledgement", {"by": "mallory"}),
+        ("POST", "/v1/incidents/{id}/assignment"): (f"{about}/assignment", {"to": "bob", "by": "mallory"}),
+        ("POST", "/v1/incidents/{id}/comments"): (f"{about}/comments", {"comment": "a fan", "by": "mallory"}),
+        ("POST", "/v1/incidents/{id}/severity"): (f"{about}/severity", {"severity": "SEV-1", "by": "mallory"}),
+        ("POST", "/v1/incidents/{id}/silence"): (f"{about}/silence", {"for_s": 60, "by": "mallory"}),
+        ("POST", "/v1/incidents/{id}/verdict"): (f"{about}/verdict", {"cause": "slow_node", "by": "mallory"}),
         ("POST", "/v1/freezes"): ("/v1/freezes", FREEZE),
         ("DELETE", "/v1/freezes"): ("/v1/freezes?by=mallory", None),
         ("DELETE", "/v1/freezes/{id}"): ("/v1/freezes/{freeze}?by=mallory", None),
@@ -248,6 +261,16 @@ def _files_with(text: bytes, folder: Path) -> list[Path]:
 
 def _path(route: ApiRoute) -> str:
     return route.path.replace("{id:path}", "x").replace("{id}", "x").replace("{name}", "x")
+
+
+async def _incident(api: Api, file: Path) -> tuple[Incident, bytes]:
+    """An open incident, and its file; to read that in again is refused, which has its row."""
+    labels = {"alertname": "LLMNodeSlow", "node": "node-1"}
+    alert = FiredAlert("f", "LLMNodeSlow", "page", "firing", labels, fired_at=api.clock.now())
+    incident = open_incident(alert, api.clock.now())
+    await api.controller.book.store_incident(incident)
+    await api.controller.reports.export(StoredIncident(incident), file)
+    return incident, await asyncio.to_thread(file.read_bytes)
 
 
 def _stub_silences(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
