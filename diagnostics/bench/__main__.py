@@ -72,7 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_case(case: Case) -> Result:
     """With the bench of this process, made once."""
     if not _benches:
-        _benches.append(Bench(Under()))
+        under = Under()
+        _benches.append(Bench(under, under.remedy_words))
     return _benches[0].run_case(case)
 
 

@@ -52,6 +52,11 @@ class Under:
             return None
         return diagnosis.probability if diagnosis.probability is not None else _PROBABILITY.get(diagnosis.confidence)
 
+    def remedy_words(self, cause: str) -> frozenset[str]:
+        """The words of the page that treats a cause: replace-gpu-node is replace, gpu and node."""
+        known = self.all_causes.get(cause)
+        return frozenset(known.page.split("-")) if known is not None and known.page else frozenset()
+
     def is_calm(self, diagnosis: Diagnosis) -> bool:
         """Whether it says that nothing is wrong."""
         return diagnosis.cause is None and diagnosis.confidence == "confirmed"

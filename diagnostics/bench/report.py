@@ -7,7 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from diagnostics.bench.calibration import fit_temperature, stated
 from diagnostics.bench.judging import Result, Verdict
+from diagnostics.evidence.score import TEMPERATURE
 
 NO_CAUSE = "(none named)"
 NOTHING_WRONG = "(nothing is wrong)"
@@ -109,7 +111,8 @@ def page(results: Sequence[Result], command: str) -> str:
         if slow
         else "",
         f"- Calibration: expected calibration error {expected_calibration_error(reliability(results)):.3f}, see "
-        "[the reliability plot](diagnosis-reliability.svg).",
+        "[the reliability plot](diagnosis-reliability.svg). The temperature that fits best, on cases that are not held "
+        f"out: {fit_temperature(stated(tuned), TEMPERATURE):.1f} (in force {TEMPERATURE:.1f}).",
         "",
         "| stated probability | verdicts | mean stated | right |",
         "|---|---|---|---|",

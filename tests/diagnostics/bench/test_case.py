@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from diagnostics.bench.case import BadCaseError, builtin_cases, load_case
+from diagnostics.cause import builtin_causes
 
 GOOD = """
 title: a slow node
@@ -48,6 +49,12 @@ def test_a_case_that_cannot_be_used_says_where_and_why(tmp_path: Path, text: str
 
     assert said in str(refused.value)
     assert "case.yaml" in str(refused.value)
+
+
+def test_every_expected_cause_is_one_that_is_known() -> None:
+    known = set(builtin_causes())
+
+    assert {cause for case in builtin_cases() for cause in case.expect.causes} <= known
 
 
 def test_built_in_cases_cover_what_the_benchmark_promises() -> None:
