@@ -1,7 +1,7 @@
 """Which temperature of the scorer would make stated probabilities true, by verdicts that are judged. Pure.
 
-Probabilities are softmax(score / T), so another temperature T' raises each to the power T / T'. A verdict tells those
-of its first cause and its runner-up; the rest counts as one further answer.
+Probabilities are softmax(score / T), so another temperature T' raises odds to the power T / T'. Judged is the first
+cause of each verdict against everything else.
 """
 
 from __future__ import annotations
@@ -13,28 +13,25 @@ from dataclasses import dataclass
 from diagnostics.bench.judging import Result
 
 _TRIED = [0.5 * 1.05**step for step in range(64)]  # 0.5 to about 11
-_LEAST = 1e-4
+_LEAST = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """What one verdict said, and which answer was right: 0 the first, 1 the runner-up, 2 neither."""
+    """The probability of a verdict's first cause, and whether it was the right one."""
 
-    first: float
-    second: float
-    right: int
+    probability: float
+    is_right: bool
 
 
 def stated(results: Iterable[Result]) -> list[Stated]:
     """Of all judged verdicts that name a cause with a probability."""
-    found = []
-    for result in results:
-        for one in result.judged:
-            if one.probability is None:
-                continue
-            right = 0 if result.is_right(one) else 1 if result.is_near(one) else 2
-            found.append(Stated(one.probability, one.second_probability or 0.0, right))
-    return found
+    return [
+        Stated(one.probability, result.is_right(one))
+        for result in results
+        for one in result.judged
+        if one.probability is not None and one.causes
+    ]
 
 
 def fit_temperature(verdicts: Sequence[Stated], in_force: float) -> float:
@@ -45,12 +42,15 @@ def fit_temperature(verdicts: Sequence[Stated], in_force: float) -> float:
 
 
 def log_loss(verdicts: Sequence[Stated], power: float) -> float:
-    """Mean surprise in nats, with each probability raised to this power."""
-    return sum(-math.log(tempered(one, power)[one.right]) for one in verdicts) / len(verdicts)
+    """Mean surprise in nats, with the odds raised to this power."""
+    total = 0.0
+    for one in verdicts:
+        probability = tempered(one.probability, power)
+        total -= math.log(probability if one.is_right else 1 - probability)
+    return total / len(verdicts)
 
 
-def tempered(one: Stated, power: float) -> tuple[float, float, float]:
-    """Its three probabilities raised to a power, as a distribution."""
-    raw = [max(p, _LEAST) ** power for p in (one.first, one.second, 1 - one.first - one.second)]
-    first, second, rest = (p / sum(raw) for p in raw)
-    return first, second, rest
+def tempered(probability: float, power: float) -> float:
+    """The probability whose odds are these raised to a power; kept off 0 and 1."""
+    odds = (max(probability, _LEAST) / max(1 - probability, _LEAST)) ** power
+    return min(max(odds / (1 + odds), _LEAST), 1 - _LEAST)

@@ -41,7 +41,6 @@ class Verdict:
     took_s: float
     scope: Mapping[str, str] = field(default_factory=dict)
     incidents: int = 0
-    second_probability: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +168,6 @@ class Bench:
             took_s,
             dict(ranked[0].scope) if ranked else {},
             len(opened),
-            first.runner_up_probability if first.cause else None,
         )
 
     def _wrong_remedies(self, case: Case, verdicts: Sequence[Verdict]) -> tuple[str, ...]:

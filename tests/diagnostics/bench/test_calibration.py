@@ -8,8 +8,8 @@ from diagnostics.bench.calibration import Stated, fit_temperature, tempered
 
 
 def test_verdicts_that_are_too_sure_want_a_higher_temperature() -> None:
-    too_sure = [Stated(0.99, 0.005, right) for right in (0, 0, 0, 1)]
-    not_sure_enough = [Stated(0.6, 0.3, 0) for _ in range(20)]
+    too_sure = [Stated(0.99, is_right) for is_right in (True, True, True, False)]
+    not_sure_enough = [Stated(0.6, True) for _ in range(20)]
 
     assert fit_temperature(too_sure, 2.0) > 3
     assert fit_temperature(not_sure_enough, 2.0) < 1
@@ -17,4 +17,4 @@ def test_verdicts_that_are_too_sure_want_a_higher_temperature() -> None:
 
 
 def test_a_power_of_one_changes_nothing() -> None:
-    assert tempered(Stated(0.7, 0.2, 0), 1.0) == pytest.approx((0.7, 0.2, 0.1))
+    assert tempered(0.7, 1.0) == pytest.approx(0.7)
