@@ -52,5 +52,5 @@ def log_loss(verdicts: Sequence[Stated], power: float) -> float:
 
 def tempered(probability: float, power: float) -> float:
     """The probability whose odds are these raised to a power; kept off 0 and 1."""
-    odds = (max(probability, _LEAST) / max(1 - probability, _LEAST)) ** power
-    return min(max(odds / (1 + odds), _LEAST), 1 - _LEAST)
+    odds: float = (max(probability, _LEAST) / max(1 - probability, _LEAST)) ** power
+    return min(max(odds / (1.0 + odds), _LEAST), 1.0 - _LEAST)
