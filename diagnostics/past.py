@@ -66,6 +66,7 @@ class Past:
 
     def __init__(self, rows: Sequence[RangeSeries], rules: Mapping[str, str] | None = None) -> None:
         """`rules`: labels that the reader states, see FleetLabels."""
+        rows = _joined(rows)
         up = [row for row in rows if row.labels.get(METRIC_NAME) == "up"]
         others = [row for row in rows if row.labels.get(METRIC_NAME) != "up"]
         self.store = SeriesStore(retention_s=10 * 366 * 86400.0, max_points=10_000_000, is_recording=True)
@@ -127,6 +128,18 @@ class Past:
                 said = [Said(diagnose_calm(knowledge, trees, where, self.store, at))]
             found.append(PastVerdict(tuple(said), self.nodes, self.engines))
         return found
+
+
+def _joined(rows: Sequence[RangeSeries]) -> list[RangeSeries]:
+    """Each series once: a server is asked window by window, and gives a part of a series for each."""
+    parts: dict[LabelSet, list[RangeSeries]] = {}
+    for row in rows:
+        parts.setdefault(row.labels, []).append(row)
+    found = []
+    for labels, own in parts.items():
+        times, first = np.unique(np.concatenate([row.times for row in own]), return_index=True)
+        found.append(RangeSeries(labels, times, np.concatenate([row.values for row in own])[first]))
+    return found
 
 
 def _write(

@@ -70,7 +70,6 @@ def url(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield found
 
 
-@pytest.mark.xfail(strict=False, reason="at one of the times the server's verdict names no cause")
 @NEEDS_PROMETHEUS
 def test_a_real_prometheus_gives_the_verdicts_of_the_store_at_1_10_and_60_minutes(
     recorded: Recorded, url: str, capsys: pytest.CaptureFixture[str]
