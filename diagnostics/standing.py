@@ -25,11 +25,14 @@ def is_better(found: Diagnosis, standing: Diagnosis) -> bool:
 def stands_before_replacing(found: Diagnosis, standing: Diagnosis) -> float | None:
     """For how long a newer verdict must be found before it replaces the standing one (seconds); None: it does not.
 
-    A better one at once, or in place of a confirmed one a little later. One that is no surer replaces what fresh
-    evidence rules out; it must stand longer, because an incident that ends takes its evidence with it.
+    A better one at once; in place of a confirmed cause, or of another that is as likely, a little later. One that is
+    no surer replaces what fresh evidence rules out; it must stand longer, because an incident that ends takes its
+    evidence with it.
     """
     if is_better(found, standing):
-        return REPLACE_AFTER_S if standing.confidence == "confirmed" else 0.0
+        is_rival = standing.cause is not None and found.cause != standing.cause
+        is_surer = RANK[found.confidence] > RANK[standing.confidence]
+        return REPLACE_AFTER_S if is_rival and (standing.confidence == "confirmed" or not is_surer) else 0.0
     if found.cause is not None and found.cause != standing.cause and standing.cause in found.ruled_out:
         return RULED_OUT_FOR_S
     return None

@@ -30,9 +30,11 @@ from diagnostics.walker import walk
 
 CONFIRMED_FROM = 0.9
 LIKELY_FROM = 0.4
+LIKELY_UNSEEN_FROM = 0.8  # where one of its musts could not be answered
 RUNNER_UP_FROM = 0.02
 ONSET_STEP_S = 15.0
 RANK = {"unknown": 0, "likely": 1, "confirmed": 2}
+ORDINARY_FROM = 0.2  # a yes that is so common speaks against nothing
 MAX_WANTED = 5  # unknown answers that "none of mine" names
 
 
@@ -103,7 +105,7 @@ def judge(
     )
     best = ranking.fits[0]
     found = _named(best, ranking, knowledge, scope, readings) if best.causes else None
-    if found is None or (found.probability or 0.0) < LIKELY_FROM:
+    if found is None or found.confidence == "unknown":
         found = _unnamed(ranking, knowledge, readings)
     order = _order(orders, found, knowledge, readings)
     return replace(
@@ -176,7 +178,7 @@ def _confidence(expects: Expectation, probability: float, readings: Readings) ->
     are_known = all(any(readings[name].answer == "yes" for name in group if name in readings) for group in expects.must)
     if probability >= CONFIRMED_FROM and are_known and expects.at_most == "confirmed":
         return "confirmed"
-    return "likely" if probability >= LIKELY_FROM else "unknown"
+    return "likely" if probability >= (LIKELY_FROM if are_known else LIKELY_UNSEEN_FROM) else "unknown"
 
 
 def _unnamed(ranking: Ranking, knowledge: Knowledge, readings: Readings) -> Diagnosis:
@@ -250,14 +252,14 @@ def _order(orders: Sequence[Order], found: Diagnosis, knowledge: Knowledge, read
 def _told(one: Evidence, found: Diagnosis, knowledge: Knowledge) -> Evidence:
     if found.cause is None or one.answer == "unknown":
         return one
+    base = knowledge.questions[one.question].base
     rates: dict[str, float] = {}
     for cause in (found.also, found.cause):
         if cause is not None:
             rates |= knowledge.expectations[cause].yes_rates
     rate = rates.get(one.question)
     if rate is None:
-        return replace(one, speaks="against") if one.answer == "yes" else one
-    base = knowledge.questions[one.question].base
+        return replace(one, speaks="against") if one.answer == "yes" and base <= ORDINARY_FROM else one
     is_for = (rate > base) == (one.answer == "yes")
     speaks: Speaks = "for" if is_for else "against"
     if rate < 0.5 and rate > base and one.answer == "no":

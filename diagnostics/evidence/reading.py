@@ -14,6 +14,11 @@ from diagnostics.query import AskedAt, QueryResult, RunQuery, bind_query, livene
 from diagnostics.scope import scope_text
 from diagnostics.value_format import format_seconds
 
+MIN_PAST_S = 60.0
+PAST_STEP_S = 5.0
+# How many steps of the last ten minutes before the onset had traffic; no value where nobody counts arrivals.
+_PAST_QUERY = f"count_over_time((sum(llm:arrivals:rate{{{{{{scope}}}}}}) > 0)[10m:{PAST_STEP_S:.0f}s] {{{{before}}}})"
+
 Readings = Mapping[str, Evidence]
 """What was answered, by question."""
 
@@ -23,7 +28,21 @@ def read_all(
 ) -> dict[str, Evidence]:
     """The answers for `scope`. What does not answer its scrapes says nothing of itself: its last values are unknown."""
     silence = _silence(scope, run_query)
-    return {one.id: _read(one, scope, run_query, asked, silence) for one in questions}
+    no_past = _no_past(scope, run_query, asked)
+    return {one.id: _read(one, scope, run_query, asked, silence, no_past) for one in questions}
+
+
+def _no_past(scope: Mapping[str, str], run_query: RunQuery, asked: AskedAt) -> str:
+    """Why there is nothing to compare with: traffic began shortly before; "" when it did not, or nobody knows.
+
+    A fleet that has just been started has a past of zeros and first requests: everything is many times as much as then.
+    """
+    query, why = bind_query(_PAST_QUERY, scope, asked)
+    steps = run_query(query).value if not why else None
+    if steps is None or steps * PAST_STEP_S >= MIN_PAST_S:
+        return ""
+    past_s = format_seconds(steps * PAST_STEP_S)
+    return f"no past to compare with: traffic began {past_s} before, the least is {format_seconds(MIN_PAST_S)}"
 
 
 def _silence(scope: Mapping[str, str], run_query: RunQuery) -> str:
@@ -34,11 +53,20 @@ def _silence(scope: Mapping[str, str], run_query: RunQuery) -> str:
     return f"{scope_text(scope)} does not answer: its last numbers are no evidence" if is_silent else ""
 
 
-def _read(question: Question, scope: Mapping[str, str], run_query: RunQuery, asked: AskedAt, silence: str) -> Evidence:
+def _read(
+    question: Question,
+    scope: Mapping[str, str],
+    run_query: RunQuery,
+    asked: AskedAt,
+    silence: str,
+    no_past: str,
+) -> Evidence:
     template = question.query
-    query, why = bind_query(template, scope, asked)
     if question.pool_query is not None and not scope.get("node"):
-        query, why = bind_query(question.pool_query, scope, asked)
+        template = question.pool_query
+    query, why = bind_query(template, scope, asked)
+    if not why and "{{before}}" in template:
+        why = no_past
     if not why and silence and reads_own_numbers(query, scope):
         why = silence
     if why:
