@@ -30,7 +30,7 @@ from diagnostics.walker import walk
 
 CONFIRMED_FROM = 0.9
 LIKELY_FROM = 0.4
-LIKELY_UNSEEN_FROM = 0.8  # where one of its musts could not be answered
+LIKELY_UNSEEN_FROM = 0.92  # where one of its musts could not be answered
 RUNNER_UP_FROM = 0.02
 ONSET_STEP_S = 15.0
 RANK = {"unknown": 0, "likely": 1, "confirmed": 2}

@@ -94,7 +94,7 @@ def _judge(question: Question, result: QueryResult, age_s: float | None, asked: 
     if question.unless is not None and not question.unless.holds(value):
         return "unknown", "between yes and no"
     since = asked.now - asked.onset
-    if since < question.lag_s:
+    if 0 < since < question.lag_s:  # 0: nobody knows when it began
         return "unknown", f"too early: it shows {format_seconds(question.lag_s)} after the onset"
     return "no", ""
 
