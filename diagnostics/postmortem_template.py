@@ -10,8 +10,8 @@ Incident {{ incident.id | code }}, {{ level.name }} ({{ incident.severity | text
 ## Summary
 
 {% if diagnosis and diagnosis.cause %}
-{{ diagnosis.title | text }}. Cause: **{{ diagnosis.cause | text }}** ({{ diagnosis.confidence | text }}).\
-{% if diagnosis.also %} Beside it: **{{ diagnosis.also | text }}**.{% endif %}
+{{ diagnosis.title | text }}. Cause: **{{ diagnosis.cause | text }}** ({{ diagnosis.confidence | text }}). \
+{% if diagnosis.also %}Beside it: **{{ diagnosis.also | text }}**. {% endif %}
 {% if incident.handling.correction %}
 
 That is the word of {{ incident.handling.correction.by | text }}; the verdict had been \
