@@ -347,9 +347,12 @@ class FleetEffects:
         return {**receipt, **note, "table_version": version}
 
     async def wake_node(self, name: str, *, wait_s: float) -> Receipt:
-        """Awake and ready first, then routed."""
+        """Awake and ready first, then routed. One that was drained before it slept takes work again."""
         await self._wanted(name)
         receipt = await self.engine.wake_up(name, wait_s)
+        url = await self._url(name)
+        if (await self._answer(self.client.drain_state(url))).state != "serving":
+            await self._answer(self.client.resume(url))
         waited_s = await self._wait_ready(name, wait_s)
         version = await self.routing.change(name, route=RouteIntent.ACTIVE, role=Role.MEMBER)
         await self.fleet.observe_node(name)

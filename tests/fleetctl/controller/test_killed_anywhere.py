@@ -199,6 +199,18 @@ def test_killed_again_and_again_on_postgresql_the_end_is_that_of_sqlite(
     assert_same(end, expected, f"killed at {kills}")
 
 
+def test_woken_node_that_was_drained_before_it_slept_serves_again(prepared: MortalWorld, tmp_path: Path) -> None:
+    world = copy_of(prepared, tmp_path / "copy")
+
+    async def drain_and_wake(controller: Controller) -> None:
+        for command in ("scale default --to 2", "drain node-1", "wake node-1 --wait 20s"):
+            await order(controller, command)
+        assert await is_converged(controller)
+
+    assert asyncio.run(world.life(drain_and_wake, Killer()))
+    assert world.fleet.done["/admin/resume node-1"] == 1
+
+
 def assert_same(end: dict[str, Any], expected: dict[str, Any], when: str) -> None:
     wrong = [(key, end[key], expected[key]) for key in expected if end[key] != expected[key]]
     assert not wrong, f"{when}: {wrong}"
