@@ -117,6 +117,11 @@ def _placed(
     opened = _open(working)
     if (home := _home(alert, opened, kinds, explains)) is not None:
         return join(home, alert, now)
+    if shared is not None:
+        for one in opened:  # the place that explains it has an incident of the same fault by another alert
+            is_around = is_wide(one.scope) and scope_contains(one.scope, shared.scope)
+            if is_around and same_fault(one, alert, kinds, explains):
+                return join(one, alert, now)
     if shared is not None and (lead := _lead(opened, shared, nodes)) is not None:
         return join(widen(lead, shared.scope, shared.why, now), alert, now)
     scope = scope_of(alert.labels)

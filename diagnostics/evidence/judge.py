@@ -150,7 +150,8 @@ def _named(
     best: Fit, ranking: Ranking, knowledge: Knowledge, scope: Mapping[str, str], readings: Readings
 ) -> Diagnosis:
     """The best hypothesis in words. Of two causes at work, the one that fits better alone is named first."""
-    causes = sorted(best.causes, key=lambda name: -ranking.probability_of(name))
+    ruled_out = {one.cause for one in ranking.excluded}  # alone: beside another its `never` may be the other's doing
+    causes = sorted(best.causes, key=lambda name: (name in ruled_out, -ranking.probability_of(name)))
     cause = causes[0]
     expects = knowledge.expectations[cause]
     probability = ranking.probability_of(cause)

@@ -332,3 +332,13 @@ def test_the_title_is_what_hurts_users_most_now() -> None:
     incident = clear(incident, down.fingerprint, NOW + 61)
     assert incident.title == "node-1 is slow"
     assert clear(incident, slow_node.fingerprint, NOW + 62).title == "node-1 is slow", "kept for the post-mortem"
+
+
+def test_queues_of_the_nodes_join_the_overload_of_their_pool() -> None:
+    kinds = {name: AlertKind("capacity", False) for name in ("LLMOverload", "LLMQueueDepth")}
+    book = group_alerts([make_alert("LLMOverload", pool="chat")], [], NOW, KNOWN, kinds)
+    later = [make_alert("LLMQueueDepth", f"node-{i}", NOW + 120) for i in range(1, 10)]
+
+    book |= group_alerts(later, book.values(), NOW + 120, KNOWN, kinds)
+
+    assert [dict(one.scope) for one in book.values()] == [{"pool": "chat"}]

@@ -35,7 +35,10 @@ def test_has_the_pages_that_the_product_names() -> None:
         "stop-oom-loop",
         "stop-scaling",
     }
-    assert set(LIBRARY["replace-node"].causes) == {"slow_node", "node_down", "crash_loop"}
+    assert set(LIBRARY["replace-node"].causes) == {
+        *("slow_node", "straggler", "gpu_clock", "busy_host"),
+        *("node_down", "core_hung", "crash_loop"),
+    }
 
 
 @pytest.mark.parametrize("name", LIBRARY)
