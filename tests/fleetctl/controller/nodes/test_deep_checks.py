@@ -182,6 +182,7 @@ async def test_series_have_what_is_known_and_end_with_it() -> None:
     own = {
         ("controller_storage_ok", ""): 0.0,
         ("controller_breaker_open", ""): 1.0,
+        ("controller_heartbeat_age_seconds", ""): 0.0,
         ("controller_pool_start_failures", "default"): 2.0,
     }
     found = evaluate('{__name__=~"controller_.*"}', store, world.clock.now())
