@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import os
-import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +12,6 @@ from hypothesis import HealthCheck, settings
 from tests.fixtures.postgres import PostgresCluster, running_cluster
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before any torch import: two test workers share two cores
-# Reading the certificates of all authorities takes 50 ms of CPU, and tests make thousands of clients.
-ssl.create_default_context = functools.cache(ssl.create_default_context)
 # No test holds a timing threshold: hypothesis' own are of quiet machines.
 settings.register_profile("fleetctl", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("fleetctl")

@@ -6,7 +6,6 @@ A value that is missing, stale, NaN, or between the limits of yes and no is unkn
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping
 
 from diagnostics.diagnosis import AnswerWord, Evidence
@@ -15,7 +14,6 @@ from diagnostics.query import AskedAt, QueryResult, RunQuery, bind_query, livene
 from diagnostics.scope import scope_text
 from diagnostics.value_format import format_seconds
 
-_COMPARES = re.compile(r"\]\s*\{\{before\}\}")  # with a window of the past; not one moment of it, a change's time
 MIN_PAST_S = 60.0
 PAST_STEP_S = 5.0
 # How many steps of the last ten minutes before the onset had traffic; no value where nobody counts arrivals.
@@ -67,7 +65,7 @@ def _read(
     if question.pool_query is not None and not scope.get("node"):
         template = question.pool_query
     query, why = bind_query(template, scope, asked)
-    if not why and _COMPARES.search(template):
+    if not why and "{{before}}" in template:
         why = no_past
     if not why and silence and reads_own_numbers(query, scope):
         why = silence

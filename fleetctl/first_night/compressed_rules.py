@@ -11,7 +11,7 @@ from fleetctl import bundled
 
 # Only how long a condition must hold, and how far back a past ends; never a threshold.
 FOR = {
-    "LLMNodeDown": "8s",
+    "LLMNodeDown": "2s",
     "LLMCoreDown": "8s",
     "LLMErrorRate": "20s",
     "LLMQueueDepth": "15s",
@@ -20,7 +20,7 @@ FOR = {
     "LLMKVCacheSaturated": "20s",
     "LLMPrefixHitDrop": "20s",
 }
-PAST = {"LLMPrefixHitDrop": ("[30m] offset 10m", "[30m] offset 45s")}
+PAST = {"LLMPrefixHitDrop": ("[30m] offset 10m", "[30m] offset 45s"), "LLMNodeDown": ("1m", "8s")}
 
 
 def write_compressed_rules(folder: Path) -> None:

@@ -45,12 +45,13 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def our_rules(folder: Path) -> list[Path]:
-    """Our rule files as they are, but that alerts wait for a second only."""
+    """Our rule files as they are, but that alerts wait for a second only, and a silent node for five."""
     folder.mkdir(exist_ok=True)
     copies = []
     for path in [*builtin_signal_files(), *builtin_rule_files()]:
         copy = folder / f"{path.parent.name}-{path.name}"
-        copy.write_text(re.sub(r"(?m)^(\s+for:) .*$", r"\1 1s", path.read_text()))
+        text = re.sub(r"(?m)^(\s+for:) .*$", r"\1 1s", path.read_text())
+        copy.write_text(text.replace("llm:up[1m]", "llm:up[5s]").replace("llm:up offset 1m", "llm:up offset 5s"))
         copies.append(copy)
     return copies
 
