@@ -21,16 +21,16 @@ causes:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from diagnostics.content_file import BadContentFileError, Problem, read_content_file, validate
+from diagnostics.content_file import BadContentFileError, Problem, entry_place, read_content_file, validate
 from diagnostics.expectation import PLACES, Expectation, Place
 
 CAUSE_NAME = r"^[a-z][a-z0-9_]{0,63}$"
@@ -160,7 +160,7 @@ def load_causes(paths: Iterable[Path]) -> dict[str, Cause]:
 def read_cause_file(path: Path) -> list[Cause]:
     """The file's causes, in order. Raises BadContentFileError."""
     file = read_content_file(path)
-    form = validate(file, _CausesForm, lambda where: _place(file.document, where))
+    form = validate(file, _CausesForm, partial(entry_place, file.document, nouns={"causes": "cause"}, key="name"))
     return [
         Cause(
             name=entry.name,
@@ -176,11 +176,3 @@ def read_cause_file(path: Path) -> list[Cause]:
         )
         for index, entry in enumerate(form.causes)
     ]
-
-
-def _place(document: Any, where: Sequence[Any]) -> tuple[str, int]:
-    if len(where) < 2 or where[0] != "causes" or not isinstance(where[1], int):
-        return "", 0
-    entry = document["causes"][where[1]]
-    name = entry.get("name") if isinstance(entry, dict) else None
-    return f"cause {name or where[1] + 1}", 2

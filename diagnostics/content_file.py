@@ -6,7 +6,7 @@ A reader collects every problem of its file before it raises: a person mends the
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -104,6 +104,18 @@ def validate(file: ContentFile, model: type[_M], place_of: Callable[[Sequence[An
             remedy = "correct its spelling or remove it" if fault["type"] == "extra_forbidden" else ""
             problems.append(Problem(file.name, reason, remedy, place, file.line_of(*path)))
         raise BadContentFileError(problems) from error
+
+
+def entry_place(document: Any, where: Sequence[Any], *, nouns: Mapping[str, str], key: str) -> tuple[str, int]:
+    """For `validate`: "cause slow_node" and how much of the path it is; `("", 0)` outside of the lists of entries.
+
+    `nouns`: what an entry of each list of the document is called. `key`: where an entry has its name.
+    """
+    if len(where) < 2 or where[0] not in nouns or not isinstance(where[1], int):
+        return "", 0
+    entry = document[where[0]][where[1]]
+    name = entry.get(key) if isinstance(entry, dict) else None
+    return f"{nouns[where[0]]} {name or where[1] + 1}", 2
 
 
 def unknown(kind: str, word: str, known: Iterable[str]) -> tuple[str, str]:

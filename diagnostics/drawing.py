@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from diagnostics.tree import CONTINUE, END, Tree
 
-_BRANCHES = (("if_yes", "yes"), ("if_no", "no"), ("if_unknown", "unknown"))
+BRANCHES = (("if_yes", "yes"), ("if_no", "no"), ("if_unknown", "unknown"))
 
 
 def mermaid(tree: Tree) -> str:
@@ -14,15 +14,15 @@ def mermaid(tree: Tree) -> str:
     """
     lines = ["flowchart TD"]
     for index, question in enumerate(tree.questions):
-        lines.append(f'  {question.id}{{"{_text(question.ask)}<br/>{_text(question.threshold)}"}}')
+        lines.append(f'  {question.id}{{"{mermaid_text(question.ask)}<br/>{mermaid_text(question.threshold)}"}}')
         following = tree.questions[index + 1].id if index + 1 < len(tree.questions) else END
         words: dict[str, list[str]] = {}
-        for branch, word in _BRANCHES:
+        for branch, word in BRANCHES:
             target = getattr(question, branch)
             words.setdefault(following if target == CONTINUE else target, []).append(word)
         for target, labels in words.items():
             lines.append(f"  {question.id} -->|{', '.join(labels)}| {_node(tree, target)}")
-    lines += [f'  v_{verdict.id}["{_text(verdict.cause)}"]' for verdict in tree.verdicts.values()]
+    lines += [f'  v_{verdict.id}["{mermaid_text(verdict.cause)}"]' for verdict in tree.verdicts.values()]
     if any(line.endswith(" no_cause") for line in lines):
         lines.append('  no_cause(["no cause named"])')
     return "\n".join(lines) + "\n"
@@ -35,5 +35,6 @@ def _node(tree: Tree, target: str) -> str:
     return f"v_{target}" if target in tree.verdicts else target
 
 
-def _text(text: str) -> str:
+def mermaid_text(text: str) -> str:
+    """What may stand between the quotes of a Mermaid label."""
     return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;").replace(">", "&gt;")

@@ -20,9 +20,10 @@ from alerts.promql.nodes import metric_names
 from alerts.sample import MISSING, STALE_NAN, STALE_NAN_BITS
 from alerts.series.store import SeriesStore
 from diagnostics.diagnosis import Diagnosis
+from diagnostics.evidence.calm import look_around
 from diagnostics.evidence.judge import Knowledge
 from diagnostics.incident import Incident, IncidentStatus
-from diagnostics.inquiry import diagnose_alerts, diagnose_calm
+from diagnostics.inquiry import diagnose_alerts
 from diagnostics.retrospect import Retrospect
 from diagnostics.scope import PLACES, is_wide, scope_contains
 from diagnostics.severity import severity_rank
@@ -125,7 +126,7 @@ class Past:
                 for one in concerned
             ]
             if not said:
-                said = [Said(diagnose_calm(knowledge, trees, where, self.store, at))]
+                said = [Said(look_around(knowledge, trees, where, self.store, at))]
             found.append(PastVerdict(tuple(said), self.nodes, self.engines))
         return found
 

@@ -16,23 +16,23 @@ from alerts.labels import METRIC_NAME
 from alerts.sample import STALE_NAN
 from alerts.series.store import SeriesStore
 from diagnostics.blackbox import BlackBox, RecordedSeries
-from diagnostics.diagnosis import Diagnosis, undiagnosed
-from diagnostics.evidence.judge import Knowledge, diagnose
+from diagnostics.diagnosis import Diagnosis
+from diagnostics.evidence.judge import Knowledge
 from diagnostics.grouping import group_alerts
 from diagnostics.incident import (
     Incident,
     IncidentStatus,
-    by_gravity,
     fired_alert,
     is_over,
     observe,
     resolve,
     with_diagnosis,
 )
+from diagnostics.inquiry import diagnose_alerts
 from diagnostics.record import IncidentRecord
 from diagnostics.scope import Nodes, scope_text
-from diagnostics.standing import is_outgrown, stands_before_replacing
-from diagnostics.tree import Tree, alert_kinds, tree_for_alert
+from diagnostics.standing import is_outgrown, weigh
+from diagnostics.tree import Tree, alert_kinds
 
 _ENGINE_SERIES = frozenset({"ALERTS", "ALERTS_FOR_STATE"})  # the rules write them anew
 _SPARE_S = 3600.0  # retention beyond the window: rules look back
@@ -169,32 +169,30 @@ class _Story:
     def _judge(self, incident: Incident, now: float, *, is_new: bool) -> None:
         """Ask again; a verdict gives way to a surer one, a confirmed one to one that stays confirmed."""
         self._judged_at[incident.id] = now
-        found = self._found(incident, now)
+        found = diagnose_alerts(
+            self._knowledge,
+            self._trees,
+            self._no_tree,
+            incident.alerts,
+            incident.scope,
+            self._store,
+            now,
+            incident.onset_at,
+        )
         standing = incident.diagnosis
         if standing is not None and not is_outgrown(incident, standing):
             if (found.cause, found.confidence) == (standing.cause, standing.confidence):
                 self._rivals.pop(incident.id, None)
                 return
-            if (after_s := stands_before_replacing(found, standing)) is None:
+            replaces, rival = weigh(found, standing, self._rivals.get(incident.id))
+            if not replaces:
                 self._rivals.pop(incident.id, None)
-                return
-            rival = self._rivals.get(incident.id)
-            if rival is None or rival.cause != found.cause:
-                rival = self._rivals[incident.id] = found
-            if found.at - rival.at < after_s:
+                if rival is not None:
+                    self._rivals[incident.id] = rival
                 return
         self._rivals.pop(incident.id, None)
         self.incidents[incident.id] = with_diagnosis(incident, found)
         self._tell(now, "verdict", f"{found.cause or 'no cause'} ({found.confidence}): {found.title}")
-
-    def _found(self, incident: Incident, now: float) -> Diagnosis:
-        standing = [one for one in incident.alerts if one.state != "resolved"] or list(incident.alerts)
-        named = [tree for one in by_gravity(standing) if (tree := tree_for_alert(self._trees, one.name)) is not None]
-        trees = list({tree.name: tree for tree in named}.values())
-        if not trees:
-            alert = by_gravity(incident.alerts)[0].name
-            return replace(undiagnosed(alert, self._no_tree.get(alert)), at=now)
-        return diagnose(self._knowledge, trees, incident.scope, self._store, now, incident.onset_at)
 
     def _tell(self, at: float, kind: str, text: str) -> None:
         self.told.append(Told(at, kind, text))

@@ -22,6 +22,18 @@ def is_better(found: Diagnosis, standing: Diagnosis) -> bool:
     return found.cause is not None or standing.cause is None
 
 
+def weigh(found: Diagnosis, standing: Diagnosis, rival: Diagnosis | None) -> tuple[bool, Diagnosis | None]:
+    """Whether a newer verdict replaces the standing one now, and which is its rival from now on.
+
+    `rival`: what would replace it once it has stood for long enough; its `at` is since when.
+    """
+    if (after_s := stands_before_replacing(found, standing)) is None:
+        return False, None
+    if rival is None or rival.cause != found.cause:
+        rival = found
+    return (True, None) if found.at - rival.at >= after_s else (False, rival)
+
+
 def stands_before_replacing(found: Diagnosis, standing: Diagnosis) -> float | None:
     """For how long a newer verdict must be found before it replaces the standing one (seconds); None: it does not.
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel, model_validator
 
@@ -17,6 +18,7 @@ from diagnostics.content_file import (
     BadContentFileError,
     ContentFile,
     Problem,
+    entry_place,
     nearest,
     read_content_file,
     unknown,
@@ -137,7 +139,11 @@ def read_tree_file(path: Path, causes: Collection[str]) -> Tree:
     file = read_content_file(path)
     if not isinstance(file.document, dict):
         raise BadContentFileError([Problem(file.name, "expected a mapping with `tree`, `questions` and `verdicts`")])
-    form = validate(file, _TreeForm, lambda where: _place(file.document, where))
+    form = validate(
+        file,
+        _TreeForm,
+        partial(entry_place, file.document, nouns={"questions": "question", "verdicts": "verdict"}, key="id"),
+    )
     problems = [
         *_check_symptoms(file, form),
         *_check_branches(file, form),
@@ -147,14 +153,6 @@ def read_tree_file(path: Path, causes: Collection[str]) -> Tree:
     if problems:
         raise BadContentFileError(sorted(problems, key=lambda problem: problem.line))
     return _to_tree(form)
-
-
-def _place(document: Mapping[str, Any], where: Sequence[Any]) -> tuple[str, int]:
-    if len(where) < 2 or where[0] not in ("questions", "verdicts") or not isinstance(where[1], int):
-        return "", 0
-    entry = document[where[0]][where[1]]
-    name = entry.get("id", where[1] + 1) if isinstance(entry, dict) else where[1] + 1
-    return f"{where[0][:-1]} {name}", 2
 
 
 def _to_tree(form: _TreeForm) -> Tree:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
+from diagnostics.drawing import BRANCHES, mermaid_text
 from diagnostics.drawing import mermaid as walked_mermaid
 from diagnostics.evidence.judge import Knowledge
 from diagnostics.evidence.question import Question
 from diagnostics.expectation import Expectation
 from diagnostics.tree import CONTINUE, END, Tree
-
-_BRANCHES = (("if_yes", "yes"), ("if_no", "no"), ("if_unknown", "unknown"))
 
 
 def ascii_view(tree: Tree, knowledge: Knowledge) -> str:
@@ -32,11 +31,11 @@ def mermaid(tree: Tree, knowledge: Knowledge) -> str:
         return walked_mermaid(tree)
     asked = [knowledge.questions[name] for name in tree.ask if name in knowledge.questions]
     lines = ["flowchart LR"]
-    lines += [f'  q_{one.id}{{"{_text(one.ask)}<br/>{_text(one.threshold)}"}}' for one in asked]
+    lines += [f'  q_{one.id}{{"{mermaid_text(one.ask)}<br/>{mermaid_text(one.threshold)}"}}' for one in asked]
     lines += [f"  q_{first.id} -.- q_{second.id}" for first, second in pairwise(asked)]
     names = {one.id for one in asked}
     for cause, expects in causes_of(tree, knowledge):
-        lines.append(f'  c_{cause}["{_text(cause)}"]')
+        lines.append(f'  c_{cause}["{mermaid_text(cause)}"]')
         for question, relation in _relations(expects).items():
             if question in names and relation != "may":
                 arrow = {"must": "==>|yes|", "one of": "==>|yes|", "often": "-->|yes|", "never": "--x|yes|"}[relation]
@@ -78,12 +77,12 @@ def _walked(tree: Tree) -> Iterable[str]:
     for index, question in enumerate(tree.questions):
         following = tree.questions[index + 1].id if index + 1 < len(tree.questions) else END
         yield f"{question.id}  {question.ask}  {question.threshold}"
-        for number, (branch, word) in enumerate(_BRANCHES):
+        for number, (branch, word) in enumerate(BRANCHES):
             target = getattr(question, branch)
             target = following if target == CONTINUE else target
             verdict = tree.verdicts.get(target)
             shown = f"[{verdict.cause}]" if verdict is not None else "(no cause)" if target == END else target
-            yield f"  {'└' if number == len(_BRANCHES) - 1 else '├'}─ {word}: {shown}"
+            yield f"  {'└' if number == len(BRANCHES) - 1 else '├'}─ {word}: {shown}"
 
 
 def _relations(expects: Expectation) -> Mapping[str, str]:
@@ -108,10 +107,6 @@ def _qualities(expects: Expectation) -> str:
     parts += [f"at most {expects.at_most}"] if expects.at_most != "confirmed" else []
     parts += [f"only of a {' or '.join(sorted(expects.where))}"] if len(expects.where) < 3 else []
     return f"  ({', '.join(parts)})" if parts else ""
-
-
-def _text(text: str) -> str:
-    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def unused_questions(trees: Iterable[Tree], knowledge: Knowledge) -> Sequence[str]:

@@ -37,7 +37,7 @@ def walk(
     verdict itself rests on coincidence; `unknown` when the tree ends without naming a cause.
     """
     asked = AskedAt(now, now if onset is None else onset)
-    silence = _silence(scope, run_query)
+    silence = silence_of(scope, run_query)
     evidence: list[Evidence] = []
     index = 0
     verdict: Verdict | None = None
@@ -60,7 +60,7 @@ def walk(
     return _conclude(tree, scope, verdict, tuple(evidence), now)
 
 
-def _silence(scope: Mapping[str, str], run_query: RunQuery) -> str:
+def silence_of(scope: Mapping[str, str], run_query: RunQuery) -> str:
     """Why the scope's own numbers are no evidence; "" when something in it answers, or nobody knows."""
     if not (scope.get("node") or scope.get("pool")):
         return ""
@@ -85,18 +85,25 @@ def _answer(
         return _evidence(question, "unknown", query, QueryResult(None, None, why), None)
     result = run_query(query)
     age_s = None if result.at is None else max(0.0, asked.now - result.at)
-    if result.value is None:
-        why = result.why_unknown or "no data"
-    elif not math.isfinite(result.value):
-        why = "the value is not a number"
-    elif age_s is None:
-        why = "the age of the value is not known"
-    elif age_s > max_age_s:
-        why = f"stale: {format_seconds(age_s)} old, the limit is {format_seconds(max_age_s)}"
-    else:
-        return _evidence(question, "yes" if question.limit.holds(result.value) else "no", query, result, age_s)
-    value = result.value if result.value is not None and math.isfinite(result.value) else None
-    return _evidence(question, "unknown", query, QueryResult(value, result.at, why), age_s)
+    value, why = fresh_value(result, age_s, max_age_s)
+    if why:
+        return _evidence(question, "unknown", query, QueryResult(value, result.at, why), age_s)
+    assert value is not None
+    return _evidence(question, "yes" if question.limit.holds(value) else "no", query, result, age_s)
+
+
+def fresh_value(result: QueryResult, age_s: float | None, max_age_s: float) -> tuple[float | None, str]:
+    """`(value, "")` where it is evidence, else why it is none; with the value where there is one, for a reader."""
+    value = result.value
+    if value is None:
+        return None, result.why_unknown or "no data"
+    if not math.isfinite(value):
+        return None, "the value is not a number"
+    if age_s is None:
+        return value, "the age of the value is not known"
+    if age_s > max_age_s:
+        return value, f"stale: {format_seconds(age_s)} old, the limit is {format_seconds(max_age_s)}"
+    return value, ""
 
 
 def _evidence(question: Question, word: AnswerWord, query: str, result: QueryResult, age_s: float | None) -> Evidence:

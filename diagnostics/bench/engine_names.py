@@ -116,29 +116,13 @@ def _vllm_core(out: _Writer, q: _Quantities) -> None:
     out.counter("vllm:request_success_total", q["finished"] * long_share, finished_reason="length")
     out.counter("vllm:request_success_total", q["aborted"], finished_reason="abort")
     out.counter("vllm:request_success_total", q["errors"], finished_reason="error")
-    out.histogram(
-        "vllm:time_to_first_token_seconds",
-        q["admitted"],
-        q["ttft"],
-        q["ttft_sigma"],
-        _VLLM_TTFT,
-        outlier_share=q["giant_share"],
-        outlier=q["giant_ttft"],
-    )
+    _first_tokens(out, "vllm:time_to_first_token_seconds", q, _VLLM_TTFT)
     out.histogram("vllm:inter_token_latency_seconds", q["output_rate"], q["itl"], q["itl_sigma"], _VLLM_ITL)
     out.histogram("vllm:request_time_per_output_token_seconds", q["finished"], q["itl"], 0.2, _VLLM_ITL)
     out.histogram("vllm:e2e_request_latency_seconds", q["finished"], q["e2e"], q["output_sigma"], _VLLM_TIMES)
     out.histogram("vllm:request_queue_time_seconds", q["admitted"], q["queue"], 0.8, _VLLM_TIMES)
     out.histogram("vllm:request_prefill_time_seconds", q["admitted"], q["prefill"], 0.5, _VLLM_TIMES)
-    out.histogram(
-        "vllm:request_prompt_tokens",
-        q["finished"],
-        q["plain_prompt_tokens"],
-        q["prompt_sigma"],
-        _TOKENS,
-        outlier_share=q["giant_share"],
-        outlier=q["giant_tokens"],
-    )
+    _prompt_lengths(out, "vllm:request_prompt_tokens", q)
     out.histogram("vllm:request_inference_time_seconds", q["finished"], _inference(q), q["output_sigma"], _VLLM_TIMES)
     out.histogram("vllm:request_generation_tokens", q["finished"], q["output_tokens"], q["output_sigma"], _TOKENS)
     out.gauge(
@@ -206,15 +190,7 @@ def _sglang(model: str, q: _Quantities) -> list[Level]:
     out.counter("sglang:http_responses_total", q["arrivals"] - q["http_errors"], status_code="200")
     if (q["http_errors"] > 0).any():
         out.counter("sglang:http_responses_total", q["http_errors"], status_code="500")
-    out.histogram(
-        "sglang:time_to_first_token_seconds",
-        q["admitted"],
-        q["ttft"],
-        q["ttft_sigma"],
-        _SGLANG_TTFT,
-        outlier_share=q["giant_share"],
-        outlier=q["giant_ttft"],
-    )
+    _first_tokens(out, "sglang:time_to_first_token_seconds", q, _SGLANG_TTFT)
     out.histogram("sglang:inter_token_latency_seconds", q["output_rate"], q["itl"], q["itl_sigma"], _SGLANG_ITL)
     out.histogram("sglang:request_time_per_output_token_seconds", q["finished"], q["itl"], 0.2, _SGLANG_ITL)
     out.histogram("sglang:e2e_request_latency_seconds", q["finished"], q["e2e"], q["output_sigma"], _SGLANG_TIMES)
@@ -222,15 +198,7 @@ def _sglang(model: str, q: _Quantities) -> list[Level]:
     out.histogram(
         "sglang:per_stage_req_latency_seconds", q["admitted"], q["prefill"], 0.5, _SGLANG_TIMES, stage="prefill_forward"
     )
-    out.histogram(
-        "sglang:prompt_tokens_histogram",
-        q["finished"],
-        q["plain_prompt_tokens"],
-        q["prompt_sigma"],
-        _TOKENS,
-        outlier_share=q["giant_share"],
-        outlier=q["giant_tokens"],
-    )
+    _prompt_lengths(out, "sglang:prompt_tokens_histogram", q)
     plain = _Writer(())
     _process(plain, q)
     return [*out.levels, *plain.levels]
@@ -349,6 +317,30 @@ def _inference(q: _Quantities) -> Floats:
 
 def _steps(q: _Quantities) -> Floats:
     return np.where((q["running"] > 0.3) & (q["stuck"] < 0.5), 1 / np.maximum(q["itl"], 1e-3), 0.0)
+
+
+def _first_tokens(out: _Writer, name: str, q: _Quantities, bounds: tuple[float, ...]) -> None:
+    out.histogram(
+        name,
+        q["admitted"],
+        q["ttft"],
+        q["ttft_sigma"],
+        bounds,
+        outlier_share=q["giant_share"],
+        outlier=q["giant_ttft"],
+    )
+
+
+def _prompt_lengths(out: _Writer, name: str, q: _Quantities) -> None:
+    out.histogram(
+        name,
+        q["finished"],
+        q["plain_prompt_tokens"],
+        q["prompt_sigma"],
+        _TOKENS,
+        outlier_share=q["giant_share"],
+        outlier=q["giant_tokens"],
+    )
 
 
 def _process(out: _Writer, q: _Quantities) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from alerts.series.store import SeriesStore
-from diagnostics.cause import Cause, builtin_cause_files, load_causes
+from diagnostics.cause import Cause, builtin_causes
 from diagnostics.diagnosis import Diagnosis
-from diagnostics.evidence.judge import Knowledge
-from diagnostics.evidence.question_file import builtin_question_files, load_questions
+from diagnostics.evidence.calm import look_around
+from diagnostics.evidence.judge import builtin_knowledge
 from diagnostics.grouping import Kinds
 from diagnostics.incident import Incident
-from diagnostics.inquiry import diagnose_alerts, diagnose_calm
+from diagnostics.inquiry import diagnose_alerts
 from diagnostics.tree import Tree, alert_kinds
 from diagnostics.tree_file import builtin_tree_files, load_trees
 
@@ -23,10 +23,9 @@ class Under:
 
     def __init__(self) -> None:
         self.trees: dict[str, Tree] = load_trees(builtin_tree_files())
-        self.all_causes: Mapping[str, Cause] = load_causes(builtin_cause_files())
+        self.all_causes: Mapping[str, Cause] = builtin_causes()
         self.kinds: Kinds = alert_kinds(self.trees)
-        expected = {name: one.expects for name, one in self.all_causes.items() if one.expects is not None}
-        self.knowledge = Knowledge(load_questions(builtin_question_files()), expected)
+        self.knowledge = builtin_knowledge()
 
     def diagnose(self, incident: Incident, store: SeriesStore, now: float) -> Diagnosis:
         """What is said of an incident."""
@@ -36,7 +35,7 @@ class Under:
 
     def inquire(self, scope: Mapping[str, str], store: SeriesStore, now: float) -> Diagnosis:
         """What is said to a person who asks about a place without an incident."""
-        return diagnose_calm(self.knowledge, self.trees, scope, store, now)
+        return look_around(self.knowledge, self.trees, scope, store, now)
 
     def causes(self, diagnosis: Diagnosis) -> list[str]:
         """The causes that a diagnosis names, best first."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from alerts.series.store import SeriesStore
 from diagnostics.diagnosis import Diagnosis, Evidence
-from diagnostics.evidence.judge import Knowledge, Order, judge, onset_of_series
+from diagnostics.evidence.judge import Knowledge, judge, onset_of_series
 from diagnostics.evidence.reading import read_all
 from diagnostics.query import AskedAt, store_query
 from diagnostics.scope import scope_text
@@ -40,8 +40,7 @@ def look_around(
     if signs:
         series = [template for tree in trees.values() for template in tree.onset]
         onset = onset_of_series(series, scope, store, now, now)
-        orders = [Order("", tuple(one.question for one in signs))]
-        found = replace(judge(knowledge, orders, scope, run_query, now, onset), tree="")
+        found = judge(knowledge, (), [one.question for one in signs], scope, run_query, now, onset)
         seen = " ".join(f"{one.title} Yes." for one in signs)
         return found if found.cause else replace(found, title=f"No alert fires for {where}, but: {seen} {found.title}")
     if unknown:

@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from types import MappingProxyType
 
 from alerts.errors import BadExpressionError, QueryError
 from alerts.promql import evaluate, evaluate_series
 from alerts.series.store import SeriesStore
-from diagnostics.cause import builtin_causes
+from diagnostics.cause import Cause, builtin_causes
 from diagnostics.diagnosis import Confidence, Diagnosis, Evidence, Speaks
 from diagnostics.evidence.changes import CHANGES_QUERY, recent_changes
 from diagnostics.evidence.onset import LOOK_BACK_S, Onset, alert_onset, find_onset
@@ -49,16 +48,13 @@ class Knowledge:
 @lru_cache(maxsize=1)
 def builtin_knowledge() -> Knowledge:
     """The questions and causes that ship with the package. Raises BadContentFileError."""
-    expected = {name: one.expects for name, one in builtin_causes().items() if one.expects is not None}
-    return Knowledge(builtin_questions(), MappingProxyType(expected))
+    return knowledge_of(builtin_questions(), builtin_causes())
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """How a tree shows its evidence, and where it looks for the beginning."""
-
-    tree: str
-    ask: tuple[str, ...] = ()
+def knowledge_of(questions: Mapping[str, Question], causes: Mapping[str, Cause]) -> Knowledge:
+    """What the scorer needs of them: causes that only trees of the old form name have no expectation."""
+    expected = {name: one.expects for name, one in causes.items() if one.expects is not None}
+    return Knowledge(questions, expected)
 
 
 def diagnose(
@@ -80,7 +76,8 @@ def diagnose(
     found: list[Diagnosis] = []
     if judged:
         onset = onset_of_series([one for tree in judged for one in tree.onset], scope, store, active_at, now)
-        one = judge(knowledge, [Order(tree.name, tree.ask) for tree in judged], scope, run_query, now, onset)
+        ask = [name for tree in judged for name in tree.ask]
+        one = judge(knowledge, [tree.name for tree in judged], ask, scope, run_query, now, onset)
         found.append(replace(one, changes=recent_changes(evaluate(CHANGES_QUERY, store, now), scope, onset)))
     found += [walk(tree, scope, run_query, now, active_at) for tree in trees if not tree.is_judged]
     return max(found, key=lambda one: RANK[one.confidence])  # the first of equals
@@ -88,29 +85,29 @@ def diagnose(
 
 def judge(
     knowledge: Knowledge,
-    orders: Sequence[Order],
+    trees: Sequence[str],
+    ask: Sequence[str],
     scope: Mapping[str, str],
     run_query: RunQuery,
     now: float,
     onset: Onset | None = None,
 ) -> Diagnosis:
-    """The causes of what the alerts of these trees say of `scope`, at Unix time `now`. `orders`: the gravest first.
+    """The causes of what the alerts of these trees, the gravest first, say of `scope` at Unix time `now`.
 
+    `ask`: the questions that are shown in any case, in their order; no tree: of symptoms without an alert.
     `onset` None: what is asked about begins now.
     """
     onset = onset or alert_onset(now)
     readings = read_all(knowledge.questions.values(), scope, run_query, AskedAt(now, onset.early))
-    ranking = rank_causes(
-        knowledge.expectations, knowledge.questions, readings, [one.tree for one in orders if one.tree], kind_of(scope)
-    )
+    ranking = rank_causes(knowledge.expectations, knowledge.questions, readings, trees, kind_of(scope))
     best = ranking.fits[0]
     found = _named(best, ranking, knowledge, scope, readings) if best.causes else None
     if found is None or found.confidence == "unknown":
         found = _unnamed(ranking, knowledge, readings)
-    order = _order(orders, found, knowledge, readings)
+    order = _order(ask, found, knowledge, readings)
     return replace(
         found,
-        tree=orders[0].tree if orders else "",
+        tree=trees[0] if trees else "",
         evidence=tuple(_told(readings[name], found, knowledge) for name in order),
         ruled_out=tuple(one.cause for one in ranking.excluded),
         why_not={
@@ -238,9 +235,9 @@ def _answer_in_words(one: Evidence, *, short: bool = False) -> str:
     return f"{said}{value}" if short else f"{one.title} {said}{value}"
 
 
-def _order(orders: Sequence[Order], found: Diagnosis, knowledge: Knowledge, readings: Readings) -> list[str]:
+def _order(ask: Sequence[str], found: Diagnosis, knowledge: Knowledge, readings: Readings) -> list[str]:
     """What is shown: the trees' questions, those that decided, and whatever else is unusual."""
-    shown = [name for one in orders for name in one.ask]
+    shown = list(ask)
     for cause in (found.cause, found.also, found.runner_up):
         expects = knowledge.expectations.get(cause or "")
         if expects is not None:

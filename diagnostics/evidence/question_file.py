@@ -13,15 +13,21 @@ questions:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from diagnostics.content_file import BadContentFileError, ContentFile, Problem, read_content_file, validate
+from diagnostics.content_file import (
+    BadContentFileError,
+    ContentFile,
+    Problem,
+    entry_place,
+    read_content_file,
+    validate,
+)
 from diagnostics.evidence.question import Question
 from diagnostics.tree import Limit
 from diagnostics.tree_file import query_fault
@@ -90,7 +96,9 @@ def load_questions(paths: Iterable[Path]) -> dict[str, Question]:
 def read_question_file(path: Path) -> list[Question]:
     """The file's questions, in order. Raises BadContentFileError."""
     file = read_content_file(path)
-    form = validate(file, _QuestionsForm, lambda where: _place(file.document, where))
+    form = validate(
+        file, _QuestionsForm, partial(entry_place, file.document, nouns={"questions": "question"}, key="id")
+    )
     if problems := list(_check_queries(file, form)):
         raise BadContentFileError(problems)
     return [_question(file, index, entry) for index, entry in enumerate(form.questions)]
@@ -130,11 +138,3 @@ def _limit(text: str) -> Limit:
     found = _LIMIT.match(text)
     assert found is not None  # the form's pattern
     return Limit(found.group(1), float(found.group(2)))
-
-
-def _place(document: Any, where: Sequence[Any]) -> tuple[str, int]:
-    if len(where) < 2 or where[0] != "questions" or not isinstance(where[1], int):
-        return "", 0
-    entry = document["questions"][where[1]]
-    name = entry.get("id") if isinstance(entry, dict) else None
-    return f"question {name or where[1] + 1}", 2

@@ -5,14 +5,13 @@ A value that is missing, stale, NaN, or between the limits of yes and no is unkn
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 
 from diagnostics.diagnosis import AnswerWord, Evidence
 from diagnostics.evidence.question import Question
-from diagnostics.query import AskedAt, QueryResult, RunQuery, bind_query, liveness_query, reads_own_numbers
-from diagnostics.scope import scope_text
+from diagnostics.query import AskedAt, RunQuery, bind_query, reads_own_numbers
 from diagnostics.value_format import format_seconds
+from diagnostics.walker import fresh_value, silence_of
 
 MIN_PAST_S = 60.0
 PAST_STEP_S = 5.0
@@ -27,7 +26,7 @@ def read_all(
     questions: Iterable[Question], scope: Mapping[str, str], run_query: RunQuery, asked: AskedAt
 ) -> dict[str, Evidence]:
     """The answers for `scope`. What does not answer its scrapes says nothing of itself: its last values are unknown."""
-    silence = _silence(scope, run_query)
+    silence = silence_of(scope, run_query)
     no_past = _no_past(scope, run_query, asked)
     return {one.id: _read(one, scope, run_query, asked, silence, no_past) for one in questions}
 
@@ -43,14 +42,6 @@ def _no_past(scope: Mapping[str, str], run_query: RunQuery, asked: AskedAt) -> s
         return ""
     past_s = format_seconds(steps * PAST_STEP_S)
     return f"no past to compare with: traffic began {past_s} before, the least is {format_seconds(MIN_PAST_S)}"
-
-
-def _silence(scope: Mapping[str, str], run_query: RunQuery) -> str:
-    """Why the scope's own numbers are no evidence; "" when something in it answers, or nobody knows."""
-    if not (scope.get("node") or scope.get("pool")):
-        return ""
-    is_silent = run_query(liveness_query(scope)).value == 0
-    return f"{scope_text(scope)} does not answer: its last numbers are no evidence" if is_silent else ""
 
 
 def _read(
@@ -73,22 +64,15 @@ def _read(
         return _evidence(question, "unknown", query, None, None, why)
     result = run_query(query)
     age_s = None if result.at is None else max(0.0, asked.now - result.at)
-    word, why = _judge(question, result, age_s, asked)
-    value = result.value if result.value is not None and math.isfinite(result.value) else None
+    value, why = fresh_value(result, age_s, question.max_age_s)
+    word: AnswerWord = "unknown"
+    if not why and value is not None:
+        word, why = _judge(question, value, asked)
     return _evidence(question, word, query, value, age_s, why)
 
 
-def _judge(question: Question, result: QueryResult, age_s: float | None, asked: AskedAt) -> tuple[AnswerWord, str]:
-    """The answer, and why it is unknown."""
-    value = result.value
-    if value is None:
-        return "unknown", result.why_unknown or "no data"
-    if not math.isfinite(value):
-        return "unknown", "the value is not a number"
-    if age_s is None:
-        return "unknown", "the age of the value is not known"
-    if age_s > question.max_age_s:
-        return "unknown", f"stale: {format_seconds(age_s)} old, the limit is {format_seconds(question.max_age_s)}"
+def _judge(question: Question, value: float, asked: AskedAt) -> tuple[AnswerWord, str]:
+    """The answer to a fresh value, and why it is unknown."""
     if question.when.holds(value):
         return "yes", ""
     if question.unless is not None and not question.unless.holds(value):

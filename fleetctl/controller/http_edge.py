@@ -91,17 +91,7 @@ def _is_address(host: str) -> bool:
 async def read_body(request: Request, model: type[B]) -> B:
     """The body as `model`. Raises BadInputError naming the field, HTTPException 408 and 413."""
     parts: list[bytes] = []
-    size = 0
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            async for part in request.stream():
-                size += len(part)
-                if size > MAX_BODY_BYTES:
-                    large = f"the body is larger than {MAX_BODY_BYTES} bytes"
-                    raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, large)
-                parts.append(part)
-    except TimeoutError:
-        raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, f"no whole body within {BODY_TIMEOUT_S:g} s") from None
+    await _receive(request, parts.append, "body", MAX_BODY_BYTES, f"{MAX_BODY_BYTES} bytes", BODY_TIMEOUT_S)
     try:
         return model.model_validate_json(b"".join(parts) or b"{}")
     except ValidationError as error:
@@ -112,18 +102,25 @@ async def read_body(request: Request, model: type[B]) -> B:
 
 async def receive_file(request: Request, path: Path) -> None:
     """The body into a file. Raises HTTPException 408 and 413."""
+    with path.open("wb") as file:
+        await _receive(request, file.write, "file", MAX_FILE_BYTES, f"{MAX_FILE_BYTES >> 20} MiB", FILE_TIMEOUT_S)
+
+
+async def _receive(
+    request: Request, take: Callable[[bytes], object], noun: str, max_bytes: int, max_words: str, within_s: float
+) -> None:
+    """Each part of the body into `take`. Raises HTTPException 408 and 413."""
     size = 0
     try:
-        async with asyncio.timeout(FILE_TIMEOUT_S):
-            with path.open("wb") as file:
-                async for part in request.stream():
-                    size += len(part)
-                    if size > MAX_FILE_BYTES:
-                        large = f"the file is larger than {MAX_FILE_BYTES >> 20} MiB"
-                        raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, large)
-                    file.write(part)
+        async with asyncio.timeout(within_s):
+            async for part in request.stream():
+                size += len(part)
+                if size > max_bytes:
+                    large = f"the {noun} is larger than {max_words}"
+                    raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, large)
+                take(part)
     except TimeoutError:
-        raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, f"no whole file within {FILE_TIMEOUT_S:g} s") from None
+        raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, f"no whole {noun} within {within_s:g} s") from None
 
 
 def int_param(request: Request, name: str, default: int = 0) -> int:

@@ -12,7 +12,7 @@ from typing import Literal
 
 from alerts.evaluation.rules import RuleGroup
 from diagnostics.cause import Cause
-from diagnostics.evidence.judge import Knowledge
+from diagnostics.evidence.judge import Knowledge, knowledge_of
 from diagnostics.evidence.question import Question
 from diagnostics.tree import Tree
 from fleetctl.kit.errors import BadInputError
@@ -99,8 +99,7 @@ class Content:
     @property
     def knowledge(self) -> Knowledge:
         """What evidence is judged by."""
-        expected = {name: one.expects for name, one in self.causes.items() if one.expects is not None}
-        return Knowledge(self.questions, expected)
+        return knowledge_of(self.questions, self.causes)
 
     def page_for_cause(self, cause: str) -> Page | None:
         """The page that the cause names; else, of those that say they treat it, the first with the lowest risk."""

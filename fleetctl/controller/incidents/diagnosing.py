@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -10,21 +9,17 @@ from typing import Any
 import structlog
 
 from alerts.series.store import SeriesStore
-from diagnostics.diagnosis import Diagnosis, undiagnosed
-from diagnostics.evidence.judge import diagnose
-from diagnostics.incident import FiredAlert, Incident, IncidentStatus, by_gravity, with_diagnosis
-from diagnostics.standing import is_outgrown, stands_before_replacing
-from diagnostics.tree import Tree, tree_for_alert
+from diagnostics.diagnosis import Diagnosis
+from diagnostics.incident import Incident, IncidentStatus, with_diagnosis
+from diagnostics.inquiry import diagnose_alerts
+from diagnostics.standing import is_outgrown, weigh
 from fleetctl.controller.alertmanager.automation import Automation
-from fleetctl.controller.content.content import Content
 from fleetctl.controller.content.store import ContentStore
 from fleetctl.controller.incidents.incident_book import IncidentBook
 from fleetctl.controller.records import Records
 from fleetctl.settings.controller import IncidentSettings
 
 log = structlog.get_logger()
-
-DEFAULT_TREE = "latency"
 
 
 @dataclass(slots=True)
@@ -75,7 +70,16 @@ class Diagnosing:
                 continue
             course.walked_at = now
             course.alerts = _fingerprints(incident)
-            found = diagnosis_of(incident, content, self._store, now)
+            found = diagnose_alerts(
+                content.knowledge,
+                content.trees,
+                content.no_tree,
+                incident.alerts,
+                incident.scope,
+                self._store,
+                now,
+                incident.onset_at,
+            )
             await self._consider(incident.id, found, course, why)
 
     def _why_due(self, incident: Incident, course: _Course, now: float) -> str:
@@ -109,11 +113,10 @@ class Diagnosing:
                 course.rival = None
                 if is_confirmed or found.at - course.began_at > self._limits.diagnose_for_s:
                     return  # what it was named by is the better record of its beginning
-            elif (after_s := stands_before_replacing(found, standing)) is None:
-                course.rival = None
-                return
-            elif not _has_stood(found, course, after_s):
-                return
+            else:
+                replaces, course.rival = weigh(found, standing, course.rival)
+                if not replaces:
+                    return
         course.rival = None
         await self._book.change_incident(incident_id, lambda one: with_diagnosis(one, found))
         if standing is None or _word(standing) != _word(found):
@@ -157,31 +160,3 @@ def _fingerprints(incident: Incident) -> frozenset[str]:
 
 def _word(diagnosis: Diagnosis) -> tuple[str | None, str]:
     return diagnosis.cause, diagnosis.confidence
-
-
-def _has_stood(found: Diagnosis, course: _Course, after_s: float) -> bool:
-    """Whether the rival was found for long enough; it is noted otherwise."""
-    if course.rival is None or course.rival.cause != found.cause:
-        course.rival = found
-    return found.at - course.rival.at >= after_s
-
-
-def diagnosis_of(incident: Incident, content: Content, store: SeriesStore, now: float) -> Diagnosis:
-    """What the trees of its alerts say now, the gravest first."""
-    trees = trees_for_alerts(content.trees, incident.alerts)
-    if not trees:
-        alert = by_gravity(incident.alerts)[0].name
-        return undiagnosed(alert, content.no_tree.get(alert))
-    return diagnose(content.knowledge, trees, incident.scope, store, now, incident.onset_at)
-
-
-def trees_for_alerts(trees: Mapping[str, Tree], alerts: Sequence[FiredAlert]) -> list[Tree]:
-    """The trees of the alerts that stand, else of all: of the gravest alert first, of equals of the first that fired.
-
-    The names of alerts from outside are not ours to know: where none has a tree, the one that most pages lead to.
-    """
-    standing = [one for one in alerts if one.state != "resolved"] or list(alerts)
-    named = [tree for one in by_gravity(standing) if (tree := tree_for_alert(trees, one.name)) is not None]
-    if not named and DEFAULT_TREE in trees and any(one.source != "rules" for one in standing):
-        return [trees[DEFAULT_TREE]]
-    return list({tree.name: tree for tree in named}.values())

@@ -8,13 +8,11 @@ from dataclasses import replace
 from alerts.evaluation.alert import ActiveAlert
 from alerts.promql import evaluate
 from alerts.series.store import SeriesStore
-from diagnostics import calm
 from diagnostics.content_file import unknown
 from diagnostics.diagnosis import Diagnosis, undiagnosed
 from diagnostics.evidence.calm import look_around
 from diagnostics.evidence.judge import diagnose
 from diagnostics.incident import FiredAlert, by_gravity, fired_alert, onset_of
-from diagnostics.query import store_query
 from diagnostics.scope import PLACES, scope_contains, scope_of
 from diagnostics.tree import Tree, tree_for_alert
 from fleetctl.controller.content.store import ContentStore
@@ -60,9 +58,7 @@ class Inquiry:
             return self._judged([trees[tree_name]], where, now, onset)
         if not standing:
             content = self._content.current
-            if any(one.symptom for one in content.questions.values()):
-                return look_around(content.knowledge, content.trees, where, self._store, now)
-            return calm.look_around(where, store_query(self._store, now), now)
+            return look_around(content.knowledge, content.trees, where, self._store, now)
         for alert in standing:
             if (tree := tree_for_alert(trees, alert.name)) is not None:
                 place = scope_of(alert.labels)
