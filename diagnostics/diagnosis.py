@@ -38,7 +38,7 @@ class Diagnosis:
     evidence: tuple[Evidence, ...] = ()
     ruled_out: tuple[str, ...] = ()
     not_known: tuple[str, ...] = ()
-    at: float = 0.0
+    at: float = 0.0  # since when this is said; the evidence may be newer
     probability: float | None = None  # of the cause; None: nothing was scored
     also: str | None = None  # a second cause that is at work beside it
     runner_up: str | None = None  # the next best cause

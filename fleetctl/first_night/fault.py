@@ -156,7 +156,7 @@ async def _start_again(fleet: TargetFleet) -> None:
 
 _NODE_GONE = Expectation(alerts=("LLMNodeDown",), causes=("node_down",), pages=("replace-node",))
 _REPLACE = ("replace-node", "restart-node")
-_CORE_HUNG = Expectation(alerts=("LLMCoreStuck",), causes=("node_down",), optional_pages=_REPLACE)
+_CORE_HUNG = Expectation(alerts=("LLMCoreStuck",), causes=("core_hung", "node_down"), optional_pages=_REPLACE)
 _SLOW = Expectation(
     alerts=("LLMNodeSlow", "LLMTTFTRegression"),
     causes=("slow_node",),

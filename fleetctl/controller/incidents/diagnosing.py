@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -113,6 +113,7 @@ class Diagnosing:
                 course.rival = None
                 if is_confirmed or found.at - course.began_at > self._limits.diagnose_for_s:
                     return  # what it was named by is the better record of its beginning
+                found = replace(found, at=standing.at)  # since when it is said: a remedy waits until it has stood
             else:
                 replaces, course.rival = weigh(found, standing, course.rival)
                 if not replaces:

@@ -113,3 +113,22 @@ async def test_asked_by_hand_a_healthy_fleet_has_no_cause_and_who_is_not_there_i
             controller.inquiry.diagnose("latencies", {})
         clock.move(120.0)
         assert controller.inquiry.diagnose(None, {}).title.startswith("Could not look at pool default")
+
+
+async def test_a_cause_that_stays_likely_is_said_since_it_was_first_so_that_its_remedy_does_not_wait_anew(
+    tmp_path: Path,
+) -> None:
+    clock = DrivenClock()
+    async with open_controller(make_config(tmp_path, nodes=2), NoProvider(), clock) as controller:
+        fill(controller, clock, 300)
+        onset = clock.now()
+        fill(controller, clock, 30, node_1=PREFIX)
+        await controller.book.store_incident(open_incident(make_alert("LLMPrefixHitDrop", onset), clock.now()))
+        said = []
+        for _ in range(3):
+            await controller.diagnosing.diagnose_incidents()
+            (standing,) = controller.book.open_incidents()
+            assert standing.diagnosis is not None
+            said.append((standing.diagnosis.cause, standing.diagnosis.confidence, standing.diagnosis.at))
+            fill(controller, clock, 10, node_1=PREFIX)
+        assert said == [("prefix_cache_broken", "likely", onset + 30)] * 3
