@@ -12,7 +12,7 @@ PLACES: tuple[Place, ...] = ("node", "pool", "fleet")
 # How often a question is answered yes where the cause is at work.
 MUST_YES = 0.97
 OFTEN_YES = 0.8
-ONE_OF_YES = 0.5  # of several of which one is a must
+ONE_OF_YES = 0.5  # of two or three of which one is a must; of more, each is as likely as what may be seen
 MAY_YES = 0.4
 NEVER_YES = 0.01
 
@@ -38,7 +38,7 @@ class Expectation:
         rates = dict.fromkeys(self.never, NEVER_YES) | dict.fromkeys(self.may, MAY_YES)
         rates |= dict.fromkeys(self.often, OFTEN_YES)
         for group in self.must:
-            rates |= dict.fromkeys(group, MUST_YES if len(group) == 1 else ONE_OF_YES)
+            rates |= dict.fromkeys(group, MUST_YES if len(group) == 1 else ONE_OF_YES if len(group) <= 3 else MAY_YES)
         return rates
 
     @property

@@ -17,8 +17,9 @@ from alerts.promql.nodes import selectors_of
 from alerts.series.store import SeriesStore
 
 PLACEHOLDER = re.compile(r"\{\{\s*([a-z0-9_]+)\s*\}\}")
-QUERY_PLACEHOLDERS = frozenset({"node", "pool", "model", "scope", "before", "onset_age_s"})
+QUERY_PLACEHOLDERS = frozenset({"node", "pool", "model", "scope", "before", "onset", "onset_age_s"})
 PAST_MARGIN_S = 15.0  # the signals look back 20 s: a fault is in them some seconds before a rule sees it
+CHANGE_MARGIN_S = 90.0  # a rollout goes on while it already shows, and a change is told with a node's next scrape
 _SAYS_WHO_ANSWERS = ("up", "llm:up")  # what the controller itself found out about a node
 # From an exporter beside the node, whose own silence ends these series; and from who started its process.
 _TOLD_BY_OTHERS = ("llm:gpu_", "fleet_node_")
@@ -42,7 +43,8 @@ class AskedAt:
     """When a question is asked, and since when what it is about goes on (Unix seconds)."""
 
     now: float
-    onset: float
+    onset: float  # the earliest moment at which it may have begun
+    onset_late: float | None = None  # the latest one; None: the same
 
     @property
     def before(self) -> str:
@@ -51,6 +53,13 @@ class AskedAt:
         In Prometheus' own syntax: a query of an evidence can be pasted there.
         """
         return f"@ {min(self.onset, self.now) - PAST_MARGIN_S:.3f}"
+
+    @property
+    def by_onset(self) -> str:
+        """The PromQL modifier of when all that may have caused it had happened: a minute and a half after the latest
+        moment at which it may have begun."""
+        late = self.onset if self.onset_late is None else max(self.onset, self.onset_late)
+        return f"@ {min(late + CHANGE_MARGIN_S, self.now):.3f}"
 
     @property
     def onset_age_s(self) -> str:
@@ -80,7 +89,8 @@ def bind_query(template: str, scope: Mapping[str, str], asked: AskedAt) -> tuple
 
     Values are escaped: a label can't break out of its PromQL string.
     """
-    given = {"scope": scope_matcher(scope), "before": asked.before, "onset_age_s": asked.onset_age_s}
+    given = {"scope": scope_matcher(scope), "before": asked.before, "onset": asked.by_onset}
+    given["onset_age_s"] = asked.onset_age_s
     given |= {name: _escape(scope[name]) for name in ("node", "pool", "model") if scope.get(name)}
     missing = [name for name in PLACEHOLDER.findall(template) if name not in given]
     if missing:

@@ -98,7 +98,7 @@ def judge(
     `onset` None: what is asked about begins now.
     """
     onset = onset or alert_onset(now)
-    readings = read_all(knowledge.questions.values(), scope, run_query, AskedAt(now, onset.early))
+    readings = read_all(knowledge.questions.values(), scope, run_query, AskedAt(now, onset.early, onset.late))
     ranking = rank_causes(knowledge.expectations, knowledge.questions, readings, trees, kind_of(scope))
     best = ranking.fits[0]
     found = _named(best, ranking, knowledge, scope, readings) if best.causes else None

@@ -56,7 +56,7 @@ def _read(
     if question.pool_query is not None and not scope.get("node"):
         template = question.pool_query
     query, why = bind_query(template, scope, asked)
-    if not why and "{{before}}" in template:
+    if not why and ("{{before}}" in template or "{{onset}}" in template):
         why = no_past
     if not why and silence and reads_own_numbers(query, scope):
         why = silence

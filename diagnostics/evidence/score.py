@@ -16,14 +16,14 @@ from itertools import combinations
 
 from diagnostics.evidence.question import Question
 from diagnostics.evidence.reading import Readings
-from diagnostics.expectation import ONE_OF_YES, Expectation
+from diagnostics.expectation import OFTEN_YES, ONE_OF_YES, Expectation
 
 TEMPERATURE = 2.0
 EXPLAINED = 0.9  # how often a cause at work raises an alert of a tree that it explains
 STRAY_ALERT = 0.05  # and one of a tree that it does not
 PAIR_PRIOR = 0.1  # two faults that begin together are rarer than either; a must of its own outweighs it
 NONE_PRIOR = 0.03
-UNSEEN_MUST = 0.05  # for each must that is not seen and may be: what is seen is believed before what can't be
+UNSEEN_MUST = 0.03  # for each must that is not seen and may be: what is seen is believed before what can't be
 NONE_YES = 0.15  # what no cause of ours is behind shows in something
 MAX_PAIRED = 12  # causes that are tried in pairs: those that fit best alone
 
@@ -147,16 +147,18 @@ def _pair_score(
     questions: Mapping[str, Question],
     families: frozenset[str],
 ) -> float | None:
-    """Two at work: a yes of either is a yes. None: each must explain a must of its own that the other does not."""
+    """Two at work: a yes of the one that expects it more. None: each must explain a must of its own that the other does not."""
     one, other = pairable[first], pairable[second]
     for mine, others in ((one, rates[second]), (other, rates[first])):
         own = {question for group in mine.must for question in group if known.get(question)}
         if not any(others.get(question, 0.0) < 0.05 for question in own):
             return None
-        if any(known.get(question) and others.get(question, 0.0) < 0.05 for question in mine.never):
-            return None
+        if any(known.get(question) and others.get(question, 0.0) < OFTEN_YES for question in mine.never):
+            return None  # what rules it out alone must be the other's doing, not only no surprise beside it
+    # The likelier of the two, not either: two causes that may both bring a queue about are no better explained by it than
+    # one, else each consequence that they share would speak for the pair.
     joint = {
-        name: 1 - (1 - rates[first].get(name, 0.0)) * (1 - rates[second].get(name, 0.0))
+        name: max(rates[first].get(name, 0.0), rates[second].get(name, 0.0))
         for name in rates[first].keys() | rates[second].keys()
     }
     prior = math.log(PAIR_PRIOR * one.prior * other.prior)

@@ -89,7 +89,7 @@ CASES = [
     (
         "collapse_knee",
         "latency",
-        "running_up steps_slower_than_before itl_up arrivals_up peers_slower_than_before e2e_up ttft_up",
+        "running_up steps_slower_than_before steps_far_slower itl_up arrivals_up peers_slower_than_before e2e_up ttft_up",
     ),
     ("tail_latency", "latency", "ttft_tail_up"),
     ("routing_skew", "capacity", "load_uneven node_gets_more idle_peers queue_waits ttft_up slower_than_peers"),
@@ -182,6 +182,36 @@ CASES = [
     ("slow_tool", "latency", "arrivals_down gpu_idler_than_before tokens_fell"),
     ("autoscaler_thrash", "controller", "size_reverses changed_size"),
     ("signals_frozen", "signals", "numbers_frozen no_steps"),
+    # What a cause brings about does not become the cause.
+    (
+        "overload",
+        "capacity",
+        "arrivals_up queue_waits queue_everywhere kv_full seats_free ttft_up ttft_tail_up itl_up running_up clients_hang_up",
+    ),
+    (
+        "capacity_lost",
+        "capacity",
+        "nodes_fewer queue_waits queue_everywhere kv_full seats_free preempts ttft_up itl_up running_up",
+    ),
+    (
+        "bad_deploy_never_ready",
+        "capacity",
+        "starts_fail changed_deploy nodes_fewer silent queue_waits queue_everywhere kv_full ttft_up",
+    ),
+    (
+        "runaway_generations",
+        "capacity",
+        "answers_longer answers_cut_by_length preempts preempts_much kv_full queue_waits ttft_up e2e_up running_up",
+    ),
+    ("kv_pressure", "capacity", "kv_full kv_jumped kv_per_request_up preempts queue_waits queue_everywhere ttft_up"),
+    ("decode_slow", "latency", "itl_up steps_slower_than_before peers_slower_than_before e2e_up running_up"),
+    ("chunking_off", "latency", "gaps_jump itl_up restarted_before restarted_by_us e2e_up"),
+    ("drain_stuck", "node", "drains_long draining no_steps"),
+    (
+        "bad_deploy",
+        "latency",
+        "own_new_revision new_revision restarted_before started_after_peers slow_steps steps_slower itl_up ttft_up",
+    ),
 ]
 
 

@@ -55,6 +55,40 @@ def test_two_faults_that_explain_what_neither_explains_alone_are_named_together(
     assert set(_best(ranking)) == {"prefix", "overload"}
 
 
+def test_what_two_causes_may_both_bring_about_speaks_for_no_pair() -> None:
+    shared = NAMES[1:3]
+    causes = {
+        "hit": Expectation("hit", LATENCY, (("hit_fell",),), may=shared),
+        "long": Expectation("long", LATENCY, (("longer",),), may=shared),
+    }
+
+    def pair_over_one(**answers: AnswerWord) -> float:
+        readings = {name: Evidence(name, name, answers.get(name, "no")) for name in NAMES}
+        scores = {one.causes: one.score for one in rank_causes(causes, QUESTIONS, readings, ["latency"], "pool").fits}
+        return scores["hit", "long"] - scores["hit",]
+
+    bare = pair_over_one(hit_fell="yes", longer="yes")
+    assert abs(pair_over_one(hit_fell="yes", longer="yes", queue="yes", ttft="yes") - bare) < 1e-9
+
+
+def test_beside_another_cause_a_never_must_be_what_that_one_mostly_has() -> None:
+    def pairs(**beside: tuple[str, ...]) -> bool:
+        causes = {
+            "slow": Expectation("slow", LATENCY, (("slow",),), never=("queue",)),
+            "hit": Expectation(
+                "hit", LATENCY, (("hit_fell",),), may=beside.get("may", ()), often=beside.get("often", ())
+            ),
+        }
+        readings = {
+            name: Evidence(name, name, "yes" if name in ("slow", "hit_fell", "queue") else "no") for name in NAMES
+        }
+        fits = rank_causes(causes, QUESTIONS, readings, ["latency"], "node").fits
+        return any(set(one.causes) == {"slow", "hit"} for one in fits)
+
+    assert not pairs(may=("queue",))
+    assert pairs(often=("queue",))
+
+
 def test_one_cause_is_enough_where_it_explains_all() -> None:
     assert _best(_rank(arrivals="yes", queue="yes", ttft="yes")) == ("overload",)
 
