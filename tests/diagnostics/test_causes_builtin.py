@@ -186,7 +186,7 @@ CASES = [
     (
         "overload",
         "capacity",
-        "arrivals_up queue_waits queue_everywhere kv_full seats_free ttft_up ttft_tail_up itl_up running_up clients_hang_up",
+        "arrivals_up queue_waits queue_everywhere kv_full seats_free ttft_up itl_up running_up clients_hang_up",
     ),
     (
         "capacity_lost",
