@@ -147,16 +147,20 @@ def _pair_score(
     questions: Mapping[str, Question],
     families: frozenset[str],
 ) -> float | None:
-    """Two at work: a yes of the one that expects it more. None: each must explain a must of its own that the other does not."""
+    """Two at work: a yes of the one that expects it more.
+
+    None: each must explain a must of its own that the other does not.
+    """
     one, other = pairable[first], pairable[second]
     for mine, others in ((one, rates[second]), (other, rates[first])):
         own = {question for group in mine.must for question in group if known.get(question)}
         if not any(others.get(question, 0.0) < 0.05 for question in own):
             return None
+        # What rules it out alone must be the other's doing, not only no surprise beside it.
         if any(known.get(question) and others.get(question, 0.0) < OFTEN_YES for question in mine.never):
-            return None  # what rules it out alone must be the other's doing, not only no surprise beside it
-    # The likelier of the two, not either: two causes that may both bring a queue about are no better explained by it than
-    # one, else each consequence that they share would speak for the pair.
+            return None
+    # The likelier of the two, not either: two causes that may both bring a queue about explain it no better than one
+    # does, else each consequence that they share would speak for the pair.
     joint = {
         name: max(rates[first].get(name, 0.0), rates[second].get(name, 0.0))
         for name in rates[first].keys() | rates[second].keys()

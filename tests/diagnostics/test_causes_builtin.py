@@ -89,7 +89,8 @@ CASES = [
     (
         "collapse_knee",
         "latency",
-        "running_up steps_slower_than_before steps_far_slower itl_up arrivals_up peers_slower_than_before e2e_up ttft_up",
+        "running_up steps_slower_than_before steps_far_slower itl_up arrivals_up "
+        "peers_slower_than_before e2e_up ttft_up",
     ),
     ("tail_latency", "latency", "ttft_tail_up"),
     ("routing_skew", "capacity", "load_uneven node_gets_more idle_peers queue_waits ttft_up slower_than_peers"),
