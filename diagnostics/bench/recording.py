@@ -43,6 +43,7 @@ class _Target:
     is_up: Bools
     is_scraped: Bools
     splits: list[tuple[int, dict[str, str]]] = field(default_factory=list)  # from this time on, other labels
+    is_stalled: Bools | None = None  # nobody scrapes it any more, and nobody has given it up
 
 
 def record(case: Case) -> Recorded:
@@ -227,6 +228,8 @@ def _apply_native_changes(case: Case, targets: list[_Target], since: Floats) -> 
             if change.what in _SCRAPE:
                 if change.what == "up" and (node == _GATEWAY or change.shape == "vanish"):
                     target.is_up = target.is_up & ~(weight(change, since) > 0)
+                elif change.what == "scrape" and change.shape == "freeze":
+                    target.is_stalled = is_on(change, since)
                 elif change.what == "scrape":
                     target.is_scraped = target.is_scraped & ~is_on(change, since)
                 found = True
@@ -283,7 +286,10 @@ def _write(store: SeriesStore, target: _Target, at_ms: Times, dt: float, rng: np
         for name, added, given in rows:
             entries.append(LabelSet.of({METRIC_NAME: name, **_attached(added, own)}))
             values.append(_ended(np.where(there, given[part], MISSING)))
-        store.append_matrix(entries, at_ms[part], np.array(values))
+        matrix, times = np.array(values), at_ms[part]
+        if target.is_stalled is not None:  # who has stopped to scrape writes no staleness marker either
+            matrix, times = matrix[:, ~target.is_stalled[part]], times[~target.is_stalled[part]]
+        store.append_matrix(entries, times, matrix)
 
 
 def _attached(added: Iterable[tuple[str, str]], own: dict[str, str]) -> dict[str, str]:

@@ -16,6 +16,10 @@ from diagnostics.query import AskedAt, store_query
 from diagnostics.scope import scope_text
 from diagnostics.tree import Tree
 
+LOOK_BACK_S = 7200.0  # a change that is an hour old is still one, and has an hour of past before it
+# Of a change that is long over, splits minutes before it fit nearly as well; it left its past no earlier than this.
+EARLIER_S = 60.0
+
 NO_ALERT = Evidence("alerts", "Does an alert fire, or wait to fire?", "no", value=0.0, threshold=">= 1", unit="count")
 
 
@@ -25,11 +29,15 @@ def look_around(
     """What holds where no alert fires: "nothing is wrong" with what was looked at, a cause of the symptoms that are
     seen, or what could not be seen.
 
-    `confirmed` without a cause: everything that can be told was told, and nothing is a symptom.
+    `confirmed` without a cause: everything that can be told was told, and nothing is a symptom. Symptoms are read
+    against the time before the last change that lasts: an hour later the last half hour is as bad as now.
     """
     run_query = store_query(store, now)
     symptoms = [one for one in knowledge.questions.values() if one.symptom]
-    readings = read_all(symptoms, scope, run_query, AskedAt(now, now))
+    series = [template for tree in trees.values() for template in tree.onset]
+    onset = onset_of_series(series, scope, store, now, now, LOOK_BACK_S)
+    onset = replace(onset, early=max(onset.early, onset.at - EARLIER_S))
+    readings = read_all(symptoms, scope, run_query, AskedAt(now, onset.early))
     shown = (
         NO_ALERT,
         *(readings[one.id] for one in symptoms if readings[one.id].answer != "unknown" or not one.optional),
@@ -38,8 +46,6 @@ def look_around(
     signs = [one for one in shown if one.answer == "yes"]
     where = scope_text(scope)
     if signs:
-        series = [template for tree in trees.values() for template in tree.onset]
-        onset = onset_of_series(series, scope, store, now, now)
         found = judge(knowledge, (), [one.question for one in signs], scope, run_query, now, onset)
         seen = " ".join(f"{one.title} Yes." for one in signs)
         return found if found.cause else replace(found, title=f"No alert fires for {where}, but: {seen} {found.title}")

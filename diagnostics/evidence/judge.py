@@ -122,7 +122,12 @@ def judge(
 
 
 def onset_of_series(
-    templates: Iterable[str], scope: Mapping[str, str], store: SeriesStore, active_at: float, now: float
+    templates: Iterable[str],
+    scope: Mapping[str, str],
+    store: SeriesStore,
+    active_at: float,
+    now: float,
+    look_back_s: float = LOOK_BACK_S,
 ) -> Onset:
     """When what the alerts tell of began, by the trees' own symptom series for the scope."""
     series = []
@@ -131,11 +136,11 @@ def onset_of_series(
         if why:
             continue
         try:
-            found = evaluate_series(query, store, active_at - LOOK_BACK_S, now, ONSET_STEP_S)
+            found = evaluate_series(query, store, active_at - look_back_s, now, ONSET_STEP_S)
         except (BadExpressionError, QueryError):
             continue
         series += [points for _, points in found[:1]]
-    return find_onset(series, active_at, now)
+    return find_onset(series, active_at, now, look_back_s)
 
 
 def kind_of(scope: Mapping[str, str]) -> Place:

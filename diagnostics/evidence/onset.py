@@ -37,18 +37,22 @@ def alert_onset(active_at: float) -> Onset:
     return Onset(active_at, active_at, active_at, "when the alert's limit was passed")
 
 
-def find_onset(series: Iterable[Sequence[tuple[float, float]]], active_at: float, now: float) -> Onset:
+def find_onset(
+    series: Iterable[Sequence[tuple[float, float]]], active_at: float, now: float, look_back_s: float = LOOK_BACK_S
+) -> Onset:
     """The change point nearest before the alert in any of `series` ((time, value), sorted); else the alert's own word.
 
     Of several series that changed, the earliest change counts: what follows is its consequence.
     """
-    found = [one for points in series if (one := _change_point(points, active_at, now)) is not None]
+    found = [one for points in series if (one := _change_point(points, active_at, now, look_back_s)) is not None]
     return min(found, key=lambda one: one.at, default=alert_onset(active_at))
 
 
-def _change_point(points: Sequence[tuple[float, float]], active_at: float, now: float) -> Onset | None:
+def _change_point(
+    points: Sequence[tuple[float, float]], active_at: float, now: float, look_back_s: float
+) -> Onset | None:
     until = min(now, active_at + AFTER_S)
-    window = [(at, value) for at, value in points if active_at - LOOK_BACK_S <= at <= until and math.isfinite(value)]
+    window = [(at, value) for at, value in points if active_at - look_back_s <= at <= until and math.isfinite(value)]
     at = np.array([one[0] for one in window])
     values = np.array([one[1] for one in window])
     level = float(np.median(values[-MIN_AFTER:])) if len(values) else 0.0

@@ -54,6 +54,20 @@ def test_a_node_that_does_not_answer_has_no_series(tmp_path: Path) -> None:
     assert evaluate('vllm:num_requests_running{node="node-2"}', store, ONSET + 10)[0].value > 0
 
 
+def test_a_target_that_nobody_scrapes_keeps_its_last_sample_for_the_lookback_and_one_given_up_does_not(
+    tmp_path: Path,
+) -> None:
+    text = """
+extends: vllm-chat-3
+changes: [{what: scrape, on: node-1, shape: freeze}, {what: scrape, on: node-2, shape: vanish}]
+expect: {cause: signals_stale}
+"""
+    store = record(case_of(tmp_path, text)).store
+
+    assert [one.at for one in evaluate('up{node="node-1",job="engine"}', store, ONSET + 120)] == [ONSET - 5]
+    assert evaluate('up{node="node-2",job="engine"}', store, ONSET + 120) == []
+
+
 def test_stated_series_take_every_shape(tmp_path: Path) -> None:
     text = """
 nodes: {count: 1, engine: vllm}

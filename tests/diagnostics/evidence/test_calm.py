@@ -1,0 +1,59 @@
+"""Where no alert fires, symptoms are read against the time before the last change that lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from alerts.labels import METRIC_NAME
+from alerts.labels import LabelSet
+from alerts.series.store import SeriesStore
+from diagnostics.diagnosis import Diagnosis
+from diagnostics.evidence.calm import look_around
+from diagnostics.evidence.judge import builtin_knowledge
+from diagnostics.tree_file import builtin_tree_files, load_trees
+
+NOW = 1_700_000_000.0
+STEP_S = 15.0
+WELL = {"up": 1.0, "running": 8.0, "waiting": 0.0, "arrivals:rate": 2.0, "steps:rate": 60.0, "queue_seconds:mean": 0.01}
+
+
+def _said(**changed: Callable[[np.ndarray], np.ndarray]) -> Diagnosis:
+    """What is said of a pool of three nodes after three hours; the age of each sample in seconds to its value."""
+    at = np.arange(NOW - 3 * 3600, NOW + 1, STEP_S)
+    noise = np.random.default_rng(3).normal(1, 0.04, (len(changed) + len(WELL) + 2, 3, len(at)))
+    levels = {name: lambda age, level=level: np.full_like(age, level) for name, level in WELL.items()}
+    levels["ttft_seconds:mean"] = lambda age: np.full_like(age, 0.2)
+    levels["itl_seconds:mean"] = lambda age: np.full_like(age, 0.02)
+    levels |= {name.replace("__", ":"): given for name, given in changed.items()}
+    store = SeriesStore()
+    for (name, level), waves in zip(levels.items(), noise, strict=False):
+        steady = name in ("up", "waiting")
+        rows = np.array([level(NOW - at) * (1 if steady else wave) for wave in waves])
+        labels = [
+            LabelSet.of({METRIC_NAME: f"llm:{name}", "node": f"node-{i}", "pool": "chat", "engine": "vllm"})
+            for i in range(3)
+        ]
+        store.append_matrix(labels, np.round(at * 1000).astype(np.int64), rows)
+    return look_around(builtin_knowledge(), load_trees(builtin_tree_files()), {"pool": "chat"}, store, NOW)
+
+
+@pytest.mark.parametrize("age_s", [300.0, 900.0, 3600.0])
+def test_decoding_that_became_slow_without_an_alert_is_still_said_an_hour_later(age_s: float) -> None:
+    said = _said(itl_seconds__mean=lambda age: np.where(age <= age_s, 0.045, 0.02))
+    assert said.cause == "decode_slow"
+    assert said.onset == pytest.approx(NOW - age_s, abs=60)
+
+
+def test_steps_that_are_longer_because_twice_as_many_requests_come_are_nothing_wrong() -> None:
+    said = _said(
+        itl_seconds__mean=lambda age: np.where(age <= 3600, 0.034, 0.02),
+        arrivals__rate=lambda age: np.where(age <= 3600, 4.0, 2.0),
+    )
+    assert (said.cause, said.confidence) == (None, "confirmed")
+
+
+def test_pool_without_a_change_is_told_well() -> None:
+    assert _said().title == "Nothing is wrong with pool chat: no alert, no symptom"
