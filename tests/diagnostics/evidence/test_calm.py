@@ -7,8 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from alerts.labels import METRIC_NAME
-from alerts.labels import LabelSet
+from alerts.labels import METRIC_NAME, LabelSet
 from alerts.series.store import SeriesStore
 from diagnostics.diagnosis import Diagnosis
 from diagnostics.evidence.calm import look_around
