@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from alerts.evaluation.rules import RuleGroup, load_rule_files
+from alerts.labels import LabelSet
 from alerts.sample import STALE_NAN
 from alerts.series.store import SeriesStore
 from diagnostics.blackbox import BlackBox, read, record_series, write
@@ -62,12 +64,11 @@ def fill(
     store: SeriesStore, begin: float, end: float, changes: Mapping[str, Mapping[str, float]], step_s: float = 5.0
 ) -> None:
     """A point every `step_s` per node and series: calm, but for `changes` of node ("*" for all) to series to value."""
-    at = begin
-    while at <= end:
-        for node in NODES:
-            for name, value in (CALM | dict(changes.get("*", {})) | dict(changes.get(node, {}))).items():
-                store.append({"__name__": name, "node": node, "pool": "default"}, at, value)
-        at += step_s
+    times = np.arange(round(begin * 1000), round(end * 1000) + 1, round(step_s * 1000), dtype=np.int64)
+    for node in NODES:
+        for name, value in (CALM | dict(changes.get("*", {})) | dict(changes.get(node, {}))).items():
+            labels = LabelSet.of({"__name__": name, "node": node, "pool": "default"})
+            store.append_points(labels, times, np.full(len(times), value))
 
 
 def diagnose(tree: Tree, changes: Mapping[str, Mapping[str, float]], scope: Mapping[str, str] = SCOPE) -> Diagnosis:
