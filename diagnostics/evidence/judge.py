@@ -21,7 +21,7 @@ from diagnostics.evidence.question_file import builtin_questions
 from diagnostics.evidence.reading import Readings, read_all
 from diagnostics.evidence.score import Fit, Ranking, rank_causes, telling_question
 from diagnostics.expectation import Expectation, Place
-from diagnostics.query import PLACEHOLDER, AskedAt, RunQuery, bind_query, store_query
+from diagnostics.query import PLACEHOLDER, AskedAt, RunQuery, bind_query, scope_matcher, store_query
 from diagnostics.scope import scope_text
 from diagnostics.tree import Tree
 from diagnostics.value_format import format_value
@@ -75,6 +75,7 @@ def diagnose(
     judged = [tree for tree in trees if tree.is_judged]
     found: list[Diagnosis] = []
     if judged:
+        scope = _with_pool(scope, store, now)
         onset = onset_of_series([one for tree in judged for one in tree.onset], scope, store, active_at, now)
         ask = [name for tree in judged for name in tree.ask]
         one = judge(knowledge, [tree.name for tree in judged], ask, scope, run_query, now, onset)
@@ -119,6 +120,14 @@ def judge(
         onset_early=onset.early,
         onset_late=onset.late,
     )
+
+
+def _with_pool(scope: Mapping[str, str], store: SeriesStore, now: float) -> Mapping[str, str]:
+    """The scope with the pool that its nodes have in common: a zone's questions about its pool are known too."""
+    if not scope or scope.get("node") or scope.get("pool"):
+        return scope
+    pools = {sample.labels.get("pool", "") for sample in evaluate(f"llm:up{{{scope_matcher(scope)}}}", store, now)}
+    return {**scope, "pool": pools.pop()} if len(pools) == 1 and all(pools) else scope
 
 
 def onset_of_series(

@@ -61,14 +61,19 @@ def trees() -> dict[str, Tree]:
 
 
 def fill(
-    store: SeriesStore, begin: float, end: float, changes: Mapping[str, Mapping[str, float]], step_s: float = 5.0
+    store: SeriesStore,
+    begin: float,
+    end: float,
+    changes: Mapping[str, Mapping[str, float]],
+    step_s: float = 5.0,
+    **labels: str,
 ) -> None:
     """A point every `step_s` per node and series: calm, but for `changes` of node ("*" for all) to series to value."""
     times = np.arange(round(begin * 1000), round(end * 1000) + 1, round(step_s * 1000), dtype=np.int64)
     for node in NODES:
         for name, value in (CALM | dict(changes.get("*", {})) | dict(changes.get(node, {}))).items():
-            labels = LabelSet.of({"__name__": name, "node": node, "pool": "default"})
-            store.append_points(labels, times, np.full(len(times), value))
+            found = LabelSet.of({"__name__": name, "node": node, "pool": "default", **labels})
+            store.append_points(found, times, np.full(len(times), value))
 
 
 def diagnose(tree: Tree, changes: Mapping[str, Mapping[str, float]], scope: Mapping[str, str] = SCOPE) -> Diagnosis:
@@ -181,6 +186,17 @@ def test_upgrade_that_breaks_the_prefix_cache_is_named_with_its_rollback_then_an
 
     assert found.cause == "prefix_by_upgrade"
     assert builtin_causes()[found.cause].page == "rollback-pool"
+
+
+def test_a_zone_of_one_pool_is_asked_about_that_pool(trees: dict[str, Tree]) -> None:
+    store = SeriesStore()
+    fill(store, BEGIN, BEGIN + 2100, {}, step_s=20, zone="a")
+    overrun = {"*": {"llm:queue_seconds:mean": 0.9, "llm:arrivals:rate": 8.0}}
+    fill(store, BEGIN + 2105, BEGIN + 2135, overrun, zone="a")
+
+    found = judge(builtin_knowledge(), [trees["capacity"]], {"zone": "a"}, store, BEGIN + 2136, BEGIN + 2110)
+
+    assert found.cause == "overload"
 
 
 def test_an_idle_peer_does_not_hide_the_slow_node(trees: dict[str, Tree]) -> None:
