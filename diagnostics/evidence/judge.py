@@ -245,7 +245,8 @@ def _tells_apart(cause: str, runner: str, knowledge: Knowledge, readings: Readin
 
 def _answer_in_words(one: Evidence, *, short: bool = False) -> str:
     said = one.answer if one.answer != "unknown" else f"unknown: {one.why_unknown}"
-    value = f", {format_value(one.value, one.unit)}" if one.value is not None else ""
+    is_flag = one.unit == "count" and one.value in (0, 1)  # "no, 1" of a flag that is 1 where all is well helps nobody
+    value = f", {format_value(one.value, one.unit)}" if one.value is not None and not is_flag else ""
     return f"{said}{value}" if short else f"{one.title} {said}{value}"
 
 
