@@ -52,7 +52,7 @@ def lint_trees(
 
 def plain_query(template: str) -> str:
     """The template as PromQL that can be parsed: what its placeholders stand for is not judged."""
-    stands = {"scope": 'node="x"', "before": "@ 1000", "onset_age_s": "60"}
+    stands = {"scope": 'node="x"', "before": "@ 1000", "onset": "@ 1000", "onset_age_s": "60"}
     return PLACEHOLDER.sub(lambda match: stands.get(match.group(1), "x"), template)
 
 

@@ -106,8 +106,8 @@ def page(results: Sequence[Result], command: str) -> str:
         f"after the onset; never: {sum(one.named_s is None for one in faulty)}",
         f"- The verdict stays: {share(sum(one == 0 for one in changed), len(changed))} say the same at each age.",
         f"- Alerts later than the case asks: {', '.join(late) if late else 'none'}",
-        f"- One verdict takes {1000 * slow[len(slow) // 2]:.0f} ms (median), {1000 * slow[-1]:.0f} ms at most, on "
-        "fleets of three to eight nodes."
+        f"- One verdict takes {1000 * slow[len(slow) // 2]:.0f} ms (median), {1000 * slow[-1]:.0f} ms of CPU at most, "
+        "on fleets of three to eight nodes."
         if slow
         else "",
         f"- Calibration: expected calibration error {expected_calibration_error(reliability(results)):.3f}, see "

@@ -113,6 +113,8 @@ def test_every_metric_that_a_signal_reads_is_emitted(engine: str, tmp_path: Path
         "gateway_retry_budget_exhausted_total",
         "gateway_store_failures_total",
         "gateway_tenants_reload_failed",
+        "gateway_ttft_seconds_count",
+        "gateway_ttft_seconds_sum",
         "gateway_worker_deaths_total",
     }
     assert of_gateway <= gateway_families(tmp_path)
@@ -181,7 +183,8 @@ def gateway_families(run_dir: Path) -> set[str]:
     gateway = Gateway(controller_url="http://127.0.0.1:1", controller_token=None, node_token="t", run_dir=run_dir)
     now = WorkersNow(1, wanted=1, serving=1, retiring=0, deaths=0, reloads=0, reload_error=None)
     families = [*gateway.metrics.registry.collect(), *worker_families(now)]
-    return {f"{one.name}_total" if one.type == "counter" else one.name for one in families}
+    endings = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum")}
+    return {f"{one.name}{ending}" for one in families for ending in endings.get(one.type, ("",))}
 
 
 def test_no_two_rules_write_the_same_series() -> None:
