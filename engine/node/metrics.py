@@ -134,7 +134,9 @@ class NodeMetrics:
             "vllm:request_time_per_output_token_seconds", "Mean token to token of a request.", TOKEN_BUCKETS_S
         )
         self.e2e = self._histogram("vllm:e2e_request_latency_seconds", "Arrival to last token.", REQUEST_BUCKETS_S)
-        self.queue = self._histogram("vllm:request_queue_time_seconds", "Arrival to scheduled.", REQUEST_BUCKETS_S)
+        self.queue = self._histogram(
+            "vllm:request_queue_time_seconds", "Given to the core to scheduled.", REQUEST_BUCKETS_S
+        )
         self.prefill = self._histogram(
             "vllm:request_prefill_time_seconds", "Scheduled to first token.", REQUEST_BUCKETS_S
         )
@@ -182,7 +184,7 @@ class NodeMetrics:
             self.slowness.labels(**self._labels, kind=kind)
         self.queue_wait = Histogram(
             "engine_queue_wait_seconds",
-            "Arrival to scheduled, observed then and not only at the end.",
+            "Given to the core to scheduled, observed then and not only at the end.",
             buckets=QUEUE_BUCKETS_S,
             registry=registry,
         )
@@ -366,7 +368,7 @@ class NodeMetrics:
     def note_scheduled(self, inflight: InflightRequest, choice: Choice) -> None:
         """A choice is computed for the first time."""
         if choice.scheduled_at is not None:
-            self.queue_wait.observe(max(0.0, choice.scheduled_at - inflight.arrived_at))
+            self.queue_wait.observe(max(0.0, choice.scheduled_at - inflight.admitted_at))
 
     def note_tokens(self, inflight: InflightRequest, choice: Choice, num_tokens: int, now: float) -> None:
         """Tokens of one choice arrived from one step. Keeps the choice's and the request's token times."""
@@ -399,7 +401,8 @@ class NodeMetrics:
         if choice.num_cached_tokens is not None:
             self.request_computed.observe(len(choice.prompt) - choice.num_cached_tokens)
         if choice.scheduled_at is not None:
-            self.queue.observe(max(0.0, choice.scheduled_at - inflight.arrived_at))
+            # As vLLM's: what was read and tokenised before is `engine_frontend_seconds`, and no queue.
+            self.queue.observe(max(0.0, choice.scheduled_at - inflight.admitted_at))
             self.inference.observe(max(0.0, (choice.last_token_at or now) - choice.scheduled_at))
             if choice.first_token_at is not None:
                 self.prefill.observe(max(0.0, choice.first_token_at - choice.scheduled_at))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 KNOWN_GAPS: Mapping[str, str] = {
     "slow-tokenizer": (
-        "The verdict says so itself (no known cause fits): what the API process spends before the queue is no signal "
-        "yet. A later version measures it and names it."
+        "What the API process spends before the queue is compared with the node's own past only, and a fleet that is "
+        "half a minute old has none (a comparison needs 60 s of traffic). The verdict says so, and names no cause."
     ),
 }

@@ -108,9 +108,16 @@ def test_a_slow_tokenizer_delays_the_first_token(node: EngineNode) -> None:
     inject(node, slow_tokenizer=0.5)
     answer = node.http.post("/tokenize", json={"prompt": "hello"})
     assert answer.elapsed.total_seconds() >= 0.5
-    before = node.metric("vllm:time_to_first_token_seconds_sum") or 0
+    names = (
+        "vllm:time_to_first_token_seconds_sum",
+        "engine_frontend_seconds_sum",
+        "vllm:request_queue_time_seconds_sum",
+    )
+    before = [node.metric(name) or 0 for name in names]
     complete(node)
-    assert (node.metric("vllm:time_to_first_token_seconds_sum") or 0) - before >= 0.5
+    ttft, frontend, queued = ((node.metric(name) or 0) - was for name, was in zip(names, before, strict=True))
+    assert frontend >= 0.5
+    assert frontend + queued <= ttft, "what is spent on tokenising counts once, and as no queue"
 
 
 def test_frozen_metrics_stand_still(node: EngineNode) -> None:
