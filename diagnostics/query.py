@@ -98,6 +98,12 @@ def bind_query(template: str, scope: Mapping[str, str], asked: AskedAt) -> tuple
     return PLACEHOLDER.sub(lambda match: given[match.group(1)], template), ""
 
 
+def sample_query(template: str) -> str:
+    """The template with made-up labels and times: for who parses it and asks nobody. Its placeholders are known."""
+    query, _ = bind_query(template, {"node": "n", "pool": "p", "model": "m"}, AskedAt(now=1e9, onset=1e9))
+    return query
+
+
 def liveness_query(scope: Mapping[str, str]) -> str:
     """Whether anything in the scope answers its scrapes: 0 when all of it is silent."""
     return f"max(llm:up{{{scope_matcher(scope)}}})"

@@ -24,7 +24,7 @@ from diagnostics.content_file import (
     unknown,
     validate,
 )
-from diagnostics.query import PLACEHOLDER, QUERY_PLACEHOLDERS, AskedAt, bind_query
+from diagnostics.query import PLACEHOLDER, QUERY_PLACEHOLDERS, sample_query
 from diagnostics.tree import CONTINUE, END, Limit, Question, Tree, Verdict
 from diagnostics.value_format import Unit, format_seconds
 
@@ -252,9 +252,8 @@ def query_fault(template: str, *, may_end_now: bool) -> tuple[str, str] | None:
     for name in PLACEHOLDER.findall(template):
         if name not in QUERY_PLACEHOLDERS:
             return f"unknown placeholder {name}", f"known: {', '.join(sorted(QUERY_PLACEHOLDERS))}"
-    query, _ = bind_query(template, {"node": "n", "pool": "p", "model": "m"}, AskedAt(now=1e9, onset=1e9))
     try:
-        root = parse(query).root
+        root = parse(sample_query(template)).root
     except BadExpressionError as error:
         return str(error), ""
     longest_ms = max(windows_up_to_now(root), default=0)

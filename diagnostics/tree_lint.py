@@ -11,7 +11,7 @@ from typing import Literal
 
 from diagnostics.cause import Cause
 from diagnostics.evidence.judge import Knowledge
-from diagnostics.query import PLACEHOLDER
+from diagnostics.query import sample_query
 from diagnostics.tree import CONTINUE, END, Tree
 from diagnostics.tree_view import unused_questions
 
@@ -50,12 +50,6 @@ def lint_trees(
     return sorted(found, key=lambda one: (one.severity != "error", one.place, one.reason))
 
 
-def plain_query(template: str) -> str:
-    """The template as PromQL that can be parsed: what its placeholders stand for is not judged."""
-    stands = {"scope": 'node="x"', "before": "@ 1000", "onset": "@ 1000", "onset_age_s": "60"}
-    return PLACEHOLDER.sub(lambda match: stands.get(match.group(1), "x"), template)
-
-
 def _questions(trees: Mapping[str, Tree], knowledge: Knowledge, engines_of: EnginesOf) -> Iterator[TreeFinding]:
     unused = set(unused_questions(trees.values(), knowledge))
     for one in knowledge.questions.values():
@@ -77,7 +71,7 @@ def _questions(trees: Mapping[str, Tree], knowledge: Knowledge, engines_of: Engi
         for key, template in (("query", one.query), ("pool_query", one.pool_query)):
             if template is None:
                 continue
-            engines = engines_of(plain_query(template))
+            engines = engines_of(sample_query(template))
             if not engines:
                 reason = f"its {key} reads what no engine gives together"
                 remedy = "`fleetctl alerts coverage` has who gives what"
