@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from fleetctl.first_night.fault import FAULTS, Expectation
-from fleetctl.first_night.known_gaps import KNOWN_GAPS
 
 WIDTH = 80
 PAGE_WIDTH = 120
@@ -115,8 +114,7 @@ def _not_right(rows: Iterable[Row]) -> list[str]:
         wrong = (*row["problems"], *row["wrong"])
         if not wrong:
             continue
-        later = KNOWN_GAPS.get(row["fault"])
-        lines.append(f"- **{row['fault']}**: {'; '.join(wrong)}." + (f" {later}" if later else ""))
+        lines.append(f"- **{row['fault']}**: {'; '.join(wrong)}.")
     return [*lines, ""] if lines else []
 
 
