@@ -38,7 +38,7 @@ class Diagnosis:
     evidence: tuple[Evidence, ...] = ()
     ruled_out: tuple[str, ...] = ()
     not_known: tuple[str, ...] = ()
-    at: float = 0.0  # since when this is said; the evidence may be newer
+    at: float = 0.0  # when its evidence was read
     probability: float | None = None  # of the cause; None: nothing was scored
     also: str | None = None  # a second cause that is at work beside it
     runner_up: str | None = None  # the next best cause
@@ -49,6 +49,12 @@ class Diagnosis:
     onset_early: float | None = None
     onset_late: float | None = None
     changes: tuple[str, ...] = ()  # what changed just before, nearest first
+    since: float | None = None  # since when the same is said, where the evidence was read again; else since `at`
+
+    @property
+    def said_since(self) -> float:
+        """Since when this cause is named with this confidence."""
+        return self.at if self.since is None else self.since
 
 
 def undiagnosed(alert: str, what_to_do: str | None) -> Diagnosis:

@@ -65,7 +65,8 @@ def durations(incident: IncidentRecord) -> Durations:
     helped = [run.updated_at for run in incident.runs if run.status == "succeeded"]
     cause = incident.diagnosis.cause if incident.diagnosis is not None else None
     named = [one.at for one in verdict_changes(incident) if one.cause is not None and one.cause == cause]
-    standing = incident.diagnosis.at if incident.diagnosis is not None and incident.diagnosis.at else None
+    found = incident.diagnosis
+    standing = (found.since or found.at or None) if found is not None else None
     diagnosed = min(named, default=standing)
     first = min(decided, key=lambda run: run.decided_at or 0.0, default=None)
     return Durations(

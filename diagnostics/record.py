@@ -69,6 +69,7 @@ class DiagnosisRecord(_Record):
     onset_early: float | None = None
     onset_late: float | None = None
     changes: list[str] = Field(default_factory=list)
+    since: float | None = None
 
 
 class StepLine(_Record):

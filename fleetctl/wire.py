@@ -352,6 +352,7 @@ class Diagnosis(Wire):
     onset_early: float | None = None  # not before, not after
     onset_late: float | None = None
     changes: list[str] = Field(default_factory=list)  # what changed just before, nearest first
+    since: float | None = None  # since when the same is said, where the evidence was read again; else since `at`
 
 
 class RunStatus(StrEnum):

@@ -113,7 +113,7 @@ class Diagnosing:
                 course.rival = None
                 if is_confirmed or found.at - course.began_at > self._limits.diagnose_for_s:
                     return  # what it was named by is the better record of its beginning
-                found = replace(found, at=standing.at)  # since when it is said: a remedy waits until it has stood
+                found = replace(found, since=standing.said_since)  # a remedy waits until it has stood
             else:
                 replaces, course.rival = weigh(found, standing, course.rival)
                 if not replaces:
@@ -141,7 +141,7 @@ class Diagnosing:
         kind = "diagnosis.named" if found.cause is not None else "diagnosis.open"
         if before is not None and before.cause is not None and before.cause != found.cause:
             kind = "diagnosis.replaced"
-            said_at = datetime.fromtimestamp(before.at, UTC).strftime("%H:%M:%S")
+            said_at = datetime.fromtimestamp(before.said_since, UTC).strftime("%H:%M:%S")
             text += f"; in place of {before.cause} ({before.confidence}, {said_at} UTC): {why}"
             data |= {"was": asdict(before), "why": why}
             log.info("diagnosis.replaced", incident_id=incident.id, cause=found.cause, was=before.cause, why=why)

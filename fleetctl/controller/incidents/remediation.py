@@ -81,7 +81,7 @@ class Remediation:
             diagnosis = incident.diagnosis
             if diagnosis is None or diagnosis.cause is None or incident.cleared_at is not None:
                 continue
-            if diagnosis.confidence != "confirmed" and now - diagnosis.at < LIKELY_HOLD_S:
+            if diagnosis.confidence != "confirmed" and now - diagnosis.said_since < LIKELY_HOLD_S:
                 continue
             deploy = await self._deploy_of(incident, diagnosis.cause)
             key = (incident.id, incident.reopened, diagnosis.cause, incident.widened_at, deploy is not None)

@@ -218,7 +218,7 @@ def no_remedy(
     if page is not None and page.is_by_hand:
         return f"no command mends {diagnosis.cause}. By hand: fleetctl runbook show {page.name}"
     if page is not None:
-        told = [one for one in timeline if one.kind == "remediation.not_proposed" and one.at >= diagnosis.at]
+        told = [one for one in timeline if one.kind == "remediation.not_proposed" and one.at >= diagnosis.said_since]
         return f"nothing is proposed: {told[-1].text}" if told and not runs else ""
     known = content.causes.get(diagnosis.cause)
     return f"no runbook treats {diagnosis.cause}" + (f". By hand: {known.no_page}" if known and known.no_page else "")

@@ -129,6 +129,7 @@ async def test_a_cause_that_stays_likely_is_said_since_it_was_first_so_that_its_
             await controller.diagnosing.diagnose_incidents()
             (standing,) = controller.book.open_incidents()
             assert standing.diagnosis is not None
-            said.append((standing.diagnosis.cause, standing.diagnosis.confidence, standing.diagnosis.at))
+            said.append((standing.diagnosis.cause, standing.diagnosis.confidence, standing.diagnosis.said_since))
+            assert standing.diagnosis.at == clock.now()  # the evidence that is shown is the latest
             fill(controller, clock, 10, node_1=PREFIX)
         assert said == [("prefix_cache_broken", "likely", onset + 30)] * 3
