@@ -17,7 +17,8 @@ from diagnostics.cause import builtin_causes
 from diagnostics.diagnosis import Diagnosis
 from diagnostics.evidence.judge import builtin_knowledge
 from diagnostics.evidence.judge import diagnose as judge
-from diagnostics.query import store_query
+from diagnostics.evidence.reading import read_all
+from diagnostics.query import AskedAt, store_query
 from diagnostics.replay import replay
 from diagnostics.tree import Tree
 from diagnostics.tree_file import builtin_tree_files, load_trees
@@ -224,6 +225,28 @@ def test_a_series_that_ended_is_unknown_and_one_that_stopped_is_stale(trees: dic
     old = judge(builtin_knowledge(), [trees["latency"]], SCOPE, store, BEGIN + 200, None)
     assert (old.cause, old.confidence) == (None, "unknown")
     assert all(one.answer == "unknown" for one in old.evidence)
+
+
+@pytest.mark.parametrize(
+    ("up", "answer", "share"),
+    [
+        ((1, 1, 1), "no", 1.0),
+        ((1, 0, 1), "no", 2 / 3),
+        ((0, 0, 1), "yes", 1 / 3),
+        ((0, 1), "no", 1.0),
+        ((0, 0), "yes", 0.0),
+    ],
+)
+def test_the_share_of_a_pool_that_answers_is_what_a_reader_can_count(
+    up: tuple[float, ...], answer: str, share: float
+) -> None:
+    store = SeriesStore()
+    for number, value in enumerate(up, 1):
+        store.append({"__name__": "llm:up", "node": f"node-{number}", "pool": "default"}, BEGIN, value)
+    question = builtin_knowledge().questions["most_silent"]
+    found = read_all([question], SCOPE, store_query(store, BEGIN + 1), AskedAt(BEGIN + 1, BEGIN))["most_silent"]
+
+    assert (found.answer, found.value) == (answer, pytest.approx(share))
 
 
 def test_several_answers_and_a_failing_query_are_unknown() -> None:
