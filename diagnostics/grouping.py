@@ -144,8 +144,14 @@ def _placed(
 def _home(alert: FiredAlert, opened: Sequence[Incident], kinds: Kinds, explains: Explains) -> Incident | None:
     """The open incident that the alert belongs to without any more evidence."""
     scope = scope_of(alert.labels)
+
+    def is_placed(one: Incident) -> bool:
+        return _covers_node(one, alert) or (is_wide(scope) and dict(one.scope) == scope != {})
+
     rules: tuple[Callable[[Incident], bool], ...] = (
         lambda one: has_alert(one, alert),
+        # Of two incidents of one place, the one whose fault it is a symptom of comes before the one it began near.
+        lambda one: is_placed(one) and is_symptom(one, alert, kinds, explains),
         lambda one: _covers_node(one, alert) and same_fault(one, alert, kinds, explains),
         lambda one: is_wide(scope) and dict(one.scope) == scope != {} and same_fault(one, alert, kinds, explains),
         lambda one: is_wide(one.scope) and scope_contains(one.scope, alert.labels) and _has_name(one, alert.name),
@@ -164,15 +170,22 @@ def same_fault(incident: Incident, alert: FiredAlert, kinds: Kinds, explains: Ex
     that no chain of alerts reaches from one fault to the next. What stands alone (wrong answers beside a slow pool) is
     only ever of its own kind. Alerts from outside, of which we know no kind, belong to what goes on where they point.
     """
+    if is_symptom(incident, alert, kinds, explains or {}):
+        return True
+    if any(_stands_alone(one, kinds) for one in (alert, *incident.alerts)):
+        return False
+    onset = onset_of(alert)
+    began = incident.onset_at if incident.onset_at is not None else incident.opened_at
+    return onset is None or abs(onset - began) <= NEAR_S
+
+
+def is_symptom(incident: Incident, alert: FiredAlert, kinds: Kinds, explains: Explains) -> bool:
+    """Whether the alert is of a kind with one of the incident's, or its standing cause can be behind it."""
     if _is_of_kind(incident, alert, kinds):
         return True
     if any(_stands_alone(one, kinds) for one in (alert, *incident.alerts)):
         return False
-    if _is_explained(incident, alert, kinds, explains or {}):
-        return True
-    onset = onset_of(alert)
-    began = incident.onset_at if incident.onset_at is not None else incident.opened_at
-    return onset is None or abs(onset - began) <= NEAR_S
+    return _is_explained(incident, alert, kinds, explains)
 
 
 def _is_explained(incident: Incident, alert: FiredAlert, kinds: Kinds, explains: Explains) -> bool:

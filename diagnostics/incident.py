@@ -211,6 +211,19 @@ def clear(incident: Incident, fingerprint: str, now: float) -> Incident:
     return replace(incident, alerts=alerts, title=title, cleared_at=_cleared_at(alerts, incident.cleared_at, now))
 
 
+def without_alerts(incident: Incident, fingerprints: frozenset[str]) -> Incident:
+    """`incident` without some of its alerts, which are another one's now; at least one that stands has to be left."""
+    alerts = tuple(one for one in incident.alerts if one.fingerprint not in fingerprints)
+    gravest = max((one.severity for one in alerts), key=severity_rank)
+    return replace(
+        incident,
+        alerts=alerts,
+        onset_at=min((at for one in alerts if (at := onset_of(one)) is not None), default=incident.onset_at),
+        title=_title(alerts, incident.scope),
+        severity=incident.severity if incident.handling.severity_by else gravest,
+    )
+
+
 def is_over(incident: Incident, now: float, *, has_active_run: bool = False, quiet_s: float = 0.0) -> bool:
     """Whether it may be resolved: all alerts are resolved (unknown is not) for `quiet_s`, and no run is on it."""
     if incident.status is IncidentStatus.RESOLVED or has_active_run or incident.cleared_at is None:

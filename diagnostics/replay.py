@@ -31,6 +31,7 @@ from diagnostics.incident import (
 from diagnostics.inquiry import diagnose_alerts
 from diagnostics.record import IncidentRecord
 from diagnostics.scope import Nodes, scope_text
+from diagnostics.splitting import CausePair, note_pair, split_incident
 from diagnostics.standing import is_outgrown, weigh
 from diagnostics.tree import Tree, alert_kinds
 
@@ -126,9 +127,11 @@ class _Story:
         self._knowledge = knowledge
         self._no_tree = no_tree
         self._kinds = alert_kinds(trees)
+        self._explains = {name: one.explains for name, one in knowledge.expectations.items()}
         self._nodes = nodes
         self._judged_at: dict[str, float] = {}
         self._rivals: dict[str, Diagnosis] = {}  # what would take a confirmed verdict's place, since its `at`
+        self._pairs: dict[str, CausePair | None] = {}  # the two causes that an incident's verdicts name together
         self.firings: list[Firing] = []
         self.incidents: dict[str, Incident] = {}
         self.told: list[Told] = []
@@ -146,15 +149,16 @@ class _Story:
                 for key, incident in self.incidents.items():
                     self.incidents[key] = observe(incident, alert, now)
         due = set()
-        for key, incident in group_alerts(firing, self.incidents.values(), now, self._nodes, self._kinds).items():
+        grouped = group_alerts(firing, self.incidents.values(), now, self._nodes, self._kinds, self._explains)
+        for key, incident in grouped.items():
             before = self.incidents.get(key)
             if before is None or before.status is IncidentStatus.RESOLVED:
                 self._tell(now, "incident", f"{key} {'opens' if before is None else 'opens again'}: {incident.title}")
             self.incidents[key] = incident
             due.add(key)
-        for key, incident in self.incidents.items():
+        for key, incident in list(self.incidents.items()):
             if incident.status is not IncidentStatus.RESOLVED and (key in due or self._is_due(incident, now)):
-                self._judge(incident, now, is_new=key in due)
+                self._judge(incident, now)
         for key, incident in self.incidents.items():
             if is_over(incident, now):
                 self.incidents[key] = resolve(incident, now)
@@ -166,7 +170,7 @@ class _Story:
         is_young = now - incident.opened_at <= OFTEN_FOR_S or incident.id in self._rivals
         return now - self._judged_at.get(incident.id, now) >= (OFTEN_S if is_young else SELDOM_S)
 
-    def _judge(self, incident: Incident, now: float, *, is_new: bool) -> None:
+    def _judge(self, incident: Incident, now: float) -> None:
         """Ask again; a verdict gives way to a surer one, a confirmed one to one that stays confirmed."""
         self._judged_at[incident.id] = now
         found = diagnose_alerts(
@@ -179,6 +183,17 @@ class _Story:
             now,
             incident.onset_at,
         )
+        self._consider(incident, found, now)
+        self._pairs[incident.id] = pair = note_pair(found, self._pairs.get(incident.id))
+        incident = self.incidents[incident.id]
+        if parts := split_incident(incident, pair, self._kinds, self._explains, now, self.incidents):
+            left, parted = parts
+            self.incidents |= {left.id: left, parted.id: parted}
+            self._pairs[incident.id] = None
+            self._tell(now, "incident", f"{parted.id} is split from {left.id}: {parted.title}")
+            self._judge(parted, now)
+
+    def _consider(self, incident: Incident, found: Diagnosis, now: float) -> None:
         standing = incident.diagnosis
         if standing is not None and not is_outgrown(incident, standing):
             if (found.cause, found.confidence) == (standing.cause, standing.confidence):

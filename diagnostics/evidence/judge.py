@@ -102,7 +102,7 @@ def judge(
     readings = read_all(knowledge.questions.values(), scope, run_query, AskedAt(now, onset.early, onset.late))
     ranking = rank_causes(knowledge.expectations, knowledge.questions, readings, trees, kind_of(scope))
     best = ranking.fits[0]
-    found = _named(best, ranking, knowledge, scope, readings) if best.causes else None
+    found = _named(best, ranking, knowledge, scope, trees, readings) if best.causes else None
     if found is None or found.confidence == "unknown":
         found = _unnamed(ranking, knowledge, readings)
     order = _order(ask, found, knowledge, readings)
@@ -158,11 +158,18 @@ def kind_of(scope: Mapping[str, str]) -> Place:
 
 
 def _named(
-    best: Fit, ranking: Ranking, knowledge: Knowledge, scope: Mapping[str, str], readings: Readings
+    best: Fit,
+    ranking: Ranking,
+    knowledge: Knowledge,
+    scope: Mapping[str, str],
+    trees: Sequence[str],
+    readings: Readings,
 ) -> Diagnosis:
-    """The best hypothesis in words. Of two causes at work, the one that fits better alone is named first."""
+    """The best hypothesis in words. Of two causes at work, one that can be behind the alerts is named first, and of
+    such two the one that fits better alone."""
     ruled_out = {one.cause for one in ranking.excluded}  # alone: beside another its `never` may be the other's doing
-    causes = sorted(best.causes, key=lambda name: (name in ruled_out, -ranking.probability_of(name)))
+    elsewhere = {name for name in best.causes if trees and not knowledge.expectations[name].explains & set(trees)}
+    causes = sorted(best.causes, key=lambda name: (name in ruled_out, name in elsewhere, -ranking.probability_of(name)))
     cause = causes[0]
     expects = knowledge.expectations[cause]
     probability = ranking.probability_of(cause)

@@ -12,7 +12,10 @@ from alerts.series.store import SeriesStore
 from diagnostics.diagnosis import Diagnosis
 from diagnostics.incident import Incident, IncidentStatus, with_diagnosis
 from diagnostics.inquiry import diagnose_alerts
+from diagnostics.scope import scope_text
+from diagnostics.splitting import SPLIT_AFTER_S, CausePair, note_pair, split_incident
 from diagnostics.standing import is_outgrown, weigh
+from diagnostics.tree import alert_kinds
 from fleetctl.controller.alertmanager.automation import Automation
 from fleetctl.controller.content.store import ContentStore
 from fleetctl.controller.incidents.incident_book import IncidentBook
@@ -30,6 +33,7 @@ class _Course:
     walked_at: float | None = None
     alerts: frozenset[str] = frozenset()  # fingerprints of those that it had at the last walk
     rival: Diagnosis | None = field(default=None)  # what would replace the standing diagnosis; `at` is when it began to
+    pair: CausePair | None = None  # two causes that it names together
 
 
 class Diagnosing:
@@ -81,6 +85,8 @@ class Diagnosing:
                 incident.onset_at,
             )
             await self._consider(incident.id, found, course, why)
+            course.pair = note_pair(found, course.pair)
+            await self._split(incident.id, course, now)
 
     def _why_due(self, incident: Incident, course: _Course, now: float) -> str:
         """Why its trees are to be walked now, in words for the timeline; "" when they are not."""
@@ -98,7 +104,8 @@ class Diagnosing:
             return f"{', '.join(names)} joined it"
         is_young = now - course.began_at <= self._limits.diagnose_for_s
         is_settled = standing is not None and standing.confidence == "confirmed"
-        is_soon = course.rival is not None or (is_young and not is_settled)
+        is_pair = course.pair is not None and now - course.pair.since <= 2 * SPLIT_AFTER_S
+        is_soon = course.rival is not None or is_pair or (is_young and not is_settled)
         every_s = self._limits.diagnose_every_s if is_soon else self._limits.rediagnose_every_s
         return "asked again while it is open" if now - walked >= every_s else ""
 
@@ -122,6 +129,41 @@ class Diagnosing:
         await self._book.change_incident(incident_id, lambda one: with_diagnosis(one, found))
         if standing is None or _word(standing) != _word(found):
             await self._tell(incident, found, standing, why)
+
+    async def _split(self, incident_id: str, course: _Course, now: float) -> None:
+        """Make it two incidents, once it names two causes for long enough and its alerts tell which is whose."""
+        incident, content = self._book.get(incident_id), self._content.current
+        if incident is None or course.pair is None:
+            return
+        explains = {name: one.explains for name, one in content.knowledge.expectations.items()}
+        taken = {one.id: one for one in self._book.recent()}
+        found = split_incident(incident, course.pair, alert_kinds(content.trees), explains, now, taken)
+        if found is None:
+            return
+        left, parted = found
+        course.alerts, pair, course.pair = _fingerprints(left), course.pair, None
+        # Both at once and without an await between: no tick of the rules may see an alert in neither or in both.
+        self._book.hold_incident(left)
+        self._book.hold_incident(parted)
+        await self._book.settle()
+        names = ", ".join(sorted({one.name for one in parted.alerts}))
+        log.info("incident.split", incident_id=left.id, parted=parted.id, cause=pair.cause, also=pair.also)
+        data = {"cause": pair.cause, "also": pair.also, "incident": left.id, "parted": parted.id}
+        place = scope_text(parted.scope)
+        await self._timeline.append(
+            "incident.split",
+            f"{pair.also} is another fault: {names} of {place} went to {parted.id}",
+            incident_id=left.id,
+            node=left.scope.get("node"),
+            data=data,
+        )
+        await self._timeline.append(
+            "incident.opened",
+            f"{parted.title}; split from {left.id}, where {pair.cause} is the cause",
+            incident_id=parted.id,
+            node=parted.scope.get("node"),
+            data={**data, "severity": parted.severity, "scope": dict(parted.scope)},
+        )
 
     async def _tell(self, incident: Incident, found: Diagnosis, before: Diagnosis | None, why: str) -> None:
         text = f"{found.title} ({found.cause}, {found.confidence})" if found.cause else found.title
