@@ -77,6 +77,10 @@ class TargetFleet:
         """Whether the process lives, stopped ones included."""
         return self.stack.table.observe(name).running
 
+    def instance_of(self, name: str) -> str | None:
+        """Which process runs under this name: another one after a restart, None while none does."""
+        return self.stack.table.observe(name).instance
+
     async def set_faults(self, node: str, **faults: Any) -> None:
         """Turn faults of a node on, or off with None. Raises FleetctlError when the node refuses or is silent."""
         await change_faults(self.stack, node, faults)

@@ -106,8 +106,7 @@ class Disturber:
 
     async def kill_node(self, node: str) -> None:
         """SIGKILL of its API process, with which its core ends; started again a moment later."""
-        self._fleet.send_signal(node, signal.SIGKILL)
-        await self._until(lambda: not self._fleet.is_running(node), f"{node} is gone")
+        await self._kill_process(node)
         await asyncio.sleep(1.0)
         self._fleet.stack.table.start_again(node)
 
@@ -167,11 +166,16 @@ class Disturber:
         """SIGKILL of one of two with its workers; the controller starts its own again, we the other one."""
         name = self._rng.choice(list(self._gateways))
         self.downtimes.note_killed(self._gateways[name])
-        self._fleet.send_signal(name, signal.SIGKILL)
-        await self._until(lambda: not self._fleet.is_running(name), f"{name} is gone")
+        await self._kill_process(name)
         if name != GATEWAY:
             await asyncio.sleep(1.0)
             self._fleet.stack.table.start_again(name)
+
+    async def _kill_process(self, name: str) -> None:
+        """SIGKILL, and wait for its end. The controller may have started a gateway again before anybody looks."""
+        killed = self._fleet.instance_of(name)
+        self._fleet.send_signal(name, signal.SIGKILL)
+        await self._until(lambda: self._fleet.instance_of(name) != killed, f"{name} is gone")
 
     def _nodes(self) -> list[str]:
         return [name for name in self._fleet.nodes() if not name.startswith(ADDED)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import signal
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
@@ -59,8 +58,7 @@ class Drainer(Disturber):
 
     async def kill_controller(self, _: str) -> None:
         """SIGKILL; started again a moment later, and it goes on with the drain."""
-        self._fleet.send_signal(CONTROLLER, signal.SIGKILL)
-        await self._until(lambda: not self._fleet.is_running(CONTROLLER), "the controller is gone")
+        await self._kill_process(CONTROLLER)
         self._fleet.stack.table.start_again(CONTROLLER)
 
     async def _drain_once(self, node: str, turn: int) -> None:
@@ -72,9 +70,9 @@ class Drainer(Disturber):
                 await asyncio.sleep(self._kills.uniform(0.0, KILL_WITHIN_S))
                 await self._kill(node)
             await self._hold_to_its_sum(node, await draining, was_disturbed=is_disturbed)
-        finally:
+        finally:  # whatever went wrong: a node that stays drained has the guards refuse every drain that follows
             draining.cancel()
-        await self._carried_out(f"uncordon {node}", f"{turn}-uncordon")
+            await self._carried_out(f"uncordon {node}", f"{turn}-uncordon")
         await self.wait_until_whole()
         self.downtimes.note_all_back()
 
