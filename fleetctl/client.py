@@ -234,6 +234,20 @@ class ControllerClient:
             TimelineEntry, "/v1/events", wait_s, after=after, wait_s=wait_s or None, incident_id=incident_id
         )
 
+    async def newest_events(
+        self,
+        limit: int = 1000,
+        *,
+        kind: str | None = None,
+        node: str | None = None,
+        incident_id: str | None = None,
+        run_id: str | None = None,
+    ) -> list[TimelineEntry]:
+        """The newest entries, oldest first; at most 1,000."""
+        return await self._list(
+            TimelineEntry, "/v1/events", newest=limit, kind=kind, node=node, incident_id=incident_id, run_id=run_id
+        )
+
     async def runbooks(self) -> list[RunbookInfo]:
         """Every runbook, without its page."""
         return await self._list(RunbookInfo, "/v1/runbooks")

@@ -125,7 +125,9 @@ class Listing:
 
     async def read(self, client: ControllerClient) -> tuple[list[BaseModel], BadInputError | None]:
         """The rows, and what is wrong with a name that there isn't."""
-        rows = list(await self.view.read_all(client))
+        where = {one.key: one.value for one in self._selector if one.value and not one.is_negated}
+        reading = self.view.read_where(client, where) if self.view.read_where else self.view.read_all(client)
+        rows = list(await reading)
         missing = None
         if self._names:
             by_name: dict[str, list[BaseModel]] = {}

@@ -60,6 +60,8 @@ class KindView:
     has_open_labels: bool = False  # rows bring labels of their own: one that a row lacks is empty, not a mistake
     is_usual: Callable[[Any], bool] = field(default=lambda _: True)  # else it is shown with --all or by name only
     identity: Callable[[Any], object] | None = None  # tells rows of one name apart
+    read_where: Callable[[ControllerClient, Mapping[str, str]], Awaitable[Sequence[BaseModel]]] | None = None
+    """As `read_all`, of rows with these labels only: where there are more rows than one answer has."""
 
     def key_of(self, row: BaseModel) -> object:
         """What stays the same of a row while it changes."""
@@ -522,7 +524,13 @@ VIEWS: Mapping[Kind, KindView] = {
             "incident": e.incident_id or "",
             "run": e.run_id or "",
         },
-        read_all=lambda client: client.events(),
+        read_all=lambda client: client.newest_events(),
+        read_where=lambda client, where: client.newest_events(
+            kind=where.get("event"),
+            node=where.get("node"),
+            incident_id=where.get("incident"),
+            run_id=where.get("run"),
+        ),
     ),
     Kind.traffic_rules: KindView(
         TRAFFIC_RULE_COLUMNS,

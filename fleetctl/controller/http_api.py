@@ -467,8 +467,11 @@ class _Api:
         return _json(await self._incident(request.path_params["id"]))
 
     async def events(self, request: Request) -> Response:
-        after = int_param(request, "after")
+        after, newest = int_param(request, "after"), int_param(request, "newest")
         incident_id = request.query_params.get("incident_id")
+        if newest:
+            wanted = {name: request.query_params.get(name) for name in ("kind", "node", "run_id")}
+            return _json_list(await self._c.timeline.read_newest(newest, incident_id=incident_id, **wanted))
         waiting = self._c.timeline.wait(after, wait_param(request), incident_id)
         return _json_list(await self._until_stopping(waiting) or [])
 

@@ -106,9 +106,21 @@ class Timeline:
             found += part
         return found
 
-    async def read_newest(self, limit: int = MAX_READ) -> list[TimelineEntry]:
-        """The newest entries, oldest first."""
-        query = sa.select(events).order_by(events.c.seq.desc()).limit(min(limit, MAX_READ))
+    async def read_newest(
+        self,
+        limit: int = MAX_READ,
+        *,
+        kind: str | None = None,
+        node: str | None = None,
+        incident_id: str | None = None,
+        run_id: str | None = None,
+    ) -> list[TimelineEntry]:
+        """The newest entries, oldest first; only those of a kind, a node, an incident, a run."""
+        wanted = {"kind": kind, "node": node, "incident_id": incident_id, "run_id": run_id}
+        query = sa.select(events).where(
+            *(events.c[name] == value for name, value in wanted.items() if value is not None)
+        )
+        query = query.order_by(events.c.seq.desc()).limit(min(limit, MAX_READ))
         return await self._database.read(lambda c: [_decode(row._mapping) for row in c.execute(query)][::-1])
 
     async def read_between(self, since: float, until: float, limit: int = MAX_READ) -> list[TimelineEntry]:

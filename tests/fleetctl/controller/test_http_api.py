@@ -13,6 +13,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from fleetctl.cli.get import Listing
+from fleetctl.cli.kinds import Kind
+from fleetctl.cli.selector import parse_selector
 from fleetctl.client import ControllerClient
 from fleetctl.controller.app import serve
 from fleetctl.kit.errors import BadInputError, FleetctlError, RefusedError, UnreachableError
@@ -144,6 +147,7 @@ async def test_client_without_token_is_told_where_the_token_is(url: str) -> None
         ("/v1/events?after=-1", 400, "after"),
         ("/v1/events?after=9999999999999999999999", 400, "after"),
         ("/v1/events?wait_s=nan", 400, "wait_s"),
+        ("/v1/events?newest=x", 400, "newest"),
         ("/v1/routing?after=x", 400, "after"),
         ("/v1/query", 400, "expr"),
         ("/v1/query?expr=sum(", 400, ""),
@@ -208,6 +212,19 @@ async def test_an_action_is_a_run_of_one_step_with_its_receipt_and_events(client
     assert kinds[-1] == "run.succeeded"
     assert (await client.node("node-2")).phase is NodePhase.CORDONED
     await _ended(client, (await client.act(ActionRequest(command="uncordon node-2"))).id)
+
+
+async def test_events_are_listed_newest_last_and_by_what_they_are_about(client: ControllerClient) -> None:
+    run = await _ended(client, (await client.act(ActionRequest(command="cordon node-3"))).id)
+    await _ended(client, (await client.act(ActionRequest(command="uncordon node-3"))).id)
+    told = await client.events()
+    newest = await client.newest_events(3)
+    assert newest[-1].seq >= told[-1].seq
+    assert [one.seq for one in newest] == [newest[-1].seq - 2, newest[-1].seq - 1, newest[-1].seq]
+    selected = Listing(Kind.events, selector=parse_selector([f"run={run.id}", "event!=run.started"]))
+    rows, _ = await selected.read(client)
+    assert rows == [one for one in told if one.run_id == run.id and one.kind != "run.started"]
+    assert {one.kind for one in await client.newest_events(kind="node.ready")} == {"node.ready"}
 
 
 async def test_the_same_idempotency_key_gives_the_same_run(client: ControllerClient) -> None:
