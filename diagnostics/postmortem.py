@@ -45,7 +45,7 @@ class Durations:
     to_detect_s: float | None  # first bad sample of a firing alert to the incident
     to_diagnose_s: float | None  # incident to when its cause was first named, or to what was said in place of one
     to_decide_s: float | None  # first proposal to its approval
-    to_mitigate_s: float | None  # incident to the end of the first run that succeeded
+    to_mitigate_s: float | None  # incident to the end of its first run that succeeded
     to_resolve_s: float | None  # incident to resolved
 
 
@@ -62,7 +62,8 @@ def durations(incident: IncidentRecord) -> Durations:
     """How long each part took, as far as it was recorded."""
     is_known = incident.onset_at is not None or any(alert.active_at is not None for alert in incident.alerts)
     decided = [run for run in incident.runs if run.decided_at is not None and not run.is_apart]
-    helped = [run.updated_at for run in incident.runs if run.status == "succeeded"]
+    # A change by hand, for something else or before it opened, is what may have caused it as well as what mended it.
+    helped = [run.updated_at for run in incident.runs if run.status == "succeeded" and not run.is_apart]
     cause = incident.diagnosis.cause if incident.diagnosis is not None else None
     named = [one.at for one in verdict_changes(incident) if one.cause is not None and one.cause == cause]
     found = incident.diagnosis

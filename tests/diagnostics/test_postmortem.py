@@ -62,6 +62,13 @@ def test_measures_the_time_between_the_turning_points() -> None:
     assert (found.to_mitigate_s, found.to_resolve_s) == (70.0, 90.0)
 
 
+def test_a_change_by_hand_that_was_not_for_the_incident_has_not_mitigated_it() -> None:
+    by_hand = make_record().runs[0].model_dump() | {"is_apart": True, "updated_at": OPENED - 30}
+
+    assert durations(make_record(runs=[by_hand])).to_mitigate_s is None
+    assert durations(make_record(runs=[by_hand, make_record().runs[0].model_dump()])).to_mitigate_s == 70.0
+
+
 def test_every_table_keeps_its_columns_whatever_the_texts_hold() -> None:
     nasty = "a | b\n| c ` d <b>x</b> \\| e [l](u) ``"
     record = make_record()
