@@ -30,8 +30,15 @@ EDGE_S = 5.0  # around an incident's end: the gateway's counters are read once a
 class Responder:
     """What was seen from the injection on. Times are Unix seconds."""
 
-    def __init__(self, client: ControllerClient, injected_at: float, expected: Collection[str]) -> None:
-        """`expected`: names of alerts; one that is pending is waited for."""
+    def __init__(
+        self,
+        client: ControllerClient,
+        injected_at: float,
+        expected: Collection[str],
+        reading_s: float = APPROVAL_DELAY_S,
+    ) -> None:
+        """`expected`: names of alerts; one that is pending is waited for. `reading_s`: from proposal to approval."""
+        self._reading_s = reading_s
         self._expected = expected
         self._client = client
         self.injected_at = injected_at
@@ -62,7 +69,7 @@ class Responder:
                     (alert.name, where), FiredAlert(alert.name, where, alert.severity, fired - self.injected_at)
                 )
         for run in self.runs:
-            if run.status is RunStatus.PROPOSED and now - run.created_at >= APPROVAL_DELAY_S:
+            if run.status is RunStatus.PROPOSED and now - run.created_at >= self._reading_s:
                 await self._approve(run)
 
     async def _approve(self, run: Run) -> None:
