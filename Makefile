@@ -12,7 +12,7 @@ PYTEST = $(BIN)/python -m pytest
 # 5: no test at all, which is right for a stage of which PYTEST_ARGS asks for nothing.
 PYTEST_END = $(PYTEST_ARGS) $(if $(PYTEST_ARGS),|| test $$? -eq 5)
 
-.PHONY: help crash-points bench-predictions bench-diagnosis bench-routing bench-engine bench-signals first-night soak-node soak-gateway soak-drain storm-gateway demo up down top test test-gpu test-wheel wheel mutants bench-kernels bench-gateway compile-gateway test-compiled check format setup setup-dev debs clean
+.PHONY: help crash-points bench-predictions bench-diagnosis bench-routing bench-engine bench-signals first-night long-night soak-node soak-gateway soak-drain storm-gateway demo up down top test test-gpu test-wheel wheel mutants bench-kernels bench-gateway compile-gateway test-compiled check format setup setup-dev debs clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 18
@@ -98,6 +98,9 @@ storm-gateway: setup ## What short prompts wait while long ones storm in, withou
 
 first-night: setup ## Break a real fleet in 22 ways under traffic and judge what comes of it (FAULT=sigstop-api)
 	@$(BIN)/python -m fleetctl.first_night $(if $(FAULT),--fault $(FAULT)) $(FIRST_NIGHT_ARGS)
+
+long-night: setup ## Fault after fault on one fleet for half an hour, two at once, answered by a tired person (LONG_NIGHT_ARGS="--scene killed")
+	@$(BIN)/python -m fleetctl.first_night.long_night $(LONG_NIGHT_ARGS)
 
 check: setup-dev ## Format, lint, types, imports
 	$(BIN)/ruff format --check .

@@ -24,6 +24,7 @@ class Evidence:
     unit: str = ""
     age_s: float | None = None
     why_unknown: str = ""
+    usual: str = ""  # of a yes that compares with the past: the same against this hour of other days
     speaks: Speaks = ""  # of the cause that was named
 
 

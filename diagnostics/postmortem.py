@@ -242,7 +242,8 @@ def _measured(evidence: EvidenceRecord) -> str:
     if evidence.value is None:
         return f"unknown: {_text(evidence.why_unknown or 'no data')}"
     value = format_value(evidence.value, evidence.unit or "count")
-    return f"{value} ({_text(evidence.why_unknown)})" if evidence.answer == "unknown" else value
+    remark = evidence.why_unknown if evidence.answer == "unknown" else evidence.usual
+    return f"{value} ({_text(remark)})" if remark else value
 
 
 def _by(run: RunRecord) -> str:

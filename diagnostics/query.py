@@ -45,6 +45,7 @@ class AskedAt:
     now: float
     onset: float  # the earliest moment at which it may have begun
     onset_late: float | None = None  # the latest one; None: the same
+    past_until: float | None = None  # where a past of another day ends; None: the past ends before the onset
 
     @property
     def before(self) -> str:
@@ -52,7 +53,8 @@ class AskedAt:
 
         In Prometheus' own syntax: a query of an evidence can be pasted there.
         """
-        return f"@ {min(self.onset, self.now) - PAST_MARGIN_S:.3f}"
+        until = self.past_until if self.past_until is not None else min(self.onset, self.now) - PAST_MARGIN_S
+        return f"@ {until:.3f}"
 
     @property
     def by_onset(self) -> str:

@@ -45,6 +45,7 @@ class EvidenceRecord(_Record):
     unit: str = ""
     age_s: float | None = None
     why_unknown: str = ""
+    usual: str = ""  # of a yes that compares with the past: the same against this hour of other days
     speaks: Literal["", "for", "against"] = ""
 
 

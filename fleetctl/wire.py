@@ -328,6 +328,7 @@ class Evidence(Wire):
     unit: str = ""  # of `value`: ratio, seconds, tokens, times, per_second, count
     age_s: float | None = None
     why_unknown: str = ""
+    usual: str = ""  # of a yes that compares with the past: the same against this hour of other days
     speaks: Literal["", "for", "against"] = ""  # of the cause that was named
 
 

@@ -6,15 +6,19 @@ A value that is missing, stale, NaN, or between the limits of yes and no is unkn
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from diagnostics.diagnosis import AnswerWord, Evidence
 from diagnostics.evidence.question import Question
 from diagnostics.query import AskedAt, RunQuery, bind_query, reads_own_numbers
-from diagnostics.value_format import format_seconds
+from diagnostics.value_format import format_seconds, format_value
 from diagnostics.walker import fresh_value, silence_of
 
 MIN_PAST_S = 60.0
 PAST_STEP_S = 5.0
+DAY_S = 86400.0
+OTHER_DAYS = (("yesterday", DAY_S), ("a week ago", 7 * DAY_S))
+HALF_PAST_S = 900.0  # most pasts are of half an hour: that of another day has this hour in its middle
 # How many steps of the last ten minutes before the onset had traffic; no value where nobody counts arrivals.
 _PAST_QUERY = f"count_over_time((sum(llm:arrivals:rate{{{{{{scope}}}}}}) > 0)[10m:{PAST_STEP_S:.0f}s] {{{{before}}}})"
 
@@ -68,7 +72,26 @@ def _read(
     word: AnswerWord = "unknown"
     if not why and value is not None:
         word, why = _judge(question, value, asked)
-    return _evidence(question, word, query, value, age_s, why)
+    found = _evidence(question, word, query, value, age_s, why)
+    compares = word == "yes" and "{{before}}" in template
+    return replace(found, usual=_on_other_days(question, template, scope, run_query, asked)) if compares else found
+
+
+def _on_other_days(
+    question: Question, template: str, scope: Mapping[str, str], run_query: RunQuery, asked: AskedAt
+) -> str:
+    """What the question says against this hour of other days, in words; "" where nobody kept them.
+
+    What rises each morning is not what broke. It decides nothing: a fleet that is overrun each morning is overrun.
+    """
+    said = []
+    for day, ago_s in OTHER_DAYS:
+        query, _ = bind_query(template, scope, replace(asked, past_until=asked.now - ago_s + HALF_PAST_S))
+        value, _ = fresh_value(run_query(query), 0.0, question.max_age_s)
+        if value is not None:
+            word = "yes" if question.when.holds(value) else "no"
+            said.append(f"{day} {word}, {format_value(value, question.unit)}")
+    return f"against this hour {', '.join(said)}" if said else ""
 
 
 def _judge(question: Question, value: float, asked: AskedAt) -> tuple[AnswerWord, str]:

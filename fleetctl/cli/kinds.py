@@ -161,7 +161,7 @@ EVIDENCE_COLUMNS: list[Column] = [
     Column("value", lambda e: _evidence_value(e), right=True),
     Column("threshold", lambda e: e.threshold),
     Column("age", lambda e: seconds(e.age_s), right=True),
-    Column("question", lambda e: f"{e.title} ({e.why_unknown})" if e.why_unknown else e.title),
+    Column("question", lambda e: f"{e.title} ({why})" if (why := e.why_unknown or e.usual) else e.title),
 ]
 
 

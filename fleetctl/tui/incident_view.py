@@ -199,9 +199,10 @@ def _evidence(found: Evidence) -> tuple[Cell, ...]:
     if found.answer == "unknown":
         return (Cell(glyph, tone), Cell(found.title), Cell(found.why_unknown or "no data", tone), Cell(""), Cell(""))
     speaks = {"for": "+", "against": "-", "": ""}[found.speaks]  # of the cause
+    title = f"{found.title} ({found.usual})" if found.usual else found.title
     return (
         Cell(glyph, tone),
-        Cell(f"{speaks} {found.title}" if speaks else found.title),
+        Cell(f"{speaks} {title}" if speaks else title),
         Cell(quantity(found.value, found.unit), Tone.STRONG if found.answer == "yes" else Tone.PLAIN),
         Cell(f"limit {found.threshold}", Tone.DIM),
         Cell(age(found.age_s), Tone.DIM),
