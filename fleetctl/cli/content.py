@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,6 +36,14 @@ WIDE = [
     Column("overrides", lambda one: ", ".join(one.overrides) or "-"),
     Column("file", lambda one: one.file),
 ]
+
+
+class DocsOf(StrEnum):
+    """What `content docs` writes pages of."""
+
+    causes = "causes"
+    actions = "actions"
+
 
 Folders = Annotated[
     list[Path] | None,
@@ -123,13 +132,15 @@ def register(app: typer.Typer) -> None:
         folders: Annotated[
             list[Path] | None, typer.Option("--content", help="Folders of your own, laid over the built-in content.")
         ] = None,
+        of: Annotated[DocsOf, typer.Option("--of", help="What the pages are of.")] = DocsOf.causes,
         check_only: Annotated[bool, typer.Option("--check", help="Write nothing; exit 2 when a page is old.")] = False,
     ) -> None:
-        """Write a page for each cause: what it is, how it shows, what it is told apart by, and what to do."""
-        from fleetctl.controller.content.cause_docs import write_cause_docs
+        """Write a page for each cause (how it shows, what it is told apart by, what to do), or for each action."""
         from fleetctl.controller.content.load import load_content
+        from fleetctl.controller.content.made_docs import write_action_docs, write_cause_docs
 
-        changed, num_pages = write_cause_docs(load_content(list(folders or ())), folder, dry_run=check_only)
+        write = write_cause_docs if of is DocsOf.causes else write_action_docs
+        changed, num_pages = write(load_content(list(folders or ())), folder, dry_run=check_only)
         if check_only and changed:
             told = f"{_counted(len(changed), 'page')} of {folder} are old: {', '.join(changed[:5])}"
             raise BadInputError(told, remedy="run it without --check")

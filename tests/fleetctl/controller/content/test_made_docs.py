@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fleetctl.controller.content.cause_docs import write_cause_docs
 from fleetctl.controller.content.load import load_content
+from fleetctl.controller.content.made_docs import write_cause_docs
 from fleetctl.kit.errors import BadInputError
 
 
