@@ -338,3 +338,9 @@ def test_an_incident_without_a_tree_says_what_to_do_instead() -> None:
 
 def test_an_unknown_alert_has_no_tree() -> None:
     assert tree_for_alert(trees(), "SomethingElse") is None
+
+
+def test_cache_that_was_warm_before_it_began_is_not_cold() -> None:
+    found = rank("cache", "shared_tokens_fell prefix_hit_fell started_lately warm_before", kind="pool")
+    assert found.probability_of("cold_cache") == 0
+    assert "prefix_cache_broken" not in named("cache", "shared_tokens_fell started_lately", kind="pool")

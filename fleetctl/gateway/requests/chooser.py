@@ -158,6 +158,7 @@ class Chooser:
                 (*choice.left_out.items(), *pick.left_out),
                 choice.order.rules,
                 choice.order.note,
+                max(0, max((one.cached_tokens for one in pick.weighed), default=0) - pick.cached_tokens),
             )
         )
 

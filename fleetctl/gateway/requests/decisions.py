@@ -16,7 +16,8 @@ KEPT = 512
 
 
 class Decision(NamedTuple):
-    """One choice. `at`: Unix seconds. `cached_tokens`: of the prompt, that the node was sent before."""
+    """One choice. `at`: Unix seconds. `cached_tokens`: of the prompt, that the node was sent before; `elsewhere_tokens`:
+    that another one was sent, which was weighed and not chosen."""
 
     at: float
     request_id: str
@@ -30,6 +31,7 @@ class Decision(NamedTuple):
     left_out: tuple[tuple[str, str], ...] = ()
     rules: tuple[str, ...] = ()
     note: str = ""
+    elsewhere_tokens: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """As `GET /gateway/decisions` tells it."""
@@ -50,14 +52,14 @@ class Decisions:
         )
         self._tokens = LoopCounter(
             "gateway_routed_prompt_tokens",
-            "Prompt tokens sent to nodes, estimated; held: the node was sent them before, and has them cached if we are"
-            " right.",
+            "Prompt tokens sent to nodes, estimated; held: yes, the node was sent them before and has them cached if we are"
+            " right; elsewhere, another node was; no, none was.",
             ["held"],
             registry,
         )
         for reason in PickReason:
             self._reasons.add(reason, by=0)
-        for held in ("yes", "no"):
+        for held in ("yes", "elsewhere", "no"):
             self._tokens.add(held, by=0)
         ruled = Counter(
             "gateway_ruled_decisions", "Choices that a traffic rule had a part in.", ["followed"], registry=registry
@@ -75,8 +77,10 @@ class Decisions:
         self._reasons.add(decision.reason)
         if decision.cached_tokens:
             self._tokens.add("yes", by=decision.cached_tokens)
-        if decision.input_tokens > decision.cached_tokens:
-            self._tokens.add("no", by=decision.input_tokens - decision.cached_tokens)
+        if decision.elsewhere_tokens:
+            self._tokens.add("elsewhere", by=decision.elsewhere_tokens)
+        if (new := decision.input_tokens - decision.cached_tokens - decision.elsewhere_tokens) > 0:
+            self._tokens.add("no", by=new)
         if decision.rules or decision.note:
             (self._not_followed if decision.note else self._followed).inc()
 

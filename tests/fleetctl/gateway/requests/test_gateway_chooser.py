@@ -273,3 +273,16 @@ def test_decisions_tell_why_and_nothing_of_the_prompt() -> None:
     assert (newest["request_id"], newest["rules"], newest["input_tokens"]) == ("r2", ["long-context"], 9000)
     assert "secret" not in str(told)
     assert sum(told["reasons"].values()) == 2
+
+
+def test_a_beginning_that_another_node_holds_is_counted_apart_from_one_that_nobody_holds() -> None:
+    rig = Rig(table_of(route("a"), route("b")))
+    prompt = chat("a question " * 400)
+    holder = rig.node(prompt)
+    assert rig.chooser.decisions.recent()[0].elsewhere_tokens == 0, "nobody was sent it before"
+    busy = rig.loads.begin(holder, 1_000_000)
+    assert rig.node(prompt) != holder
+    newest = rig.chooser.decisions.recent()[0]
+    assert newest.cached_tokens == 0
+    assert newest.elsewhere_tokens > prompt.input_tokens / 2
+    busy.end()
