@@ -121,6 +121,9 @@ class Remediation:
         page = content.pages[ROLLBACK_PAGE] if deploy is not None else content.page_for_cause(cause)
         if page is not None and page.name == ROLLBACK_PAGE and deploy is None:
             await self._withdraw_others(incident, None)
+            runs = await self._database.call(lambda: self._journal.list(incident_id=incident.id))
+            if any(run.runbook == ROLLBACK_PAGE and run.decided_at is not None for run in runs):
+                return True  # it is being taken back, or was
             await self._say_impossible(
                 incident, "no rollout of its pool within 30 minutes before: nothing to take back"
             )

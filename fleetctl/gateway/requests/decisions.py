@@ -16,8 +16,8 @@ KEPT = 512
 
 
 class Decision(NamedTuple):
-    """One choice. `at`: Unix seconds. `cached_tokens`: of the prompt, that the node was sent before; `elsewhere_tokens`:
-    that another one was sent, which was weighed and not chosen."""
+    """One choice. `at`: Unix seconds. `cached_tokens`: of the prompt, that the node was sent before;
+    `elsewhere_tokens`: that another one was sent, which was weighed and not chosen."""
 
     at: float
     request_id: str
@@ -52,8 +52,8 @@ class Decisions:
         )
         self._tokens = LoopCounter(
             "gateway_routed_prompt_tokens",
-            "Prompt tokens sent to nodes, estimated; held: yes, the node was sent them before and has them cached if we are"
-            " right; elsewhere, another node was; no, none was.",
+            "Prompt tokens sent to nodes, estimated; held: yes, the node was sent them before and has them cached if we"
+            " are right; elsewhere, another node was; no, none was.",
             ["held"],
             registry,
         )
