@@ -17,6 +17,8 @@ causes:
     prior: 1                              how common, beside the others
     at_most: likely                       its evidence only coincides
     tell_apart: {overload: slow_steps}    the question that tells it from another cause
+    hurts: [promise_broken, errors_up]    of what passes by itself: where the first is no, and none is yes, nothing is
+    unhurt: "{{nodes}} is loading"        wrong, and this is said
 """
 
 from __future__ import annotations
@@ -76,6 +78,8 @@ class _CauseForm(BaseModel):
     prior: float = Field(default=1.0, gt=0, le=10)
     at_most: Literal["confirmed", "likely"] = "confirmed"
     tell_apart: dict[_Name, _Name] = Field(default_factory=dict, max_length=50)
+    hurts: list[_Name] = Field(default_factory=list, max_length=20)
+    unhurt: str = Field(default="", max_length=300)
 
     @model_validator(mode="after")
     def _says_what_to_do(self) -> Self:
@@ -93,6 +97,14 @@ class _CauseForm(BaseModel):
         twice = sorted({name for name in named if named.count(name) > 1})
         if twice:
             raise ValueError(f"{', '.join(twice)}: named twice in must, often, may and never")
+        return self
+
+    @model_validator(mode="after")
+    def _says_what_passes(self) -> Self:
+        if bool(self.hurts) != bool(self.unhurt):
+            raise ValueError(
+                "give `hurts`, the questions that tell whether it hurts, and `unhurt`, what is said if not"
+            )
         return self
 
     def _groups(self) -> list[list[str]]:
@@ -113,6 +125,8 @@ class _CauseForm(BaseModel):
             prior=self.prior,
             at_most=self.at_most,
             tell_apart=self.tell_apart,
+            hurts=tuple(self.hurts),
+            unhurt=self.unhurt,
         )
 
 

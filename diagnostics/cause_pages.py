@@ -79,6 +79,7 @@ def _signs(expects: Expectation) -> Iterator[tuple[str, str]]:
         yield from ((word, name) for name in group)
     for word, names in (("mostly", expects.often), ("may be", expects.may), ("never", expects.never)):
         yield from ((word, name) for name in names)
+    yield from (("hurts where", name) for name in expects.hurts if name not in expects.yes_rates)
 
 
 def _apart(name: str, expects: Expectation, other: Cause, questions: Mapping[str, Question]) -> str:

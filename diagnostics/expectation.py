@@ -31,6 +31,8 @@ class Expectation:
     prior: float = 1.0  # how common it is beside the others
     at_most: Literal["confirmed", "likely"] = "confirmed"  # likely: its evidence only coincides
     tell_apart: Mapping[str, str] = field(default_factory=dict)  # another cause: the question that tells the two apart
+    hurts: tuple[str, ...] = ()  # where the first and all others that are known are no, it passes by itself
+    unhurt: str = ""  # what is said then, as `says`; {{nodes}}: those that start
 
     @property
     def yes_rates(self) -> dict[str, float]:
@@ -44,4 +46,4 @@ class Expectation:
     @property
     def names(self) -> frozenset[str]:
         """Every question that it names."""
-        return frozenset(self.yes_rates) | frozenset(self.tell_apart.values())
+        return frozenset(self.yes_rates) | frozenset(self.tell_apart.values()) | frozenset(self.hurts)

@@ -15,6 +15,7 @@ from diagnostics.incident import FiredAlert, by_gravity
 from diagnostics.tree import Tree, tree_for_alert
 
 DEFAULT_TREE = "latency"
+LAST_LOOK_S = 15.0  # a rule is evaluated so often: before its alert ended
 
 
 def diagnose_alerts(
@@ -27,12 +28,26 @@ def diagnose_alerts(
     now: float,
     onset: float | None,
 ) -> Diagnosis:
-    """What the trees of these alerts say, the gravest first; of alerts without a tree, what to do instead."""
+    """What the trees of these alerts say, the gravest first; of alerts without a tree, what to do instead.
+
+    Where all of them rest, it is asked as of the last moment at which one fired: what comes and goes (a KV cache that
+    is short at each burst) takes its evidence along, and is still what it was.
+    """
     found = trees_for_alerts(trees, alerts)
+    now = min(now, last_fired(alerts, now))
     if not found:
         name = by_gravity(alerts)[0].name
         return replace(undiagnosed(name, no_tree.get(name)), at=now)
     return diagnose(knowledge, found, scope, store, now, onset)
+
+
+def last_fired(alerts: Sequence[FiredAlert], now: float) -> float:
+    """The last moment at which one of them fired: now, where one still does."""
+    ended = [one.resolved_at for one in alerts if one.state == "resolved" and one.resolved_at is not None]
+    if len(ended) < len(alerts) or not ended:
+        return now
+    last = max(alerts, key=lambda one: one.resolved_at or 0.0)
+    return max(last.fired_at or 0.0, (last.resolved_at or now) - LAST_LOOK_S)
 
 
 def trees_for_alerts(trees: Mapping[str, Tree], alerts: Sequence[FiredAlert]) -> list[Tree]:

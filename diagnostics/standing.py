@@ -16,10 +16,15 @@ def is_outgrown(incident: Incident, standing: Diagnosis) -> bool:
 
 
 def is_better(found: Diagnosis, standing: Diagnosis) -> bool:
-    """Whether a newer walk replaces the standing one: never a named cause by none, nor a surer one by a less sure."""
+    """Whether a newer walk replaces the standing one: never a named cause by none, nor a surer one by a less sure.
+
+    That nothing is wrong holds until a cause is named, however sure it was.
+    """
+    if (found.cause is None) != (standing.cause is None):
+        return found.cause is not None
     if RANK[found.confidence] != RANK[standing.confidence]:
         return RANK[found.confidence] > RANK[standing.confidence]
-    return found.cause is not None or standing.cause is None
+    return True
 
 
 def weigh(found: Diagnosis, standing: Diagnosis, rival: Diagnosis | None) -> tuple[bool, Diagnosis | None]:

@@ -196,9 +196,10 @@ def _steps(case: Case, recorded: Recorded) -> Times:
     return found
 
 
-def _gravity(incident: Incident) -> tuple[int, bool, float, str]:
-    """The gravest first; of equals the wider one, then the older one."""
-    return -severity_rank(incident.severity), not is_wide(incident.scope), incident.opened_at, incident.id
+def _gravity(incident: Incident) -> tuple[bool, int, bool, float, str]:
+    """One whose alerts fire before one whose alerts rest; then the gravest, the wider, the older one."""
+    rests = incident.cleared_at is not None
+    return rests, -severity_rank(incident.severity), not is_wide(incident.scope), incident.opened_at, incident.id
 
 
 def _asked_scope(case: Case) -> dict[str, str]:

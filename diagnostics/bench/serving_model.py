@@ -191,7 +191,9 @@ def simulate(drivers: Mapping[str, Floats], pool_of: Index, dt: float, rng: np.r
 def _longest(q: Mapping[str, Floats], luck: Floats, rate: Floats, service: Floats, wait: Floats) -> Floats:
     """The longest prompt that has no first token yet: a giant while it is in prefill, else an ordinary one."""
     in_prefill = rate * (service + wait)
-    ordinary = q["prompt_tokens"] * np.exp(q["prompt_sigma"] * 0.8 * np.log1p(in_prefill) - 0.1) * (luck < in_prefill)
+    deviations = np.sqrt(2 * np.log1p(in_prefill))  # of the largest of so many draws of a normal
+    ordinary = q["prompt_tokens"] * np.exp(q["prompt_sigma"] * deviations - q["prompt_sigma"] ** 2 / 2)
+    ordinary = ordinary * (luck < in_prefill)
     giants = rate * q["giant_share"] * q["giant_tokens"] / q["prefill_tps"] * q["slow"]
     has_giant = (q["prefill_hog"] > 0) | (luck < giants)
     found: Floats = np.where(has_giant, q["giant_tokens"], ordinary)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from alerts.series.store import SeriesStore
 from diagnostics.diagnosis import Diagnosis, Evidence
-from diagnostics.evidence.judge import Knowledge, judge, onset_of_series
+from diagnostics.evidence.judge import Knowledge, judge, onset_of_series, starting_nodes
 from diagnostics.evidence.reading import read_all
 from diagnostics.query import AskedAt, store_query
 from diagnostics.scope import scope_text
@@ -46,7 +46,10 @@ def look_around(
     signs = [one for one in shown if one.answer == "yes"]
     where = scope_text(scope)
     if signs:
-        found = judge(knowledge, (), [one.question for one in signs], scope, run_query, now, onset)
+        ask, starting = [one.question for one in signs], starting_nodes(scope, store, now)
+        found = judge(knowledge, (), ask, scope, run_query, now, onset, starting)
+        if found.cause is None and found.confidence == "confirmed":
+            return found
         seen = " ".join(f"{one.title} Yes." for one in signs)
         return found if found.cause else replace(found, title=f"No alert fires for {where}, but: {seen} {found.title}")
     if unknown:

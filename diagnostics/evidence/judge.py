@@ -33,6 +33,7 @@ LIKELY_UNSEEN_FROM = 0.92  # where one of its musts could not be answered
 RUNNER_UP_FROM = 0.02
 ONSET_STEP_S = 15.0
 RANK = {"unknown": 0, "likely": 1, "confirmed": 2}
+STARTED_LATELY_S = 600.0  # as the question `started_lately`
 ORDINARY_FROM = 0.2  # a yes that is so common speaks against nothing
 MAX_WANTED = 5  # unknown answers that "none of mine" names
 
@@ -78,7 +79,8 @@ def diagnose(
         scope = _with_pool(scope, store, now)
         onset = onset_of_series([one for tree in judged for one in tree.onset], scope, store, active_at, now)
         ask = [name for tree in judged for name in tree.ask]
-        one = judge(knowledge, [tree.name for tree in judged], ask, scope, run_query, now, onset)
+        names, starting = [tree.name for tree in judged], starting_nodes(scope, store, now)
+        one = judge(knowledge, names, ask, scope, run_query, now, onset, starting)
         found.append(replace(one, changes=recent_changes(evaluate(CHANGES_QUERY, store, now), scope, onset)))
     found += [walk(tree, scope, run_query, now, active_at) for tree in trees if not tree.is_judged]
     return max(found, key=lambda one: RANK[one.confidence])  # the first of equals
@@ -92,11 +94,12 @@ def judge(
     run_query: RunQuery,
     now: float,
     onset: Onset | None = None,
+    starting: Sequence[str] = (),
 ) -> Diagnosis:
     """The causes of what the alerts of these trees, the gravest first, say of `scope` at Unix time `now`.
 
     `ask`: the questions that are shown in any case, in their order; no tree: of symptoms without an alert.
-    `onset` None: what is asked about begins now.
+    `onset` None: what is asked about begins now. `starting`: the nodes of the scope that load.
     """
     onset = onset or alert_onset(now)
     readings = read_all(knowledge.questions.values(), scope, run_query, AskedAt(now, onset.early, onset.late))
@@ -106,6 +109,9 @@ def judge(
     if found is None or found.confidence == "unknown":
         found = _unnamed(ranking, knowledge, readings)
     order = _order(ask, found, knowledge, readings)
+    if (unhurt := _unhurt(found, knowledge, scope, readings, starting)) is not None:
+        order += [name for name in knowledge.expectations[found.cause or ""].hurts if name not in order]
+        found = unhurt
     return replace(
         found,
         tree=trees[0] if trees else "",
@@ -191,6 +197,36 @@ def _named(
         runner_up_probability=runner_probability,
         tells_apart=_tells_apart(cause, runner, knowledge, readings) if runner is not None else "",
     )
+
+
+def _unhurt(
+    found: Diagnosis,
+    knowledge: Knowledge,
+    scope: Mapping[str, str],
+    readings: Readings,
+    starting: Sequence[str],
+) -> Diagnosis | None:
+    """That nothing is wrong: what is at work passes by itself and hurts nobody; None: it does, or nobody knows."""
+    expects = knowledge.expectations.get(found.cause or "")
+    if expects is None or not expects.hurts or found.also is not None:
+        return None
+    hurts = [readings[name].answer for name in expects.hurts if name in readings]
+    if "yes" in hurts or hurts[:1] != ["no"]:
+        return None
+    where = {"where": scope_text(scope), "nodes": ", ".join(starting) or scope_text(scope)}
+    what = PLACEHOLDER.sub(lambda match: where.get(match.group(1), match.group(0)), expects.unhurt)
+    return Diagnosis("", None, f"Nothing is wrong: {what}, and users are served as promised", "confirmed")
+
+
+def starting_nodes(scope: Mapping[str, str], store: SeriesStore, now: float) -> list[str]:
+    """The nodes of the scope that load or warm up, by their own word or the controller's; else those just started."""
+    where = scope_matcher(scope)
+    told = f'fleet_node_phase{{phase="starting",{where}}} == 1'
+    own = f'llm:node_state{{state=~"loading|warming_up",{where}}} == 1'
+    for query in (f"{told} or {own}", f"llm:deploy_age_seconds{{{where}}} < {STARTED_LATELY_S:.0f}"):
+        if found := {one.labels["node"] for one in evaluate(query, store, now) if one.labels.get("node")}:
+            return sorted(found)
+    return []
 
 
 def _confidence(expects: Expectation, probability: float, readings: Readings) -> Confidence:

@@ -21,10 +21,9 @@ def test_page_says_how_a_cause_is_told_from_what_looks_like_it_and_what_to_do() 
     pages = cause_pages(builtin_causes(), builtin_knowledge().questions)
     page = pages["seats_full.md"]
     assert MADE_BY in page
-    assert "| must be | `kv_free` Is more than half of the KV cache free? | < 50 % |" in page
-    assert (
-        "(overload.md) (`overload`): Is more than half of the KV cache free? Yes: `seats_full`, no: `overload`." in page
-    )
+    assert "| must be | `kv_free` Has more than half of the KV cache been free for a minute? | < 50 % |" in page
+    asked = "Has more than half of the KV cache been free for a minute?"
+    assert f"(overload.md) (`overload`): {asked} Yes: `seats_full`, no: `overload`." in page
     assert "Nothing is proposed. By hand:" in page
     assert "`fleetctl runbook run rollback-pool`" in pages["prefix_by_upgrade.md"]
     assert all(f"({name})" in pages[INDEX] for name in pages if name != INDEX)

@@ -103,7 +103,7 @@ class Diagnosing:
             names = sorted({one.name for one in incident.alerts if one.fingerprint in new})
             return f"{', '.join(names)} joined it"
         is_young = now - course.began_at <= self._limits.diagnose_for_s
-        is_settled = standing is not None and standing.confidence == "confirmed"
+        is_settled = standing is not None and standing.cause is not None and standing.confidence == "confirmed"
         is_pair = course.pair is not None and now - course.pair.since <= 2 * SPLIT_AFTER_S
         is_soon = course.rival is not None or is_pair or (is_young and not is_settled)
         every_s = self._limits.diagnose_every_s if is_soon else self._limits.rediagnose_every_s

@@ -19,8 +19,11 @@ STEP_S = 15.0
 WELL = {"up": 1.0, "running": 8.0, "waiting": 0.0, "arrivals:rate": 2.0, "steps:rate": 60.0, "queue_seconds:mean": 0.01}
 
 
-def _said(**changed: Callable[[np.ndarray], np.ndarray]) -> Diagnosis:
-    """What is said of a pool of three nodes after three hours; the age of each sample in seconds to its value."""
+def _said(loading: bool = False, **changed: Callable[[np.ndarray], np.ndarray]) -> Diagnosis:
+    """What is said of a pool of three nodes after three hours; the age of each sample in seconds to its value.
+
+    `loading`: the controller has restarted the last of them 40 s ago, and it loads.
+    """
     at = np.arange(NOW - 3 * 3600, NOW + 1, STEP_S)
     noise = np.random.default_rng(3).normal(1, 0.04, (len(changed) + len(WELL) + 2, 3, len(at)))
     levels = {name: lambda age, level=level: np.full_like(age, level) for name, level in WELL.items()}
@@ -35,7 +38,19 @@ def _said(**changed: Callable[[np.ndarray], np.ndarray]) -> Diagnosis:
             LabelSet.of({METRIC_NAME: f"llm:{name}", "node": f"node-{i}", "pool": "chat", "engine": "vllm"})
             for i in range(3)
         ]
+        if loading and name == "up":
+            rows[2, at > NOW - 40] = 0.0
         store.append_matrix(labels, np.round(at * 1000).astype(np.int64), rows)
+    if loading:
+        own = {"node": "node-2", "pool": "chat"}
+        facts = [
+            LabelSet.of({METRIC_NAME: "fleet_node_phase", "phase": "starting", **own}),
+            LabelSet.of({METRIC_NAME: "fleet_change_timestamp_seconds", "kind": "restart", **own}),
+            LabelSet.of({METRIC_NAME: "llm:objective_ttft_seconds", "pool": "chat", "engine": "vllm"}),
+        ]
+        late = at[at > NOW - 40]
+        values = np.array([np.full_like(late, one) for one in (1.0, NOW - 40, 2.5)])
+        store.append_matrix(facts, np.round(late * 1000).astype(np.int64), values)
     return look_around(builtin_knowledge(), load_trees(builtin_tree_files()), {"pool": "chat"}, store, NOW)
 
 
@@ -56,3 +71,18 @@ def test_steps_that_are_longer_because_twice_as_many_requests_come_are_nothing_w
 
 def test_pool_without_a_change_is_told_well() -> None:
     assert _said().title == "Nothing is wrong with pool chat: no alert, no symptom"
+
+
+def test_node_that_loads_on_purpose_while_nobody_waits_is_nothing_wrong_and_is_named() -> None:
+    said = _said(loading=True, ttft_seconds__p99=lambda age: np.full_like(age, 0.9))
+    assert (said.cause, said.confidence) == (None, "confirmed")
+    assert said.title.startswith("Nothing is wrong: node-2 is ")
+
+
+def test_node_that_loads_is_the_cause_once_the_promise_is_broken_beside_it() -> None:
+    said = _said(
+        loading=True,
+        first_tokens__rate=lambda age: np.full_like(age, 2.0),
+        ttft_seconds__p99=lambda age: np.where(age < 120, 4.0, 0.9),
+    )
+    assert said.cause in ("cold_start", "maintenance")

@@ -50,6 +50,15 @@ def test_unknown_must_rules_nothing_out_and_names_nothing() -> None:
     assert ranking.probability_of("slow_node") == 0
 
 
+def test_cause_that_hangs_on_what_nobody_can_tell_stays_behind_the_one_that_is_seen() -> None:
+    flood = Expectation("flood", LATENCY, (("longer",), ("queue",)), often=("ttft",), may=("arrivals",))
+    readings = {name: Evidence(name, name, "yes") for name in ("queue", "arrivals", "ttft")}
+    readings["longer"] = Evidence("longer", "longer", "unknown")
+    ranking = rank_causes({"overload": CAUSES["overload"], "flood": flood}, QUESTIONS, readings, ["latency"], "pool")
+    assert _best(ranking) == ("overload",)
+    assert ranking.probability_of("overload") > 0.8
+
+
 def test_two_faults_that_explain_what_neither_explains_alone_are_named_together() -> None:
     ranking = _rank(hit_fell="yes", queue="yes", arrivals="yes", ttft="yes")
     assert set(_best(ranking)) == {"prefix", "overload"}

@@ -26,3 +26,9 @@ def test_less_sure_cause_replaces_only_what_fresh_evidence_rules_out_and_after_l
 
 def test_no_cause_never_replaces_one_an_incident_that_ends_takes_its_evidence_with_it() -> None:
     assert stands_before_replacing(_verdict(None, "unknown", "overload"), _verdict("overload", "likely")) is None
+
+
+def test_nothing_wrong_gives_way_to_any_cause_and_takes_the_place_of_none() -> None:
+    nothing = _verdict(None, "confirmed")
+    assert stands_before_replacing(_verdict("cold_start", "likely"), nothing) == 0
+    assert stands_before_replacing(nothing, _verdict("cold_start", "likely")) is None
