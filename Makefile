@@ -7,10 +7,16 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 export FLEETCTL_STATE_DIR ?= $(CURDIR)/.fleetctl
+# Bytecode is kept, whatever an image says: else each worker, and each process that a test starts, compiles all sources.
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST_ARGS ?=
 PYTEST = $(BIN)/python -m pytest
+# In the order of tests/conftest.py, longest first, so that no stage ends with one worker.
+BY_FILE = --dist loadfile --no-loadscope-reorder
 # 5: no test at all, which is right for a stage of which PYTEST_ARGS asks for nothing.
 PYTEST_END = $(PYTEST_ARGS) $(if $(PYTEST_ARGS),|| test $$? -eq 5)
+# The files of a marker, as reading all to run a few costs every worker seconds; what PYTEST_ARGS names may lie elsewhere.
+marked = $(if $(PYTEST_ARGS),,$$(grep -rlw --include='test_*.py' 'mark.$(1)' tests))
 
 .PHONY: help crash-points bench-predictions bench-diagnosis bench-routing bench-engine bench-signals first-night long-night soak-node soak-gateway soak-drain storm-gateway demo up down top test test-gpu test-wheel wheel mutants bench-kernels bench-gateway compile-gateway test-compiled check format setup setup-dev debs clean
 
@@ -30,9 +36,9 @@ top: setup ## Open the cockpit
 	@$(BIN)/fleetctl top
 
 test: setup-dev debs check ## Install, then run all checks and tests (what CI runs)
-	$(PYTEST) -n 2 --dist loadfile -m "not gpu and not bench and not serial and not waits" $(PYTEST_END)
-	$(PYTEST) -n 3 --dist loadfile -m "waits and not gpu and not bench" $(PYTEST_END)
-	$(PYTEST) -m "serial and not gpu and not bench" $(PYTEST_END)
+	$(PYTEST) -n 3 $(BY_FILE) -m "not gpu and not bench and not serial and not waits" $(PYTEST_END)
+	$(PYTEST) -n 3 $(BY_FILE) -m "waits and not gpu and not bench" $(call marked,waits) $(PYTEST_END)
+	$(PYTEST) -m "serial and not gpu and not bench" $(call marked,serial) $(PYTEST_END)
 
 test-gpu: setup-dev ## Run the tests that need a CUDA GPU
 	$(BIN)/python -m pytest -m gpu tests/kernels $(PYTEST_ARGS)

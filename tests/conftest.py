@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,21 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before any torch import: two te
 # No test holds a timing threshold: hypothesis' own are of quiet machines.
 settings.register_profile("fleetctl", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("fleetctl")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Among workers the files that may take longest begin first: a stage that ends with one of them has one worker.
+
+    Long is what asks for a longer timeout, then what starts processes. A file's tests keep their order.
+    """
+    if not hasattr(config, "workerinput"):
+        return
+    length: dict[Path, tuple[float, bool]] = defaultdict(lambda: (0.0, False))
+    for item in items:
+        timeout = item.get_closest_marker("timeout")
+        seconds = float(timeout.args[0]) if timeout else 0.0
+        length[item.path] = max(length[item.path], (seconds, item.get_closest_marker("e2e") is not None))
+    items.sort(key=lambda item: length[item.path], reverse=True)  # stable in reverse too
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import httpx
 import pytest
 import yaml
 
+from tests.fixtures import NO_TLS
 from tests.fixtures.fleet import Fleet, end_of_stream, fleet
 
 pytestmark = [pytest.mark.e2e, pytest.mark.waits]
@@ -123,7 +124,7 @@ def test_a_pool_is_scaled_out_and_in_under_traffic_and_no_answer_is_lost(running
     def stream_until_over(client: int) -> list[str]:
         """How each of this client's answers ended."""
         ends = []
-        with httpx.Client(base_url=url, timeout=60, trust_env=False) as http:
+        with httpx.Client(verify=NO_TLS, base_url=url, timeout=60, trust_env=False) as http:
             while not over.is_set():
                 prompt = {"model": "demo", "prompt": f"{client} {len(ends)}", "max_tokens": 30, "stream": True}
                 answer = http.post("/v1/completions", json={**prompt, "ignore_eos": True})

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.fixtures import NO_TLS
 from tests.fixtures.fleet import Fleet, fleet, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.waits]
@@ -20,7 +21,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.waits]
 def runs(made: Fleet) -> list[dict[str, Any]]:
     url = made.processes.spec("controller")["url"]
     try:
-        answer: list[dict[str, Any]] = httpx.get(f"{url}/v1/runs", timeout=5).json()
+        answer: list[dict[str, Any]] = httpx.get(f"{url}/v1/runs", verify=NO_TLS, timeout=5).json()
     except httpx.HTTPError:
         return []
     return answer
@@ -62,5 +63,5 @@ def test_a_run_goes_on_after_a_sigkill_in_each_of_its_steps_and_ends_the_same(tm
         assert len(nodes) == 3, "one replacement, not two"
         assert set(nodes.values()) == {"ready"}
         assert not made.processes.observe("node-2").running
-        gateway = httpx.get(made.processes.spec("gateway")["url"] + "/gateway/status", timeout=5).json()
+        gateway = httpx.get(made.processes.spec("gateway")["url"] + "/gateway/status", verify=NO_TLS, timeout=5).json()
         assert {name for name, view in gateway["nodes"].items() if view["state"] == "active"} == set(nodes)

@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.fixtures import NO_TLS
 from tests.fixtures.fleet import Fleet, fleet, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.bench, pytest.mark.timeout(600)]
@@ -46,7 +47,7 @@ class Users:
     def asking(self) -> Iterator[None]:
         with (
             ThreadPoolExecutor(200) as pool,
-            httpx.Client(timeout=60.0, limits=httpx.Limits(max_connections=None)) as http,
+            httpx.Client(verify=NO_TLS, timeout=60.0, limits=httpx.Limits(max_connections=None)) as http,
         ):
             arrivals = threading.Thread(target=self._arrive, args=(pool, http))
             arrivals.start()
@@ -90,7 +91,9 @@ def slow_down(made: Fleet) -> None:
     token = (made.state_dir / "node.token").read_text().strip()
     for node in made.json("get", "nodes"):
         headers = {"Authorization": f"Bearer {token}"}
-        httpx.post(f"{node['url']}/admin/faults", json={"slow_steps": SLOW_STEPS}, headers=headers).raise_for_status()
+        httpx.post(
+            f"{node['url']}/admin/faults", verify=NO_TLS, json={"slow_steps": SLOW_STEPS}, headers=headers
+        ).raise_for_status()
 
 
 def predicted_s(made: Fleet, *words: str) -> float:

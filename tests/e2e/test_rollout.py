@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.fixtures import NO_TLS
 from tests.fixtures.fleet import Fleet, end_of_stream, fleet, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.waits]
@@ -37,14 +38,16 @@ def running(tmp_path: Path, model_dir: Path) -> Iterator[Fleet]:
 def read(running: Fleet, path: str) -> Any:
     """What the controller answers: quicker than a command line for each look."""
     url = f"http://127.0.0.1:{running.env['FLEETCTL_CONTROLLER__PORT']}/v1/{path}"
-    return httpx.get(url, timeout=20, trust_env=False).raise_for_status().json()
+    return httpx.get(url, verify=NO_TLS, timeout=20, trust_env=False).raise_for_status().json()
 
 
 def order(running: Fleet, command: str) -> None:
     token = (running.state_dir / "controller.token").read_text().strip()
     url = f"http://127.0.0.1:{running.env['FLEETCTL_CONTROLLER__PORT']}/v1/actions"
     told = {"Authorization": f"Bearer {token}"}
-    httpx.post(url, json={"command": command}, headers=told, timeout=20, trust_env=False).raise_for_status()
+    httpx.post(
+        url, verify=NO_TLS, json={"command": command}, headers=told, timeout=20, trust_env=False
+    ).raise_for_status()
 
 
 def end_of_rollout(running: Fleet, command: str) -> dict[str, Any]:
@@ -81,7 +84,7 @@ def test_bad_revision_is_taken_back_and_good_one_promoted_under_traffic_and_no_a
 
     def stream_until_over(client: int) -> list[str]:
         ends = []
-        with httpx.Client(base_url=url, timeout=60, trust_env=False) as http:
+        with httpx.Client(verify=NO_TLS, base_url=url, timeout=60, trust_env=False) as http:
             while not over.is_set():
                 prompt = f"{client} {len(ends)} " + "word " * 150
                 body = {"model": "demo", "prompt": prompt, "max_tokens": 8, "stream": True, "ignore_eos": True}

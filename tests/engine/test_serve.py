@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.fixtures import NO_TLS
 from tests.fixtures.engine import read_stream, start_node, tiny_model_dir, wait_for
 
 LONG = {"prompt": "hello", "max_tokens": 4000, "ignore_eos": True, "stream": True, "seed": 1}
@@ -188,7 +189,7 @@ def test_a_second_signal_exits_at_once(tmp_path: Path) -> None:
 
 def _read_until_cut(url: str) -> None:
     try:
-        with httpx.stream("POST", f"{url}/v1/completions", json=LONG, timeout=60) as answer:
+        with httpx.stream("POST", f"{url}/v1/completions", verify=NO_TLS, json=LONG, timeout=60) as answer:
             answer.read()
     except httpx.TransportError:
         pass

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import numpy as np
 import pytest
 
@@ -25,7 +24,7 @@ from alerts.promql import evaluate_range, parse
 from alerts.promql.functions import FUNCTIONS
 from alerts.promql.grid import evaluate_grid
 from alerts.series.store import SeriesStore
-from tests.fixtures.alertmanager import NEEDS_PROMETHEUS, PROMETHEUS, server
+from tests.fixtures.alertmanager import HTTP, NEEDS_PROMETHEUS, PROMETHEUS, server
 
 PROMTOOL = shutil.which("promtool") or "/usr/bin/promtool"
 
@@ -195,12 +194,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Se
 
 def asked(url: str, query: str, start: int, end: int, step: int) -> Answer | None:
     """None: Prometheus refuses the query over this data."""
-    answer = httpx.post(
-        f"{url}/api/v1/query_range",
-        data={"query": query, "start": start, "end": end, "step": step},
-        timeout=20,
-        trust_env=False,
-    ).json()
+    asking = {"query": query, "start": start, "end": end, "step": step}
+    answer = HTTP.post(f"{url}/api/v1/query_range", data=asking, timeout=20).json()
     if answer["status"] != "success":
         return None
     return {

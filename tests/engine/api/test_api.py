@@ -13,6 +13,7 @@ from engine.core.fake_runner import generate
 from engine.protocol.step import SamplingParams
 from engine.text.detokenizer import TextStream
 from engine.text.tokenizer import Tokenizer, load_tokenizer
+from tests.fixtures import NO_TLS
 from tests.fixtures.engine import EngineNode, read_stream, start_node, tiny_model_dir, wait_for
 
 
@@ -335,7 +336,7 @@ def test_hanging_up_without_a_stream_frees_the_request(slow: EngineNode) -> None
     aborted = slow.metric("engine_requests_total", state="aborted")
     body = {"prompt": "hello", "max_tokens": 1000, "ignore_eos": True}
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{slow.url}/v1/completions", json=body, timeout=0.5)
+        httpx.post(f"{slow.url}/v1/completions", verify=NO_TLS, json=body, timeout=0.5)
     assert_freed(slow, aborted)
 
 
@@ -353,7 +354,7 @@ ADMIN = [
 @pytest.mark.parametrize("authorization", [None, "Bearer wrong-token-1", "Basic test-admin-token", "Bearer"])
 def test_guarded_routes_need_the_token(node: EngineNode, method: str, path: str, authorization: str | None) -> None:
     headers = {} if authorization is None else {"Authorization": authorization}
-    answer = httpx.request(method, node.url + path, headers=headers, json={})
+    answer = httpx.request(method, node.url + path, verify=NO_TLS, headers=headers, json={})
     assert answer.status_code == 401
     assert "test-admin-token" not in answer.text
 
@@ -429,7 +430,9 @@ def test_a_full_queue_refuses_with_retry_after(tmp_path: Path) -> None:
         small.http.post("/admin/faults", json={"slow_steps": 20})
         body = {"prompt": "hello", "max_tokens": 400, "ignore_eos": True, "stream": True}
         threads = [
-            threading.Thread(target=lambda: httpx.post(f"{small.url}/v1/completions", json=body, timeout=60))
+            threading.Thread(
+                target=lambda: httpx.post(f"{small.url}/v1/completions", verify=NO_TLS, json=body, timeout=60)
+            )
             for _ in range(3)
         ]
         threads[0].start()

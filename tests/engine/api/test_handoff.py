@@ -11,6 +11,7 @@ import httpx
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from tests.fixtures import NO_TLS
 from tests.fixtures.engine import EngineNode, Streamed, read_stream, start_node, wait_for
 
 ACCEPT = {"X-Fleet-Handoff": "accept"}
@@ -189,7 +190,9 @@ def test_a_whole_answer_is_whole_after_a_move(nodes: tuple[EngineNode, EngineNod
     whole = target.http.post("/v1/completions", json=body).json()
     answers: list[httpx.Response] = []
     thread = threading.Thread(
-        target=lambda: answers.append(httpx.post(f"{source.url}/v1/completions", json=body, headers=ACCEPT, timeout=60))
+        target=lambda: answers.append(
+            httpx.post(f"{source.url}/v1/completions", verify=NO_TLS, json=body, headers=ACCEPT, timeout=60)
+        )
     )
     thread.start()
     wait_for(lambda: _tokens_out(source) > 10, "some tokens")

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.fixtures import NO_TLS
 from tests.fixtures.engine import EngineNode, Streamed, read_stream, start_node, tiny_model_dir, wait_for
 
 LONG = {"prompt": "hello", "max_tokens": 3000, "ignore_eos": True, "seed": 1}
@@ -223,7 +224,7 @@ def test_an_answer_is_no_longer_than_the_node_allows(node: EngineNode) -> None:
     ],
 )
 def test_admin_routes_need_the_token(node: EngineNode, method: str, path: str) -> None:
-    answer = httpx.request(method, f"{node.url}{path}", json={})
+    answer = httpx.request(method, f"{node.url}{path}", verify=NO_TLS, json={})
     assert (answer.status_code, answer.json()["error"]["code"]) == (401, "bad_admin_token")
 
 
@@ -249,7 +250,7 @@ def test_with_keys_clients_need_one_and_probes_do_not(tmp_path: Path) -> None:
 
         def status(key: str | None, path: str = "/v1/completions", method: str = "POST") -> int:
             headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-            return httpx.request(method, f"{node.url}{path}", json=body, headers=headers).status_code
+            return httpx.request(method, f"{node.url}{path}", verify=NO_TLS, json=body, headers=headers).status_code
 
         assert [status(key) for key in ("key-of-team-a", "key-of-team-b")] == [200, 200]
         assert [status(key) for key in (None, "key-of-team-c", "# team a", node.token)] == [401] * 4

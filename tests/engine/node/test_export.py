@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.fixtures import NO_TLS
 from tests.fixtures.engine import EngineNode, Streamed, read_stream, start_node
 
 BODY = {"prompt": "hello", "max_tokens": 60, "ignore_eos": True, "seed": 5, "stream": True, "return_token_ids": True}
@@ -61,7 +62,7 @@ def test_a_request_that_is_taken_over_ends_here_with_an_error(nodes: tuple[Engin
 
 
 def test_export_needs_the_token_and_names(nodes: tuple[EngineNode, EngineNode]) -> None:
-    assert httpx.post(f"{nodes[0].url}/admin/export", json={"request_ids": ["x"]}).status_code == 401
+    assert httpx.post(f"{nodes[0].url}/admin/export", verify=NO_TLS, json={"request_ids": ["x"]}).status_code == 401
     for bad in ({}, {"request_ids": []}, {"request_ids": None}, {"request_ids": ["x"] * 65}):
         assert nodes[0].http.post("/admin/export", json=bad).status_code == 400
     empty = nodes[0].http.post("/admin/export", json={"request_ids": ["x"]}).json()

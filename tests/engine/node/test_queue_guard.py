@@ -17,6 +17,7 @@ from engine.node.limits import LiveLimits
 from engine.node.queue_guard import LEAST_OUTPUT_TOKENS, QueueGuard
 from engine.node.refusal import RefusedError
 from engine.protocol.step import SamplingParams
+from tests.fixtures import NO_TLS
 from tests.fixtures.engine import EngineNode, read_stream, start_node, wait_for
 
 LIMITS = LiveLimits(4, 512, None, max_num_queued_reqs=10, max_num_queued_tokens=1000, max_queue_wait_s=None)
@@ -77,7 +78,9 @@ def keep_busy(node: EngineNode) -> threading.Thread:
     """One request that runs for long, so that others wait."""
     node.http.post("/admin/faults", json={"slow_steps": 20})
     body = {"prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": True}
-    thread = threading.Thread(target=lambda: httpx.post(f"{node.url}/v1/completions", json=body, timeout=60))
+    thread = threading.Thread(
+        target=lambda: httpx.post(f"{node.url}/v1/completions", verify=NO_TLS, json=body, timeout=60)
+    )
     thread.start()
     wait_for(lambda: node.metric("vllm:num_requests_running") == 1, "one to run")
     return thread
@@ -96,7 +99,9 @@ def test_a_request_that_waits_too_long_ends_and_says_when_to_come_back(tmp_path:
         assert node.metric("engine_admission_rejected_total", reason="queue_timeout") == 2
         assert node.metric("vllm:num_requests_running") == 1, "what runs is not ended"
         assert node.http.post("/admin/limits", json={"max_queue_wait_s": None}).json()["max_queue_wait_s"] is None
-        waits = threading.Thread(target=lambda: httpx.post(f"{node.url}/v1/completions", json=body, timeout=60))
+        waits = threading.Thread(
+            target=lambda: httpx.post(f"{node.url}/v1/completions", verify=NO_TLS, json=body, timeout=60)
+        )
         waits.start()
         wait_for(lambda: (node.metric("engine_oldest_waiting_seconds") or 0) > 0.6, "it to wait for ever")
         node.http.post("/admin/abort", json={"request_ids": None})
@@ -108,7 +113,9 @@ def test_which_limit_was_reached_is_counted_under_vllms_name(tmp_path: Path) -> 
     with start_node(tmp_path, extra_args=("--max-num-seqs", "1", "--max-num-queued-reqs", "1")) as node:
         busy = keep_busy(node)
         body = {"prompt": "y", "max_tokens": 1}
-        waits = threading.Thread(target=lambda: httpx.post(f"{node.url}/v1/completions", json=body, timeout=60))
+        waits = threading.Thread(
+            target=lambda: httpx.post(f"{node.url}/v1/completions", verify=NO_TLS, json=body, timeout=60)
+        )
         waits.start()
         wait_for(lambda: node.metric("vllm:num_requests_waiting") == 1, "one to wait")
         assert node.http.post("/v1/completions", json=body).status_code == 429

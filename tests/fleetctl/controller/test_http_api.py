@@ -30,6 +30,7 @@ from fleetctl.wire import (
     RunRequest,
     RunStatus,
 )
+from tests.fixtures import NO_TLS
 from tests.fixtures.controller import TOKEN, make_config, make_provider, make_spec, serving, stop_all, until
 
 pytestmark = pytest.mark.anyio
@@ -119,7 +120,7 @@ async def test_a_fleet_is_a_pool_of_one_revision_which_nodes_and_routes_carry(cl
 async def test_changes_without_the_token_are_refused(
     url: str, method: str, path: str, body: dict[str, str], header: str | None
 ) -> None:
-    async with httpx.AsyncClient(trust_env=False) as http:
+    async with httpx.AsyncClient(verify=NO_TLS, trust_env=False) as http:
         headers = {"Authorization": header} if header is not None else {}
         answer = await http.request(method, f"{url}{path}", json=body, headers=headers)
     assert answer.status_code == 401
@@ -156,7 +157,7 @@ async def test_client_without_token_is_told_where_the_token_is(url: str) -> None
     ],
 )
 async def test_bad_questions_get_a_problem_with_a_reason(url: str, path: str, status: int, words: str) -> None:
-    async with httpx.AsyncClient(trust_env=False) as http:
+    async with httpx.AsyncClient(verify=NO_TLS, trust_env=False) as http:
         answer = await http.get(f"{url}{path}")
     assert answer.status_code == status
     assert words in answer.json()["error"]
@@ -177,7 +178,7 @@ async def test_bad_questions_get_a_problem_with_a_reason(url: str, path: str, st
     ids=["empty", "cut off", "deep", "wrong type", "unknown key", "unknown command", "no such node", "too large"],
 )
 async def test_bad_actions_are_refused(url: str, body: bytes, status: int, words: str) -> None:
-    async with httpx.AsyncClient(trust_env=False, headers={"Authorization": f"Bearer {TOKEN}"}) as http:
+    async with httpx.AsyncClient(verify=NO_TLS, trust_env=False, headers={"Authorization": f"Bearer {TOKEN}"}) as http:
         answer = await http.post(f"{url}/v1/actions", content=body)
     assert answer.status_code == status
     assert words in answer.json()["error"]
@@ -333,7 +334,7 @@ async def test_events_wait_for_the_next_one(client: ControllerClient) -> None:
 
 
 async def test_own_metrics_are_in_prometheus_format(url: str) -> None:
-    async with httpx.AsyncClient(trust_env=False) as http:
+    async with httpx.AsyncClient(verify=NO_TLS, trust_env=False) as http:
         text = (await http.get(f"{url}/metrics")).text
     for name in (
         'controller_loop_age_seconds{loop="fleet"}',
@@ -457,7 +458,7 @@ async def test_freeze_refuses_commands_without_an_override_until_it_is_ended(
     assert (await client.cancel(proposed.id, "ann")).held == ""
     run = await client.act(ActionRequest(command="uncordon node-1", override="node-1 is needed"))
     assert run.override == "node-1 is needed"
-    async with httpx.AsyncClient(trust_env=False) as http:
+    async with httpx.AsyncClient(verify=NO_TLS, trust_env=False) as http:
         assert "controller_freezes 1.0" in (await http.get(f"{url}/metrics")).text
     with pytest.raises(BadInputError, match=f"there is no freeze 'none'; freezes: {made.id}"):
         await client.end_freezes("none")

@@ -11,6 +11,7 @@ import pytest
 
 from fleetctl.controller import http_connections
 from fleetctl.controller.app import serve
+from tests.fixtures import NO_TLS
 from tests.fixtures.controller import TOKEN, NoProvider, make_config
 
 pytestmark = pytest.mark.anyio
@@ -58,7 +59,7 @@ async def answer_to(url: str, sent: bytes) -> bytes:
 
 
 async def get(url: str, path: str, **headers: str) -> httpx.Response:
-    async with httpx.AsyncClient(trust_env=False) as http:
+    async with httpx.AsyncClient(verify=NO_TLS, trust_env=False) as http:
         return await http.get(f"{url}{path}", headers=headers)
 
 

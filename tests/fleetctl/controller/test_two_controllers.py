@@ -12,6 +12,7 @@ import pytest
 
 from fleetctl.client import ControllerClient
 from fleetctl.providers.process import ProcessTable
+from tests.fixtures import NO_TLS
 from tests.fixtures.controller import NODE_TOKEN, TOKEN, stop_all
 from tests.fixtures.controller_process import ControllerProcess, eventually
 from tests.fixtures.postgres import PostgresCluster
@@ -87,7 +88,7 @@ def test_the_standby_takes_over_in_the_middle_of_a_run_and_ends_it_once(pair: Pa
 def take_over_in_mid_run(
     pair: Pair, leader: ControllerProcess, successor: ControllerProcess, name: str, number: signal.Signals
 ) -> None:
-    httpx.post(f"{pair.node_url(name)}/test", json={"held": 2}, trust_env=False).raise_for_status()
+    httpx.post(f"{pair.node_url(name)}/test", verify=NO_TLS, json={"held": 2}, trust_env=False).raise_for_status()
     asked = leader.ask("POST", "/v1/actions", json={"command": f"drain {name} --deadline 4s", "requested_by": "ann"})
     assert asked is not None
     assert asked.status_code == 201
@@ -123,4 +124,4 @@ def ended(controller: ControllerProcess, run_id: str) -> dict | None:
 
 def drains(pair: Pair, name: str) -> dict:
     headers = {"Authorization": f"Bearer {NODE_TOKEN}"}
-    return httpx.get(f"{pair.node_url(name)}/admin/drain", headers=headers, trust_env=False).json()
+    return httpx.get(f"{pair.node_url(name)}/admin/drain", verify=NO_TLS, headers=headers, trust_env=False).json()

@@ -18,6 +18,7 @@ from fleetctl.providers.process import ProcessTable
 from fleetctl.providers.provider import NodeProvider, ObservedInstance
 from fleetctl.wire import NodePhase, RouteState
 from runbooks.run import RunStatus
+from tests.fixtures import NO_TLS
 from tests.fixtures.controller import fleet_ready, make_config, make_provider, make_spec, stop_all
 from tests.fixtures.driven import DrivenClock, Traffic, drive
 from tests.fixtures.fleet import wait_until
@@ -61,7 +62,7 @@ def _answers(seen: ObservedInstance) -> bool:
     if not seen.running or seen.url is None or seen.instance is None:
         return False
     try:
-        return httpx.get(f"{seen.url}/health/ready", trust_env=False).status_code == 200
+        return httpx.get(f"{seen.url}/health/ready", verify=NO_TLS, trust_env=False).status_code == 200
     except httpx.HTTPError:
         return False
 

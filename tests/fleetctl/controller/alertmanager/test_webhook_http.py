@@ -26,7 +26,7 @@ from fleetctl.controller.database import Database, get_meta, put_meta
 from fleetctl.kit.errors import BadInputError
 from fleetctl.settings.alertmanager import WebhookSettings
 from fleetctl.wire import SilenceMatcher, SilenceRequest
-from tests.fixtures import DATA
+from tests.fixtures import DATA, NO_TLS
 from tests.fixtures.controller import TOKEN, NoProvider, make_config, serving, stop_all, until
 
 pytestmark = pytest.mark.anyio
@@ -74,13 +74,13 @@ async def url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def http(url: str) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(trust_env=False, base_url=url, headers=BEARER) as http:
+    async with httpx.AsyncClient(verify=NO_TLS, trust_env=False, base_url=url, headers=BEARER) as http:
         yield http
 
 
 async def test_an_alert_from_outside_opens_an_incident_names_its_source_and_is_diagnosed(url: str) -> None:
     async with (
-        httpx.AsyncClient(trust_env=False, base_url=url, headers=BEARER) as http,
+        httpx.AsyncClient(verify=NO_TLS, trust_env=False, base_url=url, headers=BEARER) as http,
         ControllerClient(url) as client,
     ):
         address = (await client.node("node-2")).url.removeprefix("http://")
@@ -114,7 +114,7 @@ async def test_an_alert_from_outside_opens_an_incident_names_its_source_and_is_d
 
 async def test_an_alert_about_something_that_is_not_ours_is_an_incident_without_diagnosis(url: str) -> None:
     async with (
-        httpx.AsyncClient(trust_env=False, base_url=url, headers=BEARER) as http,
+        httpx.AsyncClient(verify=NO_TLS, trust_env=False, base_url=url, headers=BEARER) as http,
         ControllerClient(url) as client,
     ):
         await http.post(PATH, content=body(alert("DiskFull", instance="db-7:9100")))
@@ -190,7 +190,7 @@ async def test_a_packed_body_is_unpacked_within_the_limit(
 @pytest.mark.parametrize("path", [PATH, f"{PATH}/"])
 @pytest.mark.parametrize("header", [None, "Bearer wrong", "Bearer", "Basic x", TOKEN])
 async def test_without_the_token_nothing_is_taken(url: str, path: str, header: str | None) -> None:
-    async with httpx.AsyncClient(trust_env=False) as http:
+    async with httpx.AsyncClient(verify=NO_TLS, trust_env=False) as http:
         headers = {"Authorization": header} if header is not None else {}
         answer = await http.post(f"{url}{path}", content=body(alert("Forged")), headers=headers)
         assert answer.status_code == 401

@@ -16,6 +16,7 @@ from fleetctl.controller.content.content import BadContentError, alert_names
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.kit.errors import BadInputError
 from runbooks.run import Run, RunStatus
+from tests.fixtures import NO_TLS
 from tests.fixtures.content import PAGE, RULE, TREE, put, write_content
 from tests.fixtures.controller import TOKEN, make_config, make_provider, serving, stop_all, until
 from tests.fixtures.driven import DrivenClock, Traffic, drive
@@ -170,7 +171,7 @@ async def test_content_is_listed_and_reloaded_over_http_and_on_a_hangup(tmp_path
     folder = write_content(tmp_path / "content")
     config = make_config(tmp_path / "state", nodes=1, content=[folder])
     try:
-        async with serving(config) as url, httpx.AsyncClient(trust_env=False, base_url=url) as http:
+        async with serving(config) as url, httpx.AsyncClient(verify=NO_TLS, trust_env=False, base_url=url) as http:
             listing = (await http.get("/v1/content")).json()
             (tree,) = [one for one in listing["objects"] if (one["kind"], one["name"]) == ("tree", "neighbours")]
             assert (tree["source"], tree["overrides"]) == (str(folder), [])
