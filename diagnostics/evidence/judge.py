@@ -36,6 +36,7 @@ RANK = {"unknown": 0, "likely": 1, "confirmed": 2}
 STARTED_LATELY_S = 600.0  # as the question `started_lately`
 ORDINARY_FROM = 0.2  # a yes that is so common speaks against nothing
 MAX_WANTED = 5  # unknown answers that "none of mine" names
+UNKNOWN = "unknown"  # as `format_value` has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +190,7 @@ def _named(
     return Diagnosis(
         tree="",
         cause=cause,
-        title=_title(expects, knowledge.questions, scope, readings),
+        title=verdict_title(expects, knowledge.questions, scope, readings),
         confidence=_confidence(expects, probability, readings),
         probability=probability,
         also=also,
@@ -267,13 +268,22 @@ def _wanted(knowledge: Knowledge, readings: Readings, excluded: set[str]) -> lis
     return [readings[question].title for question in best]
 
 
-def _title(
+def verdict_title(
     expects: Expectation, questions: Mapping[str, Question], scope: Mapping[str, str], readings: Readings
 ) -> str:
+    """What a cause says of the scope. A part of it whose value nobody measured is left out."""
     values = {name: format_value(one.value, questions[name].unit) for name, one in readings.items()}
     values["where"] = scope_text(scope)
     values |= {name: scope.get(name, "unknown") for name in ("node", "pool", "model")}
-    return PLACEHOLDER.sub(lambda match: values.get(match.group(1), "not asked"), expects.says)
+    head, colon, tail = expects.says.partition(": ")
+    known = [part for part in tail.split(", ") if not _has_unknown(part, values)]
+    told = colon.join((head, ", ".join(known).removeprefix("and ").removeprefix("or "))) if known and tail else head
+    return PLACEHOLDER.sub(lambda match: values.get(match.group(1), "not asked"), told)
+
+
+def _has_unknown(part: str, values: Mapping[str, str]) -> bool:
+    """Whether a part of a title would say "unknown": it is left out."""
+    return any(values.get(match.group(1), UNKNOWN) == UNKNOWN for match in PLACEHOLDER.finditer(part))
 
 
 def _tells_apart(cause: str, runner: str, knowledge: Knowledge, readings: Readings) -> str:
