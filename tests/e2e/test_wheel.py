@@ -16,7 +16,11 @@ from fleetctl.bundled import NAMES
 from fleetctl.providers.process import ProcessTable
 from tests.fixtures import ROOT
 
-pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.waits,
+    pytest.mark.timeout(900),
+]  # the longest of its stage, so it begins first
 
 NEEDS_GPU = {"kernels.bench"}  # measure on a device at import, or are nothing without one
 FOREIGN = ("kernels", "engine")
