@@ -186,12 +186,14 @@ class _Story:
         self._consider(incident, found, now)
         self._pairs[incident.id] = pair = note_pair(found, self._pairs.get(incident.id))
         incident = self.incidents[incident.id]
-        if parts := split_incident(incident, pair, self._kinds, self._explains, now, self.incidents):
+        others = self.incidents.values()
+        if parts := split_incident(incident, pair, others, now, self._nodes, self._kinds, self._explains):
             left, parted = parts
-            self.incidents |= {left.id: left, parted.id: parted}
+            self.incidents |= {left.id: left, **parted}
             self._pairs[incident.id] = None
-            self._tell(now, "incident", f"{parted.id} is split from {left.id}: {parted.title}")
-            self._judge(parted, now)
+            for one in parted.values():
+                self._tell(now, "incident", f"{one.id} is split from {left.id}: {one.title}")
+                self._judge(one, now)
 
     def _consider(self, incident: Incident, found: Diagnosis, now: float) -> None:
         standing = incident.diagnosis

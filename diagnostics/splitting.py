@@ -6,20 +6,13 @@ find the incident open, its title about the other one, and its post-mortem of ne
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from diagnostics.diagnosis import Diagnosis
-from diagnostics.grouping import Explains, Kinds
-from diagnostics.incident import (
-    FiredAlert,
-    Incident,
-    IncidentStatus,
-    join,
-    onset_of,
-    open_incident,
-    without_alerts,
-)
+from diagnostics.grouping import Explains, Kinds, group_alerts
+from diagnostics.incident import FiredAlert, Incident, IncidentStatus, join, open_incident, without_alerts
+from diagnostics.scope import Nodes, scope_of
 
 SPLIT_AFTER_S = 10.0  # as long as another cause must stand before it replaces a confirmed one
 
@@ -47,15 +40,17 @@ def note_pair(found: Diagnosis, before: CausePair | None) -> CausePair | None:
 def split_incident(
     incident: Incident,
     pair: CausePair | None,
+    others: Iterable[Incident],
+    now: float,
+    known: Nodes,
     kinds: Kinds,
     explains: Explains,
-    now: float,
-    others: Mapping[str, Incident],
-) -> tuple[Incident, Incident] | None:
-    """The incident about its first cause alone, and a new one with the alerts that only the second cause explains.
+) -> tuple[Incident, dict[str, Incident]] | None:
+    """The incident about its first cause alone, and by id where the alerts that only the second cause explains are now.
 
     None: it is one. It has to name the same two causes for `SPLIT_AFTER_S`, an alert that stands has to speak for each
-    of them, and nothing may be acting on it. `others`: the incidents whose ids are taken.
+    of them, and nothing may be acting on it. The alerts that leave are placed as if they began to fire now, so that
+    those of several nodes are one incident, or several, as ever; `others`, `known`: see `group_alerts`.
     """
     if pair is None or now - pair.since < SPLIT_AFTER_S or incident.status is not IncidentStatus.OPEN:
         return None
@@ -66,15 +61,19 @@ def split_incident(
         kind = kinds.get(alert.name)
         return kind is not None and kind.tree in trees
 
-    leaving = sorted(
-        (one for one in incident.alerts if is_of(one, leaves)), key=lambda one: (onset_of(one) or now, one.fingerprint)
-    )
-    standing = [one for one in incident.alerts if one.state != "resolved"]
-    if not any(is_of(one, stays) for one in standing) or not any(one in leaving for one in standing):
+    leaving = [one for one in incident.alerts if is_of(one, leaves)]
+    arrivals = [one for one in leaving if one.state != "resolved"]
+    if not arrivals or not any(is_of(one, stays) for one in incident.alerts if one.state != "resolved"):
         return None
-    parted = open_incident(leaving[0], now)
-    if parted.id in others:
-        parted = open_incident(leaving[0], now, digest_chars=16)
-    for alert in leaving[1:]:
-        parted = join(parted, alert, now)
-    return without_alerts(incident, frozenset(one.fingerprint for one in leaving)), parted
+    taken = {one.id: one for one in others if one.id != incident.id}
+    parted = group_alerts(arrivals, taken.values(), now, known, kinds, explains)
+    if (same := parted.pop(incident.id, None)) is not None:  # an id is that of the alert that opened it, which leaves
+        other = open_incident(same.alerts[0], now, digest_chars=16).id
+        parted[other] = replace(same, id=other)
+    over = [one for one in leaving if one.state == "resolved"]
+    for alert in over:  # what is over goes with its fault, where that has an incident of the same place now
+        home = next((one for one in parted.values() if dict(one.scope) == scope_of(alert.labels)), None)
+        if home is not None:
+            parted[home.id] = join(home, alert, now)
+    placed = {one.fingerprint for each in parted.values() for one in each.alerts}
+    return without_alerts(incident, frozenset(placed & {one.fingerprint for one in leaving})), parted

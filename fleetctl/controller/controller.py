@@ -314,7 +314,15 @@ async def open_controller(
         await alerting.restore()
         vitals = Vitals(records)
         sender = open_sender(config, inbound, alerting, vitals, records, stack)
-        diagnosing = Diagnosing(content, rules.store, book, inbound.automation, records, settings.incidents)
+        diagnosing = Diagnosing(
+            content,
+            rules.store,
+            book,
+            inbound.automation,
+            alerting.known_nodes,
+            records,
+            settings.incidents,
+        )
         remediation = Remediation(
             content,
             executor,

@@ -21,13 +21,13 @@ KINDS = {
 }
 EXPLAINS = {"slow_node": frozenset({"gray", "capacity"}), "prefix_broken": frozenset({"cache", "capacity"})}
 PAIR = CausePair("slow_node", "prefix_broken", NOW)
+KNOWN = {f"node-{i}": {"pool": "chat", "model": "m", "zone": "a", "revision": "r1"} for i in range(1, 9)}
 
 
-def make_alert(name: str, at: float = NOW, severity: str = "page") -> FiredAlert:
-    labels = {"node": "node-1", "pool": "chat"}
-    return FiredAlert(
-        f"{name}@{at}", name, severity, "firing", labels, f"{name} of node-1", active_at=at - 10, fired_at=at
-    )
+def make_alert(name: str, at: float = NOW, severity: str = "page", node: str = "node-1") -> FiredAlert:
+    labels = {"node": node, "pool": "chat"} if node else {"pool": "chat"}
+    summary = f"{name} of {node or 'chat'}"
+    return FiredAlert(f"{name}{node}@{at}", name, severity, "firing", labels, summary, active_at=at - 10, fired_at=at)
 
 
 def incident_of(*alerts: FiredAlert) -> Incident:
@@ -37,10 +37,12 @@ def incident_of(*alerts: FiredAlert) -> Incident:
     return incident
 
 
-def parts_of(incident: Incident, pair: CausePair | None = PAIR, after_s: float = 20.0) -> tuple[Incident, Incident]:
-    found = split_incident(incident, pair, KINDS, EXPLAINS, NOW + after_s, {incident.id: incident})
+def parts_of(incident: Incident) -> tuple[Incident, Incident]:
+    found = split_incident(incident, PAIR, [incident], NOW + 20, KNOWN, KINDS, EXPLAINS)
     assert found is not None
-    return found
+    left, parted = found
+    (only,) = parted.values()
+    return left, only
 
 
 def names(incident: Incident) -> set[str]:
@@ -73,12 +75,33 @@ def test_what_is_over_goes_with_its_fault_and_the_rest_says_when_its_own_began()
         (incident_of(make_alert("Hits"), make_alert("Evicted")), PAIR, 20.0),  # nothing speaks for the first alone
         (incident_of(make_alert("Slow"), make_alert("Unheard")), PAIR, 20.0),
         (mitigate(incident_of(make_alert("Slow"), make_alert("Hits"))), PAIR, 20.0),
-        (clear(incident_of(make_alert("Slow"), make_alert("Hits")), f"Hits@{NOW}", NOW), PAIR, 20.0),
+        (clear(incident_of(make_alert("Slow"), make_alert("Hits")), f"Hitsnode-1@{NOW}", NOW), PAIR, 20.0),
     ],
     ids=["one cause", "too soon", "shared symptom", "first unseen", "unknown alert", "a run acts", "second is over"],
 )
 def test_it_stays_one_where_that_is_not_certain(incident: Incident, pair: CausePair | None, after_s: float) -> None:
-    assert split_incident(incident, pair, KINDS, EXPLAINS, NOW + after_s, {}) is None
+    assert split_incident(incident, pair, [incident], NOW + after_s, KNOWN, KINDS, EXPLAINS) is None
+
+
+def test_alerts_of_several_nodes_leave_to_an_incident_of_each_and_join_one_that_is_there() -> None:
+    pool = incident_of(make_alert("Slow", node=""), make_alert("Hits"), make_alert("Hits", NOW + 1, node="node-2"))
+    there = incident_of(make_alert("Evicted", NOW - 300, node="node-2"))
+    found = split_incident(pool, PAIR, [pool, there], NOW + 20, KNOWN, KINDS, EXPLAINS)
+    assert found is not None
+    left, parted = found
+    assert names(left) == {"Slow"}
+    assert {one.scope["node"]: names(one) for one in parted.values()} == {
+        "node-1": {"Hits"},
+        "node-2": {"Hits", "Evicted"},
+    }
+    assert there.id in parted
+
+
+def test_the_part_whose_alert_opened_the_incident_gets_an_id_of_its_own() -> None:
+    incident = incident_of(make_alert("Hits"), make_alert("Slow", NOW + 5))
+    left, parted = parts_of(incident)
+    assert (left.id, names(left), names(parted)) == (incident.id, {"Slow"}, {"Hits"})
+    assert parted.id != incident.id
 
 
 def test_two_causes_are_counted_from_the_first_verdict_that_names_them_in_either_order() -> None:
@@ -103,13 +126,11 @@ def test_no_alert_is_lost_or_in_both(held: list[str], over: set[int]) -> None:
     incident = incident_of(*alerts)
     for i in over & set(range(len(alerts))):
         incident = clear(incident, alerts[i].fingerprint, NOW)
-    found = split_incident(incident, PAIR, KINDS, EXPLAINS, NOW + 20, {incident.id: incident})
+    found = split_incident(incident, PAIR, [incident], NOW + 20, KNOWN, KINDS, EXPLAINS)
     if found is None:
         return
     left, parted = found
-    assert sorted(one.fingerprint for one in (*left.alerts, *parted.alerts)) == sorted(
-        one.fingerprint for one in incident.alerts
-    )
-    assert left.id != parted.id
-    assert left.cleared_at is None
-    assert parted.cleared_at is None
+    after = [one for each in (left, *parted.values()) for one in each.alerts]
+    assert sorted(one.fingerprint for one in after) == sorted(one.fingerprint for one in incident.alerts)
+    assert left.id not in parted
+    assert all(one.cleared_at is None for one in (left, *parted.values()))

@@ -96,7 +96,7 @@ class Alerting:
             self._opens_nothing,
             now,
             forget_missing=settled,
-            known=self._known_nodes(),
+            known=self.known_nodes(),
             kinds=alert_kinds(self._content.current.trees),
             explains={name: one.explains for name, one in self._content.current.knowledge.expectations.items()},
         )
@@ -159,7 +159,7 @@ class Alerting:
         state = self._fleet.nodes.get(labels.get("node", ""))
         return state is not None and not state.row.wanted
 
-    def _known_nodes(self) -> Nodes:
+    def known_nodes(self) -> Nodes:
         """The nodes that are wanted, and where they are: what part of a place fires can be told from them only."""
         return {state.name: places_of(state) for state in self._fleet.nodes.values() if state.row.wanted}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -12,7 +13,7 @@ from alerts.series.store import SeriesStore
 from diagnostics.diagnosis import Diagnosis
 from diagnostics.incident import Incident, IncidentStatus, with_diagnosis
 from diagnostics.inquiry import diagnose_alerts
-from diagnostics.scope import scope_text
+from diagnostics.scope import Nodes, scope_text
 from diagnostics.splitting import SPLIT_AFTER_S, CausePair, note_pair, split_incident
 from diagnostics.standing import is_outgrown, weigh
 from diagnostics.tree import alert_kinds
@@ -48,9 +49,12 @@ class Diagnosing:
         store: SeriesStore,
         book: IncidentBook,
         automation: Automation,
+        known_nodes: Callable[[], Nodes],
         records: Records,
         limits: IncidentSettings,
     ) -> None:
+        """`known_nodes`: those that are wanted, and the places that each is in."""
+        self._known_nodes = known_nodes
         self._content = content
         self._store = store
         self._book = book
@@ -136,29 +140,35 @@ class Diagnosing:
         if incident is None or course.pair is None:
             return
         explains = {name: one.explains for name, one in content.knowledge.expectations.items()}
-        taken = {one.id: one for one in self._book.recent()}
-        found = split_incident(incident, course.pair, alert_kinds(content.trees), explains, now, taken)
+        before = {one.id: one for one in self._book.recent()}
+        kinds, known = alert_kinds(content.trees), self._known_nodes()
+        found = split_incident(incident, course.pair, before.values(), now, known, kinds, explains)
         if found is None:
             return
         left, parted = found
         course.alerts, pair, course.pair = _fingerprints(left), course.pair, None
-        # Both at once and without an await between: no tick of the rules may see an alert in neither or in both.
-        self._book.hold_incident(left)
-        self._book.hold_incident(parted)
+        # All at once and without an await between: no tick of the rules may see an alert in none or in two.
+        for one in (left, *parted.values()):
+            self._book.hold_incident(one)
         await self._book.settle()
-        names = ", ".join(sorted({one.name for one in parted.alerts}))
+        left_by = {one.fingerprint for one in incident.alerts} - {one.fingerprint for one in left.alerts}
+        for one in parted.values():
+            names = ", ".join(sorted({alert.name for alert in one.alerts if alert.fingerprint in left_by}))
+            if names:
+                await self._tell_split(left, one, names, pair, is_new=one.id not in before)
+
+    async def _tell_split(self, left: Incident, parted: Incident, names: str, pair: CausePair, *, is_new: bool) -> None:
         log.info("incident.split", incident_id=left.id, parted=parted.id, cause=pair.cause, also=pair.also)
         data = {"cause": pair.cause, "also": pair.also, "incident": left.id, "parted": parted.id}
-        place = scope_text(parted.scope)
         await self._timeline.append(
             "incident.split",
-            f"{pair.also} is another fault: {names} of {place} went to {parted.id}",
+            f"{pair.also} is another fault: {names} of {scope_text(parted.scope)} went to {parted.id}",
             incident_id=left.id,
             node=left.scope.get("node"),
             data=data,
         )
         await self._timeline.append(
-            "incident.opened",
+            "incident.opened" if is_new else "incident.split",
             f"{parted.title}; split from {left.id}, where {pair.cause} is the cause",
             incident_id=parted.id,
             node=parted.scope.get("node"),
