@@ -9,7 +9,9 @@ from runbooks.page import Page
 from runbooks.verb import Option, Verb
 
 INDEX = "README.md"
-MADE_BY = "<!-- Made by `fleetctl content docs --of actions` from the verbs: change those, not this page. -->"
+MADE_BY = (
+    "<!-- Made by `fleetctl content docs docs/actions --of actions` from the verbs: change those, not this page. -->"
+)
 PAGE_FOLDER = "../../runbooks/library"  # from docs/actions
 _ELSEWHERE = (
     ("replace NODE", "a runbook: start a replacement, wait until it is ready, drain and stop", "replace-node.md"),
@@ -64,7 +66,7 @@ def _page(verb: Verb, library: Mapping[str, Page]) -> Iterator[str]:
     yield f"fleetctl {verb.example}"
     yield "```"
     yield ""
-    yield f"Usage: `fleetctl {verb.usage}`"
+    yield f"Usage: `{verb.usage}`"
     if verb.options:
         yield ""
         yield "| option | takes | default | |"
