@@ -37,7 +37,7 @@ SETTINGS = {
     "capacity_floor_ratio": 0.5,
 }
 ALL_POINTS = "FLEETCTL_TEST_ALL_CRASH_POINTS"  # `make crash-points`: a few minutes
-STRIDE = 13
+STRIDES = {"sqlite": 13, "postgres": 61}
 NUM_KILLS = 6
 MAX_LIVES = 40
 
@@ -120,6 +120,15 @@ def copy_of(world: MortalWorld, folder: Path) -> MortalWorld:
     return MortalWorld(make_config(folder, **SETTINGS), copy.deepcopy(world.fleet))
 
 
+def fresh(prepared: MortalWorld, folder: Path, cluster: PostgresCluster | None) -> MortalWorld:
+    """The prepared world in a database of its own: SQLite's is a copy, PostgreSQL's is brought to the same state."""
+    if cluster is None:
+        return copy_of(prepared, folder)
+    world = MortalWorld(make_config(folder, database_url=cluster.new_url(), **SETTINGS))
+    asyncio.run(world.life(serving, Killer()))
+    return world
+
+
 def lived(world: MortalWorld, scenario: Scenario, kills: Sequence[int]) -> tuple[dict[str, Any], list[str]]:
     """What is in the end, and the points of the first life. Each life but the last ends at its number in `kills`."""
     end: dict[str, Any] = {}
@@ -165,21 +174,23 @@ async def end_of(controller: Controller) -> dict[str, Any]:
     }
 
 
-def points_to_die_at(scenario: Scenario, points: Sequence[str]) -> list[int]:
+def points_to_die_at(scenario: Scenario, points: Sequence[str], database: str) -> list[int]:
     """All of them where that is asked for; else one in a few, for each scenario others."""
     if os.environ.get(ALL_POINTS):
         return list(range(len(points)))
-    return list(range(SCENARIOS.index(scenario), len(points), STRIDE))
+    return list(range(SCENARIOS.index(scenario), len(points), STRIDES[database]))
 
 
+@pytest.mark.parametrize("database", sorted(STRIDES))
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 def test_killed_at_any_point_the_end_is_the_same_and_nothing_is_done_twice(
-    prepared: MortalWorld, tmp_path: Path, scenario: Scenario
+    prepared: MortalWorld, tmp_path: Path, scenario: Scenario, database: str, request: pytest.FixtureRequest
 ) -> None:
+    cluster = request.getfixturevalue("postgres_cluster") if database == "postgres" else None
     expected, points = lived(copy_of(prepared, tmp_path / "clean"), scenario, [])
     assert len(points) >= 25
-    for at in points_to_die_at(scenario, points):
-        end, passed = lived(copy_of(prepared, tmp_path / f"at-{at}"), scenario, [at])
+    for at in points_to_die_at(scenario, points, database):
+        end, passed = lived(fresh(prepared, tmp_path / f"at-{at}", cluster), scenario, [at])
         assert passed == points[: at + 1], "the way up to the kill must be the same"
         assert_same(end, expected, f"killed at {at}: {points[at]}")
         shutil.rmtree(tmp_path / f"at-{at}")
