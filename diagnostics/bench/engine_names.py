@@ -150,6 +150,7 @@ def _fleetctl(model: str, q: _Quantities) -> list[Level]:
         own.levels.append(Level(name, "counter", zero.copy()))
     own.counter("engine_requests_admitted_total", q["arrivals"] - q["rejected"])
     own.counter("engine_admission_rejected_total", q["rejected"], reason="queue_full")
+    own.counter("engine_requests_total", q["invalid"], is_exact=True, state="invalid")
     own.gauge("engine_oldest_waiting_seconds", q["oldest_wait"])
     own.gauge("engine_oldest_running_seconds", np.where(q["running"] > 0.5, q["e2e"] * 1.8, 0.0))
     own.gauge("engine_longest_prompt_tokens", q["longest_prompt"], stage="prefill")
@@ -188,6 +189,7 @@ def _sglang(model: str, q: _Quantities) -> list[Level]:
     out.counter("sglang:realtime_tokens_total", q["output_rate"], mode="decode")
     out.counter("sglang:realtime_tokens_total", tokens * (1 - q["hit_ratio"]), is_exact=True, mode="prefill_compute")
     out.counter("sglang:http_responses_total", q["arrivals"] - q["http_errors"], status_code="200")
+    out.counter("sglang:http_responses_total", q["invalid"], is_exact=True, status_code="400")
     if (q["http_errors"] > 0).any():
         out.counter("sglang:http_responses_total", q["http_errors"], status_code="500")
     _first_tokens(out, "sglang:time_to_first_token_seconds", q, _SGLANG_TTFT)
@@ -214,6 +216,7 @@ def _trtllm(model: str, q: _Quantities) -> list[Level]:
     out.counter("trtllm_request_success_total", q["aborted"], finished_reason="abort")
     if (q["errors"] > 0).any():
         out.counter("trtllm_request_error_total", q["errors"], http_code="500")
+    out.counter("trtllm_request_error_total", q["invalid"], is_exact=True, http_code="400")
     tokens = q["admitted"] * q["prompt_tokens"]
     out.counter("trtllm_prompt_tokens_total", tokens, is_exact=True)
     out.counter("trtllm_prompt_cached_tokens_total", tokens * q["hit_ratio"], is_exact=True)
@@ -239,6 +242,7 @@ def _tgi(model: str, q: _Quantities) -> list[Level]:
         out.counter("tgi_request_failure", q["errors"], err="generation")
     if (q["rejected"] > 0).any():
         out.counter("tgi_request_failure", q["rejected"], err="overloaded")
+    out.counter("tgi_request_failure", q["invalid"], is_exact=True, err="validation")
     out.histogram("tgi_request_duration", q["finished"], q["e2e"], q["output_sigma"], _VLLM_TIMES)
     out.histogram("tgi_request_queue_duration", q["admitted"], q["queue"], 0.8, _VLLM_TIMES)
     out.histogram("tgi_request_input_length", q["admitted"], q["plain_prompt_tokens"], q["prompt_sigma"], _TOKENS)

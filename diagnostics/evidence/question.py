@@ -25,6 +25,7 @@ class Question:
     max_age_s: float = 60.0  # an older value is no evidence
     optional: bool = False  # not everybody can tell: unknown is no gap
     symptom: bool = False  # what is looked at where no alert fires
+    is_told_always: bool = True  # no: its number is what is asked for only where it is yes (a condition is in it)
     file: str = ""  # where it is defined, for errors
     line: int = 0
 

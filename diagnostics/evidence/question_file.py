@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -53,6 +54,7 @@ class _QuestionForm(BaseModel):
     max_age_s: float = Field(default=60.0, gt=0, le=3600)
     optional: bool = False
     symptom: bool = False
+    told: Literal["always", "yes_only"] = "always"
     window_ends_now: str = Field(default="", max_length=500)  # why a long window may contain what is asked about
     note: str = Field(default="", max_length=1000)
 
@@ -129,6 +131,7 @@ def _question(file: ContentFile, index: int, entry: _QuestionForm) -> Question:
         max_age_s=entry.max_age_s,
         optional=entry.optional,
         symptom=entry.symptom,
+        is_told_always=entry.told == "always",
         file=file.name,
         line=file.line_of("questions", index),
     )

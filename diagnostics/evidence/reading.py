@@ -114,7 +114,7 @@ def _evidence(
         title=question.ask,
         answer=word,
         query=query,
-        value=value,
+        value=value if word == "yes" or question.is_told_always else None,
         threshold=question.threshold,
         unit=question.unit,
         age_s=age_s,
