@@ -142,7 +142,8 @@ None.
 ## What was done
 
 {% for run in incident.runs %}
-### {{ (run.title or run.runbook) | text }}: {{ run.status | text }}{{ ", by hand" if run.is_apart else "" }}
+### {{ (run.title or run.runbook) | text }}: {{ run.status | text }}\
+{{ (", for " ~ run.incident_id if run.incident_id else ", by hand") if run.is_apart else "" }}
 
 Run {{ run.id | code }} of {{ "a command" if run.runbook == "action" else "runbook " ~ (run.runbook | code) }}, \
 {{ "asked for" if run.is_apart else "proposed" }} {{ run.created_at | utc }} by \

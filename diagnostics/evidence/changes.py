@@ -51,6 +51,9 @@ def recent_changes(samples: Iterable[Sample], scope: Mapping[str, str], onset: O
     return tuple(_line(told[key], onset) for key in best)
 
 
+_WORDS = {"scale": "a node more or less in"}  # a replacement is that for a moment, and nobody scaled the pool
+
+
 def _nearness(change: _Change, scope: Mapping[str, str]) -> float:
     node, pool = scope.get("node"), scope.get("pool")
     if node and change.node:
@@ -77,4 +80,4 @@ def _line(changes: list[_Change], onset: Onset) -> str:
         when = f"{format_seconds(before_s)} before it began"
     else:
         when = f"{format_seconds(-before_s)} after it began, by what the signals show"
-    return f"{changes[0].kind} of {where}, {when}"
+    return f"{_WORDS.get(changes[0].kind, f'{changes[0].kind} of')} {where}, {when}"

@@ -83,7 +83,7 @@ async def _hang_and_slow(fleet: TargetFleet, nodes: Sequence[str]) -> None:
 async def _mend_by_hand(fleet: TargetFleet, nodes: Sequence[str]) -> None:
     """A slow node: the person drains its neighbour first, sees the mistake, mends the right one and forgets a while."""
     await fleet.set_faults(nodes[1], slow_steps=SLOWDOWN * fleet.pace)
-    await asyncio.sleep(15.0)
+    await asyncio.sleep(25.0)
     await fleet.act(f"drain {nodes[2]} --deadline 2s", timeout_s=60.0)
     await asyncio.sleep(5.0)
     await fleet.act(f"uncordon {nodes[2]}")

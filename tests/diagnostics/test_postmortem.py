@@ -214,6 +214,9 @@ def test_runs_by_hand_are_told_as_such_with_what_was_measured() -> None:
     assert "by bob and not for this incident" in text
     assert "Measured: p99 1.9 s before, 0.2 s after." in text
     assert "Nothing was run" not in text
+    other = PostmortemInput(make_record(runs=[run | {"incident_id": "inc-7"}]), written_at=OPENED, impact=IMPACT)
+    assert ", by hand" not in render(other)
+    assert ": succeeded, for inc-7\n\nRun " in render(other)
     assert "| remedy proposed | decided | not recorded |" in text
 
 

@@ -188,8 +188,11 @@ class IncidentReports:
         by_them = {run.id for run in apart}
         around = [entry for entry in told if concerned.is_about(entry) or entry.run_id in by_them]
         apart_record = record_of(incident, apart, around)
-        by_hand = [run.model_copy(update={"is_apart": True}) for run in apart_record.runs]
-        runs = sorted([*record.runs, *by_hand], key=lambda run: (run.created_at, run.id))
+        meant_for = {run.id: run.incident_id for run in apart}
+        others_runs = [
+            run.model_copy(update={"is_apart": True, "incident_id": meant_for[run.id]}) for run in apart_record.runs
+        ]
+        runs = sorted([*record.runs, *others_runs], key=lambda run: (run.created_at, run.id))
         return record.model_copy(update={"runs": runs, "around": apart_record.timeline})
 
     def _drawn_series(self, record: IncidentRecord, since: float, until: float) -> tuple[Series, ...]:

@@ -28,7 +28,7 @@ def test_rollout_three_minutes_before_is_first_and_old_or_strange_changes_are_le
     )
     assert told == (
         "rollout of pool chat, 3 min 10 s before it began",
-        "scale of pool chat, 25 min 00 s before it began",
+        "a node more or less in pool chat, 25 min 00 s before it began",
     )
 
 
