@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.fixtures.postgres import PostgresCluster, running_cluster
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before any torch import: two test workers share two cores
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before any torch import: test workers share the cores
 # No test holds a timing threshold: hypothesis' own are of quiet machines.
 settings.register_profile("fleetctl", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("fleetctl")
