@@ -18,7 +18,7 @@ PYTEST_END = $(PYTEST_ARGS) $(if $(PYTEST_ARGS),|| test $$? -eq 5)
 # The files of a marker, as reading all to run a few costs every worker seconds; what PYTEST_ARGS names may lie elsewhere.
 marked = $(if $(PYTEST_ARGS),,$$(grep -rlw --include='test_*.py' 'mark.$(1)' tests))
 
-.PHONY: help crash-points bench-predictions bench-diagnosis bench-routing bench-engine bench-signals first-night long-night soak-node soak-gateway soak-drain storm-gateway demo up down top test test-gpu test-wheel wheel mutants bench-kernels bench-gateway compile-gateway test-compiled check format setup setup-dev debs clean
+.PHONY: help crash-points bench-predictions bench-diagnosis bench-diagnosis-real bench-routing bench-engine bench-signals first-night long-night soak-node soak-gateway soak-drain storm-gateway demo up down top test test-gpu test-wheel wheel mutants bench-kernels bench-gateway compile-gateway test-compiled check format setup setup-dev debs clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 18
@@ -102,7 +102,10 @@ crash-points: setup-dev ## Kill the controller before every commit and around ev
 storm-gateway: setup ## What short prompts wait while long ones storm in, without and with a reroute (SOAK_ARGS="--minutes 0.5")
 	@$(BIN)/python -m fleetctl.gateway_soak --storm $(SOAK_ARGS)
 
-first-night: setup ## Break a real fleet in 22 ways under traffic and judge what comes of it (FAULT=sigstop-api)
+bench-diagnosis-real: setup ## Each cause that is made on local nodes, made and named, into docs/first-night.md (FAULT=limit-lowered)
+	@$(BIN)/python -m fleetctl.first_night --runner fake --write docs/first-night.md $(if $(FAULT),--fault $(FAULT)) $(FIRST_NIGHT_ARGS)
+
+first-night: setup ## Break a real fleet in many ways under traffic and judge what comes of it (FAULT=sigstop-api)
 	@$(BIN)/python -m fleetctl.first_night $(if $(FAULT),--fault $(FAULT)) $(FIRST_NIGHT_ARGS)
 
 long-night: setup ## Fault after fault on one fleet for half an hour, two at once, answered by a tired person (LONG_NIGHT_ARGS="--scene killed")

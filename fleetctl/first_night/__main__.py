@@ -16,11 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from fleetctl import bundled  # first: the fleet's processes are started from where this one lies
+from fleetctl.first_night.catalogue import FAULTS
 from fleetctl.first_night.drill import DrillPlan, run_fault
-from fleetctl.first_night.fault import FAULTS, Fault
+from fleetctl.first_night.fault import Fault
 from fleetctl.first_night.outcome import Outcome
 from fleetctl.first_night.progress import Step, progress_reporter
 from fleetctl.first_night.report import Row, load_results, machine, page, table
+from fleetctl.first_night.standing_page import read_page
 from fleetctl.first_night.traffic import FateCounts
 from fleetctl.kit.errors import BadInputError, FleetctlError
 from fleetctl.kit.log import configure_logging
@@ -50,7 +52,9 @@ def main(argv: Sequence[str]) -> int:
         else:
             rows = load_results(results)
         if args.write:
-            Path(args.write).write_text(page(load_results(results)), encoding="utf-8")
+            written = Path(args.write)
+            standing = read_page(written.read_text(encoding="utf-8") if written.exists() else "")
+            written.write_text(page(load_results(results), standing), encoding="utf-8")
     except FleetctlError as error:
         sys.stderr.write(f"error: {error}\n" + (f"  try: {error.remedy}\n" if error.remedy else ""))
         return error.exit_code

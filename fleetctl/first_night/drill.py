@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 
 from fleetctl.drill_fleet import NODE_OPTIONS, settings_for_drill_fleet
 from fleetctl.first_night.compressed_rules import write_compressed_rules
-from fleetctl.first_night.fault import Fault
-from fleetctl.first_night.outcome import READY_NODES, Outcome, failures_of
+from fleetctl.first_night.fault import AGES_S, Fault
+from fleetctl.first_night.outcome import READY_NODES, Outcome, Said, failures_of
 from fleetctl.first_night.responder import Responder
-from fleetctl.first_night.target_fleet import TargetFleet, clear_state, open_target_fleet
+from fleetctl.first_night.target_fleet import POOL, VICTIM, TargetFleet, clear_state, open_target_fleet
 from fleetctl.kit.errors import FleetctlError, UnreachableError
 from fleetctl.settings.load import with_flags
 from fleetctl.settings.tree import Settings
@@ -51,8 +51,10 @@ class DrillPlan:
 def settings_for_drill(base: Settings, fault: Fault, plan: DrillPlan) -> Settings:
     """A fleet that asks before it acts, with shorter windows from a content folder when compressed."""
     state_dir = base.state_dir / "first-night" / fault.name
-    options = {**NODE_OPTIONS, "runner": plan.runner}
+    options = {**NODE_OPTIONS, "runner": plan.runner, **fault.node_options}
     settings = settings_for_drill_fleet(base, state_dir, policy="ask", nodes=READY_NODES, node_options=options)
+    if fault.has_tenants:
+        settings = with_flags(settings, gateway={"tenants_file": state_dir / "tenants.yaml"})
     return with_flags(settings, content=(*base.content, state_dir / "content")) if plan.is_compressed else settings
 
 
@@ -72,7 +74,10 @@ async def run_fault(base: Settings, fault: Fault, plan: DrillPlan, tell: Tell) -
             page_within_s=min(fault.page_within_s, COMPRESSED_PAGE_WITHIN_S),
         )
     tell("starting a fleet")
-    async with open_target_fleet(stack, runner=plan.runner, rate_per_s=plan.rate_per_s, seed=plan.seed) as fleet:
+    rate_per_s = fault.rate_per_s or plan.rate_per_s
+    async with open_target_fleet(
+        stack, runner=plan.runner, rate_per_s=rate_per_s, seed=plan.seed, has_gpus=fault.has_gpus
+    ) as fleet:
         return await _Drill(fault, plan, fleet, tell).run_drill()
 
 
@@ -81,6 +86,7 @@ class _Drill:
         self._fault, self._plan, self._fleet, self._tell = fault, plan, fleet, tell
         self._problems: list[str] = []
         self._notes: list[str] = []
+        self._said: list[Said] = []
         self._cleared_at: float | None = None
         self._load: float | None = None
 
@@ -106,6 +112,7 @@ class _Drill:
             alerts=tuple(sorted(responder.alerts.values(), key=lambda alert: alert.after_s)),
             incidents=await responder.seen_incidents(traffic, self._fault.expects),
             requests=await traffic.account(responder.injected_at),
+            said=tuple(self._said),
             ended_by=self._ended_by(responder),
             still_standing=responder.standing,
             over_after_s=None if responder.is_open else self._over_after_s(responder),
@@ -159,6 +166,7 @@ class _Drill:
         quiet_since: float | None = None
         while (now := time.time()) < responder.injected_at + self._fault.watch_s:
             await responder.look()
+            await self._ask(responder, now)
             self._tell(self._news(responder))
             if injecting.done() and injecting.exception() is not None:
                 raise FleetctlError(f"{self._fault.name}: {injecting.exception()}")
@@ -172,8 +180,20 @@ class _Drill:
                 return
             await asyncio.sleep(LOOK_EVERY_S)
 
+    async def _ask(self, responder: Responder, now: float) -> None:
+        """At each of the ages, while the fault lasts."""
+        age_s = now - responder.injected_at
+        is_over = self._cleared_at is not None or (bool(responder.incidents) and not responder.is_open)
+        if is_over or not any(said_at <= age_s for said_at in AGES_S[len(self._said) :][:1]):
+            return
+        scope = {"node": VICTIM} if self._fault.place == "node" else {"pool": POOL}
+        if (said := await responder.ask(scope, AGES_S[len(self._said)])) is not None:
+            self._said.append(said)
+
     def _is_due(self, responder: Responder, now: float) -> bool:
-        """An alert that is expected has fired, or had its time."""
+        """An alert that is expected has fired, or had its time; what is held was ended."""
+        if self._fault.hold_s is not None:
+            return self._cleared_at is not None or responder.last_run_ended_at() is not None
         return self._was_alerted(responder) or now > responder.injected_at + self._fault.page_within_s
 
     def _was_alerted(self, responder: Responder) -> bool:
@@ -184,6 +204,8 @@ class _Drill:
         """Nobody was woken, nothing is proposed, or what was done did not help."""
         alerted_at = responder.first_fired_at if self._was_alerted(responder) else None
         is_over = bool(responder.incidents) and not responder.is_open
+        if self._fault.hold_s is not None:
+            return now - responder.injected_at > self._fault.hold_s and not responder.has_active_run
         if is_over or responder.has_active_run:
             return False
         if (ended_at := responder.last_run_ended_at()) is not None:

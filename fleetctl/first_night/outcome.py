@@ -56,6 +56,19 @@ class SeenIncident:
 
 
 @dataclass(frozen=True, slots=True)
+class Said:
+    """What a person is told at one age of the fault: by the incident, or by `fleetctl diagnose` where there is none."""
+
+    age_s: float
+    cause: str | None
+    also: str | None  # a second cause at work beside it
+    runner_up: str | None
+    confidence: str
+    verdict: str
+    by: str  # incident, asked
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """One fault's row."""
 
@@ -68,6 +81,7 @@ class Outcome:
     ended_by: str  # page: a run succeeded; itself; person: the harness ended the fault
     over_after_s: float | None  # all incidents resolved; None: not while it was watched
     ready_nodes: int
+    said: tuple[Said, ...] = ()  # while the fault lasted, by age
     still_standing: tuple[str, ...] = ()  # alerts that fired or were pending at the last look
     windows: str = "default"  # of the alerts: default, or compressed
     runner: str = "torch"  # of the nodes
@@ -101,6 +115,7 @@ def failures_of(outcome: Outcome, expects: Expectation) -> tuple[str, ...]:
     return (
         *_wrong_alerts(outcome, expects),
         *_wrong_incidents(outcome, expects),
+        *_wrong_words(outcome, expects),
         *_wrong_requests(outcome.requests, expects),
         *(f"post-mortem: {false}" for incident in outcome.incidents for false in incident.false),
         *([] if outcome.over_after_s is not None else ["not over while it was watched"]),
@@ -133,6 +148,18 @@ def _wrong_incidents(outcome: Outcome, expects: Expectation) -> list[str]:
     suitable = {*expects.pages, *expects.optional_pages}
     wrong += [f"{run.runbook} was proposed, which does not treat it" for run in runs if run.runbook not in suitable]
     return wrong + [f"{run.runbook} ended {run.status}" for run in runs if run.status not in ("succeeded", "cancelled")]
+
+
+def _wrong_words(outcome: Outcome, expects: Expectation) -> list[str]:
+    if expects.named_from_s is None:
+        return []
+    due = [said for said in outcome.said if said.age_s >= expects.named_from_s]
+    wrong = [
+        f"after {said.age_s:.0f} s {said.cause or 'no cause'} is named, expected {' or '.join(expects.causes)}"
+        for said in due
+        if not {said.cause, said.also} & set(expects.causes)
+    ]
+    return wrong if due else [f"nobody was asked after {expects.named_from_s:.0f} s: it was over"]
 
 
 def _wrong_requests(requests: FateCounts, expects: Expectation) -> list[str]:

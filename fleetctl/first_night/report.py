@@ -6,13 +6,17 @@ import json
 import os
 import platform
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from fleetctl.first_night.fault import FAULTS, Expectation
+from fleetctl.first_night.catalogue import FAULTS
+from fleetctl.first_night.fault import AGES_S, Expectation
+from fleetctl.first_night.provoked import NOT_PROVOKED, provoked_by
+from fleetctl.first_night.standing_page import NOTES_HEADING, SAID_HEADING, WRONG_HEADING, StandingPage
 
+NOTHING_STANDS = StandingPage()
 WIDTH = 80
 PAGE_WIDTH = 120
 _HEAD = ("FAULT", "ALERT", "AFTER", "CAUSE", "LOST", "")
@@ -27,7 +31,7 @@ each on a fleet of its own. The harness (`fleetctl/first_night`) injects the fau
 approves what is proposed after three seconds of reading, and ends by hand what no page mends. It counts every request
 as its client saw it, and holds the post-mortem to that: the lost, the onset, the cause and what was run. `make
 first-night` runs it all, `make first-night FAULT=sigstop-api` one; `make first-night FIRST_NIGHT_ARGS="--write
-docs/first-night.md"` writes this page from the last result of each fault.
+docs/first-night.md"` writes this page from the last result of each fault; rows of those without one stay as they are.
 
 Seconds count from the fault. *lost*: users who got an error after they were taken in, a cut or hung stream, a wrong
 answer or none; a refusal (429, 503 before the first byte) is not lost, and is given beside it.
@@ -63,30 +67,103 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join([*lines, f"{right} of {len(rows)} right"]) + "\n"
 
 
-def page(rows: Sequence[Row]) -> str:
-    """docs/first-night.md."""
-    right = sum(row["right"] for row in rows)
-    days = sorted({_day(row["at"]) for row in rows})
-    machines = ", ".join(sorted({row["machine"] for row in rows}))
-    sent, lost, begun = (sum(row["requests"][key] for row in rows) for key in ("sent", "lost", "lost_begun"))
-    gone = sum(row["requests"]["lost"] - row["requests"]["lost_begun"] for row in rows if _expects(row["fault"]).loss)
+def page(rows: Sequence[Row], standing: StandingPage = NOTHING_STANDS) -> str:
+    """docs/first-night.md, with the rows that stand there of faults that were not run again."""
+    lines = _in_order({row["fault"]: [_markdown_row(row)] for row in rows}, {k: [v] for k, v in standing.rows.items()})
+    said = _in_order({row["fault"]: _said(row) for row in rows}, {k: [v] for k, v in standing.said.items()})
+    wrong = _in_order({row["fault"]: _not_right(row) for row in rows}, standing.wrong)
+    notes = _in_order({row["fault"]: _notes(row) for row in rows}, standing.notes)
+    days = sorted({_day(row["at"]) for row in rows} | standing.days)
+    machines = ", ".join(sorted({row["machine"] for row in rows} | standing.machines))
+    totals = [_totals(line) for line in lines]
+    lost = sum(total.lost for total in totals)
+    unavoidable = sum(total.lost for total in totals if _expects(total.fault).loss)
     parts = [
         PAGE_HEAD,
-        f"Run {' and '.join(days)} on {machines}: {right} of {len(rows)} right. Of {sent} requests {lost} were lost: "
-        f"{begun} in mid-stream, {gone} for want of a gateway, {lost - begun - gone} that another node could take.",
+        f"Run {' and '.join(days)} on {machines}: {sum(total.is_right for total in totals)} of {len(lines)} right. Of "
+        f"{sum(total.sent for total in totals)} requests {lost} were lost: {unavoidable} for want of a gateway or "
+        f"of nodes, {lost - unavoidable} that another node could take.",
         "",
         "| fault | alert, after | cause | what was done | requests: sent, moved, refused, lost | post-mortem | right |",
         "|---|---|---|---|---|---|---|",
-        *(_markdown_row(row) for row in rows),
+        *lines,
         "",
-        "## Not right yet",
+        SAID_HEADING,
         "",
-        *(_not_right(rows) or ["Nothing that was looked at.", ""]),
-        "## What was not said in the table",
+        "While the fault lasted, at these ages: the cause of the open incident, in brackets what `fleetctl diagnose`",
+        "said where there was none. Empty: it was over, or a person had ended it.",
         "",
-        *_notes(rows),
+        "| fault | " + " | ".join(_age(age_s) for age_s in AGES_S) + " |",
+        "|---|" + "---|" * len(AGES_S),
+        *said,
+        "",
+        *_causes_part(),
+        WRONG_HEADING,
+        "",
+        *(wrong or ["Nothing that was looked at."]),
+        "",
+        NOTES_HEADING,
+        "",
+        *_general_notes(rows),
+        *notes,
     ]
     return "\n".join(_folded(part) for part in parts).rstrip() + "\n"
+
+
+def _in_order(new: Mapping[str, list[str]], standing: Mapping[str, list[str]]) -> list[str]:
+    """The lines of each fault of the catalogue, the new ones where there are any."""
+    return [line for fault in FAULTS for line in new.get(fault.name, standing.get(fault.name, []))]
+
+
+class _Totals(NamedTuple):
+    fault: str
+    sent: int
+    lost: int
+    is_right: bool
+
+
+def _totals(line: str) -> _Totals:
+    """Of a row of the table, as it is written."""
+    cells = [cell.strip() for cell in line.replace("\\|", " ").strip("|").split("|")]
+    sent, _, _, lost = (int(number) for number in cells[4].split(", "))
+    return _Totals(cells[0].split("**")[1], sent, lost, cells[6] == "yes")
+
+
+def _age(age_s: float) -> str:
+    return f"{age_s:.0f} s" if age_s < 60 else f"{age_s / 60:.0f} min"
+
+
+def _said(row: Row) -> list[str]:
+    by_age = {said["age_s"]: said for said in row.get("said", ())}
+    return [f"| {row['fault']} | " + " | ".join(_cause_said(by_age.get(age_s)) for age_s in AGES_S) + " |"]
+
+
+def _cause_said(said: Row | None) -> str:
+    if said is None:
+        return ""
+    nothing = "nothing is wrong" if said["confidence"] == "confirmed" else "none named"
+    causes = " and ".join(filter(None, (said["cause"], said["also"]))) or nothing
+    return causes if said["by"] == "incident" else f"({causes})"
+
+
+def _causes_part() -> list[str]:
+    by_cause = provoked_by()
+    return [
+        "## Which causes are provoked",
+        "",
+        f"{len(by_cause)} of the {len(by_cause) + len(NOT_PROVOKED)} causes that a diagnosis can name:",
+        "",
+        "| cause | by |",
+        "|---|---|",
+        *(f"| {cause} | {', '.join(by_cause[cause])} |" for cause in sorted(by_cause)),
+        "",
+        f"{len(NOT_PROVOKED)} are simulated by `make bench-diagnosis` alone:",
+        "",
+        "| cause | why not |",
+        "|---|---|",
+        *(f"| {cause} | {why} |" for cause, why in sorted(NOT_PROVOKED.items())),
+        "",
+    ]
 
 
 def _markdown_row(row: Row) -> str:
@@ -108,42 +185,35 @@ def _markdown_row(row: Row) -> str:
     return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
 
 
-def _not_right(rows: Iterable[Row]) -> list[str]:
-    lines: list[str] = []
-    for row in rows:
-        wrong = (*row["problems"], *row["wrong"])
-        if not wrong:
-            continue
-        lines.append(f"- **{row['fault']}**: {'; '.join(wrong)}.")
-    return [*lines, ""] if lines else []
+def _not_right(row: Row) -> list[str]:
+    wrong = (*row["problems"], *row["wrong"])
+    return [f"- **{row['fault']}**: {'; '.join(wrong)}."] if wrong else []
 
 
-def _notes(rows: Sequence[Row]) -> list[str]:
+def _general_notes(rows: Sequence[Row]) -> list[str]:
     compressed = [row["fault"] for row in rows if row["windows"] == "compressed"]
-    fake = [row["fault"] for row in rows if row["runner"] == "fake"]
-    where = "in every row" if len(fake) == len(rows) else f"in {', '.join(fake)}" if fake else ""
-    notes = [
-        f"- Every process is real. The nodes' model only pretends to compute {where} (`--runner fake`, steps of 20 ms)."
-        if fake
-        else "- Every process is real, and the nodes compute a small model.",
+    real = [row["fault"] for row in rows if row["runner"] != "fake"]
+    return [
+        "- Every process is real. The nodes' model only pretends to compute (`--runner fake`, steps of 20 ms)"
+        + (f", but in {', '.join(real)}." if real else "."),
         "- Windows (`for:`) of the alerts are the package's own"
         + (f", but shorter for {', '.join(compressed)}." if compressed else " in every row."),
     ]
-    if loads := sorted(row["load"] for row in rows if row["load"] is not None):
-        notes.append(f"- The machine's load average when the faults were injected was {loads[0]:g} to {loads[-1]:g}.")
-    notes += [f"- {fault.name}: {fault.remark}." for fault in FAULTS if fault.remark]
-    if begun := [f"{row['requests']['lost_begun']} in {row['fault']}" for row in rows if row["requests"]["lost_begun"]]:
-        notes.append(f"- Lost in mid-stream: {', '.join(begun)}.")
-    for row in rows:
-        waited = row["requests"]["waited"]
-        notes += [f"- {row['fault']}: {note}." for note in row["notes"]]
-        if waited:
-            notes.append(f"- {row['fault']}: {waited} users waited more than 30 s for their first token.")
-        if others := [i["title"] for i in row["incidents"] if i is not _main(row)]:
-            notes.append(f"- {row['fault']}: further incidents: {'; '.join(others)}.")
-        if (incident := _main(row)) is not None:
-            notes.append(f'- {row["fault"]}: title "{incident["title"]}", verdict "{incident["verdict"]}".')
-    return [*notes, ""]
+
+
+def _notes(row: Row) -> list[str]:
+    requests, incident = row["requests"], _main(row)
+    remark = next((fault.remark for fault in FAULTS if fault.name == row["fault"]), "")
+    notes = [remark, *row["notes"]] if remark else [*row["notes"]]
+    if requests["lost_begun"]:
+        notes.append(f"{requests['lost_begun']} lost in mid-stream")
+    if requests["waited"]:
+        notes.append(f"{requests['waited']} users waited more than 30 s for their first token")
+    if others := [one["title"] for one in row["incidents"] if one is not incident]:
+        notes.append(f"further incidents: {'; '.join(others)}")
+    if incident is not None:
+        notes.append(f'title "{incident["title"]}", verdict "{incident["verdict"]}"')
+    return [f"- {row['fault']}: {note}." for note in notes]
 
 
 def _cells(row: Row) -> tuple[str, str, str, str, str]:
@@ -153,9 +223,15 @@ def _cells(row: Row) -> tuple[str, str, str, str, str]:
         row["fault"],
         alert["name"] if alert else "none",
         f"{alert['after_s']:.0f} s" if alert else "",
-        (incident["cause"] or "none named") if incident else "-",
+        (incident["cause"] or "none named") if incident else _last_said(row),
         str(row["requests"]["lost"]),
     )
+
+
+def _last_said(row: Row) -> str:
+    """In brackets, where no incident says it."""
+    said = row.get("said", ())
+    return _cause_said(said[-1]) if said else "-"
 
 
 def _course(row: Row, *, with_counts: bool = True) -> str:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from fleetctl.client import ControllerClient
 from fleetctl.first_night.fault import Expectation
-from fleetctl.first_night.outcome import FiredAlert, SeenIncident, SeenRun
+from fleetctl.first_night.outcome import FiredAlert, Said, SeenIncident, SeenRun
 from fleetctl.first_night.postmortem_check import Known, Stated, false_statements, read_postmortem
 from fleetctl.first_night.target_fleet import OPERATOR
 from fleetctl.first_night.traffic import DrillTraffic
 from fleetctl.kit.errors import FleetctlError, UnreachableError
+from fleetctl.load.request_fate import RequestFate
 from fleetctl.wire import (
     Alert,
     AlertState,
     ApprovalRequest,
+    DiagnoseRequest,
     Incident,
     IncidentStatus,
     Run,
@@ -69,8 +71,35 @@ class Responder:
                     (alert.name, where), FiredAlert(alert.name, where, alert.severity, fired - self.injected_at)
                 )
         for run in self.runs:
-            if run.status is RunStatus.PROPOSED and now - run.created_at >= self._reading_s:
+            is_read = now - (run.updated_at if run.question else run.created_at) >= self._reading_s
+            if is_read and (run.status is RunStatus.PROPOSED or run.question):  # yes to what a page asks, too
                 await self._approve(run)
+
+    async def ask(self, scope: Mapping[str, str], age_s: float) -> Said | None:
+        """What a person is told now: the verdict of the open incident, else what `fleetctl diagnose` says.
+
+        None while the controller does not answer.
+        """
+        open_now = [one for one in self.incidents if one.status is not IncidentStatus.RESOLVED]
+        named = sorted(
+            (one for one in open_now if one.diagnosis is not None),
+            key=lambda one: (one.diagnosis is None or one.diagnosis.cause is None, one.opened_at),
+        )
+        try:
+            found = named[0].diagnosis if named else await self._client.diagnose(DiagnoseRequest(scope=dict(scope)))
+        except FleetctlError:
+            return None
+        if found is None:
+            return None
+        return Said(
+            age_s=age_s,
+            cause=found.cause,
+            also=found.also,
+            runner_up=found.runner_up,
+            confidence=found.confidence,
+            verdict=found.title,
+            by="incident" if named else "asked",
+        )
 
     async def _approve(self, run: Run) -> None:
         try:
@@ -164,7 +193,7 @@ class Responder:
             causes=expects.causes,
             onset_within_s=expects.onset_within_s,
             runs=[run.status.value for run in incident.runs],
-            ended_at=[request.ended_at for request in traffic.seen],
+            ended_at=[one.ended_at for one in traffic.seen if one.fate is not RequestFate.REFUSED],
             over_at=resolved_at,
         )
         return false_statements(stated, known)

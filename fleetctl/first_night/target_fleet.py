@@ -8,12 +8,14 @@ import shutil
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from fleetctl.client import ControllerClient
 from fleetctl.drill_fleet import change_faults
+from fleetctl.first_night.fake_driver import FakeDriver
+from fleetctl.first_night.tenants import Tenants
 from fleetctl.first_night.traffic import DrillTraffic
 from fleetctl.kit.errors import FleetctlError, UnreachableError
 from fleetctl.providers.local import NODE_KIND
@@ -24,6 +26,7 @@ from fleetctl.wire import ActionRequest, Alert, AlertState, NodePhase, RunStatus
 
 VICTIM = "node-2"  # of faults that are about one node
 NODES = ("node-1", "node-2", "node-3")
+POOL = "default"
 CORE_WORDS = ("engine", "core")  # in a core's command line
 PACE_EVERY_S = 3.0
 POLL_S = 0.2
@@ -36,9 +39,19 @@ OPERATOR = "first-night"  # who asks and approves, in the fleet's own records
 class TargetFleet:
     """What faults are made of. Every method acts on this fleet's own processes alone."""
 
-    def __init__(self, stack: Stack, client: ControllerClient, traffic: DrillTraffic, pace: float = 1.0) -> None:
-        """`pace`: how many times as long as by itself a healthy node's step takes."""
+    def __init__(
+        self,
+        stack: Stack,
+        client: ControllerClient,
+        traffic: DrillTraffic,
+        pace: float = 1.0,
+        driver: FakeDriver | None = None,
+        tenants: Tenants | None = None,
+    ) -> None:
+        """`pace`: how many times as long as by itself a healthy node's step takes. `driver`: of its nodes' GPUs."""
         self.pace = pace
+        self._driver = driver
+        self._tenants = tenants
         self.stack = stack
         self.client = client
         self.traffic = traffic
@@ -84,6 +97,19 @@ class TargetFleet:
     async def set_faults(self, node: str, **faults: Any) -> None:
         """Turn faults of a node on, or off with None. Raises FleetctlError when the node refuses or is silent."""
         await change_faults(self.stack, node, faults)
+
+    def change_gpu(self, node: str, changes: dict[str, int]) -> None:
+        """From now on the node's GPU is a healthy one with these changes. Raises FleetctlError where it has none."""
+        if self._driver is None:
+            raise FleetctlError(f"{node} has no GPU")
+        self._driver.answer(node, changes)
+
+    @property
+    def tenants(self) -> Tenants:
+        """Raises FleetctlError where its gateway wants no keys."""
+        if self._tenants is None:
+            raise FleetctlError("this fleet has no tenants")
+        return self._tenants
 
     async def keep_pace(self) -> None:
         """Until cancelled: every node's steps take `pace` times as long, also after it or its core was started anew."""
@@ -144,18 +170,29 @@ def clear_state(stack: Stack) -> None:
 
 @asynccontextmanager
 async def open_target_fleet(
-    stack: Stack, *, runner: str, rate_per_s: float = 1.0, seed: int = 0
+    stack: Stack,
+    *,
+    runner: str,
+    rate_per_s: float = 1.0,
+    seed: int = 0,
+    has_gpus: bool = False,
 ) -> AsyncIterator[TargetFleet]:
     """The fleet, started, and stopped on the way out; fake nodes take longer steps. `rate_per_s`, `seed`: of its users.
 
     Raises FleetctlError when it does not come up.
     """
     settings = stack.settings
+    tenants = Tenants(settings.gateway.tenants_file) if settings.gateway.tenants_file is not None else None
+    driver = FakeDriver(settings.state_dir / "driver") if has_gpus else None
     try:
-        view = await stack.up(lambda _: None)
+        with driver.installed() if driver is not None else nullcontext():
+            view = await stack.up(lambda _: None)
         async with ControllerClient(view.controller_url, settings.controller_token(), CLIENT_TIMEOUT_S) as client:
-            traffic = DrillTraffic(view.gateway_url, settings.fleet.model, rate_per_s=rate_per_s, seed=seed)
-            fleet = TargetFleet(stack, client, traffic, FAKE_PACE if runner == "fake" else 1.0)
+            key = tenants.key if tenants is not None else None
+            traffic = DrillTraffic(
+                view.gateway_url, settings.fleet.model, rate_per_s=rate_per_s, seed=seed, api_key=key
+            )
+            fleet = TargetFleet(stack, client, traffic, FAKE_PACE if runner == "fake" else 1.0, driver, tenants)
             pacing = asyncio.create_task(fleet.keep_pace()) if fleet.pace > 1.0 else None
             try:
                 yield fleet

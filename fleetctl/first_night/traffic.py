@@ -6,7 +6,9 @@ import asyncio
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
+from fleetctl.first_night.impatient_users import HUNG_UP, ImpatientUsers
 from fleetctl.load.client import LoadRun, LoadSettings, measure_chars_per_token
 from fleetctl.load.generated_shapes import TrafficKind, generate_shapes
 from fleetctl.load.request_fate import JudgedFate, RequestFate
@@ -41,8 +43,8 @@ class SeenRequest:
 
     @property
     def is_lost(self) -> bool:
-        """Its user did not get what was asked for, and no refusal said so."""
-        return self.fate in LOST_FATES
+        """Its user did not get what was asked for, did not hang up, and no refusal said so."""
+        return self.fate in LOST_FATES and self.reason != HUNG_UP
 
     @property
     def has_waited(self) -> bool:
@@ -69,20 +71,24 @@ class FateCounts:
 class DrillTraffic:
     """Sends steadily from `send_until_stopped` until `stop_sending`; bursts come on top."""
 
-    def __init__(self, gateway_url: str, model: str, *, rate_per_s: float, seed: int) -> None:
-        self._url, self._model = gateway_url, model
+    def __init__(
+        self, gateway_url: str, model: str, *, rate_per_s: float, seed: int, api_key: str | None = None
+    ) -> None:
+        self._url, self._model, self._key = gateway_url, model, api_key
         self._kind = replace(TRAFFIC, rate_per_s=rate_per_s, seed=seed)
         self._stop = asyncio.Event()
         self._chars_per_token = 4.0
         self._runs: list[LoadRun] = []
         self._bursts: set[asyncio.Task[None]] = set()
+        self._end_flows = asyncio.Event()
+        self._usual = self._kind
         self.seen: list[SeenRequest] = []
 
     async def send_until_stopped(self) -> None:
         """Send, and return when all that was sent has ended."""
-        self._chars_per_token = await measure_chars_per_token(self._url, self._model)
+        self._chars_per_token = await measure_chars_per_token(self._url, self._model, self._key)
         run = self._new_run(seed=self._kind.seed, plain_every=PLAIN_EVERY, max_in_flight=256)
-        await run.send_all(generate_shapes(self._kind), self._stop)
+        await run.send_all(self._steady_shapes(), self._stop)
         if self._bursts:
             await asyncio.wait(self._bursts)
 
@@ -97,11 +103,45 @@ class DrillTraffic:
         async def send() -> None:
             await run.send_all(shapes(), asyncio.Event())
 
-        task = asyncio.create_task(send())
-        self._bursts.add(task)
+        self._bursts.add(asyncio.create_task(send()))
+
+    def change_kind(self, **changes: Any) -> None:
+        """From now on the steady traffic is of another kind; without changes, as it was at first."""
+        self._kind = replace(self._usual, **changes)
+
+    def send_impatient(self, kind: TrafficKind, *, patience_s: float, tries: int = 1) -> None:
+        """Beside the steady traffic, users who hang up after so long and ask again, until `end_flows`."""
+        users = ImpatientUsers(self._url, self._model, patience_s, tries, self._chars_per_token)
+
+        async def send() -> None:
+            await users.send_until(generate_shapes(kind), self._end_flows)
+            self.seen += [
+                SeenRequest(at, ended, RequestFate.ABANDONED if hung_up else RequestFate.FINISHED, HUNG_UP, None)
+                for at, ended, hung_up in users.ended
+            ]
+
+        self._bursts.add(asyncio.create_task(send()))
+
+    def end_flows(self) -> None:
+        """End what was sent beside the steady traffic, which is of its usual kind again."""
+        self._end_flows.set()
+        self._end_flows = asyncio.Event()
+        self.change_kind()
+
+    def _steady_shapes(self) -> Iterator[RequestShape]:
+        """Of the kind in force; a changed one begins with the next request."""
+        at_s = 0.0
+        while True:
+            kind, since_s = self._kind, at_s
+            for shape in generate_shapes(kind):
+                if self._kind is not kind:
+                    break
+                at_s = since_s + shape.at_s
+                yield replace(shape, at_s=at_s)
 
     def stop_sending(self) -> None:
         """Send nothing more; `send_until_stopped` returns when what is in flight has ended."""
+        self._end_flows.set()
         self._stop.set()
 
     async def account(self, since: float) -> FateCounts:
@@ -139,6 +179,7 @@ class DrillTraffic:
             stall_timeout_s=STALL_TIMEOUT_S,
             drain_timeout_s=DRAIN_TIMEOUT_S,
             plain_every=plain_every,
+            api_key=self._key,
         )
         run = LoadRun(settings, on_answer=self._note)
         self._runs.append(run)

@@ -48,6 +48,7 @@ class LoadSettings:
     stall_timeout_s: float = 120.0  # a stream without news for so long is lost
     drain_timeout_s: float = 120.0  # after the stop, for what is in flight
     plain_every: int = 0  # each n-th request asks for its answer in one piece; 0: all are streamed
+    api_key: str | None = None  # of a tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +166,8 @@ class LoadRun:
     ) -> None:
         """Send the body and read the stream into `answer`, until its end or until it breaks."""
         headers = {"Content-Type": "application/json", "X-Request-Id": request_id}
+        if self._settings.api_key is not None:
+            headers["Authorization"] = f"Bearer {self._settings.api_key}"
         events = EventLines()
         try:
             async with session.post(self._url + CHAT_PATH, data=body, headers=headers) as response:
@@ -255,12 +258,12 @@ class LoadRun:
         return json.dumps(body).encode()
 
 
-async def measure_chars_per_token(url: str, model: str) -> float:
+async def measure_chars_per_token(url: str, model: str, api_key: str | None = None) -> float:
     """How many characters of our prompts make one of the model's tokens. Raises CalibrationError.
 
     Two prompts are compared, so that what a chat template adds is left out.
     """
-    run = LoadRun(LoadSettings(url=url, model=model))
+    run = LoadRun(LoadSettings(url=url, model=model, api_key=api_key))
     counts = []
     for prompt_tokens in (1, CALIBRATION_TOKENS):
         answer = StreamedAnswer(sent_at=0.0)

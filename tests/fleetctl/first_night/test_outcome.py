@@ -8,8 +8,9 @@ from typing import ClassVar
 
 import pytest
 
-from fleetctl.first_night.fault import FAULTS, Expectation, fault_named
-from fleetctl.first_night.outcome import FiredAlert, Outcome, SeenIncident, SeenRun, failures_of
+from fleetctl.first_night.catalogue import FAULTS, fault_named
+from fleetctl.first_night.fault import Expectation
+from fleetctl.first_night.outcome import FiredAlert, Outcome, Said, SeenIncident, SeenRun, failures_of
 from fleetctl.first_night.report import WIDTH, page, table
 from fleetctl.first_night.traffic import FateCounts
 
@@ -107,12 +108,28 @@ def test_overload_that_nobody_felt_needs_no_page() -> None:
     assert failures_of(replace(QUIET, requests=FateCounts(sent=60, finished=60, waited=9)), expects) == ("no alert",)
 
 
+def said(age_s: float, cause: str | None, also: str | None = None) -> Said:
+    return Said(age_s, cause, also, None, "likely", "", "asked")
+
+
+def test_verdict_must_be_right_at_every_age_from_when_it_can_be_seen() -> None:
+    expects = Expectation(causes=("gateway_limit",), named_from_s=60.0)
+    early = replace(
+        QUIET, said=(said(30.0, None), said(60.0, "overload", "gateway_limit"), said(120.0, "gateway_limit"))
+    )
+    assert failures_of(early, expects) == ()
+    (forgotten,) = failures_of(replace(early, said=(*early.said, said(300.0, None))), expects)
+    assert forgotten == "after 300 s no cause is named, expected gateway_limit"
+    (unasked,) = failures_of(replace(early, said=early.said[:1]), expects)
+    assert "nobody was asked" in unasked
+
+
 def test_table_fits_the_terminal_and_page_has_every_fault() -> None:
     wrong = replace(incident_with(cause="long_context_outlier"), wrong=("the cause named is " + "long " * 30,))
     rows = [{**wrong.to_json(), "fault": fault.name, "machine": "a CPU"} for fault in FAULTS]
-    assert max(map(len, table(rows).splitlines())) <= WIDTH  # type: ignore[arg-type]
+    assert max(map(len, table(rows).splitlines())) <= WIDTH
     written = page(rows)
     for fault in FAULTS:
         assert f"**{fault.name}**" in written
-    assert "0 of 22 right" in written
+    assert f"0 of {len(FAULTS)} right" in written
     assert "a CPU" in written

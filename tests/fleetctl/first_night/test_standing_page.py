@@ -1,0 +1,65 @@
+"""A page is written anew and keeps what stands on it of faults that were not run again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fleetctl.first_night.outcome import FiredAlert, Outcome, Said, SeenIncident
+from fleetctl.first_night.report import page
+from fleetctl.first_night.standing_page import read_page
+from fleetctl.first_night.traffic import FateCounts
+
+INCIDENT = SeenIncident(
+    id="inc-1",
+    title="node-2 is slow",
+    severity="page",
+    scope={"node": "node-2"},
+    alerts=("LLMNodeSlow",),
+    opened_after_s=18.0,
+    resolved_after_s=46.0,
+    cause="slow_node",
+    confidence="confirmed",
+    verdict="node-2 computes slowly: its steps take 5.1× as long as its peers', and more words than one line holds",
+    runs=(),
+    postmortem="/state/postmortem.md",
+)
+SLOW = Outcome(
+    fault="slow-step",
+    title="every step of a node takes ten times as long",
+    at=1_800_000_000.0,
+    alerts=(FiredAlert("LLMNodeSlow", "node-2", "page", 18.0),),
+    incidents=(INCIDENT,),
+    requests=FateCounts(sent=120, finished=118, lost=2, lost_begun=1),
+    ended_by="page",
+    over_after_s=46.0,
+    ready_nodes=3,
+    runner="fake",
+    said=(
+        Said(30.0, "slow_node", None, None, "confirmed", "node-2 computes slowly", "incident"),
+        Said(60.0, None, None, None, "confirmed", "Nothing is wrong", "asked"),
+    ),
+    machine="a CPU",
+)
+OOM = replace(SLOW, fault="oom", at=1_800_100_000.0, requests=FateCounts(sent=30, finished=30), machine="another CPU")
+
+
+def row(outcome: Outcome) -> dict[str, object]:
+    return outcome.to_json()
+
+
+def test_row_verdicts_and_notes_of_a_fault_without_a_new_result_stay() -> None:
+    both = page([row(SLOW), row(OOM)])
+    merged = page([row(OOM)], read_page(page([row(SLOW)])))
+    assert merged.count("**slow-step**") == 1
+    assert "Of 150 requests 2 were lost" in both
+    assert "Of 150 requests 2 were lost" in merged
+    assert "| slow-step | slow_node | (nothing is wrong) |  |  |  |" in merged
+    assert "- slow-step: 1 lost in mid-stream." in merged
+    assert "a CPU, another CPU" in " ".join(merged.split())
+
+
+def test_new_result_of_a_fault_replaces_all_that_stood_of_it() -> None:
+    wrong = replace(SLOW, wrong=("no alert",), at=1_800_200_000.0)
+    again = page([row(SLOW)], read_page(page([row(wrong)])))
+    assert "## Not right yet\n\nNothing" in again
+    assert "1 of 1 right" in again
