@@ -112,6 +112,8 @@ def render(report: PostmortemInput) -> str:
         verdicts=verdict_changes(incident),
         walked_at=_walked_at(incident),
         effects=report.effects,
+        runs=[run for run in incident.runs if not _is_earlier(run, incident)],
+        earlier=[run for run in incident.runs if _is_earlier(run, incident)],
         around=incident.around[-MAX_AROUND_ROWS:],
         around_left_out=max(0, len(incident.around) - MAX_AROUND_ROWS),
         timeline=incident.timeline[:MAX_TIMELINE_ROWS],
@@ -121,6 +123,11 @@ def render(report: PostmortemInput) -> str:
         written_at=report.written_at,
     )
     return re.sub(r"\n{3,}", "\n\n", page).strip() + "\n"
+
+
+def _is_earlier(run: RunRecord, incident: IncidentRecord) -> bool:
+    """Whether it ended before the incident began: it may be what caused it, and did nothing about it."""
+    return run.is_apart and run.updated_at < began_at(incident)
 
 
 def unknowns(report: PostmortemInput) -> list[str]:

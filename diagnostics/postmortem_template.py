@@ -141,7 +141,7 @@ None.
 
 ## What was done
 
-{% for run in incident.runs %}
+{% for run in runs %}
 ### {{ (run.title or run.runbook) | text }}: {{ run.status | text }}\
 {{ (", for " ~ run.incident_id if run.incident_id else ", by hand") if run.is_apart else "" }}
 
@@ -174,6 +174,15 @@ Error: {{ run.error | text }}
 {% else %}
 Nothing was run by fleetctl.
 {% endfor %}
+
+{% if earlier %}
+Run there before it began:
+
+{% for run in earlier %}
+- {{ run.created_at | clock }} {{ (run.title or run.runbook) | text }}: {{ run.status | text }}\
+{{ ", for " ~ run.incident_id if run.incident_id else ", by hand" }}
+{% endfor %}
+{% endif %}
 
 {% if around %}
 ## What else happened there

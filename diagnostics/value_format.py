@@ -20,7 +20,7 @@ def format_value(value: float | None, unit: str) -> str:
     if unit == "tokens":
         return f"{value:,.0f} tokens"
     if unit == "times":
-        return f"{value:.1f}×"
+        return f"{value:.1f}×" if abs(value) >= 1 or value == 0 else f"{value:.2g}×"  # 0.75× is less than 0.8×
     if unit == "per_second":
         return f"{value:.3g}/s"
     return f"{value:,.0f}" if value == int(value) else f"{value:.3g}"

@@ -45,7 +45,9 @@ def _no_past(scope: Mapping[str, str], run_query: RunQuery, asked: AskedAt) -> s
     if steps is None or steps * PAST_STEP_S >= MIN_PAST_S:
         return ""
     past_s = format_seconds(steps * PAST_STEP_S)
-    return f"no past to compare with: traffic began {past_s} before, the least is {format_seconds(MIN_PAST_S)}"
+    # Not "traffic began": a controller that was just started knows no older traffic, whatever there was.
+    least = format_seconds(MIN_PAST_S)
+    return f"no past to compare with: traffic is known from {past_s} before it began on, the least is {least}"
 
 
 def _read(

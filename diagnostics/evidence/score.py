@@ -149,9 +149,12 @@ def _pair_score(
 ) -> float | None:
     """Two at work: a yes of the one that expects it more.
 
-    None: each must explain a must of its own that the other does not.
+    None: each must explain a must of its own that the other does not, and every must of both has to be seen. Of a node
+    that is gone, nothing but its death is known: a change before it is no second fault.
     """
     one, other = pairable[first], pairable[second]
+    if not all(any(known.get(question) for question in group) for each in (one, other) for group in each.must):
+        return None
     for mine, others in ((one, rates[second]), (other, rates[first])):
         own = {question for group in mine.must for question in group if known.get(question)}
         if not any(others.get(question, 0.0) < 0.05 for question in own):
@@ -166,8 +169,7 @@ def _pair_score(
         for name in rates[first].keys() | rates[second].keys()
     }
     prior = math.log(PAIR_PRIOR * one.prior * other.prior)
-    unseen = _unseen_score(one, known) + _unseen_score(other, known)
-    return prior + unseen + _score(joint, known, questions) + _alerts_score(one.explains | other.explains, families)
+    return prior + _score(joint, known, questions) + _alerts_score(one.explains | other.explains, families)
 
 
 def _normalised(scores: Mapping[tuple[str, ...], float]) -> tuple[Fit, ...]:

@@ -216,6 +216,11 @@ def test_runs_by_hand_are_told_as_such_with_what_was_measured() -> None:
     assert "Nothing was run" not in text
     other = PostmortemInput(make_record(runs=[run | {"incident_id": "inc-7"}]), written_at=OPENED, impact=IMPACT)
     assert ", by hand" not in render(other)
+    early = [run | {"created_at": OPENED - 900, "updated_at": OPENED - 880}]
+    text = render(PostmortemInput(make_record(runs=early), written_at=OPENED, impact=IMPACT))
+    assert "Nothing was run by fleetctl.\n\nRun there before it began:\n\n- " in text
+    assert ": succeeded, by hand\n" in text
+    assert "| step | command |" not in text
     assert ": succeeded, for inc-7\n\nRun " in render(other)
     assert "| remedy proposed | decided | not recorded |" in text
 
