@@ -342,3 +342,14 @@ def test_queues_of_the_nodes_join_the_overload_of_their_pool() -> None:
     book |= group_alerts(later, book.values(), NOW + 120, KNOWN, kinds)
 
     assert [dict(one.scope) for one in book.values()] == [{"pool": "chat"}]
+
+
+@pytest.mark.parametrize(("cause", "count"), [("gateway_crash", 1), ("controller_storage", 2), (None, 2)])
+def test_alert_of_the_whole_fleet_joins_the_incident_whose_cause_explains_it(cause: str | None, count: int) -> None:
+    kinds = {"LLMGatewayDied": AlertKind("gateway", False), "LLMRequestsLost": AlertKind("errors", False)}
+    explains = {"gateway_crash": frozenset({"gateway", "errors"}), "controller_storage": frozenset({"controller"})}
+    (died,) = after([[make_alert("LLMGatewayDied")]])
+    died = with_diagnosis(died, Diagnosis("gateway", cause, confidence="likely"))
+    lost = make_alert("LLMRequestsLost", fired_at=NOW + 40)
+    found = {died.id: died} | group_alerts([lost], [died], NOW + 40, KNOWN, kinds, explains)
+    assert len(found) == count
