@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -131,6 +131,7 @@ class Placer:
         self._lost_request_after_s = limits.lost_request_after_s
         self._clock = clock
         self._fitness = Fitness(watch, ejections, loads, fail_open=limits.fail_open, clock=clock)
+        self._ended_at: dict[str, float] = {}  # when each node last ended or fell silent with a request in hand
         self.chooser = Chooser(loads, metrics.registry, sift=self._fitness.sift, settings=limits.routing)
         self.budget = RetryBudget(share=limits.retries.budget_ratio, floor=limits.retries.floor)
 
@@ -161,9 +162,14 @@ class Placer:
     def note_death(self, proxied: ProxiedRequest, job: Job, node: str, reason: str) -> None:
         """A node ended, or fell silent, with the request in hand."""
         proxied.deaths.append(Death(node, reason, proxied.meter.num_events))
+        self._ended_at[node] = self._clock()
         if proxied.body_key is None and not job.is_continuation and job.body is not None:
             proxied.body_key = body_key(job.path, job.body)
         self._note_failed(proxied, node, Ejection.RESET)
+
+    def ended_besides(self, nodes: Sequence[str], since: float) -> bool:
+        """Whether others than these nodes ended since then, by what their requests say."""
+        return any(at >= since for node, at in self._ended_at.items() if node not in nodes)
 
     async def place(self, job: Job, proxied: ProxiedRequest) -> Placed | NotPlaced:
         """The first node that takes the job. A refusal, refused connection, death or silence tries another."""

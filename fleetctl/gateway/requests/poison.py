@@ -12,6 +12,7 @@ from fleetctl.gateway.requests.fates import Death
 MAX_REMEMBERED = 1024
 SAME_PLACE_EVENTS = 8  # two deaths so near to each other in a stream are the request's doing
 MAX_DEATHS = 4  # however far apart: more than chance explains
+SETTLES_S = 1.0  # before and after: other nodes that end within this time, without the request, end for another reason
 
 
 class Poisoned(NamedTuple):
@@ -39,6 +40,10 @@ class PoisonMemory:
         self._known[key] = poisoned
         if len(self._known) > self._max_remembered:
             self._known.popitem(last=False)
+
+    def forget(self, key: bytes) -> None:
+        """It was not this body that ended them."""
+        self._known.pop(key, None)
 
     def find(self, path: str, body: bytes | None, now: float) -> Poisoned | None:
         """What this body did a short while ago; None: nothing is known of it."""

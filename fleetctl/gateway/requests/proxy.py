@@ -41,7 +41,7 @@ from fleetctl.gateway.requests.fates import Fates, Move, OpenTrace, Outcome, Pro
 from fleetctl.gateway.requests.model_names import MODEL_HEADER, ModelNames
 from fleetctl.gateway.requests.outside_relay import OutsideRelay
 from fleetctl.gateway.requests.place import DEADLINE_HEADER, Job, NotPlaced, Placed, Placer
-from fleetctl.gateway.requests.poison import Poisoned, PoisonMemory
+from fleetctl.gateway.requests.poison import SETTLES_S, Poisoned, PoisonMemory
 from fleetctl.gateway.requests.relay import Cut, ReceivedHandoff, Relay, id_header
 from fleetctl.gateway.requests.shadow import Shadows
 from fleetctl.gateway.routing.routing_facts import (
@@ -412,13 +412,23 @@ class Proxy:
     async def _tell_poison(self, exchange: Exchange, proxied: ProxiedRequest) -> None:
         """The request has ended its nodes: no other one gets it, nor the same body again for a while."""
         nodes = tuple(death.node for death in proxied.deaths)
+        poisoned = Poisoned(proxied.request_id, nodes, time.monotonic())
         if proxied.body_key is not None:
-            self._poison.note(proxied.body_key, Poisoned(proxied.request_id, nodes, time.monotonic()))
-        self._health.poison.labels("found").inc()
+            self._poison.note(proxied.body_key, poisoned)
+        asyncio.get_running_loop().call_later(SETTLES_S, self._settle_poison, proxied.body_key, poisoned)
         had = ", ".join(f"{death.node}: {death.reason}" for death in proxied.deaths)
         log.error("request.poison", request_id=proxied.request_id, nodes=list(nodes), deaths=had)
         message = f"{len(nodes)} nodes ended with this request in hand ({had}); no other one is asked"
         await self._fail(exchange, proxied, answers.poison(message), POISON)
+
+    def _settle_poison(self, key: bytes | None, poisoned: Poisoned) -> None:
+        """Say that it was the request; not where all nodes ended at once, and each request in hand looks guilty."""
+        if not self._placer.ended_besides(poisoned.nodes, poisoned.at - SETTLES_S):
+            self._health.poison.labels("found").inc()
+            return
+        if key is not None:
+            self._poison.forget(key)
+        log.warning("request.not_poison", request_id=poisoned.request_id, reason="other nodes ended meanwhile")
 
     async def _refuse_poison(self, exchange: Exchange, proxied: ProxiedRequest, known: Poisoned) -> None:
         """The same body ended nodes a short while ago."""

@@ -10,7 +10,7 @@ import pytest
 from fleetctl.settings.admission import AdmissionSettings
 from fleetctl.settings.gateway import GatewaySettings
 from fleetctl.settings.gateway_health import RetrySettings
-from tests.fixtures.gateway import Script, small_fleet
+from tests.fixtures.gateway import Script, small_fleet, until
 
 pytestmark = pytest.mark.anyio
 
@@ -116,8 +116,25 @@ async def test_a_body_that_ended_two_nodes_is_refused_when_it_comes_again_and_no
         assert (await served.fate(again.headers["X-Request-Id"]))["fate"] == "refused"
         assert (await served.chat("good")).is_done
         values = served.gateway.metrics.registry.get_sample_value
-        assert values("gateway_poison_requests_total", {"result": "found"}) == 1
+        await until(lambda: values("gateway_poison_requests_total", {"result": "found"}) == 1)
         assert values("gateway_poison_requests_total", {"result": "refused"}) == 1
+
+
+async def test_no_request_is_blamed_where_all_nodes_end_at_once(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a", "b", "c", "d") as (served, nodes, _):
+        for node in nodes:
+            node.script.drop_before_answer = True
+        replies = await asyncio.gather(*(served.chat(f"innocent {i}") for i in range(8)))
+        assert {reply.status for reply in replies} <= {500, 503}
+        for node in nodes:
+            node.script = Script()
+
+        replies = []
+        async with asyncio.timeout(20):
+            while {reply.status for reply in replies} != {200}:
+                replies = [await served.chat(f"innocent {number}") for number in range(8)]
+        found = served.gateway.metrics.registry.get_sample_value("gateway_poison_requests_total", {"result": "found"})
+        assert not found
 
 
 async def test_an_answer_that_is_no_answer_goes_to_another_node(tmp_path: Path) -> None:
