@@ -67,21 +67,25 @@ def key_charts(series: Iterable[Series], record: IncidentRecord) -> tuple[Chart,
 
 
 def effect_words(run: RunRecord, series: Iterable[Series], record: IncidentRecord) -> str:
-    """What was measured in the incident's place in the minute before the run began and the minute after it ended; ""
-    where nothing was."""
+    """What was measured in the incident's place before the run began, a minute at most and only since the incident did,
+    and in the minute after it ended; of a node that was replaced, at its replacement. "" where nothing was."""
     begun = [step.started_at for step in run.steps if step.started_at is not None]
     ended = [step.ended_at for step in run.steps if step.ended_at is not None]
     if not begun or not ended or run.status in ("proposed", "running", "approved", "verifying", "undoing"):
         return ""
     first, last = min(begun), max(ended)
+    began = record.onset_at if record.onset_at is not None else record.opened_at
+    since = max(first - EFFECT_WINDOW_S, began) if began < first else first - EFFECT_WINDOW_S
+    replacement = run.inputs.get("replacement") if run.inputs.get("node") == record.scope.get("node") else None
+    place_after = {**record.scope, "node": replacement} if replacement else record.scope
     parts = []
     known = list(series)
     for key in KEY_SERIES:
         if key.name == LOST:
             continue
-        own = [points for labels, points in known if labels.get("__name__") == key.name and _is_own(labels, record)]
-        before = _mean(own, first - EFFECT_WINDOW_S, first)
-        after = _mean(own, last, last + EFFECT_WINDOW_S)
+        of_key = [(labels, points) for labels, points in known if labels.get("__name__") == key.name]
+        before = _mean((p for labels, p in of_key if _is_in(labels, record.scope)), since, first)
+        after = _mean((p for labels, p in of_key if _is_in(labels, place_after)), last, last + EFFECT_WINDOW_S)
         if before is not None and after is not None:
             told = f"{format_value(before, key.unit)} before, {format_value(after, key.unit)} after"
             parts.append(f"{key.title} {told}")
@@ -109,7 +113,11 @@ def _lost_lines(found: Sequence[Series]) -> list[Line]:
 
 def _is_own(labels: Mapping[str, str], record: IncidentRecord) -> bool:
     """Whether the series is of the incident's place: of its node, else of every node of the place."""
-    return all(labels.get(name, value) == value for name, value in record.scope.items())
+    return _is_in(labels, record.scope)
+
+
+def _is_in(labels: Mapping[str, str], place: Mapping[str, str]) -> bool:
+    return all(labels.get(name, value) == value for name, value in place.items())
 
 
 def _mean(series: Iterable[Points], since: float, until: float) -> float | None:

@@ -1,0 +1,55 @@
+"""What a run did is told by what was measured while the fault stood; of a replaced node, at its replacement."""
+
+from __future__ import annotations
+
+import pytest
+
+from diagnostics.key_series import effect_words
+from diagnostics.record import IncidentRecord, RunRecord, StepLine
+
+ONSET, BEGAN, ENDED = 1_000.0, 1_030.0, 1_060.0
+
+
+def make_record(**scope: str) -> IncidentRecord:
+    return IncidentRecord(
+        id="inc-1", title="slow", status="resolved", severity="page", scope=scope, opened_at=ONSET + 5, onset_at=ONSET
+    )
+
+
+def make_run(**inputs: str) -> RunRecord:
+    step = StepLine(index=0, status="done", started_at=BEGAN, ended_at=ENDED)
+    return RunRecord(
+        id="run-1",
+        runbook="replace-node",
+        status="succeeded",
+        created_at=BEGAN,
+        updated_at=ENDED,
+        inputs=inputs,
+        steps=[step],
+    )
+
+
+def ttft_of(
+    node: str, value: float, since: float, until: float
+) -> tuple[dict[str, str], list[tuple[float, float | None]]]:
+    labels = {"__name__": "llm:ttft_seconds:p99", "node": node, "pool": "chat"}
+    return labels, [(since + step, value) for step in range(0, int(until - since), 5)]
+
+
+@pytest.mark.parametrize(
+    ("scope", "inputs", "words"),
+    [
+        ({"node": "n2"}, {"node": "n2", "replacement": "n2b"}, "1.9 s before, 200 ms after"),
+        ({"node": "n2"}, {"node": "n2"}, "1.9 s before, 2.6 s after"),  # nothing took its place: it is as it is
+        ({"pool": "chat"}, {}, "1.9 s before, 1.4 s after"),
+    ],
+    ids=["replaced", "kept", "pool"],
+)
+def test_effect_is_measured_where_the_requests_went(scope: dict[str, str], inputs: dict[str, str], words: str) -> None:
+    series = [
+        ttft_of("n2", 0.1, ONSET - 60, ONSET),  # well, before it began: nothing to compare with
+        ttft_of("n2", 1.9, ONSET, BEGAN),
+        ttft_of("n2", 2.6, ENDED, ENDED + 60),
+        ttft_of("n2b", 0.2, ENDED, ENDED + 60),
+    ]
+    assert effect_words(make_run(**inputs), series, make_record(**scope)) == f"p99 time to first token {words}"
