@@ -121,6 +121,7 @@ async def _output_of(program: str, *arguments: str) -> str:
     finally:
         if process.returncode is None:
             process.kill()
+            await process.communicate()  # its end, and its pipe's: else both stay open for a while
     said = output.decode(errors="replace")
     if process.returncode:
         raise PermanentError(f"{program}: exit code {process.returncode}: {said[-300:].strip()}")

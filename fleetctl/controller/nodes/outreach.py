@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ from fleetctl.wire import Silence, SilenceMatcher, SilenceRequest
 from runbooks.ports import PermanentError, Receipt, TemporaryError
 
 MAX_OUTPUT_BYTES = 16 * 1024
+PIPE_ENDS_S = 1.0  # after all who had it were ended
 CHANNEL_LIMIT_S = 10.0
 
 
@@ -106,7 +108,7 @@ class Outreach:
         except TimeoutError:
             raise PermanentError(f"program {program}: not done after {limit_s:g} s, ended by force") from None
         finally:
-            _end_group(process)
+            await _end_group(process)
         said = output.decode(errors="replace")
         if code:
             raise PermanentError(f"program {program}: exit code {code}: {said[-500:].strip()}")
@@ -133,9 +135,10 @@ async def _read_bounded(stream: asyncio.StreamReader) -> bytes:
     return kept
 
 
-def _end_group(process: asyncio.subprocess.Process) -> None:
-    """Whatever the program left behind."""
-    try:
+async def _end_group(process: asyncio.subprocess.Process) -> None:
+    """Whatever the program left behind, its pipe too; what got away into a session of its own may keep that open."""
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, 9)
-    except (ProcessLookupError, PermissionError):
-        return
+    with suppress(TimeoutError):
+        async with asyncio.timeout(PIPE_ENDS_S):
+            await process.communicate()
