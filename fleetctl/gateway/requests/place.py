@@ -131,7 +131,8 @@ class Placer:
         self._lost_request_after_s = limits.lost_request_after_s
         self._clock = clock
         self._fitness = Fitness(watch, ejections, loads, fail_open=limits.fail_open, clock=clock)
-        self._ended_at: dict[str, float] = {}  # when each node last ended or fell silent with a request in hand
+        self._ended_at: dict[str, float] = {}  # when each node last ended or fell silent, by what requests found
+        self._refusing: set[str] = set()  # nodes that refuse connections since then
         self.chooser = Chooser(loads, metrics.registry, sift=self._fitness.sift, settings=limits.routing)
         self.budget = RetryBudget(share=limits.retries.budget_ratio, floor=limits.retries.floor)
 
@@ -168,7 +169,7 @@ class Placer:
         self._note_failed(proxied, node, Ejection.RESET)
 
     def ended_besides(self, nodes: Sequence[str], since: float) -> bool:
-        """Whether others than these nodes ended since then, by what their requests say."""
+        """Whether others than these nodes ended since then: with requests in hand, or found gone by the next one."""
         return any(at >= since for node, at in self._ended_at.items() if node not in nodes)
 
     async def place(self, job: Job, proxied: ProxiedRequest) -> Placed | NotPlaced:
@@ -283,6 +284,9 @@ class Placer:
             )
             if reason == "connect":
                 proxied.wait = None
+                if node not in self._refusing:
+                    self._refusing.add(node)
+                    self._ended_at[node] = self._clock()
             elif wait.end is not WaitEnd.REQUEST_UNKNOWN:  # then the node lost it, and is well
                 self.note_death(proxied, job, node, reason)
             self._loads.suspect(node, SUSPECT_S)
@@ -322,6 +326,7 @@ class Placer:
         is_shapeless = _is_shapeless(job, answer)
         if status < 400 and not is_shapeless:
             self._loads.trust(node)
+            self._refusing.discard(node)
             self._ejections.note_answered(node, now)
             self.budget.note_answered(now)
             return placed

@@ -137,6 +137,23 @@ async def test_no_request_is_blamed_where_all_nodes_end_at_once(tmp_path: Path) 
         assert not found
 
 
+async def test_no_request_is_blamed_where_the_next_one_finds_the_other_nodes_gone(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a", "b", "c") as (served, nodes, _):
+        assert [(await served.chat(f"well {i}")).status for i in range(6)] == [200] * 6
+        for node in nodes:
+            node.script.drop_before_answer = True
+        code: object = (await served.chat("innocent")).error
+        for node in nodes:
+            await node.stop()
+        async with asyncio.timeout(20):
+            while "poison" in str(code):
+                await served.chat("another")
+                code = (await served.chat("innocent")).error
+        value = served.gateway.metrics.registry.get_sample_value
+        assert not value("gateway_poison_requests_total", {"result": "found"})
+        assert value("gateway_poison_requests_total", {"result": "refused"})
+
+
 async def test_an_answer_that_is_no_answer_goes_to_another_node(tmp_path: Path) -> None:
     async with small_fleet(tmp_path, "a", "b") as (served, nodes, _):
         nodes[0].script.refuse = (200, {"Content-Type": "text/html"})
