@@ -90,7 +90,8 @@ async def _mend_by_hand(fleet: TargetFleet, nodes: Sequence[str]) -> None:
     await fleet.act(f"cordon {nodes[1]}")
     await fleet.clear_faults(nodes[1], "slow_steps")
     await asyncio.sleep(30.0)
-    await fleet.act(f"uncordon {nodes[1]}")
+    if fleet.is_running(nodes[1]):  # else the page that was approved meanwhile has replaced it
+        await fleet.act(f"uncordon {nodes[1]}")
 
 
 async def _kill_and_lose_the_controller(fleet: TargetFleet, nodes: Sequence[str]) -> None:
