@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 _ROW = re.compile(r"^\| \*\*(?P<fault>[a-z0-9-]+)\*\*: .*\|$")
 _SAID = re.compile(r"^\| (?P<fault>[a-z0-9-]+) \| .*\|$")
 _NOTE = re.compile(r"^- (?:\*\*)?(?P<fault>[a-z0-9-]+)(?:\*\*)?: ")
-_RUN = re.compile(r"^Run (?P<days>.+?) on (?P<machines>.+?): \d+ of \d+ right", re.MULTILINE | re.DOTALL)
+_RUN = re.compile(r"^Run (?P<days>.+?) on (?P<machines>.+?): \d+\s+of\s+\d+\s+right", re.MULTILINE | re.DOTALL)
+_MACHINE = re.compile(r"(.+?, \d+ cores)(?:, |$)")
 _DAY = re.compile(r"\d{4}-\d\d-\d\d")
 SAID_HEADING, WRONG_HEADING, NOTES_HEADING = (
     "## What was said, and when",
@@ -44,7 +45,7 @@ def read_page(text: str) -> StandingPage:
             (page.wrong if heading == WRONG_HEADING else page.notes).setdefault(note["fault"], []).append(line)
     if (run := _RUN.search(text)) is None:
         return page
-    machines = frozenset({" ".join(run["machines"].split())})
+    machines = frozenset(_MACHINE.findall(" ".join(run["machines"].split())))
     return StandingPage(page.rows, page.said, page.wrong, page.notes, frozenset(_DAY.findall(run["days"])), machines)
 
 

@@ -38,9 +38,11 @@ SLOW = Outcome(
         Said(30.0, "slow_node", None, None, "confirmed", "node-2 computes slowly", "incident"),
         Said(60.0, None, None, None, "confirmed", "Nothing is wrong", "asked"),
     ),
-    machine="a CPU",
+    machine="a CPU, 2 cores",
 )
-OOM = replace(SLOW, fault="oom", at=1_800_100_000.0, requests=FateCounts(sent=30, finished=30), machine="another CPU")
+OOM = replace(
+    SLOW, fault="oom", at=1_800_100_000.0, requests=FateCounts(sent=30, finished=30), machine="another CPU, 4 cores"
+)
 
 
 def row(outcome: Outcome) -> dict[str, object]:
@@ -55,7 +57,7 @@ def test_row_verdicts_and_notes_of_a_fault_without_a_new_result_stay() -> None:
     assert "Of 150 requests 2 were lost" in merged
     assert "| slow-step | slow_node | (nothing is wrong) |  |  |  |" in merged
     assert "- slow-step: 1 lost in mid-stream." in merged
-    assert "a CPU, another CPU" in " ".join(merged.split())
+    assert "a CPU, 2 cores, another CPU, 4 cores:" in " ".join(merged.split())
 
 
 def test_new_result_of_a_fault_replaces_all_that_stood_of_it() -> None:
