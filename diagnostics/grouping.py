@@ -145,18 +145,19 @@ def _home(alert: FiredAlert, opened: Sequence[Incident], kinds: Kinds, explains:
     """The open incident that the alert belongs to without any more evidence."""
     scope = scope_of(alert.labels)
 
+    def is_there(one: Incident) -> bool:
+        return _covers_node(one, alert) or (is_wide(scope) and dict(one.scope) == scope != {})
+
     def is_its_fault(one: Incident) -> bool:
         if scope == {} == dict(one.scope):  # alerts of the whole fleet have no place in common: the cause has to say so
             return _is_explained(one, alert, kinds, explains)
-        is_placed = _covers_node(one, alert) or (is_wide(scope) and dict(one.scope) == scope)
-        return is_placed and is_symptom(one, alert, kinds, explains)
+        return is_there(one) and is_symptom(one, alert, kinds, explains)
 
     rules: tuple[Callable[[Incident], bool], ...] = (
         lambda one: has_alert(one, alert),
         # Of two incidents of one place, the one whose fault it is a symptom of comes before the one it began near.
         is_its_fault,
-        lambda one: _covers_node(one, alert) and same_fault(one, alert, kinds, explains),
-        lambda one: is_wide(scope) and dict(one.scope) == scope != {} and same_fault(one, alert, kinds, explains),
+        lambda one: is_there(one) and same_fault(one, alert, kinds, explains),
         lambda one: is_wide(one.scope) and scope_contains(one.scope, alert.labels) and _has_name(one, alert.name),
     )
     for related in rules:

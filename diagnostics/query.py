@@ -46,6 +46,7 @@ class AskedAt:
     onset: float  # the earliest moment at which it may have begun
     onset_late: float | None = None  # the latest one; None: the same
     past_until: float | None = None  # where a past of another day ends; None: the past ends before the onset
+    kept_since: float | None = None  # the oldest point that there is; None: not known
 
     @property
     def before(self) -> str:

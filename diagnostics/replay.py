@@ -127,7 +127,7 @@ class _Story:
         self._knowledge = knowledge
         self._no_tree = no_tree
         self._kinds = alert_kinds(trees)
-        self._explains = {name: one.explains for name, one in knowledge.expectations.items()}
+        self._explains = knowledge.explains
         self._nodes = nodes
         self._judged_at: dict[str, float] = {}
         self._rivals: dict[str, Diagnosis] = {}  # what would take a confirmed verdict's place, since its `at`

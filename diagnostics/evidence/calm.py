@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from alerts.series.store import SeriesStore
 from diagnostics.diagnosis import Diagnosis, Evidence
-from diagnostics.evidence.judge import Knowledge, judge, onset_of_series, starting_nodes
+from diagnostics.evidence.judge import Knowledge, judge, kept_since, onset_of_series
 from diagnostics.evidence.reading import read_all
 from diagnostics.query import AskedAt, store_query
 from diagnostics.scope import scope_text
@@ -32,12 +32,13 @@ def look_around(
     `confirmed` without a cause: everything that can be told was told, and nothing is a symptom. Symptoms are read
     against the time before the last change that lasts: an hour later the last half hour is as bad as now.
     """
-    run_query = store_query(store, now)
     symptoms = [one for one in knowledge.questions.values() if one.symptom]
     series = [template for tree in trees.values() for template in tree.onset]
     onset = onset_of_series(series, scope, store, now, now, LOOK_BACK_S)
     onset = replace(onset, early=max(onset.early, onset.at - EARLIER_S))
-    readings = read_all(symptoms, scope, run_query, AskedAt(now, onset.early))
+    readings = read_all(
+        symptoms, scope, store_query(store, now), AskedAt(now, onset.early, kept_since=kept_since(store))
+    )
     shown = (
         NO_ALERT,
         *(readings[one.id] for one in symptoms if readings[one.id].answer != "unknown" or not one.optional),
@@ -46,8 +47,7 @@ def look_around(
     signs = [one for one in shown if one.answer == "yes"]
     where = scope_text(scope)
     if signs:
-        ask, starting = [one.question for one in signs], starting_nodes(scope, store, now)
-        found = judge(knowledge, (), ask, scope, run_query, now, onset, starting)
+        found = judge(knowledge, (), [one.question for one in signs], scope, store, now, onset)
         if found.cause is None and found.confidence == "confirmed":
             return found
         seen = " ".join(f"{one.title} Yes." for one in signs)

@@ -21,7 +21,7 @@ from diagnostics.evidence.question_file import builtin_questions
 from diagnostics.evidence.reading import Readings, read_all
 from diagnostics.evidence.score import Fit, Ranking, rank_causes, telling_question
 from diagnostics.expectation import Expectation, Place
-from diagnostics.query import PLACEHOLDER, AskedAt, RunQuery, bind_query, scope_matcher, store_query
+from diagnostics.query import PLACEHOLDER, AskedAt, bind_query, scope_matcher, store_query
 from diagnostics.scope import scope_text
 from diagnostics.tree import Tree
 from diagnostics.value_format import format_value
@@ -45,6 +45,11 @@ class Knowledge:
 
     questions: Mapping[str, Question]
     expectations: Mapping[str, Expectation]
+
+    @property
+    def explains(self) -> Mapping[str, frozenset[str]]:
+        """Each cause to the trees whose alerts it can be behind."""
+        return {name: one.explains for name, one in self.expectations.items()}
 
 
 @lru_cache(maxsize=1)
@@ -73,17 +78,15 @@ def diagnose(
     tree with branches of its own is walked, and counts where it is surer.
     """
     active_at = now if active_at is None else active_at
-    run_query = store_query(store, now)
     judged = [tree for tree in trees if tree.is_judged]
     found: list[Diagnosis] = []
     if judged:
         scope = _with_pool(scope, store, now)
         onset = onset_of_series([one for tree in judged for one in tree.onset], scope, store, active_at, now)
         ask = [name for tree in judged for name in tree.ask]
-        names, starting = [tree.name for tree in judged], starting_nodes(scope, store, now)
-        one = judge(knowledge, names, ask, scope, run_query, now, onset, starting)
+        one = judge(knowledge, [tree.name for tree in judged], ask, scope, store, now, onset)
         found.append(replace(one, changes=recent_changes(evaluate(CHANGES_QUERY, store, now), scope, onset)))
-    found += [walk(tree, scope, run_query, now, active_at) for tree in trees if not tree.is_judged]
+    found += [walk(tree, scope, store_query(store, now), now, active_at) for tree in trees if not tree.is_judged]
     return max(found, key=lambda one: RANK[one.confidence])  # the first of equals
 
 
@@ -92,27 +95,27 @@ def judge(
     trees: Sequence[str],
     ask: Sequence[str],
     scope: Mapping[str, str],
-    run_query: RunQuery,
+    store: SeriesStore,
     now: float,
     onset: Onset | None = None,
-    starting: Sequence[str] = (),
 ) -> Diagnosis:
     """The causes of what the alerts of these trees, the gravest first, say of `scope` at Unix time `now`.
 
     `ask`: the questions that are shown in any case, in their order; no tree: of symptoms without an alert.
-    `onset` None: what is asked about begins now. `starting`: the nodes of the scope that load.
+    `onset` None: what is asked about begins now.
     """
     onset = onset or alert_onset(now)
-    readings = read_all(knowledge.questions.values(), scope, run_query, AskedAt(now, onset.early, onset.late))
+    asked = AskedAt(now, onset.early, onset.late, kept_since=kept_since(store))
+    readings = read_all(knowledge.questions.values(), scope, store_query(store, now), asked)
     ranking = rank_causes(knowledge.expectations, knowledge.questions, readings, trees, kind_of(scope))
     best = ranking.fits[0]
     found = _named(best, ranking, knowledge, scope, trees, readings) if best.causes else None
     if found is None or found.confidence == "unknown":
         found = _unnamed(ranking, knowledge, readings)
     order = _order(ask, found, knowledge, readings)
-    if (unhurt := _unhurt(found, knowledge, scope, readings, starting)) is not None:
-        order += [name for name in knowledge.expectations[found.cause or ""].hurts if name not in order]
-        found = unhurt
+    if (expects := _passes_unhurt(found, knowledge, readings)) is not None:
+        order += [name for name in expects.hurts if name not in order]
+        found = _nothing_wrong(expects, scope, starting_nodes(scope, store, now))
     return replace(
         found,
         tree=trees[0] if trees else "",
@@ -200,20 +203,22 @@ def _named(
     )
 
 
-def _unhurt(
-    found: Diagnosis,
-    knowledge: Knowledge,
-    scope: Mapping[str, str],
-    readings: Readings,
-    starting: Sequence[str],
-) -> Diagnosis | None:
-    """That nothing is wrong: what is at work passes by itself and hurts nobody; None: it does, or nobody knows."""
+def kept_since(store: SeriesStore) -> float | None:
+    """When the record begins (Unix seconds)."""
+    bounds = store.bounds()
+    return None if bounds is None else bounds[0]
+
+
+def _passes_unhurt(found: Diagnosis, knowledge: Knowledge, readings: Readings) -> Expectation | None:
+    """What is at work, where it passes by itself and hurts nobody; None: it does, or nobody knows."""
     expects = knowledge.expectations.get(found.cause or "")
     if expects is None or not expects.hurts or found.also is not None:
         return None
     hurts = [readings[name].answer for name in expects.hurts if name in readings]
-    if "yes" in hurts or hurts[:1] != ["no"]:
-        return None
+    return None if "yes" in hurts or hurts[:1] != ["no"] else expects
+
+
+def _nothing_wrong(expects: Expectation, scope: Mapping[str, str], starting: Sequence[str]) -> Diagnosis:
     where = {"where": scope_text(scope), "nodes": ", ".join(starting) or scope_text(scope)}
     what = PLACEHOLDER.sub(lambda match: where.get(match.group(1), match.group(0)), expects.unhurt)
     return Diagnosis("", None, f"Nothing is wrong: {what}, and users are served as promised", "confirmed")

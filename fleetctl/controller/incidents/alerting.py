@@ -98,7 +98,7 @@ class Alerting:
             forget_missing=settled,
             known=self.known_nodes(),
             kinds=alert_kinds(self._content.current.trees),
-            explains={name: one.explains for name, one in self._content.current.knowledge.expectations.items()},
+            explains=self._content.current.knowledge.explains,
         )
         gone: list[FiredAlert] = []
         for incident in self._of_removed_nodes([changed.get(one.id, one) for one in recent], now, gone):

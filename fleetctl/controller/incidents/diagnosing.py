@@ -139,10 +139,9 @@ class Diagnosing:
         incident, content = self._book.get(incident_id), self._content.current
         if incident is None or course.pair is None:
             return
-        explains = {name: one.explains for name, one in content.knowledge.expectations.items()}
         before = {one.id: one for one in self._book.recent()}
         kinds, known = alert_kinds(content.trees), self._known_nodes()
-        found = split_incident(incident, course.pair, before.values(), now, known, kinds, explains)
+        found = split_incident(incident, course.pair, before.values(), now, known, kinds, content.knowledge.explains)
         if found is None:
             return
         left, parted = found
@@ -158,7 +157,6 @@ class Diagnosing:
                 await self._tell_split(left, one, names, pair, is_new=one.id not in before)
 
     async def _tell_split(self, left: Incident, parted: Incident, names: str, pair: CausePair, *, is_new: bool) -> None:
-        log.info("incident.split", incident_id=left.id, parted=parted.id, cause=pair.cause, also=pair.also)
         data = {"cause": pair.cause, "also": pair.also, "incident": left.id, "parted": parted.id}
         await self._timeline.append(
             "incident.split",
