@@ -60,6 +60,7 @@ class Diagnosing:
         self._book = book
         self._automation = automation
         self._timeline = records.timeline
+        self._metrics = records.metrics
         self._clock = records.clock
         self._limits = limits
         self._courses: dict[str, _Course] = {}
@@ -153,6 +154,8 @@ class Diagnosing:
         left_by = {one.fingerprint for one in incident.alerts} - {one.fingerprint for one in left.alerts}
         for one in parted.values():
             names = ", ".join(sorted({alert.name for alert in one.alerts if alert.fingerprint in left_by}))
+            if one.id not in before:
+                self._metrics.incidents.labels(severity=one.severity).inc()
             if names:
                 await self._tell_split(left, one, names, pair, is_new=one.id not in before)
 

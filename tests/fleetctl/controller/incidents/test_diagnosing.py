@@ -110,6 +110,8 @@ async def test_two_faults_of_one_node_become_two_incidents_each_with_its_own_cau
         assert causes == {("LLMNodeGray",): "slow_node", ("LLMPrefixHitDrop",): "prefix_cache_broken"}
         (split,) = await told(controller, "incident.split")
         assert " is another fault: LLM" in split
+        counted = controller.metrics.registry.get_sample_value("controller_incidents_total", {"severity": "page"})
+        assert counted == 1, "the one that was split off is opened too"
 
 
 async def test_asked_by_hand_a_healthy_fleet_has_no_cause_and_who_is_not_there_is_refused(tmp_path: Path) -> None:
