@@ -34,7 +34,7 @@ def diagnose_alerts(
     is short at each burst) takes its evidence along, and is still what it was.
     """
     found = trees_for_alerts(trees, alerts)
-    now = min(now, last_fired(alerts, now))
+    now = last_fired(alerts, now)
     if not found:
         name = by_gravity(alerts)[0].name
         return replace(undiagnosed(name, no_tree.get(name)), at=now)
@@ -43,11 +43,11 @@ def diagnose_alerts(
 
 def last_fired(alerts: Sequence[FiredAlert], now: float) -> float:
     """The last moment at which one of them fired: now, where one still does."""
-    ended = [one.resolved_at for one in alerts if one.state == "resolved" and one.resolved_at is not None]
+    ended = [(one.resolved_at, one) for one in alerts if one.state == "resolved" and one.resolved_at is not None]
     if len(ended) < len(alerts) or not ended:
         return now
-    last = max(alerts, key=lambda one: one.resolved_at or 0.0)
-    return max(last.fired_at or 0.0, (last.resolved_at or now) - LAST_LOOK_S)
+    ended_at, last = max(ended, key=lambda pair: pair[0])
+    return min(now, max(last.fired_at or 0.0, ended_at - LAST_LOOK_S))
 
 
 def trees_for_alerts(trees: Mapping[str, Tree], alerts: Sequence[FiredAlert]) -> list[Tree]:

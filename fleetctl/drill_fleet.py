@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import httpx
 
 from fleetctl.kit.errors import FleetctlError, UnreachableError
 from fleetctl.kit.reserved_port import reserve_port
+from fleetctl.kit.tls import NO_TLS
 from fleetctl.settings.load import with_flags
 from fleetctl.settings.tree import Settings, read_token
 from fleetctl.stack import Stack
@@ -18,7 +18,6 @@ from fleetctl.stack import Stack
 NODE_OPTIONS: Mapping[str, Any] = {"max_num_seqs": 16, "max_model_len": 4096, "num_kv_blocks": 1024, "num_threads": 1}
 MANY = 100_000  # drills act more often than an operator may
 FAULT_TIMEOUT_S = 10.0
-NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # nodes speak plain HTTP: no certificates need to be read
 
 
 def settings_for_drill_fleet(

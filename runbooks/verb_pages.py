@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from runbooks.command import parse_command
 from runbooks.page import Page
-from runbooks.verb import Option, Verb
+from runbooks.verb import Action, Option, Verb
 
 INDEX = "README.md"
 MADE_BY = (
@@ -79,7 +79,7 @@ def _page(verb: Verb, library: Mapping[str, Page]) -> Iterator[str]:
     yield f"| the nodes that serve | {verb.capacity.label}{_guarded(verb)} |"
     yield f"| its dry run says | {_cell(action.predicted)} |"
     yield f"| called again | {_cell(verb.idempotency)} |"
-    yield f"| verified | {_verified(verb)} |"
+    yield f"| verified | {_verified(action)} |"
     yield f"| undone by | {f'`{_undo(verb)}`' if verb.undo else 'nothing: a run of this one command is not undone'} |"
     if verb.shortcuts:
         keys = ", ".join(f"`{one.key}` {one.label}" for one in verb.shortcuts)
@@ -104,10 +104,10 @@ def _guarded(verb: Verb) -> str:
     )
 
 
-def _verified(verb: Verb) -> str:
-    if verb.verify is None:
+def _verified(action: Action) -> str:
+    if action.verb.verify is None:
         return "by its own receipt"
-    found = verb.verify(parse_command(verb.example))
+    found = action.verb.verify(action)
     return f"{_cell(found.words)}, for {found.settle_s:g} s within {found.within_s:g} s; else it is undone"
 
 

@@ -20,6 +20,7 @@ SLACK_S = 60.0  # a change is in the signals before it is told: the series of a 
 FADES_S = 600.0  # a change so long before counts a third
 MAX_TOLD = 5
 MAX_NODES = 3  # of one line
+_WORDS = {"scale": "a node more or less in"}  # a replacement is that for a moment, and nobody scaled the pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +50,6 @@ def recent_changes(samples: Iterable[Sample], scope: Mapping[str, str], onset: O
         weights[key] = max(weights.get(key, 0.0), weight)
     best = sorted(told, key=lambda key: (-weights[key], key))[:MAX_TOLD]
     return tuple(_line(told[key], onset) for key in best)
-
-
-_WORDS = {"scale": "a node more or less in"}  # a replacement is that for a moment, and nobody scaled the pool
 
 
 def _nearness(change: _Change, scope: Mapping[str, str]) -> float:

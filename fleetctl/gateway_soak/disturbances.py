@@ -12,11 +12,11 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import httpx
 
-from fleetctl.drill_fleet import NO_TLS
 from fleetctl.first_night.target_fleet import TargetFleet
 from fleetctl.gateway.workers.launch import SupervisorState, workers_folder
 from fleetctl.gateway_soak.gateway_downtimes import GatewayDowntimes
 from fleetctl.kit.errors import FleetctlError
+from fleetctl.kit.tls import NO_TLS
 from fleetctl.providers.local_gateway import GATEWAY
 from fleetctl.wire import NodePhase
 

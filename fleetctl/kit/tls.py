@@ -1,4 +1,4 @@
-"""The one TLS context of a process for its HTTP clients: reading the certificates of all authorities takes 50 ms."""
+"""The TLS contexts of a process for its HTTP clients: reading the certificates of all authorities takes 50 ms."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import functools
 import ssl
 
 import httpx
+
+NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""For peers on loopback, which speak plain HTTP: it trusts nobody, and no certificates are read."""
 
 
 @functools.cache

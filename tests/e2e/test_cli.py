@@ -12,7 +12,7 @@ import httpx
 import pytest
 import yaml
 
-from tests.fixtures import NO_TLS
+from fleetctl.kit.tls import NO_TLS
 from tests.fixtures.fleet import Fleet, end_of_stream, fleet
 
 pytestmark = [pytest.mark.e2e, pytest.mark.waits]

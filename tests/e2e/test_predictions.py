@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.fixtures import NO_TLS
+from fleetctl.kit.tls import NO_TLS
 from tests.fixtures.fleet import Fleet, fleet, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.bench, pytest.mark.timeout(600)]

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.fixtures import NO_TLS
+from fleetctl.kit.tls import NO_TLS
 from tests.fixtures.fleet import Fleet, end_of_stream, fleet, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.waits]

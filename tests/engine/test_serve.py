@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.fixtures import NO_TLS
+from fleetctl.kit.tls import NO_TLS
 from tests.fixtures.engine import read_stream, start_node, tiny_model_dir, wait_for
 
 LONG = {"prompt": "hello", "max_tokens": 4000, "ignore_eos": True, "stream": True, "seed": 1}

@@ -13,7 +13,7 @@ from engine.core.fake_runner import generate
 from engine.protocol.step import SamplingParams
 from engine.text.detokenizer import TextStream
 from engine.text.tokenizer import Tokenizer, load_tokenizer
-from tests.fixtures import NO_TLS
+from fleetctl.kit.tls import NO_TLS
 from tests.fixtures.engine import EngineNode, read_stream, start_node, tiny_model_dir, wait_for
 
 

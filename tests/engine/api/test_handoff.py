@@ -11,7 +11,7 @@ import httpx
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from tests.fixtures import NO_TLS
+from fleetctl.kit.tls import NO_TLS
 from tests.fixtures.engine import EngineNode, Streamed, read_stream, start_node, wait_for
 
 ACCEPT = {"X-Fleet-Handoff": "accept"}

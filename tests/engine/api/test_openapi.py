@@ -20,7 +20,7 @@ from engine.node.node import ServingNode
 from engine.node.served_model import ModelFacts
 from engine.protocol.core_config import CoreConfig
 from engine.text.tokenizer import load_tokenizer
-from tests.fixtures import NO_TLS
+from fleetctl.kit.tls import NO_TLS
 from tests.fixtures.engine import TOKEN, EngineNode, start_node, tiny_model_dir
 
 SETTINGS = Path(__file__).with_name("schemathesis.toml")

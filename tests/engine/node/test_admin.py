@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.fixtures import NO_TLS
+from fleetctl.kit.tls import NO_TLS
 from tests.fixtures.engine import EngineNode, Streamed, read_stream, start_node, tiny_model_dir, wait_for
 
 LONG = {"prompt": "hello", "max_tokens": 3000, "ignore_eos": True, "seed": 1}

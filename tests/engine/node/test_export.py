@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.fixtures import NO_TLS
+from fleetctl.kit.tls import NO_TLS
 from tests.fixtures.engine import EngineNode, Streamed, read_stream, start_node
 
 BODY = {"prompt": "hello", "max_tokens": 60, "ignore_eos": True, "seed": 5, "stream": True, "return_token_ids": True}

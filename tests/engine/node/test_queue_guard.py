@@ -17,7 +17,7 @@ from engine.node.limits import LiveLimits
 from engine.node.queue_guard import LEAST_OUTPUT_TOKENS, QueueGuard
 from engine.node.refusal import RefusedError
 from engine.protocol.step import SamplingParams
-from tests.fixtures import NO_TLS
+from fleetctl.kit.tls import NO_TLS
 from tests.fixtures.engine import EngineNode, read_stream, start_node, wait_for
 
 LIMITS = LiveLimits(4, 512, None, max_num_queued_reqs=10, max_num_queued_tokens=1000, max_queue_wait_s=None)

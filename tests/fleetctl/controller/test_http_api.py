@@ -19,6 +19,7 @@ from fleetctl.cli.selector import parse_selector
 from fleetctl.client import ControllerClient
 from fleetctl.controller.app import serve
 from fleetctl.kit.errors import BadInputError, FleetctlError, RefusedError, UnreachableError
+from fleetctl.kit.tls import NO_TLS
 from fleetctl.traffic_rule import RerouteSpec, TrafficRuleRequest
 from fleetctl.wire import (
     ActionRequest,
@@ -30,7 +31,6 @@ from fleetctl.wire import (
     RunRequest,
     RunStatus,
 )
-from tests.fixtures import NO_TLS
 from tests.fixtures.controller import TOKEN, make_config, make_provider, make_spec, serving, stop_all, until
 
 pytestmark = pytest.mark.anyio

@@ -11,7 +11,7 @@ import pytest
 
 from fleetctl.controller import http_connections
 from fleetctl.controller.app import serve
-from tests.fixtures import NO_TLS
+from fleetctl.kit.tls import NO_TLS
 from tests.fixtures.controller import TOKEN, NoProvider, make_config
 
 pytestmark = pytest.mark.anyio

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from fleetctl.client import ControllerClient
+from fleetctl.kit.tls import NO_TLS
 from fleetctl.providers.process import ProcessTable
-from tests.fixtures import NO_TLS
 from tests.fixtures.controller import NODE_TOKEN, TOKEN, stop_all
 from tests.fixtures.controller_process import ControllerProcess, eventually
 from tests.fixtures.postgres import PostgresCluster

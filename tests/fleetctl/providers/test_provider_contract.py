@@ -14,11 +14,11 @@ import pytest
 
 from fleetctl.controller.controller import open_controller
 from fleetctl.kit.errors import FleetctlError
+from fleetctl.kit.tls import NO_TLS
 from fleetctl.providers.process import ProcessTable
 from fleetctl.providers.provider import NodeProvider, ObservedInstance
 from fleetctl.wire import NodePhase, RouteState
 from runbooks.run import RunStatus
-from tests.fixtures import NO_TLS
 from tests.fixtures.controller import fleet_ready, make_config, make_provider, make_spec, stop_all
 from tests.fixtures.driven import DrivenClock, Traffic, drive
 from tests.fixtures.fleet import wait_until

@@ -24,9 +24,10 @@ from fleetctl.controller.alertmanager.webhook_payload import decode_notification
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.controller.database import Database, get_meta, put_meta
 from fleetctl.kit.errors import BadInputError
+from fleetctl.kit.tls import NO_TLS
 from fleetctl.settings.alertmanager import WebhookSettings
 from fleetctl.wire import SilenceMatcher, SilenceRequest
-from tests.fixtures import DATA, NO_TLS
+from tests.fixtures import DATA
 from tests.fixtures.controller import TOKEN, NoProvider, make_config, serving, stop_all, until
 
 pytestmark = pytest.mark.anyio

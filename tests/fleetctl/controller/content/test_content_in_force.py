@@ -15,8 +15,8 @@ from fleetctl.controller.app import serve
 from fleetctl.controller.content.content import BadContentError, alert_names
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.kit.errors import BadInputError
+from fleetctl.kit.tls import NO_TLS
 from runbooks.run import Run, RunStatus
-from tests.fixtures import NO_TLS
 from tests.fixtures.content import PAGE, RULE, TREE, put, write_content
 from tests.fixtures.controller import TOKEN, make_config, make_provider, serving, stop_all, until
 from tests.fixtures.driven import DrivenClock, Traffic, drive
