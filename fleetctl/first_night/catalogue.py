@@ -1,6 +1,8 @@
-"""Every fault of the night, in its order."""
+"""Every fault of the night in its order, which causes they provoke, and why the others are not provoked."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
 
 from fleetctl.first_night.cause_faults import CAUSE_FAULTS
 from fleetctl.first_night.change_faults import CHANGE_FAULTS
@@ -9,6 +11,62 @@ from fleetctl.first_night.gpu_faults import GPU_FAULTS
 from fleetctl.first_night.night_faults import NIGHT_FAULTS
 
 FAULTS: tuple[Fault, ...] = (*NIGHT_FAULTS, *CAUSE_FAULTS, *CHANGE_FAULTS, *GPU_FAULTS)
+
+NOT_PROVOKED: Mapping[str, str] = {
+    "adapter_cold": "our engine loads no adapters",
+    "autoscaler_thrash": "three reversals take the autoscaler longer than a drill lasts",
+    "bad_deploy_errors": "no setting of our engine makes it answer with errors: one that is wrong ends its start",
+    "busy_host": "nobody tells of the host: there is no node exporter beside local nodes",
+    "capacity_lost": "no drill yet: a pool of three is at its floor with two",
+    "chunking_off": "the steps of `--runner fake` cost too little for a whole prompt to be felt",
+    "clock_shifted": "all processes read one machine's clock",
+    "cold_cache": "a local node's cache is full again before its requests have been seen",
+    "cold_start": "a local node is ready in two seconds",
+    "collapse_knee": "a step of `--runner fake` takes as long with many requests as with few",
+    "controller_failover": "needs two controllers and PostgreSQL (tests/e2e has them)",
+    "controller_leaderless": "who would tell of it is what is gone; the gateway goes on with its table",
+    "controller_storage": "no drill yet: a lock on its database alone is waited for",
+    "decode_slow": "a step of `--runner fake` slows prompts and tokens alike",
+    "downstream": "no drill yet: needs all nodes silent, and a gateway whose loss is no other fault's",
+    "drain_stuck": "shows after a quarter of an hour",
+    "gateway_storage": "a full disk can't be made for one process",
+    "gpu_application_fault": "LLMGPUXidApplication holds for five minutes before it is said",
+    "gpu_clock": "no drill yet, as gpu-hot without a reason",
+    "gpu_idle": "a fake driver's utilisation is no engine's",
+    "gpu_links": "no drill yet, as gpu-ecc",
+    "gpu_reset_due": "no drill yet, as gpu-xid",
+    "kv_capped": "needs twenty minutes of past to see that the cache got smaller",
+    "kv_leak": "our engine checks its books and starts its core anew before the leak fills the cache (kv-leak)",
+    "kv_pressure": "no drill yet: needs a cache smaller than a laptop's traffic fills",
+    "long_prompt_share": "no drill yet, as long-prompts for a part of the requests",
+    "maintenance": "a restart that goes well makes no alert (operator-restart)",
+    "network_path": "local nodes have no network between them and the gateway",
+    "overflow_spent": "needs a hosted provider",
+    "poison_request": "no request ends a core of ours; a drill that kills it is a crash loop",
+    "preemption_thrash": "the drill's cache is full before a third of its requests is preempted (cache-too-small)",
+    "prefix_by_upgrade": "no drill yet, as deploy-slow with another block size",
+    "prefix_evicted": "needs a cache smaller than a laptop's traffic fills",
+    "prefix_routing": "a balancer of somebody else's; ours goes where the beginning is cached",
+    "prefix_salt": "keys apart by tenant, of which the drill has one",
+    "probe_too_strict": "local probes are answered under any load that a laptop makes",
+    "rollout_stuck": "a rollout by hand waits by design; a gate takes minutes to stop one",
+    "routing_skew": "no drill yet: needs a rule that pins most requests to one node",
+    "routing_stale": "needs a controller that is gone for minutes, and nobody to tell of it",
+    "signals_stale": "the controller scrapes local nodes itself: it stops when it stops",
+    "slow_tool": "nobody is to be told while nodes are well: it is named beside another alert alone",
+    "tail_latency": "needs ten minutes of past",
+    "tenant_flood": "no drill yet, as tenant-limit with a second tenant",
+    "traffic_mix": "needs a second use of the fleet with prompts of its own",
+}
+
+
+def provoked_by(faults: Iterable[Fault] = FAULTS) -> dict[str, list[str]]:
+    """Cause to the faults that are to be named so, the first of each fault's causes alone."""
+    found: dict[str, list[str]] = {}
+    for fault in faults:
+        for cause in fault.expects.causes[:1]:
+            found.setdefault(cause, []).append(fault.name)
+    return found
 
 
 def fault_named(name: str) -> Fault:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from fleetctl import bundled
 from fleetctl.kit.errors import FleetctlError
+from fleetctl.kit.whole_file import write_whole
 
 SOURCE = Path("tests/fixtures/fake_nvml/nvml.c")  # of a checkout
 LIBRARY, CONTROL = "libnvidia-ml.so.1", "control"
@@ -33,19 +34,26 @@ class FakeDriver:
         self._folder = folder
         self.answer("", {})
 
-    def answer(self, node: str, changes: dict[str, int]) -> None:
-        """From now on the node reads a healthy card with these changes; "" is every other node."""
+    def answer(self, node: str, changes: Mapping[str, int]) -> None:
+        """From now on the node reads a healthy card with these changes; "" is every other node.
+
+        Dots in keys are written as two underscores.
+        """
+        answers = HEALTHY | {key.replace("__", "."): value for key, value in changes.items()}
         path = self._folder / (f"{CONTROL}.{node}" if node else CONTROL)
-        draft = path.with_suffix(f"{path.suffix}.tmp")
-        draft.write_text("".join(f"{key} {value}\n" for key, value in (HEALTHY | changes).items()))
-        draft.replace(path)
+        write_whole(path, "".join(f"{key} {value}\n" for key, value in answers.items()))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a process is started with to find the library; `VISIBLE_VARIABLE` must not be set beside it."""
+        return {FOLDER_VARIABLE: str(self._folder), CONTROL_VARIABLE: str(self._folder / CONTROL)}
 
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Processes that are started meanwhile, and theirs, find the library."""
         names = (FOLDER_VARIABLE, CONTROL_VARIABLE, VISIBLE_VARIABLE)
         before = {name: os.environ.get(name) for name in names}
-        os.environ |= {FOLDER_VARIABLE: str(self._folder), CONTROL_VARIABLE: str(self._folder / CONTROL)}
+        os.environ |= self.environment
         os.environ.pop(VISIBLE_VARIABLE, None)
         try:
             yield

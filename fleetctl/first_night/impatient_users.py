@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 import aiohttp
 
+from fleetctl.load.client import is_set_within
 from fleetctl.load.prompt import prompt_text
 from fleetctl.load.shape import RequestShape
 
@@ -31,12 +32,7 @@ class ImpatientUsers:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
             for number, shape in enumerate(shapes):
-                try:
-                    async with asyncio.timeout(max(0.0, began + shape.at_s - time.monotonic())):
-                        await stop.wait()
-                except TimeoutError:
-                    pass
-                if stop.is_set():
+                if await is_set_within(stop, began + shape.at_s - time.monotonic()):
                     break
                 task = asyncio.create_task(self._ask(session, shape, number, stop))
                 tasks.add(task)

@@ -189,11 +189,10 @@ def signal_to_all(number: signal.Signals) -> FaultAction:
 
 
 def gpu_of(node: str, **changes: int) -> FaultAction:
-    """The driver of a node says this of its card; dots in keys are written as two underscores."""
-    answers = {key.replace("__", "."): value for key, value in changes.items()}
+    """The driver of a node says this of its card; see `FakeDriver.answer`."""
 
     async def inject(fleet: TargetFleet) -> None:
-        fleet.change_gpu(node, answers)
+        fleet.change_gpu(node, changes)
 
     return inject
 

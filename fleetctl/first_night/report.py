@@ -11,9 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fleetctl.first_night.catalogue import FAULTS
+from fleetctl.first_night.catalogue import FAULTS, NOT_PROVOKED, provoked_by
 from fleetctl.first_night.fault import AGES_S, Expectation
-from fleetctl.first_night.provoked import NOT_PROVOKED, provoked_by
 from fleetctl.first_night.standing_page import NOTES_HEADING, SAID_HEADING, WRONG_HEADING, StandingPage
 
 NOTHING_STANDS = StandingPage()

@@ -98,7 +98,7 @@ class LoadRun:
         async with self._session() as session:
             try:
                 for number, shape in enumerate(shapes):
-                    if await _is_set_within(stop, self._started + shape.at_s - self._clock()):
+                    if await is_set_within(stop, self._started + shape.at_s - self._clock()):
                         break
                     if len(tasks) >= self._settings.max_in_flight:
                         self._ledger.held_back += 1
@@ -277,8 +277,8 @@ async def measure_chars_per_token(url: str, model: str, api_key: str | None = No
     return chars / max(1, counts[1] - counts[0])
 
 
-async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
-    """Wait for the event, at most so long; always lets other tasks run."""
+async def is_set_within(event: asyncio.Event, seconds: float) -> bool:
+    """Whether it is set. Wait for the event, at most so long; always lets other tasks run."""
     if seconds <= 0:
         await asyncio.sleep(0)
         return event.is_set()

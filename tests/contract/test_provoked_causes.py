@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from diagnostics.cause import builtin_causes
-from fleetctl.first_night.catalogue import FAULTS
-from fleetctl.first_night.provoked import NOT_PROVOKED, provoked_by
+from fleetctl.first_night.catalogue import FAULTS, NOT_PROVOKED, provoked_by
 
 
 def test_every_cause_is_in_one_of_the_two_lists() -> None:
