@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 
-from fleetctl.first_night.fault import Expectation, Fault
+from fleetctl.first_night.fault import PAST_S, Expectation, Fault, pool_fault
 from fleetctl.first_night.injection import (
     commanded,
     impatient,
@@ -20,8 +20,6 @@ from fleetctl.first_night.injection import (
 from fleetctl.first_night.target_fleet import NODES, VICTIM
 from fleetctl.first_night.traffic import TRAFFIC
 
-PAST_S = 60.0  # of normal traffic: what is compared with the past needs a minute of it
-HELD_S = 125.0
 NAMED_FROM_S = 60.0
 GRADUAL_S = 75.0  # a queue that grows slowly is seen late
 
@@ -41,7 +39,7 @@ _REPLACE = ("replace-node", "restart-node")
 _SIZE = ("scale-pool", "shed-load")
 
 CAUSE_FAULTS: tuple[Fault, ...] = (
-    Fault(
+    pool_fault(
         "limit-lowered",
         "every node may compute one request at once, where it did sixteen",
         commanded(*(f"limits {node} --max-num-seqs 1" for node in NODES)),
@@ -54,12 +52,9 @@ CAUSE_FAULTS: tuple[Fault, ...] = (
             late=_MORE_WORK,
         ),
         undone(*(f"limits {node} --before" for node in NODES)),
-        place="pool",
-        baseline_s=PAST_S,
-        hold_s=HELD_S,
         rate_per_s=3.0,
     ),
-    Fault(
+    pool_fault(
         "caching-off",
         "a rollout switches prefix caching off",
         commanded("rollout start default --set enable-prefix-caching=false --steps 100% --no-gate"),
@@ -72,11 +67,9 @@ CAUSE_FAULTS: tuple[Fault, ...] = (
             onset_within_s=75.0,  # the last node is exchanged a minute after the first
         ),
         undone("rollout rollback default"),
-        place="pool",
-        baseline_s=PAST_S,
         hold_s=180.0,
     ),
-    Fault(
+    pool_fault(
         "template-changed",
         "prompts begin with something of their own, as after a change of template",
         traffic_of(num_system_prompts=0, prompt_tokens_median=448, prompt_sigma=0.1),
@@ -88,11 +81,8 @@ CAUSE_FAULTS: tuple[Fault, ...] = (
             optional_pages=("prefix-cache-broken",),
         ),
         usual_traffic,
-        place="pool",
-        baseline_s=PAST_S,
-        hold_s=HELD_S,
     ),
-    Fault(
+    pool_fault(
         "long-prompts",
         "all prompts are three times as long as before",
         traffic_of(prompt_tokens_median=1400, prompt_sigma=0.2, max_prompt_tokens=2500),
@@ -104,11 +94,8 @@ CAUSE_FAULTS: tuple[Fault, ...] = (
             onset_within_s=GRADUAL_S,
         ),
         usual_traffic,
-        place="pool",
-        baseline_s=PAST_S,
-        hold_s=HELD_S,
     ),
-    Fault(
+    pool_fault(
         "runaway-answers",
         "answers run to their limit, eight times as long as before",
         traffic_of(output_tokens_median=400, output_sigma=0.0),
@@ -122,11 +109,8 @@ CAUSE_FAULTS: tuple[Fault, ...] = (
             onset_within_s=GRADUAL_S,
         ),
         usual_traffic,
-        place="pool",
-        baseline_s=PAST_S,
-        hold_s=HELD_S,
     ),
-    Fault(
+    pool_fault(
         "clients-hang-up",
         "a client whose timeout is too short closes every second stream after half a second",
         impatient(replace(TRAFFIC, rate_per_s=2.0, output_tokens_median=200, output_sigma=0.0), patience_s=0.5),
@@ -137,11 +121,8 @@ CAUSE_FAULTS: tuple[Fault, ...] = (
             named_from_s=NAMED_FROM_S,
         ),
         usual_traffic,
-        place="pool",
-        baseline_s=PAST_S,
-        hold_s=HELD_S,
     ),
-    Fault(
+    pool_fault(
         "retry-storm",
         "users of a full fleet hang up after three seconds and ask again, up to five times",
         impatient(replace(TRAFFIC, rate_per_s=5.0), patience_s=3.0, tries=6),
@@ -154,12 +135,9 @@ CAUSE_FAULTS: tuple[Fault, ...] = (
             onset_within_s=GRADUAL_S,
         ),
         usual_traffic,
-        place="pool",
-        baseline_s=PAST_S,
-        hold_s=HELD_S,
         node_options=FEW_SEATS,
     ),
-    Fault(
+    pool_fault(
         "too-long-requests",
         "a client sends prompts that no node takes",
         impatient(
@@ -179,11 +157,8 @@ CAUSE_FAULTS: tuple[Fault, ...] = (
             named_from_s=NAMED_FROM_S,
         ),
         usual_traffic,
-        place="pool",
-        baseline_s=PAST_S,
-        hold_s=HELD_S,
     ),
-    Fault(
+    pool_fault(
         "shed-order",
         "an order to shed at the gateway, forgotten by who gave it",
         commanded("shed --below critical --share 50% --for 15m"),
@@ -193,11 +168,8 @@ CAUSE_FAULTS: tuple[Fault, ...] = (
             named_from_s=NAMED_FROM_S,
         ),
         undone("shed remove"),
-        place="pool",
-        baseline_s=PAST_S,
-        hold_s=HELD_S,
     ),
-    Fault(
+    pool_fault(
         "seats-full",
         "three times the usual requests, on nodes of two seats and a cache that is nearly empty",
         traffic_of(rate_per_s=8.0),
@@ -210,8 +182,6 @@ CAUSE_FAULTS: tuple[Fault, ...] = (
             onset_within_s=GRADUAL_S,
         ),
         usual_traffic,
-        place="pool",
-        baseline_s=PAST_S,
         hold_s=90.0,
         node_options=FEW_SEATS,
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleetctl.first_night.fault import Expectation, Fault
+from fleetctl.first_night.fault import Expectation, Fault, pool_fault
 from fleetctl.first_night.injection import (
     deployed_slow,
     tenants_written,
@@ -10,11 +10,8 @@ from fleetctl.first_night.injection import (
     usual_tenants,
 )
 
-PAST_S = 60.0
-HELD_S = 125.0
-
 CHANGE_FAULTS: tuple[Fault, ...] = (
-    Fault(
+    pool_fault(
         "deploy-slow",
         "a rollout to a revision whose steps take four times as long",
         deployed_slow("rollout start default --set max-num-queued-reqs=1000 --steps 100% --no-gate", factor=4.0),
@@ -27,9 +24,6 @@ CHANGE_FAULTS: tuple[Fault, ...] = (
             onset_within_s=75.0,  # the last node is exchanged a minute after the first
         ),
         undone("rollout rollback default"),
-        place="pool",
-        baseline_s=PAST_S,
-        hold_s=HELD_S,
     ),
     Fault(
         "tenants-file-broken",
@@ -44,7 +38,7 @@ CHANGE_FAULTS: tuple[Fault, ...] = (
         page_within_s=100.0,
         has_tenants=True,
     ),
-    Fault(
+    pool_fault(
         "tenant-limit",
         "a tenant's limit is set to a third of what it sends",
         tenants_written(requests_per_min=40),
@@ -53,9 +47,6 @@ CHANGE_FAULTS: tuple[Fault, ...] = (
             named_from_s=60.0,
         ),
         usual_tenants,
-        place="pool",
-        baseline_s=PAST_S,
-        hold_s=HELD_S,
         has_tenants=True,
     ),
 )

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from fleetctl.first_night.target_fleet import TargetFleet
 
+PAST_S = 60.0  # of normal traffic: what is compared with the past needs a minute of it
+HELD_S = 125.0  # until two minutes after it began somebody is asked what it is
 AGES_S = (30.0, 60.0, 120.0, 300.0, 900.0)  # at which a person asks what it is, while it lasts
 FaultAction = Callable[[TargetFleet], Coroutine[Any, Any, None]]
 
@@ -47,3 +50,7 @@ class Fault:
     has_tenants: bool = False  # its gateway wants keys
     has_gpus: bool = False  # its nodes see a driver that answers as we say
     remark: str = ""  # what a reader of its row must know
+
+
+pool_fault = partial(Fault, place="pool", baseline_s=PAST_S, hold_s=HELD_S)
+"""A fault of the whole pool that shows against its past, and that a person ends."""
