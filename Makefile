@@ -109,7 +109,7 @@ first-night: setup ## Break a real fleet in many ways under traffic and judge wh
 	@$(BIN)/python -m fleetctl.first_night $(if $(FAULT),--fault $(FAULT)) $(FIRST_NIGHT_ARGS)
 
 long-night: setup ## Fault after fault on one fleet for half an hour, two at once, answered by a tired person (LONG_NIGHT_ARGS="--scene killed")
-	@$(BIN)/python -m fleetctl.first_night.long_night $(LONG_NIGHT_ARGS)
+	@$(BIN)/python -m fleetctl.first_night --long-night $(LONG_NIGHT_ARGS)
 
 check: setup-dev ## Format, lint, types, imports
 	$(BIN)/ruff format --check .

@@ -1,5 +1,7 @@
 """`python -m fleetctl.first_night`: faults on a real fleet of three under traffic, and whether the night went well.
 
+With `--long-night`: fault after fault on one fleet.
+
 Exit codes: 0 every row is right, 1 something is not (the table says what), 2 bad arguments, 130 and 143 interrupted.
 """
 
@@ -19,6 +21,8 @@ from fleetctl import bundled  # first: the fleet's processes are started from wh
 from fleetctl.first_night.catalogue import FAULTS
 from fleetctl.first_night.drill import DrillPlan, run_fault
 from fleetctl.first_night.fault import Fault
+from fleetctl.first_night.long_night import FOLDER as LONG_NIGHT
+from fleetctl.first_night.long_night import SCENES, run_long_night, story
 from fleetctl.first_night.outcome import Outcome
 from fleetctl.first_night.progress import Step, progress_reporter
 from fleetctl.first_night.report import Row, load_results, machine, page, table
@@ -45,6 +49,8 @@ def main(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the fleet is stopped on the way out
     try:
         settings = load_settings(flags={"state_dir": args.state_dir} if args.state_dir else None)
+        if args.long_night:
+            return _long_night(settings, args)
         results = settings.state_dir / FOLDER / "results"
         if not args.write_only:
             faults = _chosen(args.fault)
@@ -62,6 +68,17 @@ def main(argv: Sequence[str]) -> int:
         return 130
     sys.stdout.write(json.dumps(rows, indent=2) + "\n" if args.output == "json" else table(rows))
     return 0 if all(row["right"] for row in rows) else 1
+
+
+def _long_night(settings: Settings, args: argparse.Namespace) -> int:
+    scenes = [scene for scene in SCENES if scene.name in args.scene or not args.scene]
+    with progress_reporter(len(scenes)) as report:
+        report(scenes[0].name, 0, "the model")
+        settings = with_flags(settings, fleet={"model_dir": prepare_model(settings, lambda _: None)})
+        reports = run_long_night(settings, scenes, runner=args.runner, rate_per_s=args.rate, report=report)
+    sys.stdout.write(story(reports))
+    sys.stderr.write(f"post-mortems: {settings.state_dir / LONG_NIGHT}/incidents\n")
+    return 1 if any(one.wrong for one in reports) else 0
 
 
 def _run(settings: Settings, faults: Sequence[Fault], plan: DrillPlan, results: Path) -> list[Row]:
@@ -99,6 +116,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m fleetctl.first_night", description=__doc__)
     parser.add_argument("--fault", action="append", default=[], metavar="NAME", help="only this one; may be repeated")
     parser.add_argument("--list", action="store_true", help="the faults, and nothing else")
+    names = [scene.name for scene in SCENES]
+    parser.add_argument("--long-night", action="store_true", help="fault after fault on one fleet, for half an hour")
+    parser.add_argument("--scene", action="append", default=[], choices=names, help="of the long night, only this one")
     parser.add_argument("--quick", action="store_true", help="shorter windows of the slow alerts, shorter baselines")
     parser.add_argument("--rate", type=_rate, default=2.0, help="requests a second (%(default)s)")
     parser.add_argument("--runner", default="torch", choices=("torch", "fake"), help="of the nodes (%(default)s)")

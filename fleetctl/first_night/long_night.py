@@ -1,37 +1,34 @@
-"""`python -m fleetctl.first_night.long_night`: one fleet, one tired person, fault after fault for half an hour.
+"""One fleet, one tired person, fault after fault for half an hour.
 
 The first night makes each fault on a fresh fleet and answers it well. Here the fleet keeps its past: incidents join or
 stay apart, pages act on what earlier pages left, and the person reads slowly, drains the wrong node, forgets to take
 one back, and restarts the controller in the middle of a repair. At the end every post-mortem is held to what the
-clients saw. Exit codes: 0 all is as it should be, 1 something is not (the report says what), 2 bad arguments.
+clients saw.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from fleetctl import bundled  # first: the fleet's processes are started from where this one lies
 from fleetctl.drill_fleet import NODE_OPTIONS, settings_for_drill_fleet
 from fleetctl.first_night.fault import Expectation
 from fleetctl.first_night.outcome import SeenIncident
+from fleetctl.first_night.progress import Step
 from fleetctl.first_night.report import machine
 from fleetctl.first_night.responder import Responder
 from fleetctl.first_night.target_fleet import TargetFleet, clear_state, open_target_fleet
 from fleetctl.kit.errors import FleetctlError
-from fleetctl.kit.log import configure_logging
-from fleetctl.settings.load import load_settings, with_flags
-from fleetctl.stack import Stack, prepare_model
+from fleetctl.settings.tree import Settings
+from fleetctl.stack import Stack
 from fleetctl.wire import NodePhase, Run, RunStatus
 
+FOLDER = "long-night"
 NUM_NODES = 4
 BASELINE_S = 90.0
 LOOK_EVERY_S = 0.5
@@ -145,8 +142,8 @@ SCENES: tuple[Scene, ...] = (
 class LongNight:
     """Plays the scenes on one fleet."""
 
-    def __init__(self, fleet: TargetFleet, tell: Callable[[str], None]) -> None:
-        self._fleet, self._tell = fleet, tell
+    def __init__(self, fleet: TargetFleet, report: Step) -> None:
+        self._fleet, self._report = fleet, report
 
     async def play(self, scenes: Sequence[Scene]) -> list[SceneReport]:
         """All of them, one after the other, under traffic."""
@@ -155,17 +152,17 @@ class LongNight:
         async with asyncio.TaskGroup() as tasks:
             sending = tasks.create_task(traffic.send_until_stopped())
             try:
-                self._tell(f"normal traffic for {BASELINE_S:.0f} s")
+                self._report(scenes[0].name, 0, f"normal traffic for {BASELINE_S:.0f} s")
                 await asyncio.sleep(BASELINE_S)
-                for scene in scenes:
-                    reports.append(await self._play(scene))
+                for done, scene in enumerate(scenes):
+                    reports.append(await self._play(scene, done))
                     await asyncio.sleep(BETWEEN_S)
             finally:
                 traffic.stop_sending()
             await sending
         return reports
 
-    async def _play(self, scene: Scene) -> SceneReport:
+    async def _play(self, scene: Scene, done: int) -> SceneReport:
         report, began = SceneReport(scene), time.time()
         nodes = sorted(one.name for one in await self._fleet.client.nodes() if one.phase is NodePhase.READY)
         if len(nodes) != NUM_NODES:
@@ -175,7 +172,7 @@ class LongNight:
         quiet_since: float | None = None
         while (now := time.time()) < began + scene.limit_s:
             await responder.look()
-            self._tell(f"{scene.name}: {now - began:.0f} s, {', '.join(responder.standing) or 'no alert'}")
+            self._report(scene.name, done, f"{now - began:.0f} s, {', '.join(responder.standing) or 'no alert'}")
             is_seen = bool(responder.incidents) or not scene.causes or now > began + scene.limit_s / 2
             is_well = acting.done() and is_seen and responder.is_quiet
             is_well = is_well and await self._fleet.ready_nodes() == NUM_NODES
@@ -227,45 +224,17 @@ def story(reports: Sequence[SceneReport]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def main(argv: Sequence[str]) -> int:
-    """Play the night as the arguments say; returns the exit code."""
-    names = [scene.name for scene in SCENES]
-    parser = argparse.ArgumentParser(prog="python -m fleetctl.first_night.long_night", description=__doc__)
-    parser.add_argument("--scene", action="append", default=[], choices=names, help="only this one; may be repeated")
-    parser.add_argument("--runner", default="torch", choices=("torch", "fake"), help="of the nodes (%(default)s)")
-    parser.add_argument("--rate", type=float, default=2.0, help="requests a second (%(default)s)")
-    parser.add_argument("--state-dir", type=Path, help="default: that of fleetctl's settings")
-    args = parser.parse_args(argv)
-    bundled.pass_to_children()
-    configure_logging("error")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the fleet is stopped on the way out
-    try:
-        base = load_settings(flags={"state_dir": args.state_dir} if args.state_dir else None)
-        base = with_flags(base, fleet={"model_dir": prepare_model(base, lambda _: None)})
-        options = {**NODE_OPTIONS, "runner": args.runner}
-        folder = base.state_dir / "long-night"
-        settings = settings_for_drill_fleet(base, folder, policy="ask", nodes=NUM_NODES, node_options=options)
-        stack = Stack(settings)
-        clear_state(stack)
-        chosen = [scene for scene in SCENES if scene.name in args.scene or not args.scene]
-        reports = asyncio.run(_night(stack, args.runner, args.rate, chosen))
-    except FleetctlError as error:
-        sys.stderr.write(f"error: {error}\n" + (f"  try: {error.remedy}\n" if error.remedy else ""))
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
-    sys.stdout.write(story(reports))
-    sys.stderr.write(f"post-mortems: {folder}/incidents\n")
-    return 1 if any(one.wrong for one in reports) else 0
+def run_long_night(
+    base: Settings, scenes: Sequence[Scene], *, runner: str, rate_per_s: float, report: Step
+) -> list[SceneReport]:
+    """Start a fleet, play the scenes, stop it; incidents stay in `<state>/long-night`. Raises FleetctlError."""
+    options = {**NODE_OPTIONS, "runner": runner}
+    folder = base.state_dir / FOLDER
+    stack = Stack(settings_for_drill_fleet(base, folder, policy="ask", nodes=NUM_NODES, node_options=options))
+    clear_state(stack)
 
+    async def night() -> list[SceneReport]:
+        async with open_target_fleet(stack, runner=runner, rate_per_s=rate_per_s) as fleet:
+            return await LongNight(fleet, report).play(scenes)
 
-async def _night(stack: Stack, runner: str, rate_per_s: float, scenes: Sequence[Scene]) -> list[SceneReport]:
-    def tell(news: str) -> None:
-        sys.stderr.write(f"{news}\n")
-
-    async with open_target_fleet(stack, runner=runner, rate_per_s=rate_per_s) as fleet:
-        return await LongNight(fleet, tell).play(scenes)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    return asyncio.run(night())
