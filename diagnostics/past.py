@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from alerts.evaluation.rules import RuleGroup
-from alerts.history.backtest import widened
+from alerts.history.backtest import in_order, run_backtest, widened
 from alerts.history.fleet_labels import FleetLabels
 from alerts.history.prometheus_source import RangeSeries
 from alerts.labels import METRIC_NAME, LabelSet
@@ -24,12 +24,13 @@ from diagnostics.evidence.calm import look_around
 from diagnostics.evidence.judge import Knowledge
 from diagnostics.incident import Incident, IncidentStatus
 from diagnostics.inquiry import diagnose_alerts
-from diagnostics.retrospect import Retrospect
+from diagnostics.retrospect import Retrospect, alive_groups
 from diagnostics.scope import PLACES, is_wide, scope_contains
 from diagnostics.severity import severity_rank
 from diagnostics.tree import Tree, alert_kinds
 
 POINTS_PER_WINDOW = 4  # a rate over fewer is luck
+STEP_S = 5.0  # between two evaluations of the rules; of a slower scrape: as long as that
 _NONE = np.zeros(0, dtype=np.int64)
 _SCRAPED = frozenset({"vllm", "sglang", "tgi", "trtllm", "triton", "fleetctl"})
 
@@ -51,10 +52,16 @@ class PastVerdict:
     engines: tuple[str, ...]
 
 
-def rows_of_store(store: SeriesStore) -> Iterator[RangeSeries]:
-    """The series of a recording, as a Prometheus would give them."""
-    bounds = store.bounds()
-    for labels, points in store.dump(*bounds) if bounds is not None else ():
+def rows_of_store(
+    store: SeriesStore,
+    since: float = 0.0,
+    until: float = float("inf"),
+    wanted: Callable[[str], bool] = lambda name: True,
+) -> Iterator[RangeSeries]:
+    """The series of a recording between two Unix times, as a Prometheus would give them; `wanted`: of these metrics."""
+    first, last = store.bounds() or (0.0, 0.0)
+    is_wanted = lambda labels: wanted(labels.name)  # noqa: E731
+    for labels, points in store.dump(max(since, first), min(until, last), wanted=is_wanted):
         times = np.array([round(at * 1000) for at, _ in points], dtype=np.int64)
         values = np.array([value for _, value in points], dtype=np.float64)
         is_kept = values.view(np.int64) != STALE_NAN_BITS
@@ -65,13 +72,16 @@ def rows_of_store(store: SeriesStore) -> Iterator[RangeSeries]:
 class Past:
     """A past under our labels, ready to be asked."""
 
-    def __init__(self, rows: Sequence[RangeSeries], rules: Mapping[str, str] | None = None) -> None:
-        """`rules`: labels that the reader states, see FleetLabels."""
+    def __init__(
+        self, rows: Sequence[RangeSeries], rules: Mapping[str, str] | None = None, like: Past | None = None
+    ) -> None:
+        """`rules`: labels that the reader states, see FleetLabels. `like`: another time of the same fleet."""
         rows = _joined(rows)
         up = [row for row in rows if row.labels.get(METRIC_NAME) == "up"]
         others = [row for row in rows if row.labels.get(METRIC_NAME) != "up"]
         self.store = SeriesStore(retention_s=10 * 366 * 86400.0, max_points=10_000_000, is_recording=True)
-        self._labels = FleetLabels(rows, rules)
+        self._rules = rules
+        self._labels: FleetLabels = FleetLabels(rows, rules, None if like is None else like._labels)
         _write(self.store, up, others, self._labels)
         self.nodes: dict[str, dict[str, str]] = {}
         engines = set()
@@ -89,6 +99,16 @@ class Past:
         pools = {places["pool"] for places in self.nodes.values() if "pool" in places}
         return dict(scope) if scope or len(pools) != 1 else {"pool": pools.pop()}
 
+    def at_another_time(self, rows: Sequence[RangeSeries]) -> Past:
+        """The same fleet by what was scraped then: a target has the labels that it has here."""
+        return Past(rows, self._rules, like=self)
+
+    def record(self, groups: Sequence[RuleGroup], start: float, end: float) -> None:
+        """Adds what these rules record between two Unix times. Once only."""
+        spacing_s = self._spacing_s()
+        kept = alive_groups(widened(groups, POINTS_PER_WINDOW * spacing_s), self.store)
+        run_backtest(in_order(kept), self.store, start, end, step_s=max(STEP_S, spacing_s))
+
     def diagnose(
         self,
         groups: Sequence[RuleGroup],
@@ -103,7 +123,7 @@ class Past:
 
         Once only: what rules record is added to the store.
         """
-        spacing_s = self.store.typical_spacing_s() or 5.0
+        spacing_s = self._spacing_s()
         past = Retrospect(
             self.store,
             widened(groups, POINTS_PER_WINDOW * spacing_s),
@@ -111,7 +131,7 @@ class Past:
             times[-1] - last_s,
             times[-1],
             kinds=alert_kinds(trees),
-            step_s=max(5.0, spacing_s),
+            step_s=max(STEP_S, spacing_s),
         )
         where = self.known_scope(scope)
         found = []
@@ -129,6 +149,9 @@ class Past:
                 said = [Said(look_around(knowledge, trees, where, self.store, at))]
             found.append(PastVerdict(tuple(said), self.nodes, self.engines))
         return found
+
+    def _spacing_s(self) -> float:
+        return self.store.typical_spacing_s() or STEP_S
 
 
 def _joined(rows: Sequence[RangeSeries]) -> list[RangeSeries]:

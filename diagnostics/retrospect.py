@@ -57,7 +57,7 @@ class Retrospect:
         self._is_expected = is_expected
         self._incidents: dict[str, Incident] = {}
         self.backtest: Backtest = run_backtest(
-            in_order(_alive(groups, store)), store, start, end, step_s=step_s, steps=steps
+            in_order(alive_groups(groups, store)), store, start, end, step_s=step_s, steps=steps
         )
         answers = _answers(store, start, end)
         self._events = sorted(_events(self.backtest.firings, answers), key=lambda event: event.at)
@@ -93,7 +93,7 @@ class Retrospect:
                 self._incidents[key] = resolve(incident, (incident.cleared_at or now) + QUIET_S)
 
 
-def _alive(groups: Iterable[RuleGroup], store: SeriesStore) -> list[RuleGroup]:
+def alive_groups(groups: Iterable[RuleGroup], store: SeriesStore) -> list[RuleGroup]:
     """Without rules of engines that this fleet does not have: in groups' order, what nobody writes gives nothing."""
     found = []
     recorded = {rule.name for group in groups for rule in group.rules if rule.kind == "record"}

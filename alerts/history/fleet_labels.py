@@ -7,6 +7,7 @@ model from `model_name`. A GPU exporter belongs to the only engine on its host.
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,10 +44,15 @@ class _Told:
 class FleetLabels:
     """Gives every series of these rows its place. Equal for equal rows."""
 
-    def __init__(self, rows: Iterable[RangeSeries], rules: Mapping[str, str] | None = None) -> None:
-        """`rules`: labels that the reader states: `{"node": "$pod", "pool": "chat"}`; `$x` copies label x."""
+    def __init__(
+        self, rows: Iterable[RangeSeries], rules: Mapping[str, str] | None = None, like: FleetLabels | None = None
+    ) -> None:
+        """`rules`: labels that the reader states: `{"node": "$pod", "pool": "chat"}`; `$x` copies label x.
+
+        `like`: the same fleet at another time; what is known of its targets stands.
+        """
         self._rules = dict(rules or {})
-        self._told: dict[_Target, _Told] = {}
+        self._told: dict[_Target, _Told] = {} if like is None else copy.deepcopy(like._told)
         for row in rows:
             told = self._told.setdefault(_target_of(row.labels), _Told())
             for name, value in row.labels.pairs:
@@ -55,7 +61,7 @@ class FleetLabels:
             if engine and (not told.engine or _ORDER[engine] < _ORDER[told.engine]):
                 told.engine = engine
         engines = [one for one in self._told.values() if one.engine not in ("", "dcgm")]
-        self._node_label = _distinct(engines)
+        self._node_label: str = _distinct(engines) if like is None else like._node_label
         self._node_of_host = self._hosts()
 
     def __call__(self, labels: LabelSet) -> LabelSet:

@@ -188,6 +188,18 @@ def lookback_ms_by_metric(node: Node, back_ms: int = 0) -> dict[str, int]:
             return found
 
 
+def fixed_reach_ms(node: Node) -> int:
+    """How far before its fixed times (@) the expression reads, without lookback; 0: it has none."""
+    match node:
+        case Selector(at=int(), offset_ms=offset_ms) | RangeSelector(selector=Selector(at=int(), offset_ms=offset_ms)):
+            return max(0, offset_ms) + (node.range_ms if isinstance(node, RangeSelector) else 0)
+        case Subquery(expr=expr, at=int(), range_ms=range_ms, offset_ms=offset_ms):
+            inner_ms = max(lookback_ms_by_metric(expr).values(), default=0)
+            return max(inner_ms + range_ms + max(0, offset_ms), fixed_reach_ms(expr))
+        case _:
+            return max((fixed_reach_ms(child) for child in children(node)), default=0)
+
+
 # Functions that give a sample although no series is there; the date functions do without an argument.
 _OUT_OF_NOTHING = frozenset({"absent", "absent_over_time", "scalar", "vector"})
 

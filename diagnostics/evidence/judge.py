@@ -81,7 +81,7 @@ def diagnose(
     judged = [tree for tree in trees if tree.is_judged]
     found: list[Diagnosis] = []
     if judged:
-        scope = _with_pool(scope, store, now)
+        scope = with_pool(scope, store, now)
         onset = onset_of_series([one for tree in judged for one in tree.onset], scope, store, active_at, now)
         ask = [name for tree in judged for name in tree.ask]
         one = judge(knowledge, [tree.name for tree in judged], ask, scope, store, now, onset)
@@ -132,7 +132,7 @@ def judge(
     )
 
 
-def _with_pool(scope: Mapping[str, str], store: SeriesStore, now: float) -> Mapping[str, str]:
+def with_pool(scope: Mapping[str, str], store: SeriesStore, now: float) -> Mapping[str, str]:
     """The scope with the pool that its nodes have in common: a zone's questions about its pool are known too."""
     if not scope or scope.get("node") or scope.get("pool"):
         return scope

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from diagnostics.tree import Limit
@@ -33,3 +34,11 @@ class Question:
     def threshold(self) -> str:
         """The limit of a yes with its unit, e.g. "> 200 ms"."""
         return f"{self.when.comparison} {format_value(self.when.bound, self.unit)}"
+
+    def template(self, scope: Mapping[str, str]) -> str:
+        """The query as it is asked of this scope."""
+        return self.query if self.pool_query is None or scope.get("node") else self.pool_query
+
+    def compares_with_past(self, scope: Mapping[str, str]) -> bool:
+        """Whether the answer for this scope hangs on what was before the onset."""
+        return "{{before}}" in self.template(scope)

@@ -58,9 +58,7 @@ def _read(
     silence: str,
     no_past: str,
 ) -> Evidence:
-    template = question.query
-    if question.pool_query is not None and not scope.get("node"):
-        template = question.pool_query
+    template = question.template(scope)
     query, why = bind_query(template, scope, asked)
     if not why and ("{{before}}" in template or "{{onset}}" in template):
         why = no_past
@@ -75,27 +73,36 @@ def _read(
     if not why and value is not None:
         word, why = _judge(question, value, asked)
     found = _evidence(question, word, query, value, age_s, why)
-    compares = word == "yes" and "{{before}}" in template
-    return replace(found, usual=_on_other_days(question, template, scope, run_query, asked)) if compares else found
+    if word != "yes" or not question.compares_with_past(scope):
+        return found
+    return replace(found, usual=on_other_days(question, scope, run_query, asked))
 
 
-def _on_other_days(
-    question: Question, template: str, scope: Mapping[str, str], run_query: RunQuery, asked: AskedAt
+def day_ends_at(now: float, ago_s: float) -> float:
+    """Where the past of a day so long ago ends."""
+    return now - ago_s + HALF_PAST_S
+
+
+def on_other_days(
+    question: Question, scope: Mapping[str, str], run_query: RunQuery, asked: AskedAt, *, tells_gaps: bool = False
 ) -> str:
     """What the question says against this hour of other days, in words; "" where nobody kept them.
 
     What rises each morning is not what broke. It decides nothing: a fleet that is overrun each morning is overrun.
+    `tells_gaps`: a day without a value is named too.
     """
     said = []
     for day, ago_s in OTHER_DAYS:
-        until = asked.now - ago_s + HALF_PAST_S
+        until = day_ends_at(asked.now, ago_s)
         if asked.kept_since is not None and until < asked.kept_since:
             continue  # asking for what nobody kept took a quarter of a verdict's CPU
-        query, _ = bind_query(template, scope, replace(asked, past_until=until))
+        query, _ = bind_query(question.template(scope), scope, replace(asked, past_until=until))
         value, _ = fresh_value(run_query(query), 0.0, question.max_age_s)
         if value is not None:
             word = "yes" if question.when.holds(value) else "no"
             said.append(f"{day} {word}, {format_value(value, question.unit)}")
+        elif tells_gaps:
+            said.append(f"{day} unknown: no history")
     return f"against this hour {', '.join(said)}" if said else ""
 
 

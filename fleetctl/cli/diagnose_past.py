@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,6 +19,8 @@ from fleetctl.kit.errors import BadInputError, UnreachableError
 from fleetctl.wire import Diagnosis
 
 if TYPE_CHECKING:
+    from alerts.evaluation.rules import RuleGroup
+    from alerts.history.prometheus_source import RangeSeries
     from diagnostics.past import Past, PastVerdict
 
 ONSET_SPARE_S = 5400.0  # of history before `--last`, for what is compared with the past
@@ -41,6 +43,8 @@ class PastOptions(NamedTuple):
 
 def diagnose_past(options: PastOptions, scope: Mapping[str, str], output: Output) -> int:
     """Prints the verdicts. The exit code: 0 a cause is named, 1 nothing is wrong, 4 not known."""
+    from alerts.history.recording import wanted_names
+    from diagnostics.other_days import against_other_days
     from diagnostics.past import Past, rows_of_store
     from fleetctl.controller.content.load import load_content
 
@@ -56,11 +60,18 @@ def diagnose_past(options: PastOptions, scope: Mapping[str, str], output: Output
             options.prometheus, options.token_file, options.ca_file, duration_s(options.timeout, "--timeout")
         )
         at = _at(options.at, time.time())
-        rows = prometheus_rows(server, groups, at - last_s - ONSET_SPARE_S, at, options.only)
-        past = Past(rows, rules)
+
+        def read(asked: Sequence[RuleGroup], start: float, end: float) -> list[RangeSeries]:
+            return prometheus_rows(server, list(asked), start, end, options.only)
+
+        past = Past(read(groups, at - last_s - ONSET_SPARE_S, at), rules)
     else:
         store, _, end = recorded_store(options.recording, groups)
         at = _at(options.at, end)
+
+        def read(asked: Sequence[RuleGroup], start: float, end: float) -> list[RangeSeries]:
+            return list(rows_of_store(store, start, end, wanted_names(asked)))
+
         past = Past(list(rows_of_store(store)), rules)
     if not past.nodes:
         raise UnreachableError(
@@ -70,6 +81,11 @@ def diagnose_past(options: PastOptions, scope: Mapping[str, str], output: Output
     _check_scope(past, scope)
     read_s = time.monotonic() - began
     verdict = past.diagnose(groups, content.knowledge, content.trees, content.no_tree, scope, [at], last_s)[0]
+    try:
+        where = past.known_scope(scope)
+        verdict = against_other_days(past, verdict, where, groups, content.knowledge, read)
+    except UnreachableError as error:  # the verdict stands without them
+        out.stderr().print(f"this hour yesterday and a week ago could not be read: {error}", markup=False)
     if output in DATA:
         print_data([_as_data(one) for one in verdict.said], output)
     else:

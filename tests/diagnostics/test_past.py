@@ -6,18 +6,22 @@ import json
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from alerts.evaluation.rules import RuleGroup
+from alerts.history.prometheus_source import RangeSeries, metric_selectors
 from alerts.history.recording import read_recordings, recording_store
 from alerts.labels import METRIC_NAME
 from alerts.sample import is_stale_nan
 from alerts.series.store import SeriesStore
 from diagnostics.bench.case import HERE, load_case
 from diagnostics.bench.recording import ONSET, record
+from diagnostics.evidence.reading import DAY_S
+from diagnostics.other_days import against_other_days
 from diagnostics.past import Past, rows_of_store
 from fleetctl.cli.app import run
 from fleetctl.controller.content.load import load_content
@@ -42,6 +46,7 @@ def as_a_stranger_has_it(store: SeriesStore, shift_s: float) -> Iterator[str]:
 @dataclass(frozen=True)
 class Recorded:
     text: Path
+    yesterday: Path  # the same fall a day before
     onset: float
 
 
@@ -50,20 +55,23 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     case = load_case(HERE / "cases" / "prefix-seeds-vllm.yaml")
     store = record(case.model_copy(update={"step_s": 15.0, "gpu": False})).store
     shift_s = float(int(time.time()) - 3700 - ONSET)
-    text = tmp_path_factory.mktemp("incident") / "fleet.om"
-    text.write_text("\n".join(as_a_stranger_has_it(store, shift_s)), "utf-8")
-    return Recorded(text, ONSET + shift_s)
+    folder = tmp_path_factory.mktemp("incident")
+    found = Recorded(folder / "fleet.om", folder / "yesterday.om", ONSET + shift_s)
+    found.text.write_text("\n".join(as_a_stranger_has_it(store, shift_s)), "utf-8")
+    found.yesterday.write_text("\n".join(as_a_stranger_has_it(store, shift_s - DAY_S)), "utf-8")
+    return found
 
 
 @pytest.fixture(scope="module")
 def url(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("prometheus")
-    subprocess.run(
-        [PROMTOOL, "tsdb", "create-blocks-from", "openmetrics", str(recorded.text), str(folder / "data")],
-        check=True,
-        capture_output=True,
-        timeout=120,
-    )
+    for text in (recorded.text, recorded.yesterday):
+        subprocess.run(
+            [PROMTOOL, "tsdb", "create-blocks-from", "openmetrics", str(text), str(folder / "data")],
+            check=True,
+            capture_output=True,
+            timeout=120,
+        )
     (folder / "prometheus.yml").write_text("{}")
     places = (f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}")
     with server(PROMETHEUS, folder, *places, "--storage.tsdb.retention.time=10y") as found:
@@ -88,6 +96,47 @@ def test_a_real_prometheus_gives_the_verdicts_of_the_store_at_1_10_and_60_minute
         told = json.loads(capsys.readouterr().out)
         assert [one["cause"] for one in told] == [one.diagnosis.cause for one in expected.said]
         assert code == (0 if told[0]["cause"] else 1 if told[0]["confidence"] == "confirmed" else 4)
+
+
+@NEEDS_PROMETHEUS
+def test_a_fall_is_held_against_this_hour_of_the_days_that_a_prometheus_has(
+    recorded: Recorded, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = recorded.onset + 3000
+
+    run(["diagnose", "--prometheus", url, "--at", f"{at:.0f}", "--last", "105m", "-o", "json"])
+
+    (told,) = json.loads(capsys.readouterr().out)
+    usual = {one["question"]: one["usual"] for one in told["evidence"] if one["answer"] == "yes"}
+    assert usual["prefix_hit_fell"].startswith("against this hour yesterday no, ")
+    assert usual["prefix_hit_fell"].endswith(", a week ago unknown: no history")
+    assert not any(one["usual"] for one in told["evidence"] if one["answer"] != "yes")
+
+
+def test_of_other_days_only_what_was_asked_is_read(recorded: Recorded) -> None:
+    content = load_content()
+    store = recording_store()
+    read_recordings([recorded.text], store, lambda name: True)
+    past = Past(list(rows_of_store(store)))
+    at = recorded.onset + 3000
+    (verdict,) = past.diagnose(content.groups, content.knowledge, content.trees, content.no_tree, {}, [at], 6300.0)
+    read: list[tuple[float, float]] = []
+    names: set[str] = set()
+
+    def nothing(groups: Sequence[RuleGroup], start: float, end: float) -> list[RangeSeries]:
+        read.append((start - at, end - at))
+        names.update(metric_selectors(groups))
+        return []
+
+    found = against_other_days(past, verdict, {}, content.groups, content.knowledge, nothing)
+
+    assert [one.diagnosis.cause for one in found.said] == [one.diagnosis.cause for one in verdict.said]
+    assert [end for _, end in read] == [900 - 7 * DAY_S, 900 - DAY_S]
+    assert all(end - start <= 3600 for start, end in read)
+    assert '{__name__="vllm:prefix_cache_hits_total"}' in names
+    assert 2 < len(names) < len(metric_selectors(content.groups)) / 3
+    unknown = "against this hour yesterday unknown: no history, a week ago unknown: no history"
+    assert {one.usual for one in found.said[0].diagnosis.evidence} == {"", unknown}
 
 
 def test_a_recording_is_asked_in_the_same_way(recorded: Recorded, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ import pytest
 from alerts.errors import BadExpressionError, QueryError
 from alerts.matcher import compile_go
 from alerts.promql import evaluate, evaluate_range, parse
+from alerts.promql.nodes import fixed_reach_ms
 from alerts.series.store import SeriesStore
 
 
@@ -226,3 +227,17 @@ def test_a_bucket_without_end_is_not_shared_out(buckets: dict[str, int], functio
     for bound, count in buckets.items():
         store.append({"__name__": "h_bucket", "le": bound}, 1.0, count)
     assert evaluate(function, store, 1.0)[0].value == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("expression", "reach_ms"),
+    [
+        ("rate(x[5m])", 0),
+        ("avg_over_time(x[30m] @ 1000) + rate(y[1h])", 1_800_000),
+        ("x @ 1000 offset 20m", 1_200_000),
+        ("max_over_time(rate(x[1m])[10m:5s] @ 1000 offset 1m)", 720_000),
+        ("sum_over_time(avg(avg_over_time(x[30m] @ 1000))[75m:1m])", 1_800_000),
+    ],
+)
+def test_a_fixed_time_is_read_back_as_far_as_its_windows_reach(expression: str, reach_ms: int) -> None:
+    assert fixed_reach_ms(parse(expression).root) == reach_ms
