@@ -1,4 +1,4 @@
-"""The rule files that come with this package."""
+"""The rule files and dashboards that come with this package."""
 
 from __future__ import annotations
 
@@ -20,3 +20,8 @@ def builtin_rule_files() -> list[Path]:
 def builtin_case_files() -> list[Path]:
     """Unit tests of our rules in promtool's format."""
     return sorted((_HERE / "cases").glob("*.yaml"))
+
+
+def builtin_dashboard_files() -> list[Path]:
+    """Grafana dashboards over the `llm:` series and what gateway and controller tell."""
+    return sorted((_HERE / "dashboards").glob("*.json"))

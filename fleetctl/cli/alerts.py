@@ -1,4 +1,4 @@
-"""`alerts`: check, test, explain and backtest rule files, with or without a controller.
+"""`alerts`: check, test, explain, backtest and export rule files, with or without a controller.
 
 These commands work on files, so they use the alerts package itself; it is imported when a command runs.
 """
@@ -15,6 +15,7 @@ import typer
 
 from fleetctl.cli import output as out
 from fleetctl.cli.alerts_backtest import register_backtest
+from fleetctl.cli.alerts_export import register_export
 from fleetctl.cli.context import call, current
 from fleetctl.cli.file_input import existing_files, read_or_refuse
 from fleetctl.cli.output import Output, OutputOption, print_data, print_fields, print_table
@@ -40,7 +41,7 @@ OptionalFiles = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    alerts = typer.Typer(no_args_is_help=True, help="Check, test, explain and backtest alert rules.")
+    alerts = typer.Typer(no_args_is_help=True, help="Check, test, explain, backtest and export alert rules.")
     app.add_typer(alerts, name="alerts")
 
     @alerts.command()
@@ -152,6 +153,7 @@ def register(app: typer.Typer) -> None:
         )
 
     register_backtest(alerts)
+    register_export(alerts)
 
 
 def counted(count: int, noun: str) -> str:

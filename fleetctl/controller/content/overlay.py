@@ -142,7 +142,7 @@ def _rules(parts: Sequence[Part], ledger: _Ledger) -> tuple[tuple[RuleGroup, ...
             ledger.enter("signal", group.name, part.source, path)
             last_signals[group.name] = part.source
         rules_of = [(rule, path) for group, path in (*part.objectives, *part.rules) for rule in group.rules]
-        last |= {_key(rule): part.source for rule, _ in rules_of}
+        last |= {rule_key(rule): part.source for rule, _ in rules_of}
         # Several rules of one name in one file are one object: an alert of two severities.
         for kind, name, path in dict.fromkeys((*_kind_and_name(rule), path) for rule, path in rules_of):
             ledger.enter(kind, name, part.source, path)
@@ -154,13 +154,13 @@ def _rules(parts: Sequence[Part], ledger: _Ledger) -> tuple[tuple[RuleGroup, ...
         *((part.source, group) for part in users for group, _ in part.rules),
     ]
     rules = [
-        replace(group, rules=tuple(rule for rule in group.rules if last[_key(rule)] == source))
+        replace(group, rules=tuple(rule for rule in group.rules if last[rule_key(rule)] == source))
         for source, group in ordered
     ]
     return tuple(signals), tuple(group for group in rules if group.rules)
 
 
-def _key(rule: Rule) -> tuple[str, ...]:
+def rule_key(rule: Rule) -> tuple[str, ...]:
     """Rules with the same key are the same thing to override: an alert by name, a recorded series with its labels."""
     if rule.kind == "alert":
         return ("alert", rule.name)
