@@ -32,7 +32,7 @@ def register_export(alerts: typer.Typer) -> None:
         kubernetes: Annotated[
             bool, typer.Option("--kubernetes", help="As PrometheusRule objects of the Prometheus operator.")
         ] = False,
-        namespace: Annotated[str | None, typer.Option("--namespace", help="Of the objects.")] = None,
+        namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="Of the objects.")] = None,
         label: Annotated[
             list[str] | None,
             typer.Option(

@@ -23,6 +23,7 @@ PROMTOOL = shutil.which("promtool") or "/usr/bin/promtool"
 SCHEMA = json.loads((DATA / "crd" / "monitoring.coreos.com_v1.json").read_text())
 IS_PROMETHEUS_RULE = jsonschema_rs.validator_for({**SCHEMA, "$ref": "#/$defs/PrometheusRule"})
 OURS = [*builtin_signal_files(), *builtin_rule_files()]
+BOARDS = ("fleet", "gateway", "node", "slo")
 OWN_RULES = """
 groups:
   - name: ours
@@ -125,6 +126,20 @@ def test_json_is_one_list_that_kubectl_applies(capsys: pytest.CaptureFixture[str
     assert run(["alerts", "export", "--kubernetes", "-o", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["kind"], len(found["items"])) == ("List", len(OURS))
+
+
+def test_dashboards_are_config_maps_that_grafanas_sidecar_finds(capsys: pytest.CaptureFixture[str]) -> None:
+    boards = [one for one in exported(capsys, "--dashboards", "-n", "monitoring") if one["kind"] == "ConfigMap"]
+    assert [one["metadata"]["name"] for one in boards] == [f"fleetctl-dashboard-{name}" for name in BOARDS]
+    assert {one["metadata"]["labels"]["grafana_dashboard"] for one in boards} == {"1"}
+    assert [json.loads(one["data"][f"{name}.json"])["uid"] for one, name in zip(boards, BOARDS, strict=True)] == [
+        f"fleetctl-{name}" for name in BOARDS
+    ]
+
+
+def test_dashboards_are_files_for_grafanas_provider(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["alerts", "export", "--dashboards", "--to", str(tmp_path)]) == 0
+    assert {path.stem for path in tmp_path.glob("*.json")} == set(BOARDS)
 
 
 @pytest.mark.parametrize(
