@@ -75,6 +75,14 @@ class DeepCheck(Wire):
     detail: str = ""  # why it failed, or why it is not known
 
 
+class NodeAbility(Wire):
+    """One thing that may be done to a node."""
+
+    ability: str
+    can: bool
+    how: str = ""  # how it is done, or why it can't be
+
+
 class Node(Wire):
     """One node with its newest signals."""
 
@@ -87,6 +95,9 @@ class Node(Wire):
     engine: str = "fleetctl"
     zone: str = ""
     revision: str = ""
+    provider: str = "local"  # who runs it: local, found, ...
+    facts: dict[str, str] = Field(default_factory=dict)  # host, gpu, sku, version, source: as far as they are known
+    abilities: list[NodeAbility] = Field(default_factory=list)  # of a node that was asked for by its name
     since: float | None = None
     instance: str | None = None  # opaque: another one after each restart
     running: Signal = Field(default_factory=Signal)

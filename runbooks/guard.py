@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from runbooks.ability import Ability
 from runbooks.fleet_view import Change, FleetView
-from runbooks.ports import WantedChange
+from runbooks.ports import NodeFacts, WantedChange
 from runbooks.run import Run, RunStatus
 from runbooks.target import NODE_SETS, Target, TargetKind
 from runbooks.verb import Action
@@ -246,10 +247,33 @@ def judge_near_floor(
 def judge_start(actions: Sequence[Action], fleet: FleetView) -> Ruling:
     """Whether what was planned still fits the fleet, right before the first step."""
     for action in actions:
+        if why := _lacking(action, fleet):
+            return Ruling(GuardAnswer.NO, why)
         if action.verb.check_start is not None and (why := action.verb.check_start(action, fleet)):
             return Ruling(GuardAnswer.NO, why)
         fleet = fleet.after(action.change)
     return Ruling(GuardAnswer.YES, "as planned")
+
+
+def _lacking(action: Action, fleet: FleetView) -> str:
+    """Why a node that the action means can't do its part; empty when each can, as far as that is known."""
+    for ability in action.verb.needs:
+        for name, node in sorted(_meant(ability, action, fleet).items()):
+            if why := node.cannot.get(ability):
+                return f"{name}: {action.verb.name} can't be done: {why}"
+    return ""
+
+
+def _meant(ability: Ability, action: Action, fleet: FleetView) -> dict[str, NodeFacts]:
+    """Whose ability it is about: a new node's is that of the node it copies."""
+    nodes, change = fleet.nodes or {}, action.change or Change()
+    if action.target.kind is TargetKind.ROLLOUT:
+        return {name: node for name, node in nodes.items() if node.wanted and node.pool == action.target.name}
+    if ability is Ability.START:
+        copied = {name: nodes.get(like or name) for name, like in change.creates.items()}
+        return {name: node for name, node in copied.items() if node is not None}
+    names = {action.target.name} if action.target.kind is TargetKind.NODE else change.taken_out
+    return {name: nodes[name] for name in names if name in nodes}
 
 
 def judge_repeat(runbook: str, targets: Sequence[Target], earlier: Iterable[Run]) -> Ruling:

@@ -7,7 +7,7 @@ the same kind of receipt. Effects raise `TemporaryError` (try again) or `Permane
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -52,6 +52,8 @@ class NodeFacts:
     held: int | None = None
     zone: str = ""
     engine: str = ""  # empty: not known
+    cannot: Mapping[str, str] = field(default_factory=dict)
+    """Abilities that it lacks, by the word of `runbooks.ability.Ability`, each with the reason."""
 
 
 @dataclass(frozen=True, slots=True)

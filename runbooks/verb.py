@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
+from runbooks.ability import Ability
 from runbooks.fleet_view import Change, FleetView
 from runbooks.node_selector import NodeSelector
 from runbooks.ports import Clock, Effects, Receipt
@@ -161,6 +162,8 @@ class Verb:
     run, so that going on after a crash means the same nodes. Raises BadInputError when it can't be done."""
     check_start: Callable[[Action, FleetView], str] | None = None
     """Why a resolved action does not fit the fleet any more; empty when it does. Asked once, when the run starts."""
+    needs: tuple[Ability, ...] = ()
+    """What the nodes that it acts on must be able to do: those it starts are like the one they copy."""
     undo: str = ""
     """Command template that undoes it, with {target}; empty: a run of this one command is not undone."""
     verify: Callable[[Action], Verify] | None = None

@@ -21,7 +21,7 @@ with hidden_imports("rich", "pygments"):  # as the controller starts
     from fleetctl.controller.app import serve
     from fleetctl.controller.config import ControllerConfig
     from fleetctl.kit.log import configure_logging
-    from fleetctl.providers.provider import LogChunk, ObservedInstance
+    from fleetctl.providers.provider import LogChunk, ObservedInstance, ProviderAct
     from fleetctl.providers.spec import NodeSpec
     from fleetctl.settings.tree import Settings
 
@@ -34,6 +34,10 @@ class ServedNodes:
 
     def __init__(self, port: int) -> None:
         self._port = port
+
+    def why_not(self, act: ProviderAct, spec: NodeSpec) -> str:
+        """All can be done."""
+        return ""
 
     def list_instances(self) -> Sequence[ObservedInstance]:
         """None that nobody wants."""

@@ -46,7 +46,7 @@ class _Connection(asyncio.Protocol):
         number, _, rest = path.strip(b"/").partition(b"/")
         if not number.isdigit():
             return _NOT_FOUND
-        if rest.startswith(b"health/"):
+        if rest.startswith((b"health", b"ready", b"v1/", b"v2/")):
             return _READY + _READY_BODY
         texts = self._texts[int(number) % NUM_KINDS]
         slot = int((time.monotonic() - self._started_at) / INTERVAL_S)

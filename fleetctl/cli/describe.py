@@ -13,6 +13,7 @@ from fleetctl.cli.context import call
 from fleetctl.cli.diagnosis_words import confidence_words, verdict_fields
 from fleetctl.cli.get import parse_kind
 from fleetctl.cli.kinds import (
+    ABILITY_COLUMNS,
     EVIDENCE_COLUMNS,
     RECEIPT_LINE_COLUMNS,
     STEP_COLUMNS,
@@ -137,9 +138,11 @@ def _describe_node(node: Node) -> None:
             ("phase", node.phase.value),
             ("reason", node.reason),
             ("url", node.url),
-            ("pool, model", f"{node.pool}, {node.model}"),
-            ("engine", node.engine),
-            ("zone, revision", f"{node.zone}, {node.revision}"),
+            ("pool, model", f"{node.pool or '-'}, {node.model or '-'}"),
+            ("engine", " ".join(filter(None, (node.engine or "-", node.facts.get("version", ""))))),
+            ("zone, revision", f"{node.zone or '-'}, {node.revision or '-'}"),
+            ("run by", node.provider + (f", named by {node.facts['source']}" if "source" in node.facts else "")),
+            ("host, GPUs", ", ".join(node.facts[key] for key in ("host", "gpu", "sku") if key in node.facts)),
             ("instance", node.instance or ""),
             ("since", ago(node.since)),
             ("last probe", age(node.probe_age_s)),
@@ -154,6 +157,9 @@ def _describe_node(node: Node) -> None:
             ("alerts", ", ".join(node.alerts)),
         ],
     )
+    if node.abilities:
+        out.stdout().print()
+        print_rows(node.abilities, ABILITY_COLUMNS, Output.table, empty="")
 
 
 def _describe_pool(pool: Pool) -> None:

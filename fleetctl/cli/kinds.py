@@ -155,6 +155,12 @@ def _negated(at: float | None) -> float | None:
     return None if at is None else -at
 
 
+ABILITY_COLUMNS: list[Column] = [
+    Column("what", lambda a: a.ability),
+    Column("can", lambda a: "yes" if a.can else "no"),
+    Column("how, or why not", lambda a: a.how),
+]
+
 EVIDENCE_COLUMNS: list[Column] = [
     Column("answer", lambda e: e.answer),
     Column("speaks", lambda e: e.speaks),

@@ -76,8 +76,10 @@ from fleetctl.kit.fetch import Fetcher
 from fleetctl.kit.stall import StallMonitor
 from fleetctl.kit.tls import client_tls
 from fleetctl.priority_class import PriorityClass
+from fleetctl.providers.found import FOUND, FoundNodes
 from fleetctl.providers.local_gateway import LocalGateway
 from fleetctl.providers.provider import NodeProvider
+from fleetctl.providers.providers import LOCAL, Providers
 from fleetctl.settings.controller import ControllerSettings
 from fleetctl.settings.tree import Settings
 from fleetctl.wire import LeadershipState, NodePhase
@@ -197,8 +199,8 @@ async def open_controller(
     async with AsyncExitStack() as stack:
         records, journal = await _open_state(config, clock, stack, led)
         tokens = await Tokens.opened(records, config.token)
-        of_this_machine = provider
-        provider = FencedProvider(provider, records.lease.require)
+        providers = Providers({LOCAL: provider, FOUND: FoundNodes()})
+        provider = FencedProvider(providers, records.lease.require)
         client = await _open_node_client(config, records, stack)
         content = ContentStore(settings.content, content_now, records.timeline, records.metrics, records.clock)
         routing = await Routing.opened(records)
@@ -254,11 +256,12 @@ async def open_controller(
             records,
             engine=engine,
             outreach=Outreach(settings.actions, http, inbound.silences),
-            evidence=Evidence(settings.incidents_dir, of_this_machine, engine, client, clock),
+            evidence=Evidence(settings.incidents_dir, providers, engine, client, clock),
         )
         lookup = FleetLookup(
             records.database,
             fleet,
+            provider,
             rules.store,
             clock,
             stale_after_s=stale_after_s,

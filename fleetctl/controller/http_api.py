@@ -57,6 +57,7 @@ from fleetctl.controller.incidents.views import (
     runbook_view,
     signals_by_node,
 )
+from fleetctl.controller.nodes.abilities import abilities_of
 from fleetctl.controller.nodes.node_logs import NodeLogs
 from fleetctl.controller.nodes.node_row import get_node, list_nodes
 from fleetctl.controller.receipts.receipts import MAX_RECEIPTS
@@ -283,7 +284,9 @@ class _Api:
         found = next((node for node in self._nodes() if node.name == name), None)
         if found is None:
             raise self._no_such_node(name)
-        return _json(found)
+        told = abilities_of(self._c.fleet.nodes[name].row.spec, self._c.provider)
+        abilities = [wire.NodeAbility(ability=one.ability.value, can=one.can, how=one.how) for one in told]
+        return _json(found.model_copy(update={"abilities": abilities}))
 
     async def pools(self, _: Request) -> Response:
         return _json_list(await self._pools())

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fleetctl.kit.reserved_port import reserve_port
 from fleetctl.providers.process import ProcessTable, children_of
-from fleetctl.providers.provider import LogChunk, ObservedInstance
+from fleetctl.providers.provider import LogChunk, ObservedInstance, ProviderAct
 from fleetctl.providers.spec import NodeSpec, OptionValue, words_from_options
 
 NODE_KIND = "node"  # in the record of a process: controller and gateway are in the same table
@@ -26,6 +26,10 @@ class LocalProvider:
         self._table = ProcessTable(root)
         self._token_file = node_token_file
         self._command = tuple(engine_command or (sys.executable, "-m", "fleetctl.node"))
+
+    def why_not(self, act: ProviderAct, spec: NodeSpec) -> str:
+        """Processes of this machine can be started and stopped, and their logs are here."""
+        return ""
 
     def list_instances(self) -> Sequence[ObservedInstance]:
         """Every node process that runs under the root."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
 from fleetctl.providers.spec import NodeSpec
@@ -26,6 +27,9 @@ class ObservedInstance:
     url: str | None = None  # where it answers; None: not known yet
     exit_status: int | None = None
     """Of what ran last and ended: its exit code, or minus the signal that ended it (-9: SIGKILL). None: not known."""
+    sees_process: bool = True
+    """False: it was found, and nobody here sees its process. `running` then says that it should be there."""
+    trouble: str = ""  # what the provider knows of why it does not run, or not well, in words
 
 
 def exit_words(exit_status: int | None) -> str:
@@ -48,6 +52,15 @@ class LogChunk:
     cursor: str  # opaque, of this provider
 
 
+class ProviderAct(StrEnum):
+    """What a provider may be able to do to a node; the words are those of `runbooks.ability.Ability`."""
+
+    START = "start"  # another node like it
+    STOP = "stop"
+    RESTART = "restart"
+    LOGS = "logs"
+
+
 class NodeProvider(Protocol):
     """Starts, finds and stops nodes.
 
@@ -56,6 +69,9 @@ class NodeProvider(Protocol):
 
     Threading: synchronous, called from worker threads, several at a time.
     """
+
+    def why_not(self, act: ProviderAct, spec: NodeSpec) -> str:
+        """Why this can never be done to such a node, for people; empty when it can. Looks at nothing."""
 
     def list_instances(self) -> Sequence[ObservedInstance]:
         """Every node that runs here, whoever started it."""

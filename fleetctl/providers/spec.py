@@ -23,6 +23,9 @@ class NodeSpec:
     engine: str = "fleetctl"
     zone: str = "local"
     revision: str = "r1"
+    provider: str = "local"  # who runs it: see `fleetctl.providers.providers`
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """What else is known of it: host, gpu, sku, version, and of a node that was found its addresses and its source."""
     options: Mapping[str, OptionValue] = field(default_factory=dict)
     """For the provider, which passes them on: the engine checks them, nobody else looks inside."""
 
@@ -31,12 +34,12 @@ class NodeSpec:
             raise ValueError(f"node name {self.name!r}: use 1 to 63 of a-z, 0-9 and '-', not starting with '-'")
 
     def named(self, name: str) -> NodeSpec:
-        """The same node under another name: what a replacement is."""
-        return replace(self, name=name)
+        """The same node under another name: what a replacement is. Its facts are its own."""
+        return replace(self, name=name, facts={})
 
     def to_json(self) -> dict[str, Any]:
         """The spec as it is stored."""
-        return {**asdict(self), "options": dict(self.options)}
+        return {**asdict(self), "facts": dict(self.facts), "options": dict(self.options)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> NodeSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from runbooks.ability import Ability
 from runbooks.target import TargetKind
 from runbooks.verb import ADDS, REMOVES, Shortcut, Verb
 
@@ -16,6 +17,7 @@ VERBS = (
         effect=lambda call: call.effects.cordon(call.action.target.name),
         idempotency="the route's state is set, not changed",
         shortcuts=(Shortcut("c", "Cordon"),),
+        needs=(Ability.CORDON,),
     ),
     Verb(
         name="uncordon",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from runbooks.ability import Ability
 from runbooks.target import TargetKind
 from runbooks.verb import REMOVES, Option, Shortcut, Verb
 
@@ -18,6 +19,7 @@ VERBS = (
         ),
         effect=lambda call: call.effects.drain(call.action.target.name, deadline_s=call.action.args["deadline_s"]),
         idempotency="a drain that has begun is waited for, not begun again",
+        needs=(Ability.DRAIN,),
         options=(Option("--deadline", "deadline_s", "duration", 30.0, "when to move what has not finished"),),
         shortcuts=(Shortcut("D", "Drain", "--deadline 30s"),),
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from runbooks.ability import Ability
 from runbooks.errors import BadInputError
 from runbooks.fleet_view import FleetView
 from runbooks.ports import Receipt
@@ -9,17 +10,7 @@ from runbooks.target import TargetKind
 from runbooks.verb import ADDS, KEEPS, REMOVES, Action, EffectCall, Option, Verb
 from runbooks.verbs.node import WAIT
 
-OUR_ENGINE = "fleetctl"
-
 _LIMITS = ("max_num_seqs", "max_num_batched_tokens", "prefill_chunk_tokens", "max_num_queued_reqs")
-
-
-def check_engine(action: Action, fleet: FleetView) -> str:
-    """Why the node's engine can't do it; empty when it can, or when it is not known which one it is."""
-    node = (fleet.nodes or {}).get(action.target.name)
-    if node is None or node.engine in ("", OUR_ENGINE):
-        return ""
-    return f"{node.name} runs {node.engine}, which has no call for {action.verb.name}; restart it with other settings"
 
 
 def _wanted(action: Action) -> dict[str, int]:
@@ -77,7 +68,7 @@ VERBS = (
             Option("--before", "before", "flag", False, "what held before it was changed"),
         ),
         resolve=_resolve,
-        check_start=check_engine,
+        needs=(Ability.LIMITS,),
         undo="limits {target} --before",
     ),
     Verb(
@@ -89,7 +80,7 @@ VERBS = (
         predicts=lambda action: f"empties the prefix cache of {action.target}: prompts are computed whole once more",
         effect=lambda call: call.effects.reset_prefix_cache(call.action.target.name),
         idempotency="an empty cache is empty",
-        check_start=check_engine,
+        needs=(Ability.RESET_PREFIX_CACHE,),
     ),
     Verb(
         name="sleep",
@@ -100,7 +91,7 @@ VERBS = (
         predicts=lambda action: f"cordons {action.target} and puts it to sleep, if it holds no requests",
         effect=lambda call: call.effects.sleep_node(call.action.target.name),
         idempotency="a node that sleeps is asleep",
-        check_start=check_engine,
+        needs=(Ability.SLEEP,),
         undo="wake {target}",
     ),
     Verb(
@@ -113,6 +104,6 @@ VERBS = (
         effect=lambda call: call.effects.wake_node(call.action.target.name, wait_s=call.action.args["wait_s"]),
         idempotency="a node that is awake is waited for",
         options=(WAIT,),
-        check_start=check_engine,
+        needs=(Ability.SLEEP,),
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from runbooks.ability import Ability
 from runbooks.fleet_view import FleetView
 from runbooks.target import TargetKind
 from runbooks.verb import CREATES, KEEPS, REMOVES, Action, Option, Verb
@@ -32,6 +33,7 @@ VERBS = (
             call.action.target.name, like=call.action.args["like"], wait_s=call.action.args["wait_s"]
         ),
         idempotency="a node that runs is waited for, not started again",
+        needs=(Ability.START,),
         options=(Option("--like", "like", "node", None, "copy this node's settings"), WAIT),
         needs_target=False,
     ),
@@ -46,6 +48,7 @@ VERBS = (
             call.action.target.name, grace_s=call.action.args["grace_s"], force=call.action.args["force"]
         ),
         idempotency="a node that does not run is stopped",
+        needs=(Ability.STOP,),
         options=(
             Option("--grace", "grace_s", "duration", 10.0, "time between SIGTERM and SIGKILL"),
             Option("--force", "force", "flag", False, "stop it even while it holds requests"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from runbooks.ability import Ability
 from runbooks.target import TargetKind
 from runbooks.verb import PAUSES, Verb
 from runbooks.verbs.node import WAIT
@@ -16,6 +17,7 @@ VERBS = (
         predicts=lambda action: f"stops and starts {action.target} under its own name and waits until it is ready",
         effect=lambda call: call.effects.restart_node(call.action.target.name, wait_s=call.action.args["wait_s"]),
         idempotency="the old process is marked before it is stopped: only that one is ever replaced",
+        needs=(Ability.RESTART,),
         options=(WAIT,),
     ),
 )

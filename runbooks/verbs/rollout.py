@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from runbooks.ability import Ability
 from runbooks.errors import BadInputError
 from runbooks.fleet_view import FleetView
 from runbooks.ports import Receipt, RolloutFacts, RolloutOrder, RolloutOrderKind
@@ -160,6 +161,7 @@ VERBS = (
             Option("--shadow", "shadow", "ratio", None, "compare answers too, on copies of this share of the requests"),
         ),
         needs_target=False,
+        needs=(Ability.START, Ability.STOP),
         resolve=_resolve_start,
     ),
     Verb(

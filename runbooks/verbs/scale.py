@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Collection, Sequence
 
+from runbooks.ability import Ability
 from runbooks.errors import BadInputError
 from runbooks.fleet_view import Change, FleetView
 from runbooks.ports import NodeFacts, Receipt
@@ -169,6 +170,7 @@ VERBS = (
         effect=_effect,
         moves_requests=True,
         idempotency="the nodes are chosen when the run is asked for; one that runs, or is gone, is done",
+        needs=(Ability.START, Ability.STOP, Ability.DRAIN),
         options=(
             Option("--to", "to", "size", None, "nodes it shall have: 5, +2, -1, or before", required=True),
             Option("--from", "from", "count", None, "nodes it has now; refused at the start if it has not"),

@@ -103,6 +103,8 @@ def node_view(
         engine=spec.engine,
         zone=spec.zone,
         revision=spec.revision,
+        provider=spec.provider,
+        facts=dict(spec.facts),
         since=state.since,
         instance=state.instance,
         signal_age_s=None if scraped_at is None else max(0.0, now - scraped_at),

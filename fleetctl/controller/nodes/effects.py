@@ -446,12 +446,16 @@ class FleetEffects:
             return
         try:
             await self.fleet.start_node(row)
+        except RefusedError as error:
+            raise PermanentError(error.message) from error
         except FleetctlError as error:
             raise TemporaryError(error.message) from error
 
     async def _stop_process(self, name: str, grace_s: float) -> None:
         try:
             await asyncio.to_thread(self.provider.stop, name, grace_s)
+        except RefusedError as error:
+            raise PermanentError(error.message) from error
         except FleetctlError as error:
             raise TemporaryError(error.message) from error
 

@@ -13,9 +13,9 @@ import sqlalchemy as sa
 from fleetctl.controller.database import Database, get_meta, put_meta
 from fleetctl.controller.nodes.node_client import BadStatusError, NoAnswerError, NodeClient, NotAllowedError
 from fleetctl.controller.nodes.node_row import get_node
+from fleetctl.engines.table import engine_kind
 from fleetctl.providers.provider import NodeProvider
 from runbooks.ports import PermanentError, Receipt, TemporaryError
-from runbooks.verbs.limits import OUR_ENGINE
 
 _NEVER = (HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT)
 """What a node says no to, and will again."""
@@ -81,8 +81,10 @@ class EngineCalls:
         row = await self.database.read(lambda c: get_node(c, name))
         if row is None or not row.wanted:
             raise PermanentError(f"{name} is not a node that should run")
-        if row.spec.engine != OUR_ENGINE:
-            raise PermanentError(f"{name} runs {row.spec.engine}, which has no call for this")
+        if not engine_kind(row.spec.engine).is_own:
+            raise PermanentError(
+                f"{name} runs {row.spec.engine or 'an engine that is not known'}: it can't be asked this"
+            )
         view = await asyncio.to_thread(self.provider.observe, name)
         if not view.running or not view.url:
             raise PermanentError(f"{name} does not run")

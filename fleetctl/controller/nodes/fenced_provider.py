@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fleetctl.providers.provider import LogChunk, NodeProvider, ObservedInstance
+from fleetctl.providers.provider import LogChunk, NodeProvider, ObservedInstance, ProviderAct
 from fleetctl.providers.spec import NodeSpec
 
 
@@ -15,6 +15,10 @@ class FencedProvider:
         """`may_act` raises a FleetctlError when this controller does not know that it leads."""
         self._inner = inner
         self._may_act = may_act
+
+    def why_not(self, act: ProviderAct, spec: NodeSpec) -> str:
+        """As the provider's."""
+        return self._inner.why_not(act, spec)
 
     def list_instances(self) -> Sequence[ObservedInstance]:
         """As the provider's."""

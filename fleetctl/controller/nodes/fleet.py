@@ -28,7 +28,7 @@ from fleetctl.controller.nodes.wanted_history import note_unrecorded
 from fleetctl.controller.records import Records
 from fleetctl.controller.slots import Slots
 from fleetctl.kit.errors import FleetctlError
-from fleetctl.providers.provider import NodeProvider, exit_words
+from fleetctl.providers.provider import NodeProvider, ObservedInstance, exit_words
 from fleetctl.providers.spec import NodeSpec
 from fleetctl.wire import NodePhase
 
@@ -241,7 +241,7 @@ class Fleet:
         health: NodeHealth | None = None
         drain: NodeDrain | None = None
         if view.running and view.url:
-            health = await self._client.health(view.url)
+            health = await self._client.health(view.url, row.spec.engine)
             if health.answered and health.reason == "draining":
                 try:
                     drain = await self._client.drain_state(view.url)
@@ -258,7 +258,7 @@ class Fleet:
             since=None,
             url=view.url,
             instance=view.instance,
-            process_up=True if view.running else (False if is_lost else None),
+            process_up=_process_up(view, is_lost),
             exit_status=view.exit_status,
             was_ready=was_ready,
         )
@@ -273,7 +273,9 @@ class Fleet:
         if state.url and state.url != row.url and row.wanted:
             await self._routing.change(row.name, only_if={"wanted": True}, url=state.url)
             row = replace(row, url=state.url)
-        if state.phase is NodePhase.READY and row.route is RouteIntent.NONE and row.role is Role.MEMBER:
+        # Without the name of its model no request can be for it.
+        is_new = row.route is RouteIntent.NONE and row.role is Role.MEMBER and bool(row.spec.model)
+        if state.phase is NodePhase.READY and is_new:
             standing = {"wanted": True, "route": RouteIntent.NONE, "role": Role.MEMBER}
             await self._routing.change(row.name, only_if=standing, route=RouteIntent.ACTIVE)
             row = replace(row, route=RouteIntent.ACTIVE)
@@ -294,6 +296,13 @@ class Fleet:
                     data={"reason": state.reason, "was": before.phase.value if before else None},
                 )
         return state
+
+
+def _process_up(view: ObservedInstance, is_lost: bool) -> bool | None:
+    """By the word of who runs it; None: nobody here sees its process, or it is not to be there."""
+    if not view.sees_process:
+        return None
+    return True if view.running else (False if is_lost else None)
 
 
 def judge_phase(

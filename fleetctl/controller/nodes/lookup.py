@@ -11,12 +11,14 @@ from alerts.promql import evaluate
 from alerts.series.store import SeriesStore
 from diagnostics.query import store_query
 from fleetctl.controller.database import Database
+from fleetctl.controller.nodes.abilities import lacking
 from fleetctl.controller.nodes.fleet import Fleet
 from fleetctl.controller.nodes.freezes import Freezes
 from fleetctl.controller.nodes.node_row import NodeRow, RouteIntent, list_nodes
 from fleetctl.controller.nodes.node_values import fresh_values
 from fleetctl.controller.nodes.wanted_history import WantedHistory
 from fleetctl.kit.clock import Clock
+from fleetctl.providers.provider import NodeProvider
 from fleetctl.wire import NodePhase, RouteSignals
 from runbooks.ports import Freeze, NodeFacts, NodeRoom, RevisionFacts, WantedChange, WayOut
 
@@ -33,6 +35,7 @@ class FleetLookup:
         self,
         database: Database,
         fleet: Fleet,
+        provider: NodeProvider,
         store: SeriesStore,
         clock: Clock,
         *,
@@ -51,6 +54,7 @@ class FleetLookup:
         """
         self._database = database
         self._fleet = fleet
+        self._provider = provider
         self._store = store
         self._clock = clock
         self._stale_after_s = stale_after_s
@@ -76,6 +80,7 @@ class FleetLookup:
                 held=held.get(row.name),
                 zone=row.spec.zone,
                 engine=row.spec.engine,
+                cannot=lacking(row.spec, self._provider),
             )
             for row in await self._database.read(list_nodes)
         ]

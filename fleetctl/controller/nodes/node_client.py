@@ -12,6 +12,8 @@ from urllib.parse import quote
 import httpx
 from pydantic import ValidationError
 
+from fleetctl.engines.kind import OWN_ENGINE, EngineKind
+from fleetctl.engines.table import engine_kind
 from fleetctl.kit.errors import UnreachableError
 from fleetctl.kit.fetch import Fetcher, TextAnswer
 from fleetctl.wire import GatewayWorkers, TenantUse
@@ -109,23 +111,15 @@ class NodeClient:
         self._probes = probes
         self._headers = {"Authorization": f"Bearer {node_token}"}
 
-    async def health(self, url: str) -> NodeHealth:
-        """What the node says of itself. No answer is a value too: nothing is raised."""
-        answered = await self._probes.get(f"{url}/health/ready")
-        status = answered.status
-        if status is None:
-            return NodeHealth(False, False, f"no answer: {answered.problem}")
-        if status not in (200, 503):
-            return NodeHealth(False, False, f"/health/ready answers {status}")
-        answer = _parse_object(answered.text.encode())
-        reason = answer.get("reason")
-        since = answer.get("since")
-        return NodeHealth(
-            answered=True,
-            ready=status == 200,
-            reason=reason if isinstance(reason, str) else ("ready" if status == 200 else "not ready, without a reason"),
-            since=float(since) if isinstance(since, int | float) else None,
-        )
+    async def health(self, url: str, engine: str = OWN_ENGINE) -> NodeHealth:
+        """What the node says of itself, at its engine's own path. No answer is a value too: nothing is raised."""
+        kind = engine_kind(engine)
+        *earlier, last = kind.ready_paths
+        for path in earlier:
+            answered = await self._probes.get(f"{url}{path}")
+            if answered.status != HTTPStatus.NOT_FOUND:
+                return _health_of(kind, path, answered)
+        return _health_of(kind, last, await self._probes.get(f"{url}{last}"))
 
     async def probe(self, url: str) -> TextAnswer:
         """One open page of a node, as text. No answer is a value too: nothing is raised."""
@@ -253,6 +247,34 @@ async def read_limited(response: httpx.Response, limit: int) -> bytes:
             raise NoAnswerError(f"the answer is longer than {limit} bytes")
         parts.append(part)
     return b"".join(parts)
+
+
+def _health_of(kind: EngineKind, path: str, answered: TextAnswer) -> NodeHealth:
+    status = answered.status
+    if status is None:
+        return NodeHealth(False, False, f"no answer: {answered.problem}")
+    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        return NodeHealth(True, False, f"{path} answers {status}: it wants a key")
+    if status not in (200, 503):
+        return NodeHealth(False, False, f"{path} answers {status}")
+    if status == 200 and not kind.is_own:
+        return NodeHealth(True, True, "ready")
+    answer = _parse_object(answered.text.encode())
+    reason = answer.get("reason") if kind.is_own else _foreign_reason(kind, answered.text)
+    since = answer.get("since") if kind.is_own else None
+    return NodeHealth(
+        answered=True,
+        ready=status == 200,
+        reason=reason if isinstance(reason, str) else ("ready" if status == 200 else "not ready, without a reason"),
+        since=float(since) if isinstance(since, int | float) else None,
+    )
+
+
+def _foreign_reason(kind: EngineKind, text: str) -> str:
+    """Why another engine is not ready, in the words that our own nodes have for it."""
+    if kind.unready_reason:
+        return kind.unready_reason
+    return "loading" if "loading" in text.lower() else f"{kind.title} says no more"
 
 
 def describe(error: Exception) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from fleetctl.controller.nodes.revision import Revision, with_revision
+from fleetctl.controller.nodes.revision import Revision, is_ours, with_revision
 from fleetctl.controller.tables import nodes, pools, revisions
 from fleetctl.kit.errors import BadInputError, RefusedError
 from fleetctl.providers.spec import NodeSpec
@@ -83,7 +83,8 @@ def note_node_wanted(connection: sa.Connection, spec: NodeSpec, now: float, *, g
 
     Wanted beyond the pool's size, it makes the pool larger, unless `grows` is false: then it is there for another one.
     """
-    store_revision(connection, Revision.of(spec), now)
+    if is_ours(spec):
+        store_revision(connection, Revision.of(spec), now)
     size = _count_wanted(connection, spec.pool)
     pool = get_pool(connection, spec.pool)
     if pool is None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from fleetctl.providers.providers import LOCAL
 from fleetctl.providers.spec import NodeSpec, OptionValue
 
 ID_DIGITS = 12
@@ -73,8 +74,13 @@ class Revision:
 
 
 def with_revision(spec: NodeSpec) -> NodeSpec:
-    """The spec with the id of its own revision, whatever it said before."""
-    return replace(spec, revision=Revision.of(spec).id)
+    """The spec with the id of its own revision, whatever it said before. A node that others start has theirs."""
+    return replace(spec, revision=Revision.of(spec).id) if is_ours(spec) else spec
+
+
+def is_ours(spec: NodeSpec) -> bool:
+    """Whether its options are all that decides how it answers: those that it is started with."""
+    return spec.provider == LOCAL
 
 
 def _argument(value: OptionValue) -> Argument:

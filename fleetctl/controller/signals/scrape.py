@@ -11,7 +11,9 @@ from fleetctl.controller.nodes.fleet import NodeState
 from fleetctl.controller.nodes.gateways import GATEWAY_JOB, address_of
 from fleetctl.controller.records import Records
 from fleetctl.controller.signals.scrape_slots import ScrapeTarget, SlotScraper
+from fleetctl.engines.table import engine_kind
 from fleetctl.kit.fetch import Fetcher
+from fleetctl.providers.found import METRICS_URL
 from fleetctl.settings.tree import Settings
 from fleetctl.wire import NodePhase
 
@@ -113,8 +115,8 @@ class Scraper:
 
 
 def _metrics_of(state: NodeState) -> str | None:
-    url = state.url or state.row.url
-    return None if url is None else f"{url}/metrics"
+    spec, url = state.row.spec, state.url or state.row.url
+    return spec.facts.get(METRICS_URL) or (None if url is None else f"{url}{engine_kind(spec.engine).metrics_path}")
 
 
 def is_target(state: NodeState, now: float) -> bool:

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.providers.local import LocalProvider
 from fleetctl.providers.process import ProcessTable
-from fleetctl.providers.provider import LogChunk, ObservedInstance
+from fleetctl.providers.provider import LogChunk, ObservedInstance, ProviderAct
 from fleetctl.providers.spec import NodeSpec
 from fleetctl.wire import RouteState
 from runbooks.run import Run, RunStatus
@@ -68,6 +68,9 @@ class MortalProvider:
 
     def forget(self, name: str) -> None:
         self._around(lambda: self._inner.forget(name))
+
+    def why_not(self, act: ProviderAct, spec: NodeSpec) -> str:
+        return ""
 
     def list_instances(self) -> Sequence[ObservedInstance]:
         return self._inner.list_instances()

@@ -121,7 +121,7 @@ def check_evidence_file(file: Path, folder: Path) -> None:
     parts = json.loads(file.read_text())["parts"]
     assert parts["log"]["content"] == "killed by the kernel"
     assert parts["requests"]["missing"] == "node-2 does not run"
-    assert parts["stacks"]["missing"] == "its processes are not on this machine"
+    assert parts["stacks"]["missing"] == "it has no process on this machine"
 
 
 async def test_evidence_of_a_dead_node_keeps_what_there_is_and_says_why_the_rest_is_missing(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.kit.errors import FleetctlError
-from fleetctl.providers.provider import LogChunk, ObservedInstance
+from fleetctl.providers.provider import LogChunk, ObservedInstance, ProviderAct
 from fleetctl.providers.spec import NodeSpec
 from fleetctl.wire import NodePhase
 from tests.fixtures.controller import make_config, until
@@ -30,6 +30,9 @@ class ServedNodes:
     def __init__(self, url: str) -> None:
         self._url = url
         self.blind: set[str] = set()
+
+    def why_not(self, act: ProviderAct, spec: NodeSpec) -> str:
+        return ""
 
     def list_instances(self) -> Sequence[ObservedInstance]:
         return ()

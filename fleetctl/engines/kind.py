@@ -1,0 +1,59 @@
+"""One kind of engine as data: its paths, and for each ability how it is done or why it can't be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from runbooks.ability import Ability
+
+OWN_ENGINE = "fleetctl"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An admin route: method and path below the node's address."""
+
+    method: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Can:
+    """An ability and how it is done. `needs`: what the engine must have been started with."""
+
+    how: str
+    needs: str = ""
+    calls: tuple[Call, ...] = ()  # tried in order: a path that answers 404 is of another version
+
+
+@dataclass(frozen=True, slots=True)
+class Cannot:
+    """An ability that is not there, and why."""
+
+    why: str
+
+
+Capability = Can | Cannot
+
+
+@dataclass(frozen=True, slots=True)
+class EngineKind:
+    """What nodes of one kind have in common. Paths are tried in order: a 404 is another version's."""
+
+    name: str
+    title: str
+    ready_paths: tuple[str, ...]
+    version_paths: tuple[str, ...]
+    metrics_path: str = "/metrics"
+    metric_prefixes: tuple[str, ...] = ()  # of its own metrics: what tells it from others
+    tells_load: bool = True  # it says how many requests it holds: a drain waits for none
+    unready_reason: str = ""  # what 503 from its ready path means, where that is one thing
+    at_stop: str = ""  # what SIGTERM does
+    at_stop_option: str = ""  # gives requests time at SIGTERM
+    abilities: Mapping[Ability, Capability] = field(default_factory=dict)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is our engine, with admin routes of its own."""
+        return self.name == OWN_ENGINE

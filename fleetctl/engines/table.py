@@ -1,0 +1,220 @@
+"""Every kind of engine, with the paths and options that its own sources have (versions: docs/engines.md).
+
+What several engines share is said once. A kind that is not in the table is `openai`: it answers, and nothing else is
+known of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from fleetctl.engines.kind import OWN_ENGINE, Call, Can, Cannot, Capability, EngineKind
+from runbooks.ability import Ability
+
+OTHER_ENGINE = "openai"
+
+_CORDON = Can("the gateways send it nothing new")
+_GREEDY = Can("a known greedy answer over /v1/completions, recorded once and voted on among its peers")
+_WAIT = Can("cordoned, then its own gauges of running and waiting requests are waited for")
+_GO_ON = Can("the gateways let another node of the engine go on behind the text")
+_NOT_CHATS = Can("the gateways let another node go on with completions that say `max_tokens`; chats are answered anew")
+_DEV_MODE = "VLLM_SERVER_DEV_MODE=1"
+
+_OWN: Mapping[Ability, Capability] = {
+    Ability.DEEP_CHECK: Can("a golden prompt after all users, at /health/deep"),
+    Ability.CORDON: _CORDON,
+    Ability.DRAIN: Can("its own drain at /admin/drain, with a receipt for each request"),
+    Ability.MOVE: Can("token for token, to any node of the model"),
+    Ability.SLEEP: Can("weights and KV cache are given back", calls=(Call("POST", "/admin/sleep?level=1"),)),
+    Ability.ADAPTERS: Cannot("our engine serves one model and no adapters"),
+    Ability.RESET_PREFIX_CACHE: Can("before the next request", calls=(Call("POST", "/admin/reset_prefix_cache"),)),
+    Ability.LIMITS: Can("from its next step on", calls=(Call("POST", "/admin/limits"),)),
+    Ability.PROFILE: Cannot("our engine has no profiler to switch on"),
+}
+
+_VLLM: Mapping[Ability, Capability] = {
+    Ability.DEEP_CHECK: _GREEDY,
+    Ability.CORDON: _CORDON,
+    Ability.DRAIN: _WAIT,
+    Ability.MOVE: _GO_ON,
+    Ability.SLEEP: Can(
+        "weights go to host memory, the KV cache is dropped",
+        f"{_DEV_MODE} and --enable-sleep-mode",
+        (Call("POST", "/sleep?level=1"),),
+    ),
+    Ability.ADAPTERS: Can("loaded and unloaded by name", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora"),
+    Ability.RESET_PREFIX_CACHE: Can(
+        "refused by the engine while requests run", _DEV_MODE, (Call("POST", "/reset_prefix_cache"),)
+    ),
+    Ability.LIMITS: Cannot("vLLM reads its limits at the start: restart it with other settings"),
+    Ability.PROFILE: Can("torch's profiler, into the folder that it was started with", "VLLM_TORCH_PROFILER_DIR=DIR"),
+}
+
+_SGLANG: Mapping[Ability, Capability] = {
+    Ability.DEEP_CHECK: _GREEDY,
+    Ability.CORDON: _CORDON,
+    Ability.DRAIN: _WAIT,
+    Ability.MOVE: _GO_ON,
+    Ability.SLEEP: Can(
+        "weights and KV cache are released", "--enable-memory-saver", (Call("POST", "/release_memory_occupation"),)
+    ),
+    Ability.ADAPTERS: Can("loaded and unloaded by name", "--enable-lora"),
+    Ability.RESET_PREFIX_CACHE: Can("refused by the engine while requests run", calls=(Call("POST", "/flush_cache"),)),
+    Ability.LIMITS: Cannot("SGLang reads its limits at the start: restart it with other settings"),
+    Ability.PROFILE: Can("torch's profiler, into the folder that it was started with", "SGLANG_TORCH_PROFILER_DIR=DIR"),
+}
+
+_TGI: Mapping[Ability, Capability] = {
+    Ability.DEEP_CHECK: _GREEDY,
+    Ability.CORDON: _CORDON,
+    Ability.DRAIN: _WAIT,
+    Ability.MOVE: _NOT_CHATS,
+    Ability.SLEEP: Cannot("TGI can't sleep: stop it"),
+    Ability.ADAPTERS: Cannot("TGI loads adapters when it starts: restart it with LORA_ADAPTERS"),
+    Ability.RESET_PREFIX_CACHE: Cannot("TGI has no call for it: restart it"),
+    Ability.LIMITS: Cannot("TGI reads its limits at the start: restart it with other settings"),
+    Ability.PROFILE: Cannot("TGI has no call for it"),
+}
+
+_TRTLLM: Mapping[Ability, Capability] = {
+    Ability.DEEP_CHECK: _GREEDY,
+    Ability.CORDON: _CORDON,
+    Ability.DRAIN: _WAIT,
+    Ability.MOVE: _NOT_CHATS,
+    Ability.SLEEP: Can(
+        "weights and KV cache are released", "a release that has it", (Call("POST", "/release_memory"),)
+    ),
+    Ability.ADAPTERS: Cannot("trtllm-serve loads adapters when it starts"),
+    Ability.RESET_PREFIX_CACHE: Cannot("trtllm-serve has no call for it: restart it"),
+    Ability.LIMITS: Cannot("trtllm-serve reads its limits at the start: restart it with other settings"),
+    Ability.PROFILE: Cannot("trtllm-serve has no call for it"),
+}
+
+_TRITON: Mapping[Ability, Capability] = {
+    Ability.DEEP_CHECK: Cannot("Triton has no OpenAI routes to ask for a known answer"),
+    Ability.CORDON: Cannot("no gateway of ours sends to Triton: it has no OpenAI routes"),
+    Ability.DRAIN: Cannot("no gateway of ours sends to Triton: it has no OpenAI routes"),
+    Ability.MOVE: Cannot("no gateway of ours sends to Triton: it has no OpenAI routes"),
+    Ability.SLEEP: Cannot("Triton unloads models through its repository: that is a deploy"),
+    Ability.ADAPTERS: Cannot("Triton loads what its repository has"),
+    Ability.RESET_PREFIX_CACHE: Cannot("Triton has no call for it: restart it"),
+    Ability.LIMITS: Cannot("Triton reads its limits from the model's configuration"),
+    Ability.PROFILE: Cannot("Triton has no call for it"),
+}
+
+_LLAMACPP: Mapping[Ability, Capability] = {
+    Ability.DEEP_CHECK: _GREEDY,
+    Ability.CORDON: _CORDON,
+    Ability.DRAIN: _WAIT,
+    Ability.MOVE: _NOT_CHATS,
+    Ability.SLEEP: Cannot("llama.cpp's server can't sleep when it is asked to: stop it"),
+    Ability.ADAPTERS: Cannot("llama.cpp's server loads adapters when it starts"),
+    Ability.RESET_PREFIX_CACHE: Cannot("llama.cpp's server has no call for all slots: restart it"),
+    Ability.LIMITS: Cannot("llama.cpp's server reads its limits at the start: restart it with other settings"),
+    Ability.PROFILE: Cannot("llama.cpp's server has no call for it"),
+}
+
+_OTHER: Mapping[Ability, Capability] = {
+    Ability.DEEP_CHECK: _GREEDY,
+    Ability.CORDON: _CORDON,
+    Ability.DRAIN: Can("cordoned, then what the gateways have open there is waited for: it says nothing itself"),
+    Ability.MOVE: _NOT_CHATS,
+    Ability.SLEEP: Cannot("which engine it is is not known"),
+    Ability.ADAPTERS: Cannot("which engine it is is not known"),
+    Ability.RESET_PREFIX_CACHE: Cannot("which engine it is is not known"),
+    Ability.LIMITS: Cannot("which engine it is is not known"),
+    Ability.PROFILE: Cannot("which engine it is is not known"),
+}
+
+_KINDS = (
+    EngineKind(
+        OWN_ENGINE,
+        "our engine",
+        ready_paths=("/health/ready",),
+        version_paths=("/version",),
+        metric_prefixes=("engine_",),
+        at_stop="finishes what runs, within its grace",
+        abilities=_OWN,
+    ),
+    EngineKind(
+        "vllm",
+        "vLLM",
+        # 503 when its core is known dead; one that hangs still answers 200: the deep check tells.
+        ready_paths=("/health",),
+        version_paths=("/version",),
+        metric_prefixes=("vllm:", "vllm_"),
+        unready_reason="core_dead",
+        at_stop="aborts everything at once, unless it was given time",
+        at_stop_option="--shutdown-timeout SECONDS",
+        abilities=_VLLM,
+    ),
+    EngineKind(
+        "sglang",
+        "SGLang",
+        # Not /health, which generates a token and takes up to 20 s. Before 0.5 there is no /ready.
+        ready_paths=("/ready", "/ping", "/health"),
+        version_paths=("/server_info", "/get_server_info"),
+        metric_prefixes=("sglang:", "sglang_"),
+        at_stop="finishes what it holds without an upper bound, and goes on taking new requests",
+        at_stop_option="none: it is ended by force after --grace",
+        abilities=_SGLANG,
+    ),
+    EngineKind(
+        "trtllm",
+        "trtllm-serve",
+        # Not /health: answering it with a fatal error makes the server end itself.
+        ready_paths=("/v1/models",),
+        version_paths=("/version",),
+        # /metrics there is JSON, and reading it takes it away from the next reader.
+        metrics_path="/prometheus/metrics",
+        metric_prefixes=("trtllm_",),
+        at_stop="ends as its HTTP server does",
+        abilities=_TRTLLM,
+    ),
+    EngineKind(
+        "tgi",
+        "Text Generation Inference",
+        ready_paths=("/health",),
+        version_paths=("/info",),
+        metric_prefixes=("tgi_",),
+        at_stop="finishes what runs",
+        at_stop_option="--graceful-termination-timeout SECONDS (90)",
+        abilities=_TGI,
+    ),
+    EngineKind(
+        "triton",
+        "Triton with TensorRT-LLM",
+        ready_paths=("/v2/health/ready",),
+        version_paths=("/v2",),
+        metric_prefixes=("nv_trt_llm_", "nv_inference_"),
+        at_stop="takes nothing new and waits",
+        at_stop_option="--exit-timeout-secs SECONDS (30)",
+        abilities=_TRITON,
+    ),
+    EngineKind(
+        "llamacpp",
+        "llama.cpp's server",
+        ready_paths=("/health",),
+        version_paths=("/props",),
+        metric_prefixes=("llamacpp:", "llamacpp_"),
+        at_stop="ends at once",
+        abilities=_LLAMACPP,
+    ),
+    EngineKind(
+        OTHER_ENGINE,
+        "another OpenAI-compatible server",
+        ready_paths=("/health", "/v1/models"),
+        version_paths=(),
+        tells_load=False,
+        at_stop="is not known",
+        abilities=_OTHER,
+    ),
+)
+
+ENGINES: Mapping[str, EngineKind] = MappingProxyType({kind.name: kind for kind in _KINDS})
+
+
+def engine_kind(name: str) -> EngineKind:
+    """The kind of this name; one that nobody knows is as any OpenAI-compatible server."""
+    return ENGINES.get(name, ENGINES[OTHER_ENGINE])
