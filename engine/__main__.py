@@ -1,4 +1,4 @@
-"""`fleetctl-node` (`python -m engine` in a clone): serve a node, make a small model, check a model, run the core.
+"""`fleetctl-node` (`python -m engine` in a clone): serve or drain a node, make or check a model, run the core.
 
 Exit codes: 0 done, 1 it could not run here, 2 bad input. Errors are one line on stderr.
 """
@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from engine.config import BadConfigError, add_serve_arguments, config_from_args
+from engine.config import BadConfigError, add_serve_arguments, config_from_args, read_token
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
@@ -45,6 +45,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_serve_arguments(serve)
     serve.set_defaults(run=_serve)
+    drain = commands.add_parser("drain", help="drain the node on this machine, and wait until it holds nothing")
+    drain.add_argument("--host", default="127.0.0.1", help="where it listens (%(default)s)")
+    drain.add_argument("--port", type=int, default=8000, help="where it listens (%(default)s)")
+    drain.add_argument("--admin-token-file", metavar="F", required=True, help="the file that it was started with")
+    drain.add_argument("--deadline", metavar="S", type=float, default=30.0, help="until requests move (%(default)s)")
+    drain.set_defaults(run=_drain)
     make = commands.add_parser("make-model", help="make a small real model with random weights")
     make.add_argument("directory", metavar="DIR")
     make.add_argument("--seed", type=int, default=0, help="the same seed gives the same bytes (%(default)s)")
@@ -71,6 +77,19 @@ def _serve(args: argparse.Namespace) -> int:
     except (BadConfigError, BadModelError, BadTokenizerError) as exc:
         return _say(exc, EXIT_BAD_INPUT)
     except StartError as exc:
+        return _say(exc, EXIT_FAILED)
+    return 0
+
+
+def _drain(args: argparse.Namespace) -> int:
+    from engine.drain_command import DrainFailedError, drain
+
+    try:
+        token = read_token(args.admin_token_file)
+        sys.stdout.write(f"drained: {drain(args.host, args.port, token, args.deadline)}\n")
+    except BadConfigError as exc:
+        return _say(exc, EXIT_BAD_INPUT)
+    except DrainFailedError as exc:
         return _say(exc, EXIT_FAILED)
     return 0
 

@@ -257,7 +257,7 @@ def config_from_args(args: argparse.Namespace) -> NodeConfig:
         pool=args.pool,
         zone=args.zone,
         revision=args.revision,
-        admin_token=_read_token(args.admin_token_file),
+        admin_token=None if args.admin_token_file is None else read_token(args.admin_token_file),
         api_keys=_read_keys(args.api_key_file),
         enable_faults=args.enable_faults,
         drain_timeout_s=args.drain_timeout,
@@ -324,9 +324,8 @@ def _host_name() -> str:
     return name if NAME.fullmatch(name) else "node"
 
 
-def _read_token(path: str | None) -> str | None:
-    if path is None:
-        return None
+def read_token(path: str) -> str:
+    """The admin token. Raises BadConfigError."""
     token = _read_secret("--admin-token-file", path).strip()
     if len(token) < MIN_TOKEN_CHARS:
         raise BadConfigError(f"--admin-token-file {path}: the token needs at least {MIN_TOKEN_CHARS} characters")
