@@ -171,6 +171,7 @@ CASES = [
     ),
     ("bad_deploy_errors", "errors", "new_revision changed_deploy errors_up errors_everywhere"),
     ("bad_deploy_never_ready", "controller", "starts_fail loading_long changed_deploy"),
+    ("bad_deploy_never_ready", "node", "start_failed process_ended silent"),
     ("chunking_off", "latency", "gaps_jump restarted_before ttft_tail_up chunking_off"),
     ("gateway_down", "gateway", "gateway_silent"),
     ("gateway_down", "gateway", "gateway_silent gateway_ended gateway_died"),

@@ -19,6 +19,7 @@ from fleetctl.controller.nodes.changes import Change, Changes
 from fleetctl.controller.nodes.deep_checks import DeepChecks
 from fleetctl.controller.nodes.fleet import Fleet, NodeState
 from fleetctl.controller.nodes.gateways import GATEWAY_JOB, Gateways, address_of
+from fleetctl.controller.nodes.node_row import RouteIntent
 from fleetctl.kit.clock import Clock
 from fleetctl.providers.spec import NodeSpec
 from fleetctl.wire import NodePhase
@@ -34,7 +35,8 @@ PHASE = "fleet_node_phase"
 CHANGE = "fleet_change_timestamp_seconds"
 """Unix time of the last change of a kind; of a node, of a pool (no label node), or of the fleet (neither)."""
 REASONS = frozenset({"loading", "warming_up", "asleep", "draining", "core_dead", "core_stuck", "wrong_output"})
-"""What nodes say of themselves. Beside them: process_ended, no_answer, other; "" where the phase says all."""
+"""What nodes say of themselves. Beside them: start_failed (its process ended before it was ever ready),
+process_ended, no_answer, other; "" where the phase says all."""
 LIMITS_EVERY_S = 5.0
 _LIMITS = parse("llm:limit")
 
@@ -164,7 +166,7 @@ class FleetSeries(Collector):
 def reason_word(state: NodeState) -> str:
     """Why the node is in its phase, in one word: what rules and questions can compare."""
     if state.process_up is False:
-        return "process_ended"
+        return "process_ended" if state.was_ready or state.row.route is not RouteIntent.NONE else "start_failed"
     if state.reason in REASONS:
         return state.reason
     match state.phase:

@@ -111,6 +111,8 @@ def test_an_older_entry_does_not_hide_a_newer_one() -> None:
     [
         (node("a"), ""),
         (node("a", NodePhase.UNREACHABLE, process_up=False, reason="its process ended: signal 9"), "process_ended"),
+        (node("a", NodePhase.UNREACHABLE, process_up=False, route=RouteIntent.NONE), "start_failed"),
+        (node("a", NodePhase.UNREACHABLE, process_up=False, route=RouteIntent.NONE, was_ready=True), "process_ended"),
         (node("a", NodePhase.UNREACHABLE, reason="timed out"), "no_answer"),
         (node("a", NodePhase.NOT_READY, reason="core_stuck"), "core_stuck"),
         (node("a", NodePhase.STARTING, reason="loading"), "loading"),
