@@ -18,7 +18,7 @@ PYTEST_END = $(PYTEST_ARGS) $(if $(PYTEST_ARGS),|| test $$? -eq 5)
 # The files of a marker, as reading all to run a few costs every worker seconds; what PYTEST_ARGS names may lie elsewhere.
 marked = $(if $(PYTEST_ARGS),,$$(grep -rlw --include='test_*.py' 'mark.$(1)' tests))
 
-.PHONY: help crash-points bench-predictions bench-diagnosis bench-diagnosis-real bench-routing bench-engine bench-signals first-night long-night soak-node soak-gateway soak-drain storm-gateway demo up down top test test-gpu test-wheel wheel mutants bench-kernels bench-gateway compile-gateway test-compiled check format setup setup-dev debs clean
+.PHONY: help crash-points bench-predictions bench-diagnosis bench-diagnosis-real bench-routing bench-engine bench-signals first-night long-night soak-node soak-gateway soak-drain storm-gateway demo up down top test test-gpu test-wheel wheel mutants kube-tools manifests bench-kernels bench-gateway compile-gateway test-compiled check format setup setup-dev debs clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 18
@@ -35,7 +35,7 @@ down: setup ## Stop this machine's fleet
 top: setup ## Open the cockpit
 	@$(BIN)/fleetctl top
 
-test: setup-dev debs check ## Install, then run all checks and tests (what CI runs)
+test: setup-dev debs kube-tools check ## Install, then run all checks and tests (what CI runs)
 	$(PYTEST) -n 3 $(BY_FILE) -m "not gpu and not bench and not serial and not waits" $(PYTEST_END)
 	$(PYTEST) -n 3 $(BY_FILE) -m "waits and not gpu and not bench" $(call marked,waits) $(PYTEST_END)
 	$(PYTEST) -m "serial and not gpu and not bench" $(call marked,serial) $(PYTEST_END)
@@ -141,6 +141,13 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 
 debs: ## Install the Debian packages that tests talk to, where that is allowed
 	@scripts/install-debs prometheus prometheus-alertmanager postgresql
+
+kube-tools: setup-dev ## Put helm and kubectl beside the environment's Python, where that is allowed
+	@$(BIN)/python scripts/install-kube-tools $(VENV)/kube
+
+manifests: setup ## Write the rules and dashboards of this release into the chart (fleetctl/deploy)
+	@rm -f fleetctl/deploy/helm/fleetctl/monitoring/fleetctl-*.yaml
+	@$(BIN)/fleetctl alerts export --kubernetes --dashboards --to fleetctl/deploy/helm/fleetctl/monitoring
 
 clean: ## Remove the environment and the local state
 	-@$(BIN)/fleetctl down 2>/dev/null

@@ -432,7 +432,7 @@ class LeadershipView:
     def __init__(self, config: ControllerConfig, led: LedState | None, since: float) -> None:
         self._led = led
         self._since = since
-        self._wanted = [url.rstrip("/") for url in config.settings.controller.peers]
+        self._wanted = config.settings.controller.other_controllers
 
     def state(self) -> LeadershipState:
         """As the API tells it."""
@@ -505,7 +505,7 @@ async def _open_state(
     metrics.epoch.set(database.epoch)
     if led is not None:
         metrics.standbys.set_function(lambda: float(len(led.leadership.peers)))
-        metrics.peers_wanted.set(len(config.settings.controller.peers))
+        metrics.peers_wanted.set(len(config.settings.controller.other_controllers))
     return Records(clock, database, timeline, metrics, stalls, audit, lease), journal
 
 

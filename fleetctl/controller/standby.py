@@ -87,7 +87,7 @@ class Standby:
         self.metrics = ControllerMetrics()
         self.metrics.leader.set(0.0)
         self.metrics.storage_ok.set_function(lambda: float(not state.database.storage_error))
-        self.metrics.peers_wanted.set(len(settings.controller.peers))
+        self.metrics.peers_wanted.set(len(settings.controller.other_controllers))
         self.rules = RulesInForce(load_content(settings.content), settings.signals, clock)
         self.leader: StoredLease | None = None
 

@@ -95,8 +95,8 @@ class ControllerSettings(Section):
     peers: tuple[Annotated[str, Field(pattern=r"^https?://[^/]+/?$")], ...] = Field(
         default=(),
         max_length=16,
-        description="The other controllers on the same database: clients and gateways ask them when this one does not"
-        " lead, and one that is missing is told of.",
+        description="The other controllers on the same database, or all of them: clients and gateways ask them when"
+        " this one does not lead, and one that is missing is told of.",
     )
     heartbeat_url: SecretStr | None = Field(
         default=None,
@@ -145,6 +145,12 @@ class ControllerSettings(Section):
     def base_url(self) -> str:
         """Where clients find it."""
         return self.url or f"http://{self.host}:{self.port}"
+
+    @property
+    def other_controllers(self) -> tuple[str, ...]:
+        """`peers` without this one: controllers that share a file of settings are all in it."""
+        own = self.base_url.rstrip("/")
+        return tuple(url for one in self.peers if (url := one.rstrip("/")) != own)
 
 
 class ActionBudgetSettings(Section):

@@ -236,3 +236,11 @@ def test_content_folders_lie_beside_the_file_that_names_them_and_a_variable_has_
     for value in ("/srv/a:/srv/b", '["/srv/a", "/srv/b"]'):
         monkeypatch.setenv("FLEETCTL_CONTENT", value)
         assert load_settings(path).content == (Path("/srv/a"), Path("/srv/b"))
+
+
+def test_controllers_that_share_one_file_do_not_wait_for_themselves(tmp_path: Path) -> None:
+    path = tmp_path / "f.yaml"
+    path.write_text("controller: {peers: ['http://ctl-0:7700', 'http://ctl-1:7700/'], url: 'http://ctl-1:7700'}\n")
+    assert load_settings(path).controller.other_controllers == ("http://ctl-0:7700",)
+    other = load_settings(path, {"controller": {"url": "http://ctl-0:7700/"}})
+    assert other.controller.other_controllers == ("http://ctl-1:7700",)
