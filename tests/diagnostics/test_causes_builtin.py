@@ -174,6 +174,7 @@ CASES = [
     ("bad_deploy_never_ready", "node", "start_failed process_ended silent"),
     ("chunking_off", "latency", "gaps_jump restarted_before ttft_tail_up chunking_off"),
     ("gateway_down", "gateway", "gateway_silent"),
+    ("quality_drop", "gateway", "output_wrong peers_wrong gateway_fails_open nodes_work retries_up"),
     ("gateway_down", "gateway", "gateway_silent gateway_ended gateway_died"),
     ("gateway_crash", "gateway", "gateway_died gateway_just_died"),
     ("gateway_limit", "gateway", "limits_refuse gateway_refuses"),
