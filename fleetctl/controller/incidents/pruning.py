@@ -109,12 +109,15 @@ async def in_chunks(remove: Callable[[], Awaitable[int]]) -> int:
 
 def surplus_incidents(connection: sa.Connection, before: float, max_incidents: int, limit: int) -> list[dict[str, Any]]:
     """The oldest resolved incidents that opened before that time, or beyond so many, each with its timeline."""
-    # What a person read from a file is as old as it is: that is no reason to drop it.
-    is_resolved = sa.and_(incidents.c.status == IncidentStatus.RESOLVED.value, incidents.c.imported.is_(None))
-    newest = sa.select(incidents.c.opened_at).where(is_resolved).order_by(incidents.c.opened_at.desc())
+    is_resolved = incidents.c.status == IncidentStatus.RESOLVED.value
+    is_own = sa.and_(is_resolved, incidents.c.imported.is_(None))
+    newest = sa.select(incidents.c.opened_at).where(is_own).order_by(incidents.c.opened_at.desc())
     last_kept = connection.execute(newest.offset(max_incidents - 1).limit(1)).scalar()
     until = before if last_kept is None else max(before, last_kept)
-    query = sa.select(incidents).where(is_resolved, incidents.c.opened_at < until).order_by(incidents.c.opened_at)
+    # What a person read from a file is as old as it is: that is no reason to drop it. It goes so long after it came.
+    is_read_long_ago = sa.and_(is_resolved, incidents.c.imported["at"].as_float() < before)
+    is_surplus = sa.or_(sa.and_(is_own, incidents.c.opened_at < until), is_read_long_ago)
+    query = sa.select(incidents).where(is_surplus).order_by(incidents.c.opened_at)
     found = [dict(row) for row in connection.execute(query.limit(limit)).mappings()]
     told = sa.select(events).where(events.c.incident_id.in_([row["id"] for row in found])).order_by(events.c.seq)
     by_incident: dict[str, list[dict[str, Any]]] = {}

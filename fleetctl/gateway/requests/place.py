@@ -30,6 +30,7 @@ from fleetctl.settings.gateway import GatewaySettings
 
 log = structlog.get_logger()
 
+ENDED_KEPT_S = 60.0  # who asks which nodes ended besides looks back a few seconds
 MAX_TRIES = 8  # nodes asked for one new request; a hand-off asks every node, because losing it is worse than waiting
 DEADLINE_HEADER = "X-Fleet-Deadline-S"
 REVISION_HEADER = b"x-fleet-revision"
@@ -163,7 +164,7 @@ class Placer:
     def note_death(self, proxied: ProxiedRequest, job: Job, node: str, reason: str) -> None:
         """A node ended, or fell silent, with the request in hand."""
         proxied.deaths.append(Death(node, reason, proxied.meter.num_events))
-        self._ended_at[node] = self._clock()
+        self._note_ended(node)
         if proxied.body_key is None and not job.is_continuation and job.body is not None:
             proxied.body_key = body_key(job.path, job.body)
         self._note_failed(proxied, node, Ejection.RESET)
@@ -171,6 +172,14 @@ class Placer:
     def ended_besides(self, nodes: Sequence[str], since: float) -> bool:
         """Whether others than these nodes ended since then: with requests in hand, or found gone by the next one."""
         return any(at >= since for node, at in self._ended_at.items() if node not in nodes)
+
+    def _note_ended(self, node: str) -> None:
+        """Nodes come and go by new names for months: what nobody asks about any more goes with the next one."""
+        now = self._clock()
+        self._ended_at = {name: at for name, at in self._ended_at.items() if now - at < ENDED_KEPT_S}
+        self._ended_at[node] = now
+        if self._routing.table is not None:
+            self._refusing &= {endpoint.node for endpoint in self._routing.table.active}
 
     async def place(self, job: Job, proxied: ProxiedRequest) -> Placed | NotPlaced:
         """The first node that takes the job. A refusal, refused connection, death or silence tries another."""
@@ -286,7 +295,7 @@ class Placer:
                 proxied.wait = None
                 if node not in self._refusing:
                     self._refusing.add(node)
-                    self._ended_at[node] = self._clock()
+                    self._note_ended(node)
             elif wait.end is not WaitEnd.REQUEST_UNKNOWN:  # then the node lost it, and is well
                 self.note_death(proxied, job, node, reason)
             self._loads.suspect(node, SUSPECT_S)

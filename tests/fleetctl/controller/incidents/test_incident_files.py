@@ -80,7 +80,10 @@ async def test_an_incident_goes_from_one_fleet_to_another_as_a_record_that_nothi
         assert second.book.get(incident.id) is None
         recent = await second.database.read(lambda c: list_recent(c, 0.0))
         assert recent == []
-        assert await second.database.read(lambda c: surplus_incidents(c, 1e12, 1, 10)) == []
+        taken_at = second.clock.now()
+        assert await second.database.read(lambda c: surplus_incidents(c, taken_at - 60, 1, 10)) == []
+        long_ago = await second.database.read(lambda c: surplus_incidents(c, taken_at + 60, 1, 10))
+        assert [row["id"] for row in long_ago] == [incident.id]
         told = await second.timeline.read_all(incident.id)
         view = imported_view(stored, told)
         assert [entry.kind for entry in view.timeline] == [

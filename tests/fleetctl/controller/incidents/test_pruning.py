@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from diagnostics.incident import FiredAlert, Incident, IncidentStatus, open_incident
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.controller.incidents.incident_files import IncidentFiles
-from fleetctl.controller.incidents.incident_store import get_incident, list_incidents, save_incident
+from fleetctl.controller.incidents.incident_store import get_incident, list_incidents, save_incident, set_imported
 from fleetctl.controller.tables import events
 from fleetctl.providers.process import ProcessTable
 from runbooks.journal import Journal
@@ -67,6 +67,21 @@ async def test_old_incident_goes_with_its_files_and_an_open_one_stays(controller
     stored = [await controller.database.read(lambda c, i=i: get_incident(c, i.id)) for i in (old, old_but_open, new)]
     assert [one is not None for one in stored] == [False, True, True]
     assert [len(files_of(controller, one)) for one in (old, old_but_open, new)] == [0, 2, 2]
+
+
+async def test_an_incident_from_a_file_is_kept_as_long_as_others_from_when_it_was_read(
+    tmp_path: Path, any_database_url: str
+) -> None:
+    limits = {"keep_for_s": 30 * DAY_S, "database_url": any_database_url}
+    async with open_controller(make_config(tmp_path, nodes=0, **limits), NoProvider(), DrivenClock()) as controller:
+        incidents = [await add_incident(controller, days_ago) for days_ago in (400, 401)]
+        now = controller.clock.now()
+        for incident, read_days_ago in zip(incidents, (29, 31), strict=True):
+            imported = {"software": "x", "at": now - read_days_ago * DAY_S, "runs": [], "timeline": []}
+            await controller.database.write(lambda c, i=incident, told=imported: set_imported(c, i.id, told))
+        await controller.loops.run_turn("pruning")
+        stored = [await controller.database.read(lambda c, i=i: get_incident(c, i.id)) for i in incidents]
+        assert [one is not None for one in stored] == [True, False]
 
 
 async def test_what_is_too_much_goes_the_oldest_first_and_incidents_are_exported_with_their_timeline(

@@ -225,6 +225,15 @@ async def test_a_lone_node_is_not_given_again_the_request_that_it_died_with() ->
         assert len(rig.nodes["a"].seen) == 1
 
 
+async def test_a_node_that_ended_long_ago_is_forgotten_when_another_one_ends() -> None:
+    async with rig_of("a") as rig:
+        rig.placer.note_death(rig.proxied, make_job(), "gone", "disconnected")
+        assert rig.placer.ended_besides(["a"], 0.0)
+        rig.clock.now += 3600
+        rig.placer.note_death(rig.proxied, make_job(), "a", "disconnected")
+        assert not rig.placer.ended_besides(["a"], 0.0)
+
+
 @pytest.mark.parametrize(
     ("header", "seconds"),
     [
