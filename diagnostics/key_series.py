@@ -12,6 +12,8 @@ from diagnostics.value_format import format_value
 
 MAX_OWN, MAX_PEERS = 6, 8  # lines of one chart: more are a carpet
 EFFECT_WINDOW_S = 60.0  # what is compared before a run began and after it ended
+# Of a node that is dead or hangs, what its series still say is what they said last.
+DEAD_NODE_ALERTS = frozenset({"LLMNodeDown", "LLMCoreDown", "LLMCoreStuck"})
 LOST = "gateway_requests_total"
 LOST_OUTCOMES = ("failed", "gave_up")
 
@@ -68,7 +70,9 @@ def key_charts(series: Iterable[Series], record: IncidentRecord) -> tuple[Chart,
 
 def effect_words(run: RunRecord, series: Iterable[Series], record: IncidentRecord) -> str:
     """What was measured in the incident's place before the run began, a minute at most and only since the incident did,
-    and in the minute after it ended; of a node that was replaced, at its replacement. "" where nothing was."""
+    and in the minute after it ended; of a node that was replaced, at its replacement. "" where nothing was.
+
+    A node that was dead or hung by then is not measured before: its last numbers tell of nobody's requests."""
     begun = [step.started_at for step in run.steps if step.started_at is not None]
     ended = [step.ended_at for step in run.steps if step.ended_at is not None]
     if not begun or not ended or run.status in ("proposed", "running", "approved", "verifying", "undoing"):
@@ -80,15 +84,22 @@ def effect_words(run: RunRecord, series: Iterable[Series], record: IncidentRecor
     place_after = {**record.scope, "node": replacement} if replacement else record.scope
     parts = []
     known = list(series)
+    dead = {
+        one.labels.get("node", "")
+        for one in record.alerts
+        if one.name in DEAD_NODE_ALERTS and (one.active_at or one.fired_at or 0.0) <= first
+    }
     for key in KEY_SERIES:
         if key.name == LOST:
             continue
         of_key = [(labels, points) for labels, points in known if labels.get("__name__") == key.name]
-        before = _mean((p for labels, p in of_key if _is_in(labels, record.scope)), since, first)
+        of_place = [(labels, p) for labels, p in of_key if _is_in(labels, record.scope)]
+        before = _mean((p for labels, p in of_place if labels.get("node") not in dead), since, first)
+        is_hollow = any(labels.get("node") in dead for labels, _ in of_place)
         after = _mean((p for labels, p in of_key if _is_in(labels, place_after)), last, last + EFFECT_WINDOW_S)
-        if before is not None and after is not None:
-            told = f"{format_value(before, key.unit)} before, {format_value(after, key.unit)} after"
-            parts.append(f"{key.title} {told}")
+        if after is not None and (before is not None or is_hollow):
+            told = "not measured" if before is None else format_value(before, key.unit)
+            parts.append(f"{key.title} {told} before, {format_value(after, key.unit)} after")
     return "; ".join(parts)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from diagnostics.key_series import effect_words
-from diagnostics.record import IncidentRecord, RunRecord, StepLine
+from diagnostics.record import AlertRecord, IncidentRecord, RunRecord, StepLine
 
 ONSET, BEGAN, ENDED = 1_000.0, 1_030.0, 1_060.0
 
@@ -53,3 +53,35 @@ def test_effect_is_measured_where_the_requests_went(scope: dict[str, str], input
         ttft_of("n2b", 0.2, ENDED, ENDED + 60),
     ]
     assert effect_words(make_run(**inputs), series, make_record(**scope)) == f"p99 time to first token {words}"
+
+
+@pytest.mark.parametrize(
+    ("alert", "active_at", "before"),
+    [
+        ("LLMNodeDown", ONSET + 5, "not measured"),
+        ("LLMCoreStuck", ONSET + 5, "not measured"),
+        ("LLMNodeSlow", ONSET + 5, "1.9 s"),
+        ("LLMNodeDown", ENDED, "1.9 s"),  # it died of what was done to it
+    ],
+)
+def test_the_last_numbers_of_a_dead_or_hung_node_are_no_measure_of_before(
+    alert: str, active_at: float, before: str
+) -> None:
+    fired = AlertRecord(fingerprint="a", name=alert, state="resolved", labels={"node": "n2"}, active_at=active_at)
+    record = make_record(node="n2").model_copy(update={"alerts": [fired]})
+    series = [ttft_of("n2", 1.9, ONSET, BEGAN), ttft_of("n2b", 0.2, ENDED, ENDED + 60)]
+
+    words = effect_words(make_run(node="n2", replacement="n2b"), series, record)
+
+    assert words == f"p99 time to first token {before} before, 200 ms after"
+
+
+def test_of_a_pool_with_a_dead_node_the_others_are_measured() -> None:
+    fired = AlertRecord(fingerprint="a", name="LLMNodeDown", state="firing", labels={"node": "n2"}, active_at=ONSET)
+    record = make_record(pool="chat").model_copy(update={"alerts": [fired]})
+    series = [
+        ttft_of("n2", 1.9, ONSET, BEGAN),
+        ttft_of("n1", 0.5, ONSET, BEGAN),
+        ttft_of("n1", 0.2, ENDED, ENDED + 60),
+    ]
+    assert effect_words(make_run(), series, record) == "p99 time to first token 500 ms before, 200 ms after"
