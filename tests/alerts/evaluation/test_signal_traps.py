@@ -338,7 +338,8 @@ def test_tgi_counters_without_total_are_read_and_unknowns_stay_absent() -> None:
     )
     assert rig.value("llm:running") == 4.0
     assert rig.value("llm:waiting") == 2.0
-    assert rig.value("llm:requests:rate") == pytest.approx(5.5)
+    assert rig.value("llm:requests:rate") == pytest.approx(3.5), "what was refused was not taken, and has not ended"
+    assert rig.value("llm:invalid:rate") == pytest.approx(1.0)
     assert rig.value("llm:rejected:rate") == pytest.approx(1.0)
     assert rig.value("llm:errors:rate") == pytest.approx(0.5)
     assert rig.value("llm:queue_seconds:mean") == pytest.approx(0.2)
