@@ -10,6 +10,7 @@ export FLEETCTL_STATE_DIR ?= $(CURDIR)/.fleetctl
 # Bytecode is kept, whatever an image says: else each worker, and each process that a test starts, compiles all sources.
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST_ARGS ?=
+TAG ?= 0.1.0
 PYTEST = $(BIN)/python -m pytest
 # In the order of tests/conftest.py, longest first, so that no stage ends with one worker.
 BY_FILE = --dist loadfile --no-loadscope-reorder
@@ -18,7 +19,7 @@ PYTEST_END = $(PYTEST_ARGS) $(if $(PYTEST_ARGS),|| test $$? -eq 5)
 # The files of a marker, as reading all to run a few costs every worker seconds; what PYTEST_ARGS names may lie elsewhere.
 marked = $(if $(PYTEST_ARGS),,$$(grep -rlw --include='test_*.py' 'mark.$(1)' tests))
 
-.PHONY: help crash-points bench-predictions bench-diagnosis bench-diagnosis-real bench-routing bench-engine bench-signals first-night long-night soak-node soak-gateway soak-drain storm-gateway demo up down top test test-gpu test-wheel wheel mutants kube-tools manifests bench-kernels bench-gateway compile-gateway test-compiled check format setup setup-dev debs clean
+.PHONY: help crash-points bench-predictions bench-diagnosis bench-diagnosis-real bench-routing bench-engine bench-signals first-night long-night soak-node soak-gateway soak-drain storm-gateway demo up down top test test-gpu test-wheel wheel mutants images kube-tools manifests bench-kernels bench-gateway compile-gateway test-compiled check format setup setup-dev debs clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 18
@@ -148,6 +149,13 @@ kube-tools: setup-dev ## Put helm and kubectl beside the environment's Python, w
 manifests: setup ## Write the rules and dashboards of this release into the chart (fleetctl/deploy)
 	@rm -f fleetctl/deploy/helm/fleetctl/monitoring/fleetctl-*.yaml
 	@$(BIN)/fleetctl alerts export --kubernetes --dashboards --to fleetctl/deploy/helm/fleetctl/monitoring
+
+images: setup-dev ## Lint the Dockerfiles, and build both images where a Docker daemon runs (TAG=0.1.0)
+	@$(BIN)/hadolint fleetctl/deploy/images/*.Dockerfile
+	@if docker info >/dev/null 2>&1; then \
+	  for image in control-plane engine; do \
+	    docker build --tag fleetctl/$$image:$(TAG) --file fleetctl/deploy/images/$$image.Dockerfile . || exit 1; done; \
+	else echo "note: no Docker daemon here; the Dockerfiles were linted only"; fi
 
 clean: ## Remove the environment and the local state
 	-@$(BIN)/fleetctl down 2>/dev/null

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,10 @@ from fleetctl.kit.reserved_port import reserve_port
 from fleetctl.kit.tls import NO_TLS
 from fleetctl.settings.document import setting_docs
 from fleetctl.settings.load import load_settings
+from tests.fixtures import ROOT
+from tests.fixtures.contained import contained, give_away, is_possible, open_folder
 from tests.fixtures.controller_process import eventually
+from tests.fixtures.engine import tiny_model_dir
 from tests.fixtures.manifests import (
     Manifest,
     charted,
@@ -261,38 +264,62 @@ def test_what_prometheus_scrapes_are_ports_and_paths_that_are_there() -> None:
 
 @contextmanager
 def started(manifests: list[Manifest], name: str, folder: Path, port: int, **instead: str) -> Iterator[str]:
-    """A container's command with its environment and settings, as a process of this machine."""
-    state, settings = folder / name, folder / f"{name}.yaml"
+    """A container's command with its environment, settings and rights, as a process of this machine.
+
+    Volumes lie in the folder, and addresses are this machine's; where a read-only root can't be made, it has its own.
+    """
+    state, scratch, settings = folder / name, folder / f"{name}.tmp", folder / f"{name}.yaml"
     state.mkdir()
+    scratch.mkdir()
     (state / "node.token").write_text(TOKEN)
     settings.write_text(yaml.safe_dump(settings_of(manifests)))
     container = containers(manifests)[name]
-    told = {one["name"]: filled(one) for one in container["env"]}
-    here = {
-        "FLEETCTL_CONFIG": str(settings),
-        "FLEETCTL_STATE_DIR": str(state),
-        f"FLEETCTL_{name.upper()}__HOST": "127.0.0.1",
-        f"FLEETCTL_{name.upper()}__PORT": str(port),
-    }
-    env = {**told, **here, **instead, "PATH": os.environ["PATH"], "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-    words = [sys.executable, "-m", "fleetctl.cli", *container["args"]]
+    told = {one["name"]: filled(one) for one in container["env"]} | {"HOME": str(state), "TMPDIR": str(scratch)}
+    if name == "engine":
+        words = [sys.executable, "-m", "fleetctl.node", *here(container["args"], folder, port)]
+    else:
+        words = [sys.executable, "-m", "fleetctl.cli", *container["args"]]
+        told |= {
+            "FLEETCTL_CONFIG": str(settings),
+            "FLEETCTL_STATE_DIR": str(state),
+            f"FLEETCTL_{name.upper()}__HOST": "127.0.0.1",
+            f"FLEETCTL_{name.upper()}__PORT": str(port),
+        }
+    if is_possible():
+        give_away(state)
+        give_away(scratch)
+        words = contained(words, [state, scratch])
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", **told, **instead}
     log = folder / f"{name}.log"
     with log.open("wb") as output:
-        process = subprocess.Popen(words, stdout=output, stderr=output, env={**env, "HOME": "/nonexistent"}, cwd=folder)
+        process = subprocess.Popen(words, stdout=output, stderr=output, env=env, cwd=folder)
     try:
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
         process.wait(60)
-        assert process.returncode == 0, shlex.join(words) + "\n" + log.read_text()[-3000:]
+        assert process.returncode == 0, log.read_text()[-3000:]
+
+
+def here(args: list[str], folder: Path, port: int) -> list[str]:
+    """A node's arguments on this machine: without a GPU, with a model and a token of the test."""
+    places = {
+        "--model=": str(tiny_model_dir()),
+        "--host=": "127.0.0.1",
+        "--port=": str(port),
+        "--admin-token-file=": str(folder / "engine" / "node.token"),
+        "--golden-file=": str(folder / "engine" / "golden.json"),
+        "--node-name=": "fleetctl-engine-0",
+    }
+    changed = [next((f"{key}{value}" for key, value in places.items() if one.startswith(key)), one) for one in args]
+    return [*changed, "--runner=fake"]
 
 
 @pytest.mark.e2e
 @pytest.mark.waits
-def test_controller_and_gateway_start_from_what_is_rendered_and_answer_their_probes(tmp_path: Path) -> None:
+def test_all_three_start_from_what_is_rendered_as_another_user_on_a_read_only_root_and_answer_their_probes() -> None:
     manifests = kustomized("small")
     found = containers(manifests)
-    ports = [reserve_port(), reserve_port()]
     asked = httpx.Client(verify=NO_TLS, timeout=5, trust_env=False)
 
     def answers(url: str, path: str) -> bool:
@@ -304,9 +331,14 @@ def test_controller_and_gateway_start_from_what_is_rendered_and_answer_their_pro
         is_not_ready = path == "/health" and answer.status_code == 503 and answer.json()["ready"] is False
         return answer.status_code == 200 or is_not_ready
 
-    with asked, started(manifests, "controller", tmp_path, ports[0]) as controller:
-        for probe in (*probes(found["controller"]), {"path": "/metrics"}):
-            eventually(lambda probe=probe: answers(controller, probe["path"]), f"the controller's {probe['path']}")
-        with started(manifests, "gateway", tmp_path, ports[1], FLEETCTL_CONTROLLER__URL=controller) as gateway:
-            for probe in (*probes(found["gateway"]), {"path": "/metrics"}):
-                eventually(lambda probe=probe: answers(gateway, probe["path"]), f"the gateway's {probe['path']}")
+    def all_answered(url: str, name: str) -> None:
+        for path in (*(probe["path"] for probe in probes(found[name])), "/metrics"):
+            eventually(partial(answers, url, path), f"{name}'s {path}", 90)
+
+    with asked, open_folder() as folder:
+        with started(manifests, "controller", folder, reserve_port()) as controller:
+            all_answered(controller, "controller")
+            with started(manifests, "gateway", folder, reserve_port(), FLEETCTL_CONTROLLER__URL=controller) as gateway:
+                all_answered(gateway, "gateway")
+        with started(manifests, "engine", folder, reserve_port()) as engine:
+            all_answered(engine, "engine")
