@@ -8,6 +8,7 @@ import errno
 import resource
 import signal
 import socket
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -30,11 +31,16 @@ from fleetctl.kit.errors import BadInputError
 from fleetctl.providers.local import LocalProvider
 from fleetctl.providers.provider import NodeProvider
 from runbooks.errors import StaleEpochError
+from runbooks.journal import Journal
 
 log = structlog.get_logger()
 
 Ready = Callable[[str], None]
 CLOSE_CONNECTIONS_S = 3
+# At the start a database server may be about to start too, and a machine that is starved keeps a transaction open for
+# longer than the server allows. Dying at once helps nobody: whoever started us would only start us again.
+OPEN_WITHIN_S = 60.0
+OPEN_PAUSE_S = 1.0
 
 
 async def serve(
@@ -78,11 +84,11 @@ async def _serve_shared(
 ) -> None:
     """Stand by and lead in turn, on a database that other controllers use too."""
     settings = config.settings
-    database = Database(settings.database_url)
+    database, journal = await _opened(settings.database_url, stopping)
     thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="controller-lease")
     leadership = Leadership(database, Member.new(_url_of(config, listener)), settings.controller.lease_s)
     try:
-        state = SharedState(database, open_journal(database), leadership, thread)
+        state = SharedState(database, journal, leadership, thread)
         is_first = True
         while not stopping.is_set():
             standby = Standby(config, state, clock)
@@ -102,6 +108,10 @@ async def _serve_shared(
                     await _lead(controller, listener, ready, stopping, renewing)
             except FencedError as error:
                 log.error("controller.fenced", error=error.message)
+            except StorageLostError as error:  # while it took up its past: nothing was acted on yet
+                log.warning("controller.not_opened", error=error.message, what_next="it stands by, and tries again")
+                await _wait(stopping, OPEN_PAUSE_S)
+                continue
             finally:
                 renewing.cancel()
                 await asyncio.gather(renewing, return_exceptions=True)
@@ -113,6 +123,32 @@ async def _serve_shared(
     finally:
         thread.shutdown(wait=True)
         database.close()
+
+
+async def _opened(url: str, stopping: asyncio.Event) -> tuple[Database, Journal]:
+    """The shared database and the journal in it. A server that does not answer, or ends a transaction that a starved
+    machine was too slow for, is asked again for a while. Raises StorageLostError after that."""
+    until = time.monotonic() + OPEN_WITHIN_S
+    while True:
+        try:
+            database = Database(url)
+            try:
+                return database, open_journal(database)
+            except BaseException:
+                database.close()
+                raise
+        except StorageLostError as error:
+            left_s = until - time.monotonic()
+            if left_s <= 0 or stopping.is_set():
+                raise
+            log.warning("storage.not_opened", error=error.message, tries_for_s=round(left_s))
+        await _wait(stopping, OPEN_PAUSE_S)
+
+
+async def _wait(stopping: asyncio.Event, at_most_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(at_most_s):
+            await stopping.wait()
 
 
 async def _stand_by(

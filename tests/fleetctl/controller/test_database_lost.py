@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.fixtures.controller import stop_all
+from fleetctl.controller import app
+from fleetctl.controller.controller import Controller, open_controller
+from fleetctl.controller.database import StorageLostError
+from tests.fixtures.controller import NoProvider, make_config, stop_all
 from tests.fixtures.controller_process import ControllerProcess, eventually
 from tests.fixtures.postgres import PostgresCluster, running_cluster
 
@@ -19,6 +25,44 @@ pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(240)]
 def own_cluster() -> Iterator[PostgresCluster]:
     """One that no other test uses."""
     yield from running_cluster()
+
+
+def test_a_controller_that_starts_before_its_database_waits_for_it(
+    tmp_path: Path, own_cluster: PostgresCluster
+) -> None:
+    url = own_cluster.new_url()
+    own_cluster.stop()
+    controller = ControllerProcess("one", tmp_path, database_url=url, lease_s=1.5, nodes=1)
+    try:
+        eventually(lambda: "storage.not_opened" in controller.log.read_text(), "it says what it waits for")
+        own_cluster.start()
+        eventually(lambda: controller.leads, "it leads")
+    finally:
+        controller.stop()
+        stop_all(tmp_path)
+
+
+@pytest.mark.anyio
+async def test_a_transaction_that_the_server_ends_while_the_controller_opens_is_tried_again(
+    tmp_path: Path, postgres_cluster: PostgresCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+
+    @asynccontextmanager
+    async def ended_once(*arguments: Any) -> AsyncIterator[Controller]:
+        opened.append("")
+        if len(opened) == 1:
+            raise StorageLostError("terminating connection due to idle-in-transaction timeout")
+        async with open_controller(*arguments) as controller:
+            yield controller
+
+    monkeypatch.setattr(app, "open_controller", ended_once)
+    stopping = asyncio.Event()
+    config = make_config(tmp_path, nodes=0, database_url=postgres_cluster.new_url())
+
+    await app.serve(config, lambda url: stopping.set(), provider=NoProvider(), stopping=stopping)
+
+    assert len(opened) == 2
 
 
 def test_a_database_that_goes_away_loses_nothing_that_was_answered(
