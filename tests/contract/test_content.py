@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +13,10 @@ from alerts.evaluation.builtin import builtin_rule_files, builtin_signal_files
 from alerts.evaluation.rules import load_rule_files
 from diagnostics.cause import builtin_causes
 from diagnostics.tree_file import builtin_no_tree_file, builtin_tree_files, load_no_tree, load_trees
-from fleetctl.cli.app import build
+from fleetctl.cli.app import build, run
 from fleetctl.controller.incidents.remediation import inputs_from_scope
 from runbooks.page import load_library
+from tests.fixtures import ROOT
 
 
 def alert_names() -> set[str]:
@@ -70,3 +72,14 @@ def test_every_command_on_a_page_can_be_typed() -> None:
 @pytest.mark.parametrize("verb", ["up", "down", "demo", "get", "describe", "top", "drain", "replace", "runbook"])
 def test_grammar_has_the_verb(verb: str) -> None:
     assert verb in typer.main.get_command(build()).commands  # type: ignore[attr-defined]
+
+
+def test_the_chart_has_the_rules_and_dashboards_of_this_release(tmp_path: Path) -> None:
+    """After a change of rules or dashboards: `make manifests`, or the command that it runs."""
+    chart = Path("fleetctl/deploy/helm/fleetctl/monitoring")
+    command = ["alerts", "export", "--kubernetes", "--dashboards", "--to"]
+    assert run([*command, str(tmp_path)]) == 0
+    made = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    kept = {path.name: path.read_text() for path in (ROOT / chart).glob("fleetctl-*.yaml")}
+    old = sorted(name for name in made.keys() | kept.keys() if made.get(name) != kept.get(name))
+    assert old == [], f"python -m fleetctl.cli {shlex.join(command)} {chart}"

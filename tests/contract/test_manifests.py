@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import yaml
 
-from fleetctl.cli.app import run
 from tests.fixtures.manifests import (
     CHART,
     Key,
@@ -203,13 +202,6 @@ def test_secrets_are_named_and_never_written_down(overlay: str) -> None:
                 if variable["name"].endswith(("TOKEN", "DATABASE_URL")):
                     assert set(variable["valueFrom"]) == {"secretKeyRef"}
                     assert not variable["valueFrom"]["secretKeyRef"].get("optional", False)
-
-
-def test_a_release_has_the_rules_and_dashboards_that_export_makes(tmp_path: Any) -> None:
-    assert run(["alerts", "export", "--kubernetes", "--dashboards", "--to", str(tmp_path)]) == 0
-    made = {path.name: path.read_text() for path in tmp_path.iterdir()}
-    kept = {path.name: path.read_text() for path in (CHART / "monitoring").glob("fleetctl-*.yaml")}
-    assert kept == made, "make manifests"
 
 
 def test_the_rules_keep_their_templates_in_the_chart() -> None:
