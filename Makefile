@@ -19,7 +19,7 @@ PYTEST_END = $(PYTEST_ARGS) $(if $(PYTEST_ARGS),|| test $$? -eq 5)
 # The files of a marker, as reading all to run a few costs every worker seconds; what PYTEST_ARGS names may lie elsewhere.
 marked = $(if $(PYTEST_ARGS),,$$(grep -rlw --include='test_*.py' 'mark.$(1)' tests))
 
-.PHONY: help crash-points bench-predictions bench-diagnosis bench-diagnosis-real bench-routing bench-engine bench-signals first-night long-night soak-node soak-gateway soak-drain storm-gateway demo up down top test test-gpu test-wheel wheel mutants images kube-tools manifests bench-kernels bench-gateway compile-gateway test-compiled check format setup setup-dev debs clean
+.PHONY: help kubernetes test-kubernetes crash-points bench-predictions bench-diagnosis bench-diagnosis-real bench-routing bench-engine bench-signals first-night long-night soak-node soak-gateway soak-drain storm-gateway demo up down top test test-gpu test-wheel wheel mutants images kube-tools manifests bench-kernels bench-gateway compile-gateway test-compiled check format setup setup-dev debs clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 18
@@ -36,7 +36,7 @@ down: setup ## Stop this machine's fleet
 top: setup ## Open the cockpit
 	@$(BIN)/fleetctl top
 
-test: setup-dev debs kube-tools check ## Install, then run all checks and tests (what CI runs)
+test: setup-dev debs kube-tools kubernetes check ## Install, then run all checks and tests (what CI runs)
 	$(PYTEST) -n 3 $(BY_FILE) -m "not gpu and not bench and not serial and not waits" $(PYTEST_END)
 	$(PYTEST) -n 3 $(BY_FILE) -m "waits and not gpu and not bench" $(call marked,waits) $(PYTEST_END)
 	$(PYTEST) -m "serial and not gpu and not bench" $(call marked,serial) $(PYTEST_END)
@@ -156,6 +156,12 @@ images: setup-dev ## Lint the Dockerfiles, and build both images where a Docker 
 	  for image in control-plane engine; do \
 	    docker build --tag fleetctl/$$image:$(TAG) --file fleetctl/deploy/images/$$image.Dockerfile . || exit 1; done; \
 	else echo "note: no Docker daemon here; the Dockerfiles were linted only"; fi
+
+kubernetes: ## Build the Kubernetes API server that tests talk to, once: five minutes, cached under ~/.cache/fleetctl
+	@scripts/build-kubernetes
+
+test-kubernetes: setup-dev kubernetes ## The Kubernetes provider on a real API server with its controllers (part of make test)
+	$(PYTEST) -m "not gpu and not bench" $$(grep -rl --include='test_*.py' 'fixtures.kubernetes' tests) $(PYTEST_END)
 
 clean: ## Remove the environment and the local state
 	-@$(BIN)/fleetctl down 2>/dev/null

@@ -1,0 +1,66 @@
+"""Settings of nodes that are pods: which cluster, which pods, and which labels say what they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from fleetctl.settings.section import Section
+
+Labels = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=317)], ...], Field(max_length=10)]
+
+
+class KubernetesSettings(Section):
+    """Pods as nodes. `{}` is enough in a pod with a service account: its own namespace, pods with an engine label."""
+
+    kubeconfig: Path | None = Field(
+        default=None,
+        description="File that says how to reach the cluster.",
+        json_schema_extra={"default": "the pod's service account, else $KUBECONFIG, else ~/.kube/config"},
+    )
+    context: str | None = Field(
+        default=None, max_length=500, description="Context of that file; without it the file's current one."
+    )
+    namespaces: tuple[Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")], ...] = Field(
+        default=(),
+        max_length=50,
+        description="Namespaces whose pods are looked at.",
+        json_schema_extra={"default": "the service account's, or the context's"},
+    )
+    selector: str = Field(
+        default="fleetctl.dev/engine",
+        min_length=1,
+        max_length=2000,
+        description="Label selector, in Kubernetes' notation: the pods that are nodes.",
+    )
+    pool_labels: Labels = Field(
+        default=("fleetctl.dev/pool",),
+        description="Labels or annotations of a pod that name its pool, the first one wins; else its workload's name.",
+    )
+    model_labels: Labels = Field(
+        default=("fleetctl.dev/model",), description="Labels or annotations of a pod that name its model."
+    )
+    engine_labels: Labels = Field(
+        default=("fleetctl.dev/engine",), description="Labels or annotations of a pod that name its engine's kind."
+    )
+    zone_labels: Labels = Field(
+        default=("topology.kubernetes.io/zone",), description="Labels of the Kubernetes node that name the zone."
+    )
+    sku_labels: Labels = Field(
+        default=("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator"),
+        description="Labels of the Kubernetes node that name its GPU.",
+    )
+    stale_after_s: float = Field(
+        default=10.0, ge=1, le=300, description="Without a word from the API for so long, nothing is known of the pods."
+    )
+    may_cordon_hosts: bool = Field(
+        default=False, description="Whether a Kubernetes node may be made unschedulable, as for a broken GPU."
+    )
+
+
+class ProviderSettings(Section):
+    """Where nodes come from, beside this machine."""
+
+    kubernetes: KubernetesSettings | None = Field(default=None, description="Pods of a cluster as nodes; absent: none.")
