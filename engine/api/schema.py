@@ -353,6 +353,9 @@ class FaultsBody(Changes):
     kv_leak: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     oom_next: Annotated[int, Field(ge=1, le=1000)] | None = None
     prefix_cache_off: bool | None = None
+    slow_decode: Annotated[float, Field(ge=1, le=1000)] | None = None
+    row_seconds: Annotated[float, Field(gt=0, le=1)] | None = None
+    failing_share: Annotated[float, Field(gt=0, le=1)] | None = None
     slow_tokenizer: Annotated[float, Field(gt=0, le=60)] | None = None
     metrics_frozen: bool | None = None
     metrics_missing: SeriesNames | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from dataclasses import replace
 
 import structlog
@@ -10,6 +11,7 @@ import structlog
 from engine.core.runner import Runner
 from engine.core.scheduler import Scheduler
 from engine.protocol.clock import MonotonicClock
+from engine.protocol.failure import FailureKind, SequenceFailure
 from engine.protocol.messages import SetFaults
 from engine.protocol.step import StepPlan, StepResult
 
@@ -62,14 +64,31 @@ class CoreFaults:
             raise InjectedOutOfMemoryError("a fault was set")
         started_at = self._clock.now()
         result = self._runner.run_step(plan)
-        self._slow_down(self._clock.now() - started_at)
+        self._slow_down(plan, self._clock.now() - started_at)
         self._leak()
+        result = self._fail(plan, result) if self._now.failing_share else result
         return self._spoil(result) if self._now.wrong_numbers else result
 
-    def _slow_down(self, own_seconds: float) -> None:
-        factor = self._now.slow_steps or 1.0
-        if factor > 1.0:
-            self._clock.sleep(min((factor - 1.0) * max(own_seconds, MIN_SLOWED_STEP_S), MAX_SLEEP_S))
+    def _slow_down(self, plan: StepPlan, own_seconds: float) -> None:
+        own = max(own_seconds, MIN_SLOWED_STEP_S)
+        seconds = (self._now.slow_steps or 1.0) * own + self._now.row_seconds * len(plan.scheduled)
+        if self._now.slow_decode is not None and all(row.num_tokens == 1 for row in plan.scheduled):
+            seconds *= self._now.slow_decode
+        if seconds > own:
+            self._clock.sleep(min(seconds - own, MAX_SLEEP_S))
+
+    def _fail(self, plan: StepPlan, result: StepResult) -> StepResult:
+        """Sequences that are new fail in this share, each by its id: the same one would fail again."""
+        failing = {
+            new.seq_id: SequenceFailure(FailureKind.NON_FINITE_LOGITS, "a fault was set")
+            for new in plan.new
+            if zlib.crc32(new.seq_id.encode()) < self._now.failing_share * 2**32
+        }
+        return replace(
+            result,
+            token_ids={seq_id: token for seq_id, token in result.token_ids.items() if seq_id not in failing},
+            failed={**result.failed, **failing},
+        )
 
     def _leak(self) -> None:
         """Takes blocks that nobody will give back; the core's own check of its books finds that."""

@@ -26,6 +26,9 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
     kv_leak: int | None = None  # KV blocks lost at each step
     oom_next: int | None = None  # so many of the next steps run out of memory
     prefix_cache_off: bool | None = None  # nothing is found in the prefix cache
+    slow_decode: float | None = None  # each step that computes no prompt takes this many times as long
+    row_seconds: float | None = None  # each step takes so much longer for each of its sequences
+    failing_share: float | None = None  # of new requests: they end with an error of the server
     slow_tokenizer: float | None = None  # seconds that tokenising takes longer
     metrics_frozen: bool | None = None  # /metrics answers what it answered when this was set
     metrics_missing: tuple[str, ...] | None = None  # beginnings of names of series that are left out
@@ -45,6 +48,9 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
             kv_leak_blocks=self.kv_leak or 0,
             oom_steps=self.oom_next or 0,
             prefix_cache_off=bool(self.prefix_cache_off),
+            slow_decode=self.slow_decode,
+            row_seconds=self.row_seconds or 0.0,
+            failing_share=self.failing_share or 0.0,
         )
 
     def without_core(self) -> Faults:

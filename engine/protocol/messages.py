@@ -68,6 +68,9 @@ class SetFaults(msgspec.Struct, frozen=True, tag="set_faults"):
     kv_leak_blocks: int = 0  # lost at each step
     oom_steps: int = 0  # of the next ones
     prefix_cache_off: bool = False
+    slow_decode: float | None = None  # each step that computes no prompt takes this many times as long
+    row_seconds: float = 0.0  # each step takes so much longer for each of its sequences
+    failing_share: float = 0.0  # of new sequences: they end with an error of the server
 
 
 class SetLimits(msgspec.Struct, frozen=True, tag="set_limits"):

@@ -51,16 +51,21 @@ def main(argv: Sequence[str]) -> int:
         settings = load_settings(flags={"state_dir": args.state_dir} if args.state_dir else None)
         if args.long_night:
             return _long_night(settings, args)
-        results = settings.state_dir / FOLDER / "results"
+        hold_s = args.hold * 60.0 if args.hold is not None else None
+        plan = DrillPlan(args.rate, args.seed, args.runner, args.quick, hold_s)
+        folder = settings.state_dir / FOLDER
+        results = folder / ("results" if args.hold is None else "held")
         if not args.write_only:
             faults = _chosen(args.fault)
-            rows = _run(settings, faults, DrillPlan(args.rate, args.seed, args.runner, args.quick), results)
+            rows = _run(settings, faults, plan, results)
         else:
             rows = load_results(results)
         if args.write:
             written = Path(args.write)
             standing = read_page(written.read_text(encoding="utf-8") if written.exists() else "")
-            written.write_text(page(load_results(results), standing), encoding="utf-8")
+            written.write_text(
+                page(load_results(folder / "results"), standing, load_results(folder / "held")), encoding="utf-8"
+            )
     except FleetctlError as error:
         sys.stderr.write(f"error: {error}\n" + (f"  try: {error.remedy}\n" if error.remedy else ""))
         return error.exit_code
@@ -120,6 +125,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--long-night", action="store_true", help="fault after fault on one fleet, for half an hour")
     parser.add_argument("--scene", action="append", default=[], choices=names, help="of the long night, only this one")
     parser.add_argument("--quick", action="store_true", help="shorter windows of the slow alerts, shorter baselines")
+    parser.add_argument(
+        "--hold",
+        type=_minutes,
+        metavar="MIN",
+        help="nobody approves or ends anything for so long, and all are asked again",
+    )
     parser.add_argument("--rate", type=_rate, default=2.0, help="requests a second (%(default)s)")
     parser.add_argument("--runner", default="torch", choices=("torch", "fake"), help="of the nodes (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the traffic (%(default)s)")
@@ -128,6 +139,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--write-only", action="store_true", help="run nothing: show the last results")
     parser.add_argument("--state-dir", type=Path, help="default: that of fleetctl's settings")
     return parser
+
+
+def _minutes(text: str) -> float:
+    minutes = float(text)
+    if not 1 <= minutes <= 120:
+        raise argparse.ArgumentTypeError("1 to 120 minutes")
+    return minutes
 
 
 def _rate(text: str) -> float:

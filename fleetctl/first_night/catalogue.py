@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from fleetctl.first_night.cache_faults import CACHE_FAULTS
 from fleetctl.first_night.cause_faults import CAUSE_FAULTS
 from fleetctl.first_night.change_faults import CHANGE_FAULTS
 from fleetctl.first_night.fault import Fault
 from fleetctl.first_night.gpu_faults import GPU_FAULTS
+from fleetctl.first_night.load_faults import LOAD_FAULTS
 from fleetctl.first_night.night_faults import NIGHT_FAULTS
 
-FAULTS: tuple[Fault, ...] = (*NIGHT_FAULTS, *CAUSE_FAULTS, *CHANGE_FAULTS, *GPU_FAULTS)
+FAULTS: tuple[Fault, ...] = (
+    *NIGHT_FAULTS,
+    *CAUSE_FAULTS,
+    *CACHE_FAULTS,
+    *LOAD_FAULTS,
+    *CHANGE_FAULTS,
+    *GPU_FAULTS,
+)
 
 NOT_PROVOKED: Mapping[str, str] = {
     "adapter_cold": "our engine loads no adapters",

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 from fleetctl.drill_fleet import NODE_OPTIONS, settings_for_drill_fleet
 from fleetctl.first_night.compressed_rules import write_compressed_rules
-from fleetctl.first_night.fault import AGES_S, Fault
-from fleetctl.first_night.outcome import READY_NODES, Outcome, Said, failures_of
+from fleetctl.first_night.fault import AGES_S, Fault, held
+from fleetctl.first_night.outcome import Outcome, Said, failures_of
 from fleetctl.first_night.responder import Responder
 from fleetctl.first_night.target_fleet import POOL, VICTIM, TargetFleet, clear_state, open_target_fleet
 from fleetctl.kit.errors import FleetctlError, UnreachableError
@@ -46,13 +46,14 @@ class DrillPlan:
         "torch"  # or fake: repeatable tokens and a cost model, where the machine is too busy for three engines
     )
     is_compressed: bool = False  # shorter windows of the slow alerts, and shorter baselines
+    hold_s: float | None = None  # nobody approves or ends anything for so long; None: as the fault says
 
 
 def settings_for_drill(base: Settings, fault: Fault, plan: DrillPlan) -> Settings:
     """A fleet that asks before it acts, with shorter windows from a content folder when compressed."""
     state_dir = base.state_dir / "first-night" / fault.name
     options = {**NODE_OPTIONS, "runner": plan.runner, **fault.node_options}
-    settings = settings_for_drill_fleet(base, state_dir, policy="ask", nodes=READY_NODES, node_options=options)
+    settings = settings_for_drill_fleet(base, state_dir, policy="ask", nodes=fault.nodes, node_options=options)
     if fault.has_tenants:
         settings = with_flags(settings, gateway={"tenants_file": state_dir / "tenants.yaml"})
     return with_flags(settings, content=(*base.content, state_dir / "content")) if plan.is_compressed else settings
@@ -73,10 +74,17 @@ async def run_fault(base: Settings, fault: Fault, plan: DrillPlan, tell: Tell) -
             baseline_s=min(fault.baseline_s, COMPRESSED_BASELINE_S),
             page_within_s=min(fault.page_within_s, COMPRESSED_PAGE_WITHIN_S),
         )
+    fault = held(fault, plan.hold_s) if plan.hold_s is not None else fault
     tell("starting a fleet")
     rate_per_s = fault.rate_per_s or plan.rate_per_s
     async with open_target_fleet(
-        stack, runner=plan.runner, rate_per_s=rate_per_s, seed=plan.seed, has_gpus=fault.has_gpus
+        stack,
+        runner=plan.runner,
+        rate_per_s=rate_per_s,
+        seed=plan.seed,
+        has_gpus=fault.has_gpus,
+        traffic_kind=fault.traffic,
+        node_faults=fault.node_faults,
     ) as fleet:
         return await _Drill(fault, plan, fleet, tell).run_drill()
 
@@ -117,6 +125,8 @@ class _Drill:
             still_standing=responder.standing,
             over_after_s=None if responder.is_open else self._over_after_s(responder),
             ready_nodes=await self._fleet.ready_nodes(),
+            wanted_nodes=self._fault.nodes,
+            held_s=self._plan.hold_s,
             windows="compressed" if self._plan.is_compressed else "default",
             runner=self._plan.runner,
             load=self._load,
@@ -133,7 +143,7 @@ class _Drill:
             self._tell(f"normal traffic for {max(0.0, ready_at - time.time()):.0f} s")
             nodes = [n for n in await self._fleet.client.nodes() if n.phase is NodePhase.READY]
             known = [n for n in nodes if n.step_s.value is not None and n.ttft_s.value is not None]
-            if time.time() >= ready_at and len(nodes) == READY_NODES and len(known) == len(nodes):
+            if time.time() >= ready_at and len(nodes) == self._fault.nodes and len(known) == len(nodes):
                 break
             await asyncio.sleep(LOOK_EVERY_S)
         else:
@@ -149,7 +159,9 @@ class _Drill:
             self._tell("preparing the fault")
             await self._fault.prepare(self._fleet)
         self._load = round(os.getloadavg()[0], 1)
-        responder = Responder(self._fleet.client, time.time(), self._fault.expects.alerts)
+        responder = Responder(
+            self._fleet.client, time.time(), self._fault.expects.alerts, rests_s=self._plan.hold_s or 0.0
+        )
         injecting = asyncio.create_task(self._fault.inject(self._fleet))
         try:
             await self._follow(responder, injecting)
@@ -174,7 +186,7 @@ class _Drill:
                 self._cleared_at = now
                 await self._fault.clear(self._fleet)
             is_quiet = injecting.done() and responder.is_quiet and self._is_due(responder, now)
-            is_healthy = is_quiet and await self._fleet.ready_nodes() >= READY_NODES
+            is_healthy = is_quiet and await self._fleet.ready_nodes() >= self._fault.nodes
             quiet_since = (quiet_since or now) if is_healthy else None
             if quiet_since is not None and now - quiet_since >= QUIET_S:
                 return
@@ -183,7 +195,8 @@ class _Drill:
     async def _ask(self, responder: Responder, now: float) -> None:
         """At each of the ages, while the fault lasts."""
         age_s = now - responder.injected_at
-        is_over = self._cleared_at is not None or (bool(responder.incidents) and not responder.is_open)
+        is_ended = bool(responder.incidents) and not responder.is_open and age_s > (self._plan.hold_s or 0.0)
+        is_over = self._cleared_at is not None or is_ended
         if is_over or not any(said_at <= age_s for said_at in AGES_S[len(self._said) :][:1]):
             return
         scope = {"node": VICTIM} if self._fault.place == "node" else {"pool": POOL}
@@ -204,11 +217,13 @@ class _Drill:
         """Nobody was woken, nothing is proposed, or what was done did not help."""
         alerted_at = responder.first_fired_at if self._was_alerted(responder) else None
         is_over = bool(responder.incidents) and not responder.is_open
+        ended_at = responder.last_run_ended_at()
         if self._fault.hold_s is not None:
-            return now - responder.injected_at > self._fault.hold_s and not responder.has_active_run
+            may_help = responder.has_active_run or (ended_at is not None and now - ended_at <= HELPED_WITHIN_S)
+            return now - responder.injected_at > self._fault.hold_s and not may_help
         if is_over or responder.has_active_run:
             return False
-        if (ended_at := responder.last_run_ended_at()) is not None:
+        if ended_at is not None:
             return now - ended_at > HELPED_WITHIN_S
         if alerted_at is None:
             return now - responder.injected_at > self._fault.page_within_s

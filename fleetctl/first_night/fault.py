@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -11,7 +11,10 @@ from fleetctl.first_night.target_fleet import TargetFleet
 
 PAST_S = 60.0  # of normal traffic: what is compared with the past needs a minute of it
 HELD_S = 125.0  # until two minutes after it began somebody is asked what it is
-AGES_S = (30.0, 60.0, 120.0, 300.0, 900.0)  # at which a person asks what it is, while it lasts
+AGES_S = (30.0, 60.0, 120.0, 300.0, 900.0, 3600.0)  # at which a person asks what it is, while it lasts
+NAMED_FROM_S = 60.0  # of what is held: at the first minute the cause is known
+LAST_ASKED_S = 5.0  # a hold of 15 minutes is asked at 15 minutes too
+OVER_WITHIN_S = 600.0  # after the end of what was held: windows of the slow alerts look back so far
 FaultAction = Callable[[TargetFleet], Coroutine[Any, Any, None]]
 
 
@@ -46,10 +49,25 @@ class Fault:
     hold_s: float | None = None  # a person ends it at this age, whatever was proposed
     watch_s: float = 400.0  # at most
     rate_per_s: float | None = None  # of its users, where the night's own would not feel it
+    traffic: Mapping[str, Any] = field(default_factory=dict)  # of its users from the start, beside the night's own
     node_options: Mapping[str, Any] = field(default_factory=dict)  # of its nodes, beside the night's own
+    node_faults: Mapping[str, Any] = field(default_factory=dict)  # of healthy nodes: what their model costs
+    nodes: int = 3  # of its fleet
     has_tenants: bool = False  # its gateway wants keys
     has_gpus: bool = False  # its nodes see a driver that answers as we say
     remark: str = ""  # what a reader of its row must know
+
+
+def held(fault: Fault, hold_s: float) -> Fault:
+    """The same fault, which nobody ends for so long; whoever asks is told its cause from the first minute on."""
+    named_from_s = fault.expects.named_from_s or NAMED_FROM_S
+    return replace(
+        fault,
+        hold_s=hold_s + LAST_ASKED_S,
+        watch_s=hold_s + max(fault.watch_s, OVER_WITHIN_S),
+        page_within_s=hold_s + LAST_ASKED_S,
+        expects=replace(fault.expects, named_from_s=named_from_s),
+    )
 
 
 pool_fault = partial(Fault, place="pool", baseline_s=PAST_S, hold_s=HELD_S)

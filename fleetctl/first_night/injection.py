@@ -15,6 +15,8 @@ SLOWDOWN = 10.0
 AWAY_S = 20.0  # controller and gateway: how long they are stopped or gone
 ROLLOUT_TIMEOUT_S = 60.0
 LOOK_S = 0.3
+HEARD_S = 5.0  # a node waits for events of its driver, and hears of each one at once
+REPLAYS_FOR_S = 3600.0
 KILLS, KILLS_WITHIN_S = 8, 110.0
 
 
@@ -192,6 +194,7 @@ def gpu_of(node: str, **changes: int) -> FaultAction:
     """The driver of a node says this of its card; see `FakeDriver.answer`."""
 
     async def inject(fleet: TargetFleet) -> None:
+        fleet.end_beside()
         fleet.change_gpu(node, changes)
 
     return inject
@@ -237,3 +240,54 @@ async def usual_tenants(fleet: TargetFleet) -> None:
     """The tenants file is as it was, and only its own users send."""
     fleet.tenants.write()
     fleet.traffic.end_flows()
+
+
+def traffic_beside(**changes: object) -> FaultAction:
+    """Beside the users' own traffic the same tenant sends this."""
+
+    async def inject(fleet: TargetFleet) -> None:
+        fleet.traffic.send_beside(changes)
+
+    return inject
+
+
+def another_tenant(**changes: object) -> FaultAction:
+    """Another tenant sends this, beside the users' own."""
+
+    async def inject(fleet: TargetFleet) -> None:
+        fleet.traffic.send_beside(changes, api_key=fleet.tenants.other_key)
+
+    return inject
+
+
+async def users_apart(fleet: TargetFleet) -> None:
+    """Half of the users' requests are another tenant's from now on, and each of those keeps its cache to itself."""
+    half = fleet.traffic.rate_per_s / 2
+    fleet.traffic.change_kind(rate_per_s=half)
+    fleet.traffic.send_beside({"rate_per_s": half}, api_key=fleet.tenants.other_key, salts_each=True)
+
+
+def xids_of(node: str, code: int, *, times: int = 1) -> FaultAction:
+    """The driver reports an XID so many times, and is as before."""
+
+    async def inject(fleet: TargetFleet) -> None:
+        for seq in range(1, times + 1):
+            fleet.change_gpu(node, {"xid__seq": seq, "xid__code": code})
+            await asyncio.sleep(HEARD_S)
+        fleet.change_gpu(node, {})
+
+    return inject
+
+
+def pcie_replays(node: str) -> FaultAction:
+    """The card's count of packets that were sent again grows by twenty a second."""
+
+    async def inject(fleet: TargetFleet) -> None:
+        async def count() -> None:
+            for seconds in range(1, round(REPLAYS_FOR_S)):
+                fleet.change_gpu(node, {"pcie_replay": 20 * seconds})
+                await asyncio.sleep(1.0)
+
+        fleet.beside(count())
+
+    return inject

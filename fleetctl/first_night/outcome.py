@@ -8,7 +8,6 @@ from typing import Any
 from fleetctl.first_night.fault import Expectation
 from fleetctl.first_night.traffic import FateCounts
 
-READY_NODES = 3  # of a healthy fleet
 PAGING = ("page", "critical")  # severities that wake somebody
 
 
@@ -81,6 +80,8 @@ class Outcome:
     ended_by: str  # page: a run succeeded; itself; person: the harness ended the fault
     over_after_s: float | None  # all incidents resolved; None: not while it was watched
     ready_nodes: int
+    wanted_nodes: int = 3
+    held_s: float | None = None  # nobody ended it for so long, nor approved what was proposed
     said: tuple[Said, ...] = ()  # while the fault lasted, by age
     still_standing: tuple[str, ...] = ()  # alerts that fired or were pending at the last look
     windows: str = "default"  # of the alerts: default, or compressed
@@ -120,8 +121,14 @@ def failures_of(outcome: Outcome, expects: Expectation) -> tuple[str, ...]:
         *(f"post-mortem: {false}" for incident in outcome.incidents for false in incident.false),
         *([] if outcome.over_after_s is not None else ["not over while it was watched"]),
         *(f"{name} still stands at the end" for name in outcome.still_standing),
-        *([] if outcome.ready_nodes >= READY_NODES else [f"{max(0, outcome.ready_nodes)} of 3 nodes ready at the end"]),
+        *_missing_nodes(outcome),
     )
+
+
+def _missing_nodes(outcome: Outcome) -> list[str]:
+    if outcome.ready_nodes >= outcome.wanted_nodes:
+        return []
+    return [f"{max(0, outcome.ready_nodes)} of {outcome.wanted_nodes} nodes ready at the end"]
 
 
 def _wrong_alerts(outcome: Outcome, expects: Expectation) -> list[str]:
@@ -159,6 +166,8 @@ def _wrong_words(outcome: Outcome, expects: Expectation) -> list[str]:
         for said in due
         if not {said.cause, said.also} & set(expects.causes)
     ]
+    if outcome.held_s is not None and len(causes := dict.fromkeys(said.cause or "none" for said in due)) > 1:
+        wrong.append(f"the cause named changed: {', then '.join(causes)}")
     return wrong if due else [f"nobody was asked after {expects.named_from_s:.0f} s: it was over"]
 
 

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 from fleetctl.first_night.catalogue import FAULTS, NOT_PROVOKED, provoked_by
 from fleetctl.first_night.fault import AGES_S, Expectation
-from fleetctl.first_night.standing_page import NOTES_HEADING, SAID_HEADING, WRONG_HEADING, StandingPage
+from fleetctl.first_night.standing_page import HELD_HEADING, NOTES_HEADING, SAID_HEADING, WRONG_HEADING, StandingPage
 
+SAID_AGES_S = AGES_S[:-1]  # none but a held drill lasts an hour
 NOTHING_STANDS = StandingPage()
 WIDTH = 80
 PAGE_WIDTH = 120
@@ -66,8 +67,8 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join([*lines, f"{right} of {len(rows)} right"]) + "\n"
 
 
-def page(rows: Sequence[Row], standing: StandingPage = NOTHING_STANDS) -> str:
-    """docs/first-night.md, with the rows that stand there of faults that were not run again."""
+def page(rows: Sequence[Row], standing: StandingPage = NOTHING_STANDS, held: Sequence[Row] = ()) -> str:
+    """docs/first-night.md, with the rows that stand there of faults that were not run again. `held`: of long drills."""
     lines = _in_order({row["fault"]: [_markdown_row(row)] for row in rows}, {k: [v] for k, v in standing.rows.items()})
     said = _in_order({row["fault"]: _said(row) for row in rows}, {k: [v] for k, v in standing.said.items()})
     wrong = _in_order({row["fault"]: _not_right(row) for row in rows}, standing.wrong)
@@ -92,10 +93,13 @@ def page(rows: Sequence[Row], standing: StandingPage = NOTHING_STANDS) -> str:
         "While the fault lasted, at these ages: the cause of the open incident, in brackets what `fleetctl diagnose`",
         "said where there was none. Empty: it was over, or a person had ended it.",
         "",
-        "| fault | " + " | ".join(_age(age_s) for age_s in AGES_S) + " |",
-        "|---|" + "---|" * len(AGES_S),
+        "| fault | " + " | ".join(_age(age_s) for age_s in SAID_AGES_S) + " |",
+        "|---|" + "---|" * len(SAID_AGES_S),
         *said,
         "",
+        *_held_part(
+            _in_order({row["fault"]: [_held_row(row)] for row in held}, {k: [v] for k, v in standing.held.items()})
+        ),
         *_causes_part(),
         WRONG_HEADING,
         "",
@@ -129,7 +133,7 @@ def _totals(line: str) -> _Totals:
 
 
 def _age(age_s: float) -> str:
-    return f"{age_s:.0f} s" if age_s < 60 else f"{age_s / 60:.0f} min"
+    return f"{age_s:.0f} s" if age_s < 60 else f"{age_s / 60:.0f} min" if age_s < 3600 else f"{age_s / 3600:.0f} h"
 
 
 def _said(row: Row) -> list[str]:
@@ -143,6 +147,39 @@ def _cause_said(said: Row | None) -> str:
     nothing = "nothing is wrong" if said["confidence"] == "confirmed" else "none named"
     causes = " and ".join(filter(None, (said["cause"], said["also"]))) or nothing
     return causes if said["by"] == "incident" else f"({causes})"
+
+
+def _held_part(rows: Sequence[str]) -> list[str]:
+    if not rows:
+        return []
+    return [
+        HELD_HEADING,
+        "",
+        "`--hold 15`: nobody approved or ended anything for a quarter of an hour (`--hold 60`: for an hour), in real time. The",
+        "cause named is the same from the first minute on, or the row is wrong.",
+        "",
+        "| fault | held | alert, after | "
+        + " | ".join(_age(age_s) for age_s in AGES_S)
+        + " | then | sent, lost | right |",
+        "|---|---|---|" + "---|" * (len(AGES_S) + 3),
+        *rows,
+        "",
+    ]
+
+
+def _held_row(row: Row) -> str:
+    _, alert, after, *_ = _cells(row)
+    by_age = {said["age_s"]: said for said in row["said"]}
+    cells = (
+        f"**{row['fault']}**",
+        _age(row["held_s"]),
+        f"{alert}, {after}" if after else alert,
+        *(_cause_said(by_age.get(age_s)) for age_s in AGES_S),
+        _course(row, with_counts=False),
+        f"{row['requests']['sent']}, {row['requests']['lost']}",
+        "yes" if row["right"] else "no: " + "; ".join((*row["problems"], *row["wrong"])),
+    )
+    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
 
 
 def _causes_part() -> list[str]:

@@ -38,8 +38,13 @@ class Responder:
         injected_at: float,
         expected: Collection[str],
         reading_s: float = APPROVAL_DELAY_S,
+        rests_s: float = 0.0,
     ) -> None:
-        """`expected`: names of alerts; one that is pending is waited for. `reading_s`: from proposal to approval."""
+        """`expected`: names of alerts; one that is pending is waited for. `reading_s`: from proposal to approval.
+
+        `rests_s`: from the injection on; until then nothing is approved.
+        """
+        self._rests_s = rests_s
         self._reading_s = reading_s
         self._expected = expected
         self._client = client
@@ -72,6 +77,7 @@ class Responder:
                 )
         for run in self.runs:
             is_read = now - (run.updated_at if run.question else run.created_at) >= self._reading_s
+            is_read = is_read and now - self.injected_at >= self._rests_s
             if is_read and (run.status is RunStatus.PROPOSED or run.question):  # yes to what a page asks, too
                 await self._approve(run)
 

@@ -6,13 +6,15 @@ import re
 from dataclasses import dataclass, field
 
 _ROW = re.compile(r"^\| \*\*(?P<fault>[a-z0-9-]+)\*\*: .*\|$")
+_HELD = re.compile(r"^\| \*\*(?P<fault>[a-z0-9-]+)\*\* \| .*\|$")
 _SAID = re.compile(r"^\| (?P<fault>[a-z0-9-]+) \| .*\|$")
 _NOTE = re.compile(r"^- (?:\*\*)?(?P<fault>[a-z0-9-]+)(?:\*\*)?: ")
 _RUN = re.compile(r"^Run (?P<days>.+?) on (?P<machines>.+?): \d+\s+of\s+\d+\s+right", re.MULTILINE | re.DOTALL)
 _MACHINE = re.compile(r"(.+?, \d+ cores)(?:, |$)")
 _DAY = re.compile(r"\d{4}-\d\d-\d\d")
-SAID_HEADING, WRONG_HEADING, NOTES_HEADING = (
+SAID_HEADING, HELD_HEADING, WRONG_HEADING, NOTES_HEADING = (
     "## What was said, and when",
+    "## Held for a quarter of an hour and longer",
     "## Not right yet",
     "## What was not said in the table",
 )
@@ -24,6 +26,7 @@ class StandingPage:
 
     rows: dict[str, str] = field(default_factory=dict)
     said: dict[str, str] = field(default_factory=dict)
+    held: dict[str, str] = field(default_factory=dict)
     wrong: dict[str, list[str]] = field(default_factory=dict)
     notes: dict[str, list[str]] = field(default_factory=dict)
     days: frozenset[str] = frozenset()
@@ -37,6 +40,8 @@ def read_page(text: str) -> StandingPage:
     for line in _unfolded(text):
         if line.startswith("## "):
             heading = line
+        elif heading == HELD_HEADING and (held := _HELD.match(line)) is not None:
+            page.held[held["fault"]] = line
         elif (row := _ROW.match(line)) is not None:
             page.rows[row["fault"]] = line
         elif heading == SAID_HEADING and (said := _SAID.match(line)) is not None:
@@ -46,7 +51,8 @@ def read_page(text: str) -> StandingPage:
     if (run := _RUN.search(text)) is None:
         return page
     machines = frozenset(_MACHINE.findall(" ".join(run["machines"].split())))
-    return StandingPage(page.rows, page.said, page.wrong, page.notes, frozenset(_DAY.findall(run["days"])), machines)
+    days = frozenset(_DAY.findall(run["days"]))
+    return StandingPage(page.rows, page.said, page.held, page.wrong, page.notes, days, machines)
 
 
 def _unfolded(text: str) -> list[str]:

@@ -7,9 +7,10 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fleetctl.client import ControllerClient
@@ -33,6 +34,7 @@ POLL_S = 0.2
 CLIENT_TIMEOUT_S = 30.0  # of a busy machine
 FAKE_PACE = 10.0  # a fake step takes 2 ms: nothing would be in flight when a fault comes
 ACT_TIMEOUT_S = 30.0
+NONE: Mapping[str, Any] = MappingProxyType({})
 OPERATOR = "first-night"  # who asks and approves, in the fleet's own records
 
 
@@ -47,8 +49,14 @@ class TargetFleet:
         pace: float = 1.0,
         driver: FakeDriver | None = None,
         tenants: Tenants | None = None,
+        node_faults: Mapping[str, Any] = NONE,
     ) -> None:
-        """`pace`: how many times as long as by itself a healthy node's step takes. `driver`: of its nodes' GPUs."""
+        """`pace`: how many times as long as by itself a healthy node's step takes. `driver`: of its nodes' GPUs.
+
+        `node_faults`: of healthy nodes, beside the pace: what their model costs.
+        """
+        self._node_faults = dict(node_faults)
+        self._beside: asyncio.Task[None] | None = None
         self.pace = pace
         self._driver = driver
         self._tenants = tenants
@@ -104,6 +112,17 @@ class TargetFleet:
             raise FleetctlError(f"{node} has no GPU")
         self._driver.answer(node, changes)
 
+    def beside(self, work: Coroutine[Any, Any, None]) -> None:
+        """Go on with this beside all else, in place of what did so before, until `end_beside`."""
+        self.end_beside()
+        self._beside = asyncio.create_task(work)
+
+    def end_beside(self) -> None:
+        """What goes on beside ends."""
+        if self._beside is not None:
+            self._beside.cancel()
+            self._beside = None
+
     @property
     def tenants(self) -> Tenants:
         """Raises FleetctlError where its gateway wants no keys."""
@@ -117,7 +136,7 @@ class TargetFleet:
             for name in filter(self.is_running, self.nodes()):
                 with suppress(FleetctlError):
                     if (await change_faults(self.stack, name)).get("slow_steps") is None:
-                        await self.set_faults(name, slow_steps=self.pace)
+                        await self.set_faults(name, slow_steps=self.pace, **self._node_faults)
             await asyncio.sleep(PACE_EVERY_S)
 
     async def clear_faults(self, node: str, *names: str) -> None:
@@ -176,8 +195,12 @@ async def open_target_fleet(
     rate_per_s: float = 1.0,
     seed: int = 0,
     has_gpus: bool = False,
+    traffic_kind: Mapping[str, Any] = NONE,
+    node_faults: Mapping[str, Any] = NONE,
 ) -> AsyncIterator[TargetFleet]:
-    """The fleet, started, and stopped on the way out; fake nodes take longer steps. `rate_per_s`, `seed`: of its users.
+    """The fleet, started, and stopped on the way out; fake nodes take longer steps.
+
+    `rate_per_s`, `seed`, `traffic_kind`: of its users. `node_faults`: of healthy nodes, beside the pace.
 
     Raises FleetctlError when it does not come up.
     """
@@ -190,13 +213,15 @@ async def open_target_fleet(
         async with ControllerClient(view.controller_url, settings.controller_token(), CLIENT_TIMEOUT_S) as client:
             key = tenants.key if tenants is not None else None
             traffic = DrillTraffic(
-                view.gateway_url, settings.fleet.model, rate_per_s=rate_per_s, seed=seed, api_key=key
+                view.gateway_url, settings.fleet.model, rate_per_s=rate_per_s, seed=seed, api_key=key, kind=traffic_kind
             )
-            fleet = TargetFleet(stack, client, traffic, FAKE_PACE if runner == "fake" else 1.0, driver, tenants)
-            pacing = asyncio.create_task(fleet.keep_pace()) if fleet.pace > 1.0 else None
+            pace = FAKE_PACE if runner == "fake" else 1.0
+            fleet = TargetFleet(stack, client, traffic, pace, driver, tenants, node_faults)
+            pacing = asyncio.create_task(fleet.keep_pace()) if fleet.pace > 1.0 or node_faults else None
             try:
                 yield fleet
             finally:
+                fleet.end_beside()
                 if pacing is not None:
                     pacing.cancel()
     finally:

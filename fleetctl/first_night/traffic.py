@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from fleetctl.first_night.impatient_users import HUNG_UP, ImpatientUsers
@@ -24,6 +25,7 @@ TRAFFIC = TrafficKind(
     num_system_prompts=12,  # requests go where their beginning is cached: each node must have some
     system_prompt_tokens=384,  # most of a prompt is shared: a lost prefix cache shows
 )
+NIGHTS_OWN: Mapping[str, Any] = MappingProxyType({})
 PLAIN_EVERY = 4  # of four requests one asks for its answer in one piece
 STALL_TIMEOUT_S = 120.0  # a user gives up when nothing came for so long
 DRAIN_TIMEOUT_S = 150.0
@@ -72,10 +74,18 @@ class DrillTraffic:
     """Sends steadily from `send_until_stopped` until `stop_sending`; bursts come on top."""
 
     def __init__(
-        self, gateway_url: str, model: str, *, rate_per_s: float, seed: int, api_key: str | None = None
+        self,
+        gateway_url: str,
+        model: str,
+        *,
+        rate_per_s: float,
+        seed: int,
+        api_key: str | None = None,
+        kind: Mapping[str, Any] = NIGHTS_OWN,
     ) -> None:
+        """`kind`: what the users send in another way than `TRAFFIC`."""
         self._url, self._model, self._key = gateway_url, model, api_key
-        self._kind = replace(TRAFFIC, rate_per_s=rate_per_s, seed=seed)
+        self._kind = replace(TRAFFIC, rate_per_s=rate_per_s, seed=seed, **kind)
         self._stop = asyncio.Event()
         self._chars_per_token = 4.0
         self._runs: list[LoadRun] = []
@@ -83,6 +93,11 @@ class DrillTraffic:
         self._end_flows = asyncio.Event()
         self._usual = self._kind
         self.seen: list[SeenRequest] = []
+
+    @property
+    def rate_per_s(self) -> float:
+        """Of the steady traffic, in requests a second."""
+        return self._kind.rate_per_s
 
     async def send_until_stopped(self) -> None:
         """Send, and return when all that was sent has ended."""
@@ -119,6 +134,26 @@ class DrillTraffic:
                 SeenRequest(at, ended, RequestFate.ABANDONED if hung_up else RequestFate.FINISHED, HUNG_UP, None)
                 for at, ended, hung_up in users.ended
             ]
+
+        self._bursts.add(asyncio.create_task(send()))
+
+    def send_beside(self, changes: Mapping[str, Any], *, api_key: str | None = None, salts_each: bool = False) -> None:
+        """Beside the steady traffic, more of its kind with these changes, until `end_flows`.
+
+        `api_key`: another tenant's. `salts_each`: each request keeps its cache to itself.
+        """
+        run = self._new_run(
+            seed=self._kind.seed + 1 + len(self._runs),
+            plain_every=0,
+            max_in_flight=1024,
+            api_key=api_key,
+            salts_each=salts_each,
+        )
+        shapes = generate_shapes(replace(self._usual, seed=self._kind.seed + 1, **changes))
+        ended = self._end_flows
+
+        async def send() -> None:
+            await run.send_all(shapes, ended)
 
         self._bursts.add(asyncio.create_task(send()))
 
@@ -169,7 +204,15 @@ class DrillTraffic:
         """Requests that ended as lost in that time."""
         return sum(request.is_lost and since <= request.ended_at <= until for request in self.seen)
 
-    def _new_run(self, *, seed: int, plain_every: int, max_in_flight: int) -> LoadRun:
+    def _new_run(
+        self,
+        *,
+        seed: int,
+        plain_every: int,
+        max_in_flight: int,
+        api_key: str | None = None,
+        salts_each: bool = False,
+    ) -> LoadRun:
         settings = LoadSettings(
             url=self._url,
             model=self._model,
@@ -179,7 +222,8 @@ class DrillTraffic:
             stall_timeout_s=STALL_TIMEOUT_S,
             drain_timeout_s=DRAIN_TIMEOUT_S,
             plain_every=plain_every,
-            api_key=self._key,
+            api_key=api_key or self._key,
+            salts_each=salts_each,
         )
         run = LoadRun(settings, on_answer=self._note)
         self._runs.append(run)

@@ -49,6 +49,7 @@ class LoadSettings:
     drain_timeout_s: float = 120.0  # after the stop, for what is in flight
     plain_every: int = 0  # each n-th request asks for its answer in one piece; 0: all are streamed
     api_key: str | None = None  # of a tenant
+    salts_each: bool = False  # each request has a cache salt of its own, as where it is the user's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +256,8 @@ class LoadRun:
         }
         if not (settings.plain_every and number % settings.plain_every == settings.plain_every - 1):
             body |= {"stream": True, "stream_options": {"include_usage": True}}
+        if settings.salts_each:
+            body["cache_salt"] = f"user-{salt}"
         return json.dumps(body).encode()
 
 

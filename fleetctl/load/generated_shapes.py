@@ -25,12 +25,22 @@ class TrafficKind:
     max_output_tokens: int = 128
     num_system_prompts: int = 3  # each request begins with one of them; 0: none
     system_prompt_tokens: int = 128
+    long_share: float = 0.0  # of the requests: these have prompts of `long_prompt_tokens`
+    long_prompt_tokens: int = 2048  # without the system prompt, whatever `max_prompt_tokens` says
     seed: int = 0
 
     def __post_init__(self) -> None:
         if not (self.rate_per_s > 0 and math.isfinite(self.rate_per_s)):
             raise ValueError(f"traffic: rate_per_s must be positive, got {self.rate_per_s}")
-        for name in ("prompt_tokens_median", "output_tokens_median", "max_prompt_tokens", "max_output_tokens"):
+        if not 0 <= self.long_share <= 1:
+            raise ValueError(f"traffic: long_share must be from 0 to 1, got {self.long_share}")
+        for name in (
+            "prompt_tokens_median",
+            "output_tokens_median",
+            "max_prompt_tokens",
+            "max_output_tokens",
+            "long_prompt_tokens",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"traffic: {name} must be at least 1, got {getattr(self, name)}")
         for name in ("prompt_sigma", "output_sigma", "num_system_prompts", "system_prompt_tokens"):
@@ -45,6 +55,8 @@ def generate_shapes(traffic: TrafficKind) -> Iterator[RequestShape]:
     while True:
         at_s += rng.expovariate(traffic.rate_per_s)
         own = _length(rng, traffic.prompt_tokens_median, traffic.prompt_sigma, traffic.max_prompt_tokens)
+        if traffic.long_share and rng.random() < traffic.long_share:
+            own = traffic.long_prompt_tokens
         output = _length(rng, traffic.output_tokens_median, traffic.output_sigma, traffic.max_output_tokens)
         if traffic.num_system_prompts and traffic.system_prompt_tokens:
             system_prompt = SYSTEM_PROMPT_IDS + rng.randrange(traffic.num_system_prompts)

@@ -1,0 +1,107 @@
+"""What makes the prefix cache find less, and the KV cache too small: each made by traffic, tenants or a revision."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from fleetctl.first_night.cause_faults import FEW_SEATS, GRADUAL_S, QUEUE_ALERTS
+from fleetctl.first_night.fault import Expectation, Fault, pool_fault
+from fleetctl.first_night.injection import (
+    another_tenant,
+    commanded,
+    traffic_beside,
+    traffic_of,
+    undone,
+    users_apart,
+    usual_traffic,
+)
+
+_HITS_FELL = ("LLMPrefixHitDrop", *QUEUE_ALERTS)
+_SIZE = ("scale-pool", "shed-load", "lower-seats")
+_CACHE_FULL = (*QUEUE_ALERTS, "LLMKVCacheSaturated", "LLMPreemptions", "LLMPrefixHitDrop")
+_quiet_or_slow = partial(Expectation, is_quiet_unless_felt=True, named_from_s=60.0, onset_within_s=GRADUAL_S)
+
+CACHE_FAULTS: tuple[Fault, ...] = (
+    pool_fault(
+        "prefix-by-upgrade",
+        "a rollout to a revision whose blocks are sixteen times as large, so that less of each prompt is shared",
+        commanded("rollout start default --set block-size=256,num-kv-blocks=64 --steps 100% --no-gate"),
+        _quiet_or_slow(
+            alerts=_HITS_FELL, causes=("prefix_by_upgrade",), named_from_s=120.0, optional_pages=("rollback-pool",)
+        ),
+        undone("rollout rollback default"),
+        hold_s=180.0,
+    ),
+    pool_fault(
+        "salt-each",
+        "half of the requests come from another tenant, whose cache salt is the name of each user",
+        users_apart,
+        _quiet_or_slow(alerts=_HITS_FELL, causes=("prefix_salt",)),
+        usual_traffic,
+        has_tenants=True,
+    ),
+    pool_fault(
+        "other-traffic",
+        "a second use of the fleet begins, whose prompts share nothing",
+        traffic_beside(rate_per_s=2.0, num_system_prompts=0, prompt_tokens_median=448, prompt_sigma=0.1),
+        _quiet_or_slow(alerts=_HITS_FELL, causes=("traffic_mix",)),
+        usual_traffic,
+    ),
+    pool_fault(
+        "cache-crowded",
+        "three times the requests, on nodes whose KV cache has room for the prompts of before",
+        traffic_of(rate_per_s=6.0, output_tokens_median=48),
+        _quiet_or_slow(
+            alerts=_CACHE_FULL,
+            causes=("prefix_evicted",),
+            optional_pages=_SIZE,
+            late="there is more work than the fleet can do",
+        ),
+        usual_traffic,
+        node_options={"num_kv_blocks": 260, "max_model_len": 1024},
+    ),
+    pool_fault(
+        "cache-too-small",
+        "three times the requests, on nodes whose KV cache holds six of them",
+        traffic_of(rate_per_s=6.0),
+        _quiet_or_slow(
+            alerts=_CACHE_FULL,
+            causes=("kv_pressure",),
+            optional_pages=_SIZE,
+            late="there is more work than the fleet can do",
+        ),
+        usual_traffic,
+        traffic={"num_system_prompts": 0, "prompt_tokens_median": 320, "prompt_sigma": 0.2, "output_sigma": 0.3},
+        node_options={"num_kv_blocks": 140, "max_model_len": 1024},
+    ),
+    pool_fault(
+        "preemption-thrash",
+        "three times the requests, whose long answers push each other out of a small KV cache",
+        traffic_of(rate_per_s=3.0),
+        _quiet_or_slow(
+            alerts=_CACHE_FULL,
+            causes=("preemption_thrash",),
+            optional_pages=_SIZE,
+            late="there is more work than the fleet can do",
+        ),
+        usual_traffic,
+        rate_per_s=1.0,
+        traffic={"num_system_prompts": 0, "output_tokens_median": 300, "output_sigma": 0.0},
+        node_options={"num_kv_blocks": 110, "max_model_len": 1024},
+    ),
+    pool_fault(
+        "tenant-flood",
+        "a second tenant begins to send four times what all sent before",
+        another_tenant(rate_per_s=8.0),
+        _quiet_or_slow(
+            alerts=QUEUE_ALERTS,
+            causes=("tenant_flood",),
+            optional_pages=_SIZE,
+            late="there is more work than the fleet can do",
+        ),
+        usual_traffic,
+        node_options=FEW_SEATS,
+        has_tenants=True,
+        hold_s=90.0,
+    ),
+)

@@ -1,0 +1,109 @@
+"""How work comes and is spread, and what a step costs: each felt by users of healthy nodes."""
+
+from __future__ import annotations
+
+from fleetctl.first_night.cause_faults import FEW_SEATS, GRADUAL_S, QUEUE_ALERTS
+from fleetctl.first_night.fault import Expectation, Fault, pool_fault
+from fleetctl.first_night.injection import commanded, switch_off, switch_on, traffic_of, undone, usual_traffic
+from fleetctl.first_night.target_fleet import NODES
+
+_SIZE = ("scale-pool", "shed-load")
+_MORE_WORK = "there is more work than the fleet can do"
+
+LOAD_FAULTS: tuple[Fault, ...] = (
+    pool_fault(
+        "long-share",
+        "more than a third of the prompts are of the long kind, where it was one in twenty",
+        traffic_of(long_share=0.35),
+        Expectation(
+            alerts=("LLMPromptMixChanged", *QUEUE_ALERTS),
+            is_quiet_unless_felt=True,
+            causes=("long_prompt_share",),
+            named_from_s=60.0,
+            optional_pages=("reroute-long-context",),
+            onset_within_s=GRADUAL_S,
+        ),
+        usual_traffic,
+        traffic={"long_share": 0.05, "long_prompt_tokens": 1600},
+    ),
+    pool_fault(
+        "pinned",
+        "a rule for long prompts with too low a threshold sends all requests to one node",
+        commanded("reroute long-context --over 100 --share 0.34 --for 30m"),
+        Expectation(
+            alerts=QUEUE_ALERTS,
+            causes=("routing_skew",),
+            named_from_s=60.0,
+            optional_pages=("even-out-routing",),
+            onset_within_s=GRADUAL_S,
+            late="the rule keeps them at one node",
+        ),
+        undone("reroute remove route/long-context"),
+        node_options=FEW_SEATS,
+    ),
+    pool_fault(
+        "scaled-away",
+        "an operator takes one of four nodes away, and the others are full",
+        commanded("scale default --to -1"),
+        Expectation(
+            alerts=QUEUE_ALERTS,
+            causes=("capacity_lost",),
+            named_from_s=60.0,
+            optional_pages=_SIZE,
+            onset_within_s=GRADUAL_S,
+            late=_MORE_WORK,
+        ),
+        undone("scale default --to 4"),
+        rate_per_s=5.2,
+        node_options=FEW_SEATS,
+        nodes=4,
+    ),
+    pool_fault(
+        "past-the-knee",
+        "three times the requests, on nodes whose steps take longer with each request that they compute",
+        traffic_of(rate_per_s=6.0),
+        Expectation(
+            alerts=(*QUEUE_ALERTS, "LLMPoolTPOTRegression"),
+            is_quiet_unless_felt=True,
+            causes=("collapse_knee",),
+            named_from_s=60.0,
+            optional_pages=_SIZE,
+            onset_within_s=GRADUAL_S,
+            late=_MORE_WORK,
+        ),
+        usual_traffic,
+        node_options={"max_num_seqs": 64},
+        node_faults={"row_seconds": 0.006},
+    ),
+    pool_fault(
+        "slow-decode",
+        "steps that only decode take three times as long on all nodes, as after a kernel that fell back",
+        switch_on(*NODES, slow_decode=3.0),
+        Expectation(
+            alerts=("LLMPoolTPOTRegression", "LLMTPOTHigh"),
+            is_quiet_unless_felt=True,
+            causes=("decode_slow",),
+            named_from_s=60.0,
+            onset_within_s=GRADUAL_S,
+        ),
+        switch_off("slow_decode"),
+    ),
+    pool_fault(
+        "chunking-off",
+        "a rollout lets long prompts be computed in one piece",
+        commanded("rollout start default --set enable-chunked-prefill=false --steps 100% --no-gate"),
+        Expectation(
+            alerts=("LLMPoolTPOTRegression", "LLMTPOTHigh", *QUEUE_ALERTS),
+            is_quiet_unless_felt=True,
+            causes=("chunking_off",),
+            named_from_s=120.0,
+            optional_pages=("rollback-pool",),
+            onset_within_s=GRADUAL_S,
+        ),
+        undone("rollout rollback default"),
+        hold_s=180.0,
+        rate_per_s=3.0,
+        traffic={"long_share": 0.3, "long_prompt_tokens": 2600, "output_tokens_median": 64},
+        node_options={"max_num_batched_tokens": 4096},
+    ),
+)
