@@ -2,7 +2,8 @@
 
 In this order, an alert
 1. joins the open incident that has an alert of its node: one sick node is one incident;
-2. joins the open incident of its place (pool, model, zone, revision), or one with the same alert around it;
+2. joins the open incident of its place (pool, model, zone, revision), or one around it with the same alert, or, as a
+   ticket, one whose cause can be behind it;
 3. joins the open incident of another node, which widens, when the same alert is on so many nodes of one place that
    the place is the reason (`diagnostics.scope`), or when its own place holds that node;
 4. reopens the incident that it ended with shortly before: flapping is one story, not many;
@@ -159,6 +160,13 @@ def _home(alert: FiredAlert, opened: Sequence[Incident], kinds: Kinds, explains:
         is_its_fault,
         lambda one: is_there(one) and same_fault(one, alert, kinds, explains),
         lambda one: is_wide(one.scope) and scope_contains(one.scope, alert.labels) and _has_name(one, alert.name),
+        # A ticket of one node of a pool that is overloaded: what the pool suffers from is behind it.
+        lambda one: (
+            alert.severity == "ticket"
+            and is_wide(one.scope)
+            and scope_contains(one.scope, alert.labels)
+            and _is_explained(one, alert, kinds, explains)
+        ),
     )
     for related in rules:
         if (found := next((one for one in opened if related(one)), None)) is not None:

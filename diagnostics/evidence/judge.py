@@ -276,12 +276,13 @@ def _wanted(knowledge: Knowledge, readings: Readings, excluded: set[str]) -> lis
 def verdict_title(
     expects: Expectation, questions: Mapping[str, Question], scope: Mapping[str, str], readings: Readings
 ) -> str:
-    """What a cause says of the scope. A part of it whose value nobody measured is left out."""
+    """What a cause says of the scope. A part whose value nobody measured is left out, and one that tells of no symptom."""
     values = {name: format_value(one.value, questions[name].unit) for name, one in readings.items()}
     values["where"] = scope_text(scope)
     values |= {name: scope.get(name, "unknown") for name in ("node", "pool", "model")}
     head, colon, tail = expects.says.partition(": ")
     known = [part for part in tail.split(", ") if not _has_unknown(part, values)]
+    known = [part for part in known if not _is_no_symptom(part, readings)] or known
     told = colon.join((head, ", ".join(known).removeprefix("and ").removeprefix("or "))) if known and tail else head
     return PLACEHOLDER.sub(lambda match: values.get(match.group(1), "not asked"), told)
 
@@ -289,6 +290,11 @@ def verdict_title(
 def _has_unknown(part: str, values: Mapping[str, str]) -> bool:
     """Whether a part of a title would say "unknown": it is left out."""
     return any(values.get(match.group(1), UNKNOWN) == UNKNOWN for match in PLACEHOLDER.finditer(part))
+
+
+def _is_no_symptom(part: str, readings: Readings) -> bool:
+    """Whether a part of a title would give the value of a question that was answered no: "1.0× as long as before"."""
+    return any(readings[name].answer == "no" for name in PLACEHOLDER.findall(part) if name in readings)
 
 
 def _tells_apart(cause: str, runner: str, knowledge: Knowledge, readings: Readings) -> str:

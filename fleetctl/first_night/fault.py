@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from fleetctl.first_night.target_fleet import TargetFleet
 
-PAST_S = 60.0  # of normal traffic: what is compared with the past needs a minute of it
+PAST_S = 80.0  # of normal traffic: what is compared with the past needs a minute of it, before the first sign
 HELD_S = 125.0  # until two minutes after it began somebody is asked what it is
 AGES_S = (30.0, 60.0, 120.0, 300.0, 900.0, 3600.0)  # at which a person asks what it is, while it lasts
 NAMED_FROM_S = 60.0  # of what is held: at the first minute the cause is known

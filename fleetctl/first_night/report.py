@@ -155,8 +155,8 @@ def _held_part(rows: Sequence[str]) -> list[str]:
     return [
         HELD_HEADING,
         "",
-        "`--hold 15`: nobody approved or ended anything for a quarter of an hour (`--hold 60`: for an hour), in real time. The",
-        "cause named is the same from the first minute on, or the row is wrong.",
+        "`--hold 15`: nobody approved or ended anything for a quarter of an hour, in real time (`--hold 60`: an hour).",
+        "The cause named is the same from the first minute on, or the row is wrong.",
         "",
         "| fault | held | alert, after | "
         + " | ".join(_age(age_s) for age_s in AGES_S)

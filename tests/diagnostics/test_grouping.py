@@ -353,3 +353,16 @@ def test_alert_of_the_whole_fleet_joins_the_incident_whose_cause_explains_it(cau
     lost = make_alert("LLMRequestsLost", fired_at=NOW + 40)
     found = {died.id: died} | group_alerts([lost], [died], NOW + 40, KNOWN, kinds, explains)
     assert len(found) == count
+
+
+@pytest.mark.parametrize(
+    ("cause", "severity", "count"), [("overload", "ticket", 1), ("overload", "page", 2), (None, "ticket", 2)]
+)
+def test_ticket_of_a_node_joins_the_pool_whose_cause_explains_it(cause: str | None, severity: str, count: int) -> None:
+    kinds = {"LLMQueueGrowing": AlertKind("capacity", False), "LLMTTFTRegression": AlertKind("latency", False)}
+    explains = {"overload": frozenset({"capacity", "latency"})}
+    (pool,) = after([[make_alert("LLMQueueGrowing", pool="chat")]])
+    pool = with_diagnosis(pool, Diagnosis("capacity", cause, confidence="likely"))
+    late = replace(make_alert("LLMTTFTRegression", "node-3", NOW + 150), severity=severity)
+    found = {pool.id: pool} | group_alerts([late], [pool], NOW + 150, KNOWN, kinds, explains)
+    assert len(found) == count
