@@ -276,7 +276,7 @@ def _wanted(knowledge: Knowledge, readings: Readings, excluded: set[str]) -> lis
 def verdict_title(
     expects: Expectation, questions: Mapping[str, Question], scope: Mapping[str, str], readings: Readings
 ) -> str:
-    """What a cause says of the scope. A part whose value nobody measured is left out, and one that tells of no symptom."""
+    """What a cause says of the scope, without the parts whose value nobody measured or that tell of no symptom."""
     values = {name: format_value(one.value, questions[name].unit) for name, one in readings.items()}
     values["where"] = scope_text(scope)
     values |= {name: scope.get(name, "unknown") for name in ("node", "pool", "model")}

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from fleetctl.first_night.fault import Expectation, Fault, pool_fault
+import signal
+
+from fleetctl.first_night.cause_faults import FEW_SEATS, QUEUE_ALERTS
+from fleetctl.first_night.fault import PAST_S, Expectation, Fault, pool_fault
 from fleetctl.first_night.injection import (
-    deployed_slow,
+    deployed,
+    disk_free,
+    disk_full,
+    go_on,
+    restarted_slowly,
+    signal_to_all,
     tenants_written,
     undone,
     usual_tenants,
@@ -14,7 +22,7 @@ CHANGE_FAULTS: tuple[Fault, ...] = (
     pool_fault(
         "deploy-slow",
         "a rollout to a revision whose steps take four times as long",
-        deployed_slow("rollout start default --set max-num-queued-reqs=1000 --steps 100% --no-gate", factor=4.0),
+        deployed("rollout start default --set max-num-queued-reqs=1000 --steps 100% --no-gate", slower=4.0),
         Expectation(
             alerts=("LLMTTFTRegression", "LLMNodeSlow", "LLMTTFTHurts", "LLMPoolTTFTRegression", "LLMNodeGray"),
             is_quiet_unless_felt=True,
@@ -24,6 +32,72 @@ CHANGE_FAULTS: tuple[Fault, ...] = (
             onset_within_s=75.0,  # the last node is exchanged a minute after the first
         ),
         undone("rollout rollback default"),
+    ),
+    pool_fault(
+        "deploy-failing",
+        "the first node of a new revision ends every second request with an error",
+        deployed(
+            "rollout start default --set max-num-queued-reqs=1000 --steps 34%,100% --by-hand --no-gate",
+            num_new=1,
+            failing_share=0.5,
+        ),
+        Expectation(
+            alerts=("LLMErrorRate", "LLMAvailabilityBurnFast", "LLMWrongOutput", "LLMRequestsLostNow"),
+            causes=("bad_deploy_errors",),
+            named_from_s=60.0,
+            optional_pages=("rollback-pool",),
+            onset_within_s=75.0,
+        ),
+        undone("rollout rollback default"),
+        hold_s=240.0,
+    ),
+    Fault(
+        "controller-disk-full",
+        "the controller's disk is full",
+        disk_full("controller"),
+        Expectation(
+            alerts=("LLMControllerStorageFull",),
+            causes=("controller_storage",),
+            named_from_s=30.0,
+        ),
+        disk_free("controller"),
+        place="pool",
+        page_within_s=60.0,
+        hold_s=65.0,
+    ),
+    Fault(
+        "nodes-cut-off",
+        "SIGSTOP of all API processes, as where the network between gateway and nodes is gone",
+        signal_to_all(signal.SIGSTOP),
+        Expectation(
+            alerts=("LLMNodeDown", "LLMOverload", "LLMGatewayFailOpen", "LLMRequestsLostNow"),
+            causes=("downstream",),
+            named_from_s=60.0,
+            onset_within_s=75.0,
+            loss="no node answers",
+            late="no node answers",
+        ),
+        go_on,
+        place="pool",
+        baseline_s=PAST_S,
+        hold_s=125.0,
+    ),
+    Fault(
+        "restart-loads-long",
+        "an operator restarts a node that takes a minute to load, and the two others are full",
+        restarted_slowly("node-2", 60.0),
+        Expectation(
+            alerts=QUEUE_ALERTS,
+            causes=("cold_start",),
+            named_from_s=30.0,
+            optional_pages=("scale-pool", "shed-load"),
+            onset_within_s=75.0,
+            late="there is more work than two nodes can do",
+        ),
+        baseline_s=PAST_S,
+        page_within_s=120.0,
+        rate_per_s=4.3,
+        node_options=FEW_SEATS,
     ),
     Fault(
         "tenants-file-broken",

@@ -210,21 +210,64 @@ def both(*actions: FaultAction) -> FaultAction:
     return inject
 
 
-def deployed_slow(command: str, *, factor: float) -> FaultAction:
-    """An operator rolls out a revision, and each node that is new computes slowly."""
+def deployed(command: str, *, num_new: int = len(NODES), slower: float = 1.0, **faults: object) -> FaultAction:
+    """An operator rolls out a revision, and each of its nodes computes so much slower, or with these faults."""
 
     async def inject(fleet: TargetFleet) -> None:
         await fleet.act(command, ROLLOUT_TIMEOUT_S)
         loop = asyncio.get_running_loop()
-        until, slow = loop.time() + ROLLOUT_TIMEOUT_S, set[str]()
-        while loop.time() < until and len(slow) < len(NODES):
-            for node in set(fleet.nodes()) - set(NODES) - slow:
+        until, spoilt = loop.time() + ROLLOUT_TIMEOUT_S, set[str]()
+        while loop.time() < until and len(spoilt) < num_new:
+            for node in set(fleet.nodes()) - set(NODES) - spoilt:
                 with suppress(FleetctlError):  # it does not answer yet
-                    await fleet.set_faults(node, slow_steps=factor * fleet.pace)
-                    slow.add(node)
+                    await fleet.set_faults(node, slow_steps=slower * fleet.pace, **faults)
+                    spoilt.add(node)
             await asyncio.sleep(LOOK_S)
 
     return inject
+
+
+def disk_full(name: str) -> FaultAction:
+    """No file of a process can grow from now on."""
+
+    async def inject(fleet: TargetFleet) -> None:
+        fleet.limit_files(name, 0)
+
+    return inject
+
+
+def disk_free(name: str) -> FaultAction:
+    """Its files may grow again."""
+
+    async def clear(fleet: TargetFleet) -> None:
+        fleet.limit_files(name, None)
+
+    return clear
+
+
+def restarted_slowly(node: str, loads_s: float) -> FaultAction:
+    """An operator restarts a node, whose core stands still for so long while it loads."""
+
+    async def inject(fleet: TargetFleet) -> None:
+        before = fleet.instance_of(node)
+        restarting = asyncio.create_task(fleet.act(f"restart {node}", loads_s + ROLLOUT_TIMEOUT_S))
+        is_new = await wait_for(
+            lambda: fleet.instance_of(node) not in (None, before) and fleet.core_pid(node) is not None,
+            ROLLOUT_TIMEOUT_S,
+        )
+        if is_new:
+            fleet.signal_core(node, signal.SIGSTOP)
+            await asyncio.sleep(loads_s)
+            fleet.signal_core(node, signal.SIGCONT)
+        await restarting
+
+    return inject
+
+
+async def go_on(fleet: TargetFleet) -> None:
+    """The processes of all nodes that stand still go on."""
+    for node in filter(fleet.is_running, fleet.nodes()):
+        fleet.send_signal(node, signal.SIGCONT)
 
 
 def tenants_written(text: str = "", *, requests_per_min: int | None = None) -> FaultAction:

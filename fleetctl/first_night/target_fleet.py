@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import shutil
 import signal
 import time
@@ -80,6 +81,11 @@ class TargetFleet:
         if (pid := self.core_pid(node)) is None:
             raise FleetctlError(f"{node} has no core process")
         _send(pid, number)
+
+    def limit_files(self, name: str, size: int | None) -> None:
+        """The process can write no file beyond this size; None: it can again."""
+        soft = resource.RLIM_INFINITY if size is None else size
+        resource.prlimit(self._pid(name), resource.RLIMIT_FSIZE, (soft, resource.RLIM_INFINITY))
 
     def core_pid(self, node: str) -> int | None:
         """The pid of the node's core process; None while it has none."""
