@@ -127,6 +127,7 @@ GPU_FAULTS: tuple[Fault, ...] = (
             onset_within_s=75.0,
             pages=_GPU_PAGES,
         ),
+        baseline_s=PAST_S,
         page_within_s=120.0,
     ),
     _slow(
