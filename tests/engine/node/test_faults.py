@@ -157,3 +157,11 @@ def test_labels_with_spaces_survive_renaming() -> None:
 def test_faults_of_the_core_die_with_it_and_others_do_not() -> None:
     faults = Faults(slow_steps=2.0, hung_core=True, metrics_frozen=True, slow_tokenizer=1.0)
     assert faults.without_core().shown() == {"slow_steps": None, "metrics_frozen": True, "slow_tokenizer": 1.0}
+
+
+def test_a_share_of_the_requests_fails_with_an_error_of_the_server(node: EngineNode) -> None:
+    inject(node, failing_share=1.0)
+    failed = complete(node)
+    assert (failed.status_code, failed.json()["error"]["code"]) == (500, "engine_error")
+    inject(node, failing_share=None)
+    assert complete(node).status_code == 200
