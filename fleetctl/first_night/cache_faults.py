@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from fleetctl.first_night.cause_faults import FEW_SEATS, GRADUAL_S, QUEUE_ALERTS
+from fleetctl.first_night.cause_faults import GRADUAL_S, QUEUE_ALERTS, few_seats
 from fleetctl.first_night.fault import Expectation, Fault, pool_fault
 from fleetctl.first_night.injection import (
     another_tenant,
@@ -89,9 +89,9 @@ CACHE_FAULTS: tuple[Fault, ...] = (
         traffic={"num_system_prompts": 0, "output_tokens_median": 300, "output_sigma": 0.0},
         node_options={"num_kv_blocks": 110, "max_model_len": 1024},
     ),
-    pool_fault(
+    few_seats(
         "tenant-flood",
-        "a second tenant begins to send four times what all sent before",
+        "a second tenant begins to send eight times what all sent before",
         another_tenant(rate_per_s=8.0),
         _quiet_or_slow(
             alerts=QUEUE_ALERTS,
@@ -100,7 +100,6 @@ CACHE_FAULTS: tuple[Fault, ...] = (
             late="there is more work than the fleet can do",
         ),
         usual_traffic,
-        node_options=FEW_SEATS,
         has_tenants=True,
         hold_s=90.0,
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import replace
+from functools import partial
 
 from fleetctl.first_night.fault import PAST_S, Expectation, Fault, pool_fault
 from fleetctl.first_night.injection import (
@@ -23,8 +24,14 @@ from fleetctl.first_night.traffic import TRAFFIC
 NAMED_FROM_S = 60.0
 GRADUAL_S = 75.0  # a queue that grows slowly is seen late
 
-# Three nodes of two seats each do about five requests a second: a burst that fills them fits on a laptop.
-FEW_SEATS = {"max_num_seqs": 2}
+# Three nodes of two seats each do about five of these requests a second: what fills them fits on a laptop. One a second
+# leaves seats free, so that nothing waits before the fault.
+few_seats = partial(
+    pool_fault,
+    node_options={"max_num_seqs": 2},
+    rate_per_s=1.0,
+    traffic={"output_sigma": 0.9, "max_output_tokens": 200},
+)
 QUEUE_ALERTS = (
     "LLMOverload",
     "LLMQueueGrowing",
@@ -122,7 +129,7 @@ CAUSE_FAULTS: tuple[Fault, ...] = (
         ),
         usual_traffic,
     ),
-    pool_fault(
+    few_seats(
         "retry-storm",
         "users of a full fleet hang up after three seconds and ask again, up to five times",
         impatient(replace(TRAFFIC, rate_per_s=5.0), patience_s=3.0, tries=6),
@@ -135,7 +142,6 @@ CAUSE_FAULTS: tuple[Fault, ...] = (
             onset_within_s=GRADUAL_S,
         ),
         usual_traffic,
-        node_options=FEW_SEATS,
     ),
     pool_fault(
         "too-long-requests",
@@ -169,9 +175,9 @@ CAUSE_FAULTS: tuple[Fault, ...] = (
         ),
         undone("shed remove"),
     ),
-    pool_fault(
+    few_seats(
         "seats-full",
-        "three times the usual requests, on nodes of two seats and a cache that is nearly empty",
+        "eight times the usual requests, on nodes of two seats and a cache that is nearly empty",
         traffic_of(rate_per_s=8.0),
         Expectation(
             alerts=QUEUE_ALERTS,
@@ -183,7 +189,6 @@ CAUSE_FAULTS: tuple[Fault, ...] = (
         ),
         usual_traffic,
         hold_s=90.0,
-        node_options=FEW_SEATS,
     ),
     Fault(
         "straggler",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from fleetctl.first_night.cause_faults import FEW_SEATS, QUEUE_ALERTS
+from fleetctl.first_night.cause_faults import QUEUE_ALERTS
 from fleetctl.first_night.fault import PAST_S, Expectation, Fault, pool_fault
 from fleetctl.first_night.injection import (
     deployed,
@@ -96,8 +96,9 @@ CHANGE_FAULTS: tuple[Fault, ...] = (
         ),
         baseline_s=PAST_S,
         page_within_s=120.0,
-        rate_per_s=4.3,
-        node_options=FEW_SEATS,
+        rate_per_s=2.5,
+        traffic={"output_tokens_median": 150, "output_sigma": 0.3},
+        node_options={"max_num_seqs": 4},
     ),
     Fault(
         "tenants-file-broken",

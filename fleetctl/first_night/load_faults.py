@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleetctl.first_night.cause_faults import FEW_SEATS, GRADUAL_S, QUEUE_ALERTS
+from fleetctl.first_night.cause_faults import GRADUAL_S, QUEUE_ALERTS
 from fleetctl.first_night.fault import Expectation, Fault, pool_fault
 from fleetctl.first_night.injection import commanded, switch_off, switch_on, traffic_of, undone, usual_traffic
 from fleetctl.first_night.target_fleet import NODES
@@ -39,12 +39,13 @@ LOAD_FAULTS: tuple[Fault, ...] = (
             late="the rule keeps them at one node",
         ),
         undone("reroute remove route/long-context"),
-        node_options=FEW_SEATS,
+        traffic={"output_tokens_median": 150, "output_sigma": 0.3},
+        node_options={"max_num_seqs": 4},
     ),
     pool_fault(
         "scaled-away",
-        "an operator takes one of four nodes away, and the others are full",
-        commanded("scale default --to -1"),
+        "an operator takes two of five nodes away, and the others are full",
+        commanded("scale default --to 3"),
         Expectation(
             alerts=QUEUE_ALERTS,
             causes=("capacity_lost",),
@@ -53,10 +54,11 @@ LOAD_FAULTS: tuple[Fault, ...] = (
             onset_within_s=GRADUAL_S,
             late=_MORE_WORK,
         ),
-        undone("scale default --to 4"),
-        rate_per_s=5.2,
-        node_options=FEW_SEATS,
-        nodes=4,
+        undone("scale default --to 5"),
+        rate_per_s=3.8,
+        traffic={"output_tokens_median": 200, "output_sigma": 0.2},
+        node_options={"max_num_seqs": 6},
+        nodes=5,
     ),
     pool_fault(
         "past-the-knee",
