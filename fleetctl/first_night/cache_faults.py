@@ -43,14 +43,14 @@ CACHE_FAULTS: tuple[Fault, ...] = (
     pool_fault(
         "other-traffic",
         "a second use of the fleet begins, whose prompts share nothing",
-        traffic_beside(rate_per_s=2.0, num_system_prompts=0, prompt_tokens_median=448, prompt_sigma=0.1),
+        traffic_beside(rate_per_s=4.0, num_system_prompts=0, prompt_tokens_median=448, prompt_sigma=0.1),
         _quiet_or_slow(alerts=_HITS_FELL, causes=("traffic_mix",)),
         usual_traffic,
     ),
     pool_fault(
         "cache-crowded",
-        "three times the requests, on nodes whose KV cache has room for the prompts of before",
-        traffic_of(rate_per_s=6.0, output_tokens_median=48),
+        "six times the requests, on nodes whose KV cache has room for common beginnings or for these",
+        traffic_of(rate_per_s=3.6),
         _quiet_or_slow(
             alerts=_CACHE_FULL,
             causes=("prefix_evicted",),
@@ -58,7 +58,10 @@ CACHE_FAULTS: tuple[Fault, ...] = (
             late="there is more work than the fleet can do",
         ),
         usual_traffic,
-        node_options={"num_kv_blocks": 260, "max_model_len": 1024},
+        baseline_s=240.0,  # each beginning has been seen by then
+        rate_per_s=0.6,
+        traffic={"num_system_prompts": 36, "output_tokens_median": 300, "output_sigma": 0.1},
+        node_options={"num_kv_blocks": 400, "max_model_len": 1024},
     ),
     pool_fault(
         "cache-too-small",

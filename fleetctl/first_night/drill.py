@@ -195,8 +195,10 @@ class _Drill:
     async def _ask(self, responder: Responder, now: float) -> None:
         """At each of the ages, while the fault lasts."""
         age_s = now - responder.injected_at
-        is_ended = bool(responder.incidents) and not responder.is_open and age_s > (self._plan.hold_s or 0.0)
-        is_over = self._cleared_at is not None or is_ended
+        is_resolved = bool(responder.incidents) and not responder.is_open
+        # What a person ends at its age lasts until then, unless a page has ended it: alerts come and go.
+        may_last = self._fault.hold_s is not None and responder.last_run_ended_at() is None
+        is_over = self._cleared_at is not None or (is_resolved and not may_last)
         if is_over or not any(said_at <= age_s for said_at in AGES_S[len(self._said) :][:1]):
             return
         scope = {"node": VICTIM} if self._fault.place == "node" else {"pool": POOL}
