@@ -42,7 +42,7 @@ CHANGE_FAULTS: tuple[Fault, ...] = (
             failing_share=0.5,
         ),
         Expectation(
-            alerts=("LLMErrorRate", "LLMAvailabilityBurnFast", "LLMWrongOutput", "LLMRequestsLostNow"),
+            alerts=("LLMErrorRate", "LLMWrongOutput", "LLMGatewayNodeEjected"),
             causes=("bad_deploy_errors",),
             named_from_s=60.0,
             optional_pages=("rollback-pool",),
@@ -50,6 +50,7 @@ CHANGE_FAULTS: tuple[Fault, ...] = (
         ),
         undone("rollout rollback default"),
         hold_s=240.0,
+        rate_per_s=6.0,
     ),
     Fault(
         "controller-disk-full",
