@@ -19,6 +19,7 @@ from fleetctl.first_night.injection import (
 _HITS_FELL = ("LLMPrefixHitDrop", *QUEUE_ALERTS)
 _SIZE = ("scale-pool", "shed-load", "lower-seats")
 _CACHE_FULL = (*QUEUE_ALERTS, "LLMKVCacheSaturated", "LLMPreemptions", "LLMPrefixHitDrop")
+_LONG_BEGINNINGS = {"system_prompt_tokens": 1200}  # computed anew, they are felt
 _quiet_or_slow = partial(Expectation, is_quiet_unless_felt=True, named_from_s=60.0, onset_within_s=GRADUAL_S)
 
 CACHE_FAULTS: tuple[Fault, ...] = (
@@ -40,14 +41,18 @@ CACHE_FAULTS: tuple[Fault, ...] = (
         users_apart,
         _quiet_or_slow(alerts=_HITS_FELL, causes=("prefix_salt",)),
         usual_traffic,
+        traffic=_LONG_BEGINNINGS,
         has_tenants=True,
     ),
     pool_fault(
         "other-traffic",
         "a second use of the fleet begins, whose prompts share nothing",
-        traffic_beside(rate_per_s=4.0, num_system_prompts=0, prompt_tokens_median=448, prompt_sigma=0.1),
+        traffic_beside(
+            rate_per_s=3.0, num_system_prompts=0, prompt_tokens_median=1264, prompt_sigma=0.1, max_prompt_tokens=1500
+        ),
         _quiet_or_slow(alerts=_HITS_FELL, causes=("traffic_mix",)),
         usual_traffic,
+        traffic=_LONG_BEGINNINGS,
     ),
     pool_fault(
         "cache-crowded",
