@@ -67,6 +67,21 @@ CHANGE_FAULTS: tuple[Fault, ...] = (
         hold_s=65.0,
     ),
     Fault(
+        "gateway-disk-full",
+        "the gateway's disk is full",
+        disk_full("gateway"),
+        Expectation(
+            alerts=("LLMGatewayStateNotStored",),
+            causes=("gateway_storage",),
+            named_from_s=60.0,
+        ),
+        disk_free("gateway"),
+        place="pool",
+        page_within_s=100.0,
+        hold_s=125.0,
+        watch_s=780.0,  # the alert looks back ten minutes
+    ),
+    Fault(
         "nodes-cut-off",
         "SIGSTOP of all API processes, as where the network between gateway and nodes is gone",
         signal_to_all(signal.SIGSTOP),

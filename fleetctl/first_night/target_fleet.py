@@ -83,9 +83,11 @@ class TargetFleet:
         _send(pid, number)
 
     def limit_files(self, name: str, size: int | None) -> None:
-        """The process can write no file beyond this size; None: it can again."""
+        """The process can write no file beyond this size; None: it can again. Of a gateway, its workers too."""
         soft = resource.RLIM_INFINITY if size is None else size
-        resource.prlimit(self._pid(name), resource.RLIMIT_FSIZE, (soft, resource.RLIM_INFINITY))
+        pid = self._pid(name)
+        for one in (pid, *(children_of(pid) if name.startswith(GATEWAY) else ())):
+            resource.prlimit(one, resource.RLIMIT_FSIZE, (soft, resource.RLIM_INFINITY))
 
     def core_pid(self, node: str) -> int | None:
         """The pid of the node's core process; None while it has none."""
