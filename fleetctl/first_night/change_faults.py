@@ -53,7 +53,7 @@ CHANGE_FAULTS: tuple[Fault, ...] = (
         rate_per_s=6.0,
     ),
     Fault(
-        "controller-disk-full",
+        "controller-disk",
         "the controller's disk is full",
         disk_full("controller"),
         Expectation(
@@ -67,7 +67,7 @@ CHANGE_FAULTS: tuple[Fault, ...] = (
         hold_s=65.0,
     ),
     Fault(
-        "gateway-disk-full",
+        "gateway-disk",
         "the gateway's disk is full",
         disk_full("gateway"),
         Expectation(
