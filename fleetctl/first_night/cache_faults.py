@@ -72,17 +72,16 @@ CACHE_FAULTS: tuple[Fault, ...] = (
     ),
     pool_fault(
         "cache-too-small",
-        "three times the requests, on nodes whose KV cache holds six of them",
+        "three times the requests, on nodes whose KV cache holds ten of them",
         traffic_of(rate_per_s=6.0),
         _quiet_or_slow(
             alerts=_CACHE_FULL,
-            causes=("kv_pressure",),
+            causes=("kv_pressure", "overload"),
             optional_pages=_SIZE,
             late="there is more work than the fleet can do",
         ),
         usual_traffic,
-        traffic={"num_system_prompts": 0, "prompt_tokens_median": 320, "prompt_sigma": 0.2, "output_sigma": 0.3},
-        node_options={"num_kv_blocks": 140, "max_model_len": 1024},
+        node_options={"num_kv_blocks": 200, "max_model_len": 1024},
     ),
     pool_fault(
         "preemption-thrash",
