@@ -65,7 +65,7 @@ def group_alert(
     """The incident that one `alert` belongs to, already changed: joined, reopened or new. See `group_alerts`."""
     changed = group_alerts([alert], incidents, now, known, kinds, explains)
     everything = {one.id: one for one in incidents} | changed
-    found = _home(alert, _open(everything), kinds or {}, explains or {})
+    found = _home(alert, _open(everything), known or {}, kinds or {}, explains or {})
     assert found is not None
     return found
 
@@ -116,11 +116,11 @@ def _placed(
     explains: Explains,
 ) -> Incident:
     opened = _open(working)
-    if (home := _home(alert, opened, kinds, explains)) is not None:
+    if (home := _home(alert, opened, nodes, kinds, explains)) is not None:
         return join(home, alert, now)
     if shared is not None:
         for one in opened:  # the place that explains it has an incident of the same fault by another alert
-            is_around = is_wide(one.scope) and scope_contains(one.scope, shared.scope)
+            is_around = is_wide(one.scope) and _holds(one.scope, shared.scope, nodes)
             if is_around and same_fault(one, alert, kinds, explains):
                 return join(one, alert, now)
     if shared is not None and (lead := _lead(opened, shared, nodes)) is not None:
@@ -142,7 +142,9 @@ def _placed(
     return found
 
 
-def _home(alert: FiredAlert, opened: Sequence[Incident], kinds: Kinds, explains: Explains) -> Incident | None:
+def _home(
+    alert: FiredAlert, opened: Sequence[Incident], nodes: Nodes, kinds: Kinds, explains: Explains
+) -> Incident | None:
     """The open incident that the alert belongs to without any more evidence."""
     scope = scope_of(alert.labels)
 
@@ -160,11 +162,11 @@ def _home(alert: FiredAlert, opened: Sequence[Incident], kinds: Kinds, explains:
         is_its_fault,
         lambda one: is_there(one) and same_fault(one, alert, kinds, explains),
         lambda one: is_wide(one.scope) and scope_contains(one.scope, alert.labels) and _has_name(one, alert.name),
-        # A ticket of one node of a pool that is overloaded: what the pool suffers from is behind it.
+        # A ticket of one node of a pool that is overloaded, or its model's: what the pool suffers from is behind it.
         lambda one: (
-            alert.severity == "ticket"
-            and is_wide(one.scope)
-            and scope_contains(one.scope, alert.labels)
+            is_wide(one.scope)
+            and (alert.severity == "ticket" or (is_wide(scope) and scope != {}))
+            and (scope_contains(one.scope, alert.labels) or (is_wide(scope) and _holds(one.scope, scope, nodes)))
             and _is_explained(one, alert, kinds, explains)
         ),
     )
@@ -216,6 +218,14 @@ def _is_of_kind(incident: Incident, alert: FiredAlert, kinds: Kinds) -> bool:
     if kind is None or kind.stands_alone:
         return False
     return any(kinds.get(one.name) == kind for one in incident.alerts)
+
+
+def _holds(outer: Mapping[str, str], inner: Mapping[str, str], nodes: Nodes) -> bool:
+    """Whether a place lies in another by its labels or by its nodes, as a pool does that alone serves a model."""
+    if scope_contains(outer, inner):
+        return True
+    inside = nodes_in_scope(inner, nodes) if inner else frozenset()
+    return bool(inside) and inside <= nodes_in_scope(outer, nodes)
 
 
 def _stands_alone(alert: FiredAlert, kinds: Kinds) -> bool:

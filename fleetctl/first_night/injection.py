@@ -13,7 +13,7 @@ from fleetctl.load.generated_shapes import TrafficKind
 
 SLOWDOWN = 10.0
 AWAY_S = 20.0  # controller and gateway: how long they are stopped or gone
-ROLLOUT_TIMEOUT_S = 60.0
+ROLLOUT_TIMEOUT_S = 180.0
 LOOK_S = 0.3
 HEARD_S = 5.0  # a node waits for events of its driver, and hears of each one at once
 REPLAYS_FOR_S = 3600.0

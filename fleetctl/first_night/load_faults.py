@@ -13,8 +13,8 @@ _MORE_WORK = "there is more work than the fleet can do"
 LOAD_FAULTS: tuple[Fault, ...] = (
     pool_fault(
         "long-share",
-        "more than a third of the prompts are of the long kind, where it was one in twenty",
-        traffic_of(long_share=0.35),
+        "one in five prompts is of the long kind, where it was one in twenty",
+        traffic_of(long_share=0.2),
         Expectation(
             alerts=("LLMPromptMixChanged", *QUEUE_ALERTS),
             is_quiet_unless_felt=True,
@@ -24,7 +24,7 @@ LOAD_FAULTS: tuple[Fault, ...] = (
             onset_within_s=GRADUAL_S,
         ),
         usual_traffic,
-        traffic={"long_share": 0.05, "long_prompt_tokens": 1600},
+        traffic={"long_share": 0.05, "long_prompt_tokens": 3400},
     ),
     pool_fault(
         "pinned",
@@ -49,12 +49,13 @@ LOAD_FAULTS: tuple[Fault, ...] = (
         Expectation(
             alerts=QUEUE_ALERTS,
             causes=("capacity_lost",),
-            named_from_s=60.0,
+            named_from_s=120.0,
             optional_pages=_SIZE,
-            onset_within_s=GRADUAL_S,
+            onset_within_s=90.0,  # what leaves finishes its requests first
             late=_MORE_WORK,
         ),
         undone("scale default --to 5"),
+        hold_s=180.0,
         rate_per_s=3.8,
         traffic={"output_tokens_median": 200, "output_sigma": 0.2},
         node_options={"max_num_seqs": 6},
@@ -62,8 +63,8 @@ LOAD_FAULTS: tuple[Fault, ...] = (
     ),
     pool_fault(
         "past-the-knee",
-        "three times the requests, on nodes whose steps take longer with each request that they compute",
-        traffic_of(rate_per_s=6.0),
+        "two and a half times the requests, on nodes whose steps take longer with each request that they compute",
+        traffic_of(rate_per_s=5.0),
         Expectation(
             alerts=(*QUEUE_ALERTS, "LLMPoolTPOTRegression"),
             is_quiet_unless_felt=True,

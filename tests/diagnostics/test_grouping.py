@@ -366,3 +366,14 @@ def test_ticket_of_a_node_joins_the_pool_whose_cause_explains_it(cause: str | No
     late = replace(make_alert("LLMTTFTRegression", "node-3", NOW + 150), severity=severity)
     found = {pool.id: pool} | group_alerts([late], [pool], NOW + 150, KNOWN, kinds, explains)
     assert len(found) == count
+
+
+@pytest.mark.parametrize(("cause", "count"), [("downstream", 1), ("tenant_flood", 2)])
+def test_pool_that_falls_silent_joins_the_incident_of_the_model_that_only_it_serves(cause: str, count: int) -> None:
+    kinds = {"LLMGatewayFailOpen": AlertKind("gateway", False), "LLMNodeDown": AlertKind("node", False)}
+    explains = {"downstream": frozenset({"gateway", "node"}), "tenant_flood": frozenset({"gateway"})}
+    (model,) = after([[make_alert("LLMGatewayFailOpen", model="m")]])
+    model = with_diagnosis(model, Diagnosis("gateway", cause, confidence="likely"))
+    down = [make_alert("LLMNodeDown", f"node-{i}", NOW + 300) for i in range(1, 10)]
+    found = {model.id: model} | group_alerts(down, [model], NOW + 300, KNOWN, kinds, explains)
+    assert len(found) == count
