@@ -311,7 +311,7 @@ class CoreLink:
                 self.ready, self.phase = message, CorePhase.UP
                 self.starts.note_ready(time.monotonic())
                 self._metrics.core_up.set(1)
-                self._metrics.note_ready(message)
+                self._metrics.note_ready(message, prefix_caching=self._config.prefix_caching)
                 self._listener.on_ready(message)
                 self.first_ready.set()
                 self._answered(None)

@@ -323,7 +323,7 @@ class NodeMetrics:
             )
         self._golden_ok.set(1 if result == "passed" else 0)
 
-    def note_ready(self, ready: CoreReady) -> None:
+    def note_ready(self, ready: CoreReady, *, prefix_caching: bool) -> None:
         """Publishes the cache configuration, once known."""
         capacity = ready.num_kv_blocks * ready.block_size
         facts = {
@@ -334,6 +334,7 @@ class NodeMetrics:
             "kv_cache_size_tokens": str(capacity),
             "kv_cache_max_concurrency": f"{capacity / ready.max_model_len:.2f}",
             "cache_dtype": ready.dtype,
+            "enable_prefix_caching": str(prefix_caching),
         }
         if self._cache_config is None:
             self._cache_config = Gauge(

@@ -107,6 +107,6 @@ LOAD_FAULTS: tuple[Fault, ...] = (
         hold_s=180.0,
         rate_per_s=3.0,
         traffic={"long_share": 0.3, "long_prompt_tokens": 2600, "output_tokens_median": 64},
-        node_options={"max_num_batched_tokens": 4096},
+        node_options={"max_num_batched_tokens": 8192, "num_kv_blocks": 4096},
     ),
 )

@@ -154,6 +154,7 @@ def test_series_carry_vllms_labels_and_buckets(node: EngineNode) -> None:
     config = families["vllm:cache_config_info"].samples[0]
     assert config.value == 1
     assert "model_name" not in config.labels
+    assert config.labels["enable_prefix_caching"] == "True"
     assert int(config.labels["num_gpu_blocks"]) * int(config.labels["block_size"]) == int(
         config.labels["kv_cache_size_tokens"]
     )
