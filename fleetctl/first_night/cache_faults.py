@@ -33,7 +33,7 @@ CACHE_FAULTS: tuple[Fault, ...] = (
         undone("rollout rollback default"),
         hold_s=180.0,
         baseline_s=150.0,  # in the first minute nothing is cached yet, and that is past too
-        traffic={"system_prompt_tokens": 480},
+        traffic={"num_system_prompts": 6, "system_prompt_tokens": 508},
     ),
     pool_fault(
         "salt-each",
