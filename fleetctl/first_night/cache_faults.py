@@ -83,21 +83,6 @@ CACHE_FAULTS: tuple[Fault, ...] = (
         usual_traffic,
         node_options={"num_kv_blocks": 200, "max_model_len": 1024},
     ),
-    pool_fault(
-        "preemption-thrash",
-        "three times the requests, whose long answers push each other out of a small KV cache",
-        traffic_of(rate_per_s=3.0),
-        _quiet_or_slow(
-            alerts=_CACHE_FULL,
-            causes=("preemption_thrash",),
-            optional_pages=_SIZE,
-            late="there is more work than the fleet can do",
-        ),
-        usual_traffic,
-        rate_per_s=1.0,
-        traffic={"num_system_prompts": 0, "output_tokens_median": 300, "output_sigma": 0.0},
-        node_options={"num_kv_blocks": 110, "max_model_len": 1024},
-    ),
     few_seats(
         "tenant-flood",
         "a second tenant begins to send eight times what all sent before",
