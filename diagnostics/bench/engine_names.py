@@ -301,7 +301,8 @@ def gateway_levels(nodes: list[str], by_node: dict[str, _Quantities]) -> list[Le
         out.counter("gateway_requests_total", q["errors"] + q["http_errors"], node=node, outcome="failed")
         out.gauge("gateway_inflight_requests", np.round(q["running"] + q["waiting"]), node=node)
         out.gauge("gateway_oldest_wait_seconds", q["oldest_wait"], node=node)
-        out.gauge("gateway_node_ejected", zero.copy(), node=node)
+        for reason in ("reset", "server_error"):
+            out.gauge("gateway_node_ejected", zero.copy(), node=node, reason=reason)
         out.gauge("gateway_node_silent", zero.copy(), node=node)
     out.gauge("gateway_fail_open", zero.copy())
     out.gauge("gateway_queue_requests", zero.copy())
