@@ -53,17 +53,23 @@ class Inquiry:
             reason, remedy = unknown("tree", tree_name, trees)
             raise BadInputError(reason, remedy=remedy or f"fleetctl diagnose --tree {sorted(trees)[0]}")
         standing = by_gravity([one for one in self._standing() if _concerns(one, where)])
-        onset = min((at for one in standing if (at := onset_of(one)) is not None), default=None)
+        firing = [one for one in standing if one.state == "firing"]
+        # What has been about to fire for minutes may be of before: a slow ticket must not date what fires now.
+        onset = min((at for one in firing or standing if (at := onset_of(one)) is not None), default=None)
         if tree_name is not None:
             return self._judged([trees[tree_name]], where, now, onset)
         if not standing:
             content = self._content.current
             return look_around(content.knowledge, content.trees, where, self._store, now)
-        for alert in standing:
+        for alert in firing or standing:
             if (tree := tree_for_alert(trees, alert.name)) is not None:
                 place = scope_of(alert.labels)
-                return self._judged([tree], place if scope_contains(where, alert.labels) else where, now, onset)
-        alert = standing[0]
+                found = self._judged([tree], place if scope_contains(where, alert.labels) else where, now, onset)
+                if found.cause is None and not firing:  # what is about to fire tells of something older
+                    around = look_around(self._content.current.knowledge, trees, where, self._store, now)
+                    return around if around.cause is not None else found
+                return found
+        alert = (firing or standing)[0]
         return replace(undiagnosed(alert.name, self._content.current.no_tree.get(alert.name)), at=now)
 
     def _judged(self, trees: Sequence[Tree], where: Mapping[str, str], now: float, onset: float | None) -> Diagnosis:
