@@ -25,7 +25,8 @@ class Tenants:
         """The file anew: with this text instead of tenants, or with a limit for the users' own."""
         limits = {} if requests_per_min is None else {"limits": {"requests_per_min": requests_per_min, "burst_s": 5}}
         keys = {name: [{"sha256": digest_of(key.encode()).hex()}] for name, key in zip(NAMES, self._keys, strict=True)}
-        tenants = {name: {"keys": keys[name], **(limits if name == NAMES[0] else {})} for name in NAMES}
+        users, others = NAMES
+        tenants = {users: {"keys": keys[users], **limits}, others: {"keys": keys[others], "class": "batch"}}
         write_whole(self.path, text or json.dumps({"tenants": tenants}, indent=1))  # YAML too
 
     @property
