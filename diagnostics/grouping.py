@@ -162,10 +162,11 @@ def _home(
         is_its_fault,
         lambda one: is_there(one) and same_fault(one, alert, kinds, explains),
         lambda one: is_wide(one.scope) and scope_contains(one.scope, alert.labels) and _has_name(one, alert.name),
-        # A ticket of one node of a pool that is overloaded, or its model's: what the pool suffers from is behind it.
+        # A ticket or a queue of one node of a pool that is overloaded, or its model's: what the pool suffers from is
+        # behind it.
         lambda one: (
             is_wide(one.scope)
-            and (alert.severity == "ticket" or (is_wide(scope) and scope != {}))
+            and (alert.severity == "ticket" or (is_wide(scope) and scope != {}) or _is_of_kind(one, alert, kinds))
             and (scope_contains(one.scope, alert.labels) or (is_wide(scope) and _holds(one.scope, scope, nodes)))
             and _is_explained(one, alert, kinds, explains)
         ),

@@ -280,7 +280,10 @@ def verdict_title(
     values = {name: format_value(one.value, questions[name].unit) for name, one in readings.items()}
     values["where"] = scope_text(scope)
     values |= {name: scope.get(name, "unknown") for name in ("node", "pool", "model")}
-    head, colon, tail = expects.says.partition(": ")
+    says = expects.says
+    if not scope.get("pool"):
+        says = says.replace("Pool {{pool}}", "The fleet").replace("pool {{pool}}", "the fleet")
+    head, colon, tail = says.partition(": ")
     known = [part for part in tail.split(", ") if not _has_unknown(part, values)]
     known = [part for part in known if not _is_no_symptom(part, readings)] or known
     told = colon.join((head, ", ".join(known).removeprefix("and ").removeprefix("or "))) if known and tail else head

@@ -55,22 +55,6 @@ CACHE_FAULTS: tuple[Fault, ...] = (
         traffic=_LONG_BEGINNINGS,
     ),
     pool_fault(
-        "cache-crowded",
-        "six times the requests, on nodes whose KV cache has room for common beginnings or for these",
-        traffic_of(rate_per_s=3.6),
-        _quiet_or_slow(
-            alerts=_CACHE_FULL,
-            causes=("prefix_evicted",),
-            optional_pages=_SIZE,
-            late="there is more work than the fleet can do",
-        ),
-        usual_traffic,
-        baseline_s=240.0,  # each beginning has been seen by then
-        rate_per_s=0.6,
-        traffic={"num_system_prompts": 36, "output_tokens_median": 300, "output_sigma": 0.1},
-        node_options={"num_kv_blocks": 400, "max_model_len": 1024},
-    ),
-    pool_fault(
         "cache-too-small",
         "three times the requests, on nodes whose KV cache holds ten of them",
         traffic_of(rate_per_s=6.0),

@@ -145,7 +145,7 @@ class DrillTraffic:
         run = self._new_run(
             seed=self._kind.seed + 1 + len(self._runs),
             plain_every=0,
-            max_in_flight=1024,
+            max_in_flight=256,
             api_key=api_key,
             salts_each=salts_each,
         )

@@ -368,6 +368,15 @@ def test_ticket_of_a_node_joins_the_pool_whose_cause_explains_it(cause: str | No
     assert len(found) == count
 
 
+def test_queue_of_a_node_joins_the_flood_of_its_pool_however_late() -> None:
+    kinds = {"LLMQueueGrowing": AlertKind("capacity", False), "LLMQueueDepth": AlertKind("capacity", False)}
+    (pool,) = after([[make_alert("LLMQueueGrowing", pool="chat")]])
+    pool = with_diagnosis(pool, Diagnosis("capacity", "tenant_flood", confidence="likely"))
+    depth = make_alert("LLMQueueDepth", "node-3", NOW + 400)
+    changed = group_alerts([depth], [pool], NOW + 400, KNOWN, kinds, {"tenant_flood": frozenset({"capacity"})})
+    assert list(changed) == [pool.id]
+
+
 @pytest.mark.parametrize(("cause", "count"), [("downstream", 1), ("tenant_flood", 2)])
 def test_pool_that_falls_silent_joins_the_incident_of_the_model_that_only_it_serves(cause: str, count: int) -> None:
     kinds = {"LLMGatewayFailOpen": AlertKind("gateway", False), "LLMNodeDown": AlertKind("node", False)}
