@@ -25,15 +25,15 @@ _quiet_or_slow = partial(Expectation, is_quiet_unless_felt=True, named_from_s=60
 CACHE_FAULTS: tuple[Fault, ...] = (
     pool_fault(
         "prefix-by-upgrade",
-        "a rollout to a revision whose blocks are sixteen times as large, so that less of each prompt is shared",
-        commanded("rollout start default --set block-size=256,num-kv-blocks=64 --steps 100% --no-gate"),
+        "a rollout to a revision whose blocks are so large that half of each beginning is shared no more",
+        commanded("rollout start default --set block-size=512,num-kv-blocks=32 --steps 100% --no-gate"),
         _quiet_or_slow(
             alerts=_HITS_FELL, causes=("prefix_by_upgrade",), named_from_s=120.0, optional_pages=("rollback-pool",)
         ),
         undone("rollout rollback default"),
         hold_s=180.0,
         baseline_s=150.0,  # in the first minute nothing is cached yet, and that is past too
-        traffic={"num_system_prompts": 6, "system_prompt_tokens": 508},
+        traffic={"num_system_prompts": 6, "system_prompt_tokens": 1000},
     ),
     pool_fault(
         "salt-each",

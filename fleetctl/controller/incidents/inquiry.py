@@ -63,12 +63,12 @@ class Inquiry:
             return look_around(content.knowledge, content.trees, where, self._store, now)
         for alert in firing or standing:
             if (tree := tree_for_alert(trees, alert.name)) is not None:
-                place = scope_of(alert.labels)
-                found = self._judged([tree], place if scope_contains(where, alert.labels) else where, now, onset)
-                if found.cause is None and not firing:  # what is about to fire tells of something older
+                if not firing:  # what is about to fire is of a part of it, or of something older: first what is seen
                     around = look_around(self._content.current.knowledge, trees, where, self._store, now)
-                    return around if around.cause is not None else found
-                return found
+                    if around.cause is not None:
+                        return around
+                place = scope_of(alert.labels)
+                return self._judged([tree], place if scope_contains(where, alert.labels) else where, now, onset)
         alert = (firing or standing)[0]
         return replace(undiagnosed(alert.name, self._content.current.no_tree.get(alert.name)), at=now)
 
