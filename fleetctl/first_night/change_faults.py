@@ -35,11 +35,11 @@ CHANGE_FAULTS: tuple[Fault, ...] = (
     ),
     pool_fault(
         "deploy-failing",
-        "the first node of a new revision ends every second request with an error",
+        "the first node of a new revision ends four of five requests with an error",
         deployed(
             "rollout start default --set max-num-queued-reqs=1000 --steps 34%,100% --by-hand --no-gate",
             num_new=1,
-            failing_share=0.5,
+            failing_share=0.8,
         ),
         Expectation(
             alerts=("LLMErrorRate", "LLMWrongOutput", "LLMGatewayNodeEjected"),
@@ -50,7 +50,7 @@ CHANGE_FAULTS: tuple[Fault, ...] = (
         ),
         undone("rollout rollback default"),
         hold_s=240.0,
-        rate_per_s=6.0,
+        rate_per_s=3.0,
     ),
     Fault(
         "controller-disk",
