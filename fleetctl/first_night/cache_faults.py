@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from fleetctl.first_night.cause_faults import GRADUAL_S, QUEUE_ALERTS, few_seats
-from fleetctl.first_night.fault import Expectation, Fault, pool_fault
+from fleetctl.first_night.fault import GRADUAL_S, QUEUE_ALERTS, Expectation, Fault, few_seats, pool_fault
 from fleetctl.first_night.injection import (
     another_tenant,
     commanded,

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import signal
 from dataclasses import replace
-from functools import partial
 
-from fleetctl.first_night.fault import PAST_S, Expectation, Fault, pool_fault
+from fleetctl.first_night.fault import (
+    GRADUAL_S,
+    NAMED_FROM_S,
+    PAST_S,
+    QUEUE_ALERTS,
+    Expectation,
+    Fault,
+    few_seats,
+    pool_fault,
+)
 from fleetctl.first_night.injection import (
     commanded,
     impatient,
@@ -21,26 +29,6 @@ from fleetctl.first_night.injection import (
 from fleetctl.first_night.target_fleet import NODES, VICTIM
 from fleetctl.first_night.traffic import TRAFFIC
 
-NAMED_FROM_S = 60.0
-GRADUAL_S = 75.0  # a queue that grows slowly is seen late
-
-# Three nodes of two seats each do about five of these requests a second: what fills them fits on a laptop. One a second
-# leaves seats free, so that nothing waits before the fault.
-few_seats = partial(
-    pool_fault,
-    node_options={"max_num_seqs": 2},
-    rate_per_s=1.0,
-    traffic={"output_sigma": 0.9, "max_output_tokens": 200},
-)
-QUEUE_ALERTS = (
-    "LLMOverload",
-    "LLMQueueGrowing",
-    "LLMSeatsFull",
-    "LLMTTFTRegression",
-    "LLMTTFTHurts",
-    "LLMPoolTTFTRegression",
-    "LLMRoutingSkew",
-)
 _MORE_WORK = "there is more work than the fleet can do"
 _REPLACE = ("replace-node", "restart-node")
 _SIZE = ("scale-pool", "shed-load")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from fleetctl.first_night.cause_faults import QUEUE_ALERTS
-from fleetctl.first_night.fault import PAST_S, Expectation, Fault, pool_fault
+from fleetctl.first_night.fault import PAST_S, QUEUE_ALERTS, Expectation, Fault, pool_fault
 from fleetctl.first_night.injection import (
     deployed,
     disk_free,

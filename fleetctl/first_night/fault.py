@@ -13,8 +13,18 @@ PAST_S = 80.0  # of normal traffic: what is compared with the past needs a minut
 HELD_S = 125.0  # until two minutes after it began somebody is asked what it is
 AGES_S = (30.0, 60.0, 120.0, 300.0, 900.0, 3600.0)  # at which a person asks what it is, while it lasts
 NAMED_FROM_S = 60.0  # of what is held: at the first minute the cause is known
+GRADUAL_S = 75.0  # a queue that grows slowly is seen late
 LAST_ASKED_S = 5.0  # a hold of 15 minutes is asked at 15 minutes too
 OVER_WITHIN_S = 600.0  # after the end of what was held: windows of the slow alerts look back so far
+QUEUE_ALERTS = (
+    "LLMOverload",
+    "LLMQueueGrowing",
+    "LLMSeatsFull",
+    "LLMTTFTRegression",
+    "LLMTTFTHurts",
+    "LLMPoolTTFTRegression",
+    "LLMRoutingSkew",
+)
 FaultAction = Callable[[TargetFleet], Coroutine[Any, Any, None]]
 
 
@@ -72,3 +82,12 @@ def held(fault: Fault, hold_s: float) -> Fault:
 
 pool_fault = partial(Fault, place="pool", baseline_s=PAST_S, hold_s=HELD_S)
 """A fault of the whole pool that shows against its past, and that a person ends."""
+
+# Three nodes of two seats each do about five of these requests a second: what fills them fits on a laptop. One a second
+# leaves seats free, so that nothing waits before the fault.
+few_seats = partial(
+    pool_fault,
+    node_options={"max_num_seqs": 2},
+    rate_per_s=1.0,
+    traffic={"output_sigma": 0.9, "max_output_tokens": 200},
+)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fleetctl.first_night.cause_faults import GRADUAL_S, QUEUE_ALERTS
-from fleetctl.first_night.fault import Expectation, Fault, pool_fault
+from fleetctl.first_night.fault import GRADUAL_S, QUEUE_ALERTS, Expectation, Fault, pool_fault
 from fleetctl.first_night.injection import commanded, switch_off, switch_on, traffic_of, undone, usual_traffic
 from fleetctl.first_night.target_fleet import NODES
 
@@ -56,7 +55,7 @@ LOAD_FAULTS: tuple[Fault, ...] = (
         ),
         undone("scale default --to 5"),
         hold_s=180.0,
-        rate_per_s=3.8,
+        rate_per_s=3.0,
         traffic={"output_tokens_median": 200, "output_sigma": 0.2},
         node_options={"max_num_seqs": 6},
         nodes=5,
