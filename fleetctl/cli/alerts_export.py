@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -58,16 +58,24 @@ def register_export(alerts: typer.Typer) -> None:
             raise BadInputError("--namespace and --label are of objects of Kubernetes", remedy="add --kubernetes")
         if not kubernetes and to is None:
             raise BadInputError("rule files need a folder", remedy="add --to DIR, or --kubernetes")
-        files = dict(_objects(namespace, label or [], dashboards)) if kubernetes else dict(_rule_files(dashboards))
+        files = (
+            dict(kubernetes_objects(namespace, label or [], dashboards=dashboards))
+            if kubernetes
+            else dict(_rule_files(dashboards))
+        )
         if to is not None:
-            _write(files, to, output)
+            write_files(files, to, output)
+            out.stderr().print(f"{len(files)} files in {to}", markup=False)
         elif output is Format.json:
             print_data({"apiVersion": "v1", "kind": "List", "items": list(files.values())}, out.Output.json)
         else:
             sys.stdout.write("---\n".join(_text(one, output) for one in files.values()))
 
 
-def _objects(namespace: str | None, labels: list[str], dashboards: bool) -> Iterator[tuple[str, Any]]:
+def kubernetes_objects(
+    namespace: str | None, labels: Sequence[str], *, dashboards: bool
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each by its name. Raises BadInputError: a label that can't be one, content that can't be used."""
     from alerts.evaluation.builtin import builtin_dashboard_files
     from fleetctl.controller.content.load import load_content
     from fleetctl.controller.content.rule_export import (
@@ -107,7 +115,8 @@ def _text(data: Any, output: Format) -> str:
     return as_yaml(data) if output is Format.yaml else json.dumps(data, indent=2, ensure_ascii=False) + "\n"
 
 
-def _write(files: dict[str, Any], folder: Path, output: Format) -> None:
+def write_files(files: Mapping[str, Any], folder: Path, output: Format) -> None:
+    """A file each; what is text already keeps its name. Raises BadInputError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in files.items():
@@ -115,4 +124,3 @@ def _write(files: dict[str, Any], folder: Path, output: Format) -> None:
             path.write_text(_text(data, output), "utf-8")
     except OSError as error:
         raise BadInputError(f"{folder}: {error.strerror}", remedy="a folder that this user can write") from error
-    out.stderr().print(f"{len(files)} files in {folder}", markup=False)

@@ -27,6 +27,7 @@ from fleetctl.cli import (
     incident,
     lifecycle,
     logs,
+    manifests,
     prefix,
     receipt,
     replay,
@@ -97,6 +98,7 @@ def build() -> typer.Typer:
         silence,
         prefix,
         config,
+        manifests,
         servers,
     ):
         module.register(app)
