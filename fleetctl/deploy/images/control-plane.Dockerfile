@@ -3,7 +3,7 @@ FROM python:3.11.13-slim-bookworm AS build
 WORKDIR /source
 COPY . .
 RUN python -m venv /opt/fleetctl \
-    && /opt/fleetctl/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt '.[postgres,bedrock]' \
+    && /opt/fleetctl/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt '.[postgres,bedrock,kubernetes]' \
     && /opt/fleetctl/bin/fleetctl --help > /dev/null
 
 FROM python:3.11.13-slim-bookworm
