@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 
-from alerts.evaluation.builtin import builtin_dashboard_files
-from alerts.promql import parse
+from alerts.evaluation.builtin import builtin_dashboard_files, builtin_rule_files, builtin_signal_files
+from alerts.evaluation.engine import RuleEngine
+from alerts.evaluation.rules import load_rule_files
+from alerts.promql import evaluate, parse
 from alerts.promql.nodes import metric_names
 from alerts.review.catalog import Metric, builtin_catalog
 from alerts.review.lint_metrics import metric_problems
 from alerts.review.lint_rule import output_labels
+from tests.fixtures.signals import METRICS, Rig
 
 FILES = builtin_dashboard_files()
 OF_PROMETHEUS = {"up", "ALERTS"}
@@ -110,3 +113,34 @@ def test_panels_do_not_lie_over_each_other_and_every_one_has_an_id(path: Any) ->
         assert at["x"] + at["w"] <= 24
         assert not cells & taken, panel["title"]
         taken |= cells
+
+
+class Busy(Rig):
+    """A vLLM node whose counters of a real exposition go on, seen by all our rules for some minutes."""
+
+    def __init__(self) -> None:
+        super().__init__("vllm")
+        self.rules = RuleEngine(load_rule_files([*builtin_signal_files(), *builtin_rule_files()]), self.store)
+        text = (METRICS / "vllm_v1_full_qwen25_0.5b_2026-03.prom").read_text()
+        told = dict(line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
+        grows = re.compile(r"\w+(:\w+)?_(total|bucket|count|sum)(\{|$)")
+        self.drive(
+            {name: (float(value), float(value) / 60 if grows.match(name) else 0.0) for name, value in told.items()},
+            seconds=300,
+        )
+
+
+def test_panels_show_what_a_busy_vllm_node_tells() -> None:
+    rig = Busy()
+    shown = {
+        f"{path.stem}: {title}"
+        for path in FILES
+        for title, expression, _ in queries(load(path))
+        if evaluate(filled(expression), rig.store, rig.now)
+    }
+    told = ("Nodes up", "Requests/s", "Output tokens/s", "TTFT p95", "Time to first token", "Time between tokens (ITL)")
+    load_of_it = ("Requests waiting and running", "KV cache in use", "Tokens", "Whole answers (E2E)")
+    assert shown >= {f"fleet: {title}" for title in (*told, *load_of_it)}
+    assert shown >= {f"node: {title}" for title in ("Up", "Requests", "KV cache in use")}
+    assert shown >= {"slo: Promised", "slo: TTFT p99 beside its objective"}
+    assert not {title for title in shown if "GPU" in title}  # what is not told is empty, and not zero
