@@ -1,1 +1,1 @@
-"""The engines that nodes run: where each answers, and what it can be asked to do."""
+from fleetctl import bundled as bundled  # first: what follows imports runbooks
