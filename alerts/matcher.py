@@ -49,6 +49,24 @@ def compile_go(pattern: str) -> re.Pattern[str]:
         raise BadExpressionError(f"bad regular expression {pattern!r}: {error}") from None
 
 
+_REFERENCE = re.compile(r"\$(?:\$|\{(\w+)\}|(\w+))")
+
+
+def expand_go(template: str, match: re.Match[str]) -> str:
+    """Go's Expand: $1, $name, ${name}; an unknown group is empty, $$ is $."""
+
+    def one(reference: re.Match[str]) -> str:
+        name = reference.group(1) or reference.group(2)
+        if name is None:
+            return "$"
+        try:
+            return match.group(int(name) if name.isdigit() else name) or ""
+        except (IndexError, KeyError):
+            return ""
+
+    return _REFERENCE.sub(one, template)
+
+
 _FLAGS = re.compile(r"\(\?([imsU]*)(-[imsU]+)?([:)])")
 _POSIX = {
     "alnum": "0-9A-Za-z",

@@ -27,6 +27,7 @@ from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError
 from fleetctl.kit.tls import client_tls
 from fleetctl.kit.whole_file import write_whole
 from fleetctl.node import INSTALL_ENGINE, missing_library
+from fleetctl.providers.found import FOUND
 from fleetctl.providers.process import ProcessTable, environment_without_settings, exclusive
 from fleetctl.settings.tree import Settings, read_token
 from fleetctl.wire import Node, NodePhase
@@ -118,9 +119,12 @@ class Stack:
         while time.monotonic() < deadline:
             self._raise_if_dead("controller")
             try:
+                state = (await client.status()).discovery
                 nodes = [node for node in await client.nodes() if node.phase is not NodePhase.STOPPED]
+                num_found = sum(node.provider == FOUND for node in nodes)
+                is_found = state is None or (state.looked and num_found >= state.found)
             except UnreachableError:
-                nodes = []
+                nodes, is_found = [], False
             for node in nodes:
                 silent = node.phase is NodePhase.STARTING and node.reason.startswith("no answer")
                 news = node.phase.value + (f" ({node.reason})" if node.reason and not silent else "")
@@ -134,7 +138,10 @@ class Stack:
                 NodePhase.CORDONED,
                 NodePhase.DRAINED,
             }  # cordoned by a person: not ours to wait for
-            if nodes and all(node.phase in settled for node in nodes):
+            # How nodes that others run are is no matter of the start: it is what their alerts are for.
+            waited = [node for node in nodes if not (node.provider == FOUND and node.probe_age_s is not None)]
+            is_whole = is_found and (nodes or not self.settings.fleet.nodes)
+            if is_whole and all(node.phase in settled for node in waited):
                 return nodes
             await asyncio.sleep(POLL_S)
         waiting = ", ".join(f"{n.name} is {n.phase.value}" for n in nodes if n.phase is not NodePhase.READY)

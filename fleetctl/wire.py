@@ -577,6 +577,7 @@ class RouteState(StrEnum):
 
     ACTIVE = "active"
     CORDONED = "cordoned"
+    LEAVING = "leaving"  # cordoned, and what it holds is to go on elsewhere
 
 
 class Route(Wire):
@@ -777,6 +778,32 @@ class LeadershipState(Wire):
     missing: list[str] = Field(default_factory=list)  # addresses that the settings name, and that are not there
 
 
+class ListedNode(Wire):
+    """A node that a source lists, and what it says it is. Empty: not known."""
+
+    name: str
+    url: str
+    answers: bool
+    engine: str = ""
+    version: str = ""
+    pool: str = ""
+    model: str = ""
+    zone: str = ""
+    revision: str = ""
+    facts: dict[str, str] = Field(default_factory=dict)
+    source: str = ""
+
+
+class DiscoveryState(Wire):
+    """What the sources of `fleet.targets` list."""
+
+    looked: bool = False  # every source was read, or tried, since the start
+    found: int = 0
+    dropped: int = 0  # by relabelling
+    problems: dict[str, str] = Field(default_factory=dict)  # place to what is wrong there; the first hundred
+    unread: list[str] = Field(default_factory=list)  # sources that were never read
+
+
 class Status(Wire):
     """The controller's own state. `loops`: name to seconds since the last completed turn."""
 
@@ -807,6 +834,7 @@ class Status(Wire):
     freezes: list[Freeze] = Field(default_factory=list)  # in force, the oldest first
     breaker: str = ""  # why automation starts nothing at present, or one run only: its last ones did not help
     audit_error: str = ""  # why the audit is not as it was written, by the last look
+    discovery: DiscoveryState | None = None  # None: no source is named
 
 
 class DrainedRequest(Wire):

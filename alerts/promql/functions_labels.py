@@ -9,12 +9,11 @@ from functools import partial
 
 from alerts.errors import QueryError
 from alerts.labels import EMPTY, LabelSet
-from alerts.matcher import compile_go
+from alerts.matcher import compile_go, expand_go
 from alerts.promql.nodes import Text
 from alerts.promql.values import CallArgs, EvalContext, Function, Vector, check_distinct, single
 from alerts.series.label_column import LabelColumn
 
-_REFERENCE = re.compile(r"\$(?:\$|\{(\w+)\}|(\w+))")
 _DIGITS = re.compile(r"(\d+)")
 
 
@@ -30,21 +29,6 @@ def _label_name(name: str) -> str:
     return name
 
 
-def _expand(template: str, match: re.Match[str]) -> str:
-    """Go's Expand: $1, $name, ${name}; an unknown group is empty, $$ is $."""
-
-    def one(reference: re.Match[str]) -> str:
-        name = reference.group(1) or reference.group(2)
-        if name is None:
-            return "$"
-        try:
-            return match.group(int(name) if name.isdigit() else name) or ""
-        except (IndexError, KeyError):
-            return ""
-
-    return _REFERENCE.sub(one, template)
-
-
 def relabelled(function: str, labels: Iterable[LabelSet], args: CallArgs) -> list[LabelSet]:
     """What label_replace() or label_join() makes of these labels. Raises QueryError for a bad label name."""
     if function == "label_join":
@@ -56,7 +40,7 @@ def relabelled(function: str, labels: Iterable[LabelSet], args: CallArgs) -> lis
     found: list[LabelSet] = []
     for entry in labels:
         match = pattern.fullmatch(entry.get(source))
-        found.append(entry if match is None else entry.having(((target, _expand(template, match)),)))
+        found.append(entry if match is None else entry.having(((target, expand_go(template, match)),)))
     return found
 
 

@@ -43,6 +43,7 @@ class DocsOf(StrEnum):
 
     causes = "causes"
     actions = "actions"
+    engines = "engines"
 
 
 Folders = Annotated[
@@ -135,12 +136,15 @@ def register(app: typer.Typer) -> None:
         of: Annotated[DocsOf, typer.Option("--of", help="What the pages are of.")] = DocsOf.causes,
         check_only: Annotated[bool, typer.Option("--check", help="Write nothing; exit 2 when a page is old.")] = False,
     ) -> None:
-        """Write a page for each cause (how it shows, what it is told apart by, what to do), or for each action."""
+        """Write a page for each cause (how it shows, what to do), for each action, or for each kind of engine."""
         from fleetctl.controller.content.load import load_content
-        from fleetctl.controller.content.made_docs import write_action_docs, write_cause_docs
+        from fleetctl.controller.content.made_docs import write_action_docs, write_cause_docs, write_engine_docs
 
-        write = write_cause_docs if of is DocsOf.causes else write_action_docs
-        changed, num_pages = write(load_content(list(folders or ())), folder, dry_run=check_only)
+        if of is DocsOf.engines:
+            changed, num_pages = write_engine_docs(folder, dry_run=check_only)
+        else:
+            write = write_cause_docs if of is DocsOf.causes else write_action_docs
+            changed, num_pages = write(load_content(list(folders or ())), folder, dry_run=check_only)
         if check_only and changed:
             told = f"{_counted(len(changed), 'page')} of {folder} are old: {', '.join(changed[:5])}"
             raise BadInputError(told, remedy="run it without --check")

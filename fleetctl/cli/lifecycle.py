@@ -93,8 +93,9 @@ def bring_up(settings: Settings, tell: Callable[[str], None]) -> StackView:
     """Prepare the model and start the fleet; Ctrl-C or SIGTERM at any moment stops what was started."""
     from fleetctl.stack import Stack, prepare_model
 
-    with_model = with_flags(settings, fleet={"model_dir": prepare_model(settings, tell)})
-    return asyncio.run(cancelled_by_signals(Stack(with_model).up(tell)))
+    if settings.fleet.nodes:  # else whoever runs the nodes has the model, and no engine is needed here
+        settings = with_flags(settings, fleet={"model_dir": prepare_model(settings, tell)})
+    return asyncio.run(cancelled_by_signals(Stack(settings).up(tell)))
 
 
 async def cancelled_by_signals(work: Coroutine[Any, Any, T]) -> T:

@@ -10,6 +10,7 @@ from fleetctl.cli.output import Column, Output, OutputOption, print_data, print_
 from fleetctl.traffic_rule import TrafficRule
 from fleetctl.wire import Status
 
+MAX_PROBLEMS = 5
 COLUMNS = [
     Column("alertmanager", lambda a: a.url),
     Column("sent", lambda a: str(a.sent), right=True),
@@ -44,6 +45,7 @@ def _describe(status: Status) -> None:
             ("controllers", _controllers(status)),
             ("policy", status.policy),
             ("nodes ready", f"{status.nodes_ready} of {status.nodes_total}"),
+            *_discovery(status),
             ("gateways", _gateways(status)),
             ("alerts firing", str(status.firing)),
             ("open incidents", str(status.open_incidents)),
@@ -65,6 +67,21 @@ def _describe(status: Status) -> None:
     if status.alertmanagers:
         stdout().print()
         print_rows(status.alertmanagers, COLUMNS, Output.table, empty="")
+
+
+def _discovery(status: Status) -> list[tuple[str, str]]:
+    """Nothing where no source is named."""
+    found = status.discovery
+    if found is None:
+        return []
+    dropped = f", {found.dropped} targets dropped by relabelling" if found.dropped else ""
+    problems = [("discovery's problem", text) for text in list(found.problems.values())[:MAX_PROBLEMS]]
+    more = len(found.problems) - MAX_PROBLEMS
+    return [
+        ("discovered", f"{found.found} node{'' if found.found == 1 else 's'}{dropped}"),
+        *problems,
+        *([("", f"and {more} more; see fleetctl logs controller")] if more > 0 else []),
+    ]
 
 
 def _controllers(status: Status) -> str:

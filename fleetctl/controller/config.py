@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fleetctl.kit.errors import BadInputError
+from fleetctl.providers.local import COMMAND, ENVIRONMENT
 from fleetctl.providers.process import ProcessTable
 from fleetctl.providers.spec import NodeSpec
 from fleetctl.settings.tree import Settings
@@ -71,7 +72,7 @@ def initial_fleet(settings: Settings) -> list[NodeSpec]:
     fleet = settings.fleet
     model_dir = fleet.model_dir or settings.state_dir / "models" / "demo"
     faults = {"enable_faults": True} if fleet.enable_faults else {}
-    return [
+    own = [
         NodeSpec(
             name=f"node-{number}",
             pool=fleet.pool,
@@ -80,3 +81,15 @@ def initial_fleet(settings: Settings) -> list[NodeSpec]:
         )
         for number in range(1, fleet.nodes + 1)
     ]
+    others = [
+        NodeSpec(
+            name=f"{group.name or group.engine}-{number}",
+            pool=group.pool or fleet.pool,
+            model=group.model or fleet.model,
+            engine=group.engine,
+            options={COMMAND: list(group.command), ENVIRONMENT: [f"{key}={value}" for key, value in group.env.items()]},
+        )
+        for group in fleet.commands
+        for number in range(1, group.nodes + 1)
+    ]
+    return [*own, *others]

@@ -52,9 +52,11 @@ from fleetctl.controller.nodes.evidence import Evidence
 from fleetctl.controller.nodes.fenced_provider import FencedProvider
 from fleetctl.controller.nodes.fleet import Fleet
 from fleetctl.controller.nodes.fleet_series import FleetSeries
+from fleetctl.controller.nodes.found_fleet import FoundFleet
 from fleetctl.controller.nodes.freezes import Freezes
 from fleetctl.controller.nodes.gateways import Gateways
-from fleetctl.controller.nodes.lookup import FleetLookup
+from fleetctl.controller.nodes.gauge_drain import GaugeDrain
+from fleetctl.controller.nodes.lookup import FleetLookup, held_since
 from fleetctl.controller.nodes.node_client import MAX_ANSWER_BYTES, PROBE_TIMEOUT_S, NodeClient
 from fleetctl.controller.nodes.outreach import Outreach
 from fleetctl.controller.nodes.pools import Pools
@@ -70,6 +72,7 @@ from fleetctl.controller.signals.rules_in_force import RulesInForce
 from fleetctl.controller.signals.scrape import Scraper, Signals
 from fleetctl.controller.state_lock import hold_state_lock
 from fleetctl.controller.timeline import Timeline
+from fleetctl.discovery.discovery import Discovery
 from fleetctl.kit.clock import Clock, SystemClock
 from fleetctl.kit.errors import BadInputError
 from fleetctl.kit.fetch import Fetcher
@@ -93,6 +96,7 @@ from runbooks.run import ACTIVE, Run
 log = structlog.get_logger()
 
 AUTOSCALER_TURN_S = 5.0  # between two looks at the load of the pools
+DISCOVERY_TURN_S = 1.0  # between two looks at what sources of nodes say
 DEEP_CHECK_TURN_S = 1.0  # between two looks at whose deep check is due
 FORGET_TURN_S = 60.0  # between two looks for nodes that were stopped long ago
 POOLS_TURN_S = 1.0  # between two looks at what each pool needs next
@@ -134,6 +138,7 @@ class Controller:
     traffic_rules: TrafficRules
     freezes: Freezes
     fleet: Fleet
+    found_fleet: FoundFleet
     pools: Pools
     rollouts: Rollouts
     autoscaling: Autoscaling
@@ -219,6 +224,16 @@ async def open_controller(
         deep_checks = _open_deep_checks(config, fleet, client, records, stack)
         stale_after_s = settings.stale_after_s
         gateways = _open_gateways(config, client, records)
+        found_fleet = FoundFleet(
+            records,
+            Discovery(settings.fleet.targets),
+            fleet,
+            routing,
+            provider,
+            client,
+            lambda name: scraper.forget(name),
+        )
+        stack.push_async_callback(found_fleet.stop)
         changes = await _open_changes(records)
         fleet_series = FleetSeries(
             fleet,
@@ -254,6 +269,7 @@ async def open_controller(
             rollouts,
             account,
             records,
+            rules.store,
             engine=engine,
             outreach=Outreach(settings.actions, http, inbound.silences),
             evidence=Evidence(settings.incidents_dir, providers, engine, client, clock),
@@ -348,6 +364,7 @@ async def open_controller(
         loops = Loops(
             clock,
             Loop("content", POLL_S, content.reload_changed),
+            Loop("discovery", DISCOVERY_TURN_S, found_fleet.look),
             Loop("fleet", settings.controller.probe_interval_s, fleet.observe_nodes),
             Loop("rollouts", POOLS_TURN_S, rollouts.advance_rollouts),
             Loop("pools", POOLS_TURN_S, pools.converge_pools),
@@ -397,6 +414,7 @@ async def open_controller(
             traffic_rules=traffic_rules,
             freezes=freezes,
             fleet=fleet,
+            found_fleet=found_fleet,
             pools=pools,
             rollouts=rollouts,
             autoscaling=autoscaling,
@@ -602,12 +620,26 @@ def _effects(
     rollouts: Rollouts,
     account: DrainAccount,
     records: Records,
+    store: SeriesStore,
     *,
     engine: EngineCalls,
     outreach: Outreach,
     evidence: Evidence,
 ) -> FleetEffects:
     limits = config.settings.actions
+    watch = GatewayWatch(client, config.gateway_urls, records.clock, limits.gateway_wait_s)
+    by_gauges = GaugeDrain(
+        records,
+        client,
+        gateways,
+        watch,
+        routing,
+        # A rule's value may be of the scrape before it.
+        lambda node, since: held_since(
+            store, node, since + config.settings.controller.scrape_interval_s, records.clock.now()
+        ),
+        limits.drain_grace_s,
+    )
     return FleetEffects(
         database=records.database,
         fleet=fleet,
@@ -615,7 +647,8 @@ def _effects(
         client=client,
         routing=routing,
         traffic_rules=traffic_rules,
-        gateway=GatewayWatch(client, config.gateway_urls, records.clock, limits.gateway_wait_s),
+        gateway=watch,
+        by_gauges=by_gauges,
         gateways=gateways,
         account=account,
         clock=records.clock,

@@ -270,6 +270,7 @@ class _Api:
                 webhook=link.webhook.state,
                 content=self._c.content.state(),
                 traffic_rules=[rule for rule in self._c.routing.table.rules if rule.is_in_force(now)],
+                discovery=self._c.found_fleet.state(),
                 audit_error=check.why if (check := self._c.audit.last_check) is not None else "",
                 breaker=self._c.remediation.breaker.words,
                 freezes=[freeze_view(freeze) for freeze in self._c.freezes.in_force],

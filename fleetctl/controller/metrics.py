@@ -32,6 +32,22 @@ class ControllerMetrics:
         )
         for result in ("passed", "failed", "unknown"):
             self.deep_checks.labels(result=result)
+        self.discovered_targets = Gauge(
+            "controller_discovered_targets",
+            "Targets that the sources of fleet.targets list: found, or dropped by relabelling.",
+            ["state"],
+            registry=self.registry,
+        )
+        self.discovery_problems = Gauge(
+            "controller_discovery_problems",
+            "Sources that can't be read and targets that can't be nodes; what was known of them stays.",
+            registry=self.registry,
+        )
+        self.discovery_unread = Gauge(
+            "controller_discovery_unread_sources",
+            "Sources of nodes that were never read since the start.",
+            registry=self.registry,
+        )
         self.gateway_deaths = Counter(
             "controller_gateway_deaths",
             "Ends of this machine's gateway that nobody asked for; it is started again.",
@@ -291,6 +307,13 @@ class ControllerMetrics:
                 self.pool_nodes.labels(pool=pool, state=state).set(num)
         for pool, num in failures.items():
             self.pool_start_failures.labels(pool=pool).set(num)
+
+    def tell_discovery(self, targets: Mapping[str, int], problems: int, unread: int) -> None:
+        """What discovery found and dropped, how much of it is wrong, and how many sources were never read."""
+        for state, num in targets.items():
+            self.discovered_targets.labels(state=state).set(num)
+        self.discovery_problems.set(problems)
+        self.discovery_unread.set(unread)
 
     def tell_rollouts(self, under_way: Mapping[str, tuple[str, float, bool, float]]) -> None:
         """How rollouts stand: pool to state, share, whether it waits for a person, age (seconds). Others are gone."""

@@ -1,4 +1,4 @@
-"""Every kind of engine, with the paths and options that its own sources have (versions: docs/engines.md).
+"""Every kind of engine, with the paths and options that its own sources have (docs/engines/ is made from it).
 
 What several engines share is said once. A kind that is not in the table is `openai`: it answers, and nothing else is
 known of it.
@@ -206,6 +206,7 @@ _KINDS = (
         "another OpenAI-compatible server",
         ready_paths=("/health", "/v1/models"),
         version_paths=(),
+        metrics_path="",
         tells_load=False,
         at_stop="is not known",
         abilities=_OTHER,

@@ -80,6 +80,7 @@ from fleetctl.gateway.siblings.siblings import Siblings
 from fleetctl.kit.shared_counters import SharedCounters
 from fleetctl.settings.gateway import GatewaySettings
 from fleetctl.settings.gateway_tracing import traces_wanted
+from fleetctl.wire import RouteState
 
 if TYPE_CHECKING:
     from fleetctl.gateway.requests.tracing import RequestTraces
@@ -565,6 +566,7 @@ class Gateway:
         self.admission.queue.keep_lanes({e.model for e in table.active} | {""})
         self.loads.keep_only(e.node for e in table.endpoints)
         self.watch.keep_only(table.endpoints)
+        self.watch.leave(e for e in table.endpoints if e.state is RouteState.LEAVING)
         self.ejections.note_table(table.endpoints, time.monotonic())
         if failing_open := sorted(model for model, is_open in self._failing_open().items() if is_open):
             log.error("gateway.failing_open", models=failing_open, reason="the controller sees no node well")

@@ -11,13 +11,14 @@ from fleetctl.providers.spec import NodeSpec
 FOUND = "found"
 URL = "url"  # the fact that has a found node's address
 METRICS_URL = "metrics_url"  # where its metrics are, when not at its engine's usual path
+GROUP = "targets"  # of the settings that it is of
 SOURCE = "source"  # the fact that says who named it
 
 _WHY_NOT = {
-    ProviderAct.START: "nobody told fleetctl how to start another one",
-    ProviderAct.STOP: "nobody told fleetctl how to stop it",
-    ProviderAct.RESTART: "nobody told fleetctl how to restart it",
-    ProviderAct.LOGS: "its log is where it runs, and nobody told fleetctl how to read it",
+    ProviderAct.START: "no provider can start another one",
+    ProviderAct.STOP: "no provider can stop it",
+    ProviderAct.RESTART: "no provider can restart it",
+    ProviderAct.LOGS: "its log lies where it runs, and no provider can read it",
 }
 
 

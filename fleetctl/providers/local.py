@@ -1,6 +1,6 @@
-"""Engine nodes as processes of this machine: the embedded default behind `fleetctl up`.
+"""Nodes as processes of this machine: our engine, the embedded default behind `fleetctl up`, or any command.
 
-The one place that knows the engine's command line.
+The one place that knows our engine's command line.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from fleetctl.providers.process import ProcessTable, children_of
 from fleetctl.providers.provider import LogChunk, ObservedInstance, ProviderAct
 from fleetctl.providers.spec import NodeSpec, OptionValue, words_from_options
 
+COMMAND, ENVIRONMENT = "command", "env"
+"""Options of a node that is any command: its words, and variables as `NAME=value`."""
 NODE_KIND = "node"  # in the record of a process: controller and gateway are in the same table
 
 
@@ -46,6 +48,12 @@ class LocalProvider:
         if self._table.observe(spec.name).running:
             return
         port = reserve_port()
+        url = f"http://127.0.0.1:{port}"
+        facts = {"kind": NODE_KIND, "node": spec.to_json()}
+        if COMMAND in spec.options:
+            env = dict(word.split("=", 1) for word in _words(spec, ENVIRONMENT))
+            self._table.start(spec.name, command_of(spec, port), url=url, env=env, facts=facts)
+            return
         ours: dict[str, OptionValue] = {
             "host": "127.0.0.1",
             "port": port,
@@ -62,9 +70,9 @@ class LocalProvider:
         self._table.start(
             spec.name,
             [*self._command, "serve", *words_from_options({**ours, **spec.options})],
-            url=f"http://127.0.0.1:{port}",
+            url=url,
             env=env,
-            facts={"kind": NODE_KIND, "node": spec.to_json()},
+            facts=facts,
         )
 
     def stop(self, name: str, grace_s: float) -> None:
@@ -88,6 +96,26 @@ class LocalProvider:
         """As the kernel tells of children: the node's own process first."""
         pid = self._table.observe(name).pid
         return [] if pid is None else [pid, *_descendants(pid)]
+
+
+def command_of(spec: NodeSpec, port: int) -> list[str]:
+    """The words of a node's own command, `{port}`, `{host}`, `{node}`, `{model}` and `{pool}` filled in."""
+    values = {
+        "{port}": str(port),
+        "{host}": "127.0.0.1",
+        "{node}": spec.name,
+        "{model}": spec.model,
+        "{pool}": spec.pool,
+    }
+    words = _words(spec, COMMAND)
+    for place, value in values.items():
+        words = [word.replace(place, value) for word in words]
+    return words
+
+
+def _words(spec: NodeSpec, key: str) -> list[str]:
+    value = spec.options.get(key)
+    return [str(word) for word in value] if isinstance(value, list) else [str(value)] if value else []
 
 
 def _descendants(pid: int) -> list[int]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ssl
 from typing import Any, ClassVar
 
 from pydantic import Field, field_validator, model_validator
 
-from fleetctl.kit.errors import BadInputError
 from fleetctl.settings.remote import Credentials, RemoteServer
 from fleetctl.settings.section import Section
 
@@ -17,6 +15,7 @@ class AlertmanagerPeer(RemoteServer):
 
     example: ClassVar[str] = "http://alertmanager:9093"
     api_path: ClassVar[str] = "/api/v2"
+    section: ClassVar[str] = "alertmanagers"
 
     timeout_s: float = Field(default=10.0, gt=0, le=60, description="Time-out of each request.")
 
@@ -24,24 +23,6 @@ class AlertmanagerPeer(RemoteServer):
     @classmethod
     def _from_url(cls, value: Any) -> Any:
         return {"url": value} if isinstance(value, str) else value
-
-    def tls(self) -> ssl.SSLContext | None:
-        """For HTTPS; None where it is plain HTTP. Raises BadInputError naming the file that can't be used."""
-        if not self.url.startswith("https://"):
-            return None
-        try:
-            context = ssl.create_default_context(cafile=str(self.ca_file) if self.ca_file else None)
-        except (OSError, ssl.SSLError) as error:
-            raise BadInputError(f"alertmanagers: ca_file {self.ca_file}: {error}") from error
-        if self.cert_file is not None:
-            try:
-                context.load_cert_chain(self.cert_file, self.key_file)
-            except (OSError, ssl.SSLError) as error:
-                raise BadInputError(f"alertmanagers: cert_file {self.cert_file}: {error}") from error
-        if self.insecure_skip_verify:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        return context
 
 
 class DeliverySettings(Section):

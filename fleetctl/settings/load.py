@@ -119,7 +119,21 @@ def _read_file(path: Path) -> dict[str, Any]:
     if isinstance(folders := tree.get("content"), list):
         # Beside the file that names them, wherever a command is typed.
         tree["content"] = [path.parent / Path(one).expanduser() if isinstance(one, str) else one for one in folders]
+    _find_target_files(tree, path.parent)
     return tree
+
+
+def _find_target_files(tree: dict[str, Any], folder: Path) -> None:
+    """Files of targets lie beside the settings file that names them, too."""
+    fleet = tree.get("fleet")
+    groups = fleet.get("targets") if isinstance(fleet, dict) else None
+    for group in groups if isinstance(groups, list) else ():
+        sources = group.get("file_sd_configs") if isinstance(group, dict) else None
+        for source in sources if isinstance(sources, list) else ():
+            if isinstance(source, dict) and isinstance(files := source.get("files"), list):
+                source["files"] = [
+                    str(folder.absolute() / Path(one).expanduser()) if isinstance(one, str) else one for one in files
+                ]
 
 
 def _explained(error: ValidationError, origins: Mapping[str, str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from pathlib import Path
 from typing import ClassVar
 
@@ -54,6 +55,7 @@ class RemoteServer(Credentials):
 
     example: ClassVar[str] = "http://server:8080"
     api_path: ClassVar[str] = ""  # cut off where a person gave it too
+    section: ClassVar[str] = "settings"  # where it stands, for errors
 
     url: str = Field(max_length=1000, description="Where it answers, without its API's path.")
     ca_file: Path | None = Field(default=None, description="Certificates to trust; default: the system's.")
@@ -78,6 +80,24 @@ class RemoteServer(Credentials):
         if self.key_file is not None and self.cert_file is None:
             raise ValueError("key_file needs cert_file")
         return self
+
+    def tls(self) -> ssl.SSLContext | None:
+        """For HTTPS; None where it is plain HTTP. Raises BadInputError naming the file that can't be used."""
+        if not self.url.startswith("https://"):
+            return None
+        try:
+            context = ssl.create_default_context(cafile=str(self.ca_file) if self.ca_file else None)
+        except (OSError, ssl.SSLError) as error:
+            raise BadInputError(f"{self.section}: ca_file {self.ca_file}: {error}") from error
+        if self.cert_file is not None:
+            try:
+                context.load_cert_chain(self.cert_file, self.key_file)
+            except (OSError, ssl.SSLError) as error:
+                raise BadInputError(f"{self.section}: cert_file {self.cert_file}: {error}") from error
+        if self.insecure_skip_verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
 
 
 def _secret(value: SecretStr | None, path: Path | None) -> str | None:

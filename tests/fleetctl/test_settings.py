@@ -188,13 +188,16 @@ def test_every_setting_is_described_in_one_line_and_has_its_unit_in_its_name() -
         "warm_nodes",
         "max_step",
         "max_nodes",
+        # Prometheus' own words: `refresh_interval: 30s`
+        "refresh_interval",
+        "modulus",
     }
     for one in setting_docs():
         assert one.description, one.key
         assert "\n" not in one.description, one.key
         name = one.key.rpartition(".")[2]
         if one.kind == "number":
-            assert name.endswith(("_s", "_ratio", "_cost")), one.key
+            assert name.endswith(("_s", "_ratio", "_cost")) or name in numbers_without_unit, one.key
         if one.kind == "whole number":
             assert name.endswith(("_mb", "_bytes", "_tokens", "_per_minute")) or name in numbers_without_unit, one.key
         if one.kind in ("number", "whole number"):
@@ -222,7 +225,7 @@ def test_explain_tells_a_setting_a_section_or_what_there_is(capsys: pytest.Captu
 
 def test_flags_have_the_help_and_the_bounds_of_their_setting(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["up", "--help"]) == 0
-    assert "Number of nodes of a new fleet." in capsys.readouterr().out
+    assert "Number of nodes of a new fleet that are started here." in capsys.readouterr().out
     assert run(["up", "--nodes", "65"]) == 2
 
 

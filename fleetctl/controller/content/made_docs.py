@@ -7,6 +7,7 @@ from pathlib import Path
 
 from diagnostics import cause_pages
 from fleetctl.controller.content.content import Content
+from fleetctl.engines import engine_pages
 from fleetctl.kit.errors import BadInputError
 from runbooks import verb_pages
 from runbooks.verbs import VERBS
@@ -21,6 +22,11 @@ def write_cause_docs(content: Content, folder: Path, *, dry_run: bool = False) -
 def write_action_docs(content: Content, folder: Path, *, dry_run: bool = False) -> tuple[list[str], int]:
     """A page per action. Names of the pages that were old, and how many there are; see `_write`."""
     return _write(verb_pages.verb_pages(VERBS, content.pages), verb_pages.MADE_BY, folder, dry_run)
+
+
+def write_engine_docs(folder: Path, *, dry_run: bool = False) -> tuple[list[str], int]:
+    """A page per engine. Names of the pages that were old, and how many there are; see `_write`."""
+    return _write(engine_pages.engine_pages(), engine_pages.MADE_BY, folder, dry_run)
 
 
 def _write(pages: Mapping[str, str], made_by: str, folder: Path, dry_run: bool) -> tuple[list[str], int]:

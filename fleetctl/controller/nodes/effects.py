@@ -21,6 +21,7 @@ from fleetctl.controller.nodes.engine_calls import EngineCalls
 from fleetctl.controller.nodes.evidence import Evidence
 from fleetctl.controller.nodes.fleet import Fleet, NodeState
 from fleetctl.controller.nodes.gateways import Gateways
+from fleetctl.controller.nodes.gauge_drain import GaugeDrain
 from fleetctl.controller.nodes.node_client import (
     ADMIN_TIMEOUT_S,
     NoAnswerError,
@@ -35,6 +36,7 @@ from fleetctl.controller.nodes.pool_row import begin_scaling, end_scaling, set_o
 from fleetctl.controller.nodes.routing import GatewayWatch, Routing
 from fleetctl.controller.nodes.traffic_rules import TrafficRules
 from fleetctl.controller.receipts.receipts import OpenReceipt
+from fleetctl.engines.table import engine_kind
 from fleetctl.kit.clock import Clock
 from fleetctl.kit.errors import BadInputError, FleetctlError, RefusedError
 from fleetctl.providers.provider import NodeProvider
@@ -52,6 +54,7 @@ POLL_S = 0.2
 RESTART_GRACE_S = 10.0
 SCALE_IN_GRACE_S = 10.0
 SILENT_GRACE_S = 2.0  # between SIGTERM and SIGKILL, for what was given its time to answer already
+GAUGES_WAIT_S = 60.0  # for a scrape, or a Prometheus', that is newer than the question
 RESTART_REPEAT_S = 600.0  # a restart that an earlier controller finished this recently is the one asked for again
 
 
@@ -88,6 +91,7 @@ class FleetEffects:
     carry_out: Callable[[RolloutOrder], Awaitable[Receipt]]
     """An order to a pool's rollout."""
     engine: EngineCalls
+    by_gauges: GaugeDrain
     outreach: Outreach
     evidence: Evidence
     drain_grace_s: float = 60.0
@@ -164,9 +168,10 @@ class FleetEffects:
         view = await asyncio.to_thread(self.provider.observe, name)
         if not view.running or not view.url:
             raise PermanentError(f"{name} does not run: it can't take requests")
-        drain = await self._answer(self.client.drain_state(view.url))
-        if drain.state != "serving":
-            await self._answer(self.client.resume(view.url))
+        if engine_kind(row.spec.engine).is_own:
+            drain = await self._answer(self.client.drain_state(view.url))
+            if drain.state != "serving":
+                await self._answer(self.client.resume(view.url))
         version = await self.routing.change(name, route=RouteIntent.ACTIVE, role=Role.MEMBER)
         await self.fleet.observe_node(name)
         said = await self.gateway.follow(version)
@@ -180,6 +185,11 @@ class FleetEffects:
         row = await self._known(name)
         if not row.wanted:
             return {"node": name, "state": "stopped", "note": "the node is stopped already"}
+        kind = engine_kind(row.spec.engine)
+        if not kind.is_own and await self._answers(row):
+            told = await self.by_gauges.drain(row, kind, deadline_s)
+            await self.fleet.observe_node(name)
+            return told
         version = await self.routing.change(name, route=RouteIntent.CORDONED)
         receipt: Receipt = {
             "node": name,
@@ -504,10 +514,22 @@ class FleetEffects:
         Raises PermanentError when it refuses our token, TemporaryError when its answer makes no sense.
         """
         watch = Stopwatch(self.clock)
+        since = self.clock.now()
+        kind = engine_kind((await self._known(name)).spec.engine)
         while True:
             view = await asyncio.to_thread(self.provider.observe, name)
             if not view.running or not view.url:
                 return Silence.GONE
+            if not kind.is_own:
+                answers = (await self.client.health(view.url, kind.name)).answered
+                if answers and (held := await self.by_gauges.held(name, kind, since)) is not None:
+                    return NodeDrain("serving", held, 0, {})
+                if not answers and watch.elapsed_s() >= self.silent_after_s:
+                    return Silence.UNREACHABLE
+                if watch.elapsed_s() >= GAUGES_WAIT_S:
+                    raise TemporaryError(f"{name}: nobody says how many requests it holds")
+                await self.clock.sleep(POLL_S)
+                continue
             try:
                 timeout_s = min(ADMIN_TIMEOUT_S, self.silent_after_s)
                 return await self.client.drain_state(view.url, timeout_s=timeout_s)
@@ -518,6 +540,10 @@ class FleetEffects:
             except (NotAllowedError, NoAnswerError) as error:
                 raise _effect_error(error) from error
             await self.clock.sleep(POLL_S)
+
+    async def _answers(self, row: NodeRow) -> bool:
+        view = await asyncio.to_thread(self.provider.observe, row.name)
+        return bool(view.running and view.url and (await self.client.health(view.url, row.spec.engine)).answered)
 
     async def _url(self, name: str) -> str:
         view = await asyncio.to_thread(self.provider.observe, name)

@@ -240,7 +240,9 @@ class Fleet:
         was_ready = before is not None and before.was_ready and before.instance == view.instance
         health: NodeHealth | None = None
         drain: NodeDrain | None = None
-        if view.running and view.url:
+        # What was only found goes on running when it is ours no more: that is nobody's stop.
+        running = view.running and (view.sees_process or row.wanted)
+        if running and view.url:
             health = await self._client.health(view.url, row.spec.engine)
             if health.answered and health.reason == "draining":
                 try:
@@ -249,8 +251,8 @@ class Fleet:
                     log.warning("node.drain_unknown", node=row.name, error=str(error))
         # A controller that was just started has not seen the node ready; a routed node was.
         was_ready = was_ready or bool(health and health.ready) or (before is None and row.route is not RouteIntent.NONE)
-        phase, reason = judge_phase(row, view.running, health, drain, was_ready, view.exit_status)
-        is_lost = not view.running and row.wanted and row.started and not row.is_restarting
+        phase, reason = judge_phase(row, running, health, drain, was_ready, view.exit_status)
+        is_lost = not running and row.wanted and row.started and not row.is_restarting
         return NodeState(
             row=row,
             phase=phase,

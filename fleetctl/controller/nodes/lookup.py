@@ -158,5 +158,14 @@ class FleetLookup:
         return [row for row in await self._database.read(list_nodes) if row.wanted]
 
 
+def held_since(store: SeriesStore, node: str, since: float, now: float) -> int | None:
+    """Requests that run or wait at a node, scraped at `since` or later; None: no such scrape yet."""
+    query = f'sum(llm:running{{node="{node}"}}) + sum(llm:waiting{{node="{node}"}})'
+    answer = store_query(store, now)(query)
+    if answer.value is None or answer.at is None or answer.at < since or not math.isfinite(answer.value):
+        return None
+    return round(answer.value)
+
+
 def _whole(value: float | None) -> int | None:
     return None if value is None else int(value)

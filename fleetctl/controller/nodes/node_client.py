@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
@@ -81,6 +81,7 @@ class GatewayReport:
     failing_open: tuple[str, ...]  # models of which it sees no node well by the controller's word
     ways_out: tuple[WayOut, ...] | None = None  # endpoints outside that it may send requests to; None: not told
     workers: GatewayWorkers | None = None  # None: not told
+    inflight: Mapping[str, int] = field(default_factory=dict)  # requests that it has open, by node
     worker_deaths: int | None = None  # ends of its workers that nobody asked for, since its own start; None: not told
 
 
@@ -334,6 +335,11 @@ def _parse_gateway(answer: dict[str, Any]) -> GatewayReport:
         table_age_s=float(age_s) if isinstance(age_s, int | float) else None,
         in_flight=in_flight if isinstance(in_flight, int) else None,
         lost=sum(count for key in ("failed", "gave_up") if isinstance(count := counts.get(key), int)),
+        inflight={
+            str(node): facts["inflight"]
+            for node, facts in (nodes if isinstance(nodes, dict) else {}).items()
+            if isinstance(facts, dict) and isinstance(facts.get("inflight"), int)
+        },
         out={
             str(node): str(facts["out"])
             for node, facts in (nodes if isinstance(nodes, dict) else {}).items()

@@ -14,6 +14,7 @@ from fleetctl.controller.nodes.pool_row import forget_empty_pool, note_node_unwa
 from fleetctl.controller.nodes.revision import with_revision
 from fleetctl.controller.nodes.wanted_history import note_wanted
 from fleetctl.controller.tables import nodes
+from fleetctl.providers.found import URL
 from fleetctl.providers.spec import NodeSpec
 
 
@@ -23,6 +24,7 @@ class RouteIntent(StrEnum):
     NONE = "none"  # not in the routing table: not ready for the first time yet, or not wanted
     ACTIVE = "active"  # takes new requests
     CORDONED = "cordoned"  # takes no new requests by our will
+    LEAVING = "leaving"  # cordoned, and gateways let what it holds go on elsewhere: the end of a drain
 
 
 class Role(StrEnum):
@@ -54,7 +56,7 @@ class NodeRow:
     @property
     def is_cordoned(self) -> bool:
         """Whether it takes no new requests by our will."""
-        return self.route is RouteIntent.CORDONED
+        return self.route in (RouteIntent.CORDONED, RouteIntent.LEAVING)
 
     @property
     def is_restarting(self) -> bool:
@@ -142,6 +144,39 @@ def change_node(
         version += 1
         put_meta(connection, "routing_version", version)
     return version
+
+
+def place_found(connection: sa.Connection, spec: NodeSpec, now: float) -> None:
+    """Make a node that was found wanted at its address, or known as it is now. One that is cordoned stays so, also
+    when it was gone for a while. A node that was not found stays whose it is."""
+    standing, url = get_node(connection, spec.name), spec.facts.get(URL)
+    if standing is None or not standing.wanted:
+        stays = standing is not None and standing.is_cordoned
+        want_node(connection, spec, Role.MEMBER, now)
+        route = RouteIntent.CORDONED if stays else RouteIntent.NONE
+        change_node(connection, spec.name, now, {"started": True, "url": url, "route": route})
+        return
+    if standing.spec.provider != spec.provider or standing.spec == spec:
+        return
+    version = routing_version(connection)
+    values = {"spec": spec.to_json(), "pool": spec.pool, "revision": spec.revision, "url": url, "updated_at": now}
+    connection.execute(sa.update(nodes).where(nodes.c.name == spec.name).values(**values))
+    if (standing.spec.pool, standing.spec.model) != (spec.pool, spec.model):
+        note_wanted(connection, standing.spec, False, now)
+        note_node_unwanted(connection, standing.spec, now)
+        forget_empty_pool(connection, standing.spec.pool)
+        note_wanted(connection, spec, True, now)
+        note_node_wanted(connection, spec, now)
+    if is_published(standing):
+        put_meta(connection, "routing_version", version + 1)
+
+
+def remove_found(connection: sa.Connection, name: str, now: float) -> None:
+    """A node that was found is in no list any more. Its row stays for a while, cordoned if it was."""
+    row = get_node(connection, name)
+    if row is not None and row.wanted:
+        route = RouteIntent.CORDONED if row.is_cordoned else RouteIntent.NONE
+        change_node(connection, name, now, {"wanted": False, "route": route})
 
 
 def delete_stopped(connection: sa.Connection, name: str) -> bool:

@@ -116,13 +116,14 @@ class Scraper:
 
 def _metrics_of(state: NodeState) -> str | None:
     spec, url = state.row.spec, state.url or state.row.url
-    return spec.facts.get(METRICS_URL) or (None if url is None else f"{url}{engine_kind(spec.engine).metrics_path}")
+    path = engine_kind(spec.engine).metrics_path
+    return spec.facts.get(METRICS_URL) or (None if url is None or not path else f"{url}{path}")
 
 
 def is_target(state: NodeState, now: float) -> bool:
     """Whether the node's silence would mean something: it is wanted, and not on its way up by our will."""
     row = state.row
-    if not row.wanted or row.is_restarting or (state.url is None and row.url is None):
+    if not row.wanted or row.is_restarting or _metrics_of(state) is None:
         return False
     starting = state.phase is NodePhase.STARTING
     return not starting or (state.since is not None and now - state.since > START_GRACE_S)

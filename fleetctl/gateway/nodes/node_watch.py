@@ -46,13 +46,19 @@ class WaitEnd(StrEnum):
     CORE_STUCK = "core_stuck"  # the node answers and says that its core is stuck or dead
     FIRST_BYTE_LIMIT = "first_byte_limit"  # the node is well, and the answer did not begin
     REQUEST_UNKNOWN = "request_unknown"  # the node is well, and does not know the request
+    NODE_LEFT = "node_left"  # the node is well, and what it holds is to go on elsewhere: it is being drained
     STREAM_IDLE = "stream_idle"  # the node is well, and the stream did not go on
     DEADLINE = "deadline_exceeded"  # the client's own
 
     @property
     def is_nodes_failure(self) -> bool:
         """Whether another node may do better."""
-        return self in (WaitEnd.NODE_SILENT, WaitEnd.CORE_STUCK, WaitEnd.REQUEST_UNKNOWN)
+        return self in (WaitEnd.NODE_SILENT, WaitEnd.CORE_STUCK, WaitEnd.REQUEST_UNKNOWN, WaitEnd.NODE_LEFT)
+
+    @property
+    def is_of_a_node_that_is_well(self) -> bool:
+        """Whether the request is to go elsewhere and the node has done nothing to be avoided."""
+        return self in (WaitEnd.REQUEST_UNKNOWN, WaitEnd.NODE_LEFT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +209,7 @@ class NodeWatch:
         self._clock = clock
         self._states: dict[str, WatchedNode] = {}  # by address, of nodes that are waited for or out
         self._out: set[str] = set()  # addresses of those that are out
+        self._left: frozenset[str] = frozenset()  # addresses of those whose requests are to go on elsewhere
         self._known: frozenset[str] | None = None  # addresses of the table; None before the first one
         self._awake_since = self._swept_at = clock()
 
@@ -289,6 +296,10 @@ class NodeWatch:
         """Nodes that are not among these are forgotten as soon as nobody waits for them."""
         self._known = frozenset(endpoint.base for endpoint in endpoints)
 
+    def leave(self, endpoints: Iterable[Endpoint]) -> None:
+        """What these nodes hold goes on elsewhere, as far as it can, from the next sweep on."""
+        self._left = frozenset(endpoint.base for endpoint in endpoints)
+
     def sweep(self) -> None:
         """Judge every wait, and start the probes that are due."""
         now = self._clock()
@@ -324,10 +335,14 @@ class NodeWatch:
             elif not wait.has_forwarded:
                 if state.out is not None:
                     wait.stop(state.out)
+                elif state.endpoint.base in self._left:
+                    wait.stop(WaitEnd.NODE_LEFT)
                 elif now - wait.began > limits.first_byte_limit_s:
                     wait.stop(WaitEnd.FIRST_BYTE_LIMIT)
             elif wait.is_movable and state.out is not None:
                 wait.stop(state.out)
+            elif wait.is_movable and state.endpoint.base in self._left:
+                wait.stop(WaitEnd.NODE_LEFT)
             elif state.out is WaitEnd.NODE_SILENT and silence > limits.stream_silence_limit_s:
                 wait.stop(WaitEnd.NODE_SILENT)
             elif silence > limits.stream_idle_limit_s:

@@ -296,7 +296,7 @@ class Placer:
                 if node not in self._refusing:
                     self._refusing.add(node)
                     self._note_ended(node)
-            elif wait.end is not WaitEnd.REQUEST_UNKNOWN:  # then the node lost it, and is well
+            elif wait.end is None or not wait.end.is_of_a_node_that_is_well:
                 self.note_death(proxied, job, node, reason)
             self._loads.suspect(node, SUSPECT_S)
             self._note(not_placed, node, reason)

@@ -245,7 +245,7 @@ class Proxy:
         if where.wait.end is not None and not where.wait.end.is_nodes_failure:
             await self._tell_given_up(exchange, proxied, where.wait.end)
             return None
-        if where.wait.end is not WaitEnd.REQUEST_UNKNOWN:  # then the node lost it, and is well
+        if where.wait.end is None or not where.wait.end.is_of_a_node_that_is_well:
             self._placer.note_death(proxied, where.job, where.endpoint.node, cut.reason)
         may_resend = self._placer.may_resend(proxied)
         if may_resend and exchange.has_begun and kept.can_continue:

@@ -108,7 +108,7 @@ def test_signals_file_must_say_which_engine_it_reads(tmp_path: Path, expr: str, 
     assert len(findings) == int(is_asked)
     if is_asked:
         assert "write `# engines: NAME` above `groups:`" in str(findings[0])
-        assert "vllm, sglang, tgi, trtllm, triton, dcgm, fleetctl, controller, gateway" in str(findings[0])
+        assert "vllm, sglang, tgi, llamacpp, trtllm, triton, dcgm, fleetctl, controller, gateway" in str(findings[0])
 
 
 def test_recording_rule_that_is_no_signal_needs_no_engine(tmp_path: Path) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import socket
-import subprocess
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,10 +29,10 @@ from fleetctl.controller.signals.scrape_slots import ScrapeTarget, SlotScraper
 from fleetctl.kit.clock import SystemClock
 from fleetctl.kit.errors import BadInputError
 from fleetctl.kit.fetch import Fetcher
-from fleetctl.kit.reserved_port import reserve_port
 from fleetctl.settings.signals import PrometheusSettings
-from tests.fixtures.alertmanager import NEEDS_PROMETHEUS, PROMETHEUS
+from tests.fixtures.alertmanager import NEEDS_PROMETHEUS
 from tests.fixtures.controller import make_config, running_fleet, stop_all, tell_node
+from tests.fixtures.prometheus_server import running_prometheus
 
 DEADLINE_S = 90.0
 # What basic authentication in Prometheus wants: bcrypt of "secret-pw".
@@ -108,40 +106,6 @@ def targets_of(port: int) -> list[dict[str, Any]]:
         {"targets": [f"127.0.0.1:{port}"], "labels": {"__metrics_path__": f"/{node}/metrics", **labels_of(node)}}
         for node in ("n1", "n2")
     ]
-
-
-@contextmanager
-def running_prometheus(
-    folder: Path,
-    targets: list[dict[str, Any]],
-    *,
-    web_config: dict[str, Any] | None = None,
-    rules: Path | None = None,
-) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    folder.mkdir()
-    config = {
-        "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
-        "rule_files": [str(rules)] if rules else [],
-        "scrape_configs": [{"job_name": "llm", "static_configs": targets}],
-    }
-    (folder / "prometheus.yml").write_text(json.dumps(config))
-    own = reserve_port()
-    command = [
-        PROMETHEUS,
-        f"--config.file={folder / 'prometheus.yml'}",
-        f"--storage.tsdb.path={folder / 'data'}",
-        f"--web.listen-address=127.0.0.1:{own}",
-    ]
-    if web_config is not None:
-        (folder / "web.yml").write_text(json.dumps(web_config))
-        command.append(f"--web.config.file={folder / 'web.yml'}")
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-        try:
-            yield f"{'https' if web_config else 'http'}://127.0.0.1:{own}", process
-        finally:
-            process.terminate()
-            process.wait(20)
 
 
 class Nothing:

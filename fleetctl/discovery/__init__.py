@@ -1,0 +1,1 @@
+from fleetctl import bundled as bundled  # first: what follows imports alerts
