@@ -53,7 +53,8 @@ class LiveLimits:
         return cls(
             max_num_seqs=core_config.max_num_seqs,
             max_num_batched_tokens=max(core_config.max_num_batched_tokens, core_config.max_num_seqs),
-            prefill_chunk_tokens=core_config.prefill_chunk_tokens,
+            # Without chunks a piece is as large as a step: who compares revisions must see that.
+            prefill_chunk_tokens=core_config.prefill_chunk_tokens if core_config.chunked_prefill else None,
             max_num_queued_reqs=config.max_num_queued_reqs,
             max_num_queued_tokens=config.max_num_queued_tokens,
             max_queue_wait_s=config.max_queue_wait_s or None,

@@ -18,12 +18,12 @@ LOAD_FAULTS: tuple[Fault, ...] = (
             alerts=("LLMPromptMixChanged", *QUEUE_ALERTS),
             is_quiet_unless_felt=True,
             causes=("long_prompt_share",),
-            named_from_s=60.0,
+            named_from_s=120.0,  # the median of the prompts is known after a minute and a half
             optional_pages=("reroute-long-context",),
             onset_within_s=GRADUAL_S,
         ),
         usual_traffic,
-        traffic={"long_share": 0.05, "long_prompt_tokens": 3400},
+        traffic={"long_share": 0.05, "long_prompt_tokens": 3000},
     ),
     pool_fault(
         "pinned",
