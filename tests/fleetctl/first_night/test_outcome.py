@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 
 from fleetctl.first_night.catalogue import FAULTS, fault_named
-from fleetctl.first_night.fault import Expectation
+from fleetctl.first_night.fault import Expectation, held
 from fleetctl.first_night.outcome import FiredAlert, Outcome, Said, SeenIncident, SeenRun, failures_of
 from fleetctl.first_night.report import WIDTH, page, table
 from fleetctl.first_night.traffic import FateCounts
@@ -122,6 +122,21 @@ def test_verdict_must_be_right_at_every_age_from_when_it_can_be_seen() -> None:
     assert forgotten == "after 300 s no cause is named, expected gateway_limit"
     (unasked,) = failures_of(replace(early, said=early.said[:1]), expects)
     assert "nobody was asked" in unasked
+
+
+def test_held_drill_is_wrong_where_the_cause_named_changes_even_to_a_right_one() -> None:
+    expects = Expectation(causes=("seats_full", "overload"), named_from_s=60.0)
+    words = (said(30.0, None), said(60.0, "overload"), said(900.0, "seats_full"))
+    assert failures_of(replace(QUIET, said=words), expects) == ()
+    (changed,) = failures_of(replace(QUIET, said=words, held_s=900.0), expects)
+    assert changed == "the cause named changed: overload, then seats_full"
+
+
+def test_held_fault_lasts_to_its_age_and_is_asked_there() -> None:
+    slow = held(fault_named("slow-step"), 900.0)
+    assert slow.hold_s is not None
+    assert slow.hold_s > 900.0 > (slow.expects.named_from_s or 0.0)
+    assert slow.watch_s > slow.hold_s
 
 
 def test_table_fits_the_terminal_and_page_has_every_fault() -> None:

@@ -65,3 +65,14 @@ def test_new_result_of_a_fault_replaces_all_that_stood_of_it() -> None:
     again = page([row(SLOW)], read_page(page([row(wrong)])))
     assert "## Not right yet\n\nNothing" in again
     assert "1 of 1 right" in again
+
+
+def test_rows_of_held_drills_have_a_table_of_their_own_and_stay() -> None:
+    held = replace(
+        SLOW, held_s=900.0, said=(*SLOW.said, Said(900.0, "slow_node", None, None, "likely", "", "incident"))
+    )
+    first = page([row(SLOW)], held=[row(held)])
+    assert "| **slow-step** | 15 min | LLMNodeSlow, 18 s | slow_node | (nothing is wrong) |  |  | slow_node |" in first
+    again = page([row(OOM)], read_page(first))
+    assert again.count("| **slow-step** | 15 min |") == 1
+    assert again.count("**slow-step**") == 2
