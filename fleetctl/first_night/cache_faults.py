@@ -32,7 +32,7 @@ CACHE_FAULTS: tuple[Fault, ...] = (
         undone("rollout rollback default"),
         hold_s=180.0,
         baseline_s=150.0,  # in the first minute nothing is cached yet, and that is past too
-        traffic={"num_system_prompts": 6, "system_prompt_tokens": 1000},
+        traffic={"num_system_prompts": 3, "system_prompt_tokens": 1000},
     ),
     pool_fault(
         "salt-each",
