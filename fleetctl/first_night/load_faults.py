@@ -28,7 +28,7 @@ LOAD_FAULTS: tuple[Fault, ...] = (
     pool_fault(
         "pinned",
         "a rule for long prompts with too low a threshold sends all requests to one node",
-        commanded("reroute long-context --over 100 --share 0.34 --for 30m"),
+        commanded("reroute long-context --over 100 --share 0.33 --for 30m"),
         Expectation(
             alerts=QUEUE_ALERTS,
             causes=("routing_skew",),
@@ -39,6 +39,7 @@ LOAD_FAULTS: tuple[Fault, ...] = (
         ),
         undone("reroute remove route/long-context"),
         traffic={"output_tokens_median": 150, "output_sigma": 0.3},
+        rate_per_s=1.6,
         node_options={"max_num_seqs": 4},
     ),
     pool_fault(
