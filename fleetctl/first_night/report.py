@@ -11,8 +11,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fleetctl.first_night.catalogue import FAULTS, NOT_PROVOKED, provoked_by
+from fleetctl.first_night.catalogue import FAULTS
 from fleetctl.first_night.fault import AGES_S, Expectation
+from fleetctl.first_night.provoked_table import causes_part
 from fleetctl.first_night.standing_page import HELD_HEADING, NOTES_HEADING, SAID_HEADING, WRONG_HEADING, StandingPage
 
 SAID_AGES_S = AGES_S[:-1]  # none but a held drill lasts an hour
@@ -100,7 +101,7 @@ def page(rows: Sequence[Row], standing: StandingPage = NOTHING_STANDS, held: Seq
         *_held_part(
             _in_order({row["fault"]: [_held_row(row)] for row in held}, {k: [v] for k, v in standing.held.items()})
         ),
-        *_causes_part(),
+        *causes_part({total.fault: total.is_right for total in totals}),
         WRONG_HEADING,
         "",
         *(wrong or ["Nothing that was looked at."]),
@@ -180,26 +181,6 @@ def _held_row(row: Row) -> str:
         "yes" if row["right"] else "no: " + "; ".join((*row["problems"], *row["wrong"])),
     )
     return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
-
-
-def _causes_part() -> list[str]:
-    by_cause = provoked_by()
-    return [
-        "## Which causes are provoked",
-        "",
-        f"{len(by_cause)} of the {len(by_cause) + len(NOT_PROVOKED)} causes that a diagnosis can name:",
-        "",
-        "| cause | by |",
-        "|---|---|",
-        *(f"| {cause} | {', '.join(by_cause[cause])} |" for cause in sorted(by_cause)),
-        "",
-        f"{len(NOT_PROVOKED)} are simulated by `make bench-diagnosis` alone:",
-        "",
-        "| cause | why not |",
-        "|---|---|",
-        *(f"| {cause} | {why} |" for cause, why in sorted(NOT_PROVOKED.items())),
-        "",
-    ]
 
 
 def _markdown_row(row: Row) -> str:

@@ -76,3 +76,14 @@ def test_rows_of_held_drills_have_a_table_of_their_own_and_stay() -> None:
     again = page([row(OOM)], read_page(first))
     assert again.count("| **slow-step** | 15 min |") == 1
     assert again.count("**slow-step**") == 2
+
+
+def test_page_says_of_each_cause_whether_its_fault_was_run_and_went_right() -> None:
+    written = page([row(SLOW), row(replace(OOM, wrong=("no alert",)))])
+    assert "| slow_node | slow-step |" in written
+    assert "| out_of_memory | oom (not right yet) |" in written
+    assert (
+        "| node_down | sigkill-api (not run yet), sigkill-api-pending (not run yet), sigstop-api (not run yet) |"
+        in written
+    )
+    assert "1 of them in a row that is right" in " ".join(written.split())
