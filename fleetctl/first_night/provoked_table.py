@@ -10,12 +10,12 @@ from fleetctl.first_night.catalogue import NOT_PROVOKED, provoked_by
 def causes_part(right: Mapping[str, bool]) -> list[str]:
     """The page's part. `right`: of each fault that has a row, whether it went right."""
     by_cause = provoked_by()
+    num_causes = len(by_cause) + len(NOT_PROVOKED)
     named = sum(any(right.get(fault) for fault in faults) for faults in by_cause.values())
     return [
         "## Which causes are provoked",
         "",
-        f"{len(by_cause)} of the {len(by_cause) + len(NOT_PROVOKED)} causes that a diagnosis can name, {named} of them in a "
-        "row that is right:",
+        f"{len(by_cause)} of the {num_causes} causes that a diagnosis can name, {named} of them in right rows:",
         "",
         "| cause | by |",
         "|---|---|",

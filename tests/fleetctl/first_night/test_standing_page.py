@@ -86,4 +86,4 @@ def test_page_says_of_each_cause_whether_its_fault_was_run_and_went_right() -> N
         "| node_down | sigkill-api (not run yet), sigkill-api-pending (not run yet), sigstop-api (not run yet) |"
         in written
     )
-    assert "1 of them in a row that is right" in " ".join(written.split())
+    assert "1 of them in right rows" in " ".join(written.split())
