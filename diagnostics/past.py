@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from alerts.evaluation.rules import RuleGroup
-from alerts.history.backtest import in_order, run_backtest, widened
+from alerts.history.backtest import alive_groups, in_order, run_backtest, widened
 from alerts.history.fleet_labels import FleetLabels
 from alerts.history.prometheus_source import RangeSeries
 from alerts.labels import METRIC_NAME, LabelSet
@@ -24,7 +24,7 @@ from diagnostics.evidence.calm import look_around
 from diagnostics.evidence.judge import Knowledge
 from diagnostics.incident import Incident, IncidentStatus
 from diagnostics.inquiry import diagnose_alerts
-from diagnostics.retrospect import Retrospect, alive_groups
+from diagnostics.retrospect import Retrospect
 from diagnostics.scope import PLACES, is_wide, scope_contains
 from diagnostics.severity import severity_rank
 from diagnostics.tree import Tree, alert_kinds
@@ -106,7 +106,7 @@ class Past:
     def record(self, groups: Sequence[RuleGroup], start: float, end: float) -> None:
         """Adds what these rules record between two Unix times. Once only."""
         spacing_s = self._spacing_s()
-        kept = alive_groups(widened(groups, POINTS_PER_WINDOW * spacing_s), self.store)
+        kept = alive_groups(widened(groups, POINTS_PER_WINDOW * spacing_s), self.store.has_any)
         run_backtest(in_order(kept), self.store, start, end, step_s=max(STEP_S, spacing_s))
 
     def diagnose(

@@ -9,13 +9,21 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+import numpy as np
+
+from alerts.arrays import Floats
 from alerts.evaluation.engine import RuleEngine
 from alerts.evaluation.rules import RecordingRule, RuleGroup
-from alerts.labels import METRIC_NAME
-from alerts.sample import STALE_NAN
+from alerts.history.backtest import alive_groups
+from alerts.labels import METRIC_NAME, LabelSet
+from alerts.sample import STALE_NAN, to_ms
+from alerts.series.appender import Appender
+from alerts.series.label_column import LabelColumn
 from alerts.series.store import SeriesStore
 from diagnostics.blackbox import BlackBox, RecordedSeries
+from diagnostics.course import Course, Pace
 from diagnostics.diagnosis import Diagnosis
 from diagnostics.evidence.judge import Knowledge
 from diagnostics.grouping import group_alerts
@@ -26,20 +34,18 @@ from diagnostics.incident import (
     is_over,
     observe,
     resolve,
-    with_diagnosis,
 )
 from diagnostics.inquiry import diagnose_alerts
 from diagnostics.record import IncidentRecord
 from diagnostics.scope import Nodes, scope_text
-from diagnostics.splitting import CausePair, note_pair, split_incident
-from diagnostics.standing import is_outgrown, weigh
+from diagnostics.splitting import split_incident
 from diagnostics.tree import Tree, alert_kinds
 
 _ENGINE_SERIES = frozenset({"ALERTS", "ALERTS_FOR_STATE"})  # the rules write them anew
 _SPARE_S = 3600.0  # retention beyond the window: rules look back
 
 # As the controller's settings have them: how often it asks again.
-OFTEN_S, OFTEN_FOR_S, SELDOM_S = 3.0, 60.0, 30.0
+PACE = Pace(often_s=3.0, often_for_s=60.0, seldom_s=30.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +102,20 @@ def replay(
     dropped_series = _ENGINE_SERIES | (given if recompute else frozenset())
     dropped_rules = frozenset() if recompute else given & recorded
     store = SeriesStore(retention_s=box.until - box.since + _SPARE_S, max_points=1_000_000)
-    engine = RuleEngine([_without(group, dropped_rules) for group in groups], store, default_interval_s=step_s)
-    points = _in_time([one for one in box.series if one.labels.get(METRIC_NAME) not in dropped_series])
-    pending = next(points, None)
+    kept = [one for one in box.series if one.labels.get(METRIC_NAME) not in dropped_series]
+    names = {one.labels.get(METRIC_NAME, "") for one in kept}
+    lively = alive_groups([_without(group, dropped_rules) for group in groups], lambda read: bool(read & names))
+    engine = RuleEngine(lively, store, default_interval_s=step_s)
+    columns = _in_time(kept, store)
+    pending = next(columns, None)
     nodes = {one.labels["node"]: one.labels for one in box.series if one.labels.get("node") and one.labels.get("pool")}
     story = _Story(store, trees, knowledge or Knowledge({}, {}), no_tree or {}, nodes)
-    begin = box.since if pending is None else max(box.since, pending[0])  # a young fleet has no whole hour before
+    begin = box.since if pending is None else max(box.since, pending.at_ms / 1000)  # a young fleet has no whole hour
     for tick in range(int((box.until - begin) / step_s) + 1):
         now = begin + tick * step_s
-        while pending is not None and pending[0] <= now:
-            store.append(pending[1], pending[0], STALE_NAN if pending[2] is None else pending[2])
-            pending = next(points, None)
+        while pending is not None and pending.at_ms <= to_ms(now):
+            pending.append_to(store)
+            pending = next(columns, None)
         story.tick(engine, now)
     return ReplayResult(tuple(story.firings), tuple(story.incidents.values()), tuple(story.told))
 
@@ -129,9 +138,7 @@ class _Story:
         self._kinds = alert_kinds(trees)
         self._explains = knowledge.explains
         self._nodes = nodes
-        self._judged_at: dict[str, float] = {}
-        self._rivals: dict[str, Diagnosis] = {}  # what would take a confirmed verdict's place, since its `at`
-        self._pairs: dict[str, CausePair | None] = {}  # the two causes that an incident's verdicts name together
+        self._courses: dict[str, Course] = {}
         self.firings: list[Firing] = []
         self.incidents: dict[str, Incident] = {}
         self.told: list[Told] = []
@@ -148,31 +155,27 @@ class _Story:
                     self._tell(now, "alert", f"{alert.name} is over on {scope_text(alert.labels)}")
                 for key, incident in self.incidents.items():
                     self.incidents[key] = observe(incident, alert, now)
-        due = set()
         grouped = group_alerts(firing, self.incidents.values(), now, self._nodes, self._kinds, self._explains)
         for key, incident in grouped.items():
             before = self.incidents.get(key)
             if before is None or before.status is IncidentStatus.RESOLVED:
                 self._tell(now, "incident", f"{key} {'opens' if before is None else 'opens again'}: {incident.title}")
             self.incidents[key] = incident
-            due.add(key)
-        for key, incident in list(self.incidents.items()):
-            if incident.status is not IncidentStatus.RESOLVED and (key in due or self._is_due(incident, now)):
+        for incident in list(self.incidents.values()):
+            if incident.status is not IncidentStatus.RESOLVED:
                 self._judge(incident, now)
         for key, incident in self.incidents.items():
             if is_over(incident, now):
                 self.incidents[key] = resolve(incident, now)
+                self._courses.pop(key, None)  # one that is opened again is taken up anew
                 self._tell(now, "incident", f"{key} is over")
 
-    def _is_due(self, incident: Incident, now: float) -> bool:
-        if incident.cleared_at is not None:
-            return False
-        is_young = now - incident.opened_at <= OFTEN_FOR_S or incident.id in self._rivals
-        return now - self._judged_at.get(incident.id, now) >= (OFTEN_S if is_young else SELDOM_S)
-
     def _judge(self, incident: Incident, now: float) -> None:
-        """Ask again; a verdict gives way to a surer one, a confirmed one to one that stays confirmed."""
-        self._judged_at[incident.id] = now
+        """Ask again, as the controller does, where it is due."""
+        course = self._courses.setdefault(incident.id, Course.of(incident, now))
+        if not course.why_due(incident, now, PACE):
+            return
+        course.note_walk(incident, now)
         found = diagnose_alerts(
             self._knowledge,
             self._trees,
@@ -183,33 +186,18 @@ class _Story:
             now,
             incident.onset_at,
         )
-        self._consider(incident, found, now)
-        self._pairs[incident.id] = pair = note_pair(found, self._pairs.get(incident.id))
-        incident = self.incidents[incident.id]
+        incident, is_news = course.consider(incident, found, PACE)
+        self.incidents[incident.id] = incident
+        if is_news:
+            self._tell(now, "verdict", f"{found.cause or 'no cause'} ({found.confidence}): {found.title}")
         others = self.incidents.values()
-        if parts := split_incident(incident, pair, others, now, self._nodes, self._kinds, self._explains):
+        if parts := split_incident(incident, course.pair, others, now, self._nodes, self._kinds, self._explains):
             left, parted = parts
             self.incidents |= {left.id: left, **parted}
-            self._pairs[incident.id] = None
+            course.note_split(left)
             for one in parted.values():
                 self._tell(now, "incident", f"{one.id} is split from {left.id}: {one.title}")
                 self._judge(one, now)
-
-    def _consider(self, incident: Incident, found: Diagnosis, now: float) -> None:
-        standing = incident.diagnosis
-        if standing is not None and not is_outgrown(incident, standing):
-            if (found.cause, found.confidence) == (standing.cause, standing.confidence):
-                self._rivals.pop(incident.id, None)
-                return
-            replaces, rival = weigh(found, standing, self._rivals.get(incident.id))
-            if not replaces:
-                self._rivals.pop(incident.id, None)
-                if rival is not None:
-                    self._rivals[incident.id] = rival
-                return
-        self._rivals.pop(incident.id, None)
-        self.incidents[incident.id] = with_diagnosis(incident, found)
-        self._tell(now, "verdict", f"{found.cause or 'no cause'} ({found.confidence}): {found.title}")
 
     def _tell(self, at: float, kind: str, text: str) -> None:
         self.told.append(Told(at, kind, text))
@@ -220,11 +208,35 @@ def _without(group: RuleGroup, names: Set[str]) -> RuleGroup:
     return replace(group, rules=kept)
 
 
-def _in_time(series: Sequence[RecordedSeries]) -> Iterator[tuple[float, Mapping[str, str], float | None]]:
-    """All points of all series by time."""
+class _Column(NamedTuple):
+    """What series that were recorded at the same times had at one of them. Shapes: `values` (series,)."""
 
-    def points(one: RecordedSeries) -> Iterator[tuple[float, Mapping[str, str], float | None]]:
-        for at, value in one.points:
-            yield at, one.labels, value
+    at_ms: int
+    appender: Appender
+    labels: LabelColumn
+    values: Floats
 
-    return heapq.merge(*(points(one) for one in series), key=lambda point: point[0])
+    def append_to(self, store: SeriesStore) -> None:
+        """Its series are made with their first point: a store drops what has had none for long."""
+        self.appender.set_series(self.labels, lambda: self.labels)
+        store.append_column(self.appender, self.at_ms, self.values)
+
+
+def _in_time(series: Sequence[RecordedSeries], store: SeriesStore) -> Iterator[_Column]:
+    """All points of all series by time. Together, as a scrape appends them: one by one took most of a replay."""
+    groups: dict[tuple[str, tuple[int, ...]], list[RecordedSeries]] = {}
+    for one in series:
+        if one.points:
+            # As a live store has them, a rule's or a target's: of a group, each read unpacks what all of it had.
+            name = one.labels.get(METRIC_NAME, "")
+            writer = name if name.startswith("llm:") else one.labels.get("instance") or one.labels.get("node", "")
+            groups.setdefault((writer, tuple(to_ms(at) for at, _ in one.points)), []).append(one)
+
+    def columns(times: tuple[int, ...], own: list[RecordedSeries]) -> Iterator[_Column]:
+        appender = store.appender()
+        labels = LabelColumn([LabelSet.of(one.labels) for one in own])
+        values = np.array([[STALE_NAN if value is None else value for _, value in one.points] for one in own])
+        for index, at_ms in enumerate(times):
+            yield _Column(at_ms, appender, labels, values[:, index])
+
+    return heapq.merge(*(columns(times, own) for (_, times), own in groups.items()), key=lambda column: column.at_ms)

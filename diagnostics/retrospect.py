@@ -14,8 +14,7 @@ import numpy as np
 
 from alerts.arrays import Floats, Times
 from alerts.evaluation.rules import RuleGroup
-from alerts.history.backtest import Backtest, Firing, in_order, run_backtest
-from alerts.promql.nodes import is_empty_without_series, metric_names
+from alerts.history.backtest import Backtest, Firing, alive_groups, in_order, run_backtest
 from alerts.series.store import SeriesStore
 from diagnostics.grouping import Kinds, group_alerts
 from diagnostics.incident import FiredAlert, Incident, clear, has_alert, is_over, resolve
@@ -57,7 +56,7 @@ class Retrospect:
         self._is_expected = is_expected
         self._incidents: dict[str, Incident] = {}
         self.backtest: Backtest = run_backtest(
-            in_order(alive_groups(groups, store)), store, start, end, step_s=step_s, steps=steps
+            in_order(alive_groups(groups, store.has_any)), store, start, end, step_s=step_s, steps=steps
         )
         answers = _answers(store, start, end)
         self._events = sorted(_events(self.backtest.firings, answers), key=lambda event: event.at)
@@ -91,24 +90,6 @@ class Retrospect:
         for key, incident in self._incidents.items():
             if is_over(incident, now, quiet_s=QUIET_S):
                 self._incidents[key] = resolve(incident, (incident.cleared_at or now) + QUIET_S)
-
-
-def alive_groups(groups: Iterable[RuleGroup], store: SeriesStore) -> list[RuleGroup]:
-    """Without rules of engines that this fleet does not have: in groups' order, what nobody writes gives nothing."""
-    found = []
-    recorded = {rule.name for group in groups for rule in group.rules if rule.kind == "record"}
-    for group in groups:
-        kept = tuple(
-            rule
-            for rule in group.rules
-            if not is_empty_without_series(rule.query.root)
-            or "" in (names := metric_names(rule.query.root))
-            or names & recorded
-            or store.has_any(names)
-        )
-        if kept:
-            found.append(replace(group, rules=kept))
-    return found
 
 
 def _events(firings: Iterable[Firing], answers: Mapping[str, tuple[Floats, Floats]]) -> list[_Event]:

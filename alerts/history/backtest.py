@@ -6,7 +6,7 @@ kept for `keep_firing_for`; `unknown` is a matter of live targets and has no pla
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -20,7 +20,7 @@ from alerts.promql import Query
 from alerts.promql.evaluator import InstantEvaluator
 from alerts.promql.grid import evaluate_grid
 from alerts.promql.grid_values import Grid, empty_grid, merge_rows
-from alerts.promql.nodes import Node, RangeSelector, metric_names, rebuilt
+from alerts.promql.nodes import Node, RangeSelector, is_empty_without_series, metric_names, rebuilt
 from alerts.promql.values import Vector
 from alerts.sample import MISSING, MISSING_BITS, STALE_NAN
 from alerts.series.appender import Appender
@@ -121,6 +121,27 @@ def in_order(groups: Sequence[RuleGroup]) -> list[RuleGroup]:
             left.remove(index)
             break
     return ordered
+
+
+def alive_groups(groups: Iterable[RuleGroup], has_any: Callable[[set[str]], bool]) -> list[RuleGroup]:
+    """Without rules of engines that this fleet does not have: in groups' order, what nobody writes gives nothing.
+
+    `has_any`: whether there is a series of one of these metrics.
+    """
+    found = []
+    recorded = {rule.name for group in groups for rule in group.rules if rule.kind == "record"}
+    for group in groups:
+        kept = tuple(
+            rule
+            for rule in group.rules
+            if not is_empty_without_series(rule.query.root)
+            or "" in (names := metric_names(rule.query.root))
+            or names & recorded
+            or has_any(names)
+        )
+        if kept:
+            found.append(replace(group, rules=kept))
+    return found
 
 
 def widened(groups: Iterable[RuleGroup], at_least_s: float) -> list[RuleGroup]:

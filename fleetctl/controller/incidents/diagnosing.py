@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
 import structlog
 
 from alerts.series.store import SeriesStore
+from diagnostics.course import Course, Pace
 from diagnostics.diagnosis import Diagnosis
-from diagnostics.incident import Incident, IncidentStatus, with_diagnosis
+from diagnostics.incident import Incident, with_diagnosis
 from diagnostics.inquiry import diagnose_alerts
 from diagnostics.scope import Nodes, scope_text
-from diagnostics.splitting import SPLIT_AFTER_S, CausePair, note_pair, split_incident
-from diagnostics.standing import is_outgrown, weigh
+from diagnostics.splitting import CausePair, split_incident
 from diagnostics.tree import alert_kinds
 from fleetctl.controller.alertmanager.automation import Automation
 from fleetctl.controller.content.store import ContentStore
@@ -24,17 +24,6 @@ from fleetctl.controller.records import Records
 from fleetctl.settings.controller import IncidentSettings
 
 log = structlog.get_logger()
-
-
-@dataclass(slots=True)
-class _Course:
-    """What was asked about one incident since this controller met it, or since it was reopened."""
-
-    began_at: float
-    walked_at: float | None = None
-    alerts: frozenset[str] = frozenset()  # fingerprints of those that it had at the last walk
-    rival: Diagnosis | None = field(default=None)  # what would replace the standing diagnosis; `at` is when it began to
-    pair: CausePair | None = None  # two causes that it names together
 
 
 class Diagnosing:
@@ -62,8 +51,8 @@ class Diagnosing:
         self._timeline = records.timeline
         self._metrics = records.metrics
         self._clock = records.clock
-        self._limits = limits
-        self._courses: dict[str, _Course] = {}
+        self._pace = Pace(limits.diagnose_every_s, limits.diagnose_for_s, limits.rediagnose_every_s)
+        self._courses: dict[str, Course] = {}
 
     async def diagnose_incidents(self) -> None:
         """Walk the trees of every open incident that is due."""
@@ -73,12 +62,11 @@ class Diagnosing:
             del self._courses[gone]
         content = self._content.current
         for incident in incidents:
-            course = self._courses.setdefault(incident.id, _course_of(incident, now))
-            why = self._why_due(incident, course, now)
+            course = self._courses.setdefault(incident.id, Course.of(incident, now))
+            why = course.why_due(incident, now, self._pace)
             if not why or not self._automation.may_diagnose(incident):
                 continue
-            course.walked_at = now
-            course.alerts = _fingerprints(incident)
+            course.note_walk(incident, now)
             found = diagnose_alerts(
                 content.knowledge,
                 content.trees,
@@ -90,52 +78,21 @@ class Diagnosing:
                 incident.onset_at,
             )
             await self._consider(incident.id, found, course, why)
-            course.pair = note_pair(found, course.pair)
             await self._split(incident.id, course, now)
 
-    def _why_due(self, incident: Incident, course: _Course, now: float) -> str:
-        """Why its trees are to be walked now, in words for the timeline; "" when they are not."""
-        if incident.handling.correction is not None:
-            return ""  # a person said what it is
-        standing, walked = incident.diagnosis, course.walked_at
-        if standing is not None and is_outgrown(incident, standing):
-            return "it became wider"
-        if walked is None:
-            return "it was taken up"
-        if standing is not None and (incident.status is IncidentStatus.MITIGATING or incident.cleared_at is not None):
-            return ""
-        if new := _fingerprints(incident) - course.alerts:
-            names = sorted({one.name for one in incident.alerts if one.fingerprint in new})
-            return f"{', '.join(names)} joined it"
-        is_young = now - course.began_at <= self._limits.diagnose_for_s
-        is_settled = standing is not None and standing.cause is not None and standing.confidence == "confirmed"
-        is_pair = course.pair is not None and now - course.pair.since <= 2 * SPLIT_AFTER_S
-        is_soon = course.rival is not None or is_pair or (is_young and not is_settled)
-        every_s = self._limits.diagnose_every_s if is_soon else self._limits.rediagnose_every_s
-        return "asked again while it is open" if now - walked >= every_s else ""
-
-    async def _consider(self, incident_id: str, found: Diagnosis, course: _Course, why: str) -> None:
+    async def _consider(self, incident_id: str, found: Diagnosis, course: Course, why: str) -> None:
         incident = self._book.get(incident_id)
         if incident is None:
             return
-        standing = incident.diagnosis
-        if standing is not None and not is_outgrown(incident, standing):
-            is_confirmed = "confirmed" in (standing.confidence, found.confidence)
-            if _word(found) == _word(standing):
-                course.rival = None
-                if is_confirmed or found.at - course.began_at > self._limits.diagnose_for_s:
-                    return  # what it was named by is the better record of its beginning
-                found = replace(found, since=standing.said_since)  # a remedy waits until it has stood
-            else:
-                replaces, course.rival = weigh(found, standing, course.rival)
-                if not replaces:
-                    return
-        course.rival = None
-        await self._book.change_incident(incident_id, lambda one: with_diagnosis(one, found))
-        if standing is None or _word(standing) != _word(found):
-            await self._tell(incident, found, standing, why)
+        considered = course.consider(incident, found, self._pace)
+        stands = considered.incident.diagnosis
+        if stands is None or considered.incident is incident:
+            return
+        await self._book.change_incident(incident_id, lambda one: with_diagnosis(one, stands))
+        if considered.is_news:
+            await self._tell(incident, stands, incident.diagnosis, why)
 
-    async def _split(self, incident_id: str, course: _Course, now: float) -> None:
+    async def _split(self, incident_id: str, course: Course, now: float) -> None:
         """Make it two incidents, once it names two causes for long enough and its alerts tell which is whose."""
         incident, content = self._book.get(incident_id), self._content.current
         if incident is None or course.pair is None:
@@ -146,7 +103,8 @@ class Diagnosing:
         if found is None:
             return
         left, parted = found
-        course.alerts, pair, course.pair = _fingerprints(left), course.pair, None
+        pair = course.pair
+        course.note_split(left)
         # All at once and without an await between: no tick of the rules may see an alert in none or in two.
         for one in (left, *parted.values()):
             self._book.hold_incident(one)
@@ -199,18 +157,3 @@ class Diagnosing:
             data |= {"was": asdict(before), "why": why}
             log.info("diagnosis.replaced", incident_id=incident.id, cause=found.cause, was=before.cause, why=why)
         await self._timeline.append(kind, text, incident_id=incident.id, node=incident.scope.get("node"), data=data)
-
-
-def _course_of(incident: Incident, now: float) -> _Course:
-    """Where to take up an incident; one that a controller before us confirmed is asked again in its turn."""
-    if incident.diagnosis is None or incident.diagnosis.confidence != "confirmed":
-        return _Course(now)
-    return _Course(now, walked_at=now, alerts=_fingerprints(incident))
-
-
-def _fingerprints(incident: Incident) -> frozenset[str]:
-    return frozenset(one.fingerprint for one in incident.alerts)
-
-
-def _word(diagnosis: Diagnosis) -> tuple[str | None, str]:
-    return diagnosis.cause, diagnosis.confidence
