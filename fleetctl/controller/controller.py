@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import structlog
@@ -59,6 +60,7 @@ from fleetctl.controller.nodes.gauge_drain import GaugeDrain
 from fleetctl.controller.nodes.lookup import FleetLookup, held_since
 from fleetctl.controller.nodes.node_client import MAX_ANSWER_BYTES, PROBE_TIMEOUT_S, NodeClient
 from fleetctl.controller.nodes.outreach import Outreach
+from fleetctl.controller.nodes.pod_nodes import PodNodes
 from fleetctl.controller.nodes.pools import Pools
 from fleetctl.controller.nodes.routing import GatewayWatch, Routing
 from fleetctl.controller.nodes.traffic_rules import TrafficRules
@@ -80,10 +82,12 @@ from fleetctl.kit.stall import StallMonitor
 from fleetctl.kit.tls import client_tls
 from fleetctl.priority_class import PriorityClass
 from fleetctl.providers.found import FOUND, FoundNodes
+from fleetctl.providers.kubernetes.options import KubernetesOptions
 from fleetctl.providers.local_gateway import LocalGateway
 from fleetctl.providers.provider import NodeProvider
 from fleetctl.providers.providers import LOCAL, Providers
 from fleetctl.settings.controller import ControllerSettings
+from fleetctl.settings.kubernetes import KubernetesSettings
 from fleetctl.settings.tree import Settings
 from fleetctl.wire import LeadershipState, NodePhase
 from runbooks.breaker import BreakerLimits
@@ -100,10 +104,14 @@ DISCOVERY_TURN_S = 1.0  # between two looks at what sources of nodes say
 DEEP_CHECK_TURN_S = 1.0  # between two looks at whose deep check is due
 FORGET_TURN_S = 60.0  # between two looks for nodes that were stopped long ago
 POOLS_TURN_S = 1.0  # between two looks at what each pool needs next
+PODS_TURN_S = 1.0  # between two looks at which pods are nodes: in memory, the API is followed
 POOLS = "pools"  # who asks for the runs that follow from it
 VERIFY_EVERY_S = 3600.0  # between two looks at the whole audit
 TOKENS_TURN_S = 5.0  # between two looks for tokens that another controller made or revoked
 RULES_TURN_S = 1.0  # between two looks for traffic rules and freezes that are over
+
+if TYPE_CHECKING:
+    from fleetctl.providers.kubernetes.provider import KubernetesProvider
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +212,8 @@ async def open_controller(
     async with AsyncExitStack() as stack:
         records, journal = await _open_state(config, clock, stack, led)
         tokens = await Tokens.opened(records, config.token)
-        providers = Providers({LOCAL: provider, FOUND: FoundNodes()})
+        kubernetes = _open_kubernetes(settings.providers.kubernetes, stack)
+        providers = Providers({LOCAL: provider, FOUND: FoundNodes(), **kubernetes})
         provider = FencedProvider(providers, records.lease.require)
         client = await _open_node_client(config, records, stack)
         content = ContentStore(settings.content, content_now, records.timeline, records.metrics, records.clock)
@@ -221,6 +230,7 @@ async def open_controller(
             forget_after_s=settings.actions.forget_stopped_after_s,
         )
         stack.push_async_callback(fleet.stop)
+        pod_nodes = [PodNodes(records, fleet, routing, providers, one) for one in kubernetes.values()]
         deep_checks = _open_deep_checks(config, fleet, client, records, stack)
         stale_after_s = settings.stale_after_s
         gateways = _open_gateways(config, client, records)
@@ -366,6 +376,8 @@ async def open_controller(
             Loop("content", POLL_S, content.reload_changed),
             Loop("discovery", DISCOVERY_TURN_S, found_fleet.look),
             Loop("fleet", settings.controller.probe_interval_s, fleet.observe_nodes),
+            *(Loop("pods", PODS_TURN_S, one.take_up) for one in pod_nodes),
+            *(Loop("pod-cordons", PODS_TURN_S, one.tell_cordons) for one in pod_nodes),
             Loop("rollouts", POOLS_TURN_S, rollouts.advance_rollouts),
             Loop("pools", POOLS_TURN_S, pools.converge_pools),
             Loop("forecasts", AUTOSCALER_TURN_S, forecasts.follow_runs),
@@ -572,6 +584,20 @@ def _open_signals(
     )
     stack.push_async_callback(signals.stop)
     return scraper, signals
+
+
+def _open_kubernetes(settings: KubernetesSettings | None, stack: AsyncExitStack) -> dict[str, KubernetesProvider]:
+    """By its name; empty without the setting. Its client library is an extra, and slow to import."""
+    if settings is None:
+        return {}
+    try:
+        from fleetctl.providers.kubernetes.provider import KubernetesProvider
+    except ImportError as error:
+        remedy = "pip install 'llm-fleetctl[kubernetes]'"
+        raise BadInputError("providers.kubernetes: its client library is not installed", remedy=remedy) from error
+    made = KubernetesProvider(KubernetesOptions(**settings.model_dump()))
+    stack.push_async_callback(asyncio.to_thread, made.close)
+    return {"kubernetes": made}
 
 
 def _open_deep_checks(

@@ -102,6 +102,22 @@ class NodeProvider(Protocol):
 
 
 @runtime_checkable
+class ComesBack(Protocol):
+    """A provider whose nodes are started again by somebody else when they end, as a pod is by its workload."""
+
+    def restart(self, name: str, grace_s: float) -> None:
+        """End the node so that it comes back under its name; return once its successor is on its way."""
+
+
+def end_for_restart(provider: NodeProvider, name: str, grace_s: float) -> None:
+    """The first half of a restart; `ensure_started` is the second. Raises FleetctlError."""
+    if isinstance(provider, ComesBack):
+        provider.restart(name, grace_s)
+    else:
+        provider.stop(name, grace_s)
+
+
+@runtime_checkable
 class HasProcesses(Protocol):
     """A provider whose nodes are processes of this machine."""
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fleetctl.kit.errors import BadInputError
-from fleetctl.providers.provider import HasProcesses, LogChunk, NodeProvider, ObservedInstance, ProviderAct
+from fleetctl.providers.provider import (
+    HasProcesses,
+    LogChunk,
+    NodeProvider,
+    ObservedInstance,
+    ProviderAct,
+    end_for_restart,
+)
 from fleetctl.providers.spec import NodeSpec
 
 LOCAL = "local"
@@ -51,6 +58,10 @@ class Providers:
     def stop(self, name: str, grace_s: float) -> None:
         """As its provider's."""
         self._of(name).stop(name, grace_s)
+
+    def restart(self, name: str, grace_s: float) -> None:
+        """As its provider's; where nobody else starts it again, it is stopped."""
+        end_for_restart(self._of(name), name, grace_s)
 
     def forget(self, name: str) -> None:
         """As its provider's; then nobody's."""

@@ -38,19 +38,27 @@ class KubernetesSettings(Section):
     pool_labels: Labels = Field(
         default=("fleetctl.dev/pool",),
         description="Labels or annotations of a pod that name its pool, the first one wins; else its workload's name.",
+        json_schema_extra={"default": "fleetctl.dev/pool"},
     )
     model_labels: Labels = Field(
-        default=("fleetctl.dev/model",), description="Labels or annotations of a pod that name its model."
+        default=("fleetctl.dev/model",),
+        description="Labels or annotations of a pod that name its model.",
+        json_schema_extra={"default": "fleetctl.dev/model"},
     )
     engine_labels: Labels = Field(
-        default=("fleetctl.dev/engine",), description="Labels or annotations of a pod that name its engine's kind."
+        default=("fleetctl.dev/engine",),
+        description="Labels or annotations of a pod that name its engine's kind.",
+        json_schema_extra={"default": "fleetctl.dev/engine"},
     )
     zone_labels: Labels = Field(
-        default=("topology.kubernetes.io/zone",), description="Labels of the Kubernetes node that name the zone."
+        default=("topology.kubernetes.io/zone",),
+        description="Labels of the Kubernetes node that name the zone.",
+        json_schema_extra={"default": "topology.kubernetes.io/zone"},
     )
     sku_labels: Labels = Field(
         default=("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator"),
         description="Labels of the Kubernetes node that name its GPU.",
+        json_schema_extra={"default": "nvidia.com/gpu.product, cloud.google.com/gke-accelerator"},
     )
     stale_after_s: float = Field(
         default=10.0, ge=1, le=300, description="Without a word from the API for so long, nothing is known of the pods."

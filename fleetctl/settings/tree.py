@@ -27,6 +27,7 @@ from fleetctl.settings.controller import (
 )
 from fleetctl.settings.fleet import FleetSettings
 from fleetctl.settings.gateway import GatewaySettings
+from fleetctl.settings.kubernetes import ProviderSettings
 from fleetctl.settings.rollouts import RolloutSettings
 from fleetctl.settings.section import LABEL_NAME
 from fleetctl.settings.signals import SignalSettings
@@ -60,6 +61,7 @@ class Settings(BaseSettings):
     signals: SignalSettings = Field(default=SignalSettings())
     gateway: GatewaySettings = Field(default=GatewaySettings())
     fleet: FleetSettings = Field(default=FleetSettings())
+    providers: ProviderSettings = Field(default=ProviderSettings())
     content: Annotated[tuple[Path, ...], NoDecode] = Field(
         default=(), max_length=50, description="Folders with rules, trees, pages and other content of your own."
     )

@@ -39,7 +39,7 @@ from fleetctl.controller.receipts.receipts import OpenReceipt
 from fleetctl.engines.table import engine_kind
 from fleetctl.kit.clock import Clock
 from fleetctl.kit.errors import BadInputError, FleetctlError, RefusedError
-from fleetctl.providers.provider import NodeProvider
+from fleetctl.providers.provider import NodeProvider, end_for_restart
 from fleetctl.providers.spec import NodeSpec
 from fleetctl.traffic_rule import TrafficRuleRequest
 from fleetctl.wire import NodePhase
@@ -248,7 +248,7 @@ class FleetEffects:
         if view.running and view.instance == mark.get("instance"):
             await self.fleet.observe_node(name)
             self.forget_signals(name)
-            await self._stop_process(name, RESTART_GRACE_S)
+            await self._end_process(end_for_restart, name, RESTART_GRACE_S)
         await self._ensure_process(row)
         waited_s = await self._wait_ready(name, wait_s)
         receipt: Receipt = {
@@ -462,8 +462,11 @@ class FleetEffects:
             raise TemporaryError(error.message) from error
 
     async def _stop_process(self, name: str, grace_s: float) -> None:
+        await self._end_process(lambda provider, *call: provider.stop(*call), name, grace_s)
+
+    async def _end_process(self, end: Callable[[NodeProvider, str, float], None], name: str, grace_s: float) -> None:
         try:
-            await asyncio.to_thread(self.provider.stop, name, grace_s)
+            await asyncio.to_thread(end, self.provider, name, grace_s)
         except RefusedError as error:
             raise PermanentError(error.message) from error
         except FleetctlError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fleetctl.providers.provider import LogChunk, NodeProvider, ObservedInstance, ProviderAct
+from fleetctl.providers.provider import LogChunk, NodeProvider, ObservedInstance, ProviderAct, end_for_restart
 from fleetctl.providers.spec import NodeSpec
 
 
@@ -37,6 +37,11 @@ class FencedProvider:
         """As the provider's, while it may."""
         self._may_act()
         self._inner.stop(name, grace_s)
+
+    def restart(self, name: str, grace_s: float) -> None:
+        """As the provider's, while it may."""
+        self._may_act()
+        end_for_restart(self._inner, name, grace_s)
 
     def forget(self, name: str) -> None:
         """As the provider's, while it may."""

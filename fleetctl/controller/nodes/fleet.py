@@ -251,7 +251,7 @@ class Fleet:
                     log.warning("node.drain_unknown", node=row.name, error=str(error))
         # A controller that was just started has not seen the node ready; a routed node was.
         was_ready = was_ready or bool(health and health.ready) or (before is None and row.route is not RouteIntent.NONE)
-        phase, reason = judge_phase(row, running, health, drain, was_ready, view.exit_status)
+        phase, reason = judge_phase(row, running, health, drain, was_ready, view.exit_status, view.trouble)
         is_lost = not running and row.wanted and row.started and not row.is_restarting
         return NodeState(
             row=row,
@@ -314,19 +314,22 @@ def judge_phase(
     drain: NodeDrain | None,
     was_ready: bool,
     exit_status: int | None = None,
+    trouble: str = "",
 ) -> tuple[NodePhase, str]:
-    """A node's phase and the reason for it, from what is wanted and what was seen."""
+    """A node's phase and the reason for it, from what is wanted and what was seen. `trouble`: the provider's words."""
     if not running:
         if not row.wanted:
             return NodePhase.STOPPED, ""
         if not row.started or row.is_restarting:
             return NodePhase.STARTING, "its process is being started"
         how = exit_words(exit_status)
+        if trouble:
+            return NodePhase.UNREACHABLE, trouble
         return NodePhase.UNREACHABLE, f"its process ended: {how}" if how else "its process ended"
     if not row.wanted:
         return (NodePhase.DRAINING if drain and drain.held else NodePhase.DRAINED), "being stopped"
     if health is None or not health.answered:
-        said = health.reason if health else "its address is not known"
+        said = "; ".join(one for one in (health.reason if health else "its address is not known", trouble) if one)
         return (NodePhase.UNREACHABLE, said) if was_ready else (NodePhase.STARTING, said)
     if health.reason == "draining":
         if drain is not None and drain.state == "drained":

@@ -259,7 +259,7 @@ def _refused(what: str, message: str, code: int, details: Any) -> ApiRefusedErro
         return ApiRefusedError(
             f"Kubernetes does not allow us to {what}: {message}",
             code,
-            remedy="give the controller's ServiceAccount the Role in docs/providers.md",
+            remedy="give the controller the Role in fleetctl/deploy/kustomize/fleet-access",
         )
     return ApiRefusedError(f"Kubernetes refused to {what}: {'; '.join([message, *causes])}", code)
 

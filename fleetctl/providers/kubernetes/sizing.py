@@ -38,6 +38,9 @@ class Sizing:
     def start(self, spec: NodeSpec) -> None:
         """One replica more, unless the mark says that it was asked for; then the new pod gets the node's name."""
         workload = self._workload_for(spec)
+        if _comes_back(workload, spec.name):
+            self._await_pod(workload, spec.name)
+            return
         if spec.name not in workload.starts:
             self._change(
                 workload,
@@ -82,6 +85,7 @@ class Sizing:
                 self._change(workload, lambda now: name_patch(now, name, self._pods(now)))
             evict(self._cluster, pod, grace_s)
         await_end(self._cluster, self._estate, pod, grace_s)
+        self._await_pod(workload, name)
 
     def _change(self, workload: Workload, make: Callable[[Workload], Object | None]) -> None:
         """Patch the workload as it is now; somebody else's change in between means: read again. None: it is done."""
@@ -121,22 +125,14 @@ class Sizing:
             remedy="say --like NODE, or options.namespace and options.workload, e.g. deployment/engine",
         )
 
-    def _label(self, workload: Workload, name: str) -> None:
-        """Wait for the pod that the mark is for, and write the name on it: it stays so whatever becomes of others."""
+    def _await_pod(self, workload: Workload, name: str) -> Pod:
+        """The node's pod, once the workload's controller has made it."""
         deadline = time.monotonic() + POD_WAIT_S
         while True:
             seen = self._estate.pods_seen(workload.namespace)
             pod = self._estate.roster().nodes.get(name)
             if pod is not None and pod.active:
-                if pod.labels.get(NAME_LABEL) == name:
-                    return
-                change = {"metadata": {"uid": pod.uid, "resourceVersion": pod.version, "labels": {NAME_LABEL: name}}}
-                try:
-                    self._estate.note("pods", self._cluster.patch("pods", pod.namespace, pod.name, change))
-                    return
-                except ApiRefusedError as error:
-                    if error.code not in (CONFLICT, 404):
-                        raise
+                return pod
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise FleetctlError(
@@ -144,6 +140,23 @@ class Sizing:
                     remedy=f"kubectl describe -n {workload.namespace} {workload.ref}",
                 )
             self._estate.wait_change(workload.namespace, seen, min(left_s, 0.5))
+
+    def _label(self, workload: Workload, name: str) -> None:
+        """Write the name on the pod that the mark is for: it stays so whatever becomes of others."""
+        for _ in range(TRIES):
+            pod = self._await_pod(workload, name)
+            if pod.labels.get(NAME_LABEL) == name:
+                return
+            change = {"metadata": {"uid": pod.uid, "resourceVersion": pod.version, "labels": {NAME_LABEL: name}}}
+            seen = self._estate.pods_seen(pod.namespace)
+            try:
+                self._estate.note("pods", self._cluster.patch("pods", pod.namespace, pod.name, change))
+                return
+            except ApiRefusedError as error:
+                if error.code not in (CONFLICT, 404):
+                    raise
+            self._estate.wait_change(pod.namespace, seen, 0.5)
+        raise FleetctlError(f"pod {pod.name} changes all the time: it was not labelled in {TRIES} tries")
 
     def _make_first(self, workload: Workload, pod: Pod) -> None:
         """See to it that this pod is the one that a smaller workload loses. Raises RefusedError when it is not."""
@@ -164,3 +177,9 @@ class Sizing:
             if time.monotonic() >= deadline:
                 raise RefusedError(why, remedy="nothing was changed but its cordon: see docs/providers.md")
             self._estate.wait_change(pod.namespace, seen, 0.5)
+
+
+def _comes_back(workload: Workload, name: str) -> bool:
+    """Whether it is the own name of a pod that the workload has anyway, and makes again when it is gone."""
+    own = {f"{workload.name}-{number}" for number in range(workload.first_ordinal, workload.next_ordinal)}
+    return workload.kind in ORDINAL_KINDS and name in own | {f"{workload.namespace}-{one}" for one in own}
