@@ -29,7 +29,14 @@ HA = {
     "controller": {"replicas": 2, "database": {"existingSecret": "fleetctl-database"}},
     "gateway": {"replicas": 2},
 }
-ATTACH = {"engine": {"enabled": False}, "fleet": {"namespaces": ["vllm"]}}
+FLEET = {
+    "namespaces": ["vllm"],
+    "selector": "app=vllm",
+    "engine_labels": ["fleetctl.dev/engine", "app"],
+    "pool_labels": ["fleetctl.dev/pool"],
+    "model_labels": ["fleetctl.dev/model", "model"],
+}
+ATTACH = {"engine": {"enabled": False}, "fleet": FLEET}
 SAME = [  # overlay, components, values of the chart that choose the same
     pytest.param("small", (), {}, id="small"),
     pytest.param("ha", (), HA, id="ha"),

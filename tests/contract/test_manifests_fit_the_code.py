@@ -118,6 +118,10 @@ def test_settings_are_ones_that_exist_in_file_and_environment(
             settings = load_settings(path)
         assert settings.log.format == "json"
         assert not settings.controller.restart_gateway
+        pods = settings.providers.kubernetes
+        assert pods is not None
+        assert pods.namespaces == (("vllm",) if overlay == "attach" else ())
+        assert pods.may_cordon_hosts is (overlay == "ha" and name == "controller")
         assert str(settings.node_token_file) in {mount["mountPath"] for mount in mounts(manifests, name)}
 
 
@@ -267,7 +271,8 @@ def started(manifests: list[Manifest], name: str, folder: Path, port: int, **ins
     state.mkdir()
     scratch.mkdir()
     (state / "node.token").write_text(TOKEN)
-    settings.write_text(yaml.safe_dump(settings_of(manifests)))
+    alone = {key: value for key, value in settings_of(manifests).items() if key != "providers"}  # no cluster is here
+    settings.write_text(yaml.safe_dump(alone))
     container = containers(manifests)[name]
     told = {one["name"]: filled(one) for one in container["env"]} | {"HOME": str(state), "TMPDIR": str(scratch)}
     if name == "engine":

@@ -31,7 +31,10 @@ helm.sh/chart: {{ printf "%s-%s" (index . 0).Chart.Name (index . 0).Chart.Versio
 {{- $_ := set $controller "peers" (include "fleetctl.pods" (list . "controller" .Values.controller.replicas 7700) | fromYamlArray) -}}
 {{- end -}}
 {{- $gateway := dict "host" (printf "%s-gateway-0.%s-gateway-pods" .Release.Name .Release.Name) -}}
+{{- $pods := omit .Values.fleet "namespaces" -}}
+{{- with .Values.fleet.namespaces }}{{- $_ := set $pods "namespaces" . -}}{{- end -}}
 {{- $made := dict "log" (dict "format" "json") "controller" $controller "gateway" $gateway -}}
+{{- $_ := set $made "providers" (dict "kubernetes" $pods) -}}
 {{- mergeOverwrite $made (deepCopy .Values.settings) | toYaml }}
 {{- end }}
 
