@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import typer.main
+import yaml
 
 from alerts.evaluation.builtin import builtin_rule_files, builtin_signal_files
 from alerts.evaluation.rules import load_rule_files
@@ -82,4 +83,6 @@ def test_the_chart_has_the_rules_and_dashboards_of_this_release(tmp_path: Path) 
     made = {path.name: path.read_text() for path in tmp_path.iterdir()}
     kept = {path.name: path.read_text() for path in (ROOT / chart).glob("fleetctl-*.yaml")}
     old = sorted(name for name in made.keys() | kept.keys() if made.get(name) != kept.get(name))
+    listed = yaml.safe_load((ROOT / chart / "kustomization.yaml").read_text())["resources"]
+    assert sorted(listed) == sorted(made), "kustomization.yaml lists each of them"
     assert old == [], f"python -m fleetctl.cli {shlex.join(command)} {chart}"
