@@ -15,6 +15,7 @@ from aiohappyeyeballs import AddrInfoType, start_connection
 from fleetctl.gateway.http.answers import RawHeaders
 from fleetctl.gateway.http.message_head import header_lines
 from fleetctl.gateway.http.node_connection import (
+    HungUpError,
     NodeAnswer,
     NodeClientError,
     NodeConnectError,
@@ -23,7 +24,7 @@ from fleetctl.gateway.http.node_connection import (
     StaleConnectionError,
 )
 
-__all__ = ["NodeAnswer", "NodeClient", "NodeClientError", "NodeConnectError", "NodeDisconnectedError"]
+__all__ = ["HungUpError", "NodeAnswer", "NodeClient", "NodeClientError", "NodeConnectError", "NodeDisconnectedError"]
 
 KEEP_ALIVE_S = 4.0  # below uvicorn's 5 s: a node must not close a connection as we write to it
 # TCP's own: a machine that lost its power and came back knows nothing of our connections, and says so only when asked.
@@ -106,7 +107,7 @@ class NodeClient:
 
         `base` is the node's URL without a slash at its end; `target` is an encoded path with its query. Redirects are
         not followed, bodies are not unpacked, and no header is added but Host and Content-Length. Raises
-        NodeConnectError, NodeDisconnectedError.
+        NodeConnectError, NodeDisconnectedError (HungUpError when the node is well all the same).
         """
         origin = self._origin(base)
         head = _head(method, origin, target, headers, body)
@@ -114,6 +115,9 @@ class NodeClient:
         while (connection := self._idle(origin)) is not None:
             try:
                 return await self._send(connection, head, body, is_head)
+            except HungUpError as error:
+                await self._check_alive(origin, error)
+                raise
             except StaleConnectionError:
                 continue  # it never had the request, and neither will it on the other idle ones, one after the other
         connection = await self._connected(origin)
@@ -142,6 +146,15 @@ class NodeClient:
         except BaseException:
             connection.abort()  # also when nobody waits any more: the answer would come later
             raise
+
+    async def _check_alive(self, origin: _Origin, error: HungUpError) -> None:
+        """A node that died with the request takes no new connection. Raises NodeDisconnectedError then."""
+        try:
+            connection = await self._connected(origin)
+        except NodeConnectError:
+            raise NodeDisconnectedError(str(error)) from error
+        connection.idle_since_s = asyncio.get_running_loop().time()
+        origin.idle.append(connection)
 
     def _origin(self, base: str) -> _Origin:
         origin = self._origins.get(base)

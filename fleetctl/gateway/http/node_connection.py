@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+import time
 from collections.abc import Callable
 from functools import lru_cache
 from typing import cast
@@ -12,6 +13,7 @@ from typing import cast
 import httptools
 
 MAX_HEAD_BYTES = 64 * 1024
+HUNG_UP_WITHIN_S = 0.25  # of the request: later, the node had taken it
 MAX_HELD_BYTES = 256 * 1024  # of a body that nobody reads: then the node has to wait
 JOIN_BYTES = 64 * 1024  # a body up to this size is copied behind its head: one write costs less than two
 _TCP_INFO_BYTES = 128
@@ -32,6 +34,14 @@ class NodeConnectError(NodeClientError):
 
 class NodeDisconnectedError(NodeClientError):
     """The connection ended, or what came was no HTTP, with the request sent: the node may have had it in hand."""
+
+
+class HungUpError(NodeDisconnectedError):
+    """The node ended a connection that it had kept, right as the request came, and takes new ones: it is well.
+
+    Servers that close after so many requests, or so many seconds, do this (llama.cpp's: 5 s). Whether it had read the
+    request is not known.
+    """
 
 
 class StaleConnectionError(NodeClientError):
@@ -222,6 +232,7 @@ class NodeConnection(asyncio.Protocol):
         self._has_served = False  # a whole answer came before this request
         self._head_bytes = 0
         self._written = 0
+        self._written_at = 0.0
 
     async def request(self, head: bytes, body: bytes | None, *, is_head: bool = False) -> NodeAnswer:
         """Send a request; its answer once the head is there.
@@ -241,6 +252,7 @@ class NodeConnection(asyncio.Protocol):
             transport.write(head + body)
         else:
             transport.writelines((head, body))
+        self._written_at = time.monotonic()
         self._written += len(head) + (len(body) if body else 0)
         try:
             return await self._waiter
@@ -305,6 +317,8 @@ class NodeConnection(asyncio.Protocol):
             answer.finish()
         elif exc is None and self._has_served and not self._has_heard and self._is_unread():
             self._fail(StaleConnectionError("closed as the request was written"))
+        elif self._has_served and not self._has_heard and time.monotonic() - self._written_at < HUNG_UP_WITHIN_S:
+            self._fail(HungUpError("the connection ended as the request came"))
         else:
             self._fail(NodeDisconnectedError("the connection ended before the whole answer had come"))
         self._transport = None

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import structlog
 
 from fleetctl.gateway.http.answers import read_retry_after_s
-from fleetctl.gateway.http.node_client import NodeAnswer, NodeClient, NodeClientError, NodeConnectError
+from fleetctl.gateway.http.node_client import HungUpError, NodeAnswer, NodeClient, NodeClientError, NodeConnectError
 from fleetctl.gateway.metrics import GatewayMetrics
 from fleetctl.gateway.nodes.ejection import Ejection, Ejections
 from fleetctl.gateway.nodes.fitness import Fitness
@@ -296,9 +296,10 @@ class Placer:
                 if node not in self._refusing:
                     self._refusing.add(node)
                     self._note_ended(node)
-            elif wait.end is None or not wait.end.is_of_a_node_that_is_well:
+            elif not isinstance(error, HungUpError) and (wait.end is None or not wait.end.is_of_a_node_that_is_well):
                 self.note_death(proxied, job, node, reason)
-            self._loads.suspect(node, SUSPECT_S)
+            if not isinstance(error, HungUpError):
+                self._loads.suspect(node, SUSPECT_S)
             self._note(not_placed, node, reason)
             log.warning(
                 "node.unreached", request_id=proxied.request_id, node=node, reason=reason, error=type(error).__name__

@@ -12,7 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fleetctl.gateway.http.node_client import NodeAnswer, NodeClient, NodeConnectError, NodeDisconnectedError
+from fleetctl.gateway.http.node_client import (
+    HungUpError,
+    NodeAnswer,
+    NodeClient,
+    NodeConnectError,
+    NodeDisconnectedError,
+)
 from fleetctl.gateway.http.node_connection import MAX_HEAD_BYTES, MAX_HELD_BYTES, NodeConnection
 
 pytestmark = pytest.mark.anyio
@@ -376,3 +382,31 @@ async def test_what_a_taker_raises_is_raised_where_the_body_is_handed_over() -> 
             await answer.hand_to(take)
         answer.release()
         await client.aclose()
+
+
+@pytest.mark.parametrize("is_alive", [True, False])
+async def test_a_kept_connection_that_ends_as_the_request_comes_tells_a_node_that_is_well_from_one_that_died(
+    is_alive: bool,
+) -> None:
+    """Servers that close a connection after so many requests are well: no death, and no poison, is counted of it."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setblocking(False)
+    loop = asyncio.get_running_loop()
+    base = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    async with aclosing(NodeClient(connect_limit_s=5)) as client:
+        first = asyncio.create_task(client.request("GET", base, "/1"))
+        peer, _ = await loop.sock_accept(listener)
+        await loop.sock_recv(peer, 4096)
+        await loop.sock_sendall(peer, OK)
+        got = await first
+        assert await body_of(got) == b"ok"
+        got.release()
+        second = asyncio.ensure_future(client.request("POST", base, "/2", body=b"x"))
+        assert b"/2" in await loop.sock_recv(peer, 4096)
+        if not is_alive:
+            listener.close()
+        peer.close()
+        with pytest.raises(NodeDisconnectedError) as raised:
+            await second
+        assert isinstance(raised.value, HungUpError) is is_alive
+    listener.close()
