@@ -59,9 +59,14 @@ class Mirror:
         """All of them now, by name. Waits for the first list. Raises UnreachableError when it may be old."""
         limit_s = self._stale_after_s if wait_s is None else wait_s
         with self._changed:
-            self._changed.wait_for(lambda: self._heard_at is not None or self._error is not None, limit_s)
+            # What may be over in a moment, as a connection that broke, is waited out; that we may not look is not.
+            self._changed.wait_for(self._is_settled, limit_s)
             self._check()
             return dict(self._objects)
+
+    def _is_settled(self) -> bool:
+        is_final = self._error is not None and not isinstance(self._error, UnreachableError)
+        return self._heard_at is not None or is_final
 
     def check_fresh(self) -> None:
         """Raises UnreachableError when what is here may be old."""
