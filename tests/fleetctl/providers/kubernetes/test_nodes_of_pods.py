@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from fleetctl.kit.errors import BadInputError, RefusedError
+from fleetctl.kit.errors import BadInputError, FleetctlError, RefusedError
 from fleetctl.providers.kubernetes.provider import KubernetesProvider
 from fleetctl.providers.spec import NodeSpec
 from tests.fixtures.fleet import wait_until
 from tests.fixtures.kubernetes.cluster import Cluster
-from tests.fixtures.kubernetes.manifests import budget, pod_template
+from tests.fixtures.kubernetes.manifests import budget, leader_worker_set_kind, pod_template
 
 pytestmark = pytest.mark.waits
 
@@ -265,6 +265,40 @@ def test_logs_go_on_after_the_cursor(cluster: Cluster) -> None:
     first = provider.read_logs(name, lines=2, after="nonsense")
     assert first.lines == ("line 1", "line 2")
     assert provider.read_logs(name, lines=2, after=first.cursor).lines == ("line 3", "line 4")
+
+
+def test_a_group_of_a_leader_worker_set_is_a_node_and_its_workers_are_none(cluster: Cluster) -> None:
+    cluster.know_leader_worker_sets(leader_worker_set_kind())
+    cluster.create(
+        {
+            "apiVersion": "leaderworkerset.x-k8s.io/v1",
+            "kind": "LeaderWorkerSet",
+            "metadata": {"name": "llama"},
+            "spec": {"replicas": 2},
+        }
+    )
+    for group in (0, 1):
+        for worker in (0, 1):
+            labels = {
+                "leaderworkerset.sigs.k8s.io/name": "llama",
+                "leaderworkerset.sigs.k8s.io/group-index": str(group),
+                "leaderworkerset.sigs.k8s.io/worker-index": str(worker),
+            }
+            pod = pod_template("llama", token_file=cluster.token_file, labels=labels)
+            pod["metadata"]["name"] = f"llama-{group}" + (f"-{worker}" if worker else "")
+            cluster.create({"apiVersion": "v1", "kind": "Pod", **pod})
+    provider = cluster.provider()
+    wait_until(lambda: sorted(one.name for one in provider.list_instances()) == ["llama-0", "llama-1"])
+    spec = _like(provider, "llama-0", "third")
+    assert spec.options["workload"] == "leaderworkerset/llama"
+    with pytest.raises(RefusedError, match="highest group, llama-1"):
+        provider.stop("llama-0", 1.0)
+    with pytest.raises(FleetctlError, match="made no pod for third"):  # no controller of this kind is here
+        provider.ensure_started(spec)
+    assert cluster.get("LeaderWorkerSet", "llama")["spec"]["replicas"] == 3
+    assert provider.observe("third").trouble == "leaderworkerset/llama has made no pod for it yet"
+    provider.stop("third", 1.0)
+    assert cluster.get("LeaderWorkerSet", "llama")["spec"]["replicas"] == 2
 
 
 def test_a_pod_that_does_not_end_is_ended_by_force_after_its_grace(cluster: Cluster) -> None:
