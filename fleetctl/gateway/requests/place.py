@@ -291,14 +291,16 @@ class Placer:
             reason = (
                 wait.end.value if wait.end else "connect" if isinstance(error, NodeConnectError) else "disconnected"
             )
+            # Ours keeps a connection for longer than we do: where one of its ends, what stood behind it has ended.
+            is_well = isinstance(error, HungUpError) and endpoint.engine not in ("", OWN_ENGINE)
             if reason == "connect":
                 proxied.wait = None
                 if node not in self._refusing:
                     self._refusing.add(node)
                     self._note_ended(node)
-            elif not isinstance(error, HungUpError) and (wait.end is None or not wait.end.is_of_a_node_that_is_well):
+            elif not is_well and (wait.end is None or not wait.end.is_of_a_node_that_is_well):
                 self.note_death(proxied, job, node, reason)
-            if not isinstance(error, HungUpError):
+            if not is_well:
                 self._loads.suspect(node, SUSPECT_S)
             self._note(not_placed, node, reason)
             log.warning(
