@@ -15,11 +15,12 @@ from runbooks.ability import Ability
 OTHER_ENGINE = "openai"
 
 _CORDON = Can("the gateways send it nothing new")
-_GREEDY = Can("a known greedy answer over /v1/completions, recorded once and voted on among its peers")
+_GREEDY = Cannot("fleetctl asks no other engine for a known answer yet: its alerts tell errors, not wrong text")
 _WAIT = Can("cordoned, then its own gauges of running and waiting requests are waited for")
 _GO_ON = Can("the gateways let another node of the engine go on behind the text")
 _NOT_CHATS = Can("the gateways let another node go on with completions that say `max_tokens`; chats are answered anew")
 _DEV_MODE = "VLLM_SERVER_DEV_MODE=1"
+_BY_HAND = "fleetctl does not ask it yet; by hand: "
 
 _OWN: Mapping[Ability, Capability] = {
     Ability.DEEP_CHECK: Can("a golden prompt after all users, at /health/deep"),
@@ -38,17 +39,11 @@ _VLLM: Mapping[Ability, Capability] = {
     Ability.CORDON: _CORDON,
     Ability.DRAIN: _WAIT,
     Ability.MOVE: _GO_ON,
-    Ability.SLEEP: Can(
-        "weights go to host memory, the KV cache is dropped",
-        f"{_DEV_MODE} and --enable-sleep-mode",
-        (Call("POST", "/sleep?level=1"),),
-    ),
-    Ability.ADAPTERS: Can("loaded and unloaded by name", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora"),
-    Ability.RESET_PREFIX_CACHE: Can(
-        "refused by the engine while requests run", _DEV_MODE, (Call("POST", "/reset_prefix_cache"),)
-    ),
+    Ability.SLEEP: Cannot(f"{_BY_HAND}POST /sleep?level=1 (needs {_DEV_MODE} and --enable-sleep-mode)"),
+    Ability.ADAPTERS: Cannot(f"{_BY_HAND}POST /v1/load_lora_adapter (needs VLLM_ALLOW_RUNTIME_LORA_UPDATING=1)"),
+    Ability.RESET_PREFIX_CACHE: Cannot(f"{_BY_HAND}POST /reset_prefix_cache (needs {_DEV_MODE})"),
     Ability.LIMITS: Cannot("vLLM reads its limits at the start: restart it with other settings"),
-    Ability.PROFILE: Can("torch's profiler, into the folder that it was started with", "VLLM_TORCH_PROFILER_DIR=DIR"),
+    Ability.PROFILE: Cannot(f"{_BY_HAND}POST /start_profile (needs VLLM_TORCH_PROFILER_DIR=DIR)"),
 }
 
 _SGLANG: Mapping[Ability, Capability] = {
@@ -56,13 +51,11 @@ _SGLANG: Mapping[Ability, Capability] = {
     Ability.CORDON: _CORDON,
     Ability.DRAIN: _WAIT,
     Ability.MOVE: _GO_ON,
-    Ability.SLEEP: Can(
-        "weights and KV cache are released", "--enable-memory-saver", (Call("POST", "/release_memory_occupation"),)
-    ),
-    Ability.ADAPTERS: Can("loaded and unloaded by name", "--enable-lora"),
-    Ability.RESET_PREFIX_CACHE: Can("refused by the engine while requests run", calls=(Call("POST", "/flush_cache"),)),
+    Ability.SLEEP: Cannot(f"{_BY_HAND}POST /release_memory_occupation (needs --enable-memory-saver)"),
+    Ability.ADAPTERS: Cannot(f"{_BY_HAND}POST /load_lora_adapter (needs --enable-lora)"),
+    Ability.RESET_PREFIX_CACHE: Cannot(f"{_BY_HAND}POST /flush_cache"),
     Ability.LIMITS: Cannot("SGLang reads its limits at the start: restart it with other settings"),
-    Ability.PROFILE: Can("torch's profiler, into the folder that it was started with", "SGLANG_TORCH_PROFILER_DIR=DIR"),
+    Ability.PROFILE: Cannot(f"{_BY_HAND}POST /start_profile (needs SGLANG_TORCH_PROFILER_DIR=DIR)"),
 }
 
 _TGI: Mapping[Ability, Capability] = {
@@ -82,9 +75,7 @@ _TRTLLM: Mapping[Ability, Capability] = {
     Ability.CORDON: _CORDON,
     Ability.DRAIN: _WAIT,
     Ability.MOVE: _NOT_CHATS,
-    Ability.SLEEP: Can(
-        "weights and KV cache are released", "a release that has it", (Call("POST", "/release_memory"),)
-    ),
+    Ability.SLEEP: Cannot(f"{_BY_HAND}POST /release_memory, where its release has it"),
     Ability.ADAPTERS: Cannot("trtllm-serve loads adapters when it starts"),
     Ability.RESET_PREFIX_CACHE: Cannot("trtllm-serve has no call for it: restart it"),
     Ability.LIMITS: Cannot("trtllm-serve reads its limits at the start: restart it with other settings"),
