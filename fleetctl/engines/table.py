@@ -15,12 +15,12 @@ from runbooks.ability import Ability
 OTHER_ENGINE = "openai"
 
 _CORDON = Can("the gateways send it nothing new")
-_GREEDY = Cannot("fleetctl asks no other engine for a known answer yet: its alerts tell errors, not wrong text")
+_GREEDY = Cannot("other engines are not asked for a known answer yet: alerts tell their errors, not wrong text")
 _WAIT = Can("cordoned, then its own gauges of running and waiting requests are waited for")
 _GO_ON = Can("the gateways let another node of the engine go on behind the text")
 _NOT_CHATS = Can("the gateways let another node go on with completions that say `max_tokens`; chats are answered anew")
 _DEV_MODE = "VLLM_SERVER_DEV_MODE=1"
-_BY_HAND = "fleetctl does not ask it yet; by hand: "
+_BY_HAND = "not asked by us yet; by hand: "
 
 _OWN: Mapping[Ability, Capability] = {
     Ability.DEEP_CHECK: Can("a golden prompt after all users, at /health/deep"),
