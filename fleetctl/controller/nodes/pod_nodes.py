@@ -69,7 +69,7 @@ class PodNodes:
         for row in await self._records.database.read(list_nodes):
             if row.spec.provider != "kubernetes" or not row.wanted or row.is_restarting:
                 continue
-            tell = self._pods.cordon if row.route is RouteIntent.CORDONED else self._pods.uncordon
+            tell = self._pods.cordon if row.is_cordoned else self._pods.uncordon
             try:
                 self._records.lease.require()
                 await asyncio.to_thread(tell, row.name)
