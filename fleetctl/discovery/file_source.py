@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import yaml
 
-from fleetctl.discovery.source import MAX_TARGETS, SourceError, Target, targets_of
-from fleetctl.settings.targets import FileTargets
+from fleetctl.discovery.source import SourceError, Target, targets_of
+from fleetctl.settings.targets import MAX_TARGETS, FileTargets
 
 SUFFIXES = (".json", ".yaml", ".yml")
 MAX_FILE_BYTES = 32 * 1024 * 1024

@@ -9,11 +9,12 @@ from typing import Any
 import httpx
 
 from alerts.matcher import compile_go
-from fleetctl.discovery.source import ADDRESS, MAX_TARGETS, SourceError, Target, targets_of
+from fleetctl.discovery.source import ADDRESS, SourceError, Target, targets_of
 from fleetctl.kit.errors import BadInputError
+from fleetctl.kit.http_body import read_limited
 from fleetctl.kit.tls import NO_TLS
 from fleetctl.settings.remote import RemoteServer
-from fleetctl.settings.targets import HttpTargets, PrometheusTargets
+from fleetctl.settings.targets import MAX_TARGETS, HttpTargets, PrometheusTargets
 
 LIMIT_S = 10.0
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
@@ -76,11 +77,9 @@ async def _get_json(server: RemoteServer, url: str) -> Any:
             trust_env=False, verify=verify, timeout=LIMIT_S, auth=basic, follow_redirects=True
         ) as client:
             async with client.stream("GET", url, headers=headers) as response:
-                body = bytearray()
-                async for part in response.aiter_bytes():
-                    body += part
-                    if len(body) > MAX_ANSWER_BYTES:
-                        raise SourceError(f"{url}: the answer is longer than {MAX_ANSWER_BYTES >> 20} MiB")
+                body = await read_limited(response, MAX_ANSWER_BYTES)
+                if body is None:
+                    raise SourceError(f"{url}: the answer is longer than {MAX_ANSWER_BYTES >> 20} MiB")
         if response.status_code != 200:
             raise SourceError(f"{url}: answered {response.status_code}")
         return json.loads(body)

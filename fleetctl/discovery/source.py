@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from fleetctl.settings.targets import MAX_TARGETS
+
 ADDRESS = "__address__"
-MAX_TARGETS = 20_000
 
 
 class SourceError(Exception):

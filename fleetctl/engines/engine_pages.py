@@ -49,8 +49,7 @@ def _page(kind: EngineKind) -> Iterator[str]:
     yield from ("", "| what | can | how, or why not |", "|---|---|---|")
     for ability, capability in kind.abilities.items():
         match capability:
-            case Can(how, needs, calls):
-                called = "".join(f"; `{one.method} {one.path}`" for one in calls)
-                yield f"| {ability.value} | yes | {how}{f'; needs {needs}' if needs else ''}{called} |"
+            case Can(how, call):
+                yield f"| {ability.value} | yes | {how}{f'; `{call}`' if call else ''} |"
             case Cannot(why):
                 yield f"| {ability.value} | no | {why} |"

@@ -11,20 +11,11 @@ OWN_ENGINE = "fleetctl"
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """An admin route: method and path below the node's address."""
-
-    method: str
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
 class Can:
-    """An ability and how it is done. `needs`: what the engine must have been started with."""
+    """An ability and how it is done. `call`: the engine's own route for it."""
 
     how: str
-    needs: str = ""
-    calls: tuple[Call, ...] = ()  # tried in order: a path that answers 404 is of another version
+    call: str = ""
 
 
 @dataclass(frozen=True, slots=True)

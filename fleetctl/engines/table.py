@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from fleetctl.engines.kind import OWN_ENGINE, Call, Can, Cannot, Capability, EngineKind
+from fleetctl.engines.kind import OWN_ENGINE, Can, Cannot, Capability, EngineKind
 from runbooks.ability import Ability
 
 OTHER_ENGINE = "openai"
 
 _CORDON = Can("the gateways send it nothing new")
-_GREEDY = Cannot("other engines are not asked for a known answer yet: alerts tell their errors, not wrong text")
+_UNASKED = Cannot("other engines are not asked for a known answer yet: alerts tell their errors, not wrong text")
 _WAIT = Can("cordoned, then its own gauges of running and waiting requests are waited for")
 _GO_ON = Can("the gateways let another node of the engine go on behind the text")
 _NOT_CHATS = Can("the gateways let another node go on with completions that say `max_tokens`; chats are answered anew")
@@ -27,15 +27,15 @@ _OWN: Mapping[Ability, Capability] = {
     Ability.CORDON: _CORDON,
     Ability.DRAIN: Can("its own drain at /admin/drain, with a receipt for each request"),
     Ability.MOVE: Can("token for token, to any node of the model"),
-    Ability.SLEEP: Can("weights and KV cache are given back", calls=(Call("POST", "/admin/sleep?level=1"),)),
+    Ability.SLEEP: Can("weights and KV cache are given back", call="POST /admin/sleep?level=1"),
     Ability.ADAPTERS: Cannot("our engine serves one model and no adapters"),
-    Ability.RESET_PREFIX_CACHE: Can("before the next request", calls=(Call("POST", "/admin/reset_prefix_cache"),)),
-    Ability.LIMITS: Can("from its next step on", calls=(Call("POST", "/admin/limits"),)),
+    Ability.RESET_PREFIX_CACHE: Can("before the next request", call="POST /admin/reset_prefix_cache"),
+    Ability.LIMITS: Can("from its next step on", call="POST /admin/limits"),
     Ability.PROFILE: Cannot("our engine has no profiler to switch on"),
 }
 
 _VLLM: Mapping[Ability, Capability] = {
-    Ability.DEEP_CHECK: _GREEDY,
+    Ability.DEEP_CHECK: _UNASKED,
     Ability.CORDON: _CORDON,
     Ability.DRAIN: _WAIT,
     Ability.MOVE: _GO_ON,
@@ -47,7 +47,7 @@ _VLLM: Mapping[Ability, Capability] = {
 }
 
 _SGLANG: Mapping[Ability, Capability] = {
-    Ability.DEEP_CHECK: _GREEDY,
+    Ability.DEEP_CHECK: _UNASKED,
     Ability.CORDON: _CORDON,
     Ability.DRAIN: _WAIT,
     Ability.MOVE: _GO_ON,
@@ -59,7 +59,7 @@ _SGLANG: Mapping[Ability, Capability] = {
 }
 
 _TGI: Mapping[Ability, Capability] = {
-    Ability.DEEP_CHECK: _GREEDY,
+    Ability.DEEP_CHECK: _UNASKED,
     Ability.CORDON: _CORDON,
     Ability.DRAIN: _WAIT,
     Ability.MOVE: _NOT_CHATS,
@@ -71,7 +71,7 @@ _TGI: Mapping[Ability, Capability] = {
 }
 
 _TRTLLM: Mapping[Ability, Capability] = {
-    Ability.DEEP_CHECK: _GREEDY,
+    Ability.DEEP_CHECK: _UNASKED,
     Ability.CORDON: _CORDON,
     Ability.DRAIN: _WAIT,
     Ability.MOVE: _NOT_CHATS,
@@ -95,7 +95,7 @@ _TRITON: Mapping[Ability, Capability] = {
 }
 
 _LLAMACPP: Mapping[Ability, Capability] = {
-    Ability.DEEP_CHECK: _GREEDY,
+    Ability.DEEP_CHECK: _UNASKED,
     Ability.CORDON: _CORDON,
     Ability.DRAIN: _WAIT,
     Ability.MOVE: _NOT_CHATS,
@@ -107,7 +107,7 @@ _LLAMACPP: Mapping[Ability, Capability] = {
 }
 
 _OTHER: Mapping[Ability, Capability] = {
-    Ability.DEEP_CHECK: _GREEDY,
+    Ability.DEEP_CHECK: _UNASKED,
     Ability.CORDON: _CORDON,
     Ability.DRAIN: Can("cordoned, then what the gateways have open there is waited for: it says nothing itself"),
     Ability.MOVE: _NOT_CHATS,

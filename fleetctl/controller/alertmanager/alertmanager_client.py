@@ -10,6 +10,7 @@ from urllib.parse import quote
 import httpx
 
 from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError
+from fleetctl.kit.http_body import read_limited
 from fleetctl.kit.tls import client_tls
 from fleetctl.settings.alertmanager import AlertmanagerPeer
 
@@ -78,7 +79,7 @@ class AlertmanagerClient:
         try:
             response = await self._http.send(request, auth=basic or httpx.USE_CLIENT_DEFAULT, stream=True)
             try:
-                content = await _read(response)
+                content = await read_limited(response, MAX_ANSWER_BYTES)
             finally:
                 await response.aclose()
         except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -95,18 +96,6 @@ class AlertmanagerClient:
 
 class _NotFoundError(UnreachableError):
     """No such silence; or no such API at this URL."""
-
-
-async def _read(response: httpx.Response) -> bytes | None:
-    """The body, or None when it is too large."""
-    parts: list[bytes] = []
-    size = 0
-    async for part in response.aiter_bytes():
-        size += len(part)
-        if size > MAX_ANSWER_BYTES:
-            return None
-        parts.append(part)
-    return b"".join(parts)
 
 
 def _error(url: str, status: int, content: bytes) -> FleetctlError:

@@ -32,8 +32,8 @@ def abilities_of(spec: NodeSpec, provider: NodeProvider) -> Iterator[NodeAbility
             yield NodeAbility(ability, not why_not, why_not)
             continue
         match kind.abilities[ability]:
-            case Can(how, needs):
-                yield NodeAbility(ability, True, f"{how}; needs {needs}" if needs else how)
+            case Can(how):
+                yield NodeAbility(ability, True, how)
             case Cannot(why):
                 yield NodeAbility(ability, False, why)
 

@@ -36,6 +36,7 @@ from fleetctl.controller.nodes.pool_row import begin_scaling, end_scaling, set_o
 from fleetctl.controller.nodes.routing import GatewayWatch, Routing
 from fleetctl.controller.nodes.traffic_rules import TrafficRules
 from fleetctl.controller.receipts.receipts import OpenReceipt
+from fleetctl.engines.kind import EngineKind
 from fleetctl.engines.table import engine_kind
 from fleetctl.kit.clock import Clock
 from fleetctl.kit.errors import BadInputError, FleetctlError, RefusedError
@@ -516,23 +517,14 @@ class FleetEffects:
 
         Raises PermanentError when it refuses our token, TemporaryError when its answer makes no sense.
         """
-        watch = Stopwatch(self.clock)
-        since = self.clock.now()
         kind = engine_kind((await self._known(name)).spec.engine)
+        if not kind.is_own:
+            return await self._ask_gauges(name, kind)
+        watch = Stopwatch(self.clock)
         while True:
             view = await asyncio.to_thread(self.provider.observe, name)
             if not view.running or not view.url:
                 return Silence.GONE
-            if not kind.is_own:
-                answers = (await self.client.health(view.url, kind.name)).answered
-                if answers and (held := await self.by_gauges.held(name, kind, since)) is not None:
-                    return NodeDrain("serving", held, 0, {})
-                if not answers and watch.elapsed_s() >= self.silent_after_s:
-                    return Silence.UNREACHABLE
-                if watch.elapsed_s() >= GAUGES_WAIT_S:
-                    raise TemporaryError(f"{name}: nobody says how many requests it holds")
-                await self.clock.sleep(POLL_S)
-                continue
             try:
                 timeout_s = min(ADMIN_TIMEOUT_S, self.silent_after_s)
                 return await self.client.drain_state(view.url, timeout_s=timeout_s)
@@ -542,6 +534,22 @@ class FleetEffects:
                     return Silence.UNREACHABLE
             except (NotAllowedError, NoAnswerError) as error:
                 raise _effect_error(error) from error
+            await self.clock.sleep(POLL_S)
+
+    async def _ask_gauges(self, name: str, kind: EngineKind) -> NodeDrain | Silence:
+        """As `_ask_drain`, of an engine that has no drain of its own: its gauges and the gateways say what it holds."""
+        watch, since = Stopwatch(self.clock), self.clock.now()
+        while True:
+            view = await asyncio.to_thread(self.provider.observe, name)
+            if not view.running or not view.url:
+                return Silence.GONE
+            answers = (await self.client.health(view.url, kind.name)).answered
+            if answers and (held := await self.by_gauges.held(name, kind, since)) is not None:
+                return NodeDrain("serving", held, 0, {})
+            if not answers and watch.elapsed_s() >= self.silent_after_s:
+                return Silence.UNREACHABLE
+            if watch.elapsed_s() >= GAUGES_WAIT_S:
+                raise TemporaryError(f"{name}: nobody says how many requests it holds")
             await self.clock.sleep(POLL_S)
 
     async def _answers(self, row: NodeRow) -> bool:

@@ -16,6 +16,7 @@ from fleetctl.engines.kind import OWN_ENGINE, EngineKind
 from fleetctl.engines.table import engine_kind
 from fleetctl.kit.errors import UnreachableError
 from fleetctl.kit.fetch import Fetcher, TextAnswer
+from fleetctl.kit.http_body import read_limited
 from fleetctl.wire import GatewayWorkers, TenantUse
 from runbooks.ports import WayOut
 
@@ -225,6 +226,8 @@ class NodeClient:
         try:
             async with self._http.stream(method, url, json=body, headers=headers, timeout=timeout_s) as response:
                 content = await read_limited(response, MAX_ANSWER_BYTES)
+                if content is None:
+                    raise NoAnswerError(f"the answer is longer than {MAX_ANSWER_BYTES} bytes")
         except httpx.PoolTimeout as error:  # our own queue: it says nothing about the peer
             raise NoAnswerError(f"{method} {url}: {describe(error)}") from error
         except httpx.TransportError as error:
@@ -236,18 +239,6 @@ class NodeClient:
         if not response.is_success and response.status_code != also:
             raise BadStatusError(f"{method} {url}: answered {response.status_code}", response.status_code)
         return _parse_object(content)
-
-
-async def read_limited(response: httpx.Response, limit: int) -> bytes:
-    """The body of a streamed response. Raises NoAnswerError when it is longer than `limit` bytes."""
-    parts: list[bytes] = []
-    size = 0
-    async for part in response.aiter_bytes():
-        size += len(part)
-        if size > limit:
-            raise NoAnswerError(f"the answer is longer than {limit} bytes")
-        parts.append(part)
-    return b"".join(parts)
 
 
 def _health_of(kind: EngineKind, path: str, answered: TextAnswer) -> NodeHealth:

@@ -148,7 +148,7 @@ def change_node(
 
 def place_found(connection: sa.Connection, spec: NodeSpec, now: float) -> None:
     """Make a node that was found wanted at its address, or known as it is now. One that is cordoned stays so, also
-    when it was gone for a while. A node that was not found stays whose it is."""
+    when it was gone for a while. A node that was not found stays whose it is. Part of a change that is published."""
     standing, url = get_node(connection, spec.name), spec.facts.get(URL)
     if standing is None or not standing.wanted:
         stays = standing is not None and standing.is_cordoned
@@ -158,7 +158,6 @@ def place_found(connection: sa.Connection, spec: NodeSpec, now: float) -> None:
         return
     if standing.spec.provider != spec.provider or standing.spec == spec:
         return
-    version = routing_version(connection)
     values = {"spec": spec.to_json(), "pool": spec.pool, "revision": spec.revision, "url": url, "updated_at": now}
     connection.execute(sa.update(nodes).where(nodes.c.name == spec.name).values(**values))
     if (standing.spec.pool, standing.spec.model) != (spec.pool, spec.model):
@@ -167,8 +166,6 @@ def place_found(connection: sa.Connection, spec: NodeSpec, now: float) -> None:
         forget_empty_pool(connection, standing.spec.pool)
         note_wanted(connection, spec, True, now)
         note_node_wanted(connection, spec, now)
-    if is_published(standing):
-        put_meta(connection, "routing_version", version + 1)
 
 
 def remove_found(connection: sa.Connection, name: str, now: float) -> None:

@@ -59,8 +59,9 @@ class PodNodes:
             elif row.spec.provider == spec.provider:
                 self._providers.learn(row.spec)
                 await self._describe(row, spec)
+        providers = {spec.provider for spec in seen.values()}
         for row in rows.values():
-            if row.spec.provider in {spec.provider for spec in seen.values()} and row.name not in seen:
+            if row.spec.provider in providers and row.name not in seen:
                 self._providers.learn(row.spec)
                 await self._let_go(row)
 

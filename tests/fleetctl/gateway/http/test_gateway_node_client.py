@@ -180,9 +180,9 @@ async def test_a_connection_is_used_again_when_its_answer_was_read_and_only_then
             assert await connections(method, target) == 2, target
 
 
-@pytest.mark.parametrize("kind", ["closes as it is written", "closes with it read", "resets with it read"])
-async def test_a_request_is_sent_anew_only_when_the_node_never_had_it(kind: str) -> None:
-    """A node that read the request and died of it must not get it again by mistake."""
+@asynccontextmanager
+async def kept_connection() -> AsyncIterator[tuple[NodeClient, str, socket.socket, socket.socket]]:
+    """A client that keeps a connection, the node's address, its listener and its end of the connection."""
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
     loop = asyncio.get_running_loop()
@@ -195,6 +195,15 @@ async def test_a_request_is_sent_anew_only_when_the_node_never_had_it(kind: str)
         got = await first
         assert await body_of(got) == b"ok"
         got.release()
+        yield client, base, listener, peer
+    listener.close()
+
+
+@pytest.mark.parametrize("kind", ["closes as it is written", "closes with it read", "resets with it read"])
+async def test_a_request_is_sent_anew_only_when_the_node_never_had_it(kind: str) -> None:
+    """A node that read the request and died of it must not get it again by mistake."""
+    loop = asyncio.get_running_loop()
+    async with kept_connection() as (client, base, listener, peer):
         if kind == "closes as it is written":
             peer.close()  # the client's loop does not turn between this and its next write
             second = asyncio.ensure_future(client.request("POST", base, "/2", body=b"x" * 100))
@@ -211,7 +220,6 @@ async def test_a_request_is_sent_anew_only_when_the_node_never_had_it(kind: str)
             peer.close()
             with pytest.raises(NodeDisconnectedError):
                 await second
-    listener.close()
 
 
 async def test_a_node_that_takes_no_connection_never_had_the_request() -> None:
@@ -389,18 +397,8 @@ async def test_a_kept_connection_that_ends_as_the_request_comes_tells_a_node_tha
     is_alive: bool,
 ) -> None:
     """Servers that close a connection after so many requests are well: no death, and no poison, is counted of it."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    listener.setblocking(False)
     loop = asyncio.get_running_loop()
-    base = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    async with aclosing(NodeClient(connect_limit_s=5)) as client:
-        first = asyncio.create_task(client.request("GET", base, "/1"))
-        peer, _ = await loop.sock_accept(listener)
-        await loop.sock_recv(peer, 4096)
-        await loop.sock_sendall(peer, OK)
-        got = await first
-        assert await body_of(got) == b"ok"
-        got.release()
+    async with kept_connection() as (client, base, listener, peer):
         second = asyncio.ensure_future(client.request("POST", base, "/2", body=b"x"))
         assert b"/2" in await loop.sock_recv(peer, 4096)
         if not is_alive:
@@ -409,4 +407,3 @@ async def test_a_kept_connection_that_ends_as_the_request_comes_tells_a_node_tha
         with pytest.raises(NodeDisconnectedError) as raised:
             await second
         assert isinstance(raised.value, HungUpError) is is_alive
-    listener.close()
