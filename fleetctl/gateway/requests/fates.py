@@ -40,6 +40,7 @@ class Death(NamedTuple):
     node: str
     reason: str  # disconnected, cut, core_dead, out_of_memory, node_silent or core_stuck
     at_event: int = 0  # events of the answer that the client had by then
+    held_s: float = 0.0  # for how long it had the request
 
     @property
     def fate(self) -> str:
@@ -170,7 +171,13 @@ class ProxiedRequest:
             "nodes": list(self.nodes),
             "node": self.last_node,  # a plain answer's node is in `nodes` only once it has answered
             "deaths": [
-                {"node": death.node, "reason": death.reason, "at_event": death.at_event} for death in self.deaths
+                {
+                    "node": death.node,
+                    "reason": death.reason,
+                    "at_event": death.at_event,
+                    "held_s": round(death.held_s, 3),
+                }
+                for death in self.deaths
             ],
             "status": self.status,
             "reason": self.reason,

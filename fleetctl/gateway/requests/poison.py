@@ -5,12 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import combinations
 from typing import NamedTuple
 
 from fleetctl.gateway.requests.fates import Death
 
 MAX_REMEMBERED = 1024
 SAME_PLACE_EVENTS = 8  # two deaths so near to each other in a stream are the request's doing
+SAME_TIME_S = 2.0  # before the first event a place is a time: what ends nodes does so after the same work,
+SAME_TIME_SHARE = 0.5  # or after up to twice as long where the node had more to do
+HUNG = frozenset({"node_silent", "core_stuck"})  # the others ended
 MAX_DEATHS = 4  # however far apart: more than chance explains
 SETTLES_S = 1.0  # before and after: other nodes that end within this time, without the request, end for another reason
 
@@ -60,15 +64,23 @@ class PoisonMemory:
 def is_poison(deaths: Sequence[Death], max_resends: int) -> bool:
     """Whether the request is what ends its nodes: more of them than may be tried, at one place of its answer.
 
-    A long stream may lose two nodes by chance, but not after the same few events. Without any, all are at one place.
+    A long stream may lose two nodes by chance, but not after the same few events. A request without any, as each that
+    is not streamed, may do so too: there the nodes must have failed alike, and have had it for about as long.
     """
     if len(deaths) <= max_resends:
         return False
     if len(deaths) >= max(MAX_DEATHS, max_resends + 2):
         return True
-    places = sorted(death.at_event for death in deaths)
-    span = max_resends + 1
-    return any(last - first <= SAME_PLACE_EVENTS for first, last in zip(places, places[span - 1 :], strict=False))
+    suspicious = combinations(deaths, max_resends + 1)
+    return any(all(_are_alike(*pair) for pair in combinations(some, 2)) for some in suspicious)
+
+
+def _are_alike(one: Death, other: Death) -> bool:
+    if one.at_event or other.at_event:
+        return abs(one.at_event - other.at_event) <= SAME_PLACE_EVENTS
+    longest_s = max(one.held_s, other.held_s)
+    is_same_time = abs(one.held_s - other.held_s) <= max(SAME_TIME_S, SAME_TIME_SHARE * longest_s)
+    return is_same_time and (one.reason in HUNG) == (other.reason in HUNG)
 
 
 def body_key(path: str, body: bytes) -> bytes:

@@ -125,8 +125,8 @@ class Estate:
 
     @property
     def lists(self) -> int:
-        """Whole lists of pods that were asked for."""
-        return sum(one.lists for one in self._pods.values())
+        """Whole lists that were asked for, of any kind."""
+        return sum(one.lists for one in self._followed())
 
     def close(self) -> None:
         """Stop following; returns once no thread asks the API any more."""

@@ -35,6 +35,26 @@ def test_nodes_that_end_at_one_place_are_the_requests_doing(
     assert is_poison(deaths(*places), max_resends) is expected
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        (("core_dead", 0.4), ("core_dead", 2.1), True),
+        (("core_dead", 12.0), ("out_of_memory", 20.0), True),
+        (("core_stuck", 9.0), ("node_silent", 11.5), True),
+        (("core_dead", 0.4), ("core_dead", 6.0), False),
+        (("disconnected", 20.0), ("core_dead", 8.0), False),
+        (("core_dead", 9.0), ("core_stuck", 9.0), False),
+    ],
+    ids=str,
+)
+def test_a_request_without_events_ended_two_nodes_if_they_failed_alike_after_as_long(
+    first: tuple[str, float], second: tuple[str, float], expected: bool
+) -> None:
+    both = [Death("a", first[0], held_s=first[1]), Death("b", second[0], held_s=second[1])]
+    assert is_poison(both, 1) is expected
+    assert is_poison([*both, Death("c", *second[:1], held_s=second[1])], 1), "the third tells"
+
+
 def test_a_body_is_known_by_its_path_and_bytes_until_its_time_is_over() -> None:
     memory = PoisonMemory(60.0)
     memory.note(body_key("/v1/completions", b"evil"), Poisoned("r1", ("a", "b"), 100.0))
