@@ -11,7 +11,7 @@ from fleetctl.first_night.target_fleet import TargetFleet
 
 PAST_S = 80.0  # of normal traffic: what is compared with the past needs a minute of it, before the first sign
 HELD_S = 125.0  # until two minutes after it began somebody is asked what it is
-AGES_S = (30.0, 60.0, 120.0, 300.0, 900.0, 3600.0)  # at which a person asks what it is, while it lasts
+AGES_S = (30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0)  # at which a person asks, while it lasts
 NAMED_FROM_S = 60.0  # of what is held: at the first minute the cause is known
 GRADUAL_S = 75.0  # a queue that grows slowly is seen late
 LAST_ASKED_S = 5.0  # a hold of 15 minutes is asked at 15 minutes too

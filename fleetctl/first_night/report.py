@@ -16,7 +16,7 @@ from fleetctl.first_night.fault import AGES_S, Expectation
 from fleetctl.first_night.provoked_table import causes_part
 from fleetctl.first_night.standing_page import HELD_HEADING, NOTES_HEADING, SAID_HEADING, WRONG_HEADING, StandingPage
 
-SAID_AGES_S = AGES_S[:-1]  # none but a held drill lasts an hour
+SAID_AGES_S = tuple(age_s for age_s in AGES_S if age_s <= 300.0)  # none but a held drill lasts for longer
 NOTHING_STANDS = StandingPage()
 WIDTH = 80
 PAGE_WIDTH = 120
@@ -139,7 +139,7 @@ def _age(age_s: float) -> str:
 
 def _said(row: Row) -> list[str]:
     by_age = {said["age_s"]: said for said in row.get("said", ())}
-    return [f"| {row['fault']} | " + " | ".join(_cause_said(by_age.get(age_s)) for age_s in AGES_S) + " |"]
+    return [f"| {row['fault']} | " + " | ".join(_cause_said(by_age.get(age_s)) for age_s in SAID_AGES_S) + " |"]
 
 
 def _cause_said(said: Row | None) -> str:

@@ -55,7 +55,7 @@ def test_row_verdicts_and_notes_of_a_fault_without_a_new_result_stay() -> None:
     assert merged.count("**slow-step**") == 1
     assert "Of 150 requests 2 were lost" in both
     assert "Of 150 requests 2 were lost" in merged
-    assert "| slow-step | slow_node | (nothing is wrong) |  |  |  |" in merged
+    assert "| slow-step | slow_node | (nothing is wrong) |  |  |\n" in merged
     assert "- slow-step: 1 lost in mid-stream." in merged
     assert "a CPU, 2 cores, another CPU, 4 cores:" in " ".join(merged.split())
 
@@ -72,7 +72,9 @@ def test_rows_of_held_drills_have_a_table_of_their_own_and_stay() -> None:
         SLOW, held_s=900.0, said=(*SLOW.said, Said(900.0, "slow_node", None, None, "likely", "", "incident"))
     )
     first = page([row(SLOW)], held=[row(held)])
-    assert "| **slow-step** | 15 min | LLMNodeSlow, 18 s | slow_node | (nothing is wrong) |  |  | slow_node |" in first
+    assert (
+        "| **slow-step** | 15 min | LLMNodeSlow, 18 s | slow_node | (nothing is wrong) |  |  |  | slow_node |" in first
+    )
     again = page([row(OOM)], read_page(first))
     assert again.count("| **slow-step** | 15 min |") == 1
     assert again.count("**slow-step**") == 2
