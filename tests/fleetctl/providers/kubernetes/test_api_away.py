@@ -62,7 +62,7 @@ def test_after_a_restart_of_the_api_server_that_forgot_old_versions_everything_i
     before = provider.estate.lists
     plane.signal("kube-apiserver", signal.SIGKILL)
     wait_until(lambda: _is_blind(lambda: provider.observe(names[0])))
-    # Its watch cache begins now: 410 Gone for each watch that goes on from before the newest write, which may be a pod's.
+    # Its watch cache begins now: 410 Gone for each watch that goes on from before the newest write, maybe a pod's.
     plane.start_again("kube-apiserver")
     wait_until(lambda: not _is_blind(lambda: provider.observe(names[0])))
     wait_until(lambda: provider.estate.lists > before)
