@@ -32,11 +32,14 @@ from fleetctl.wire import (
     Freeze,
     FreezeRequest,
     Gateway,
+    Gpu,
+    GroupBy,
     Incident,
     IncidentNote,
     IncidentSilenceRequest,
     MadeToken,
     Node,
+    NodeGroup,
     Pool,
     Problem,
     Revision,
@@ -125,6 +128,14 @@ class ControllerClient:
     async def node(self, name: str) -> Node:
         """One node. Raises BadInputError when there is none of that name."""
         return await self._get(Node, f"/v1/nodes/{_part(name)}")
+
+    async def groups(self, by: GroupBy) -> list[NodeGroup]:
+        """The nodes by pool, zone, model or revision, each group with its load."""
+        return await self._list(NodeGroup, "/v1/groups", by=by.value)
+
+    async def gpus(self) -> list[Gpu]:
+        """Every card that somebody told of lately."""
+        return await self._list(Gpu, "/v1/gpus")
 
     async def pools(self) -> list[Pool]:
         """Every pool by name: what is wanted of it, and how far that is."""

@@ -83,6 +83,97 @@ class NodeAbility(Wire):
     how: str = ""  # how it is done, or why it can't be
 
 
+class Gpu(Wire):
+    """One card, as NVML or DCGM tell it. None: not read, or too long ago."""
+
+    node: str
+    gpu: str  # its number on the node
+    card: str = ""  # its product name, by the driver
+    pool: str = ""
+    model: str = ""
+    zone: str = ""
+    host: str = ""
+    sku: str = ""
+    temperature_c: float | None = None
+    memory_temperature_c: float | None = None
+    sm_clock_hz: float | None = None
+    power_w: float | None = None
+    utilization_ratio: float | None = None
+    memory_ratio: float | None = None
+    throttled: list[str] | None = None  # reasons in force: hw_slowdown, sw_thermal, hw_thermal, power_brake
+    faults: list[str] | None = None  # lost, row_remap_failed, row_remap_pending
+    ecc_uncorrected: float | None = None  # since the driver was loaded
+    ecc_uncorrected_5m: float | None = None
+    xids: list[int] = Field(default_factory=list)  # numbers that were heard; which of them lately, the next say
+    critical_xids_5m: float | None = None
+    contained_xids_5m: float | None = None
+    application_xids_1h: float | None = None
+
+
+class GroupSignal(Wire):
+    """A value over a group, made of `known` of the `of` nodes that have something to tell."""
+
+    value: float | None = None
+    known: int = 0
+    of: int = 0
+    at_least: bool = False  # a quantile above the highest bucket's bound
+
+
+class GroupGpus(Wire):
+    """The cards of a group's nodes."""
+
+    cards: int = 0
+    nodes_known: int = 0  # nodes whose cards were told of
+    nodes: int = 0
+    hottest_c: float | None = None
+    slowest_clock_hz: float | None = None
+    power_w: float | None = None
+    throttled: dict[str, int] = Field(default_factory=dict)  # reason to cards
+    throttle_known: int = 0  # cards whose reasons were read
+    ecc_uncorrected: float | None = None
+    critical_xids_5m: float | None = None
+    xids: list[int] = Field(default_factory=list)
+
+
+class GroupLoad(Wire):
+    """What the signals of a group's nodes come to: sums, weighted means, quantiles of the pooled histogram."""
+
+    running: GroupSignal = Field(default_factory=GroupSignal)
+    waiting: GroupSignal = Field(default_factory=GroupSignal)
+    kv_ratio: GroupSignal = Field(default_factory=GroupSignal)  # mean over nodes
+    kv_ratio_max: GroupSignal = Field(default_factory=GroupSignal)
+    requests_per_s: GroupSignal = Field(default_factory=GroupSignal)
+    tokens_per_s: GroupSignal = Field(default_factory=GroupSignal)
+    prompt_tokens_per_s: GroupSignal = Field(default_factory=GroupSignal)
+    ttft_s: GroupSignal = Field(default_factory=GroupSignal)
+    ttft_p95_s: GroupSignal = Field(default_factory=GroupSignal)
+    itl_s: GroupSignal = Field(default_factory=GroupSignal)
+    prefix_hit_ratio: GroupSignal = Field(default_factory=GroupSignal)
+    preemptions_per_s: GroupSignal = Field(default_factory=GroupSignal)
+    preemption_ratio: GroupSignal = Field(default_factory=GroupSignal)
+    gpus: GroupGpus = Field(default_factory=GroupGpus)
+
+
+class GroupBy(StrEnum):
+    """What nodes are grouped by; the words are labels of every node."""
+
+    POOL = "pool"
+    ZONE = "zone"
+    MODEL = "model"
+    REVISION = "revision"
+
+
+class NodeGroup(Wire):
+    """The wanted nodes of one pool, zone, model or revision, and their load."""
+
+    by: GroupBy
+    name: str  # empty: not known of these nodes
+    nodes: int
+    ready: int = 0
+    unknown: int = 0  # of them, those that were not looked at lately
+    load: GroupLoad = Field(default_factory=GroupLoad)
+
+
 class Node(Wire):
     """One node with its newest signals."""
 
@@ -106,6 +197,15 @@ class Node(Wire):
     ttft_s: Signal = Field(default_factory=Signal)
     step_s: Signal = Field(default_factory=Signal)
     requests_per_s: Signal = Field(default_factory=Signal)
+    ttft_p99_s: Signal = Field(default_factory=Signal)
+    itl_s: Signal = Field(default_factory=Signal)
+    first_tokens_per_s: Signal = Field(default_factory=Signal)
+    tokens_per_s: Signal = Field(default_factory=Signal)  # generated
+    prompt_tokens_per_s: Signal = Field(default_factory=Signal)
+    prefix_hit_ratio: Signal = Field(default_factory=Signal)  # of prompt tokens
+    preemptions_per_s: Signal = Field(default_factory=Signal)
+    preemption_ratio: Signal = Field(default_factory=Signal)  # preemptions for each request that ended
+    gpus: list[Gpu] = Field(default_factory=list)  # those that were told of lately
     signal_age_s: float | None = None  # since the last successful scrape
     probe_age_s: float | None = None  # since the look at it that found its phase began; None: not looked at yet
     deep_check: DeepCheck = Field(default_factory=DeepCheck)
@@ -142,6 +242,7 @@ class Pool(Wire):
     start_error: str = ""  # the last lines of the node that failed
     updated_at: float | None = None  # when what is wanted of it last changed
     updated_by: str = ""
+    load: GroupLoad = Field(default_factory=GroupLoad)
 
 
 class Revision(Wire):
@@ -157,6 +258,7 @@ class Revision(Wire):
     created_at: float | None = None
     nodes: list[str] = Field(default_factory=list)  # wanted nodes of it
     pools: list[str] = Field(default_factory=list)  # pools whose new nodes get it
+    load: GroupLoad = Field(default_factory=GroupLoad)
 
 
 class RolloutSignal(Wire):

@@ -24,7 +24,6 @@ from fleetctl.cli.kinds import (
     clock,
     revision_counts,
     run_status,
-    value,
 )
 from fleetctl.cli.output import (
     DATA,
@@ -38,6 +37,7 @@ from fleetctl.cli.output import (
     ratio,
     seconds,
 )
+from fleetctl.cli.signal_columns import GPU_COLUMNS, SLOW_STALE_S, load_columns, percent, rate, value
 from fleetctl.kit.errors import BadInputError
 from fleetctl.wire import (
     DeepCheck,
@@ -151,15 +151,33 @@ def _describe_node(node: Node) -> None:
             ("waiting", value(node.waiting, number)),
             ("KV used", value(node.kv_ratio, ratio)),
             ("TTFT mean", value(node.ttft_s, seconds)),
+            ("TTFT p99", value(node.ttft_p99_s, seconds, SLOW_STALE_S)),
+            ("ITL mean", value(node.itl_s, seconds)),
             ("decode step", value(node.step_s, seconds)),
             ("requests/s", value(node.requests_per_s, number)),
+            ("tokens/s", f"{value(node.tokens_per_s, rate)} out, {value(node.prompt_tokens_per_s, rate)} in"),
+            ("prefix hit", value(node.prefix_hit_ratio, ratio)),
+            ("preemptions", _preemption_words(node)),
             ("deep check", deep_check_words(node.deep_check)),
             ("alerts", ", ".join(node.alerts)),
         ],
     )
+    if node.gpus:
+        out.stdout().print()
+        print_rows(node.gpus, GPU_COLUMNS[1:], Output.table, empty="")
     if node.abilities:
         out.stdout().print()
         print_rows(node.abilities, ABILITY_COLUMNS, Output.table, empty="")
+
+
+def _preemption_words(node: Node) -> str:
+    """For each request that ended, and each second: a node that ends none has no ratio."""
+    return f"{value(node.preemption_ratio, percent)} of requests, {value(node.preemptions_per_s, rate)}/s"
+
+
+def _load_fields(row: Pool | Revision) -> list[tuple[str, str]]:
+    """What its nodes' signals come to; nothing where none told."""
+    return [(one.title, text) for one in load_columns(wide=True) if (text := one.read(row)) != "-"]
 
 
 def _describe_pool(pool: Pool) -> None:
@@ -181,6 +199,7 @@ def _describe_pool(pool: Pool) -> None:
             ("held by", pool.held_by or ""),
             ("autoscaler", pool.autoscaler),
             ("changed", f"{clock(pool.updated_at)} by {pool.updated_by}"),
+            *_load_fields(pool),
         ],
     )
 
@@ -198,6 +217,7 @@ def _describe_revision(revision: Revision) -> None:
             ("first seen", clock(revision.created_at)),
             ("nodes", ", ".join(revision.nodes) or "none"),
             ("new nodes of pools", ", ".join(revision.pools) or "none"),
+            *_load_fields(revision),
         ],
     )
 

@@ -87,17 +87,22 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """List nodes, pools, gateways, alerts, incidents, runs, or things of another kind."""
         found = parse_kind(kind)
-        view = VIEWS[found]
         listing = Listing(found, tuple(names or ()), parse_selector(selectors or ()), sort_by, reverse, show_all)
         if watch:
             call(lambda client: _watch(client, listing, output))
-            return
-        rows, missing = call(listing.read)
-        if missing is not None and not rows:
-            raise missing
-        print_rows(rows, view.columns, output, empty=view.empty, name=view.name)
-        if missing is not None:
-            raise missing
+        else:
+            print_listing(listing, output)
+
+
+def print_listing(listing: Listing, output: ListOutput) -> None:
+    """Print the rows once. Raises BadInputError for a name that there isn't, after what there is."""
+    view = listing.view
+    rows, missing = call(listing.read)
+    if missing is not None and not rows:
+        raise missing
+    print_rows(rows, view.columns, output, empty=view.empty, name=view.name)
+    if missing is not None:
+        raise missing
 
 
 class Listing:
@@ -111,10 +116,12 @@ class Listing:
         sort_by: str | None = None,
         is_reversed: bool = False,
         with_unusual: bool = False,
+        view: KindView | None = None,
     ) -> None:
-        """Raises BadInputError for a column that there isn't, and for names of what has none."""
+        """`view`: of the kind, if not the one that `get` shows. Raises BadInputError for a column that there isn't, and
+        for names of what has none."""
         self.kind = kind
-        self.view = VIEWS[kind]
+        self.view = view or VIEWS[kind]
         if names and kind is Kind.events:
             raise BadInputError("events have no names", remedy="fleetctl get events -l incident=ID")
         self._names = names

@@ -6,15 +6,25 @@ import datetime as dt
 import shlex
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
 from fleetctl.cli.output import Column, count, number, ratio, seconds
+from fleetctl.cli.signal_columns import (
+    GPU_COLUMNS,
+    HIT,
+    NODE_GPU,
+    PREEMPT,
+    TOP_NODE_COLUMNS,
+    load_columns,
+    rate,
+    signal_column,
+)
 from fleetctl.providers.spec import words_from_options
-from fleetctl.wire import Evidence, Freeze, Gateway, Incident, NodePhase, Pool, Run, RunStatus, Signal
+from fleetctl.wire import Evidence, Freeze, Gateway, GroupBy, Incident, NodeGroup, NodePhase, Pool, Run, RunStatus
 
 if TYPE_CHECKING:
     from fleetctl.client import ControllerClient
@@ -25,7 +35,10 @@ class Kind(StrEnum):
 
     nodes = "nodes"
     pools = "pools"
+    zones = "zones"
+    models = "models"
     revisions = "revisions"
+    gpus = "gpus"
     gateways = "gateways"
     alerts = "alerts"
     incidents = "incidents"
@@ -68,17 +81,6 @@ class KindView:
         return (self.identity or self.name)(row)
 
 
-STALE_S = 10.0
-
-
-def value(signal: Signal, show: Callable[[float], str]) -> str:
-    """A signal for people: "-" when not known, with its age when it is too old to trust."""
-    if signal.value is None:
-        return "-"
-    text = show(signal.value)
-    return text if signal.age_s is not None and signal.age_s <= STALE_S else f"{text}? ({seconds(signal.age_s)} old)"
-
-
 def clock(at: float | None) -> str:
     """UTC time of day, as in the logs; empty when there is none."""
     return "" if at is None else dt.datetime.fromtimestamp(at, dt.UTC).strftime("%Y-%m-%d %H:%M:%SZ")
@@ -116,16 +118,6 @@ def scope_text(incident: Incident) -> str:
     if incident.scope.get("node"):
         return incident.scope["node"]
     return ",".join(f"{name}={value}" for name, value in incident.scope.items()) or "fleet"
-
-
-def _signal(title: str, of: Callable[[Any], Signal], show: Callable[[float], str]) -> Column:
-    return Column(
-        title,
-        lambda row: value(of(row), show),
-        right=True,
-        sort_key=lambda row: of(row).value,
-        is_volatile=True,
-    )
 
 
 def _of_limit(title: str, kind: str, *, wide: bool = False) -> Column:
@@ -187,11 +179,11 @@ NODE_COLUMNS = [
     Column("name", lambda n: n.name),
     Column("phase", lambda n: n.phase.value),
     Column("pool", lambda n: n.pool),
-    _signal("run", lambda n: n.running, number),
-    _signal("wait", lambda n: n.waiting, number),
-    _signal("KV", lambda n: n.kv_ratio, ratio),
-    _signal("TTFT", lambda n: n.ttft_s, seconds),
-    _signal("step", lambda n: n.step_s, seconds),
+    signal_column("run", lambda n: n.running, number),
+    signal_column("wait", lambda n: n.waiting, number),
+    signal_column("KV", lambda n: n.kv_ratio, ratio),
+    signal_column("TTFT", lambda n: n.ttft_s, seconds),
+    signal_column("step", lambda n: n.step_s, seconds),
     Column(
         "age", lambda n: whole_seconds(n.signal_age_s), right=True, sort_key=lambda n: n.signal_age_s, is_volatile=True
     ),
@@ -203,6 +195,11 @@ NODE_COLUMNS = [
         sort_key=lambda n: n.probe_age_s,
         is_volatile=True,
     ),
+    signal_column("ITL", lambda n: n.itl_s, seconds, wide=True),
+    signal_column("tok/s", lambda n: n.tokens_per_s, rate, wide=True),
+    replace(HIT, wide=True),
+    replace(PREEMPT, wide=True),
+    replace(NODE_GPU, wide=True),
     Column("model", lambda n: n.model or "-", wide=True),
     Column("engine", lambda n: n.engine or "-", wide=True),
     Column("zone", lambda n: n.zone or "-", wide=True),
@@ -221,6 +218,7 @@ POOL_COLUMNS = [
     Column("state", lambda p: p.state.value),
     Column("held by", lambda p: p.held_by or "-", wide=True),
     Column("model", lambda p: p.model, wide=True),
+    *load_columns(wide=True),
     Column("revisions", lambda p: revision_counts(p), wide=True),
     Column("changed", lambda p: clock(p.updated_at), wide=True),
     Column("by", lambda p: p.updated_by, wide=True),
@@ -235,9 +233,20 @@ REVISION_COLUMNS = [
     Column("engine", lambda r: r.engine, wide=True),
     Column("adapters", lambda r: ",".join(r.adapters) or "-", wide=True),
     Column("template", lambda r: r.prompt_template or "-", wide=True),
+    *load_columns(wide=True),
     Column("model dir", lambda r: r.model_dir),
     Column("arguments", lambda r: arguments_text(r.arguments), wide=True),
 ]
+GROUP_COLUMNS = [
+    Column("name", lambda g: g.name or "-"),
+    Column("ready", lambda g: _ready(g), right=True, sort_key=lambda g: g.ready),
+    *load_columns(),
+]
+
+
+def _ready(group: NodeGroup) -> str:
+    """Nodes that take requests, of those that are wanted, with how many nobody could look at."""
+    return f"{group.ready}/{group.nodes}" + (f" (+{group.unknown}?)" if group.unknown else "")
 
 
 def _workers(gateway: Gateway) -> str:
@@ -404,6 +413,16 @@ def _ends_in(at: float | None) -> str:
     return "-" if at is None else seconds(max(0.0, at - time.time()))
 
 
+def _grouped(by: GroupBy, *, kind: str) -> KindView:
+    return KindView(
+        GROUP_COLUMNS,
+        f"no {kind}: start a fleet with fleetctl up",
+        name=lambda g: g.name or "-",
+        labels=lambda g: {"name": g.name},
+        read_all=lambda client: client.groups(by),
+    )
+
+
 async def _nodes_at_work_first(client: ControllerClient) -> Sequence[BaseModel]:
     return sorted(await client.nodes(), key=lambda node: node.phase is NodePhase.STOPPED)
 
@@ -440,6 +459,26 @@ VIEWS: Mapping[Kind, KindView] = {
         },
         read_all=lambda client: client.pools(),
         read_one=lambda client, name: client.pool(name),
+    ),
+    Kind.zones: _grouped(GroupBy.ZONE, kind="zones"),
+    Kind.models: _grouped(GroupBy.MODEL, kind="models"),
+    Kind.gpus: KindView(
+        GPU_COLUMNS,
+        "nobody tells of a GPU: our engine reads NVML itself, for others scrape dcgm-exporter with the node's label",
+        name=lambda c: f"{c.node}/{c.gpu}",
+        labels=lambda c: {
+            "node": c.node,
+            "pool": c.pool,
+            "model": c.model,
+            "zone": c.zone,
+            "host": c.host,
+            "sku": c.sku,
+            "card": c.card,
+            "fault": c.faults or [],
+            "throttled": c.throttled or [],
+            "xid": [str(code) for code in c.xids],
+        },
+        read_all=lambda client: client.gpus(),
     ),
     Kind.revisions: KindView(
         REVISION_COLUMNS,
@@ -567,3 +606,13 @@ VIEWS: Mapping[Kind, KindView] = {
         read_all=lambda client: client.freezes(),
     ),
 }
+
+TOP_VIEWS: Mapping[Kind, KindView] = {
+    Kind.nodes: replace(VIEWS[Kind.nodes], columns=TOP_NODE_COLUMNS),
+    Kind.pools: _grouped(GroupBy.POOL, kind="pools"),
+    Kind.zones: VIEWS[Kind.zones],
+    Kind.models: VIEWS[Kind.models],
+    Kind.revisions: _grouped(GroupBy.REVISION, kind="revisions"),
+    Kind.gpus: VIEWS[Kind.gpus],
+}
+"""What `top` shows of each kind: its load, and nothing of what is wanted of it."""

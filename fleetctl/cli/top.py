@@ -1,26 +1,60 @@
-"""`top`: the cockpit."""
+"""`top`: the cockpit; with a kind, its load once as a table."""
 
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
 from fleetctl.cli.context import current, make_client
+from fleetctl.cli.get import Listing, Names, Selectors, SortBy, parse_kind, print_listing
+from fleetctl.cli.kinds import TOP_VIEWS
+from fleetctl.cli.output import ListOutput, ListOutputOption
+from fleetctl.cli.selector import parse_selector
 from fleetctl.kit.errors import BadInputError
+
+LOADED = ", ".join(TOP_VIEWS)
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
 
-    @app.command()
-    def top() -> None:
+    @app.command(epilog="Example: fleetctl top pools --sort-by wait --reverse")
+    def top(
+        kind: Annotated[
+            str | None,
+            typer.Argument(
+                metavar="[KIND]",
+                help=f"Print the load of these once, without the cockpit: {LOADED}.",
+                autocompletion=lambda incomplete: [one.value for one in TOP_VIEWS if one.startswith(incomplete)],
+                show_default=False,
+            ),
+        ] = None,
+        names: Names = None,
+        selectors: Selectors = None,
+        sort_by: SortBy = None,
+        reverse: Annotated[bool, typer.Option("--reverse", help="In the opposite order.")] = False,
+        output: ListOutputOption = ListOutput.table,
+    ) -> None:
         """Open the cockpit: the fleet live, incidents with evidence, approvals by one key."""
-        if not (sys.stdin.isatty() and sys.stdout.isatty()):
-            raise BadInputError("top needs a terminal", remedy="fleetctl get nodes")
-        import asyncio
+        if kind is None:
+            _open_cockpit()
+            return
+        found = parse_kind(kind)
+        view = TOP_VIEWS.get(found)
+        if view is None:
+            raise BadInputError(f"{found} have no load", remedy=f"one of {LOADED}; or fleetctl get {found}")
+        listing = Listing(found, tuple(names or ()), parse_selector(selectors or ()), sort_by, reverse, view=view)
+        print_listing(listing, output)
 
-        from fleetctl.tui.app import run_cockpit
 
-        settings = current().settings()
-        asyncio.run(run_cockpit(lambda: make_client(settings)))
+def _open_cockpit() -> None:
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise BadInputError("top needs a terminal", remedy="fleetctl top nodes")
+    import asyncio
+
+    from fleetctl.tui.app import run_cockpit
+
+    settings = current().settings()
+    asyncio.run(run_cockpit(lambda: make_client(settings)))

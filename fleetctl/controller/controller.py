@@ -59,6 +59,7 @@ from fleetctl.controller.nodes.gateways import Gateways
 from fleetctl.controller.nodes.gauge_drain import GaugeDrain
 from fleetctl.controller.nodes.lookup import FleetLookup, held_since
 from fleetctl.controller.nodes.node_client import MAX_ANSWER_BYTES, PROBE_TIMEOUT_S, NodeClient
+from fleetctl.controller.nodes.node_groups import NodeGroups
 from fleetctl.controller.nodes.outreach import Outreach
 from fleetctl.controller.nodes.pod_nodes import PodNodes
 from fleetctl.controller.nodes.pools import Pools
@@ -147,6 +148,7 @@ class Controller:
     freezes: Freezes
     fleet: Fleet
     found_fleet: FoundFleet
+    groups: NodeGroups
     pools: Pools
     rollouts: Rollouts
     autoscaling: Autoscaling
@@ -427,6 +429,7 @@ async def open_controller(
             freezes=freezes,
             fleet=fleet,
             found_fleet=found_fleet,
+            groups=NodeGroups(fleet, rules.store, clock, stale_after_s=stale_after_s),
             pools=pools,
             rollouts=rollouts,
             autoscaling=autoscaling,

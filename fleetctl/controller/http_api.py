@@ -6,7 +6,7 @@ import asyncio
 import math
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
@@ -55,7 +55,6 @@ from fleetctl.controller.incidents.views import (
     node_view,
     run_view,
     runbook_view,
-    signals_by_node,
 )
 from fleetctl.controller.nodes.abilities import abilities_of
 from fleetctl.controller.nodes.node_logs import NodeLogs
@@ -78,6 +77,7 @@ from fleetctl.wire import (
     FreezeRequest,
     Gateway,
     GatewayPhase,
+    GroupBy,
     Incident,
     IncidentNote,
     IncidentSilenceRequest,
@@ -146,6 +146,8 @@ def api_routes(controller: Controller, stopping: asyncio.Event) -> list[Route]:
         "/v1/nodes": api.nodes,
         "/v1/nodes/{name}": api.node,
         "/v1/nodes/{name}/logs": api.node_logs,
+        "/v1/groups": api.groups,
+        "/v1/gpus": api.gpus,
         "/v1/pools": api.pools,
         "/v1/pools/{name:path}": api.pool,
         "/v1/autoscaler": api.autoscaler,
@@ -289,12 +291,33 @@ class _Api:
         abilities = [wire.NodeAbility(ability=one.ability.value, can=one.can, how=one.how) for one in told]
         return _json(found.model_copy(update={"abilities": abilities}))
 
+    async def groups(self, request: Request) -> Response:
+        by = request.query_params.get("by", GroupBy.POOL)
+        if by not in list(GroupBy):
+            raise BadInputError(f"by: expected one of {', '.join(GroupBy)}, not {by[:40]!r}")
+        return _json_list(self._c.groups.groups(GroupBy(by)))
+
+    async def gpus(self, _: Request) -> Response:
+        return _json_list(self._c.groups.gpus())
+
     async def pools(self, _: Request) -> Response:
         return _json_list(await self._pools())
 
     async def _pools(self) -> list[wire.Pool]:
         views = await self._c.pools.views()
-        return [one.model_copy(update={"autoscaler": self._c.autoscaling.words_of(one.name)}) for one in views]
+        loads = self._loads(GroupBy.POOL)
+        return [
+            one.model_copy(update={"autoscaler": self._c.autoscaling.words_of(one.name), **_load_of(one.name, loads)})
+            for one in views
+        ]
+
+    def _loads(self, by: GroupBy) -> dict[str, wire.GroupLoad]:
+        return {group.name: group.load for group in self._c.groups.groups(by)}
+
+    async def _revisions(self) -> list[wire.Revision]:
+        loads = self._loads(GroupBy.REVISION)
+        views = await self._c.pools.revision_views()
+        return [one.model_copy(update=_load_of(one.id, loads)) for one in views]
 
     async def pool(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -317,10 +340,10 @@ class _Api:
         return _json(await self._c.autoscaling.configure(pool, body.model_copy(update={"by": who})))
 
     async def revisions(self, _: Request) -> Response:
-        return _json_list(await self._c.pools.revision_views())
+        return _json_list(await self._revisions())
 
     async def revision(self, request: Request) -> Response:
-        views = await self._c.pools.revision_views()
+        views = await self._revisions()
         found = next((revision for revision in views if revision.id == request.path_params["id"]), None)
         if found is None:
             raise HTTPException(404, f"there is no revision {request.path_params['id'][:100]}")
@@ -702,7 +725,10 @@ class _Api:
 
     def _nodes(self) -> list[Node]:
         now = self._c.clock.now()
-        signals = signals_by_node(self._c.store, now)
+        look = self._c.groups.look()
+        gpus: dict[str, list[wire.Gpu]] = {}
+        for card in look.cards:
+            gpus.setdefault(card.node, []).append(card)
         firing: dict[str, list[str]] = {}
         for alert in self._alerts():
             if str(alert.state) == "firing" and alert.labels.get("node"):
@@ -712,12 +738,13 @@ class _Api:
         return [
             node_view(
                 state,
-                signals.get(name, {}),
+                look.signals.get(name, {}),
                 scraped.get(name),
                 firing.get(name, []),
                 deep_check_view(checks.last(name), now, checks.max_age_s),
                 self._c.fleet.seen_at(name),
                 now,
+                gpus.get(name, ()),
             )
             for name, state in sorted(self._c.fleet.nodes.items())
         ]
@@ -775,6 +802,11 @@ def _note_incident(request: Request, body: IncidentNote, what: str = "") -> str:
     """Tell the audit about a word on an incident; who says it."""
     why = ": ".join(part for part in (what, body.comment.strip()) if part)
     return note(request, claim=body.by, target=request.path_params["id"], why=why)
+
+
+def _load_of(name: str, loads: Mapping[str, wire.GroupLoad]) -> dict[str, wire.GroupLoad]:
+    """What a view is updated with; nothing where no node of it is wanted."""
+    return {"load": loads[name]} if name in loads else {}
 
 
 def _claim(request: Request) -> str:

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from fleetctl.traffic_rule import OverflowSpec, TrafficRule
 from fleetctl.tui.snapshot import Snapshot
-from fleetctl.wire import DeepCheck, Freeze, Node, NodePhase, Pool, PoolState, Signal
+from fleetctl.wire import DeepCheck, Freeze, Gpu, Node, NodePhase, Pool, PoolState, Signal
 
 STALE_AFTER_S = 15.0  # three scrapes of 5 s: one may be missed without alarm
 UNKNOWN = "—"
@@ -164,9 +164,34 @@ def node_lines(node: Node, now: float, pool: Pool | None = None) -> tuple[Cell, 
         Cell("  ".join(f"{name} {value or UNKNOWN}" for name, value in facts)),
         Cell(f"{node.url}  probed {probed}  instance {node.instance or UNKNOWN}", Tone.DIM),
         _deep_check(node.deep_check),
+        _more_signals(node),
+        *(_card_line(card) for card in node.gpus),
         *((_pool_line(pool),) if pool is not None else ()),
         Cell(f"▲ {', '.join(node.alerts)}", Tone.BAD) if node.alerts else Cell("no alerts", Tone.DIM),
     )
+
+
+def _more_signals(node: Node) -> Cell:
+    """Those that the table has no column for."""
+    told = (
+        ("hit", node.prefix_hit_ratio, _percent),
+        ("preempted", node.preemption_ratio, lambda share: f"{share:.1%}"),
+        ("ITL", node.itl_s, span),
+        ("TTFT p99", node.ttft_p99_s, span),
+        ("tok/s", node.tokens_per_s, _rate),
+    )
+    text = "  ".join(f"{name} {UNKNOWN if one.value is None else show(one.value)}" for name, one, show in told)
+    return Cell(text, Tone.DIM if all(one.value is None for _, one, _ in told) else Tone.PLAIN)
+
+
+def _card_line(card: Gpu) -> Cell:
+    """One card: heat, clock, and what is wrong with it."""
+    heat = UNKNOWN if card.temperature_c is None else f"{card.temperature_c:.0f}°C"
+    clock = UNKNOWN if card.sm_clock_hz is None else f"{card.sm_clock_hz / 1e9:.2f} GHz"
+    ecc = f"ECC {card.ecc_uncorrected:.0f}" if card.ecc_uncorrected else ""
+    xids = f"XID {','.join(map(str, card.xids))}" if card.xids else ""
+    wrong = [*(card.faults or ()), *(card.throttled or ()), *filter(None, (ecc, xids))]
+    return Cell(f"GPU {card.gpu}  {heat}  {clock}  {'  '.join(wrong)}".rstrip(), Tone.BAD if wrong else Tone.DIM)
 
 
 _POOL_TONES = {PoolState.CONVERGED: Tone.DIM, PoolState.CONVERGING: Tone.BUSY, PoolState.BACKING_OFF: Tone.BAD}

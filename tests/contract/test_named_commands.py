@@ -254,6 +254,8 @@ def controller() -> Iterator[RecordedController]:
         "/v1/receipts/node-1": receipt,
         "/v1/nodes": [node, make_node("node-2")],
         "/v1/nodes/node-1": node,
+        "/v1/groups": [],
+        "/v1/gpus": [],
         "/v1/pools": [Pool(name="default", wanted=1)],
         "/v1/pools/node-1": Pool(name="node-1", wanted=1),
         "/v1/revisions": [revision],

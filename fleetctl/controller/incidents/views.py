@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
 from alerts.evaluation.alert import ActiveAlert
-from alerts.promql import evaluate
-from alerts.series.store import SeriesStore
 from diagnostics.diagnosis import Diagnosis
 from diagnostics.incident import FiredAlert, Incident, IncidentStatus, by_gravity, fired_alert
 from diagnostics.record import IncidentRecord
@@ -23,27 +21,6 @@ from fleetctl.controller.nodes.gateways import GatewayState
 from runbooks.page import Page
 from runbooks.ports import Freeze
 from runbooks.run import Run
-
-SIGNALS = {
-    "running": "llm:running",
-    "waiting": "llm:waiting",
-    "kv_ratio": "llm:kv_ratio",
-    "ttft_s": "llm:ttft_seconds:mean",
-    "step_s": "llm:step_seconds:mean",
-    "requests_per_s": "llm:requests:rate",
-}
-
-
-def signals_by_node(store: SeriesStore, now: float) -> dict[str, dict[str, wire.Signal]]:
-    """Node name to signal name to value and age. A node or signal without data is left out."""
-    found: dict[str, dict[str, wire.Signal]] = {}
-    for name, series in SIGNALS.items():
-        for sample in evaluate(series, store, now):
-            node = sample.labels.get("node")
-            if node:
-                signal = wire.Signal(value=sample.value, age_s=max(0.0, now - sample.at))
-                found.setdefault(node, {})[name] = signal
-    return found
 
 
 def deep_check_view(check: DeepCheck | None, now: float, max_age_s: float) -> wire.DeepCheck:
@@ -90,6 +67,7 @@ def node_view(
     deep_check: wire.DeepCheck,
     seen_at: float,
     now: float,
+    gpus: Sequence[wire.Gpu] = (),
 ) -> wire.Node:
     """A node as seen last, with its signals and their ages."""
     spec = state.row.spec
@@ -111,6 +89,7 @@ def node_view(
         probe_age_s=max(0.0, now - seen_at) if math.isfinite(seen_at) else None,
         deep_check=deep_check,
         alerts=sorted(alerts),
+        gpus=list(gpus),
         **signals,
     )
 

@@ -13,7 +13,7 @@ import pytest
 
 from fleetctl.cli.app import run
 from fleetctl.cli.get import Changes
-from fleetctl.cli.kinds import VIEWS, Kind
+from fleetctl.cli.kinds import TOP_VIEWS, VIEWS, Kind
 from fleetctl.cli.output import ListOutput
 from fleetctl.traffic_rule import RerouteSpec, TrafficRule
 from fleetctl.wire import (
@@ -24,6 +24,12 @@ from fleetctl.wire import (
     Gateway,
     GatewayPhase,
     GatewayWorkers,
+    Gpu,
+    GroupBy,
+    GroupGpus,
+    GroupLoad,
+    GroupSignal,
+    NodeGroup,
     NodePhase,
     Pool,
     Revision,
@@ -53,6 +59,55 @@ GATEWAY = Gateway(
         reload_error="gateway.max_resends: a whole number, please",
     ),
 )
+
+
+def of(value: float | None, known: int = 12, asked: int = 12, **more: Any) -> GroupSignal:
+    return GroupSignal(value=value, known=known, of=asked, **more)
+
+
+GROUP = NodeGroup(
+    by=GroupBy.POOL,
+    name="long-context",
+    nodes=12,
+    ready=11,
+    load=GroupLoad(
+        running=of(480),
+        waiting=of(120),
+        kv_ratio=of(0.87),
+        tokens_per_s=of(12_345.0, 11),
+        ttft_p95_s=of(5.0, 5, 6, at_least=True),
+        itl_s=of(0.0312),
+        prefix_hit_ratio=of(0.64, 11),
+        preemption_ratio=of(0.051),
+        gpus=GroupGpus(
+            cards=88,
+            nodes_known=11,
+            nodes=12,
+            hottest_c=87.0,
+            throttled={"hw_thermal": 3},
+            throttle_known=88,
+            xids=[79],
+        ),
+    ),
+)
+CARDS = [
+    Gpu(
+        node="long-context-12",
+        gpu="0",
+        card="NVIDIA H100 80GB HBM3",
+        temperature_c=91.0,
+        sm_clock_hz=1.2e9,
+        power_w=698.0,
+        utilization_ratio=1.0,
+        memory_ratio=0.93,
+        throttled=["hw_thermal"],
+        faults=[],
+        ecc_uncorrected=2.0,
+        xids=[48, 79],
+        critical_xids_5m=1.0,
+    ),
+    Gpu(node="long-context-12", gpu="1"),
+]
 RUNBOOK = RunbookInfo(
     name="replace-node", title="Replace {{node}}", risk="medium", causes=["slow_node"], inputs={"node": "it"}, page=PAGE
 )
@@ -65,7 +120,17 @@ def controller() -> Iterator[RecordedController]:
     nodes = [
         make_node("node-1", phase=NodePhase.STOPPED, pool="decode", waiting=Signal(), zone="b"),
         make_node("node-2", phase=NodePhase.UNREACHABLE, reason="no answer", alerts=["LLMNodeDown"]),
-        make_node("node-3", waiting=busy),
+        make_node(
+            "node-3",
+            waiting=busy,
+            prefix_hit_ratio=Signal(value=0.62, age_s=1.0),
+            preemption_ratio=Signal(value=0.008, age_s=1.0),
+            preemptions_per_s=Signal(value=0.02, age_s=1.0),
+            tokens_per_s=Signal(value=910.0, age_s=1.0),
+            itl_s=Signal(value=0.02, age_s=1.0),
+            ttft_p99_s=Signal(value=0.6, age_s=12.0),
+            gpus=[CARDS[0].model_copy(update={"node": "node-3"})],
+        ),
     ]
     action = make_run(
         id="run-2", runbook="action", title="cordon node-3", status=RunStatus.SUCCEEDED, targets=["node-3"]
@@ -116,6 +181,8 @@ def controller() -> Iterator[RecordedController]:
                 is_complete=False,
             )
         ],
+        "/v1/groups": [GROUP],
+        "/v1/gpus": CARDS,
         "/v1/pools": [
             Pool(
                 name="long-context",
@@ -327,6 +394,52 @@ def test_a_gateways_workers_are_told_and_why_a_reload_changed_nothing(fleetctl: 
 def test_default_columns_fit_eighty(fleetctl: Run, kind: Kind) -> None:
     _, out, _ = fleetctl("get", kind)
     assert max(len(line) for line in out.splitlines()) <= 80
+
+
+@pytest.mark.parametrize("kind", TOP_VIEWS)
+def test_loads_fit_eighty(fleetctl: Run, kind: Kind) -> None:
+    code, out, _ = fleetctl("top", kind)
+    assert code == 0
+    assert max(len(line) for line in out.splitlines()) <= 80
+
+
+def test_a_groups_load_says_how_many_of_its_nodes_are_known(fleetctl: Run) -> None:
+    _, out, _ = fleetctl("top", "pools")
+    titles, row = (line.split() for line in out.splitlines())
+    assert titles == ["NAME", "READY", "WAIT", "KV", "TOK/S", "TTFT", "P95", "ITL", "HIT", "PREEMPT", "KNOWN"]
+    assert row == ["long-context", "11/12", "120", "87%", "12.3k", ">5s", "31.2ms", "64%", "5.1%", "5/6"]
+    _, wide, _ = fleetctl("get", "zones", "-o", "wide")
+    for text in ("88 (11/12)", "87C", "hw_thermal 3", "79"):
+        assert text in wide
+    assert "12.3k (11/12)" not in wide, "the short columns stay as they are, the known one says it"
+    _, out, _ = fleetctl("get", "models", "-o", "json")
+    assert json.loads(out)[0]["load"]["tokens_per_s"] == {"value": 12345.0, "known": 11, "of": 12, "at_least": False}
+    assert fleetctl("get", "zones", "-o", "name")[1] == "long-context\n"
+
+
+def test_cards_are_listed_with_what_is_wrong_and_a_dash_for_what_was_not_read(fleetctl: Run) -> None:
+    _, out, _ = fleetctl("get", "gpus")
+    assert [line.split() for line in out.splitlines()[1:]] == [
+        ["long-context-12", "0", "91C", "1.20GHz", "698W", "100%", "93%", "2", "48,79", "hw_thermal"],
+        ["long-context-12", "1", *"-" * 8],
+    ]
+    assert fleetctl("get", "gpus", "-l", "throttled=hw_thermal", "-o", "name")[1] == "long-context-12/0\n"
+
+
+def test_a_node_is_described_with_all_five_signals_and_its_cards(fleetctl: Run) -> None:
+    _, out, _ = fleetctl("describe", "node", "node-3")
+    for text in ("prefix hit", "62%", "0.8% of requests, 0.02/s", "ITL mean", "TTFT p99", "910 out, - in", "91C"):
+        assert text in out
+    _, out, _ = fleetctl("top", "nodes", "node-3")
+    assert out.splitlines()[1].split()[-3:] == ["62%", "0.8%", "91C!"]
+    _, out, _ = fleetctl("get", "nodes", "node-3", "-o", "wide")
+    assert "91C hw_thermal ECC 2 XID 48,79" in out
+
+
+def test_what_has_no_load_is_refused_with_what_has(fleetctl: Run) -> None:
+    code, _, err = fleetctl("top", "incidents")
+    assert code == 2
+    assert "one of nodes, pools, zones, models, revisions, gpus" in err
 
 
 def test_a_watch_prints_a_row_again_when_it_changed_but_not_because_time_passed(

@@ -26,6 +26,7 @@ from fleetctl.wire import (
     ApprovalRequest,
     DiagnoseRequest,
     FreezeRequest,
+    GroupBy,
     NodePhase,
     RouteState,
     RunRequest,
@@ -499,3 +500,13 @@ async def test_traffic_rules_are_made_listed_published_and_removed(client: Contr
     (rule,) = await client.traffic_rules()
     assert (rule.id, rule.made_by, rule.spec) == ("long-context", "admin", RerouteSpec(over_prefill_s=5, share=0.5))
     await client.remove_traffic_rule(rule.id)
+
+
+async def test_groups_count_their_nodes_and_what_nobody_tells_is_not_known(client: ControllerClient) -> None:
+    for by, name in ((GroupBy.POOL, "default"), (GroupBy.MODEL, "demo"), (GroupBy.ZONE, "local")):
+        (group,) = await client.groups(by)
+        assert (group.by, group.name, group.nodes, group.ready) == (by, name, 3, 3)
+        assert group.load.itl_s.value is None
+    (pool,) = await client.pools()
+    assert pool.load.ttft_p95_s.value is None
+    assert await client.gpus() == []

@@ -1,0 +1,145 @@
+"""The fleet by pool, zone, model or revision: each group's nodes, and what their signals come to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from alerts.promql import evaluate
+from alerts.promql.histogram import Buckets
+from alerts.series.store import SeriesStore
+from fleetctl import wire
+from fleetctl.controller.nodes.fleet import Fleet, NodeState
+from fleetctl.controller.signals.gpu_cards import gpu_cards, gpus_of_group
+from fleetctl.controller.signals.group_load import (
+    Aggregate,
+    Values,
+    highest,
+    mean,
+    pooled_quantile,
+    total,
+    weighted_mean,
+)
+from fleetctl.controller.signals.node_signals import Signals, signals_by_node
+from fleetctl.kit.clock import Clock
+from fleetctl.wire import GroupBy
+
+FRESH_FOR_S = 1.0  # views asked for within it share one look at the series
+SLOW_SERIES_S = 15.0  # the interval of the rules that record histograms
+SUMS = ("running", "waiting", "requests_per_s", "tokens_per_s", "prompt_tokens_per_s", "preemptions_per_s")
+WEIGHTS = {
+    "ttft_s": "first_tokens_per_s",
+    "itl_s": "tokens_per_s",
+    "prefix_hit_ratio": "prompt_tokens_per_s",
+    "preemption_ratio": "requests_per_s",
+}
+"""Mean to what it is a mean over."""
+TTFT_BUCKETS = "llm:ttft_seconds:bucket_rate"
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What the series told at one time."""
+
+    at: float
+    signals: Signals
+    values: Mapping[str, Values]  # signal to what each node told lately
+    histograms: Sequence[tuple[Mapping[str, str], Buckets]]  # of TTFT, with their labels
+    cards: Sequence[wire.Gpu]
+
+
+class NodeGroups:
+    """Views of many nodes, from one look at the series."""
+
+    def __init__(self, fleet: Fleet, store: SeriesStore, clock: Clock, *, stale_after_s: float) -> None:
+        """`stale_after_s`: a value older than this is not known any more."""
+        self._fleet = fleet
+        self._store = store
+        self._clock = clock
+        self._stale_after_s = stale_after_s
+        self._last: Look | None = None
+
+    def look(self) -> Look:
+        """The newest look at the series, at most a second old."""
+        now = self._clock.now()
+        if self._last is None or not 0 <= now - self._last.at < FRESH_FOR_S:
+            self._last = self._look(now)
+        return self._last
+
+    def gpus(self) -> list[wire.Gpu]:
+        """Every card, with its node's place in the fleet."""
+        found = []
+        for card in self.look().cards:
+            state = self._fleet.nodes.get(card.node)
+            if state is not None:
+                spec = state.row.spec
+                told = {key: spec.facts[key] for key in ("host", "sku") if spec.facts.get(key)}
+                found.append(
+                    card.model_copy(update={"pool": spec.pool, "model": spec.model, "zone": spec.zone, **told})
+                )
+        return found
+
+    def groups(self, by: GroupBy) -> list[wire.NodeGroup]:
+        """Every group of wanted nodes, by name."""
+        look = self.look()
+        of_group: dict[str, list[NodeState]] = {}
+        for state in self._fleet.nodes.values():
+            if state.row.wanted:
+                of_group.setdefault(getattr(state.row.spec, by), []).append(state)
+        return [self._group(by, name, of_group[name], look) for name in sorted(of_group)]
+
+    def _group(self, by: GroupBy, name: str, states: Sequence[NodeState], look: Look) -> wire.NodeGroup:
+        known = [one for one in states if look.at - self._fleet.seen_at(one.name) <= self._stale_after_s]
+        return wire.NodeGroup(
+            by=by,
+            name=name,
+            nodes=len(states),
+            ready=sum(one.is_serving for one in known),
+            unknown=len(states) - len(known),
+            load=self._load(by, name, sorted(one.name for one in states), look),
+        )
+
+    def _load(self, by: GroupBy, name: str, members: Sequence[str], look: Look) -> wire.GroupLoad:
+        values = look.values
+        nothing: Values = {}
+
+        def of(signal: str) -> Values:
+            return values.get(signal, nothing)
+
+        found: dict[str, Aggregate] = {signal: total(members, of(signal)) for signal in SUMS}
+        found |= {signal: weighted_mean(members, of(signal), of(weight)) for signal, weight in WEIGHTS.items()}
+        found["kv_ratio"] = mean(members, of("kv_ratio"))
+        found["kv_ratio_max"] = highest(members, of("kv_ratio"))
+        own = [buckets for labels, buckets in look.histograms if labels.get(by, "") == name]
+        found["ttft_p95_s"] = pooled_quantile(0.95, members, own, of("first_tokens_per_s"))
+        return wire.GroupLoad(
+            gpus=gpus_of_group(members, look.cards),
+            **{signal: wire.GroupSignal(**asdict(one)) for signal, one in found.items()},
+        )
+
+    def _look(self, now: float) -> Look:
+        signals = signals_by_node(self._store, now)
+        values: dict[str, dict[str, float]] = {}
+        for node, told in signals.items():
+            for name, signal in told.items():
+                if signal.value is not None and signal.age_s is not None and signal.age_s <= self._stale_after_s:
+                    values.setdefault(name, {})[node] = signal.value
+        slow_s = self._stale_after_s + SLOW_SERIES_S
+        cards = list(gpu_cards(self._store, now, self._stale_after_s).values())
+        return Look(now, signals, values, _histograms(self._store, now, slow_s), cards)
+
+
+def _histograms(store: SeriesStore, now: float, stale_after_s: float) -> list[tuple[Mapping[str, str], Buckets]]:
+    """TTFT's buckets as they are recorded: summed over the nodes of one pool, model, engine, zone and revision."""
+    found: dict[tuple[tuple[str, str], ...], Buckets] = {}
+    for sample in evaluate(TTFT_BUCKETS, store, now):
+        if now - sample.at > stale_after_s or math.isnan(sample.value):
+            continue
+        try:
+            bound = float(sample.labels.get("le", ""))
+        except ValueError:
+            continue
+        labels = {name: value for name, value in sample.labels.items() if name not in ("le", "__name__")}
+        found.setdefault(tuple(sorted(labels.items())), []).append((bound, sample.value))
+    return [(dict(labels), buckets) for labels, buckets in found.items()]
