@@ -59,7 +59,6 @@ from fleetctl.controller.nodes.gateways import Gateways
 from fleetctl.controller.nodes.gauge_drain import GaugeDrain
 from fleetctl.controller.nodes.lookup import FleetLookup, held_since
 from fleetctl.controller.nodes.node_client import MAX_ANSWER_BYTES, PROBE_TIMEOUT_S, NodeClient
-from fleetctl.controller.nodes.node_groups import NodeGroups
 from fleetctl.controller.nodes.outreach import Outreach
 from fleetctl.controller.nodes.pod_nodes import PodNodes
 from fleetctl.controller.nodes.pools import Pools
@@ -69,6 +68,7 @@ from fleetctl.controller.receipts.receipts import Receipts
 from fleetctl.controller.records import Records
 from fleetctl.controller.rollouts.evidence import EvidenceReader
 from fleetctl.controller.rollouts.rollouts import PoolLimits, Rollouts
+from fleetctl.controller.signals.node_groups import NodeGroups
 from fleetctl.controller.signals.prometheus_signals import PrometheusSignals
 from fleetctl.controller.signals.route_signals import route_signals
 from fleetctl.controller.signals.rules_in_force import RulesInForce

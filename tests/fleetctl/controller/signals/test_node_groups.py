@@ -11,8 +11,8 @@ from alerts.evaluation.engine import RuleEngine
 from alerts.series.store import SeriesStore
 from fleetctl import wire
 from fleetctl.controller.nodes.fleet import Fleet, NodeState
-from fleetctl.controller.nodes.node_groups import NodeGroups
 from fleetctl.controller.nodes.node_row import NodeRow, Role, RouteIntent
+from fleetctl.controller.signals.node_groups import NodeGroups
 from fleetctl.kit.clock import Clock
 from fleetctl.wire import GroupBy, NodePhase
 from tests.fixtures.controller import make_spec
