@@ -53,11 +53,12 @@ from fleetctl.controller.nodes.evidence import Evidence
 from fleetctl.controller.nodes.fenced_provider import FencedProvider
 from fleetctl.controller.nodes.fleet import Fleet
 from fleetctl.controller.nodes.fleet_series import FleetSeries
+from fleetctl.controller.nodes.foreign_check import ForeignCheck
 from fleetctl.controller.nodes.found_fleet import FoundFleet
 from fleetctl.controller.nodes.freezes import Freezes
 from fleetctl.controller.nodes.gateways import Gateways
 from fleetctl.controller.nodes.gauge_drain import GaugeDrain
-from fleetctl.controller.nodes.lookup import FleetLookup, held_since
+from fleetctl.controller.nodes.lookup import FleetLookup, held_since, progress_of
 from fleetctl.controller.nodes.node_client import MAX_ANSWER_BYTES, PROBE_TIMEOUT_S, NodeClient
 from fleetctl.controller.nodes.outreach import Outreach
 from fleetctl.controller.nodes.pod_nodes import PodNodes
@@ -230,11 +231,12 @@ async def open_controller(
             book.of_node,
             interval_s=settings.controller.probe_interval_s,
             forget_after_s=settings.actions.forget_stopped_after_s,
+            why_out=lambda name: deep_checks.why_out(name),
         )
         stack.push_async_callback(fleet.stop)
         pod_nodes = [PodNodes(records, fleet, routing, providers, one) for one in kubernetes.values()]
-        deep_checks = _open_deep_checks(config, fleet, client, records, stack)
         stale_after_s = settings.stale_after_s
+        deep_checks = await _open_deep_checks(config, fleet, client, rules.store, records, stack)
         gateways = _open_gateways(config, client, records)
         found_fleet = FoundFleet(
             records,
@@ -603,12 +605,19 @@ def _open_kubernetes(settings: KubernetesSettings | None, stack: AsyncExitStack)
     return {"kubernetes": made}
 
 
-def _open_deep_checks(
-    config: ControllerConfig, fleet: Fleet, client: NodeClient, records: Records, stack: AsyncExitStack
+async def _open_deep_checks(
+    config: ControllerConfig,
+    fleet: Fleet,
+    client: NodeClient,
+    store: SeriesStore,
+    records: Records,
+    stack: AsyncExitStack,
 ) -> DeepChecks:
     limits = config.settings.controller
-    deep_checks = DeepChecks(
-        records, fleet, client, interval_s=limits.deep_check_interval_s, at_once=limits.max_deep_checks
+    stale_after_s = config.settings.stale_after_s
+    foreign = ForeignCheck(client, lambda name: progress_of(store, name, records.clock.now(), stale_after_s))
+    deep_checks = await DeepChecks.opened(
+        records, fleet, client, foreign, interval_s=limits.deep_check_interval_s, at_once=limits.max_deep_checks
     )
     stack.push_async_callback(deep_checks.stop)
     return deep_checks

@@ -6,9 +6,9 @@ import sqlalchemy as sa
 
 # 2: external_alerts and webhook_notices; 3: wanted_changes; 4: traffic_rules; 5: pools, revisions, nodes.pool and
 # nodes.revision; 6: freezes, audit; 7: access_tokens; 8: rollouts, and what pools know of theirs. 9: leadership,
-# members; 10: drain_receipts; 11: silences, incidents.imported. Versions so far only added tables, and columns that may
-# be NULL (`ADDED_COLUMNS`).
-SCHEMA_VERSION = 11
+# members; 10: drain_receipts; 11: silences, incidents.imported; 12: known_answers. Versions so far only added tables,
+# and columns that may be NULL (`ADDED_COLUMNS`).
+SCHEMA_VERSION = 12
 
 metadata = sa.MetaData()
 
@@ -203,6 +203,15 @@ silences = sa.Table(
     sa.Column("ends_at", sa.Double, nullable=False),
     sa.Column("created_by", sa.String(200), nullable=False),
     sa.Column("comment", sa.Text, nullable=False),
+)
+
+# What nodes of other engines answered to the known prompt first, by engine, version, model, revision and pool.
+known_answers = sa.Table(
+    "known_answers",
+    metadata,
+    sa.Column("key", sa.String(64), primary_key=True),  # SHA-256 of these five
+    sa.Column("document", sa.JSON, nullable=False),
+    sa.Column("recorded_at", sa.Double, nullable=False, index=True),
 )
 
 external_alerts = sa.Table(

@@ -15,7 +15,8 @@ from runbooks.ability import Ability
 OTHER_ENGINE = "openai"
 
 _CORDON = Can("the gateways send it nothing new")
-_UNASKED = Cannot("other engines are not asked for a known answer yet: alerts tell their errors, not wrong text")
+_VOTE = "a greedy completion of a fixed prompt once a minute, held against the first one and those of its pool"
+_KNOWN_PROMPT = Can(_VOTE, call="POST /v1/completions")
 _WAIT = Can("cordoned, then its own gauges of running and waiting requests are waited for")
 _GO_ON = Can("the gateways let another node of the engine go on behind the text")
 _NOT_CHATS = Can("the gateways let another node go on with completions that say `max_tokens`; chats are answered anew")
@@ -35,7 +36,7 @@ _OWN: Mapping[Ability, Capability] = {
 }
 
 _VLLM: Mapping[Ability, Capability] = {
-    Ability.DEEP_CHECK: _UNASKED,
+    Ability.DEEP_CHECK: Can(f"{_VOTE}; after all users where it schedules by priority", call="POST /v1/completions"),
     Ability.CORDON: _CORDON,
     Ability.DRAIN: _WAIT,
     Ability.MOVE: _GO_ON,
@@ -47,7 +48,7 @@ _VLLM: Mapping[Ability, Capability] = {
 }
 
 _SGLANG: Mapping[Ability, Capability] = {
-    Ability.DEEP_CHECK: _UNASKED,
+    Ability.DEEP_CHECK: Can(f"{_VOTE}; after all users where it schedules by priority", call="POST /generate"),
     Ability.CORDON: _CORDON,
     Ability.DRAIN: _WAIT,
     Ability.MOVE: _GO_ON,
@@ -59,7 +60,7 @@ _SGLANG: Mapping[Ability, Capability] = {
 }
 
 _TGI: Mapping[Ability, Capability] = {
-    Ability.DEEP_CHECK: _UNASKED,
+    Ability.DEEP_CHECK: Can(_VOTE, call="POST /generate"),
     Ability.CORDON: _CORDON,
     Ability.DRAIN: _WAIT,
     Ability.MOVE: _NOT_CHATS,
@@ -71,7 +72,7 @@ _TGI: Mapping[Ability, Capability] = {
 }
 
 _TRTLLM: Mapping[Ability, Capability] = {
-    Ability.DEEP_CHECK: _UNASKED,
+    Ability.DEEP_CHECK: _KNOWN_PROMPT,
     Ability.CORDON: _CORDON,
     Ability.DRAIN: _WAIT,
     Ability.MOVE: _NOT_CHATS,
@@ -95,7 +96,7 @@ _TRITON: Mapping[Ability, Capability] = {
 }
 
 _LLAMACPP: Mapping[Ability, Capability] = {
-    Ability.DEEP_CHECK: _UNASKED,
+    Ability.DEEP_CHECK: _KNOWN_PROMPT,
     Ability.CORDON: _CORDON,
     Ability.DRAIN: _WAIT,
     Ability.MOVE: _NOT_CHATS,
@@ -107,7 +108,7 @@ _LLAMACPP: Mapping[Ability, Capability] = {
 }
 
 _OTHER: Mapping[Ability, Capability] = {
-    Ability.DEEP_CHECK: _UNASKED,
+    Ability.DEEP_CHECK: _KNOWN_PROMPT,
     Ability.CORDON: _CORDON,
     Ability.DRAIN: Can("cordoned, then what the gateways have open there is waited for: it says nothing itself"),
     Ability.MOVE: _NOT_CHATS,
@@ -135,6 +136,7 @@ _KINDS = (
         ready_paths=("/health",),
         version_paths=("/version",),
         metric_prefixes=("vllm:", "vllm_"),
+        sleep_path="/is_sleeping",
         unready_reason="core_dead",
         at_stop="aborts everything at once, unless it was given time",
         at_stop_option="--shutdown-timeout SECONDS",

@@ -79,9 +79,12 @@ class Fleet:
         *,
         interval_s: float = 1.0,
         forget_after_s: float = 86400.0,
+        why_out: Callable[[str], str] = lambda name: "",
     ) -> None:
         """`incident_of`: the id of the open incident that covers a node; `interval_s`: between two looks at a node;
-        `forget_after_s`: how long a stopped node is kept."""
+        `forget_after_s`: how long a stopped node is kept; `why_out`: what is known against a node that says it is
+        ready, a word of phases; empty: nothing."""
+        self._why_out = why_out
         self._forget_after_s = forget_after_s
         self._database = records.database
         self._timeline = records.timeline
@@ -243,7 +246,11 @@ class Fleet:
         # What was only found goes on running when it is ours no more: that is nobody's stop.
         running = view.running and (view.sees_process or row.wanted)
         if running and view.url:
-            health = await self._client.health(view.url, row.spec.engine)
+            out = self._why_out(row.name)
+            may_sleep = row.is_cordoned or "asleep" in (out, before.reason if before else "")
+            health = await self._client.health(view.url, row.spec.engine, may_sleep=may_sleep)
+            if health.ready and out and out != "asleep":
+                health = replace(health, ready=False, reason=out)
             if health.answered and health.reason == "draining":
                 try:
                     drain = await self._client.drain_state(view.url)

@@ -25,6 +25,7 @@ from runbooks.ports import Freeze, NodeFacts, NodeRoom, RevisionFacts, WantedCha
 log = structlog.get_logger()
 
 SEATS = 'max by (node) (engine_limit{limit="max_num_seqs"})'
+PROGRESS = ("llm:steps:rate", "llm:generation_tokens:rate")
 HELD_REQUESTS = "sum by (node) (llm:running) + sum by (node) (llm:waiting)"
 
 
@@ -165,6 +166,17 @@ def held_since(store: SeriesStore, node: str, since: float, now: float) -> int |
     if answer.value is None or answer.at is None or answer.at < since or not math.isfinite(answer.value):
         return None
     return round(answer.value)
+
+
+def progress_of(store: SeriesStore, node: str, now: float, stale_after_s: float) -> float | None:
+    """Steps or tokens a second that a node computes, whichever is more; None: it does not say, or not lately."""
+    answers = [store_query(store, now)(f'max({series}{{node="{node}"}})') for series in PROGRESS]
+    values = [
+        one.value
+        for one in answers
+        if one.value is not None and one.at is not None and now - one.at <= stale_after_s and math.isfinite(one.value)
+    ]
+    return max(values, default=None)
 
 
 def _whole(value: float | None) -> int | None:

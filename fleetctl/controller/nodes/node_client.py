@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -31,6 +32,10 @@ class NoAnswerError(Exception):
 
 class SilentPeerError(NoAnswerError):
     """The peer said nothing at all: no connection, or nothing in time. It may hang, or be gone."""
+
+
+class UnansweredError(SilentPeerError):
+    """The peer took the request and did not answer it in time."""
 
 
 class BadStatusError(NoAnswerError):
@@ -113,9 +118,16 @@ class NodeClient:
         self._probes = probes
         self._headers = {"Authorization": f"Bearer {node_token}"}
 
-    async def health(self, url: str, engine: str = OWN_ENGINE) -> NodeHealth:
-        """What the node says of itself, at its engine's own path. No answer is a value too: nothing is raised."""
-        kind = engine_kind(engine)
+    async def health(self, url: str, engine: str = OWN_ENGINE, *, may_sleep: bool = False) -> NodeHealth:
+        """What the node says of itself, at its engine's own path. No answer is a value too: nothing is raised.
+
+        `may_sleep`: one that says it is ready is asked whether it sleeps, where that is a question of its own."""
+        health = await self._health(url, engine_kind(engine))
+        if may_sleep and health.ready and await self.is_sleeping(url, engine):
+            return NodeHealth(True, False, "asleep")
+        return health
+
+    async def _health(self, url: str, kind: EngineKind) -> NodeHealth:
         *earlier, last = kind.ready_paths
         for path in earlier:
             answered = await self._probes.get(f"{url}{path}")
@@ -139,6 +151,25 @@ class NodeClient:
             detail=detail if isinstance(detail, str) else "",
             is_running=golden.get("running") is True,
         )
+
+    async def is_sleeping(self, url: str, engine: str) -> bool:
+        """Whether its engine says that it sleeps; False too where it has no such word, or gives no answer now."""
+        if not (path := engine_kind(engine).sleep_path):
+            return False
+        answered = await self._probes.get(f"{url}{path}")
+        return answered.status == 200 and _parse_object(answered.text.encode()).get("is_sleeping") is True
+
+    async def complete(self, url: str, body: Mapping[str, Any], *, timeout_s: float) -> object:
+        """What a node answers a user's request with. Raises UnansweredError, NoAnswerError, NotAllowedError."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                content = await self._read("POST", url, dict(body), {}, timeout_s)
+        except TimeoutError as error:
+            raise UnansweredError(f"POST {url}: no answer within {timeout_s:g} s") from error
+        try:
+            return json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise NoAnswerError(f"POST {url}: its answer is not JSON") from error
 
     async def drain_state(self, url: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> NodeDrain:
         """Raises NoAnswerError (SilentPeerError when it says nothing), NotAllowedError."""
@@ -223,6 +254,18 @@ class NodeClient:
                 self._may_act()
             except UnreachableError as error:
                 raise NoAnswerError(f"{method} {url}: not sent: {error.message}") from error
+        return _parse_object(await self._read(method, url, body, headers, timeout_s, also))
+
+    async def _read(
+        self,
+        method: str,
+        url: str,
+        body: dict[str, Any] | None,
+        headers: Mapping[str, str],
+        timeout_s: float,
+        also: int | None = None,
+    ) -> bytes:
+        """The body of a good answer. Raises NoAnswerError, NotAllowedError."""
         try:
             async with self._http.stream(method, url, json=body, headers=headers, timeout=timeout_s) as response:
                 content = await read_limited(response, MAX_ANSWER_BYTES)
@@ -230,6 +273,8 @@ class NodeClient:
                     raise NoAnswerError(f"the answer is longer than {MAX_ANSWER_BYTES} bytes")
         except httpx.PoolTimeout as error:  # our own queue: it says nothing about the peer
             raise NoAnswerError(f"{method} {url}: {describe(error)}") from error
+        except httpx.ReadTimeout as error:
+            raise UnansweredError(f"{method} {url}: no answer within {timeout_s:g} s") from error
         except httpx.TransportError as error:
             raise SilentPeerError(f"{method} {url}: {describe(error)}") from error
         except httpx.HTTPError as error:
@@ -238,7 +283,7 @@ class NodeClient:
             raise NotAllowedError(f"{method} {url}: the node refuses the controller's token")
         if not response.is_success and response.status_code != also:
             raise BadStatusError(f"{method} {url}: answered {response.status_code}", response.status_code)
-        return _parse_object(content)
+        return content
 
 
 def _health_of(kind: EngineKind, path: str, answered: TextAnswer) -> NodeHealth:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,10 +17,12 @@ from fleetctl.controller.metrics import ControllerMetrics
 from fleetctl.controller.nodes.deep_checks import RESULT_WAIT_S, DeepCheck, DeepChecks, due_nodes
 from fleetctl.controller.nodes.fleet import Fleet, NodeState
 from fleetctl.controller.nodes.fleet_series import FleetSeries
+from fleetctl.controller.nodes.foreign_check import Finding
 from fleetctl.controller.nodes.gateways import Gateways
+from fleetctl.controller.nodes.known_answers import KnownAnswers
 from fleetctl.controller.nodes.node_client import GoldenReport, NoAnswerError
 from fleetctl.controller.nodes.node_row import NodeRow, Role, RouteIntent
-from fleetctl.controller.records import Records
+from fleetctl.engines.greedy_answer import Answer
 from fleetctl.wire import NodePhase
 from tests.fixtures.controller import make_config, make_spec, running_fleet, stop_all, tell_node, until
 from tests.fixtures.driven import DrivenClock
@@ -44,10 +47,50 @@ class World:
         self.release = asyncio.Event()
         self.release.set()
         self.asked: list[str] = []
-        records = SimpleNamespace(clock=self.clock, metrics=self.metrics)
-        self.fleet = cast(Fleet, SimpleNamespace(nodes=self.nodes, seen_at=lambda _: self.clock.now()))
+        self.says: dict[str, list[Finding]] = {}  # nodes of other engines, what they say next; the last one stays
+        self.stored: list[object] = []
+        self.timeline: list[str] = []
+
+        async def write(_: object) -> None:
+            self.stored.append(_)
+
+        records: Any = SimpleNamespace(
+            clock=self.clock,
+            metrics=self.metrics,
+            database=SimpleNamespace(write=write),
+            timeline=SimpleNamespace(append_soon=lambda kind, *_, **__: self.timeline.append(kind)),
+        )
+        self.fleet = cast(
+            Fleet,
+            SimpleNamespace(nodes=self.nodes, seen_at=lambda _: self.clock.now(), observe_node=self._observe),
+        )
         client: Any = SimpleNamespace(deep_health=self._deep_health)
-        self.checks = DeepChecks(cast(Records, records), self.fleet, client, interval_s=60.0, at_once=at_once)
+        foreign: Any = SimpleNamespace(ask=self._say, forget=lambda _: None)
+        answers = KnownAnswers(records, {}, 180.0)
+        self.checks = DeepChecks(records, self.fleet, client, foreign, answers, interval_s=60.0, at_once=at_once)
+
+    def add_foreign(self, *names: str) -> None:
+        for name in names:
+            state = make_state(name)
+            row = replace(state.row, spec=replace(state.row.spec, engine="vllm"))
+            self.nodes[name] = replace(state, row=row)
+            self.says[name] = [Finding(GOOD)]
+
+    async def _say(self, state: NodeState) -> Finding:
+        self.asked.append(state.name)
+        left = self.says[state.name]
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    async def _observe(self, name: str) -> None:
+        """As the fleet does: what is known against a node is its phase."""
+        out = self.checks.why_out(name)
+        phase = NodePhase.NOT_READY if out else NodePhase.READY
+        self.nodes[name] = replace(self.nodes[name], phase=phase, reason=out)
+
+    async def minutes(self, number: int = 1) -> None:
+        for _ in range(number * 12):
+            self.clock.move(5.0)
+            await self.turn()
 
     async def _deep_health(self, url: str) -> GoldenReport:
         name = url.removeprefix("http://")
@@ -60,7 +103,7 @@ class World:
 
     async def turn(self) -> None:
         await self.checks.ask_due_nodes()
-        for _ in range(5):
+        for _ in range(12):
             await asyncio.sleep(0)
 
     def result(self, name: str) -> str:
@@ -139,6 +182,73 @@ async def test_another_process_and_another_engine_and_a_silent_node_are_not_know
     world.release.clear()
     await world.turn()
     assert world.result("a") == "unknown"
+
+
+GOOD, BAD = Answer(" Thursday"), Answer(" banana")
+
+
+async def test_a_node_of_another_engine_that_most_contradict_twice_is_out_until_it_is_right() -> None:
+    world = World(at_once=8)
+    world.add_foreign("a", "b", "c")
+    await world.minutes()
+    assert [world.result(name) for name in "abc"] == ["passed"] * 3
+    world.says["c"] = [Finding(BAD)]
+    await world.minutes()
+    assert [world.result(name) for name in "abc"] == ["passed", "passed", "failed"]
+    assert (world.checks.why_out("c"), world.checks.why_out("a")) == ("wrong_output", "")
+    asked = world.asked.count("c")
+    world.clock.move(5.0)
+    await world.turn()
+    assert world.asked.count("c") == asked + 1, "it is asked soon again: when is it right?"
+    world.says["c"] = [Finding(GOOD)]
+    world.clock.move(5.0)
+    await world.turn()
+    assert (world.result("c"), world.checks.why_out("c")) == ("passed", "")
+
+
+async def test_one_odd_answer_is_no_fault() -> None:
+    world = World(at_once=8)
+    world.add_foreign("a", "b", "c")
+    await world.minutes()
+    world.says["c"] = [Finding(BAD), Finding(GOOD)]
+    await world.minutes()
+    assert world.result("c") == "passed"
+    assert "wrong" not in world.checks.why_out("c")
+
+
+async def test_one_that_was_wrong_stays_out_when_nobody_is_left_to_say_so() -> None:
+    world = World(at_once=8)
+    world.add_foreign("a", "b", "c")
+    world.says["c"] = [Finding(BAD)]
+    await world.minutes()
+    assert world.checks.why_out("c") == "wrong_output"
+    del world.nodes["a"], world.nodes["b"]
+    await world.minutes(10)
+    assert world.checks.why_out("c") == "wrong_output"
+    world.says["c"] = [Finding(reason="core_stuck", detail="no answer")]
+    await world.minutes()
+    assert world.checks.why_out("c") == "wrong_output"
+
+
+async def test_the_first_of_three_is_asked_at_once_when_the_others_contradict_it() -> None:
+    world = World(at_once=1)
+    world.add_foreign("a", "b", "c")
+    world.says["a"] = [Finding(BAD)]
+    await world.minutes()
+    assert world.checks.why_out("a") == "wrong_output"
+    assert [world.result(name) for name in "bc"] == ["passed", "passed"]
+    assert world.timeline == ["answers.changed"], "what was recorded first was wrong"
+
+
+async def test_a_core_that_is_stuck_is_out_until_it_answers() -> None:
+    world = World(at_once=8)
+    world.add_foreign("a")
+    world.says["a"] = [Finding(reason="core_stuck", detail="no answer")]
+    await world.minutes()
+    assert (world.checks.why_out("a"), world.result("a")) == ("core_stuck", "unknown")
+    world.says["a"] = [Finding(GOOD)]
+    await world.minutes()
+    assert (world.checks.why_out("a"), world.result("a")) == ("", "passed")
 
 
 def exposed(metrics: ControllerMetrics, names: set[str]) -> dict[tuple[str, str], float]:
