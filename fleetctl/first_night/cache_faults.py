@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from fleetctl.first_night.fault import GRADUAL_S, QUEUE_ALERTS, Expectation, Fault, few_seats, pool_fault
+from fleetctl.first_night.fault import GRADUAL_S, HITS_ALERTS, QUEUE_ALERTS, Expectation, Fault, few_seats, pool_fault
 from fleetctl.first_night.injection import (
     another_tenant,
     commanded,
@@ -15,9 +15,9 @@ from fleetctl.first_night.injection import (
     usual_traffic,
 )
 
-_HITS_FELL = ("LLMPrefixHitDrop", *QUEUE_ALERTS)
+_HITS_FELL = (*HITS_ALERTS, *QUEUE_ALERTS)
 _SIZE = ("scale-pool", "shed-load", "lower-seats")
-_CACHE_FULL = (*QUEUE_ALERTS, "LLMKVCacheSaturated", "LLMPreemptions", "LLMPrefixHitDrop")
+_CACHE_FULL = (*QUEUE_ALERTS, "LLMKVCacheSaturated", "LLMPreemptions", *HITS_ALERTS)
 _LONG_BEGINNINGS = {"system_prompt_tokens": 1200}  # computed anew, they are felt
 _quiet_or_slow = partial(Expectation, is_quiet_unless_felt=True, named_from_s=60.0, onset_within_s=GRADUAL_S)
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from fleetctl.first_night.fault import (
     GRADUAL_S,
+    HITS_ALERTS,
     NAMED_FROM_S,
     PAST_S,
     QUEUE_ALERTS,
@@ -54,7 +55,7 @@ CAUSE_FAULTS: tuple[Fault, ...] = (
         "a rollout switches prefix caching off",
         commanded("rollout start default --set enable-prefix-caching=false --steps 100% --no-gate"),
         Expectation(
-            alerts=("LLMPrefixHitDrop", *QUEUE_ALERTS),
+            alerts=(*HITS_ALERTS, *QUEUE_ALERTS),
             is_quiet_unless_felt=True,
             causes=("caching_off",),
             named_from_s=120.0,
@@ -69,7 +70,7 @@ CAUSE_FAULTS: tuple[Fault, ...] = (
         "prompts begin with something of their own, as after a change of template",
         traffic_of(num_system_prompts=0, prompt_tokens_median=448, prompt_sigma=0.1),
         Expectation(
-            alerts=("LLMPrefixHitDrop", *QUEUE_ALERTS),
+            alerts=(*HITS_ALERTS, *QUEUE_ALERTS),
             is_quiet_unless_felt=True,
             causes=("prefix_cache_broken",),
             named_from_s=NAMED_FROM_S,

@@ -25,6 +25,7 @@ QUEUE_ALERTS = (
     "LLMPoolTTFTRegression",
     "LLMRoutingSkew",
 )
+HITS_ALERTS = ("LLMPrefixHitDrop", "LLMPoolPrefixHitDrop", "LLMPrefixLossHurts")
 FaultAction = Callable[[TargetFleet], Coroutine[Any, Any, None]]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from fleetctl.first_night.fault import Expectation, Fault
+from fleetctl.first_night.fault import HITS_ALERTS, Expectation, Fault
 from fleetctl.first_night.injection import (
     burst,
     kill_core_often,
@@ -179,7 +179,7 @@ NIGHT_FAULTS: tuple[Fault, ...] = (
         "prefix-lost",
         "no prompt finds its prefix on any node",
         switch_on(*NODES, prefix_cache_off=True),
-        Expectation(alerts=("LLMPrefixHitDrop",), causes=("prefix_cache_broken",)),
+        Expectation(alerts=HITS_ALERTS, causes=("prefix_cache_broken",)),
         switch_off("prefix_cache_off"),
         baseline_s=700.0,
         page_within_s=420.0,
