@@ -6,11 +6,17 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.fixtures.postgres import PostgresCluster, running_cluster
+
+if TYPE_CHECKING:
+    from tests.fixtures.kubernetes.cluster import Cluster
+    from tests.fixtures.kubernetes.control_plane import ControlPlane
+    from tests.fixtures.kubernetes.kubelet import Kubelet
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before any torch import: test workers share the cores
 # No test holds a timing threshold: hypothesis' own are of quiet machines.
@@ -51,3 +57,27 @@ def any_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path / 'state.sqlite'}"
     cluster: PostgresCluster = request.getfixturevalue("postgres_cluster")
     return cluster.new_url()
+
+
+@pytest.fixture(scope="session")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """One real Kubernetes control plane for all tests of this worker."""
+    from tests.fixtures.kubernetes.cluster import running_plane  # its client library is slow to import
+
+    yield from running_plane(tmp_path_factory.mktemp("plane"))
+
+
+@pytest.fixture(scope="session")
+def kubelet(plane: ControlPlane) -> Iterator[Kubelet]:
+    """What runs its pods as processes."""
+    from tests.fixtures.kubernetes.cluster import running_kubelet
+
+    yield from running_kubelet(plane)
+
+
+@pytest.fixture
+def cluster(plane: ControlPlane, kubelet: Kubelet, tmp_path: Path) -> Iterator[Cluster]:
+    """The test's own namespace of it."""
+    from tests.fixtures.kubernetes.cluster import fresh_cluster
+
+    yield from fresh_cluster(plane, kubelet, tmp_path)

@@ -87,7 +87,7 @@ from fleetctl.providers.found import FOUND, FoundNodes
 from fleetctl.providers.kubernetes.options import KubernetesOptions
 from fleetctl.providers.local_gateway import LocalGateway
 from fleetctl.providers.provider import NodeProvider
-from fleetctl.providers.providers import LOCAL, Providers
+from fleetctl.providers.providers import KUBERNETES, LOCAL, Providers
 from fleetctl.settings.controller import ControllerSettings
 from fleetctl.settings.kubernetes import KubernetesSettings
 from fleetctl.settings.tree import Settings
@@ -216,6 +216,7 @@ async def open_controller(
         records, journal = await _open_state(config, clock, stack, led)
         tokens = await Tokens.opened(records, config.token)
         kubernetes = _open_kubernetes(settings.providers.kubernetes, stack)
+        list_own = provider.list_instances
         providers = Providers({LOCAL: provider, FOUND: FoundNodes(), **kubernetes})
         provider = FencedProvider(providers, records.lease.require)
         client = await _open_node_client(config, records, stack)
@@ -234,7 +235,6 @@ async def open_controller(
             why_out=lambda name: deep_checks.why_out(name),
         )
         stack.push_async_callback(fleet.stop)
-        pod_nodes = [PodNodes(records, fleet, routing, providers, one) for one in kubernetes.values()]
         stale_after_s = settings.stale_after_s
         deep_checks = await _open_deep_checks(config, fleet, client, rules.store, records, stack)
         gateways = _open_gateways(config, client, records)
@@ -248,6 +248,12 @@ async def open_controller(
             lambda name: scraper.forget(name),
         )
         stack.push_async_callback(found_fleet.stop)
+        pod_nodes = [
+            PodNodes(records, fleet, routing, providers, client.probe, lambda name: scraper.forget(name), one)
+            for one in kubernetes.values()
+        ]
+        for one in pod_nodes:
+            stack.push_async_callback(one.stop)
         changes = await _open_changes(records)
         fleet_series = FleetSeries(
             fleet,
@@ -406,7 +412,7 @@ async def open_controller(
         )
         vitals.late_loops = loops.late
         records.metrics.watch_loops(loops, records.clock)
-        await fleet.take_charge(config.node_specs, start_nodes=config.start_nodes)
+        await fleet.take_charge(config.node_specs, start_nodes=config.start_nodes, list_own=list_own)
         started = f"controller started, epoch {records.database.epoch}"
         await records.timeline.append("controller.started", started)
         view = LeadershipView(config, led, clock.now())
@@ -602,7 +608,7 @@ def _open_kubernetes(settings: KubernetesSettings | None, stack: AsyncExitStack)
         raise BadInputError("providers.kubernetes: its client library is not installed", remedy=remedy) from error
     made = KubernetesProvider(KubernetesOptions(**settings.model_dump()))
     stack.push_async_callback(asyncio.to_thread, made.close)
-    return {"kubernetes": made}
+    return {KUBERNETES: made}
 
 
 async def _open_deep_checks(

@@ -55,7 +55,7 @@ def configure_logging(level: str = "info", log_format: LogFormat = "auto") -> No
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    for noisy in ("httpx", "httpcore", "uvicorn.access", "asyncio"):
+    for noisy in ("httpx", "httpx2", "httpcore", "httpcore2", "uvicorn.access", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 

@@ -16,6 +16,7 @@ from fleetctl.providers.provider import (
 from fleetctl.providers.spec import NodeSpec
 
 LOCAL = "local"
+KUBERNETES = "kubernetes"
 
 
 class Providers:

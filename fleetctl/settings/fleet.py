@@ -63,7 +63,7 @@ class FleetSettings(Section):
         ge=0,
         le=64,
         description="Number of nodes of a new fleet that are started here.",
-        json_schema_extra={"default": "3; none where there are `targets` or `commands`"},
+        json_schema_extra={"default": "3; none where there are `targets`, `commands` or `providers.kubernetes`"},
     )
     ready_timeout_s: float = Field(default=180.0, gt=0, le=3600, description="Until every part must be ready.")
     targets: list[TargetGroup] = Field(

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, PrivateAttr, SecretStr, field_validator
+from pydantic import Field, PrivateAttr, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from fleetctl.kit.errors import BadInputError
@@ -79,6 +79,15 @@ class Settings(BaseSettings):
     webhook: WebhookSettings = Field(default=WebhookSettings())
 
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _starts_none_beside_pods(cls, tree: Any) -> Any:
+        """Where pods are nodes, none is started on this machine unless somebody says how many."""
+        fleet = tree.get("fleet", {}) if isinstance(tree, dict) else None
+        if not isinstance(fleet, dict) or "nodes" in fleet or not _has_pods(tree.get("providers")):
+            return tree
+        return {**tree, "fleet": {**fleet, "nodes": 0}}
 
     @field_validator("state_dir")
     @classmethod
@@ -213,3 +222,7 @@ def _revealed(value: Any) -> Any:
             return str(value)
         case _:
             return value
+
+
+def _has_pods(providers: Any) -> bool:
+    return isinstance(providers, dict) and providers.get("kubernetes") is not None

@@ -27,7 +27,7 @@ from fleetctl.controller.nodes.routing import Routing
 from fleetctl.controller.nodes.wanted_history import note_unrecorded
 from fleetctl.controller.records import Records
 from fleetctl.controller.slots import Slots
-from fleetctl.kit.errors import FleetctlError
+from fleetctl.kit.errors import FleetctlError, UnreachableError
 from fleetctl.providers.provider import NodeProvider, ObservedInstance, exit_words
 from fleetctl.providers.spec import NodeSpec
 from fleetctl.wire import NodePhase
@@ -103,11 +103,18 @@ class Fleet:
         self._started: set[str] = set()
         self._learnt_from: dict[str, int] = {}  # the look that each node's state comes from
 
-    async def take_charge(self, specs: Sequence[NodeSpec], *, start_nodes: bool) -> None:
+    async def take_charge(
+        self,
+        specs: Sequence[NodeSpec],
+        *,
+        start_nodes: bool,
+        list_own: Callable[[], Sequence[ObservedInstance]],
+    ) -> None:
         """Look after what runs already. Nothing is started that nobody asked for.
 
         `start_nodes`: somebody asked. Then the initial fleet is wanted where no node ever was, and what is wanted and
         does not run is started by the next turn. Without it a node that ended stays ended: its alert says so.
+        `list_own`: what runs that only a fleet of ours can have started; what others run is taken up when it is found.
         """
         now = self._clock.now()
         await self._database.write(lambda c: note_unrecorded(c, now))
@@ -115,12 +122,17 @@ class Fleet:
         rows = await self._database.read(list_nodes)
         if not rows and start_nodes:
             await self._database.write(lambda c: [want_node(c, spec, Role.MEMBER, now) for spec in specs])
-        elif not rows:
+        elif not rows and specs:
             log.info("fleet.empty", remedy="`fleetctl up` starts a fleet, `fleetctl node start NAME` a node")
+        silent: set[str] = set()
         for row in rows:
-            if row.wanted and row.started and not row.is_restarting:
-                await self._attach(row, start_nodes=start_nodes)
-        for one in await asyncio.to_thread(self._provider.list_instances):
+            if row.wanted and row.started and not row.is_restarting and row.spec.provider not in silent:
+                try:
+                    await self._attach(row, start_nodes=start_nodes)
+                except UnreachableError as error:  # whether they run is not known: each turn looks again
+                    log.warning("nodes.not_attached", provider=row.spec.provider, error=error.message)
+                    silent.add(row.spec.provider)
+        for one in await asyncio.to_thread(list_own):
             if one.name not in {row.name for row in rows}:
                 log.warning("node.unclaimed", node=one.name, url=one.url, reason="it runs, and no fleet wants it")
 

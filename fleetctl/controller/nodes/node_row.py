@@ -146,19 +146,20 @@ def change_node(
     return version
 
 
-def place_found(connection: sa.Connection, spec: NodeSpec, now: float) -> None:
-    """Make a node that was found wanted at its address, or known as it is now. One that is cordoned stays so, also
-    when it was gone for a while. A node that was not found stays whose it is. Part of a change that is published."""
+def place_listed(connection: sa.Connection, spec: NodeSpec, now: float) -> None:
+    """Make a node that others run wanted, or known as it is now. One that is cordoned stays so, also when it was gone
+    for a while. A node of another provider stays whose it is. Part of a change that is published."""
     standing, url = get_node(connection, spec.name), spec.facts.get(URL)
+    place = {} if url is None else {"url": url}  # of a pod it is known once it is looked at
     if standing is None or not standing.wanted:
         stays = standing is not None and standing.is_cordoned
         want_node(connection, spec, Role.MEMBER, now)
         route = RouteIntent.CORDONED if stays else RouteIntent.NONE
-        change_node(connection, spec.name, now, {"started": True, "url": url, "route": route})
+        change_node(connection, spec.name, now, {"started": True, "route": route, **place})
         return
     if standing.spec.provider != spec.provider or standing.spec == spec:
         return
-    values = {"spec": spec.to_json(), "pool": spec.pool, "revision": spec.revision, "url": url, "updated_at": now}
+    values = {"spec": spec.to_json(), "pool": spec.pool, "revision": spec.revision, "updated_at": now, **place}
     connection.execute(sa.update(nodes).where(nodes.c.name == spec.name).values(**values))
     if (standing.spec.pool, standing.spec.model) != (spec.pool, spec.model):
         note_wanted(connection, standing.spec, False, now)
@@ -168,12 +169,13 @@ def place_found(connection: sa.Connection, spec: NodeSpec, now: float) -> None:
         note_node_wanted(connection, spec, now)
 
 
-def remove_found(connection: sa.Connection, name: str, now: float) -> None:
-    """A node that was found is in no list any more. Its row stays for a while, cordoned if it was."""
+def remove_listed(connection: sa.Connection, name: str, now: float) -> None:
+    """A node that others run is there no more: nobody asked for it is started. Its row stays for a while, cordoned if
+    it was."""
     row = get_node(connection, name)
-    if row is not None and row.wanted:
+    if row is not None:
         route = RouteIntent.CORDONED if row.is_cordoned else RouteIntent.NONE
-        change_node(connection, name, now, {"wanted": False, "route": route})
+        change_node(connection, name, now, {"wanted": False, "started": False, "route": route})
 
 
 def delete_stopped(connection: sa.Connection, name: str) -> bool:

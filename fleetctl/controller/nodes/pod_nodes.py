@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Protocol
 
 import structlog
 
+from fleetctl.controller.nodes.engine_probes import Asked, EngineProbes, told
 from fleetctl.controller.nodes.fleet import Fleet
-from fleetctl.controller.nodes.node_row import NodeRow, Role, RouteIntent, change_node, get_node, list_nodes, want_node
+from fleetctl.controller.nodes.listed_nodes import ListedNodes, Listing
+from fleetctl.controller.nodes.node_row import NodeRow, Role, list_nodes
 from fleetctl.controller.nodes.routing import Routing
 from fleetctl.controller.records import Records
+from fleetctl.discovery.probe import Get
 from fleetctl.kit.errors import FleetctlError
 from fleetctl.providers.provider import ObservedInstance
-from fleetctl.providers.providers import Providers
+from fleetctl.providers.providers import KUBERNETES, Providers
 from fleetctl.providers.spec import NodeSpec
 
 log = structlog.get_logger()
@@ -24,7 +27,7 @@ class PodProvider(Protocol):
     """What is asked of the Kubernetes provider here, beside what every provider does."""
 
     def specs(self) -> list[NodeSpec]:
-        """Every node that is seen, as its labels describe it."""
+        """Every node that is seen, as its labels describe it. Raises UnreachableError when that may be old."""
 
     def observe(self, name: str) -> ObservedInstance:
         """The node as it is now."""
@@ -37,38 +40,42 @@ class PodProvider(Protocol):
 
 
 class PodNodes:
-    """Takes up the pods that are nodes, lets go of those that Kubernetes took away, and tells each pod its cordon.
+    """Lists the pods that are nodes, once a turn, and tells each pod its cordon. Implements `ListWords`.
 
-    A node that fleetctl starts or stops has its row before its pod changes: none of these is touched here.
+    No pod at all is believed at once: the API's list is whole, and one that may be old raises instead.
     """
 
     def __init__(
-        self, records: Records, fleet: Fleet, routing: Routing, providers: Providers, pods: PodProvider
+        self,
+        records: Records,
+        fleet: Fleet,
+        routing: Routing,
+        providers: Providers,
+        get: Get,
+        forget_signals: Callable[[str], None],
+        pods: PodProvider,
     ) -> None:
-        self._records, self._fleet, self._routing = records, fleet, routing
+        """`providers`: of the whole fleet, told whose node each is; `get`: asks a node what it is."""
+        self._records, self._fleet = records, fleet
+        self._listed = ListedNodes(records, routing, providers.learn, providers.forget, forget_signals)
+        self._probes = EngineProbes(fleet, get, records.clock)
         self._providers, self._pods = providers, pods
 
     async def take_up(self) -> None:
         """One look at all of them. Raises FleetctlError when the cluster can't be looked at: then nothing changes."""
         seen = {spec.name: spec for spec in await asyncio.to_thread(self._pods.specs)}
-        rows = {row.name: row for row in await self._records.database.read(list_nodes)}
-        for spec in seen.values():
-            row = rows.get(spec.name)
-            if row is None:
-                await self._want(spec)
-            elif row.spec.provider == spec.provider:
-                self._providers.learn(row.spec)
-                await self._describe(row, spec)
-        providers = {spec.provider for spec in seen.values()}
-        for row in rows.values():
-            if row.spec.provider in providers and row.name not in seen:
-                self._providers.learn(row.spec)
-                await self._let_go(row)
+        rows = await self._records.database.read(list_nodes)
+        own = [row for row in rows if row.spec.provider == KUBERNETES]
+        for row in own:
+            self._providers.learn(row.spec)
+        kept = await asyncio.to_thread(self._kept, own, seen)
+        specs = self._told(seen)
+        await self._listed.follow(Listing(KUBERNETES, specs, kept), rows, self, self._records.clock.now())
 
     async def tell_cordons(self) -> None:
         """What the routing table says of each node, on its pod: nothing is asked where it says so already."""
         for row in await self._records.database.read(list_nodes):
-            if row.spec.provider != "kubernetes" or not row.wanted or row.is_restarting:
+            if row.spec.provider != KUBERNETES or not row.wanted or row.is_restarting:
                 continue
             tell = self._pods.cordon if row.is_cordoned else self._pods.uncordon
             try:
@@ -77,35 +84,37 @@ class PodNodes:
             except FleetctlError as error:
                 log.warning("node.cordon_not_told", node=row.name, error=error.message)
 
-    async def _want(self, spec: NodeSpec) -> None:
-        self._providers.learn(spec)
-        now = self._records.clock.now()
-        await self._records.database.write(lambda c: want_node(c, spec, Role.MEMBER, now))
-        await self._routing.change(spec.name, started=True)
-        where = spec.options.get("workload") or spec.options.get("pod")
-        words = f"{spec.name}: found in Kubernetes, namespace {spec.options['namespace']}, {where}"
-        await self._records.timeline.append("node.found", words, node=spec.name)
+    def found(self, spec: NodeSpec) -> str:
+        """Its namespace and what owns it."""
+        where = spec.options.get("workload") or f"pod/{spec.options.get('pod')}"
+        return f"found in Kubernetes, namespace {spec.options['namespace']}, {where}"
 
-    async def _describe(self, row: NodeRow, spec: NodeSpec) -> None:
-        """The pod's zone, revision and machine are known only once it is placed, and change with its successor."""
-        now_so = replace(row.spec, zone=spec.zone, revision=spec.revision, facts=spec.facts)
-        if now_so == row.spec:
-            return
+    def gone(self, row: NodeRow) -> str:
+        """Not by us: what fleetctl stops is not wanted before its pod goes."""
+        return "Kubernetes has no pod for it any more, and it was not fleetctl that took it away"
 
-        now = self._records.clock.now()
-        values = {"spec": now_so.to_json(), "revision": now_so.revision}
-        await self._records.database.write(lambda c: change_node(c, row.name, now, values, {"wanted": row.wanted}))
+    async def stop(self) -> None:
+        """Give up the probes that are under way."""
+        await self._probes.stop()
 
-    async def _let_go(self, row: NodeRow) -> None:
-        """A pod that Kubernetes deleted, as in a rollout or a smaller workload, is no node that failed."""
-        if row.is_restarting or not row.started or row.role is not Role.MEMBER:
-            return
-        if (await asyncio.to_thread(self._pods.observe, row.name)).running:
-            return  # its pod is on its way, or being deleted
-        if row.wanted:
-            await self._routing.change(row.name, only_if={"wanted": True}, wanted=False, route=RouteIntent.NONE)
-            words = f"{row.name}: its pod was deleted in Kubernetes, not by fleetctl"
-            await self._records.timeline.append("node.gone", words, node=row.name)
-        standing = await self._records.database.read(lambda c: get_node(c, row.name))
-        if standing is not None and not standing.wanted:
-            await self._fleet.forget(standing)
+    def _kept(self, rows: Iterable[NodeRow], seen: Collection[str]) -> set[str]:
+        """Nodes that fleetctl starts, restarts or stops now, and those whose pod is on its way or being deleted."""
+        return {
+            row.name
+            for row in rows
+            if row.is_restarting
+            or (row.wanted and (not row.started or row.role is not Role.MEMBER))
+            or (row.name in seen and row.started and not row.wanted)
+            or (row.name not in seen and row.started and self._pods.observe(row.name).running)
+        }
+
+    def _told(self, seen: Mapping[str, NodeSpec]) -> dict[str, NodeSpec]:
+        """With what each node says of itself, where it has an address and some label is missing."""
+        states = self._fleet.nodes
+        urls = {name: state.url for name in seen if (state := states.get(name)) is not None and state.url is not None}
+        silent = {name: seen[name] for name in urls if not (seen[name].engine and seen[name].model)}
+        self._probes.ask_due({name: Asked(name, urls[name], spec.engine, spec.model) for name, spec in silent.items()})
+        return {
+            name: told(spec, self._probes.facts_of(name, urls[name])) if name in silent else spec
+            for name, spec in seen.items()
+        }

@@ -8,9 +8,8 @@ from fleetctl.providers.kubernetes.host import Host
 from fleetctl.providers.kubernetes.options import KubernetesOptions
 from fleetctl.providers.kubernetes.pod import HASH_LABELS, Pod
 from fleetctl.providers.kubernetes.workload import Workload
+from fleetctl.providers.providers import KUBERNETES
 from fleetctl.providers.spec import NodeSpec
-
-KUBERNETES = "kubernetes"
 
 
 def spec_of(name: str, pod: Pod, workload: Workload | None, host: Host | None, options: KubernetesOptions) -> NodeSpec:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -12,51 +11,16 @@ from fleetctl.kit.errors import FleetctlError
 from fleetctl.providers.kubernetes.provider import KubernetesProvider
 from tests.fixtures.fleet import wait_until
 from tests.fixtures.kubernetes.cluster import Cluster
-from tests.fixtures.kubernetes.control_plane import write_kubeconfig
 from tests.fixtures.kubernetes.kube_api import KubeApi
 from tests.fixtures.kubernetes.manifests import budget, pod_template
-from tests.fixtures.manifests import Manifest, kustomized, of_kind
+from tests.fixtures.kubernetes.rights import as_controller, controller_kubeconfig, give_cluster_wide
+from tests.fixtures.manifests import kustomized
 
 pytestmark = pytest.mark.waits
 
-ACCOUNT = "fleetctl-controller"
-CLUSTER_ROLES = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
-CLUSTER_BINDINGS = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
-
-
-def as_controller(cluster: Cluster) -> str:
-    """The token of a service account that has what `overlays/small` gives it, in the test's namespace."""
-    manifests = kustomized("small")
-    cluster.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT}})
-    for role in of_kind(manifests, "Role"):
-        cluster.create(moved(role, cluster.namespace))
-    for binding in of_kind(manifests, "RoleBinding"):
-        cluster.create(moved(binding, cluster.namespace))
-    give_cluster_wide(cluster, manifests)
-    wanted = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-    made = cluster.api.create(cluster.path("ServiceAccount", ACCOUNT) + "/token", wanted)
-    return str(made["status"]["token"])
-
-
-def give_cluster_wide(cluster: Cluster, manifests: Sequence[Manifest]) -> None:
-    """Roles are of the whole cluster and made once; each test has bindings of its own."""
-    for role in of_kind(manifests, "ClusterRole"):
-        if not cluster.api.exists(f"{CLUSTER_ROLES}/{role['metadata']['name']}"):
-            cluster.api.create(CLUSTER_ROLES, role)
-    for binding in of_kind(manifests, "ClusterRoleBinding"):
-        cluster.api.create(CLUSTER_BINDINGS, moved(binding, cluster.namespace, suffix=cluster.namespace))
-
-
-def moved(manifest: Manifest, namespace: str, suffix: str = "") -> Manifest:
-    meta = {key: value for key, value in manifest["metadata"].items() if key != "namespace"}
-    meta["name"] += f"-{suffix}" if suffix else ""
-    subjects = [{**one, "namespace": namespace} for one in manifest.get("subjects", ())]
-    return {**manifest, "metadata": meta} | ({"subjects": subjects} if subjects else {})
-
 
 def limited(cluster: Cluster, token: str, folder: Path, **settings: object) -> KubernetesProvider:
-    path = write_kubeconfig(folder / "controller.kubeconfig", cluster.plane.url, token, cluster.namespace)
-    return cluster.provider(kubeconfig=path, **settings)
+    return cluster.provider(kubeconfig=controller_kubeconfig(cluster, folder, token=token), **settings)
 
 
 def test_nodes_are_seen_cordoned_read_started_stopped_and_rolled_back(cluster: Cluster, tmp_path: Path) -> None:
