@@ -147,6 +147,8 @@ def _home(
 ) -> Incident | None:
     """The open incident that the alert belongs to without any more evidence."""
     scope = scope_of(alert.labels)
+    # An alert of a gateway names the node and no place of it.
+    place = {**_said(nodes.get(alert.labels.get("node", ""), {})), **alert.labels}
 
     def is_there(one: Incident) -> bool:
         return _covers_node(one, alert) or (is_wide(scope) and dict(one.scope) == scope != {})
@@ -161,13 +163,13 @@ def _home(
         # Of two incidents of one place, the one whose fault it is a symptom of comes before the one it began near.
         is_its_fault,
         lambda one: is_there(one) and same_fault(one, alert, kinds, explains),
-        lambda one: is_wide(one.scope) and scope_contains(one.scope, alert.labels) and _has_name(one, alert.name),
+        lambda one: is_wide(one.scope) and scope_contains(one.scope, place) and _has_name(one, alert.name),
         # A ticket or a queue of one node of a pool that is overloaded, or its model's: what the pool suffers from is
         # behind it.
         lambda one: (
             is_wide(one.scope)
             and (alert.severity == "ticket" or (is_wide(scope) and scope != {}) or _is_of_kind(one, alert, kinds))
-            and (scope_contains(one.scope, alert.labels) or (is_wide(scope) and _holds(one.scope, scope, nodes)))
+            and (scope_contains(one.scope, place) or (is_wide(scope) and _holds(one.scope, scope, nodes)))
             and _is_explained(one, alert, kinds, explains)
         ),
     )

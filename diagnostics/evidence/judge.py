@@ -32,6 +32,8 @@ LIKELY_FROM = 0.4
 LIKELY_UNSEEN_FROM = 0.92  # where one of its musts could not be answered
 RUNNER_UP_FROM = 0.02
 ONSET_STEP_S = 15.0
+YOUNG_STEP_S = 5.0  # of a record in whose first minutes it began: a minute of past is twelve samples (MIN_BEFORE)
+YOUNG_S = 900.0
 RANK = {"unknown": 0, "likely": 1, "confirmed": 2}
 STARTED_LATELY_S = 600.0  # as the question `started_lately`
 ORDINARY_FROM = 0.2  # a yes that is so common speaks against nothing
@@ -149,13 +151,15 @@ def onset_of_series(
     look_back_s: float = LOOK_BACK_S,
 ) -> Onset:
     """When what the alerts tell of began, by the trees' own symptom series for the scope."""
+    since = kept_since(store)
+    step_s = YOUNG_STEP_S if since is not None and active_at - since < YOUNG_S else ONSET_STEP_S
     series = []
     for template in templates:
         query, why = bind_query(template, scope, AskedAt(now, active_at))
         if why:
             continue
         try:
-            found = evaluate_series(query, store, active_at - look_back_s, now, ONSET_STEP_S)
+            found = evaluate_series(query, store, active_at - look_back_s, now, step_s)
         except (BadExpressionError, QueryError):
             continue
         series += [points for _, points in found[:1]]

@@ -19,6 +19,7 @@ _HITS_FELL = (*HITS_ALERTS, *QUEUE_ALERTS)
 _SIZE = ("scale-pool", "shed-load", "lower-seats")
 _CACHE_FULL = (*QUEUE_ALERTS, "LLMKVCacheSaturated", "LLMPreemptions", *HITS_ALERTS)
 _LONG_BEGINNINGS = {"system_prompt_tokens": 1200}  # computed anew, they are felt
+_WARM_S = 150.0  # in the first minute nothing is cached yet, and that is past too
 _quiet_or_slow = partial(Expectation, is_quiet_unless_felt=True, named_from_s=60.0, onset_within_s=GRADUAL_S)
 
 CACHE_FAULTS: tuple[Fault, ...] = (
@@ -31,7 +32,7 @@ CACHE_FAULTS: tuple[Fault, ...] = (
         ),
         undone("rollout rollback default"),
         hold_s=180.0,
-        baseline_s=150.0,  # in the first minute nothing is cached yet, and that is past too
+        baseline_s=_WARM_S,
         traffic={"num_system_prompts": 3, "system_prompt_tokens": 1000},
     ),
     pool_fault(
@@ -40,6 +41,7 @@ CACHE_FAULTS: tuple[Fault, ...] = (
         users_apart,
         _quiet_or_slow(alerts=_HITS_FELL, causes=("prefix_salt",)),
         usual_traffic,
+        baseline_s=_WARM_S,
         traffic=_LONG_BEGINNINGS,
         has_tenants=True,
     ),
@@ -51,6 +53,7 @@ CACHE_FAULTS: tuple[Fault, ...] = (
         ),
         _quiet_or_slow(alerts=_HITS_FELL, causes=("traffic_mix",)),
         usual_traffic,
+        baseline_s=_WARM_S,
         traffic=_LONG_BEGINNINGS,
     ),
     pool_fault(

@@ -386,3 +386,13 @@ def test_pool_that_falls_silent_joins_the_incident_of_the_model_that_only_it_ser
     down = [make_alert("LLMNodeDown", f"node-{i}", NOW + 300) for i in range(1, 10)]
     found = {model.id: model} | group_alerts(down, [model], NOW + 300, KNOWN, kinds, explains)
     assert len(found) == count
+
+
+def test_what_a_gateway_says_of_a_node_alone_joins_the_incident_of_the_nodes_model() -> None:
+    kinds = {name: AlertKind("gateway", False) for name in ("LLMGatewayFailOpen", "LLMGatewayNodeEjected")}
+    (model,) = after([[make_alert("LLMGatewayFailOpen", model="m")]])
+    model = with_diagnosis(model, Diagnosis("gateway", "downstream", confidence="likely"))
+    ejected = FiredAlert("e", "LLMGatewayNodeEjected", "ticket", "firing", {"node": "node-1"})
+    explains = {"downstream": frozenset({"gateway"})}
+    changed = group_alerts([ejected], [model], NOW + 300, KNOWN, kinds, explains)
+    assert list(changed) == [model.id]
