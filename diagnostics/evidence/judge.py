@@ -34,6 +34,7 @@ RUNNER_UP_FROM = 0.02
 ONSET_STEP_S = 15.0
 YOUNG_STEP_S = 5.0  # of a record in whose first minutes it began: a minute of past is twelve samples (MIN_BEFORE)
 YOUNG_S = 900.0
+LEAST_PAST_S = 90.0  # of a record: half a minute until rates have values, and a minute of them
 RANK = {"unknown": 0, "likely": 1, "confirmed": 2}
 STARTED_LATELY_S = 600.0  # as the question `started_lately`
 ORDINARY_FROM = 0.2  # a yes that is so common speaks against nothing
@@ -163,7 +164,11 @@ def onset_of_series(
         except (BadExpressionError, QueryError):
             continue
         series += [points for _, points in found[:1]]
-    return find_onset(series, active_at, now, look_back_s)
+    found = find_onset(series, active_at, now, look_back_s)
+    if since is None:
+        return found
+    # Of a young record a past that may hold the first seconds of it says more than none.
+    return replace(found, early=min(found.at, max(found.early, since + LEAST_PAST_S)))
 
 
 def kind_of(scope: Mapping[str, str]) -> Place:

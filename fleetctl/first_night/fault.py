@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from fleetctl.first_night.target_fleet import TargetFleet
 
-PAST_S = 80.0  # of normal traffic: what is compared with the past needs a minute of it, before the first sign
+PAST_S = 120.0  # of normal traffic: half a minute until signals are known, a minute to compare with, and caches fill
 HELD_S = 125.0  # until two minutes after it began somebody is asked what it is
 AGES_S = (30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0)  # at which a person asks, while it lasts
 NAMED_FROM_S = 60.0  # of what is held: at the first minute the cause is known

@@ -13,7 +13,7 @@ from diagnostics.diagnosis import Diagnosis, undiagnosed
 from diagnostics.evidence.calm import look_around
 from diagnostics.evidence.judge import diagnose
 from diagnostics.incident import FiredAlert, by_gravity, fired_alert, onset_of
-from diagnostics.scope import PLACES, scope_contains, scope_of
+from diagnostics.scope import PLACES, scope_contains, scope_of, shared_places
 from diagnostics.tree import Tree, tree_for_alert
 from fleetctl.controller.content.store import ContentStore
 from fleetctl.controller.nodes.fleet import Fleet
@@ -67,10 +67,23 @@ class Inquiry:
                     around = look_around(self._content.current.knowledge, trees, where, self._store, now)
                     if around.cause is not None:
                         return around
-                place = scope_of(alert.labels)
-                return self._judged([tree], place if scope_contains(where, alert.labels) else where, now, onset)
+                return self._judged([tree], self._place_of(alert, firing or standing, where, now), now, onset)
         alert = (firing or standing)[0]
         return replace(undiagnosed(alert.name, self._content.current.no_tree.get(alert.name)), at=now)
+
+    def _place_of(
+        self, alert: FiredAlert, standing: Sequence[FiredAlert], where: Mapping[str, str], now: float
+    ) -> Mapping[str, str]:
+        """What is asked about: the alert's own place, and of nodes that have it together the place that they share."""
+        if not scope_contains(where, alert.labels):
+            return where
+        node = alert.labels.get("node")
+        nodes = {one.labels["node"] for one in standing if one.name == alert.name and one.labels.get("node")}
+        shared = shared_places(alert.name, nodes, self._known_nodes(now)) if len(nodes) > 1 else []
+        around = next((one.scope for one in shared if node in one.nodes), None)
+        if around is None:
+            return scope_of(alert.labels)
+        return around if scope_contains(where, around) else where
 
     def _judged(self, trees: Sequence[Tree], where: Mapping[str, str], now: float, onset: float | None) -> Diagnosis:
         return diagnose(self._content.current.knowledge, trees, where, self._store, now, onset)

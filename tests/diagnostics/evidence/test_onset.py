@@ -7,6 +7,8 @@ import random
 
 import pytest
 
+from alerts.series.store import SeriesStore
+from diagnostics.evidence.judge import onset_of_series
 from diagnostics.evidence.onset import find_onset
 
 STEP_S = 15.0
@@ -54,3 +56,14 @@ def test_no_history_and_nan_leave_the_alerts_own_word() -> None:
     assert find_onset([], ALERT, ALERT).at == ALERT
     assert find_onset([[(ALERT - 15 * i, math.nan) for i in range(100, 0, -1)]], ALERT, ALERT).at == ALERT
     assert find_onset([[(ALERT - 15, 1.0), (ALERT, 9.0)]], ALERT, ALERT).at == ALERT
+
+
+def test_change_in_the_third_minute_of_a_record_is_found_and_leaves_a_minute_of_past() -> None:
+    store, began = SeriesStore(), ALERT + 120
+    for at in range(int(ALERT), int(began) + 60, 5):
+        noisy = (0.2 if at >= began else 0.1) * (1 + 0.05 * math.sin(at))
+        store.append({"__name__": "llm:ttft_seconds:mean", "pool": "chat"}, at, noisy)
+    now = began + 55
+    found = onset_of_series(['avg(llm:ttft_seconds:mean{pool="{{pool}}"})'], {"pool": "chat"}, store, now, now)
+    assert abs(found.at - began) <= 15
+    assert ALERT + 90 <= found.early <= found.at

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from alerts.series.store import SeriesStore
+from diagnostics.diagnosis import Diagnosis
 from diagnostics.evidence.judge import builtin_knowledge
 from diagnostics.incident import FiredAlert
 from diagnostics.tree_file import builtin_tree_files, load_trees
@@ -14,27 +15,39 @@ from fleetctl.controller.incidents.inquiry import Inquiry
 from tests.fixtures.driven import DrivenClock
 
 NOW = 1_800_000_000.0
+NODES = ("node-1", "node-2", "node-3")
 PLACE = {"node": "node-1", "pool": "default", "model": "m"}
 
 
-def ask(*alerts: FiredAlert) -> float | None:
+def diagnosed(*alerts: FiredAlert) -> Diagnosis:
     store = SeriesStore()
     for age in range(600, -1, -5):
-        store.append({"__name__": "llm:up", **PLACE, "engine": "fleetctl"}, NOW - age, 1.0)
+        for name in NODES:
+            store.append({"__name__": "llm:up", **PLACE, "node": name, "engine": "fleetctl"}, NOW - age, 1.0)
     content = SimpleNamespace(
         current=SimpleNamespace(knowledge=builtin_knowledge(), trees=load_trees(builtin_tree_files()), no_tree={}),
     )
     fleet = SimpleNamespace(nodes={})
     inquiry = Inquiry(content, store, fleet, lambda: alerts, DrivenClock(NOW))  # type: ignore[arg-type]
-    return inquiry.diagnose(None, {"pool": "default"}).onset
+    return inquiry.diagnose(None, {"pool": "default"})
 
 
-def alert(name: str, state: str, began_s_ago: float) -> FiredAlert:
-    return FiredAlert(name, name, "ticket", state, PLACE, active_at=NOW - began_s_ago, fired_at=NOW)
+def alert(name: str, state: str, began_s_ago: float, node: str = "node-1") -> FiredAlert:
+    labels = {**PLACE, "node": node}
+    return FiredAlert(f"{name}-{node}", name, "ticket", state, labels, active_at=NOW - began_s_ago, fired_at=NOW)
 
 
 @pytest.mark.parametrize("state", ["pending", "firing"])
 def test_what_fires_is_dated_by_itself_and_not_by_what_waits_to_fire(state: str) -> None:
-    onset = ask(alert("LLMQueueWait", state, 500.0), alert("LLMTTFTRegression", "firing", 20.0))
+    onset = diagnosed(alert("LLMQueueWait", state, 500.0), alert("LLMTTFTRegression", "firing", 20.0)).onset
     assert onset is not None
     assert (NOW - onset < 60.0) == (state == "pending")
+
+
+@pytest.mark.parametrize(("nodes", "asked"), [(NODES[:1], 'node="node-1"'), (NODES[:2], 'pool="default"')])
+def test_nodes_that_have_an_alert_together_are_asked_about_as_the_place_that_they_share(
+    nodes: tuple[str, ...], asked: str
+) -> None:
+    found = diagnosed(*(alert("LLMQueueWait", "pending", 20.0, node) for node in nodes))
+    (waits,) = (one for one in found.evidence if one.question == "queue_waits")
+    assert asked in waits.query
