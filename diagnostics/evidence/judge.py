@@ -164,11 +164,11 @@ def onset_of_series(
         except (BadExpressionError, QueryError):
             continue
         series += [points for _, points in found[:1]]
-    found = find_onset(series, active_at, now, look_back_s)
+    onset = find_onset(series, active_at, now, look_back_s)
     if since is None:
-        return found
+        return onset
     # Of a young record a past that may hold the first seconds of it says more than none.
-    return replace(found, early=min(found.at, max(found.early, since + LEAST_PAST_S)))
+    return replace(onset, early=min(onset.at, max(onset.early, since + LEAST_PAST_S)))
 
 
 def kind_of(scope: Mapping[str, str]) -> Place:
