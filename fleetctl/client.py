@@ -29,6 +29,9 @@ from fleetctl.wire import (
     DiagnoseRequest,
     Diagnosis,
     DrainReceipt,
+    Failure,
+    FailureGroup,
+    FailuresBy,
     Freeze,
     FreezeRequest,
     Gateway,
@@ -136,6 +139,14 @@ class ControllerClient:
     async def gpus(self) -> list[Gpu]:
         """Every card that somebody told of lately."""
         return await self._list(Gpu, "/v1/gpus")
+
+    async def failures(self, since: float | None = None) -> list[Failure]:
+        """Failures that began since then (Unix seconds; default: 30 days ago), or stand, the newest first."""
+        return await self._list(Failure, "/v1/failures", since=since)
+
+    async def failure_groups(self, by: FailuresBy, since: float | None = None) -> list[FailureGroup]:
+        """The same counted, with how long the nodes were watched and how the rate compares with the fleet's."""
+        return await self._list(FailureGroup, "/v1/failures/groups", by=by.value, since=since)
 
     async def pools(self) -> list[Pool]:
         """Every pool by name: what is wanted of it, and how far that is."""

@@ -174,6 +174,67 @@ class NodeGroup(Wire):
     load: GroupLoad = Field(default_factory=GroupLoad)
 
 
+class FailureKind(StrEnum):
+    """How a node fails."""
+
+    CRASH = "crash"  # its process, or its core, ended by itself
+    OOM = "oom"  # out of memory, the host's or the device's
+    HUNG = "hung"  # its core makes no progress
+    WRONG_OUTPUT = "wrong_output"  # it computes wrong numbers
+    XID = "xid"  # an XID that asks for a reset or a replacement, or a card that is lost
+    ECC = "ecc"  # uncorrected memory errors
+    THERMAL = "thermal"  # the hardware slowed a card down for its heat
+    NEVER_READY = "never_ready"  # it ended, or took too long, before it was ever ready
+    UNREACHABLE = "unreachable"  # it was ready and gives no answer
+
+
+class Failure(Wire):
+    """One failure of one node, as the controller saw it."""
+
+    id: str
+    episode: str  # failures of one cause on one node have the same, and count once
+    kind: FailureKind
+    at: float
+    ended_at: float | None = None  # None: it stands
+    node: str
+    host: str = ""
+    sku: str = ""
+    zone: str = ""
+    pool: str = ""
+    model: str = ""
+    revision: str = ""
+    reason: str = ""
+    instance: str = ""
+    incident_id: str | None = None
+
+
+class FailuresBy(StrEnum):
+    """What failures are counted by."""
+
+    SKU = "sku"
+    ZONE = "zone"
+    HOST = "host"
+    WORKLOAD = "workload"  # model/pool/revision
+    NODE = "node"
+
+
+class FailureGroup(Wire):
+    """How often the nodes of one SKU, zone, host, workload or name failed, and how that compares with the fleet."""
+
+    by: FailuresBy
+    name: str  # empty: not known
+    nodes: int = 0
+    node_hours: float = 0.0  # for which they were watched
+    failures: int = 0  # episodes
+    kinds: dict[FailureKind, int] = Field(default_factory=dict)
+    per_1000_node_hours: float | None = None
+    ratio: float | None = None  # of its rate to the fleet's: the mean of what it may be
+    ratio_low: float | None = None  # it lies between these with 90 %
+    ratio_high: float | None = None
+    standing: Literal["lemon", "ordinary", "not known"] = "not known"
+    why: str = ""  # it is not known
+
+
 class Node(Wire):
     """One node with its newest signals."""
 
@@ -617,6 +678,7 @@ class Incident(Wire):
     onset_at: float | None = None  # when it began by its alerts' own word
     resolved_at: float | None = None
     handling: Handling = Handling()
+    offence: str = ""  # its node's host fails more than its share, by the record of failures; empty: not known
     no_remedy: str = ""  # why nothing is proposed for it, and what to do by hand
     imported_from: str = ""  # of one that was read from a file: which fleetctl wrote it
     alerts: list[Alert] = Field(default_factory=list)

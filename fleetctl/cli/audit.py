@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from fleetctl.cli.context import call
+from fleetctl.cli.duration_option import duration_s
 from fleetctl.cli.kinds import clock
 from fleetctl.cli.output import (
     DATA,
@@ -22,7 +23,6 @@ from fleetctl.cli.output import (
     print_rows,
     stdout,
 )
-from fleetctl.cli.silence import duration_s
 from fleetctl.kit.errors import BadInputError, FleetctlError
 from fleetctl.kit.hash_chain import BrokenChain, ChainLink, follow_chain
 from fleetctl.wire import AuditCheck

@@ -54,6 +54,10 @@ from fleetctl.wire import (
 )
 
 REMEDIES = {
+    Kind.zones: "fleetctl top zones -o wide",
+    Kind.models: "fleetctl top models -o wide",
+    Kind.gpus: "fleetctl get gpus -o wide",
+    Kind.failures: "fleetctl get failures -o wide",
     Kind.alerts: "fleetctl alerts explain NAME",
     Kind.events: "fleetctl get events -l incident=ID",
     Kind.traffic_rules: "fleetctl get traffic-rules -o wide",
@@ -274,6 +278,7 @@ def describe_incident(incident: Incident) -> None:
         f"{incident.id}: {incident.title}",
         [
             ("no remedy", incident.no_remedy),
+            ("fails often", incident.offence),
             ("imported", f"written by {incident.imported_from}: a record, nothing acts on it" if imported else ""),
             ("status", incident.status.value),
             ("severity", _severity_words(incident)),

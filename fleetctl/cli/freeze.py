@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from fleetctl.cli.context import call, whoami
+from fleetctl.cli.duration_option import duration_s
 from fleetctl.cli.kinds import VIEWS, Kind, freeze_words
 from fleetctl.cli.output import DATA, Output, OutputOption, print_data, stdout
-from fleetctl.cli.silence import duration_s
 from fleetctl.wire import FreezeRequest, Run
 
 

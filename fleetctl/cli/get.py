@@ -6,6 +6,7 @@ import asyncio
 import difflib
 import json
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,8 @@ from pydantic import BaseModel
 
 from fleetctl.cli.completion import complete_kind, complete_label, complete_name, complete_sort_key
 from fleetctl.cli.context import call
-from fleetctl.cli.kinds import VIEWS, Kind, KindView
+from fleetctl.cli.duration_option import duration_s
+from fleetctl.cli.kinds import VIEWS, Kind, KindView, failure_view
 from fleetctl.cli.output import (
     DATA,
     Column,
@@ -28,6 +30,7 @@ from fleetctl.cli.output import (
 )
 from fleetctl.cli.selector import Requirement, parse_selector, refuse_unknown_keys
 from fleetctl.kit.errors import BadInputError, UnreachableError
+from fleetctl.wire import FailuresBy
 
 if TYPE_CHECKING:
     from fleetctl.client import ControllerClient
@@ -82,16 +85,32 @@ def register(app: typer.Typer) -> None:
         sort_by: SortBy = None,
         reverse: Annotated[bool, typer.Option("--reverse", help="In the opposite order.")] = False,
         show_all: Annotated[bool, typer.Option("--all", help="Dry runs too.")] = False,
+        by: Annotated[FailuresBy | None, typer.Option("--by", help="Failures: counted by this.")] = None,
+        since: Annotated[
+            str | None, typer.Option("--since", help="Failures: how far back, e.g. 7d.", show_default="30d")
+        ] = None,
         watch: Watch = False,
         output: ListOutputOption = ListOutput.table,
     ) -> None:
         """List nodes, pools, gateways, alerts, incidents, runs, or things of another kind."""
         found = parse_kind(kind)
-        listing = Listing(found, tuple(names or ()), parse_selector(selectors or ()), sort_by, reverse, show_all)
+        view = _view_of(found, by, since)
+        listing = Listing(found, tuple(names or ()), parse_selector(selectors or ()), sort_by, reverse, show_all, view)
         if watch:
             call(lambda client: _watch(client, listing, output))
         else:
             print_listing(listing, output)
+
+
+def _view_of(kind: Kind, by: FailuresBy | None, since: str | None) -> KindView | None:
+    """What these two options ask for; None without them. Raises BadInputError where they say nothing."""
+    if by is None and since is None:
+        return None
+    if kind is not Kind.failures:
+        given = "--by" if by is not None else "--since"
+        raise BadInputError(f"{given} is about failures", remedy="fleetctl get failures --by host --since 7d")
+    from_at = None if since is None else time.time() - duration_s("--since", since, "a look back")
+    return failure_view(by, from_at)
 
 
 def print_listing(listing: Listing, output: ListOutput) -> None:

@@ -10,6 +10,7 @@ import typer
 from fleetctl.cli.completion import complete_incident
 from fleetctl.cli.context import call, whoami
 from fleetctl.cli.describe import describe_incident
+from fleetctl.cli.duration_option import duration_s
 from fleetctl.cli.kinds import VIEWS, Kind
 from fleetctl.cli.output import (
     DATA,
@@ -21,7 +22,6 @@ from fleetctl.cli.output import (
     print_rows,
     stdout,
 )
-from fleetctl.cli.silence import duration_s
 from fleetctl.kit.errors import BadInputError
 from fleetctl.wire import (
     AssignRequest,

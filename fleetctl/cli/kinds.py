@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from fleetctl.cli.failure_columns import FAILURE_COLUMNS, FAILURE_GROUP_COLUMNS, failure_labels
 from fleetctl.cli.output import Column, count, number, ratio, seconds
 from fleetctl.cli.signal_columns import (
     GPU_COLUMNS,
@@ -24,7 +25,19 @@ from fleetctl.cli.signal_columns import (
     signal_column,
 )
 from fleetctl.providers.spec import words_from_options
-from fleetctl.wire import Evidence, Freeze, Gateway, GroupBy, Incident, NodeGroup, NodePhase, Pool, Run, RunStatus
+from fleetctl.wire import (
+    Evidence,
+    FailuresBy,
+    Freeze,
+    Gateway,
+    GroupBy,
+    Incident,
+    NodeGroup,
+    NodePhase,
+    Pool,
+    Run,
+    RunStatus,
+)
 
 if TYPE_CHECKING:
     from fleetctl.client import ControllerClient
@@ -39,6 +52,7 @@ class Kind(StrEnum):
     models = "models"
     revisions = "revisions"
     gpus = "gpus"
+    failures = "failures"
     gateways = "gateways"
     alerts = "alerts"
     incidents = "incidents"
@@ -423,6 +437,20 @@ def _grouped(by: GroupBy, *, kind: str) -> KindView:
     )
 
 
+def failure_view(by: FailuresBy | None, since: float | None) -> KindView:
+    """Failures since then, one by one or counted by something."""
+    view = VIEWS[Kind.failures]
+    if by is None:
+        return replace(view, read_all=lambda client: client.failures(since))
+    return KindView(
+        FAILURE_GROUP_COLUMNS,
+        view.empty,
+        name=lambda g: g.name or "-",
+        labels=lambda g: {"name": g.name, "standing": g.standing, "kind": [kind.value for kind in g.kinds]},
+        read_all=lambda client: client.failure_groups(by, since),
+    )
+
+
 async def _nodes_at_work_first(client: ControllerClient) -> Sequence[BaseModel]:
     return sorted(await client.nodes(), key=lambda node: node.phase is NodePhase.STOPPED)
 
@@ -479,6 +507,13 @@ VIEWS: Mapping[Kind, KindView] = {
             "xid": [str(code) for code in c.xids],
         },
         read_all=lambda client: client.gpus(),
+    ),
+    Kind.failures: KindView(
+        FAILURE_COLUMNS,
+        "no failures of nodes were seen in that time",
+        name=lambda f: f.id,
+        labels=failure_labels,
+        read_all=lambda client: client.failures(),
     ),
     Kind.revisions: KindView(
         REVISION_COLUMNS,

@@ -65,7 +65,7 @@ def register(app: typer.Typer) -> None:
 
         With --expect the file is a regression test: exit code 0 or 1.
         """
-        from fleetctl.cli.silence import duration_s
+        from fleetctl.cli.duration_option import duration_s
 
         step_s = duration_s("--step", step, "an evaluation")
         box = read_box(file)

@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from fleetctl.cli.context import call, command_group, whoami
+from fleetctl.cli.duration_option import duration_s
 from fleetctl.cli.kinds import clock
 from fleetctl.cli.output import Column, Output, OutputOption, print_data, print_rows, stdout
 from fleetctl.kit.errors import BadInputError
 from fleetctl.wire import Silence, SilenceMatcher, SilenceRequest
 
 _MATCHER = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*(=~|!~|!=|=)\s*(?:"((?:[^"\\]|\\.)*)"|([^"]*))\s*', re.DOTALL)
-MAX_DURATION_S = 366 * 86400
 
 COLUMNS = [
     Column("id", lambda s: s.id),
@@ -91,21 +91,6 @@ def parse_matcher(text: str) -> SilenceMatcher:
     if len(value) > 4096 or len(name) > 500:
         raise BadInputError(f"{name[:100]}: longer than 4096 characters")
     return SilenceMatcher(name=name, op=op, value=value)
-
-
-def duration_s(option: str, text: str, what: str) -> float:
-    """Seconds in "30m", "2h" or "1d12h", as Alertmanager writes them, at most a year. Raises BadInputError that names
-    the option and what it is of ("a silence")."""
-    from alerts.duration import BadDurationError, parse_duration_s
-
-    try:
-        # Without a unit nothing is typed: so many seconds are hardly ever meant.
-        total = parse_duration_s(text, typed=not text.isdecimal())
-    except BadDurationError as error:
-        raise BadInputError(f"{option}: {error}") from error
-    if not 1 <= total <= MAX_DURATION_S:
-        raise BadInputError(f"{option}: {text[:50]!r}: {what} lasts at least a second and at most a year")
-    return total
 
 
 def _show(silence: Silence, output: Output) -> None:

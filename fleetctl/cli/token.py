@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from fleetctl.cli.context import call
+from fleetctl.cli.duration_option import duration_s
 from fleetctl.cli.kinds import ago, clock
 from fleetctl.cli.output import (
     DATA,
@@ -20,7 +21,6 @@ from fleetctl.cli.output import (
     stderr,
     stdout,
 )
-from fleetctl.cli.silence import duration_s
 from fleetctl.wire import TokenInfo, TokenRequest, TokenRole
 
 COLUMNS = [

@@ -115,8 +115,8 @@ def register(app: typer.Typer) -> None:
 
         Exit code 1 when one is not.
         """
+        from fleetctl.cli.duration_option import duration_s
         from fleetctl.cli.replay import SUFFIX, read_box, recorded_cause, replayed
-        from fleetctl.cli.silence import duration_s
 
         step_s = duration_s("--step", step, "an evaluation")
         paths = [one for path in files for one in (sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path])]

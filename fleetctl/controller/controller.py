@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from fleetctl.controller.config import ControllerConfig
 from fleetctl.controller.content.load import load_content
 from fleetctl.controller.content.store import POLL_S, ContentStore
 from fleetctl.controller.database import Database
+from fleetctl.controller.failures.failures import Failures
 from fleetctl.controller.heartbeat import Heartbeat, Vitals
 from fleetctl.controller.incidents.alerting import Alerting
 from fleetctl.controller.incidents.approvals import ApprovalPolicy
@@ -104,6 +106,7 @@ log = structlog.get_logger()
 AUTOSCALER_TURN_S = 5.0  # between two looks at the load of the pools
 DISCOVERY_TURN_S = 1.0  # between two looks at what sources of nodes say
 DEEP_CHECK_TURN_S = 1.0  # between two looks at whose deep check is due
+FAILURES_TURN_S = 2.0  # between two looks at what fails
 FORGET_TURN_S = 60.0  # between two looks for nodes that were stopped long ago
 POOLS_TURN_S = 1.0  # between two looks at what each pool needs next
 PODS_TURN_S = 1.0  # between two looks at which pods are nodes: in memory, the API is followed
@@ -150,6 +153,7 @@ class Controller:
     fleet: Fleet
     found_fleet: FoundFleet
     groups: NodeGroups
+    failures: Failures
     pools: Pools
     rollouts: Rollouts
     autoscaling: Autoscaling
@@ -267,6 +271,16 @@ async def open_controller(
         )
         records.metrics.registry.register(fleet_series)
         records.metrics.storage_ok.set_function(lambda: float(not records.database.storage_error))
+        groups = NodeGroups(fleet, rules.store, clock, stale_after_s=stale_after_s)
+        failures = await Failures.opened(
+            records,
+            fleet,
+            groups,
+            deep_checks,
+            rules.store,
+            this_host=socket.gethostname(),
+            stale_after_s=stale_after_s,
+        )
         scraper, signals = _open_signals(config, rules, fleet, records, stack)
         content.when_loaded(rules.exchange)
         content.when_loaded(lambda _: signals.read_for(rules.groups))
@@ -395,6 +409,7 @@ async def open_controller(
             Loop("gateways", settings.controller.probe_interval_s, observe_gateways),
             Loop("fleet-series", settings.controller.probe_interval_s, fleet_series.record),
             Loop("deep-checks", DEEP_CHECK_TURN_S, deep_checks.ask_due_nodes),
+            Loop("failures", FAILURES_TURN_S, failures.look),
             Loop("forget-nodes", FORGET_TURN_S, fleet.forget_old),
             Loop("traffic-rules", RULES_TURN_S, traffic_rules.expire_rules),
             Loop("freezes", RULES_TURN_S, freezes.expire_freezes),
@@ -437,7 +452,8 @@ async def open_controller(
             freezes=freezes,
             fleet=fleet,
             found_fleet=found_fleet,
-            groups=NodeGroups(fleet, rules.store, clock, stale_after_s=stale_after_s),
+            groups=groups,
+            failures=failures,
             pools=pools,
             rollouts=rollouts,
             autoscaling=autoscaling,

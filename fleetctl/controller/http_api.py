@@ -74,6 +74,7 @@ from fleetctl.wire import (
     AutoscalerRequest,
     CallerInfo,
     DiagnoseRequest,
+    FailuresBy,
     FreezeRequest,
     Gateway,
     GatewayPhase,
@@ -101,6 +102,7 @@ from runbooks.verbs import VERBS
 MAX_EXPRESSION_CHARS = 4000
 MAX_SAMPLES = 10_000
 DEFAULT_LOG_LINES = 50
+LOOK_BACK_S = 30 * 86_400.0  # at failures, when nobody says how far
 MAX_AUDIT_ROWS = 5000  # in one answer
 MAX_LOG_LINES = 10_000
 LOG_POLL_S = 0.5
@@ -148,6 +150,8 @@ def api_routes(controller: Controller, stopping: asyncio.Event) -> list[Route]:
         "/v1/nodes/{name}/logs": api.node_logs,
         "/v1/groups": api.groups,
         "/v1/gpus": api.gpus,
+        "/v1/failures": api.failures,
+        "/v1/failures/groups": api.failure_groups,
         "/v1/pools": api.pools,
         "/v1/pools/{name:path}": api.pool,
         "/v1/autoscaler": api.autoscaler,
@@ -299,6 +303,19 @@ class _Api:
 
     async def gpus(self, _: Request) -> Response:
         return _json_list(self._c.groups.gpus())
+
+    async def failures(self, request: Request) -> Response:
+        return _json_list(await self._c.failures.failures(self._failures_since(request)))
+
+    async def failure_groups(self, request: Request) -> Response:
+        by = request.query_params.get("by", FailuresBy.HOST)
+        if by not in list(FailuresBy):
+            raise BadInputError(f"by: expected one of {', '.join(FailuresBy)}, not {by[:40]!r}")
+        return _json_list(await self._c.failures.groups(FailuresBy(by), self._failures_since(request)))
+
+    def _failures_since(self, request: Request) -> float:
+        since = float_param(request, "since")
+        return self._c.clock.now() - LOOK_BACK_S if since is None else since
 
     async def pools(self, _: Request) -> Response:
         return _json_list(await self._pools())
@@ -769,7 +786,10 @@ class _Api:
         known_runs = await self._runs(incident_id)
         runs = [await self._run_view(run) for run in known_runs]
         by_hand = no_remedy(stored.incident, self._c.content.current, known_runs, timeline)
-        return incident_view(stored, runs, timeline, silencing, by_hand)
+        node = stored.incident.scope.get("node", "")
+        offence = await self._c.failures.offence(node, self._c.clock.now() - LOOK_BACK_S) if node else ""
+        view = incident_view(stored, runs, timeline, silencing, by_hand)
+        return view.model_copy(update={"offence": offence})
 
     async def _run_view(self, run: Run) -> wire.Run:
         """The run, what was predicted of it, and what keeps a proposal from acting now."""

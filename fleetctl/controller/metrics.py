@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from fleetctl.controller.loops import Loops
 from fleetctl.kit.clock import Clock
+from fleetctl.wire import FailureKind
 from runbooks.run import Run
 
 _TURN_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 7.5, 10.0, 15.0, 30.0, 60.0)
@@ -119,6 +120,14 @@ class ControllerMetrics:
             ["reason"],
             registry=self.registry,
         )
+        self.node_failures = Counter(
+            "controller_node_failures",
+            "Failures of nodes that began, by kind: what `fleetctl get failures` lists.",
+            ["kind"],
+            registry=self.registry,
+        )
+        for kind in FailureKind:
+            self.node_failures.labels(kind=kind.value)
         self.drained_requests = Counter(
             "controller_drained_requests",
             "Requests of drained nodes by what became of them: finished, moved, refused, aborted, lost, unknown.",

@@ -6,9 +6,9 @@ import sqlalchemy as sa
 
 # 2: external_alerts and webhook_notices; 3: wanted_changes; 4: traffic_rules; 5: pools, revisions, nodes.pool and
 # nodes.revision; 6: freezes, audit; 7: access_tokens; 8: rollouts, and what pools know of theirs. 9: leadership,
-# members; 10: drain_receipts; 11: silences, incidents.imported; 12: known_answers. Versions so far only added tables,
-# and columns that may be NULL (`ADDED_COLUMNS`).
-SCHEMA_VERSION = 12
+# members; 10: drain_receipts; 11: silences, incidents.imported; 12: known_answers; 13: node_failures, node_stints.
+# Versions so far only added tables, and columns that may be NULL (`ADDED_COLUMNS`).
+SCHEMA_VERSION = 13
 
 metadata = sa.MetaData()
 
@@ -178,6 +178,33 @@ receipts = sa.Table(
     sa.Column("begun_at", sa.Double, nullable=False, index=True),
     sa.Column("ended_at", sa.Double),  # NULL: it goes on
     sa.Column("document", sa.JSON, nullable=False),
+)
+
+_PLACE = ("node", "host", "sku", "zone", "pool", "model", "revision")
+
+# Every failure of a node that was seen, with where it was. One without an end stands.
+node_failures = sa.Table(
+    "node_failures",
+    metadata,
+    sa.Column("id", sa.String(40), primary_key=True),
+    sa.Column("episode", sa.String(40), nullable=False),  # id of the first failure of the same cause
+    sa.Column("kind", sa.String(20), nullable=False),
+    sa.Column("at", sa.Double, nullable=False, index=True),
+    sa.Column("ended_at", sa.Double),
+    *(sa.Column(name, sa.String(500), nullable=False) for name in _PLACE),
+    sa.Column("reason", sa.String(500), nullable=False),
+    sa.Column("instance", sa.String(500), nullable=False),
+    sa.Column("incident_id", sa.String(100)),
+)
+
+# When each node was watched, and where it was: what failures are a rate over.
+node_stints = sa.Table(
+    "node_stints",
+    metadata,
+    sa.Column("id", sa.String(40), primary_key=True),
+    sa.Column("since", sa.Double, nullable=False),
+    sa.Column("until", sa.Double, nullable=False, index=True),
+    *(sa.Column(name, sa.String(500), nullable=False) for name in _PLACE),
 )
 
 incidents = sa.Table(

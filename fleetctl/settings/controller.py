@@ -304,6 +304,12 @@ class IncidentSettings(Section):
         le=3650 * 86_400,
         description="Resolved incidents with their files, events and ended runs are removed when they are older.",
     )
+    keep_failures_for_s: float = Field(
+        default=365 * 86_400.0,
+        gt=0,
+        le=3650 * 86_400,
+        description="The record of failures goes so far back (`fleetctl get failures`).",
+    )
     keep_mb: int = Field(
         default=2048,
         ge=10,

@@ -256,6 +256,8 @@ def controller() -> Iterator[RecordedController]:
         "/v1/nodes/node-1": node,
         "/v1/groups": [],
         "/v1/gpus": [],
+        "/v1/failures": [],
+        "/v1/failures/groups": [],
         "/v1/pools": [Pool(name="default", wanted=1)],
         "/v1/pools/node-1": Pool(name="node-1", wanted=1),
         "/v1/revisions": [revision],

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 import structlog
 
 from diagnostics.incident import IncidentStatus
+from fleetctl.controller.failures.failure_store import prune_failures
 from fleetctl.controller.records import Records
 from fleetctl.controller.tables import events, incidents
 from fleetctl.kit.whole_file import write_whole
@@ -66,14 +67,17 @@ class Pruning:
         if freed:
             await self._database.write(lambda c: _forget_blackboxes(c, freed))
         audit = await in_chunks(self._audit.prune)
+        failed_before = self._clock.now() - limits.keep_failures_for_s
+        failures = await in_chunks(lambda: self._database.write(lambda c: prune_failures(c, failed_before, MAX_ROWS)))
         logs = await asyncio.to_thread(self._processes.trim_logs, self._max_log_bytes)
-        if gone or rows or runs or folders or freed or audit or logs:
+        if gone or rows or runs or folders or freed or audit or failures or logs:
             log.info(
                 "state.pruned",
                 incidents=gone,
                 events=rows,
                 runs=runs,
                 audit=audit,
+                failures=failures,
                 folders=folders,
                 blackboxes=len(freed),
                 logs=logs,

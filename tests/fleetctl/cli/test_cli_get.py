@@ -20,6 +20,8 @@ from fleetctl.wire import (
     Alert,
     Diagnosis,
     DrainReceipt,
+    Failure,
+    FailureKind,
     Freeze,
     Gateway,
     GatewayPhase,
@@ -183,6 +185,17 @@ def controller() -> Iterator[RecordedController]:
         ],
         "/v1/groups": [GROUP],
         "/v1/gpus": CARDS,
+        "/v1/failures": [
+            Failure(
+                id="failure-0123456789abcdef",
+                episode="failure-0123456789abcdef",
+                kind=FailureKind.WRONG_OUTPUT,
+                at=now,
+                node="long-context-12",
+                host="rack7-host-12",
+                reason="deep check",
+            )
+        ],
         "/v1/pools": [
             Pool(
                 name="long-context",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fleetctl.cli.app import run
-from fleetctl.cli.silence import duration_s, parse_matcher
+from fleetctl.cli.duration_option import duration_s
+from fleetctl.cli.silence import parse_matcher
 from fleetctl.kit.errors import BadInputError
 
 

@@ -1,0 +1,282 @@
+"""The record of failures: looks at every node, stores what fails where, and says who fails more than their share."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+
+import structlog
+
+from alerts.promql import evaluate
+from alerts.series.store import SeriesStore
+from fleetctl import wire
+from fleetctl.controller.database import StorageLostError
+from fleetctl.controller.failures.failure_store import (
+    extend_stints,
+    list_failures,
+    list_standing,
+    list_stints,
+    store_changes,
+)
+from fleetctl.controller.failures.failure_watch import (
+    Changes,
+    FailureRecord,
+    FailureWatch,
+    Placement,
+    Seen,
+    Stint,
+)
+from fleetctl.controller.failures.lemon import Exposure, Lemon, Standing, judge
+from fleetctl.controller.failures.signs import SERIES, Told, signs_of
+from fleetctl.controller.nodes.deep_checks import DeepChecks
+from fleetctl.controller.nodes.fleet import Fleet, NodeState
+from fleetctl.controller.records import Records
+from fleetctl.controller.signals.node_groups import NodeGroups
+from fleetctl.wire import FailureKind, FailuresBy, NodePhase
+
+log = structlog.get_logger()
+
+STORE_EVERY_S = 60.0  # watched time; failures are stored at once
+MAX_PENDING = 1000  # looks whose changes could not be stored
+COMMON_CAUSE_NODES = 3  # and more than half of the fleet, at once: that is the way to them, not they
+AT_RISK = frozenset({NodePhase.READY, NodePhase.CORDONED, NodePhase.DRAINING, NodePhase.DRAINED, NodePhase.STARTING})
+
+
+class Failures:
+    """Owner of the failures that stand; everything older is in the database."""
+
+    def __init__(
+        self,
+        records: Records,
+        fleet: Fleet,
+        groups: NodeGroups,
+        deep_checks: DeepChecks,
+        store: SeriesStore,
+        watch: FailureWatch,
+        *,
+        this_host: str,
+        stale_after_s: float,
+    ) -> None:
+        """`this_host`: where local nodes are; `stale_after_s`: a node that was not looked at for so long is unknown."""
+        self._database = records.database
+        self._timeline = records.timeline
+        self._metrics = records.metrics
+        self._clock = records.clock
+        self._fleet = fleet
+        self._groups = groups
+        self._deep_checks = deep_checks
+        self._store = store
+        self._watch = watch
+        self._this_host = this_host
+        self._stale_after_s = stale_after_s
+        self._pending: list[Changes] = []
+        self._stored_at = -math.inf
+
+    @classmethod
+    async def opened(
+        cls,
+        records: Records,
+        fleet: Fleet,
+        groups: NodeGroups,
+        deep_checks: DeepChecks,
+        store: SeriesStore,
+        *,
+        this_host: str,
+        stale_after_s: float,
+    ) -> Failures:
+        """With the failures that stood when the controller ended."""
+        standing = await records.database.read(list_standing)
+        watch = FailureWatch(lambda: f"failure-{secrets.token_hex(8)}", standing, records.clock.now())
+        return cls(records, fleet, groups, deep_checks, store, watch, this_host=this_host, stale_after_s=stale_after_s)
+
+    async def look(self) -> None:
+        """One look at all nodes. What can't be stored now is stored with a later one."""
+        now = self._clock.now()
+        wanted = [state for state in self._fleet.nodes.values() if state.row.wanted]
+        unknown = {one.name for one in wanted if now - self._fleet.seen_at(one.name) > self._stale_after_s}
+        seen = self._seen([one for one in wanted if one.name not in unknown], now)
+        changes = self._watch.look(seen, now, unknown)
+        if changes != Changes():
+            self._pending = [*self._pending, changes][-MAX_PENDING:]
+        for one in changes.begun:
+            self._metrics.node_failures.labels(kind=one.kind.value).inc()
+        is_due = now - self._stored_at >= STORE_EVERY_S
+        if not self._pending and not is_due:
+            return
+        pending, stints = list(self._pending), [one.id for one in self._watch.stints.values()]
+        nodes = {one.place.node for change in pending for one in change.begun}
+        incidents = {name: self._fleet.incident_of(name) for name in nodes}
+        try:
+            await self._database.write(lambda c: store_changes(c, pending, incidents, now))
+            if is_due:
+                await self._database.write(lambda c: extend_stints(c, stints, now))
+                self._stored_at = now
+        except StorageLostError:  # told by the database
+            return
+        self._pending = self._pending[len(pending) :]
+        for one in changes.begun:
+            log.info("node.failure", node=one.place.node, kind=one.kind.value, host=one.place.host, reason=one.reason)
+
+    async def failures(self, since: float) -> list[wire.Failure]:
+        """Those that began since then, or stand, the newest first."""
+        found = await self._database.read(lambda c: list_failures(c, since))
+        return [failure_view(one, incident) for one, incident in reversed(found)]
+
+    async def groups(self, by: FailuresBy, since: float) -> list[wire.FailureGroup]:
+        """Every group that was watched or failed since then, the worst first."""
+        records, stints = await self._database.read(lambda c: (list_failures(c, since), list_stints(c, since)))
+        return failure_groups(by, [one for one, _ in records if one.at >= since], stints)
+
+    async def offence(self, node: str, since: float) -> str:
+        """What the record says of the node's host, or of the node where nobody knows the host, if it is a lemon."""
+        state = self._fleet.nodes.get(node)
+        if state is None:
+            return ""
+        place = self._place(state, {})
+        by, name = (FailuresBy.HOST, place.host) if place.host else (FailuresBy.NODE, node)
+        found = next((one for one in await self.groups(by, since) if one.name == name), None)
+        return offence_words(found) if found is not None and found.standing == "lemon" else ""
+
+    def _seen(self, states: Sequence[NodeState], now: float) -> list[Seen]:
+        look = self._groups.look()
+        skus = {card.node: card.card for card in look.cards if card.card}
+        cards: dict[str, list[wire.Gpu]] = {}
+        for card in look.cards:
+            cards.setdefault(card.node, []).append(card)
+        series = self._series(now)
+        found = []
+        for state in states:
+            name, check = state.name, self._deep_checks.last(state.name)
+            right = check.known(now, self._deep_checks.max_age_s) if check is not None else None
+            signs = signs_of(state, Told(right, series.get(name, {}), cards.get(name, ())), now)
+            place, instance = self._place(state, skus), state.instance or ""
+            found.append(Seen(place, signs, instance, is_at_risk=state.phase in AT_RISK))
+        return without_common_cause(found)
+
+    def _series(self, now: float) -> dict[str, dict[str, float]]:
+        found: dict[str, dict[str, float]] = {}
+        for name in SERIES:
+            for sample in evaluate(name, self._store, now):
+                node = sample.labels.get("node")
+                if node and math.isfinite(sample.value) and now - sample.at <= self._stale_after_s:
+                    found.setdefault(node, {})[name] = sample.value
+        return found
+
+    def _place(self, state: NodeState, skus: Mapping[str, str]) -> Placement:
+        spec, facts = state.row.spec, state.row.spec.facts
+        return Placement(
+            spec.name,
+            facts.get("host") or (self._this_host if spec.provider == "local" else ""),
+            facts.get("sku") or facts.get("gpu") or skus.get(spec.name, ""),
+            spec.zone,
+            spec.pool,
+            spec.model,
+            spec.revision,
+        )
+
+
+def without_common_cause(seen: Sequence[Seen]) -> list[Seen]:
+    """When most of the fleet gives no answer at once, no node is to blame for it."""
+    silent = sum(FailureKind.UNREACHABLE in one.signs for one in seen)
+    if silent < COMMON_CAUSE_NODES or 2 * silent <= len(seen):
+        return list(seen)
+    return [
+        Seen(
+            one.place,
+            {kind: why for kind, why in one.signs.items() if kind is not FailureKind.UNREACHABLE},
+            one.instance,
+            one.is_at_risk,
+        )
+        for one in seen
+    ]
+
+
+def name_in(by: FailuresBy, place: Placement) -> str:
+    """The group that a place is in; empty where that is not known."""
+    if by is FailuresBy.WORKLOAD:
+        return "/".join(part or "-" for part in (place.model, place.pool, place.revision))
+    name: str = getattr(place, by.value)
+    return name
+
+
+def failure_groups(
+    by: FailuresBy, records: Iterable[FailureRecord], stints: Iterable[Stint]
+) -> list[wire.FailureGroup]:
+    """Counts, rates and how they compare; lemons first, then by the lower end of what their ratio may be. Pure."""
+    hours: dict[str, float] = {}
+    nodes: dict[str, set[str]] = {}
+    episodes: dict[str, set[str]] = {}
+    kinds: dict[str, Counter[FailureKind]] = {}
+    for stint in stints:
+        name = name_in(by, stint.place)
+        hours[name] = hours.get(name, 0.0) + max(0.0, stint.until - stint.since) / 3600
+        nodes.setdefault(name, set()).add(stint.place.node)
+    for record in records:
+        name = name_in(by, record.place)
+        nodes.setdefault(name, set()).add(record.place.node)
+        episodes.setdefault(name, set()).add(record.episode)
+        kinds.setdefault(name, Counter())[record.kind] += 1
+    # Who they are is not known of those without a name: they are no group, and nothing to compare others with.
+    named = sorted(name for name in nodes if name)
+    exposures = [Exposure(hours.get(name, 0.0), len(episodes.get(name, ()))) for name in named]
+    judged = dict(zip(named, judge(exposures), strict=True))
+    found = [
+        _group_view(
+            by, name, len(own), hours.get(name, 0.0), len(episodes.get(name, ())), kinds.get(name), judged.get(name)
+        )
+        for name, own in nodes.items()
+    ]
+    return sorted(found, key=lambda one: (one.standing != "lemon", -(one.ratio_low or 0.0), one.name))
+
+
+def _group_view(
+    by: FailuresBy,
+    name: str,
+    nodes: int,
+    hours: float,
+    failures: int,
+    kinds: Counter[FailureKind] | None,
+    judged: Lemon | None,
+) -> wire.FailureGroup:
+    judged = judged or Lemon(Standing.UNKNOWN, why=f"nobody says which {by.value} it is")
+    return wire.FailureGroup(
+        by=by,
+        name=name,
+        nodes=nodes,
+        node_hours=hours,
+        failures=failures,
+        kinds=dict((kinds or Counter()).most_common()),
+        per_1000_node_hours=1000 * failures / hours if hours > 0 else None,
+        ratio=judged.ratio,
+        ratio_low=judged.low,
+        ratio_high=judged.high,
+        standing=judged.standing.value,
+        why=judged.why,
+    )
+
+
+def offence_words(group: wire.FailureGroup) -> str:
+    """A lemon in a sentence."""
+    what = ", ".join(f"{kind.value} {count}" for kind, count in group.kinds.items())
+    return (
+        f"{group.by.value} {group.name} failed {group.failures} times in {group.node_hours:.0f} node-hours ({what}):"
+        f" {group.ratio:.1f} times the fleet's rate ({group.ratio_low:.1f} to {group.ratio_high:.1f})"
+    )
+
+
+def failure_view(one: FailureRecord, incident_id: str | None) -> wire.Failure:
+    """A failure for the API."""
+    return wire.Failure(
+        id=one.id,
+        episode=one.episode,
+        kind=one.kind,
+        at=one.at,
+        ended_at=one.ended_at,
+        reason=one.reason,
+        instance=one.instance,
+        incident_id=incident_id,
+        **asdict(one.place),
+    )

@@ -1,0 +1,112 @@
+"""Who fails more than its share: never said of little time, and the interval holds what it says."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetctl.controller.failures.lemon import (
+    MAX_SHAPE,
+    MIN_NODE_HOURS,
+    Exposure,
+    Standing,
+    fitted_shape,
+    gamma_quantile,
+    gamma_share,
+    judge,
+)
+
+exposures = st.lists(st.builds(Exposure, st.floats(0.0, 5000.0), st.integers(0, 40)), min_size=1, max_size=12)
+
+
+# Tables of chi-squared: with k degrees of freedom it is twice a Gamma of shape k/2.
+@pytest.mark.parametrize(
+    ("freedom", "share", "quantile"),
+    [(1, 0.95, 3.841459), (2, 0.05, 0.1025866), (5, 0.5, 4.351460), (10, 0.95, 18.307038), (100, 0.05, 77.929465)],
+)
+def test_quantiles_are_those_of_the_tables_of_chi_squared(freedom: int, share: float, quantile: float) -> None:
+    assert 2 * gamma_quantile(share, freedom / 2) == pytest.approx(quantile, rel=1e-6)
+
+
+@given(st.floats(0.05, 1e4), st.floats(0.01, 0.99))
+def test_a_quantile_has_the_share_below_it_that_it_was_asked_for(shape: float, q: float) -> None:
+    assert gamma_share(shape, gamma_quantile(q, shape)) == pytest.approx(q, abs=1e-6)
+
+
+def test_a_host_that_fails_ten_times_as_often_is_a_lemon_and_its_neighbours_are_not() -> None:
+    hosts = [Exposure(720.0, 20), *[Exposure(720.0, 2)] * 9]
+    worst, *others = judge(hosts)
+    assert worst.standing is Standing.LEMON
+    assert worst.low is not None
+    assert worst.low > 2
+    assert all(one.standing is not Standing.LEMON for one in others)
+
+
+def test_a_new_host_that_failed_at_once_is_not_known_and_no_lemon() -> None:
+    new, *_ = judge([Exposure(MIN_NODE_HOURS / 2, 3), *[Exposure(720.0, 1)] * 9])
+    assert (new.standing, new.why) == (Standing.UNKNOWN, "watched for 12 node-hours: less than 24")
+
+
+@given(exposures)
+def test_little_time_or_few_failures_never_make_a_lemon(groups: list[Exposure]) -> None:
+    for group, found in zip(groups, judge(groups), strict=True):
+        if group.node_hours < MIN_NODE_HOURS or group.failures < 3:
+            assert found.standing is not Standing.LEMON
+        if found.ratio is not None:
+            assert found.low is not None
+            assert found.high is not None
+            assert found.low <= found.high
+        if found.standing is Standing.UNKNOWN:
+            assert found.why, "what is not known has a reason"
+
+
+@given(exposures)
+def test_little_time_is_pulled_towards_the_fleet(groups: list[Exposure]) -> None:
+    hours, failures = math.fsum(one.node_hours for one in groups), sum(one.failures for one in groups)
+    for group, found in zip(groups, judge(groups), strict=True):
+        if found.ratio is not None and group.node_hours > 1:
+            own = group.failures / (failures * group.node_hours / hours)
+            assert abs(found.ratio - 1) <= abs(own - 1) + 1e-9
+
+
+def test_hosts_that_are_all_alike_are_fitted_as_alike_and_nobody_is_a_lemon() -> None:
+    alike = [Exposure(1000.0, count) for count in (9, 11, 10, 8, 12, 10)]
+    assert fitted_shape([one.failures for one in alike], [10.0] * 6) == pytest.approx(MAX_SHAPE)
+    assert {one.standing for one in judge(alike)} == {Standing.ORDINARY}
+
+
+@pytest.mark.parametrize(
+    ("groups", "why"),
+    [
+        ([Exposure(1000.0, 0), Exposure(500.0, 0)], "nothing failed"),
+        ([Exposure(0.0, 2)], "nothing was watched"),
+        ([Exposure(1000.0, 20)], "there is no other to compare with"),
+    ],
+)
+def test_without_anything_to_compare_nothing_is_known(groups: list[Exposure], why: str) -> None:
+    assert {(one.standing, one.why, one.ratio) for one in judge(groups)} == {(Standing.UNKNOWN, why, None)}
+
+
+def test_the_interval_holds_the_true_ratio_about_as_often_as_it_says() -> None:
+    """2,000 hosts of 40 fleets whose true ratios are known."""
+    dice = np.random.default_rng(5)
+    held = total = called = wrongly = 0
+    for _ in range(40):
+        ratios = dice.gamma(2.0, 0.5, 50)
+        hours = dice.uniform(50.0, 2000.0, 50)
+        counts = dice.poisson(ratios * hours * 0.004)
+        groups = [Exposure(float(h), int(n)) for h, n in zip(hours, counts, strict=True)]
+        for ratio, found in zip(ratios, judge(groups), strict=True):
+            assert found.low is not None
+            assert found.high is not None
+            held += found.low <= ratio <= found.high
+            total += 1
+            called += found.standing is Standing.LEMON
+            wrongly += found.standing is Standing.LEMON and ratio < 1
+    assert 0.86 < held / total < 0.94
+    assert called > 100
+    assert wrongly / called < 0.05
