@@ -21,6 +21,7 @@ from fleetctl.kit.clock import Clock
 from fleetctl.kit.errors import BadInputError
 
 _STANDS = ("pending", "firing", "unknown")
+MAX_PENDING_TREES = 3  # of a verdict's time: each is judged anew
 _NODES_WITH_SIGNALS = 'group by (node, pool, model, zone, revision) ({__name__=~"llm:.+",node!=""})'
 
 
@@ -58,17 +59,33 @@ class Inquiry:
         onset = min((at for one in firing or standing if (at := onset_of(one)) is not None), default=None)
         if tree_name is not None:
             return self._judged([trees[tree_name]], where, now, onset)
-        if not standing:
-            content = self._content.current
-            return look_around(content.knowledge, content.trees, where, self._store, now)
-        for alert in firing or standing:
+        if not firing:
+            return self._of_calm(standing, where, now)
+        for alert in firing:
             if (tree := tree_for_alert(trees, alert.name)) is not None:
-                if not firing:  # what is about to fire is of a part of it, or of something older: first what is seen
-                    around = look_around(self._content.current.knowledge, trees, where, self._store, now)
-                    if around.cause is not None:
-                        return around
-                return self._judged([tree], self._place_of(alert, firing or standing, where, now), now, onset)
-        alert = (firing or standing)[0]
+                return self._judged([tree], self._place_of(alert, firing, where, now), now, onset)
+        return self._untold(firing[0], now)
+
+    def _of_calm(self, pending: Sequence[FiredAlert], where: Mapping[str, str], now: float) -> Diagnosis:
+        """First what is seen, as what is about to fire is of a part of it or of something older; then, each dated by
+        itself, the first of those that has a cause which can be behind it."""
+        content = self._content.current
+        around = look_around(content.knowledge, content.trees, where, self._store, now)
+        if around.cause is not None or not pending:
+            return around
+        judged: dict[str, Diagnosis] = {}
+        for alert in pending:
+            tree = tree_for_alert(content.trees, alert.name)
+            if tree is None or tree.name in judged or len(judged) == MAX_PENDING_TREES:
+                continue
+            found = self._judged([tree], self._place_of(alert, pending, where, now), now, onset_of(alert))
+            if tree.name in content.knowledge.explains.get(found.cause or "", ()):
+                return found
+            judged[tree.name] = found
+        by_cause = sorted(judged.values(), key=lambda one: one.cause is None)
+        return by_cause[0] if by_cause else self._untold(pending[0], now)
+
+    def _untold(self, alert: FiredAlert, now: float) -> Diagnosis:
         return replace(undiagnosed(alert.name, self._content.current.no_tree.get(alert.name)), at=now)
 
     def _place_of(

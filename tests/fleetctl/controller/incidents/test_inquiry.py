@@ -23,7 +23,10 @@ def diagnosed(*alerts: FiredAlert) -> Diagnosis:
     store = SeriesStore()
     for age in range(600, -1, -5):
         for name in NODES:
-            store.append({"__name__": "llm:up", **PLACE, "node": name, "engine": "fleetctl"}, NOW - age, 1.0)
+            place = {**PLACE, "node": name, "engine": "fleetctl"}
+            for signal in ("up", "running", "requests:rate"):
+                store.append({"__name__": f"llm:{signal}", **place}, NOW - age, 1.0)
+            store.append({"__name__": "llm:core_deaths:increase", **place}, NOW - age, float(age < 60))
     content = SimpleNamespace(
         current=SimpleNamespace(knowledge=builtin_knowledge(), trees=load_trees(builtin_tree_files()), no_tree={}),
     )
@@ -51,3 +54,10 @@ def test_nodes_that_have_an_alert_together_are_asked_about_as_the_place_that_the
     found = diagnosed(*(alert("LLMQueueWait", "pending", 20.0, node) for node in nodes))
     (waits,) = (one for one in found.evidence if one.question == "queue_waits")
     assert asked in waits.query
+
+
+def test_of_alerts_that_wait_to_fire_the_first_with_a_cause_is_told_as_of_its_own_beginning() -> None:
+    found = diagnosed(alert("LLMPrefixHitLow", "pending", 500.0), alert("LLMCoreDied", "pending", 40.0))
+    assert found.cause == "core_crash"
+    assert found.onset is not None
+    assert NOW - found.onset <= 60
