@@ -755,6 +755,7 @@ class Route(Wire):
     phase: NodePhase | None = None
     engine: str = ""
     revision: str = ""
+    api_key: str = ""  # name of the key that it wants, of the gateway's own `fleet.api_keys`; never the key
 
 
 class RouteSignals(Wire):

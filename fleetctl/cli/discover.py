@@ -40,10 +40,11 @@ def register(app: typer.Typer) -> None:
         """
         from fleetctl.discovery.inquiry import ask_everybody
 
-        groups = current().settings().fleet.targets
+        fleet = current().settings().fleet
+        groups, keys = fleet.targets, fleet.key_ring()
         if not groups:
             raise BadInputError("the settings list no nodes", remedy="fleet.targets: see docs/attach.md")
-        found, answers = asyncio.run(ask_everybody(groups))
+        found, answers = asyncio.run(ask_everybody(groups, keys))
         nodes = [_listed(answer) for answer in answers]
         if output in DATA:
             rows = [node.model_dump(mode="json") for node in nodes]

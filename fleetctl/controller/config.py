@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fleetctl.kit.errors import BadInputError
-from fleetctl.providers.local import COMMAND, ENVIRONMENT
+from fleetctl.providers.local import API_KEY, COMMAND, ENVIRONMENT
 from fleetctl.providers.process import ProcessTable
 from fleetctl.providers.spec import NodeSpec
 from fleetctl.settings.tree import Settings
@@ -87,7 +87,11 @@ def initial_fleet(settings: Settings) -> list[NodeSpec]:
             pool=group.pool or fleet.pool,
             model=group.model or fleet.model,
             engine=group.engine,
-            options={COMMAND: list(group.command), ENVIRONMENT: [f"{key}={value}" for key, value in group.env.items()]},
+            options={
+                COMMAND: list(group.command),
+                ENVIRONMENT: [f"{key}={value}" for key, value in group.env.items()],
+                **({API_KEY: group.api_key} if group.api_key else {}),
+            },
         )
         for group in fleet.commands
         for number in range(1, group.nodes + 1)

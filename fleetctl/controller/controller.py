@@ -570,7 +570,7 @@ async def _open_node_client(config: ControllerConfig, records: Records, stack: A
     probes = Fetcher(timeout_s=PROBE_TIMEOUT_S, max_bytes=MAX_ANSWER_BYTES, stalls=records.stalls)
     stack.push_async_callback(probes.close)
     http = await stack.enter_async_context(httpx.AsyncClient(trust_env=False, verify=client_tls()))
-    return NodeClient(http, probes, config.node_token, records.lease.require)
+    return NodeClient(http, probes, config.node_token, records.lease.require, config.settings.fleet.key_ring())
 
 
 def _heartbeat_loops(

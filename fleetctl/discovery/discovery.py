@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from alerts.errors import BadExpressionError
 from fleetctl.discovery.dns_source import DnsSource
@@ -14,6 +14,7 @@ from fleetctl.discovery.http_sources import HttpSource, PrometheusSource
 from fleetctl.discovery.relabel import check_rule, relabelled
 from fleetctl.discovery.source import ADDRESS, Source, SourceError, Target
 from fleetctl.kit.errors import BadInputError
+from fleetctl.kit.key_ring import KeyRing
 from fleetctl.settings.targets import StaticTargets, TargetGroup
 
 EMPTY_HOLD_S = 60.0
@@ -114,6 +115,13 @@ class Discovery:
         return Found(nodes, sum(one.dropped for one in self._readings), problems, unread)
 
 
+def with_key_problems(found: Found, keys: KeyRing) -> Found:
+    """With what is wrong with keys that nodes name."""
+    names = {node.api_key for node in found.nodes.values()}
+    problems = {f"api_key {name}": problem for name in sorted(names) if (problem := keys.problem(name))}
+    return replace(found, problems={**found.problems, **problems}) if problems else found
+
+
 def _take(reading: _Reading) -> None:
     """The nodes of the targets that were read."""
     group = reading.group
@@ -130,6 +138,7 @@ def _take(reading: _Reading) -> None:
                 metrics_path=group.metrics_path,
                 source=reading.source.name,
                 group=reading.group_name,
+                api_key=group.api_key,
             )
         except TargetError as error:
             reading.refused[f"{reading.source.name}: {target.labels.get(ADDRESS, '')}"] = str(error)

@@ -38,11 +38,18 @@ class FoundNode:
     revision: str = ""
     facts: Mapping[str, str] = field(default_factory=dict)
     source: str = ""  # who listed it
-    group: str = ""  # of the settings: its credentials are those of its nodes
+    group: str = ""  # of the settings
+    api_key: str = ""  # name of the key that it wants
 
 
 def found_node(
-    labels: Mapping[str, str], *, scheme: str = "http", metrics_path: str = "", source: str = "", group: str = ""
+    labels: Mapping[str, str],
+    *,
+    scheme: str = "http",
+    metrics_path: str = "",
+    source: str = "",
+    group: str = "",
+    api_key: str = "",
 ) -> FoundNode:
     """The node of these labels. Raises TargetError."""
     address = labels.get(ADDRESS, "")
@@ -64,6 +71,7 @@ def found_node(
         facts={key: labels[key][:MAX_VALUE_CHARS] for key in FACTS if labels.get(key)},
         source=source,
         group=group,
+        api_key=labels.get("api_key", "")[:MAX_VALUE_CHARS] or api_key,
         **{key: labels.get(key, "")[:MAX_VALUE_CHARS] for key in ("pool", "model", "zone", "revision")},
     )
 

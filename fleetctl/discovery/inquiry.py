@@ -7,10 +7,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fleetctl.discovery.discovery import Discovery, Found
+from fleetctl.discovery.discovery import Discovery, Found, with_key_problems
 from fleetctl.discovery.found_node import FoundNode
 from fleetctl.discovery.probe import EngineFacts, probe_engine
 from fleetctl.kit.fetch import Fetcher
+from fleetctl.kit.key_ring import NO_KEYS, KeyRing
 from fleetctl.settings.targets import TargetGroup
 
 LIMIT_S = 3.0
@@ -26,15 +27,16 @@ class Answer:
     told: EngineFacts | None
 
 
-async def ask_everybody(groups: Sequence[TargetGroup]) -> tuple[Found, list[Answer]]:
+async def ask_everybody(groups: Sequence[TargetGroup], keys: KeyRing = NO_KEYS) -> tuple[Found, list[Answer]]:
     """What is listed, and the answers by name. Raises BadInputError for a rule that can't be read."""
-    found = await Discovery(groups).look(time.time())
+    found = with_key_problems(await Discovery(groups).look(time.time()), keys)
     fetcher = Fetcher(timeout_s=LIMIT_S, max_bytes=MAX_ANSWER_BYTES)
     room = asyncio.Semaphore(MAX_AT_ONCE)
 
     async def ask(node: FoundNode) -> Answer:
         async with room:
-            return Answer(node, await probe_engine(node.url, fetcher.get, engine=node.engine))
+            header = keys.header(node.api_key)
+            return Answer(node, await probe_engine(node.url, lambda url: fetcher.get(url, header), engine=node.engine))
 
     try:
         return found, list(await asyncio.gather(*(ask(found.nodes[name]) for name in sorted(found.nodes))))

@@ -38,6 +38,7 @@ from fleetctl.gateway.nodes.ejection import Ejection, Ejections
 from fleetctl.gateway.nodes.health_metrics import HealthMetrics
 from fleetctl.gateway.nodes.held_requests import ask_held_requests
 from fleetctl.gateway.nodes.loads import Loads
+from fleetctl.gateway.nodes.node_keys import NodeKeys
 from fleetctl.gateway.nodes.node_watch import NodeWatch, ProbeAnswer, ask_readiness
 from fleetctl.gateway.nodes.signals_sync import SignalsSync
 from fleetctl.gateway.nodes.sync import TableSync
@@ -77,6 +78,7 @@ from fleetctl.gateway.siblings.metric_store import (
 )
 from fleetctl.gateway.siblings.open_requests import OpenRequests
 from fleetctl.gateway.siblings.siblings import Siblings
+from fleetctl.kit.key_ring import NO_KEYS, KeyRing
 from fleetctl.kit.shared_counters import SharedCounters
 from fleetctl.settings.gateway import GatewaySettings
 from fleetctl.settings.gateway_tracing import traces_wanted
@@ -116,14 +118,17 @@ class Gateway:
         run_dir: Path,
         limits: GatewaySettings | None = None,
         move_patience_s: float = MOVE_PATIENCE_S,
+        keys: KeyRing = NO_KEYS,
         siblings: Siblings | None = None,
         counters: SharedCounters | None = None,
         about_workers: Callable[[], WorkersNow | None] = lambda: None,
     ) -> None:
-        """`siblings`: the other workers of this gateway, where it is one; `about_workers`: what its supervisor says.
+        """`keys`: of nodes that want one, by the names that routes have; `siblings`: the other workers of this gateway,
+        where it is one; `about_workers`: what its supervisor says.
 
         `counters`: what limits are held by together with them; None: each worker holds its part.
         """
+        self._keys = NodeKeys(keys)
         self._limits = _share_of_worker(limits or GatewaySettings())
         self._siblings = siblings
         self._counters = counters
@@ -193,14 +198,17 @@ class Gateway:
                 self.ejections,
                 self.health_metrics,
                 self._limits,
+                keys=self._keys,
             )
             overflow, traces = self._open_overflow(), _open_traces(self._limits)
             self.overflow = overflow
             self.placer = placer
             if self._counters is not None and (row := self._counters.row(RETRIES_KEY)) is not None:
                 placer.budget.join(row)
-            shadows = self.shadows = Shadows(nodes, self.loads, placer.chooser, self.metrics.registry)
-            self.prompts = open_preparation(self._limits.prompts, self.metrics.registry, nodes, self.routing)
+            shadows = self.shadows = Shadows(nodes, self.loads, placer.chooser, self.metrics.registry, keys=self._keys)
+            self.prompts = open_preparation(
+                self._limits.prompts, self.metrics.registry, nodes, self.routing, self._keys
+            )
             self.proxy = Proxy(
                 placer,
                 self.routing,

@@ -62,26 +62,29 @@ class Fetcher:
         self._timeout_s = timeout_s
         self._max_bytes = max_bytes
         self._stalls = stalls or StallMonitor()
-        self._requests: dict[str, _Request] = {}
+        self._requests: dict[tuple[str, str], _Request] = {}  # by URL and header
         self._idle: dict[_Origin, list[HttpConnection]] = {}
         self._tls: ssl.SSLContext | None = None
         self._next_look_s = 0.0
 
-    async def fetch(self, url: str) -> Fetched:
+    async def fetch(self, url: str, authorization: str = "") -> Fetched:
         """The metrics text at `url`, if it answers 200 with one."""
-        answer = await self.get(url)
+        answer = await self.get(url, authorization)
         if answer.status is None:
             return Fetched(None, answer.problem)
         return Fetched(answer.text) if answer.status == 200 else Fetched(None, f"answered {answer.status}")
 
-    async def get(self, url: str) -> TextAnswer:
-        """The answer of any status. Reads at most `max_bytes` and takes at most `timeout_s` of our attention."""
+    async def get(self, url: str, authorization: str = "") -> TextAnswer:
+        """The answer of any status. Reads at most `max_bytes` and takes at most `timeout_s` of our attention.
+
+        `authorization`: value of that header; empty: none is sent.
+        """
         try:
             # A limit on the whole: a peer that drips bytes must not hold its asker for ever.
             async with asyncio.timeout(None) as limit:
                 timer = _AttendedTimer(self._timeout_s, self._stalls, limit)
                 try:
-                    answer = await self._answer(self._request_for(url))
+                    answer = await self._answer(self._request_for(url, authorization))
                 finally:
                     timer.cancel()
             if answer.status != 200:
@@ -174,13 +177,13 @@ class Fetcher:
             self._tls = ssl.create_default_context()
         return self._tls
 
-    def _request_for(self, url: str) -> _Request:
+    def _request_for(self, url: str, authorization: str) -> _Request:
         """Raises ValueError for what is no http or https URL."""
-        known = self._requests.get(url)
+        known = self._requests.get((url, authorization))
         if known is None:
             if len(self._requests) >= _MAX_KNOWN_URLS:
                 self._requests.clear()
-            known = self._requests[url] = _request(url)
+            known = self._requests[(url, authorization)] = _request(url, authorization)
         return known
 
 
@@ -206,7 +209,7 @@ class _AttendedTimer:
             self._limit.reschedule(self._loop.time())
 
 
-def _request(url: str) -> _Request:
+def _request(url: str, authorization: str) -> _Request:
     parts = urlsplit(url)
     default_port = _PORTS.get(parts.scheme)
     if default_port is None or not parts.hostname:
@@ -216,7 +219,9 @@ def _request(url: str) -> _Request:
     name = f"[{host}]" if ":" in host else host
     target = quote(parts.path or "/", safe=_SAFE) + (f"?{quote(parts.query, safe=_SAFE)}" if parts.query else "")
     head = f"GET {target} HTTP/1.1\r\nHost: {name if port == default_port else f'{name}:{port}'}\r\n{_HEADERS}"
-    if parts.username is not None:
+    if authorization:
+        head += f"Authorization: {authorization}\r\n"
+    elif parts.username is not None:
         pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         head += f"Authorization: Basic {base64.b64encode(pair.encode()).decode()}\r\n"
     return _Request(_Origin(parts.scheme == "https", host, port), f"{head}\r\n".encode("ascii"))

@@ -12,6 +12,7 @@ FOUND = "found"
 URL = "url"  # the fact that has a found node's address
 METRICS_URL = "metrics_url"  # where its metrics are, when not at its engine's usual path
 GROUP = "targets"  # of the settings that it is of
+API_KEY = "api_key"  # name of the key that it wants, of `fleet.api_keys`
 SOURCE = "source"  # the fact that says who named it
 
 _WHY_NOT = {

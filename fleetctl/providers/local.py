@@ -15,8 +15,8 @@ from fleetctl.providers.process import ProcessTable, children_of
 from fleetctl.providers.provider import LogChunk, ObservedInstance, ProviderAct
 from fleetctl.providers.spec import NodeSpec, OptionValue, words_from_options
 
-COMMAND, ENVIRONMENT = "command", "env"
-"""Options of a node that is any command: its words, and variables as `NAME=value`."""
+COMMAND, ENVIRONMENT, API_KEY = "command", "env", "api_key"
+"""Options of a node that is any command: its words, variables as `NAME=value`, and the name of the key it wants."""
 NODE_KIND = "node"  # in the record of a process: controller and gateway are in the same table
 
 

@@ -33,6 +33,12 @@ class NodeSpec:
         if not NODE_NAME.match(self.name):
             raise ValueError(f"node name {self.name!r}: use 1 to 63 of a-z, 0-9 and '-', not starting with '-'")
 
+    @property
+    def api_key(self) -> str:
+        """Name of the key that the node wants of whoever asks it; empty: none. Of one that we start it is an option."""
+        named = self.facts.get("api_key") or self.options.get("api_key")
+        return named if isinstance(named, str) else ""
+
     def named(self, name: str) -> NodeSpec:
         """The same node under another name: what a replacement is. Its facts are its own."""
         return replace(self, name=name, facts={})

@@ -7,9 +7,27 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
+from fleetctl.kit.key_ring import KeyPlace, KeyRing
 from fleetctl.providers.spec import OptionValue, options_from_words
 from fleetctl.settings.section import Section
 from fleetctl.settings.targets import TargetGroup
+
+
+class ApiKey(Section):
+    """Where a key lies that nodes want of whoever asks them. Read again while we run: it may be changed."""
+
+    file: Path | None = Field(default=None, description="File that holds the key.")
+    env: str | None = Field(
+        default=None, min_length=1, max_length=200, description="Variable of the environment that holds it."
+    )
+
+    @model_validator(mode="after")
+    def _lies_in_one_place(self) -> ApiKey:
+        if (self.file is None) is (self.env is None):
+            raise ValueError("give file or env, one of them")
+        if self.env is not None and self.env.startswith("FLEETCTL_"):
+            raise ValueError(f"env: {self.env}: variables that begin with FLEETCTL_ are hidden from our processes")
+        return self
 
 
 class CommandNodes(Section):
@@ -40,6 +58,9 @@ class CommandNodes(Section):
     pool: str = Field(
         default="", max_length=200, description="Pool that they are in.", json_schema_extra={"default": "fleet.pool"}
     )
+    api_key: str = Field(
+        default="", max_length=100, description="Key of `fleet.api_keys` that they want: their command names it too."
+    )
 
     @model_validator(mode="after")
     def _has_port(self) -> CommandNodes:
@@ -66,6 +87,12 @@ class FleetSettings(Section):
         json_schema_extra={"default": "3; none where there are `targets`, `commands` or `providers.kubernetes`"},
     )
     ready_timeout_s: float = Field(default=180.0, gt=0, le=3600, description="Until every part must be ready.")
+    api_keys: dict[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")], ApiKey] = Field(
+        default_factory=dict,
+        max_length=100,
+        description="Keys that nodes want, by a name that `targets` and `commands` use:"
+        " `{chat: {file: /etc/keys/chat}}`. Controller and gateways read them.",
+    )
     targets: list[TargetGroup] = Field(
         default_factory=list,
         max_length=100,
@@ -90,6 +117,17 @@ class FleetSettings(Section):
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two are named {twice[0]}")
         return groups
+
+    @model_validator(mode="after")
+    def _knows_its_keys(self) -> FleetSettings:
+        used = {one.api_key for one in self.targets} | {one.api_key for one in self.commands}
+        if unknown := sorted(used - self.api_keys.keys() - {""}):
+            raise ValueError(f"api_key: api_keys has no {unknown[0]}")
+        return self
+
+    def key_ring(self) -> KeyRing:
+        """The keys, as they are read where they lie."""
+        return KeyRing({name: KeyPlace(key.env, key.file) for name, key in self.api_keys.items()})
 
     @model_validator(mode="before")
     @classmethod

@@ -154,6 +154,11 @@ class TargetGroup(Section):
         description="Path of the nodes' metrics.",
         json_schema_extra={"default": "that of the engine"},
     )
+    api_key: str = Field(
+        default="",
+        max_length=100,
+        description="Key of `fleet.api_keys` that the nodes want; the label `api_key` names another one.",
+    )
     labels: dict[LabelName, LabelValue] = Field(
         default_factory=dict, max_length=50, description="Labels of all targets, before relabelling: `{engine: vllm}`."
     )

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from fleetctl.controller.nodes.fleet import Fleet
-from fleetctl.discovery.probe import EngineFacts, Get, probe_engine
+from fleetctl.discovery.probe import EngineFacts, probe_engine
 from fleetctl.kit.clock import Clock
+from fleetctl.kit.fetch import TextAnswer
 from fleetctl.providers.spec import NodeSpec
 from fleetctl.wire import NodePhase
 
 PROBE_AGAIN_S = 300.0  # what runs at an address changes with a deploy
 PROBE_SOONER_S = 5.0  # while something is not known of it
 MAX_PROBES = 20  # under way at once
+KeyedGet = Callable[[str, str], Awaitable[TextAnswer]]
+"""A GET of a URL with a key of this name; no answer is a value too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,7 @@ class Asked:
     url: str
     engine: str
     model: str
+    api_key: str = ""  # name of the key that it wants
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,7 @@ class _Probed:
 class EngineProbes:
     """Keeps each node's last word on itself, by its name and address."""
 
-    def __init__(self, fleet: Fleet, get: Get, clock: Clock) -> None:
+    def __init__(self, fleet: Fleet, get: KeyedGet, clock: Clock) -> None:
         self._fleet, self._get, self._clock = fleet, get, clock
         self._probed: dict[str, _Probed] = {}
         self._probes: dict[str, asyncio.Task[None]] = {}
@@ -79,7 +83,7 @@ class EngineProbes:
 
     async def _probe(self, node: Asked) -> None:
         try:
-            facts = await probe_engine(node.url, self._get, engine=node.engine)
+            facts = await probe_engine(node.url, lambda url: self._get(url, node.api_key), engine=node.engine)
             before = self.facts_of(node.name, node.url)
             # Silence says nothing new: what it was is what it is as far as anybody knows.
             self._probed[node.name] = _Probed(node.url, self._clock.now(), facts or before or EngineFacts())

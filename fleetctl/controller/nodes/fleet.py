@@ -260,7 +260,7 @@ class Fleet:
         if running and view.url:
             out = self._why_out(row.name)
             may_sleep = row.is_cordoned or "asleep" in (out, before.reason if before else "")
-            health = await self._client.health(view.url, row.spec.engine, may_sleep=may_sleep)
+            health = await self._client.health(view.url, row.spec.engine, may_sleep=may_sleep, api_key=row.spec.api_key)
             if health.ready and out and out != "asleep":
                 health = replace(health, ready=False, reason=out)
             if health.answered and health.reason == "draining":

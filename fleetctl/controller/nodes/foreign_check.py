@@ -13,6 +13,7 @@ from fleetctl.controller.nodes.node_client import BadStatusError, NoAnswerError,
 from fleetctl.engines.greedy_answer import Answer
 from fleetctl.engines.known_prompt import BadAnswerError, answer_of, latest_of_sglang, questions
 from fleetctl.engines.table import engine_kind
+from fleetctl.providers.spec import NodeSpec
 
 ANSWER_LIMIT_S = 30.0  # longer than the window of the rates that tell progress
 ASLEEP, CORE_STUCK = "asleep", "core_stuck"
@@ -42,10 +43,10 @@ class ForeignCheck:
         """Raises NoAnswerError, NotAllowedError when it could not be asked."""
         spec, url = state.row.spec, state.url
         assert url is not None
-        if await self._client.is_sleeping(url, spec.engine):  # one that sleeps may die of a request
+        if await self._client.is_sleeping(url, spec.engine, spec.api_key):  # one that sleeps may die of a request
             return Finding(reason=ASLEEP, detail="it sleeps")
         try:
-            return Finding(await self._answer(state.name, url, spec.engine, spec.model))
+            return Finding(await self._answer(state.name, url, spec))
         except BadAnswerError as error:
             raise NoAnswerError(str(error)) from error
         except UnansweredError as error:
@@ -59,24 +60,26 @@ class ForeignCheck:
         """It is gone, or another process answers in its place."""
         self._ways.pop(node, None)
 
-    async def _answer(self, node: str, url: str, engine: str, model: str) -> Answer:
-        latest = latest_of_sglang(await self._info(url, engine)) if engine == "sglang" else None
-        ways = questions(engine, model, latest)
+    async def _answer(self, node: str, url: str, spec: NodeSpec) -> Answer:
+        latest = latest_of_sglang(await self._info(url, spec)) if spec.engine == "sglang" else None
+        ways = questions(spec.engine, spec.model, latest)
         first = min(self._ways.get(node, 0), len(ways) - 1)
         for number, question in enumerate(ways[first:], first):
             try:
-                told = await self._client.complete(f"{url}{question.path}", question.body, timeout_s=ANSWER_LIMIT_S)
+                told = await self._client.complete(
+                    f"{url}{question.path}", question.body, timeout_s=ANSWER_LIMIT_S, api_key=spec.api_key
+                )
             except BadStatusError as error:
                 if error.status in _REFUSED and number + 1 < len(ways):
                     continue
                 raise
             self._ways[node] = number
-            return answer_of(engine, told)
+            return answer_of(spec.engine, told)
         raise AssertionError("each engine can be asked somehow")
 
-    async def _info(self, url: str, engine: str) -> dict[str, object]:
-        for path in engine_kind(engine).version_paths:
-            answered = await self._client.probe(f"{url}{path}")
+    async def _info(self, url: str, spec: NodeSpec) -> dict[str, object]:
+        for path in engine_kind(spec.engine).version_paths:
+            answered = await self._client.probe(f"{url}{path}", spec.api_key)
             if answered.status == HTTPStatus.OK:
                 try:
                     told = json.loads(answered.text)

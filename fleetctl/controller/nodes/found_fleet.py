@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -13,9 +14,9 @@ from fleetctl.controller.nodes.node_client import NodeClient
 from fleetctl.controller.nodes.node_row import NodeRow, list_nodes
 from fleetctl.controller.nodes.routing import Routing
 from fleetctl.controller.records import Records
-from fleetctl.discovery.discovery import Discovery, Found
+from fleetctl.discovery.discovery import Discovery, Found, with_key_problems
 from fleetctl.discovery.found_node import FoundNode
-from fleetctl.providers.found import FOUND, GROUP, METRICS_URL, SOURCE, URL
+from fleetctl.providers.found import API_KEY, FOUND, GROUP, METRICS_URL, SOURCE, URL
 from fleetctl.providers.provider import NodeProvider
 from fleetctl.providers.spec import NodeSpec
 from fleetctl.wire import DiscoveryState
@@ -43,6 +44,7 @@ class FoundFleet:
         self._metrics = records.metrics
         self._clock = records.clock
         self._discovery = discovery
+        self._keys = client.keys
         self._listed = ListedNodes(records, routing, provider.attach, provider.forget, forget_signals)
         self._probes = EngineProbes(fleet, client.probe, records.clock)
         self._told: Mapping[str, str] = {}
@@ -55,11 +57,14 @@ class FoundFleet:
         if self._has_nothing:
             return
         now = self._clock.now()
-        self._found = found = await self._discovery.look(now)
-        self._tell_problems(found.problems)
         rows = await self._database.read(list_nodes)
+        found = with_key_problems(await self._discovery.look(now), self._keys)
+        self._found = found = replace(found, problems={**found.problems, **name_problems(found.nodes, rows)})
+        self._tell_problems(found.problems)
         own = [row for row in rows if row.spec.provider == FOUND]
-        self._probes.ask_due({name: Asked(name, one.url, one.engine, one.model) for name, one in found.nodes.items()})
+        self._probes.ask_due(
+            {name: Asked(name, one.url, one.engine, one.model, one.api_key) for name, one in found.nodes.items()}
+        )
         self._has_nothing = self._discovery.is_empty and not own
         # What was never read since the start says nothing of the nodes that it named before.
         kept = {row.name for row in own if row.spec.facts.get(SOURCE) in found.unread and row.name not in found.nodes}
@@ -105,9 +110,26 @@ class FoundFleet:
         self._told = dict(problems)
 
 
+def name_problems(nodes: Mapping[str, FoundNode], rows: Sequence[NodeRow]) -> dict[str, str]:
+    """Those that are listed under the name of a node that was not found: they are not there."""
+    others = {row.name: row.spec.provider for row in rows if row.spec.provider != FOUND and row.wanted}
+    return {
+        node.url: f"{node.url} ({node.source}) is named {name}, as a node of provider {others[name]}: only that one is"
+        " there; set the label `node` by relabel_configs"
+        for name, node in nodes.items()
+        if name in others
+    }
+
+
 def spec_of(node: FoundNode) -> NodeSpec:
     """The node for the fleet, as its labels say it is."""
-    places = {URL: node.url, METRICS_URL: node.metrics_url, SOURCE: node.source, GROUP: node.group}
+    places = {
+        URL: node.url,
+        METRICS_URL: node.metrics_url,
+        SOURCE: node.source,
+        GROUP: node.group,
+        API_KEY: node.api_key,
+    }
     return NodeSpec(
         name=node.name,
         pool=node.pool or DEFAULT_POOL,

@@ -18,6 +18,7 @@ from fleetctl.engines.table import engine_kind
 from fleetctl.kit.errors import UnreachableError
 from fleetctl.kit.fetch import Fetcher, TextAnswer
 from fleetctl.kit.http_body import read_limited
+from fleetctl.kit.key_ring import NO_KEYS, KeyRing
 from fleetctl.wire import GatewayWorkers, TenantUse
 from runbooks.ports import WayOut
 
@@ -110,34 +111,39 @@ class NodeClient:
         probes: Fetcher,
         node_token: str,
         may_act: Callable[[], None] = lambda: None,
+        keys: KeyRing = NO_KEYS,
     ) -> None:
         """`probes`: for the health of every node, each on a connection of its own; `http`: for what actions ask.
-        `may_act`: called right before whatever changes something; raises UnreachableError."""
+        `may_act`: called right before whatever changes something; raises UnreachableError.
+        `keys`: of nodes that want one, by the names that specs have."""
+        self.keys = keys
         self._may_act = may_act
         self._http = http
         self._probes = probes
         self._headers = {"Authorization": f"Bearer {node_token}"}
 
-    async def health(self, url: str, engine: str = OWN_ENGINE, *, may_sleep: bool = False) -> NodeHealth:
+    async def health(
+        self, url: str, engine: str = OWN_ENGINE, *, may_sleep: bool = False, api_key: str = ""
+    ) -> NodeHealth:
         """What the node says of itself, at its engine's own path. No answer is a value too: nothing is raised.
 
         `may_sleep`: one that says it is ready is asked whether it sleeps, where that is a question of its own."""
-        health = await self._health(url, engine_kind(engine))
-        if may_sleep and health.ready and await self.is_sleeping(url, engine):
+        health = await self._health(url, engine_kind(engine), self.keys.header(api_key))
+        if may_sleep and health.ready and await self.is_sleeping(url, engine, api_key):
             return NodeHealth(True, False, "asleep")
         return health
 
-    async def _health(self, url: str, kind: EngineKind) -> NodeHealth:
+    async def _health(self, url: str, kind: EngineKind, authorization: str) -> NodeHealth:
         *earlier, last = kind.ready_paths
         for path in earlier:
-            answered = await self._probes.get(f"{url}{path}")
+            answered = await self._probes.get(f"{url}{path}", authorization)
             if answered.status != HTTPStatus.NOT_FOUND:
                 return _health_of(kind, path, answered)
-        return _health_of(kind, last, await self._probes.get(f"{url}{last}"))
+        return _health_of(kind, last, await self._probes.get(f"{url}{last}", authorization))
 
-    async def probe(self, url: str) -> TextAnswer:
-        """One open page of a node, as text. No answer is a value too: nothing is raised."""
-        return await self._probes.get(url)
+    async def probe(self, url: str, api_key: str = "") -> TextAnswer:
+        """One page of a node, as text. No answer is a value too: nothing is raised."""
+        return await self._probes.get(url, self.keys.header(api_key))
 
     async def deep_health(self, url: str) -> GoldenReport:
         """What the node says of its output; asking makes it look again. Raises NoAnswerError."""
@@ -152,18 +158,21 @@ class NodeClient:
             is_running=golden.get("running") is True,
         )
 
-    async def is_sleeping(self, url: str, engine: str) -> bool:
+    async def is_sleeping(self, url: str, engine: str, api_key: str = "") -> bool:
         """Whether its engine says that it sleeps; False too where it has no such word, or gives no answer now."""
         if not (path := engine_kind(engine).sleep_path):
             return False
-        answered = await self._probes.get(f"{url}{path}")
+        answered = await self.probe(f"{url}{path}", api_key)
         return answered.status == 200 and _parse_object(answered.text.encode()).get("is_sleeping") is True
 
-    async def complete(self, url: str, body: Mapping[str, Any], *, timeout_s: float) -> object:
+    async def complete(self, url: str, body: Mapping[str, Any], *, timeout_s: float, api_key: str = "") -> object:
         """What a node answers a user's request with. Raises UnansweredError, NoAnswerError, NotAllowedError."""
+        header = self.keys.header(api_key)
         try:
             async with asyncio.timeout(timeout_s):
-                content = await self._read("POST", url, dict(body), {}, timeout_s)
+                content = await self._read(
+                    "POST", url, dict(body), {"Authorization": header} if header else {}, timeout_s
+                )
         except TimeoutError as error:
             raise UnansweredError(f"POST {url}: no answer within {timeout_s:g} s") from error
         try:
@@ -280,7 +289,7 @@ class NodeClient:
         except httpx.HTTPError as error:
             raise NoAnswerError(f"{method} {url}: {describe(error)}") from error
         if response.status_code in (401, 403):
-            raise NotAllowedError(f"{method} {url}: the node refuses the controller's token")
+            raise NotAllowedError(f"{method} {url}: the node refuses the controller's token, or key")
         if not response.is_success and response.status_code != also:
             raise BadStatusError(f"{method} {url}: answered {response.status_code}", response.status_code)
         return content

@@ -8,13 +8,12 @@ from typing import Protocol
 
 import structlog
 
-from fleetctl.controller.nodes.engine_probes import Asked, EngineProbes, told
+from fleetctl.controller.nodes.engine_probes import Asked, EngineProbes, KeyedGet, told
 from fleetctl.controller.nodes.fleet import Fleet
 from fleetctl.controller.nodes.listed_nodes import ListedNodes, Listing
 from fleetctl.controller.nodes.node_row import NodeRow, Role, list_nodes
 from fleetctl.controller.nodes.routing import Routing
 from fleetctl.controller.records import Records
-from fleetctl.discovery.probe import Get
 from fleetctl.kit.errors import FleetctlError
 from fleetctl.providers.provider import ObservedInstance
 from fleetctl.providers.providers import KUBERNETES, Providers
@@ -51,7 +50,7 @@ class PodNodes:
         fleet: Fleet,
         routing: Routing,
         providers: Providers,
-        get: Get,
+        get: KeyedGet,
         forget_signals: Callable[[str], None],
         pods: PodProvider,
     ) -> None:
@@ -113,7 +112,9 @@ class PodNodes:
         states = self._fleet.nodes
         urls = {name: state.url for name in seen if (state := states.get(name)) is not None and state.url is not None}
         silent = {name: seen[name] for name in urls if not (seen[name].engine and seen[name].model)}
-        self._probes.ask_due({name: Asked(name, urls[name], spec.engine, spec.model) for name, spec in silent.items()})
+        self._probes.ask_due(
+            {name: Asked(name, urls[name], spec.engine, spec.model, spec.api_key) for name, spec in silent.items()}
+        )
         return {
             name: told(spec, self._probes.facts_of(name, urls[name])) if name in silent else spec
             for name, spec in seen.items()

@@ -103,6 +103,7 @@ class Routing:
                 phase=self._phases.get(row.name),
                 engine=row.spec.engine,
                 revision=row.spec.revision,
+                api_key=row.spec.api_key,
             )
             for row in list_published(connection)
         ]

@@ -66,13 +66,17 @@ class Scraper:
         self._stalls = records.stalls
         self._stalled_before_s = 0.0  # long stalls until the last round that none interrupted
         self._known_until: float | None = None
-        self._slots = SlotScraper(store, fetcher, records.clock, interval_s=interval_s, told=self._count)
+        self._slots = SlotScraper(
+            store, fetcher, records.clock, interval_s=interval_s, told=self._count, keys=settings.fleet.key_ring()
+        )
 
     async def collect(self) -> None:
         """One scrape of every target."""
         now, stalled_s = self._clock.now(), self._stalls.long_s
         states = [state for state in self._fleet.nodes.values() if self._scrapes_nodes and is_target(state, now)]
-        wanted = {state.name: ScrapeTarget(_metrics_of(state), target_labels(state)) for state in states}
+        wanted = {
+            state.name: ScrapeTarget(_metrics_of(state), target_labels(state), _key_of(state)) for state in states
+        }
         for url in self._gateway_urls:
             labels = {"job": GATEWAY_JOB, "instance": address_of(url)}
             wanted[f"{_GATEWAY} {url}"] = ScrapeTarget(f"{url.rstrip('/')}/metrics", labels)
@@ -118,6 +122,13 @@ def _metrics_of(state: NodeState) -> str | None:
     spec, url = state.row.spec, state.url or state.row.url
     path = engine_kind(spec.engine).metrics_path
     return spec.facts.get(METRICS_URL) or (None if url is None or not path else f"{url}{path}")
+
+
+def _key_of(state: NodeState) -> str:
+    """Name of its key; none for an exporter at another address, which is not the node."""
+    spec, url = state.row.spec, state.url or state.row.url or ""
+    elsewhere = spec.facts.get(METRICS_URL)
+    return spec.api_key if not elsewhere or elsewhere.startswith(f"{url}/") else ""
 
 
 def is_target(state: NodeState, now: float) -> bool:

@@ -11,6 +11,7 @@ from alerts.series.store import SeriesStore
 from fleetctl.controller.slots import Slots
 from fleetctl.kit.clock import Clock
 from fleetctl.kit.fetch import Fetched, Fetcher
+from fleetctl.kit.key_ring import NO_KEYS, KeyRing
 
 log = structlog.get_logger()
 
@@ -20,13 +21,21 @@ class ScrapeTarget(NamedTuple):
 
     url: str | None  # of its metrics; None: not known, which is a failed scrape
     labels: dict[str, str]
+    api_key: str = ""  # name of the key that it wants
 
 
 class SlotScraper:
     """Puts each target's answer, or its silence, into the store. One that hangs delays nobody else's next scrape."""
 
     def __init__(
-        self, store: SeriesStore, fetcher: Fetcher, clock: Clock, *, interval_s: float, told: Callable[[bool], None]
+        self,
+        store: SeriesStore,
+        fetcher: Fetcher,
+        clock: Clock,
+        *,
+        interval_s: float,
+        told: Callable[[bool], None],
+        keys: KeyRing = NO_KEYS,
     ) -> None:
         """`told` is called after each scrape with whether it went well."""
         self._store = store
@@ -34,6 +43,7 @@ class SlotScraper:
         self._clock = clock
         self._slots = Slots(clock, interval_s=interval_s, name="scrape")
         self._told = told
+        self._keys = keys
         self._targets: dict[str, ScrapeTarget] = {}
         self._errors: dict[str, str] = {}
         self.last_success_at: dict[str, float] = {}
@@ -75,7 +85,7 @@ class SlotScraper:
     async def _scrape(self, name: str, target: ScrapeTarget) -> None:
         fetched = Fetched(None, "its address is not known")
         if target.url is not None:
-            fetched = await self._fetcher.fetch(target.url)
+            fetched = await self._fetcher.fetch(target.url, self._keys.header(target.api_key))
         if self._targets.get(name) is not target:
             return  # forgotten meanwhile: what it said must not bring its series back
         at = self._clock.now()

@@ -31,6 +31,7 @@ class Endpoint:
     phase: NodePhase | None = None
     engine: str = ""
     revision: str = ""
+    api_key: str = ""  # name of the key that it wants
 
     @property
     def is_well(self) -> bool:
@@ -81,6 +82,7 @@ class Table:
                 phase=route.phase,
                 engine=route.engine,
                 revision=route.revision,
+                api_key=route.api_key,
             )
         return cls(
             version=table.version,
@@ -104,6 +106,7 @@ class Table:
                 phase=e.phase,
                 engine=e.engine,
                 revision=e.revision,
+                api_key=e.api_key,
             )
             for e in self.endpoints
         ]

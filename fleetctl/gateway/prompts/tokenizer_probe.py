@@ -12,7 +12,8 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from fleetctl.gateway.http.node_client import NodeClient, NodeClientError
-from fleetctl.gateway.nodes.table import Routing
+from fleetctl.gateway.nodes.node_keys import NO_NODE_KEYS, NodeKeys
+from fleetctl.gateway.nodes.table import Endpoint, Routing
 from fleetctl.gateway.prompts.messages import message_chars, messages_of, tool_texts
 from fleetctl.gateway.prompts.preparation import PromptPreparation
 from fleetctl.gateway.prompts.prompt_metrics import PromptMetrics
@@ -29,13 +30,17 @@ MAX_MODELS = 1000
 
 
 def open_preparation(
-    settings: PromptSettings, registry: CollectorRegistry, nodes: NodeClient, routing: Routing
+    settings: PromptSettings,
+    registry: CollectorRegistry,
+    nodes: NodeClient,
+    routing: Routing,
+    keys: NodeKeys = NO_NODE_KEYS,
 ) -> PromptPreparation | None:
     """The preparation of prompts with a probe of its own; None when the settings ask for nothing."""
     if not (settings.budgets or settings.canonical_rules or settings.prefix_lint.max_per_s):
         return None
     ratios = TokenRatios()
-    probe = TokenizerProbe(nodes, routing, ratios)
+    probe = TokenizerProbe(nodes, routing, ratios, keys=keys)
     return PromptPreparation(settings, PromptMetrics(registry), ratios=ratios, ask_tokens=probe.ask_tokens)
 
 
@@ -48,9 +53,11 @@ class TokenizerProbe:
         routing: Routing,
         ratios: TokenRatios,
         *,
+        keys: NodeKeys = NO_NODE_KEYS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._nodes = nodes
+        self._keys = keys
         self._routing = routing
         self._ratios = ratios
         self._clock = clock
@@ -69,24 +76,24 @@ class TokenizerProbe:
         if question is None or chars > MAX_CHARS or not candidates:
             return
         self._next_ask[key] = now + ASK_EVERY_S
-        task = asyncio.get_running_loop().create_task(self._ask(candidates[0].base, model, question, chars))
+        task = asyncio.get_running_loop().create_task(self._ask(candidates[0], model, question, chars))
         self._asks.add(task)
         task.add_done_callback(self._asks.discard)
 
-    async def _ask(self, base: str, model: str | None, question: dict[str, Any], chars: int) -> None:
+    async def _ask(self, endpoint: Endpoint, model: str | None, question: dict[str, Any], chars: int) -> None:
         try:
             async with asyncio.timeout(LIMIT_S):
-                tokens = await self._count(base, question)
+                tokens = await self._count(endpoint, question)
         except (NodeClientError, TimeoutError, ValueError, KeyError, TypeError) as error:
             # Another engine without /tokenize, or one that wants a key: the estimate stays, and headers say so.
-            log.debug("tokenizer.not_asked", node_url=base, error=type(error).__name__)
+            log.debug("tokenizer.not_asked", node_url=endpoint.base, error=type(error).__name__)
             return
         self._ratios.note_measured(model, chars=chars, tokens=tokens)
 
-    async def _count(self, base: str, question: dict[str, Any]) -> int:
-        headers = [(b"Content-Type", b"application/json")]
+    async def _count(self, endpoint: Endpoint, question: dict[str, Any]) -> int:
+        headers = self._keys.headers([(b"Content-Type", b"application/json")], endpoint)
         body = json.dumps(question).encode()
-        answer = await self._nodes.request("POST", base, "/tokenize", headers=headers, body=body)
+        answer = await self._nodes.request("POST", endpoint.base, "/tokenize", headers=headers, body=body)
         try:
             if answer.status != 200:
                 raise ValueError(f"status {answer.status}")

@@ -17,6 +17,7 @@ from fleetctl.gateway.nodes.fitness import Fitness
 from fleetctl.gateway.nodes.health_metrics import HealthMetrics
 from fleetctl.gateway.nodes.held_requests import late_after_s
 from fleetctl.gateway.nodes.loads import REFUSED_S, SUSPECT_S, Loads, RequestLoad
+from fleetctl.gateway.nodes.node_keys import NO_NODE_KEYS, NodeKeys
 from fleetctl.gateway.nodes.node_watch import NodeWatch, Wait, WaitEnd
 from fleetctl.gateway.nodes.retry_budget import RetryBudget
 from fleetctl.gateway.nodes.table import Endpoint, Routing
@@ -119,9 +120,11 @@ class Placer:
         health: HealthMetrics,
         limits: GatewaySettings,
         *,
+        keys: NodeKeys = NO_NODE_KEYS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
+        self._keys = keys
         self._routing = routing
         self._loads = loads
         self._metrics = metrics
@@ -269,7 +272,7 @@ class Placer:
         try:
             with wait:
                 answer = await self._client.request(
-                    job.method, endpoint.base, job.target, headers=self._headers(job), body=job.body
+                    job.method, endpoint.base, job.target, headers=self._headers(job, endpoint), body=job.body
                 )
                 try:
                     refusal = await _read_refusal(job, endpoint, answer)
@@ -325,11 +328,12 @@ class Placer:
             waiting, rate, facts.output_tokens, is_stream=facts.stream, least_s=self._lost_request_after_s
         )
 
-    def _headers(self, job: Job) -> list[tuple[bytes, bytes]]:
+    def _headers(self, job: Job, endpoint: Endpoint) -> list[tuple[bytes, bytes]]:
+        headers = self._keys.headers(job.headers, endpoint)
         if job.deadline_at is None:
-            return job.headers
+            return headers
         left_s = max(0.001, job.deadline_at - self._clock())
-        return [*job.headers, (DEADLINE_HEADER.encode(), b"%.3f" % left_s)]
+        return [*headers, (DEADLINE_HEADER.encode(), b"%.3f" % left_s)]
 
     def _judge(self, placed: Placed, refusal: Refusal, not_placed: NotPlaced, proxied: ProxiedRequest) -> Placed | None:
         """The answer as it is, or None: another node is asked."""
@@ -343,16 +347,18 @@ class Placer:
             self._ejections.note_answered(node, now)
             self.budget.note_answered(now)
             return placed
-        is_own_error = is_shapeless or (status in OWN_ERRORS and said is None)
+        is_refused_key = bool(placed.endpoint.api_key) and status in (401, 403)  # ours: no client can mend that
+        is_own_error = is_shapeless or is_refused_key or (status in OWN_ERRORS and said is None)
         if is_own_error:
             self._note_failed(proxied, node, Ejection.BAD_ANSWER if is_shapeless else Ejection.SERVER_ERROR)
-        if not job.is_continuation and not self._is_retried(
+        if not (job.is_continuation or is_refused_key) and not self._is_retried(
             placed, status, not_placed, proxied, is_shapeless=is_shapeless
         ):
             if not is_own_error:
                 self._loads.trust(node)
             return placed
         reason = "bad_answer" if is_shapeless else _refusal(status, said, job.is_continuation)
+        reason = "key_refused" if is_refused_key else reason
         self._loads.suspect(node, SUSPECT_S if is_own_error else REFUSED_S)
         self._note(not_placed, node, reason)
         if status == 429 or reason == "overloaded":

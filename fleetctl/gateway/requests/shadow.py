@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry
 from fleetctl.gateway.http.exchange import REQUEST_ID, Exchange, KeptBody, new_request_id
 from fleetctl.gateway.http.node_client import NodeAnswer, NodeClient, NodeClientError
 from fleetctl.gateway.nodes.loads import Loads
+from fleetctl.gateway.nodes.node_keys import NO_NODE_KEYS, NodeKeys
 from fleetctl.gateway.nodes.table import Endpoint, Table
 from fleetctl.gateway.requests.answer_text import AnswerReader, AnswerText
 from fleetctl.gateway.requests.chooser import Chooser
@@ -102,10 +103,12 @@ class Shadows:
         registry: CollectorRegistry,
         *,
         silence_limit_s: float = SILENCE_LIMIT_S,
+        keys: NodeKeys = NO_NODE_KEYS,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._client = client
+        self._keys = keys
         self._loads = loads
         self._chooser = chooser
         self._silence_limit_s = silence_limit_s
@@ -240,7 +243,7 @@ class Shadows:
         request_id = f"{ID_PREFIX}{user_id}"
         if REQUEST_ID.fullmatch(request_id.encode("latin-1")) is None:
             request_id = f"{ID_PREFIX}{new_request_id()}"
-        headers = [one for one in job.headers if one[0].lower() not in _NOT_COPIED]
+        headers = [one for one in self._keys.headers(job.headers, copy.target) if one[0].lower() not in _NOT_COPIED]
         headers += [(b"x-request-id", request_id.encode()), (SHADOW_HEADER, user_id.encode())]
         answer: NodeAnswer | None = None
         first_s = 0.0

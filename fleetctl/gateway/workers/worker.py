@@ -52,6 +52,7 @@ def main(argv: Sequence[str]) -> int:
             node_token=settings.node_token(),
             run_dir=Path(run_dir),
             limits=settings.gateway,
+            keys=settings.fleet.key_ring(),
             siblings=Siblings(Path(folder), int(number)),
             counters=_shared_counters(counters),
             about_workers=lambda: _workers_now(Path(folder).parent),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +25,7 @@ from fleetctl.engines.known_prompt import ANSWER_TOKENS, PROMPT
 from fleetctl.kit.fetch import Fetcher
 from fleetctl.kit.reserved_port import reserve_port
 from fleetctl.kit.tls import NO_TLS
+from fleetctl.providers.spec import NodeSpec
 from fleetctl.wire import NodePhase
 from tests.fixtures.controller import NoProvider, make_config, until
 from tests.fixtures.llama_server import LlamaServer, llama_server, make_gguf
@@ -85,7 +86,7 @@ async def turn(controller: Controller) -> None:
         await controller.loops.run_turn(loop)
 
 
-async def until_checked(controller: Controller, results: dict[str, bool | None], what: str) -> None:
+async def until_checked(controller: Controller, results: Mapping[str, bool | None], what: str) -> None:
     async def look() -> bool:
         await turn(controller)
         checks = {name: controller.deep_checks.last(name) for name in results}
@@ -237,7 +238,7 @@ async def asking(told: Told, engine: str, progress: float | None = None) -> Asyn
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    spec = SimpleNamespace(engine=engine, model="m")
+    spec = NodeSpec("n1", engine=engine, model="m")
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     state = cast(NodeState, SimpleNamespace(name="n1", url=url, row=SimpleNamespace(spec=spec)))
     fetcher = Fetcher(timeout_s=5.0, max_bytes=1 << 20)
@@ -333,7 +334,13 @@ async def test_an_error_and_nonsense_say_nothing_of_the_model() -> None:
     async with asking(Told({"/v1/completions": VLLM}, refuses=("prompt",), status=500), "vllm") as ask:
         with pytest.raises(BadStatusError, match="answered 500"):
             await ask()
-    for payload in ([], {"choices": []}, {"choices": [{"text": None}]}, {"choices": [{"text": "x", "logprobs": 1}]}):
+    payloads: list[Any] = [
+        [],
+        {"choices": []},
+        {"choices": [{"text": None}]},
+        {"choices": [{"text": "x", "logprobs": 1}]},
+    ]
+    for payload in payloads:
         async with asking(Told({"/v1/completions": payload}), "vllm") as ask:
             with pytest.raises(NoAnswerError, match="no completion that we can read"):
                 await ask()

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from fleetctl.controller.controller import Controller, open_controller
-from fleetctl.controller.nodes.node_row import RouteIntent
+from fleetctl.controller.nodes.node_row import Role, RouteIntent, want_node
 from fleetctl.kit.reserved_port import reserve_port
 from fleetctl.wire import NodePhase, RouteState
 from runbooks.run import RunStatus
-from tests.fixtures.controller import NoProvider, make_config, until
+from tests.fixtures.controller import NoProvider, make_config, make_spec, until
 from tests.fixtures.llama_server import LlamaServer, llama_server, make_gguf
 
 pytestmark = pytest.mark.anyio
@@ -169,6 +169,24 @@ async def test_a_list_that_can_not_be_read_after_a_restart_of_ours_keeps_its_nod
         assert state is not None
         assert "not JSON" in "".join(state.problems.values())
         assert controller.metrics.exposition().count(b"controller_discovery_problems 1.0") == 1
+
+
+async def test_a_target_with_the_name_of_a_node_of_ours_is_told(tmp_path: Path, servers: list[LlamaServer]) -> None:
+    write(tmp_path / "targets.json", *servers)
+    ours, listed = name_of(servers[0]), name_of(servers[1])
+    async with attached(tmp_path) as controller:
+        spec = make_spec(ours)
+        await controller.database.write(lambda c: want_node(c, spec, Role.REPLACEMENT, 0.0))
+        await until_ready(controller, listed)
+        state = controller.found_fleet.state()
+        assert state is not None
+        assert state.problems == {
+            servers[
+                0
+            ].url: f"{servers[0].url} (file {tmp_path}/targets.json) is named {ours}, as a node of provider local:"
+            " only that one is there; set the label `node` by relabel_configs"
+        }
+        assert ours not in routes(controller)
 
 
 async def test_nodes_of_settings_that_are_gone_leave(tmp_path: Path, servers: list[LlamaServer]) -> None:

@@ -13,11 +13,13 @@ from fleetctl.gateway.metrics import GatewayMetrics
 from fleetctl.gateway.nodes.ejection import Ejections
 from fleetctl.gateway.nodes.health_metrics import HealthMetrics
 from fleetctl.gateway.nodes.loads import REFUSED_S, SUSPECT_S, Loads
+from fleetctl.gateway.nodes.node_keys import NodeKeys
 from fleetctl.gateway.nodes.node_watch import NodeWatch, ProbeAnswer
 from fleetctl.gateway.nodes.table import Endpoint, Routing, Table
 from fleetctl.gateway.requests.fates import Fates, ProxiedRequest
 from fleetctl.gateway.requests.place import MAX_TRIES, Job, NotPlaced, Placed, Placer
 from fleetctl.gateway.routing.routing_facts import RoutingFacts
+from fleetctl.kit.key_ring import KeyPlace, KeyRing
 from fleetctl.settings.gateway import GatewaySettings
 from fleetctl.wire import RouteState
 from tests.fixtures.gateway import NODE_TOKEN, Script, ScriptedNode, scripted_nodes
@@ -37,13 +39,13 @@ class Clock:
 class Rig:
     """A placer before scripted nodes, on a clock that stands still."""
 
-    def __init__(self, client: NodeClient, nodes: list[ScriptedNode]) -> None:
+    def __init__(self, client: NodeClient, nodes: list[ScriptedNode], api_key: str = "") -> None:
         self.clock = Clock()
         self.nodes = {node.name: node for node in nodes}
         self.loads = Loads(clock=self.clock)
         self.metrics = GatewayMetrics()
         self.routing = Routing()
-        endpoints = tuple(Endpoint(n.name, n.url, RouteState.ACTIVE, "default", "demo") for n in nodes)
+        endpoints = tuple(Endpoint(n.name, n.url, RouteState.ACTIVE, "default", "demo", api_key=api_key) for n in nodes)
         self.routing.replace(Table(1, endpoints), 0.0)
         self.limits = GatewaySettings()
         self.watch = NodeWatch(self.loads, self.limits, self._probe, clock=self.clock)
@@ -56,6 +58,7 @@ class Rig:
             Ejections(self.limits.ejection),
             HealthMetrics(self.metrics.registry),
             self.limits,
+            keys=NodeKeys(KeyRing({"chat": KeyPlace(env="CHAT_KEY")})),
             clock=self.clock,
         )
         self.proxied: ProxiedRequest = Fates().begin("r1")
@@ -91,9 +94,37 @@ def make_continuation() -> Job:
 
 
 @asynccontextmanager
-async def rig_of(*names: str) -> AsyncIterator[Rig]:
+async def rig_of(*names: str, api_key: str = "") -> AsyncIterator[Rig]:
     async with scripted_nodes(*names) as nodes, aclosing(NodeClient(connect_limit_s=2.0)) as client:
-        yield Rig(client, nodes)
+        yield Rig(client, nodes, api_key)
+
+
+CLIENTS = (b"authorization", b"Bearer of-the-client")
+
+
+async def test_a_node_gets_its_own_key_and_never_the_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHAT_KEY", "of-the-node")
+    for named, expected in (("chat", "Bearer of-the-node"), ("lost", None), ("", "Bearer of-the-client")):
+        async with rig_of("a", api_key=named) as rig:
+            placed = await rig.place(make_job(headers=[CLIENTS, (b"x-request-id", b"r1")]))
+            assert isinstance(placed, Placed)
+            placed.close()
+            assert rig.nodes["a"].seen[0]["headers"].get("authorization") == expected
+
+
+async def test_a_refused_key_of_ours_is_no_answer_for_the_client() -> None:
+    async with rig_of("a", "b", api_key="chat") as rig:
+        for node in rig.nodes.values():
+            node.script.refuse = (401, {})
+        where = await rig.place()
+        assert isinstance(where, NotPlaced)
+        assert where.reasons == {"a": "key_refused", "b": "key_refused"}
+    async with rig_of("a") as rig:
+        rig.nodes["a"].script.refuse = (401, {})
+        placed = await rig.place(make_job(headers=[CLIENTS]))
+        assert isinstance(placed, Placed)
+        assert placed.answer.status == 401, "the client's own key was refused: it is to know"
+        placed.close()
 
 
 async def test_a_placed_request_is_held_by_its_node_until_it_is_closed() -> None:
