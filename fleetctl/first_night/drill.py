@@ -118,7 +118,7 @@ class _Drill:
             title=self._fault.title,
             at=responder.injected_at,
             alerts=tuple(sorted(responder.alerts.values(), key=lambda alert: alert.after_s)),
-            incidents=await responder.seen_incidents(traffic, self._fault.expects),
+            incidents=await responder.seen_incidents(traffic, self._fault.expects, self._cleared_at),
             requests=await traffic.account(responder.injected_at),
             said=tuple(self._said),
             ended_by=self._ended_by(responder),

@@ -56,6 +56,7 @@ LOAD_FAULTS: tuple[Fault, ...] = (
         ),
         undone("scale default --to 5"),
         hold_s=180.0,
+        watch_s=600.0,  # two nodes that start take the others' processor on a laptop, and tickets look back minutes
         rate_per_s=3.0,
         traffic={"output_tokens_median": 200, "output_sigma": 0.2},
         node_options={"max_num_seqs": 6},

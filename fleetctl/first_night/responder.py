@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -153,15 +154,22 @@ class Responder:
         """When the last run ended; None without one."""
         return max((run.updated_at for run in self.runs if run.status.is_terminal), default=None)
 
-    async def seen_incidents(self, traffic: DrillTraffic, expects: Expectation) -> tuple[SeenIncident, ...]:
-        """Every incident, the post-mortems of those about the fault judged. Call it when all requests have ended."""
-        return tuple([await self._seen(incident.id, traffic, expects) for incident in self.incidents])
+    async def seen_incidents(
+        self, traffic: DrillTraffic, expects: Expectation, ended_at: float | None = None
+    ) -> tuple[SeenIncident, ...]:
+        """Every incident, the post-mortems of those about the fault judged. Call it when all requests have ended.
 
-    async def _seen(self, incident_id: str, traffic: DrillTraffic, expects: Expectation) -> SeenIncident:
+        `ended_at`: when a person ended the fault; what opens later is about what they did.
+        """
+        until = math.inf if ended_at is None else ended_at
+        return tuple([await self._seen(incident.id, traffic, expects, until) for incident in self.incidents])
+
+    async def _seen(self, incident_id: str, traffic: DrillTraffic, expects: Expectation, until: float) -> SeenIncident:
         incident = await self._client.incident(incident_id)
         diagnosis = incident.diagnosis
         stated = _stated_in(incident)
         is_about_fault = not expects.alerts or any(alert.name in expects.alerts for alert in incident.alerts)
+        is_about_fault = is_about_fault and incident.opened_at <= until
         return SeenIncident(
             id=incident.id,
             title=incident.title,
