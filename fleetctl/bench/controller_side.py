@@ -1,5 +1,5 @@
 """`python -m fleetctl.bench.controller_side`: a whole controller, as `fleetctl up` starts one, over nodes that are
-there already.
+there already: those of one server by number, or whatever a file of targets lists.
 
 Prints its URL once it answers. Everything else is seen from outside.
 """
@@ -81,18 +81,21 @@ def spec_of(number: int) -> NodeSpec:
 def main(argv: Sequence[str]) -> int:
     """Serve until SIGTERM."""
     parser = argparse.ArgumentParser(prog="python -m fleetctl.bench.controller_side")
-    parser.add_argument("--port", type=int, required=True, help="of the nodes' server")
-    parser.add_argument("--nodes", type=int, required=True)
+    parser.add_argument("--port", type=int, default=0, help="of the nodes' server")
+    parser.add_argument("--nodes", type=int, default=0)
+    parser.add_argument("--targets", type=Path, help="a file of targets, read anew when it changes")
     parser.add_argument("--state-dir", type=Path, required=True)
     parser.add_argument("--probe-interval", type=float, required=True)
     parser.add_argument("--scrape-interval", type=float, required=True)
     args = parser.parse_args(argv)
     configure_logging()
     limits = {"port": 0, "probe_interval_s": args.probe_interval, "scrape_interval_s": args.scrape_interval}
-    settings = Settings(state_dir=args.state_dir, controller=limits)
+    files = [] if args.targets is None else [{"files": [str(args.targets)], "refresh_interval": "1s"}]
+    fleet = {"nodes": 0, "targets": [{"name": "bench", "file_sd_configs": files}]} if files else {}
+    settings = Settings(state_dir=args.state_dir, controller=limits, fleet=fleet)
     specs = tuple(spec_of(number) for number in range(args.nodes))
     config = ControllerConfig(settings, token=_TOKEN, node_token=_TOKEN, node_specs=specs, start_nodes=True)
-    uvloop.run(serve(config, _tell, provider=ServedNodes(args.port)))
+    uvloop.run(serve(config, _tell, provider=None if files else ServedNodes(args.port)))
     return 0
 
 

@@ -1,6 +1,7 @@
 """`python -m fleetctl.bench.serve`: many nodes' metrics and health in one small HTTP server process.
 
-Node n answers at /<n>/metrics and /<n>/health/*.
+Node n answers at /<n>/metrics and /<n>/health/*; with `--addresses N` also at the root of N addresses of loopback
+(`address_of`), as nodes do that somebody else started.
 
 Texts are made before the first request, so that what it costs to make them is nobody's measurement.
 """
@@ -25,6 +26,11 @@ _NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
 _MAX_REQUEST_BYTES = 16 * 1024
 
 
+def address_of(number: int) -> str:
+    """Of node `number` when each has an address of its own: all of 127.0.0.0/8 is this machine."""
+    return f"127.{1 + number // 62_500}.{number // 250 % 250}.{number % 250 + 1}"
+
+
 class _Connection(asyncio.Protocol):
     def __init__(self, texts: list[list[bytes]], started_at: float) -> None:
         self._texts, self._started_at = texts, started_at
@@ -32,6 +38,8 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
+        _, first, second, third = (int(part) for part in transport.get_extra_info("sockname")[0].split("."))
+        self._own_number = 62_500 * (first - 1) + 250 * second + third - 1  # the inverse of `address_of`
 
     def data_received(self, data: bytes) -> None:
         self._rest += data
@@ -45,7 +53,9 @@ class _Connection(asyncio.Protocol):
         path = request.split(b" ", 2)[1]
         number, _, rest = path.strip(b"/").partition(b"/")
         if not number.isdigit():
-            return _NOT_FOUND
+            if self._own_number < 0:
+                return _NOT_FOUND
+            number, rest = b"%d" % self._own_number, path.strip(b"/")
         if rest.startswith((b"health", b"ready", b"v1/", b"v2/")):
             return _READY + _READY_BODY
         texts = self._texts[int(number) % NUM_KINDS]
@@ -53,7 +63,7 @@ class _Connection(asyncio.Protocol):
         return texts[min(slot, len(texts) - 1)]
 
 
-async def _serve(seconds: float, *, is_full: bool) -> None:
+async def _serve(seconds: float, *, is_full: bool, addresses: int) -> None:
     count = int(seconds / INTERVAL_S) + 2
     texts = []
     for kind in range(NUM_KINDS):
@@ -64,7 +74,11 @@ async def _serve(seconds: float, *, is_full: bool) -> None:
     server = await asyncio.get_running_loop().create_server(
         lambda: _Connection(texts, started_at), "127.0.0.1", 0, backlog=8192
     )
-    sys.stdout.write(f"{server.sockets[0].getsockname()[1]}\n")
+    port = server.sockets[0].getsockname()[1]
+    if addresses:
+        hosts = [address_of(number) for number in range(addresses)]
+        await asyncio.get_running_loop().create_server(lambda: _Connection(texts, started_at), hosts, port)
+    sys.stdout.write(f"{port}\n")
     sys.stdout.flush()
     await asyncio.sleep(seconds + 60)
 
@@ -73,5 +87,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m fleetctl.bench.serve")
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--full", action="store_true")
+    parser.add_argument("--addresses", type=int, default=0)
     args = parser.parse_args()
-    uvloop.run(_serve(args.seconds, is_full=args.full))
+    uvloop.run(_serve(args.seconds, is_full=args.full, addresses=args.addresses))

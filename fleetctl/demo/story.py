@@ -135,16 +135,18 @@ class _Story:
                 self._tell(entry.at, entry.kind, entry.text)
 
     async def _wait_for_repair(self, fault_at: float) -> Incident | None:
-        """The incident of the faulty node once it is resolved; None when that does not happen in time."""
+        """The incident of the faulty node once it is resolved, or as it is when the time is over; None without one."""
         deadline = time.time() + REPAIR_TIMEOUT_S
+        found: Incident | None = None
         while time.time() < deadline:
             for incident in await self._client.incidents():
-                if self._is_about_fault(incident, fault_at) and incident.status is IncidentStatus.RESOLVED:
-                    whole = await self._client.incident(incident.id)
-                    if whole.blackbox is not None:
-                        return whole
+                if not self._is_about_fault(incident, fault_at):
+                    continue
+                found = await self._client.incident(incident.id)
+                if found.status is IncidentStatus.RESOLVED and found.blackbox is not None:
+                    return found
             await asyncio.sleep(0.5)
-        return None
+        return found
 
     def _is_about_fault(self, incident: Incident, fault_at: float) -> bool:
         named = incident.scope.get("node")
@@ -157,7 +159,8 @@ class _Story:
             times = [e.at - fault_at for e in self._events if e.kind in kinds and e.at >= fault_at]
             return min(times, default=None)
 
-        mitigated = after_fault(["run.succeeded"]) if incident else None
+        is_resolved = incident is not None and incident.status is IncidentStatus.RESOLVED
+        mitigated = after_fault(["run.succeeded"]) if is_resolved else None
         diagnosis = incident.diagnosis if incident else None
         to_monotonic = time.monotonic() - time.time()
         broke = fault_at + to_monotonic

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from fleetctl.kit.reserved_port import reserve_port
@@ -27,6 +28,7 @@ class LocalProvider:
         """`root` is the run folder of all processes; `engine_command` replaces `fleetctl-node` in tests."""
         self._table = ProcessTable(root)
         self._token_file = node_token_file
+        self._cache = root.parent / "cache"
         self._command = tuple(engine_command or (sys.executable, "-m", "fleetctl.node"))
 
     def why_not(self, act: ProviderAct, spec: NodeSpec) -> str:
@@ -66,7 +68,7 @@ class LocalProvider:
         }
         # One thread a node unless told otherwise: several nodes share this machine's cores, and OpenMP threads that
         # spin against each other make every step slower.
-        env = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+        env = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), **self._cache_settings()}
         self._table.start(
             spec.name,
             [*self._command, "serve", *words_from_options({**ours, **spec.options})],
@@ -74,6 +76,17 @@ class LocalProvider:
             env=env,
             facts=facts,
         )
+
+    def _cache_settings(self) -> dict[str, str]:
+        """Where compiled kernels are kept for a user without a home: else each start compiles for minutes."""
+        if any(os.environ.get(name) for name in ("NUMBA_CACHE_DIR", "CACHE_DIRECTORY", "XDG_CACHE_HOME")):
+            return {}
+        with suppress(RuntimeError):  # a user that the system does not know has no home
+            cache = Path.home() / ".cache"
+            place = next(one for one in (cache, *cache.parents) if one.exists())
+            if place.is_dir() and os.access(place, os.W_OK):
+                return {}
+        return {"CACHE_DIRECTORY": str(self._cache)}
 
     def stop(self, name: str, grace_s: float) -> None:
         """SIGTERM to the process group, SIGKILL after `grace_s`."""

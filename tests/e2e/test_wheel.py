@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +13,7 @@ import pytest
 from fleetctl.bundled import NAMES
 from fleetctl.providers.process import ProcessTable
 from tests.fixtures import ROOT
+from tests.fixtures.installed import Installed, build_release
 
 pytestmark = [
     pytest.mark.e2e,
@@ -27,42 +26,10 @@ NEEDS_EXTRA = ("fleetctl.providers.kubernetes.",)  # the extra [kubernetes]
 FOREIGN = ("kernels", "engine")
 
 
-class Installed:
-    """A virtual environment, used from an empty folder and without this repository."""
-
-    def __init__(self, folder: Path) -> None:
-        self.prefix, self.home = folder / "venv", folder / "elsewhere"
-        self.home.mkdir()
-        subprocess.run([sys.executable, "-m", "venv", str(self.prefix)], check=True)
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("FLEETCTL_", "PYTHON"))}
-        # A fresh environment compiles its kernels at the first start, three nodes at once; those that were compiled of
-        # the same source here before are found, which saves CI's machine two minutes.
-        cache = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
-        ours = {"HOME": str(self.home), "XDG_CACHE_HOME": cache, "FLEETCTL_FLEET__READY_TIMEOUT_S": "400"}
-        self._env = kept | ours
-
-    def run(self, program: str, *words: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
-        command = [str(self.prefix / "bin" / program), *words]
-        return subprocess.run(
-            command, check=False, capture_output=True, text=True, cwd=self.home, env=self._env, timeout=timeout_s
-        )
-
-    def python(self, code: str) -> subprocess.CompletedProcess[str]:
-        return self.run("python", "-c", code)
-
-    def install(self, *what: str) -> None:
-        """Not compiled: most of torch is never imported."""
-        words = ("install", "--quiet", "--no-compile", "-c", str(ROOT / "constraints.txt"), *what)
-        env = {**os.environ, "PYTHONPATH": ""}
-        subprocess.run([str(self.prefix / "bin" / "pip"), *words], check=True, env=env, cwd=self.home)
-
-
 @pytest.fixture(scope="module")
 def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the sdist, and the wheel that was built from it."""
-    folder = tmp_path_factory.mktemp("release")
-    subprocess.run([sys.executable, "-m", "build", "--outdir", str(folder), str(ROOT)], check=True, capture_output=True)
-    return folder
+    return build_release(tmp_path_factory.mktemp("release"))
 
 
 @pytest.fixture(scope="module")
