@@ -943,6 +943,30 @@ class LeadershipState(Wire):
     missing: list[str] = Field(default_factory=list)  # addresses that the settings name, and that are not there
 
 
+class ListedUnit(Wire):
+    """A node of providers.hosts, as its host tells of it now."""
+
+    name: str
+    runs: Literal["yes", "no", "unknown"]
+    host: str
+    unit: str
+    pool: str = ""
+    model: str = ""
+    zone: str = ""
+    sku: str = ""
+    url: str = ""
+    instance: str | None = None
+    why: str = ""  # it does not run, or is not known
+
+
+class HostCommand(Wire):
+    """What would be run for a node of providers.hosts."""
+
+    name: str
+    what: str
+    words: list[str]
+
+
 class ListedNode(Wire):
     """A node that a source lists, and what it says it is. Empty: not known."""
 

@@ -60,6 +60,7 @@ from fleetctl.controller.nodes.found_fleet import FoundFleet
 from fleetctl.controller.nodes.freezes import Freezes
 from fleetctl.controller.nodes.gateways import Gateways
 from fleetctl.controller.nodes.gauge_drain import GaugeDrain
+from fleetctl.controller.nodes.host_nodes import HostNodes
 from fleetctl.controller.nodes.lookup import FleetLookup, held_since, progress_of
 from fleetctl.controller.nodes.node_client import MAX_ANSWER_BYTES, PROBE_TIMEOUT_S, NodeClient
 from fleetctl.controller.nodes.outreach import Outreach
@@ -86,11 +87,14 @@ from fleetctl.kit.stall import StallMonitor
 from fleetctl.kit.tls import client_tls
 from fleetctl.priority_class import PriorityClass
 from fleetctl.providers.found import FOUND, FoundNodes
+from fleetctl.providers.hosts.options import hosts_options
+from fleetctl.providers.hosts.provider import HOSTS, HostsProvider
 from fleetctl.providers.kubernetes.options import KubernetesOptions
 from fleetctl.providers.local_gateway import LocalGateway
 from fleetctl.providers.provider import NodeProvider
 from fleetctl.providers.providers import KUBERNETES, LOCAL, Providers
 from fleetctl.settings.controller import ControllerSettings
+from fleetctl.settings.hosts import HostsSettings
 from fleetctl.settings.kubernetes import KubernetesSettings
 from fleetctl.settings.tree import Settings
 from fleetctl.wire import LeadershipState, NodePhase
@@ -109,6 +113,7 @@ DEEP_CHECK_TURN_S = 1.0  # between two looks at whose deep check is due
 FAILURES_TURN_S = 2.0  # between two looks at what fails
 FORGET_TURN_S = 60.0  # between two looks for nodes that were stopped long ago
 POOLS_TURN_S = 1.0  # between two looks at what each pool needs next
+HOSTS_TURN_S = 1.0  # between two looks at which units are nodes: hosts are asked in the background
 PODS_TURN_S = 1.0  # between two looks at which pods are nodes: in memory, the API is followed
 POOLS = "pools"  # who asks for the runs that follow from it
 VERIFY_EVERY_S = 3600.0  # between two looks at the whole audit
@@ -221,7 +226,8 @@ async def open_controller(
         tokens = await Tokens.opened(records, config.token)
         kubernetes = _open_kubernetes(settings.providers.kubernetes, stack)
         list_own = provider.list_instances
-        providers = Providers({LOCAL: provider, FOUND: FoundNodes(), **kubernetes})
+        hosts = _open_hosts(settings.providers.hosts)
+        providers = Providers({LOCAL: provider, FOUND: FoundNodes(), **kubernetes, **hosts})
         provider = FencedProvider(providers, records.lease.require)
         client = await _open_node_client(config, records, stack)
         content = ContentStore(settings.content, content_now, records.timeline, records.metrics, records.clock)
@@ -258,6 +264,9 @@ async def open_controller(
         ]
         for one in pod_nodes:
             stack.push_async_callback(one.stop)
+        host_nodes = [
+            HostNodes(records, routing, providers, lambda name: scraper.forget(name), one) for one in hosts.values()
+        ]
         changes = await _open_changes(records)
         fleet_series = FleetSeries(
             fleet,
@@ -401,6 +410,7 @@ async def open_controller(
             Loop("discovery", DISCOVERY_TURN_S, found_fleet.look),
             Loop("fleet", settings.controller.probe_interval_s, fleet.observe_nodes),
             *(Loop("pods", PODS_TURN_S, one.take_up) for one in pod_nodes),
+            *(Loop("hosts", HOSTS_TURN_S, one.take_up) for one in host_nodes),
             *(Loop("pod-cordons", PODS_TURN_S, one.tell_cordons) for one in pod_nodes),
             Loop("rollouts", POOLS_TURN_S, rollouts.advance_rollouts),
             Loop("pools", POOLS_TURN_S, pools.converge_pools),
@@ -611,6 +621,13 @@ def _open_signals(
     )
     stack.push_async_callback(signals.stop)
     return scraper, signals
+
+
+def _open_hosts(settings: HostsSettings | None) -> dict[str, HostsProvider]:
+    """By its name; empty without the setting."""
+    if settings is None:
+        return {}
+    return {HOSTS: HostsProvider(hosts_options(settings.model_dump()))}
 
 
 def _open_kubernetes(settings: KubernetesSettings | None, stack: AsyncExitStack) -> dict[str, KubernetesProvider]:

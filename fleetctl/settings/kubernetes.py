@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from fleetctl.settings.hosts import HostsSettings
 from fleetctl.settings.section import Section
 
 Labels = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=317)], ...], Field(max_length=10)]
@@ -72,3 +73,6 @@ class ProviderSettings(Section):
     """Where nodes come from, beside this machine."""
 
     kubernetes: KubernetesSettings | None = Field(default=None, description="Pods of a cluster as nodes; absent: none.")
+    hosts: HostsSettings | None = Field(
+        default=None, description="Units of hosts as nodes, run by ssh and systemctl, or by commands of yours."
+    )

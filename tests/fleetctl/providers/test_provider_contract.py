@@ -15,12 +15,24 @@ import pytest
 from fleetctl.controller.controller import open_controller
 from fleetctl.kit.errors import FleetctlError
 from fleetctl.kit.tls import NO_TLS
+from fleetctl.providers.hosts.options import hosts_options
+from fleetctl.providers.hosts.provider import HostsProvider
 from fleetctl.providers.process import ProcessTable
 from fleetctl.providers.provider import NodeProvider, ObservedInstance
+from fleetctl.settings.hosts import HostsSettings
 from fleetctl.wire import NodePhase, RouteState
 from runbooks.run import RunStatus
-from tests.fixtures.controller import fleet_ready, make_config, make_provider, make_spec, stop_all
+from tests.fixtures.controller import (
+    NODE_TOKEN,
+    SMALL_NODE,
+    fleet_ready,
+    make_config,
+    make_provider,
+    make_spec,
+    stop_all,
+)
 from tests.fixtures.driven import DrivenClock, Traffic, drive
+from tests.fixtures.fake_hosts import make_fake_ssh, place, settings_of
 from tests.fixtures.fleet import wait_until
 from tests.fixtures.hosted_provider import HostedProvider, node_host
 
@@ -33,8 +45,11 @@ class World:
     end: Callable[[str], object]  # the node ends by itself, as in a crash
 
 
-@pytest.fixture(params=["local", "hosted"])
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+@pytest.fixture(params=["local", "hosted", "hosts"])
+def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    if request.param == "hosts":
+        yield from hosts_world(tmp_path / "hosts", monkeypatch)
+        return
     if request.param == "hosted":
         with node_host(tmp_path) as url:
             yield World(lambda: HostedProvider(url), lambda name: HostedProvider(url).stop(name, 0.0))
@@ -49,6 +64,29 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
         yield World(lambda: make_provider(tmp_path), end)
     finally:
         stop_all(tmp_path)
+
+
+def hosts_world(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """Two hosts behind a fake ssh, with a systemd of the tests' own."""
+    monkeypatch.setenv("PATH", f"{make_fake_ssh(folder)}{os.pathsep}{os.environ['PATH']}")
+    token_file = folder / "node.token"
+    token_file.write_text(NODE_TOKEN)
+    nodes = [
+        place(name, f"host-{number % 2 + 1}") for number, name in enumerate(("node-1", "node-2", "node-2b", "node-3"))
+    ]
+    options = hosts_options(HostsSettings(**settings_of(nodes, SMALL_NODE, token_file)).model_dump())
+    units = ProcessTable(folder / "units")
+
+    def end(name: str) -> None:
+        pid = units.observe(f"llm-{name}.service").pid
+        assert pid is not None
+        os.killpg(pid, signal.SIGKILL)
+
+    try:
+        yield World(lambda: HostsProvider(options), end)
+    finally:
+        for name in units.running():
+            units.stop(name, 0.5)
 
 
 def started(provider: NodeProvider, name: str = "node-1", *options: str) -> ObservedInstance:
