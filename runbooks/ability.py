@@ -21,3 +21,4 @@ class Ability(StrEnum):
     STOP = "stop"
     RESTART = "restart"
     LOGS = "logs"
+    CORDON_HOST = "cordon machine"  # no other node is placed on its machine

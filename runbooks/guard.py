@@ -269,6 +269,8 @@ def _meant(ability: Ability, action: Action, fleet: FleetView) -> dict[str, Node
     nodes, change = fleet.nodes or {}, action.change or Change()
     if action.target.kind is TargetKind.ROLLOUT:
         return {name: node for name, node in nodes.items() if node.wanted and node.pool == action.target.name}
+    if action.target.kind is TargetKind.HOST:
+        return {name: node for name, node in nodes.items() if node.wanted and node.host == action.target.name}
     if ability is Ability.START:
         copied = {name: nodes.get(like or name) for name, like in change.creates.items()}
         return {name: node for name, node in copied.items() if node is not None}

@@ -52,6 +52,7 @@ class NodeFacts:
     held: int | None = None
     zone: str = ""
     engine: str = ""  # empty: not known
+    host: str = ""  # the machine under it; empty: not known
     cannot: Mapping[str, str] = field(default_factory=dict)
     """Abilities that it lacks, by the word of `runbooks.ability.Ability`, each with the reason."""
 
@@ -178,6 +179,10 @@ class Effects(Protocol):
 
     async def uncordon(self, name: str) -> Receipt:
         """Undo `cordon` and `drain`: the node takes requests again."""
+        ...
+
+    async def cordon_host(self, name: str, *, cordoned: bool) -> Receipt:
+        """Keep new nodes from the machine, or let them be placed there again; what runs there goes on."""
         ...
 
     async def drain(self, name: str, *, deadline_s: float) -> Receipt:

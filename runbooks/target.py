@@ -23,6 +23,7 @@ class TargetKind(StrEnum):
     TENANT = "tenant"
     ROUTE = "route"
     GATEWAY = "gateway"
+    HOST = "host"  # a machine: what runs on it is claimed by itself
     ROLLOUT = "rollout"  # of the pool of this name: an order to it waits for no run on the pool's nodes
     PROGRAM = "program"  # an executable of the settings
     FLEET = "fleet"  # has no name: there is one
@@ -55,6 +56,8 @@ class Target:
             return "the fleet"
         if self.kind is TargetKind.ROLLOUT:
             return f"the rollout of pool {self.name}"
+        if self.kind is TargetKind.HOST:
+            return f"machine {self.name}"
         return self.name if self.kind is TargetKind.NODE else f"{self.kind.value} {self.name}"
 
 

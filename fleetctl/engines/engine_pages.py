@@ -11,7 +11,7 @@ from runbooks.ability import Ability
 MADE_BY = (
     "<!-- Made by `fleetctl content docs docs/engines --of engines` from fleetctl/engines/table.py: change that. -->"
 )
-OF_PROVIDERS = (Ability.START, Ability.STOP, Ability.RESTART, Ability.LOGS)
+OF_PROVIDERS = (Ability.START, Ability.STOP, Ability.RESTART, Ability.LOGS, Ability.CORDON_HOST)
 
 
 def engine_pages() -> dict[str, str]:

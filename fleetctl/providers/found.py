@@ -19,6 +19,7 @@ _WHY_NOT = {
     ProviderAct.START: "no provider can start another one",
     ProviderAct.STOP: "no provider can stop it",
     ProviderAct.RESTART: "no provider can restart it",
+    ProviderAct.CORDON_HOST: "no provider places nodes on its machine",
     ProviderAct.LOGS: "its log lies where it runs, and no provider can read it",
 }
 

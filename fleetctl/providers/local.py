@@ -33,7 +33,7 @@ class LocalProvider:
 
     def why_not(self, act: ProviderAct, spec: NodeSpec) -> str:
         """Processes of this machine can be started and stopped, and their logs are here."""
-        return ""
+        return "nobody places nodes on this machine but you" if act is ProviderAct.CORDON_HOST else ""
 
     def list_instances(self) -> Sequence[ObservedInstance]:
         """Every node process that runs under the root."""

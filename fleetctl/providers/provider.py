@@ -59,6 +59,7 @@ class ProviderAct(StrEnum):
     STOP = "stop"
     RESTART = "restart"
     LOGS = "logs"
+    CORDON_HOST = "cordon machine"
 
 
 class NodeProvider(Protocol):
@@ -107,6 +108,22 @@ class ComesBack(Protocol):
 
     def restart(self, name: str, grace_s: float) -> None:
         """End the node so that it comes back under its name; return once its successor is on its way."""
+
+
+@runtime_checkable
+class AsksLeave(Protocol):
+    """A provider that must be allowed to end a node, as by PodDisruptionBudgets."""
+
+    def check_end(self, name: str) -> None:
+        """Nothing when the node may be ended now, or does not run. Raises RefusedError naming what forbids it."""
+
+
+@runtime_checkable
+class CordonsHosts(Protocol):
+    """A provider that places nodes on machines."""
+
+    def cordon_host(self, name: str, *, cordoned: bool) -> str:
+        """Keep new nodes from the machine under the node, or let them come again; the machine's name."""
 
 
 def end_for_restart(provider: NodeProvider, name: str, grace_s: float) -> None:

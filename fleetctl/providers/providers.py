@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fleetctl.kit.errors import BadInputError
+from fleetctl.kit.errors import BadInputError, RefusedError
 from fleetctl.providers.provider import (
+    AsksLeave,
+    CordonsHosts,
     HasProcesses,
     LogChunk,
     NodeProvider,
@@ -63,6 +65,19 @@ class Providers:
     def restart(self, name: str, grace_s: float) -> None:
         """As its provider's; where nobody else starts it again, it is stopped."""
         end_for_restart(self._of(name), name, grace_s)
+
+    def check_end(self, name: str) -> None:
+        """As its provider's; nothing where none has to be asked."""
+        provider = self._of(name)
+        if isinstance(provider, AsksLeave):
+            provider.check_end(name)
+
+    def cordon_host(self, name: str, *, cordoned: bool) -> str:
+        """As its provider's. Raises RefusedError where it places no nodes."""
+        provider = self._of(name)
+        if not isinstance(provider, CordonsHosts):
+            raise RefusedError(f"{name}: its provider places no nodes on machines")
+        return provider.cordon_host(name, cordoned=cordoned)
 
     def forget(self, name: str) -> None:
         """As its provider's; then nobody's."""

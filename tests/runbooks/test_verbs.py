@@ -24,7 +24,9 @@ from runbooks.run import ACTION
 from runbooks.verb import Verb
 from runbooks.verbs import VERBS
 
-NODES = [NodeFacts(f"node-{i}", "decode", "demo", "r2" if i == 5 else "r1", float(i)) for i in range(1, 6)]
+NODES = [
+    NodeFacts(f"node-{i}", "decode", "demo", "r2" if i == 5 else "r1", float(i), host="gpu-7") for i in range(1, 6)
+]
 WAYS = (WayOut("far", frozenset({"demo"}), 0.5),)
 ROLLOUTS = {
     "decode": RolloutFacts("r2", earlier="r1"),

@@ -30,7 +30,7 @@ from fleetctl.controller.nodes.node_client import (
     NotAllowedError,
     SilentPeerError,
 )
-from fleetctl.controller.nodes.node_row import NodeRow, Role, RouteIntent, get_node, want_node
+from fleetctl.controller.nodes.node_row import NodeRow, Role, RouteIntent, get_node, list_nodes, want_node
 from fleetctl.controller.nodes.outreach import Outreach
 from fleetctl.controller.nodes.pool_row import begin_scaling, end_scaling, set_owner
 from fleetctl.controller.nodes.routing import GatewayWatch, Routing
@@ -39,8 +39,8 @@ from fleetctl.controller.receipts.receipts import OpenReceipt
 from fleetctl.engines.kind import EngineKind
 from fleetctl.engines.table import engine_kind
 from fleetctl.kit.clock import Clock
-from fleetctl.kit.errors import BadInputError, FleetctlError, RefusedError
-from fleetctl.providers.provider import NodeProvider, end_for_restart
+from fleetctl.kit.errors import BadInputError, FleetctlError, RefusedError, UnreachableError
+from fleetctl.providers.provider import AsksLeave, CordonsHosts, NodeProvider, end_for_restart
 from fleetctl.providers.spec import NodeSpec
 from fleetctl.traffic_rule import TrafficRuleRequest
 from fleetctl.wire import NodePhase
@@ -129,6 +129,8 @@ class FleetEffects:
         row = await self._known(name)
         view = await asyncio.to_thread(self.provider.observe, name)
         receipt: Receipt = {"node": name, "was_running": view.running, "forced": force}
+        if view.running and row.wanted:  # what is refused must leave all as it was
+            await self._end_process(_check_end, name, grace_s)
         if view.running and view.url and not force:
             receipt |= await self._refuse_while_holding(row)
             if "held" in receipt:
@@ -177,6 +179,23 @@ class FleetEffects:
         await self.fleet.observe_node(name)
         said = await self.gateway.follow(version)
         return {"node": name, "was": row.route.value, "table_version": version, "gateway": said}
+
+    async def cordon_host(self, name: str, *, cordoned: bool) -> Receipt:
+        """By the provider of a node that is, or was, there."""
+        rows = [row for row in await self.database.read(list_nodes) if row.spec.facts.get("host") == name]
+        if not rows:
+            raise PermanentError(f"no node of the fleet is on a machine {name}")
+        node = max(rows, key=lambda row: row.wanted)
+        if not isinstance(self.provider, CordonsHosts):
+            raise PermanentError(f"{node.name}: its provider places no nodes on machines")
+        try:
+            await asyncio.to_thread(self.provider.cordon_host, node.name, cordoned=cordoned)
+        except UnreachableError as error:
+            raise TemporaryError(error.message) from error
+        except FleetctlError as error:
+            raise PermanentError(error.message) from error
+        there = sorted(row.name for row in rows if row.wanted)
+        return {"machine": name, "cordoned": cordoned, "nodes": there}
 
     async def drain(self, name: str, *, deadline_s: float) -> Receipt:
         """The counts are the node's own; `receipt` names the signed one, with a line for each request.
@@ -239,6 +258,8 @@ class FleetEffects:
         if not row.is_restarting:
             if (done := _finished_by_predecessor(row, self.database.epoch, now)) is not None:
                 return done
+            if view.running:
+                await self._end_process(_check_end, name, RESTART_GRACE_S)
             note = await self._refuse_while_holding(row) if view.running and view.url else {}
             mark = {"state": "begun", "instance": view.instance, "epoch": self.database.epoch, "at": now}
             await self.routing.change(name, route=RouteIntent.CORDONED, restart=mark)
@@ -567,6 +588,11 @@ class FleetEffects:
             return await question
         except (NotAllowedError, NoAnswerError) as error:
             raise _effect_error(error) from error
+
+
+def _check_end(provider: NodeProvider, name: str, _: float) -> None:
+    if isinstance(provider, AsksLeave):
+        provider.check_end(name)
 
 
 def _effect_error(error: NotAllowedError | NoAnswerError) -> PermanentError | TemporaryError:

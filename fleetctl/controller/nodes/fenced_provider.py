@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fleetctl.providers.provider import LogChunk, NodeProvider, ObservedInstance, ProviderAct, end_for_restart
+from fleetctl.kit.errors import RefusedError
+from fleetctl.providers.provider import (
+    AsksLeave,
+    CordonsHosts,
+    LogChunk,
+    NodeProvider,
+    ObservedInstance,
+    ProviderAct,
+    end_for_restart,
+)
 from fleetctl.providers.spec import NodeSpec
 
 
@@ -42,6 +51,18 @@ class FencedProvider:
         """As the provider's, while it may."""
         self._may_act()
         end_for_restart(self._inner, name, grace_s)
+
+    def check_end(self, name: str) -> None:
+        """As the provider's."""
+        if isinstance(self._inner, AsksLeave):
+            self._inner.check_end(name)
+
+    def cordon_host(self, name: str, *, cordoned: bool) -> str:
+        """As the provider's, while it may."""
+        self._may_act()
+        if not isinstance(self._inner, CordonsHosts):
+            raise RefusedError(f"{name}: its provider places no nodes on machines")
+        return self._inner.cordon_host(name, cordoned=cordoned)
 
     def forget(self, name: str) -> None:
         """As the provider's, while it may."""

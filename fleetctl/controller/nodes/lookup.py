@@ -81,6 +81,7 @@ class FleetLookup:
                 held=held.get(row.name),
                 zone=row.spec.zone,
                 engine=row.spec.engine,
+                host=row.spec.facts.get("host", ""),
                 cannot=lacking(row.spec, self._provider),
             )
             for row in await self._database.read(list_nodes)

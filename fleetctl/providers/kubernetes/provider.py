@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from fleetctl.kit.errors import FleetctlError, RefusedError
 from fleetctl.providers.kubernetes.cluster import Cluster
+from fleetctl.providers.kubernetes.disruption import ask_leave
 from fleetctl.providers.kubernetes.estate import Estate
 from fleetctl.providers.kubernetes.logs import read_logs
 from fleetctl.providers.kubernetes.node_spec import spec_of
@@ -44,7 +45,9 @@ class KubernetesProvider:
         self.cluster.close()
 
     def why_not(self, act: ProviderAct, spec: NodeSpec) -> str:
-        """A pod that no workload owns is not started again by anybody."""
+        """A pod that no workload owns nobody starts again; machines are changed where the settings say so."""
+        if act is ProviderAct.CORDON_HOST:
+            return "" if self._options.may_cordon_hosts else "providers.kubernetes.may_cordon_hosts is not set"
         if act in (ProviderAct.START, ProviderAct.RESTART) and "workload" not in spec.options:
             return "" if spec.options.get("pod") is None else "no workload owns its pod: nothing would make another one"
         return ""
@@ -124,7 +127,13 @@ class KubernetesProvider:
         """Say on the pod that it gets requests again."""
         self._set_serving(name, True)
 
-    def cordon_host(self, name: str, *, unschedulable: bool = True) -> str:
+    def check_end(self, name: str) -> None:
+        """Ask every PodDisruptionBudget, nothing more. Raises RefusedError naming the one that forbids it."""
+        pod = self.estate.roster().nodes.get(name)
+        if pod is not None and pod.active:
+            ask_leave(self.cluster, pod)
+
+    def cordon_host(self, name: str, *, cordoned: bool = True) -> str:
         """Keep new pods from the machine under the node, or let them come again; the machine's name.
 
         Raises RefusedError unless the settings allow it.
@@ -137,7 +146,7 @@ class KubernetesProvider:
             )
         if pod.host is None:
             raise RefusedError(f"{name}: its pod is on no Kubernetes node yet")
-        self.cluster.patch("nodes", "", pod.host, {"spec": {"unschedulable": unschedulable}})
+        self.cluster.patch("nodes", "", pod.host, {"spec": {"unschedulable": cordoned}})
         return pod.host
 
     def revisions(self, name: str) -> list[Revision]:

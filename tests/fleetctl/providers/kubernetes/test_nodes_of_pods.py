@@ -189,7 +189,7 @@ def test_what_is_wrong_with_the_machine_is_said_of_each_of_its_nodes(cluster: Cl
         wait_until(lambda: "Ready is unknown" in provider.observe(name).trouble)
         assert provider.cordon_host(name) == host
         assert cluster.api.get(f"/api/v1/nodes/{host}")["spec"]["unschedulable"] is True
-        provider.cordon_host(name, unschedulable=False)
+        provider.cordon_host(name, cordoned=False)
         assert "unschedulable" not in cluster.api.get(f"/api/v1/nodes/{host}")["spec"]
     finally:
         cluster.kubelet.set_condition(host, "GpuXid", "False")

@@ -76,5 +76,5 @@ def test_a_machine_is_cordoned_only_with_the_component_that_allows_it(cluster: C
     added = kustomized("small", ("cordon-hosts",))
     give_cluster_wide(cluster, [one for one in added if one["metadata"]["name"] == "fleetctl-cordon-hosts"])
     host = provider.cordon_host(name)
-    provider.cordon_host(name, unschedulable=False)
+    provider.cordon_host(name, cordoned=False)
     assert host
