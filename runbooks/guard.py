@@ -257,6 +257,10 @@ def judge_start(actions: Sequence[Action], fleet: FleetView) -> Ruling:
 
 def _lacking(action: Action, fleet: FleetView) -> str:
     """Why a node that the action means can't do its part; empty when each can, as far as that is known."""
+    if action.target.kind is TargetKind.ROLLOUT and fleet.revisions is not None:
+        facts = fleet.revisions.pools.get(action.target.name)
+        if facts is not None and (why := facts.cannot.get(action.verb.name.split()[-1])):
+            return f"{action.verb.name} of pool {action.target.name} can't be done: {why}"
     for ability in action.verb.needs:
         for name, node in sorted(_meant(ability, action, fleet).items()):
             if why := node.cannot.get(ability):

@@ -132,6 +132,8 @@ class RolloutFacts:
     to: str = ""
     size: int = 0
     surge: int = 0
+    workload: str = ""  # whose own rollout it is, as deployment/engine in Kubernetes; empty: the controller's
+    cannot: Mapping[str, str] = field(default_factory=dict)  # orders by their kind's word that it takes never, and why
 
 
 @dataclass(frozen=True, slots=True)

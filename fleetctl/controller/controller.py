@@ -71,6 +71,7 @@ from fleetctl.controller.nodes.traffic_rules import TrafficRules
 from fleetctl.controller.receipts.receipts import Receipts
 from fleetctl.controller.records import Records
 from fleetctl.controller.rollouts.evidence import EvidenceReader
+from fleetctl.controller.rollouts.pod_rollouts import PodRollouts
 from fleetctl.controller.rollouts.rollouts import PoolLimits, Rollouts
 from fleetctl.controller.signals.node_groups import NodeGroups
 from fleetctl.controller.signals.prometheus_signals import PrometheusSignals
@@ -161,6 +162,7 @@ class Controller:
     failures: Failures
     pools: Pools
     rollouts: Rollouts
+    pod_rollouts: PodRollouts
     autoscaling: Autoscaling
     forecasts: Forecasts
     gateways: Gateways
@@ -298,6 +300,7 @@ async def open_controller(
         http = await stack.enter_async_context(httpx.AsyncClient(trust_env=False, verify=client_tls()))
         freezes = await Freezes.opened(records)
         rollouts = _rollouts(config, records, fleet, routing, freezes, gateways, rules.store)
+        pod_rollouts = PodRollouts(kubernetes.get(KUBERNETES), rollouts.facts, rollouts.order, records.lease.require)
         receipts = Receipts(records, settings.receipt_key_file, settings.incidents.keep_for_s)
         account = DrainAccount(receipts, client, gateways, clock)
         effects = _effects(
@@ -309,7 +312,7 @@ async def open_controller(
             routing,
             traffic_rules,
             scraper,
-            rollouts,
+            pod_rollouts,
             account,
             records,
             rules.store,
@@ -325,7 +328,7 @@ async def open_controller(
             clock,
             stale_after_s=stale_after_s,
             freezes=freezes,
-            revisions=rollouts.facts,
+            revisions=pod_rollouts.facts,
             priority_classes=_priority_classes(settings),
             ways_out=gateways.ways_out,
             cleared_at=book.cleared_at,
@@ -466,6 +469,7 @@ async def open_controller(
             failures=failures,
             pools=pools,
             rollouts=rollouts,
+            pod_rollouts=pod_rollouts,
             autoscaling=autoscaling,
             forecasts=forecasts,
             gateways=gateways,
@@ -694,7 +698,7 @@ def _effects(
     routing: Routing,
     traffic_rules: TrafficRules,
     scraper: Scraper,
-    rollouts: Rollouts,
+    pod_rollouts: PodRollouts,
     account: DrainAccount,
     records: Records,
     store: SeriesStore,
@@ -731,7 +735,7 @@ def _effects(
         clock=records.clock,
         forget_signals=scraper.forget,
         default_spec=config.node_specs[0] if config.node_specs else None,
-        carry_out=rollouts.order,
+        carry_out=pod_rollouts.order,
         engine=engine,
         outreach=outreach,
         evidence=evidence,

@@ -379,7 +379,8 @@ class _Api:
         """The newest first; those under way with what is seen of their pools."""
         statuses = {one.rollout.id: one for one in await self._c.rollouts.statuses()}
         known = await self._c.rollouts.history(pool)
-        return [rollout_view(one, statuses.get(one.id)) for one in known]
+        of_pods = await self._c.pod_rollouts.views(pool)
+        return [*of_pods, *(rollout_view(one, statuses.get(one.id)) for one in known)]
 
     async def gateways(self, _: Request) -> Response:
         return _json_list(self._gateways())

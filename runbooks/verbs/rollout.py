@@ -12,6 +12,10 @@ from runbooks.verb import KEEPS, Action, EffectCall, Option, Verb
 
 DEFAULT_STEPS = (0.05, 0.25, 0.5, 1.0)
 STATUS = "fleetctl rollout status"
+_EXCHANGED = (
+    "Kubernetes exchanges the pods of pool {pool} by the workload's own strategy, each drained by its preStop hook; "
+    "no gate judges it, and PodDisruptionBudgets are not asked"
+)
 
 
 def _facts(action: Action, fleet: FleetView) -> RolloutFacts:
@@ -31,9 +35,46 @@ def _check_revision(revision: str, fleet: FleetView) -> None:
         raise BadInputError(f"there is no revision {revision}", remedy="fleetctl get revisions")
 
 
+def _is_refused(action: Action, facts: RolloutFacts) -> bool:
+    """Whether the guard says why it can't be done."""
+    return action.verb.name.split()[-1] in facts.cannot
+
+
+def _check_workload(action: Action, facts: RolloutFacts) -> None:
+    """Raises BadInputError when the pool is another's than it was when this was planned."""
+    if action.args["workload"] not in (None, facts.workload):
+        raise BadInputError(f"pool {action.target.name} is {facts.workload or 'a pool of our own nodes'}")
+
+
+def _check_for_workload(action: Action, facts: RolloutFacts) -> None:
+    """Raises BadInputError for what only a rollout of the controller's own has."""
+    given = [
+        option.name
+        for option in action.verb.options
+        if option.key not in ("to", "settings", "workload") and action.args[option.key] != option.default
+    ]
+    if given:
+        raise BadInputError(
+            f"pool {action.target.name} is {facts.workload}, which exchanges its pods by its own strategy: "
+            f"{', '.join(given)} can't be given",
+            remedy="change its manifest",
+        )
+    others = [one for one in action.args["settings"] or () if not one.startswith("image=")]
+    if others or len(action.args["settings"] or ()) > 1:
+        raise BadInputError(
+            f"pool {action.target.name} is {facts.workload}: --set takes image=IMAGE and nothing else there",
+            remedy="change its manifest",
+        )
+
+
 def _resolve_start(action: Action, fleet: FleetView, last: Action | None) -> Action:
     """The action with its steps, once it says what to roll out, and nothing else is on its way."""
     facts, args, pool = _facts(action, fleet), action.args, action.target.name
+    if _is_refused(action, facts):
+        return action
+    _check_workload(action, facts)
+    if facts.workload:
+        _check_for_workload(action, facts)
     changes = [args[key] for key in ("model_dir", "settings", "unset") if args[key]]
     if (args["to"] is None) == (not changes):
         raise BadInputError(
@@ -49,6 +90,8 @@ def _resolve_start(action: Action, fleet: FleetView, last: Action | None) -> Act
             f"a rollout of pool {pool} to {facts.to} is under way: {facts.state}",
             remedy=f"{STATUS} {pool}; fleetctl rollout rollback {pool}",
         )
+    if facts.workload:
+        return action.with_args(workload=facts.workload)
     steps: tuple[float, ...] = args["steps"] or DEFAULT_STEPS
     if list(steps) != sorted(set(steps)):
         raise BadInputError(f"{action.verb.name} --steps: each must be larger than the one before")
@@ -57,7 +100,7 @@ def _resolve_start(action: Action, fleet: FleetView, last: Action | None) -> Act
 
 def _under_way(action: Action, fleet: FleetView) -> RolloutFacts:
     facts = _facts(action, fleet)
-    if not facts.state:
+    if not facts.state and not _is_refused(action, facts):
         raise BadInputError(
             f"no rollout of pool {action.target.name} is under way",
             remedy=f"fleetctl rollout history {action.target.name}",
@@ -68,6 +111,8 @@ def _under_way(action: Action, fleet: FleetView) -> RolloutFacts:
 def _resolve_step(action: Action, fleet: FleetView, last: Action | None) -> Action:
     """The action with the step that it leaves: called again after a crash it means the same one."""
     facts = _under_way(action, fleet)
+    if _is_refused(action, facts):
+        return action
     if facts.state == "rolling_back":
         raise BadInputError("it is rolling back: there is no step to change", remedy=f"{STATUS} {action.target.name}")
     if action.args["from"] not in (None, facts.step + 1):
@@ -89,6 +134,9 @@ def _resolve_under_way(action: Action, fleet: FleetView, last: Action | None) ->
 def _resolve_rollback(action: Action, fleet: FleetView, last: Action | None) -> Action:
     """The action with the revision that it goes back to."""
     facts, pool = _facts(action, fleet), action.target.name
+    if _is_refused(action, facts):
+        return action
+    _check_workload(action, facts)
     to = action.args["to"] or facts.earlier
     if not to:
         raise BadInputError(
@@ -99,7 +147,7 @@ def _resolve_rollback(action: Action, fleet: FleetView, last: Action | None) -> 
         raise BadInputError(f"pool {pool} is of revision {to} already", remedy=f"fleetctl rollout history {pool}")
     if facts.state and to == facts.to:
         raise BadInputError(f"{to} is what is being rolled out", remedy="give an earlier one with --to")
-    return action.with_args(to=to)
+    return action.with_args(to=to, workload=facts.workload or None)
 
 
 def _changes(action: Action) -> str:
@@ -112,6 +160,8 @@ def _changes(action: Action) -> str:
 def _predict_start(action: Action) -> str:
     args, pool = action.args, action.target.name
     what = f"revision {args['to']}" if args["to"] else f"a revision like its own, but with {_changes(action)}"
+    if args["workload"]:
+        return f"gives {args['workload']} {what}: {_EXCHANGED.format(pool=pool)}"
     steps = ", ".join(share_words(share) for share in args["steps"] or DEFAULT_STEPS)
     who = "a person promotes each step" if args["by_hand"] else "each step follows when its nodes are ready"
     if not args["no_gate"] and not args["by_hand"]:
@@ -130,10 +180,15 @@ async def _effect(call: EffectCall) -> Receipt:
 
 def _predict_rollback(action: Action) -> str:
     to = f"revision {action.args['to']}" if action.args["to"] else "the revision before"
+    if action.args["workload"]:
+        return f"gives {action.args['workload']} {to} again: {_EXCHANGED.format(pool=action.target.name)}"
     return f"takes pool {action.target.name} back to {to}: sessions first, then nodes; those of it that serve stay"
 
 
 _FROM = Option("--from", "from", "count", None, "the step that it is at; refused if it is not")
+_WORKLOAD = Option(
+    "--workload", "workload", "word", None, "whose own rollout it is, where the pool is pods; refused if it is another"
+)
 _KINDS = (TargetKind.ROLLOUT,)
 
 VERBS = (
@@ -159,6 +214,7 @@ VERBS = (
             Option("--by-hand", "by_hand", "flag", False, "a person promotes; what fails is rolled back all the same"),
             Option("--no-gate", "no_gate", "flag", False, "judge nothing but whether the new nodes get ready and stay"),
             Option("--shadow", "shadow", "ratio", None, "compare answers too, on copies of this share of the requests"),
+            _WORKLOAD,
         ),
         needs_target=False,
         needs=(Ability.START, Ability.STOP),
@@ -231,7 +287,7 @@ VERBS = (
         predicts=_predict_rollback,
         effect=_effect,
         idempotency="a pool that goes back there already goes on with it",
-        options=(Option("--to", "to", "word", None, "the revision; none: the one before the last rollout"),),
+        options=(Option("--to", "to", "word", None, "the revision; none: the one before the last rollout"), _WORKLOAD),
         needs_target=False,
         resolve=_resolve_rollback,
     ),

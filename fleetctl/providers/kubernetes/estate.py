@@ -50,6 +50,7 @@ class Estate:
             for one in self.namespaces
         }
         self._replica_sets = {one: mirror("replicasets", one) for one in self.namespaces}
+        self._revisions = {one: mirror("controllerrevisions", one) for one in self.namespaces}
         self._hosts = mirror("nodes", "", optional=True)
         self._lock = threading.Lock()
         self._roster: Roster | None = None
@@ -142,6 +143,7 @@ class Estate:
         yield from self._pods.values()
         yield from self._workloads.values()
         yield from self._replica_sets.values()
+        yield from self._revisions.values()
 
     def _call_roll(self) -> Roster:
         pods = [self._pod(found) for one in self._pods.values() for found in one.objects().values()]
@@ -156,6 +158,17 @@ class Estate:
             lambda pod: _workload_of(pod, workloads, sets),
             with_namespace=len(self.namespaces) > 1,
         )
+
+    def find_all(self, plural: str, namespace: str) -> list[Object]:
+        """Replica sets or controller revisions of a namespace, as they were told last."""
+        mirrors = self._replica_sets if plural == "replicasets" else self._revisions
+        return list(mirrors[namespace].objects().values())
+
+    def workload(self, workload: Workload) -> Object:
+        """Its whole object as it was told last; empty spec and status when it is gone."""
+        found = self._workloads.get((workload.plural, workload.namespace))
+        objects = {} if found is None else found.objects()
+        return objects.get(workload.name, {"spec": {}, "status": {}})
 
     def own_workloads(self) -> Iterator[Workload]:
         """Every Deployment, StatefulSet and LeaderWorkerSet in our namespaces."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from fleetctl.kit.errors import FleetctlError, RefusedError
@@ -15,10 +15,12 @@ from fleetctl.providers.kubernetes.node_spec import spec_of
 from fleetctl.providers.kubernetes.options import KubernetesOptions
 from fleetctl.providers.kubernetes.pod import Pod
 from fleetctl.providers.kubernetes.pod_reason import Event, pod_reason, read_event
+from fleetctl.providers.kubernetes.pool_rollouts import PoolRollouts
 from fleetctl.providers.kubernetes.revisions import Revision, list_revisions, roll_back
 from fleetctl.providers.kubernetes.serving import set_serving
 from fleetctl.providers.kubernetes.sizing import Sizing
 from fleetctl.providers.kubernetes.workload import Workload
+from fleetctl.providers.pool_rollout import PoolRollout
 from fleetctl.providers.provider import LogChunk, ObservedInstance, ProviderAct
 from fleetctl.providers.spec import NodeSpec
 
@@ -37,6 +39,7 @@ class KubernetesProvider:
         self.cluster = Cluster(options.kubeconfig, options.context)
         self.estate = Estate(self.cluster, options)
         self._sizing = Sizing(self.cluster, self.estate)
+        self._rollouts = PoolRollouts(self.cluster, self.estate, options)
         self._events: dict[str, tuple[float, Sequence[Event]]] = {}  # by pod uid
 
     def close(self) -> None:
@@ -156,6 +159,22 @@ class KubernetesProvider:
     def roll_back(self, name: str, number: int | None = None) -> Revision:
         """Roll the node's workload back to a revision; without a number, to the one before the current."""
         return roll_back(self.cluster, self._workload(name), number)
+
+    def pool_rollouts(self) -> Mapping[str, PoolRollout]:
+        """How each pool's workload exchanges its pods. Looking costs no request."""
+        return self._rollouts.pool_rollouts()
+
+    def roll_to(self, pool: str, revision: str) -> None:
+        """Give the pool's workload the template of a revision that it keeps."""
+        self._rollouts.roll_to(pool, revision)
+
+    def roll_image(self, pool: str, image: str) -> None:
+        """Give the pool's workload its template with another image of the container that serves."""
+        self._rollouts.roll_image(pool, image)
+
+    def hold_rollout(self, pool: str, *, held: bool) -> None:
+        """Pause the pool's Deployment, or let it go on."""
+        self._rollouts.hold_rollout(pool, held=held)
 
     def _set_serving(self, name: str, serving: bool) -> None:
         pod = self.estate.roster().nodes.get(name)

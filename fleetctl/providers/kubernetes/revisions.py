@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,9 +25,22 @@ class Revision:
     is_current: bool
 
 
+FindAll = Callable[[str, str], Sequence[Object]]
+"""Every object of a kind in a namespace: of the API, or as a watch has told them."""
+
+
 def list_revisions(cluster: Cluster, workload: Workload) -> list[Revision]:
-    """Oldest first. Raises FleetctlError; BadInputError for a kind that keeps none."""
-    return [revision for revision, _ in _kept(cluster, workload)]
+    """Oldest first, as the API has them now. Raises FleetctlError; BadInputError for a kind that keeps none."""
+    return kept_revisions(_asked(cluster), workload)
+
+
+def kept_revisions(find_all: FindAll, workload: Workload) -> list[Revision]:
+    """Oldest first. Raises BadInputError for a kind that keeps none."""
+    return [revision for revision, _ in _kept(find_all, workload)]
+
+
+def _asked(cluster: Cluster) -> FindAll:
+    return lambda plural, namespace: cluster.find_all(plural, namespace)[0]
 
 
 def roll_back(cluster: Cluster, workload: Workload, number: int | None = None) -> Revision:
@@ -35,7 +48,7 @@ def roll_back(cluster: Cluster, workload: Workload, number: int | None = None) -
 
     The one that is current already changes nothing. Raises BadInputError for one that is not kept.
     """
-    kept = _kept(cluster, workload)
+    kept = _kept(_asked(cluster), workload)
     if number is None:
         before = [one for one in kept if not one[0].is_current]
         if not before:
@@ -55,20 +68,20 @@ def roll_back(cluster: Cluster, workload: Workload, number: int | None = None) -
     return revision
 
 
-def _kept(cluster: Cluster, workload: Workload) -> list[tuple[Revision, dict[str, Any]]]:
+def _kept(find_all: FindAll, workload: Workload) -> list[tuple[Revision, dict[str, Any]]]:
     """Each with its template, as the value of a JSON patch."""
     match workload.kind:
         case "Deployment":
-            kept = _replica_sets(cluster, workload)
+            kept = _replica_sets(find_all, workload)
         case "StatefulSet":
-            kept = _controller_revisions(cluster, workload)
+            kept = _controller_revisions(find_all, workload)
         case _:
             raise BadInputError(f"{workload.ref}: Kubernetes keeps no revisions of this kind that we can go back to")
     return sorted(kept, key=lambda one: one[0].number)
 
 
-def _replica_sets(cluster: Cluster, workload: Workload) -> list[tuple[Revision, dict[str, Any]]]:
-    owned = _owned(cluster.find_all("replicasets", workload.namespace)[0], workload)
+def _replica_sets(find_all: FindAll, workload: Workload) -> list[tuple[Revision, dict[str, Any]]]:
+    owned = _owned(find_all("replicasets", workload.namespace), workload)
     numbered = [(int((one["metadata"].get("annotations") or {}).get(_NUMBER, 0)), one) for one in owned]
     newest = max((number for number, _ in numbered), default=0)
     return [
@@ -78,8 +91,8 @@ def _replica_sets(cluster: Cluster, workload: Workload) -> list[tuple[Revision, 
     ]
 
 
-def _controller_revisions(cluster: Cluster, workload: Workload) -> list[tuple[Revision, dict[str, Any]]]:
-    owned = _owned(cluster.find_all("controllerrevisions", workload.namespace)[0], workload)
+def _controller_revisions(find_all: FindAll, workload: Workload) -> list[tuple[Revision, dict[str, Any]]]:
+    owned = _owned(find_all("controllerrevisions", workload.namespace), workload)
     # Not by the set's status: that follows a moment later.
     newest = max((one["revision"] for one in owned), default=0)
     return [

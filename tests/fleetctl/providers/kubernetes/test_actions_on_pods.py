@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from fleetctl.kit.errors import RefusedError
-from fleetctl.wire import RunStatus
+from fleetctl.kit.errors import BadInputError, RefusedError
+from fleetctl.wire import Rollout, RunStatus
+from tests.fixtures.controller import until
 from tests.fixtures.kubernetes.cluster import Cluster
-from tests.fixtures.kubernetes.controlled import controlled
+from tests.fixtures.kubernetes.controlled import Controlled, controlled
 from tests.fixtures.kubernetes.manifests import budget
 
 pytestmark = [pytest.mark.anyio, pytest.mark.waits]
@@ -64,3 +65,82 @@ async def test_what_a_budget_forbids_says_its_name_and_leaves_the_node_as_it_was
         (pool,) = await fleet.client.pools()
         assert pool.wanted == 3
         assert cluster.pod_names() == names
+
+
+def image(cluster: Cluster) -> str:
+    found = cluster.get("Deployment", "engine")["spec"]["template"]["spec"]["containers"][0]["image"]
+    assert isinstance(found, str)
+    return found
+
+
+async def test_a_deployment_is_rolled_out_paused_resumed_and_rolled_back_by_the_verbs_of_any_pool(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    cluster.deploy(replicas=2, labels=LABELS)
+    async with controlled(cluster, tmp_path) as fleet:
+        await fleet.until_ready(2)
+        (before,) = await fleet.client.rollouts("chat")
+        assert (before.state, before.id) == ("done", "deployment-engine")
+        planned = await fleet.act("rollout start chat --set image=small-node:2", dry_run=True)
+        assert "by the workload's own strategy" in str(planned.model_dump())
+        assert image(cluster) == "small-node"
+
+        bad = await fleet.act("rollout start chat --set image=missing:2")  # its pods never get ready
+        assert bad.status is RunStatus.SUCCEEDED, bad.error
+        assert image(cluster) == "missing:2"
+        await until_rollout(fleet, "promoting", "missing:2")
+        assert (await fleet.act("rollout pause chat")).status is RunStatus.SUCCEEDED
+        (held,) = await fleet.client.rollouts("chat")
+        assert (held.state, held.needs_person) == ("paused", True)
+        assert (await fleet.act("rollout resume chat")).status is RunStatus.SUCCEEDED
+        back = await fleet.act("rollout rollback chat")
+        assert back.status is RunStatus.SUCCEEDED, back.error
+        assert image(cluster) == "small-node"
+        await until_rollout(fleet, "done", "small-node")
+
+        await fleet.act("rollout start chat --set image=small-node:2")
+        after = await until_rollout(fleet, "done", "small-node:2")
+        assert after.to_revision != before.to_revision
+        await fleet.until_ready(2)
+        assert {node.revision for node in await fleet.client.nodes() if node.phase == "ready"} == {after.to_revision}
+
+
+async def until_rollout(fleet: Controlled, state: str, image: str) -> Rollout:
+    async def look() -> bool:
+        (now,) = await fleet.client.rollouts("chat")
+        return (now.state, now.reason) == (state, f"image {image}")
+
+    await until(look, f"{image} is {state}", 90)
+    (now,) = await fleet.client.rollouts("chat")
+    return now
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("rollout promote web", "has no steps"),
+        ("rollout canary web --share 10%", "has no steps"),
+        ("rollout pause web", "only a Deployment can"),
+    ],
+)
+async def test_what_a_workload_can_not_do_is_refused_with_the_reason(
+    cluster: Cluster, tmp_path: Path, command: str, words: str
+) -> None:
+    cluster.deploy("web", kind="StatefulSet", replicas=1, labels={"fleetctl.dev/model": "demo"})
+    async with controlled(cluster, tmp_path) as fleet:
+        await fleet.until_ready(1)
+        with pytest.raises(RefusedError, match=words):
+            await fleet.act(command)
+
+
+async def test_what_only_our_own_rollouts_have_is_no_option_of_a_workloads(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.deploy(replicas=1, labels=LABELS)
+    async with controlled(cluster, tmp_path) as fleet:
+        await fleet.until_ready(1)
+        for command, words in (
+            ("rollout start chat --set image=small-node:2 --steps 5%", "--steps can't be given"),
+            ("rollout start chat --set max-num-seqs=8", "takes image=IMAGE"),
+            ("rollout rollback chat", "no earlier revision"),
+        ):
+            with pytest.raises(BadInputError, match=words):
+                await fleet.act(command)
