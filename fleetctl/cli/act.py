@@ -117,7 +117,7 @@ def verb_command(verb: Verb, *, is_group: bool = False) -> Callable[..., None]:
     if TargetKind.ROLLOUT in verb.kinds:
         target_help = "Name of the pool; `fleetctl get pools` lists them."
     if TargetKind.HOST in verb.kinds:
-        target_help = "Name of the machine; `fleetctl describe node` says on which one a node is."
+        target_help = "Name of the machine; `fleetctl describe node NAME` says on which one a node is."
     if TargetKind.ROUTE in verb.kinds:
         target_help = "Id of the traffic rule; `fleetctl get traffic-rules` lists them."
     annotations: dict[str, Any] = {

@@ -16,7 +16,7 @@ def _resolve(action: Action, fleet: FleetView, last: Action | None) -> Action:
         known = ", ".join(sorted(hosts)) or "none is known"
         raise BadInputError(
             f"no node of the fleet is on a machine {action.target.name}; machines: {known}",
-            remedy="fleetctl describe node NAME says which machine it is on",
+            remedy="fleetctl describe node NAME",
         )
     return action
 

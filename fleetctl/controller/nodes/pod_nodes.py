@@ -90,7 +90,7 @@ class PodNodes:
 
     def gone(self, row: NodeRow) -> str:
         """Not by us: what fleetctl stops is not wanted before its pod goes."""
-        return "Kubernetes has no pod for it any more, and it was not fleetctl that took it away"
+        return "Kubernetes has no pod for it any more, and nobody here took it away"
 
     async def stop(self) -> None:
         """Give up the probes that are under way."""
