@@ -28,7 +28,8 @@ __all__ = ["HungUpError", "NodeAnswer", "NodeClient", "NodeClientError", "NodeCo
 
 KEEP_ALIVE_S = 4.0  # below uvicorn's 5 s: a node must not close a connection as we write to it
 # TCP's own: a machine that lost its power and came back knows nothing of our connections, and says so only when asked.
-TCP_KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
+_IDLE: int = getattr(socket, "TCP_KEEPIDLE", 0) or getattr(socket, "TCP_KEEPALIVE", 0)  # macOS has another name
+TCP_KEEP_ALIVE = ((_IDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 MAX_ORIGINS = 10_000
 RESOLVED_S = 10.0  # a name's addresses are looked up again after this long
 _NEXT_ADDRESS_S = 0.25  # a name's second address is tried when the first one does not answer
