@@ -27,6 +27,10 @@ class PermanentError(Exception):
     """The step can't succeed; the run undoes what it did and fails."""
 
 
+class NotPossibleError(PermanentError):
+    """It can't be done, and nothing was changed: the step counts as refused, and nothing is undone for it."""
+
+
 class Clock(Protocol):
     """Wall time in Unix seconds, and a sleep that tests can drive; `fleetctl.kit.clock.SystemClock` fits."""
 
@@ -258,6 +262,18 @@ class Effects(Protocol):
 
     async def reset_prefix_cache(self, name: str) -> Receipt:
         """Let a node forget its cached prompts."""
+        ...
+
+    async def load_adapter(self, name: str, adapter: str, *, path: str) -> Receipt:
+        """Let a running node serve a LoRA adapter under this model name."""
+        ...
+
+    async def unload_adapter(self, name: str, adapter: str) -> Receipt:
+        """Take it away again."""
+        ...
+
+    async def set_profiling(self, name: str, *, is_on: bool) -> Receipt:
+        """Let a node's engine begin, or end, to record a profile."""
         ...
 
     async def sleep_node(self, name: str) -> Receipt:

@@ -89,7 +89,7 @@ class StepStatus(StrEnum):
 STEP_TRANSITIONS: Mapping[StepStatus, frozenset[StepStatus]] = MappingProxyType(
     {
         StepStatus.PENDING: frozenset({StepStatus.RUNNING, StepStatus.SKIPPED}),
-        StepStatus.RUNNING: frozenset({StepStatus.RUNNING, StepStatus.DONE, StepStatus.FAILED}),
+        StepStatus.RUNNING: frozenset({StepStatus.RUNNING, StepStatus.DONE, StepStatus.FAILED, StepStatus.SKIPPED}),
         StepStatus.DONE: frozenset(),
         StepStatus.FAILED: frozenset(),
         StepStatus.SKIPPED: frozenset(),
@@ -161,8 +161,8 @@ class StepRecord:
 
     @property
     def has_begun(self) -> bool:
-        """Something may have been done: it is what an undo is about."""
-        return self.attempts > 0
+        """Something may have been done: it is what an undo is about. One that found itself impossible did nothing."""
+        return self.attempts > 0 and self.status is not StepStatus.SKIPPED
 
     @property
     def is_over(self) -> bool:

@@ -11,7 +11,7 @@ import structlog
 from runbooks.context import Context
 from runbooks.fleet_view import Change
 from runbooks.guard import GuardAnswer, Ruling, judge_capacity, judge_undo
-from runbooks.ports import PermanentError, Receipt, TemporaryError
+from runbooks.ports import NotPossibleError, PermanentError, Receipt, TemporaryError
 from runbooks.run import Phase, Run, StepRecord, StepStatus, taken_out
 from runbooks.target import TargetKind
 from runbooks.verb import EffectCall, Word
@@ -38,7 +38,8 @@ async def carry_step(context: Context, run: Run, phase: Phase, index: int) -> Ru
         outcome = await _act(context, run, step)
         now = context.clock.now()
         if isinstance(outcome, PermanentError):
-            return await _stop(context, run, step, str(outcome))
+            did_nothing = isinstance(outcome, NotPossibleError) and step.attempts == 1  # of an earlier try nobody knows
+            return await _stop(context, run, step, str(outcome), did_nothing=did_nothing)
         if not isinstance(outcome, TemporaryError):
             run = await context.stored(
                 context.journal.end_step, run.id, phase, index, StepStatus.DONE, now, receipt=outcome
@@ -211,8 +212,8 @@ async def _pass_over(context: Context, run: Run, step: StepRecord, passed: _Pass
     return run
 
 
-async def _stop(context: Context, run: Run, step: StepRecord, reason: str) -> Run:
-    status = StepStatus.FAILED if step.has_begun else StepStatus.SKIPPED
+async def _stop(context: Context, run: Run, step: StepRecord, reason: str, *, did_nothing: bool = False) -> Run:
+    status = StepStatus.FAILED if step.has_begun and not did_nothing else StepStatus.SKIPPED
     now = context.clock.now()
     run = await context.stored(context.journal.end_step, run.id, step.phase, step.index, status, now, error=reason)
     step = run.step(step.phase, step.index)

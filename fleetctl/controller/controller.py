@@ -318,7 +318,7 @@ async def open_controller(
             rules.store,
             engine=engine,
             outreach=Outreach(settings.actions, http, inbound.silences),
-            evidence=Evidence(settings.incidents_dir, providers, engine, client, clock),
+            evidence=Evidence(settings.incidents_dir, providers, engine, clock),
         )
         lookup = FleetLookup(
             records.database,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from fleetctl.engines.engine_call import ENGINE_CALLS, EngineAct
 from fleetctl.engines.kind import OWN_ENGINE, Can, Cannot, Capability, EngineKind
 from runbooks.ability import Ability
 
@@ -20,8 +21,12 @@ _KNOWN_PROMPT = Can(_VOTE, call="POST /v1/completions")
 _WAIT = Can("cordoned, then its own gauges of running and waiting requests are waited for")
 _GO_ON = Can("the gateways let another node of the engine go on behind the text")
 _NOT_CHATS = Can("the gateways let another node go on with completions that say `max_tokens`; chats are answered anew")
-_DEV_MODE = "VLLM_SERVER_DEV_MODE=1"
-_BY_HAND = "not asked by us yet; by hand: "
+
+
+def _calls(engine: str, act: EngineAct, how: str) -> Can:
+    call = ENGINE_CALLS[engine][act]
+    return Can(f"{how}{f'; needs {call.needs}' if call.needs else ''}", call=call.words)
+
 
 _OWN: Mapping[Ability, Capability] = {
     Ability.DEEP_CHECK: Can("a golden prompt after all users, at /health/deep"),
@@ -40,11 +45,11 @@ _VLLM: Mapping[Ability, Capability] = {
     Ability.CORDON: _CORDON,
     Ability.DRAIN: _WAIT,
     Ability.MOVE: _GO_ON,
-    Ability.SLEEP: Cannot(f"{_BY_HAND}POST /sleep?level=1 (needs {_DEV_MODE} and --enable-sleep-mode)"),
-    Ability.ADAPTERS: Cannot(f"{_BY_HAND}POST /v1/load_lora_adapter (needs VLLM_ALLOW_RUNTIME_LORA_UPDATING=1)"),
-    Ability.RESET_PREFIX_CACHE: Cannot(f"{_BY_HAND}POST /reset_prefix_cache (needs {_DEV_MODE})"),
+    Ability.SLEEP: _calls("vllm", EngineAct.SLEEP, "weights go to host memory, the KV cache is given back"),
+    Ability.ADAPTERS: _calls("vllm", EngineAct.LOAD_ADAPTER, "while it serves"),
+    Ability.RESET_PREFIX_CACHE: _calls("vllm", EngineAct.RESET_PREFIX_CACHE, "before the next request"),
     Ability.LIMITS: Cannot("vLLM reads its limits at the start: restart it with other settings"),
-    Ability.PROFILE: Cannot(f"{_BY_HAND}POST /start_profile (needs VLLM_TORCH_PROFILER_DIR=DIR)"),
+    Ability.PROFILE: _calls("vllm", EngineAct.START_PROFILE, "written on its machine when it is stopped"),
 }
 
 _SGLANG: Mapping[Ability, Capability] = {
@@ -52,11 +57,11 @@ _SGLANG: Mapping[Ability, Capability] = {
     Ability.CORDON: _CORDON,
     Ability.DRAIN: _WAIT,
     Ability.MOVE: _GO_ON,
-    Ability.SLEEP: Cannot(f"{_BY_HAND}POST /release_memory_occupation (needs --enable-memory-saver)"),
-    Ability.ADAPTERS: Cannot(f"{_BY_HAND}POST /load_lora_adapter (needs --enable-lora)"),
-    Ability.RESET_PREFIX_CACHE: Cannot(f"{_BY_HAND}POST /flush_cache"),
+    Ability.SLEEP: Cannot("SGLang does not say whether its memory is given back (/release_memory_occupation): stop it"),
+    Ability.ADAPTERS: _calls("sglang", EngineAct.LOAD_ADAPTER, "while it serves"),
+    Ability.RESET_PREFIX_CACHE: _calls("sglang", EngineAct.RESET_PREFIX_CACHE, "once it holds no request"),
     Ability.LIMITS: Cannot("SGLang reads its limits at the start: restart it with other settings"),
-    Ability.PROFILE: Cannot(f"{_BY_HAND}POST /start_profile (needs SGLANG_TORCH_PROFILER_DIR=DIR)"),
+    Ability.PROFILE: _calls("sglang", EngineAct.START_PROFILE, "written on its machine when it is stopped"),
 }
 
 _TGI: Mapping[Ability, Capability] = {
@@ -76,7 +81,7 @@ _TRTLLM: Mapping[Ability, Capability] = {
     Ability.CORDON: _CORDON,
     Ability.DRAIN: _WAIT,
     Ability.MOVE: _NOT_CHATS,
-    Ability.SLEEP: Cannot(f"{_BY_HAND}POST /release_memory, where its release has it"),
+    Ability.SLEEP: Cannot("trtllm-serve has no call for it in most releases: stop it"),
     Ability.ADAPTERS: Cannot("trtllm-serve loads adapters when it starts"),
     Ability.RESET_PREFIX_CACHE: Cannot("trtllm-serve has no call for it: restart it"),
     Ability.LIMITS: Cannot("trtllm-serve reads its limits at the start: restart it with other settings"),

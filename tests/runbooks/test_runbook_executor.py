@@ -18,7 +18,7 @@ from runbooks.errors import (
 )
 from runbooks.journal import Journal
 from runbooks.page import parse_page
-from runbooks.ports import PermanentError
+from runbooks.ports import NotPossibleError, PermanentError
 from runbooks.run import AlreadyDecidedError, ConflictError, Run, RunStatus
 from tests.fixtures.runbooks import FAST, LIBRARY, REPLACE, Controller, FakeFleet, World, propose, temporary
 
@@ -238,6 +238,21 @@ async def test_a_command_that_fails_has_no_undo(world: World) -> None:
     run = await controller.executor.drive(run.id)
     assert run.status is RunStatus.FAILED
     assert run.error == "step 1 (drain node-2) failed: no; nothing was undone"
+
+
+async def test_what_finds_itself_impossible_is_refused_and_undoes_nothing(world: World) -> None:
+    world.fleet.errors["drain"] = [NotPossibleError("it is not switched on")]
+    controller = world.start()
+    run = await controller.executor.act("drain node-2", reason="", requested_by="ann")
+    run = await controller.executor.drive(run.id)
+    assert (run.status, run.error) == (RunStatus.REFUSED, "step 1 (drain node-2) refused: it is not switched on")
+
+
+async def test_what_may_have_been_done_before_a_failed_try_is_not_called_refused(world: World) -> None:
+    world.fleet.errors["drain"] = [temporary(), NotPossibleError("it is not switched on")]
+    controller = world.start()
+    run = await controller.executor.act("drain node-2", reason="", requested_by="ann")
+    assert (await controller.executor.drive(run.id)).status is RunStatus.FAILED
 
 
 async def test_an_unexpected_error_of_an_effect_ends_the_step(world: World) -> None:

@@ -36,6 +36,7 @@ from fleetctl.controller.nodes.pool_row import begin_scaling, end_scaling, set_o
 from fleetctl.controller.nodes.routing import GatewayWatch, Routing
 from fleetctl.controller.nodes.traffic_rules import TrafficRules
 from fleetctl.controller.receipts.receipts import OpenReceipt
+from fleetctl.engines.engine_call import EngineAct
 from fleetctl.engines.kind import EngineKind
 from fleetctl.engines.table import engine_kind
 from fleetctl.kit.clock import Clock
@@ -369,9 +370,22 @@ class FleetEffects:
         """Done before any request that comes after it."""
         return await self.engine.reset_prefix_cache(name)
 
+    async def load_adapter(self, name: str, adapter: str, *, path: str) -> Receipt:
+        """One that is loaded is left as it is."""
+        return await self.engine.load_adapter(name, adapter, path)
+
+    async def unload_adapter(self, name: str, adapter: str) -> Receipt:
+        """One that is not loaded is unloaded."""
+        return await self.engine.unload_adapter(name, adapter)
+
+    async def set_profiling(self, name: str, *, is_on: bool) -> Receipt:
+        """Asked once more, an engine answers as it does."""
+        return await self.engine.set_profiling(name, is_on=is_on)
+
     async def sleep_node(self, name: str) -> Receipt:
         """Cordoned first; what it holds is asked right before."""
         row = await self._wanted(name)
+        await self.engine.require(name, EngineAct.SLEEP)
         note = await self._refuse_while_holding(row)
         version = await self.routing.change(name, route=RouteIntent.CORDONED)
         receipt = await self.engine.fall_asleep(name)
@@ -380,11 +394,12 @@ class FleetEffects:
 
     async def wake_node(self, name: str, *, wait_s: float) -> Receipt:
         """Awake and ready first, then routed. One that was drained before it slept takes work again."""
-        await self._wanted(name)
+        row = await self._wanted(name)
         receipt = await self.engine.wake_up(name, wait_s)
-        url = await self._url(name)
-        if (await self._answer(self.client.drain_state(url))).state != "serving":
-            await self._answer(self.client.resume(url))
+        if engine_kind(row.spec.engine).is_own:
+            url = await self._url(name)
+            if (await self._answer(self.client.drain_state(url))).state != "serving":
+                await self._answer(self.client.resume(url))
         waited_s = await self._wait_ready(name, wait_s)
         version = await self.routing.change(name, route=RouteIntent.ACTIVE, role=Role.MEMBER)
         await self.fleet.observe_node(name)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from fleetctl.controller.nodes.engine_calls import EngineCalls
-from fleetctl.controller.nodes.node_client import NodeClient
 from fleetctl.kit.clock import Clock
 from fleetctl.providers.provider import HasProcesses, NodeProvider
 from runbooks.ports import PermanentError, Receipt
@@ -32,7 +31,6 @@ class Evidence:
     folder: Path
     provider: NodeProvider
     engine: EngineCalls
-    client: NodeClient
     clock: Clock
 
     async def collect(self, name: str, incident_id: str | None, key: str) -> Receipt:
@@ -65,13 +63,7 @@ class Evidence:
         return "\n".join(lines)
 
     async def _get(self, name: str, path: str) -> object:
-        view = await asyncio.to_thread(self.provider.observe, name)
-        if not view.running or not view.url:
-            raise PermanentError("it does not run")
-        answer = await self.client.probe(f"{view.url}{path}")
-        if answer.status is None:
-            raise PermanentError(f"no answer: {answer.problem}")
-        return answer.text
+        return await self.engine.page(name, path)
 
     def _processes(self, name: str) -> object:
         return [_process_facts(pid) for pid in self._pids(name)]

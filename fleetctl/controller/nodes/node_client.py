@@ -25,6 +25,8 @@ from runbooks.ports import WayOut
 PROBE_TIMEOUT_S = 2.0
 ADMIN_TIMEOUT_S = 5.0
 MAX_ANSWER_BYTES = 256 * 1024
+MAX_WORDS = 300
+_ERROR_KEYS = ("message", "error_message", "detail", "reason")
 
 
 class NoAnswerError(Exception):
@@ -42,9 +44,10 @@ class UnansweredError(SilentPeerError):
 class BadStatusError(NoAnswerError):
     """The peer answered with another status than the agreed one."""
 
-    def __init__(self, message: str, status: int) -> None:
+    def __init__(self, message: str, status: int, said: str = "") -> None:
         super().__init__(message)
         self.status = status
+        self.said = said  # its own words; empty: none
 
 
 class NotAllowedError(Exception):
@@ -180,6 +183,18 @@ class NodeClient:
         except (ValueError, RecursionError) as error:
             raise NoAnswerError(f"POST {url}: its answer is not JSON") from error
 
+    async def call(
+        self, url: str, body: Mapping[str, Any] | None = None, *, timeout_s: float, api_key: str = ""
+    ) -> dict[str, Any]:
+        """A POST to another engine, with its own key and never our token. Raises NoAnswerError, NotAllowedError."""
+        try:
+            self._may_act()
+        except UnreachableError as error:
+            raise NoAnswerError(f"POST {url}: not sent: {error.message}") from error
+        header = self.keys.header(api_key)
+        headers = {"Authorization": header} if header else {}
+        return _parse_object(await self._read("POST", url, None if body is None else dict(body), headers, timeout_s))
+
     async def drain_state(self, url: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> NodeDrain:
         """Raises NoAnswerError (SilentPeerError when it says nothing), NotAllowedError."""
         return _parse_drain(await self.admin("GET", f"{url}/admin/drain", timeout_s=timeout_s))
@@ -291,7 +306,9 @@ class NodeClient:
         if response.status_code in (401, 403):
             raise NotAllowedError(f"{method} {url}: the node refuses the controller's token, or key")
         if not response.is_success and response.status_code != also:
-            raise BadStatusError(f"{method} {url}: answered {response.status_code}", response.status_code)
+            said = _words_of(content)
+            words = f"{method} {url}: answered {response.status_code}{f': {said}' if said else ''}"
+            raise BadStatusError(words, response.status_code, said)
         return content
 
 
@@ -334,6 +351,15 @@ def _parse_object(content: bytes) -> dict[str, Any]:
     except ValueError:
         return {}
     return answer if isinstance(answer, dict) else {}
+
+
+def _words_of(content: bytes) -> str:
+    """What an error answer says, in the shapes that engines have; for people, one short line."""
+    told = _parse_object(content)
+    inner = told.get("error")
+    found = inner.get("message") if isinstance(inner, dict) else inner
+    words = next((one for one in (found, *map(told.get, _ERROR_KEYS)) if isinstance(one, str)), "")
+    return " ".join((words or content[:MAX_WORDS].decode("utf-8", "replace")).split())[:MAX_WORDS]
 
 
 def _parse_drain(answer: dict[str, Any]) -> NodeDrain:

@@ -114,6 +114,9 @@ class NoEngine:
     async def held_requests(self, name: str) -> dict[str, Any]:
         raise PermanentError(f"{name} does not run")
 
+    async def page(self, name: str, path: str) -> str:
+        raise PermanentError(f"{name} does not run")
+
 
 def check_evidence_file(file: Path, folder: Path) -> None:
     assert file.parent == folder
@@ -125,7 +128,7 @@ def check_evidence_file(file: Path, folder: Path) -> None:
 
 
 async def test_evidence_of_a_dead_node_keeps_what_there_is_and_says_why_the_rest_is_missing(tmp_path: Path) -> None:
-    evidence = Evidence(tmp_path, DeadProvider(), NoEngine(), None, SystemClock())  # type: ignore[arg-type]
+    evidence = Evidence(tmp_path, DeadProvider(), NoEngine(), SystemClock())  # type: ignore[arg-type]
     receipt = await evidence.collect("node-2", "inc-1", "run-1-do-0")
     again = await evidence.collect("node-2", "inc-1", "run-1-do-0")
     assert receipt["file"] == again["file"]

@@ -61,7 +61,7 @@ class SeenPods(NoProvider):
         self.told.append(("uncordon", name))
 
 
-async def answer(url: str) -> TextAnswer:
+async def answer(url: str, api_key: str = "") -> TextAnswer:
     """Every address is a vLLM that serves one model."""
     models = '{"data": [{"id": "llama", "owned_by": "vllm"}]}'
     return TextAnswer(200, models) if url.endswith("/v1/models") else TextAnswer(404)
