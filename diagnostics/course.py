@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from diagnostics.diagnosis import Diagnosis
+from diagnostics.diagnosis import Diagnosis, in_brief
 from diagnostics.incident import Incident, IncidentStatus, with_diagnosis
 from diagnostics.splitting import SPLIT_AFTER_S, CausePair, note_pair
 from diagnostics.standing import is_outgrown, weigh
@@ -75,21 +75,24 @@ class Course:
         self.walked_at = now
         self.alerts = _fingerprints(incident)
 
-    def consider(self, incident: Incident, found: Diagnosis, pace: Pace) -> Considered:
-        """The incident after a walk found this: a verdict gives way to a surer one, a confirmed one to what lasts."""
+    def consider(self, incident: Incident, found: Diagnosis) -> Considered:
+        """The incident after a walk found this: a verdict gives way to a surer one, a confirmed one to what lasts.
+
+        The same again is no news, and its evidence is that of now: an hour later the present numbers count.
+        """
         self.pair = note_pair(found, self.pair)
         standing = incident.diagnosis
         is_same = standing is not None and _word(found) == _word(standing)
         if standing is not None and not is_outgrown(incident, standing):
             if is_same:
-                self.rival = None
-                if found.confidence == "confirmed" or found.at - self.began_at > pace.often_for_s:
-                    return Considered(incident, False)  # what it was named by is the better record of its beginning
-                found = replace(found, since=standing.said_since)  # a remedy waits until it has stood
+                found = replace(
+                    found, since=standing.said_since, looked_at=found.at
+                )  # a remedy waits until it has stood
             else:
                 replaces, self.rival = weigh(found, standing, self.rival)
-                if not replaces:
-                    return Considered(incident, False)
+                if not replaces:  # the evidence that is shown stays the one that names what stands
+                    stands = replace(standing, looked_at=found.at, then_found=in_brief(found))
+                    return Considered(with_diagnosis(incident, stands), False)
         self.rival = None
         return Considered(with_diagnosis(incident, found), not is_same)
 

@@ -51,11 +51,18 @@ class Diagnosis:
     onset_late: float | None = None
     changes: tuple[str, ...] = ()  # what changed just before, nearest first
     since: float | None = None  # since when the same is said, where the evidence was read again; else since `at`
+    looked_at: float | None = None  # when it was asked last, where it was asked again
+    then_found: str = ""  # what was found then, where that is not what stands
 
     @property
     def said_since(self) -> float:
         """Since when this cause is named with this confidence."""
         return self.at if self.since is None else self.since
+
+
+def in_brief(diagnosis: Diagnosis) -> str:
+    """Cause and confidence, as a person says them; without a cause what is said in its place."""
+    return f"{diagnosis.cause} ({diagnosis.confidence})" if diagnosis.cause else diagnosis.title
 
 
 def undiagnosed(alert: str, what_to_do: str | None) -> Diagnosis:

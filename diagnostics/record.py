@@ -71,6 +71,8 @@ class DiagnosisRecord(_Record):
     onset_late: float | None = None
     changes: list[str] = Field(default_factory=list)
     since: float | None = None
+    looked_at: float | None = None
+    then_found: str = ""
 
 
 class StepLine(_Record):

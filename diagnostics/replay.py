@@ -186,7 +186,7 @@ class _Story:
             now,
             incident.onset_at,
         )
-        incident, is_news = course.consider(incident, found, PACE)
+        incident, is_news = course.consider(incident, found)
         self.incidents[incident.id] = incident
         if is_news:
             self._tell(now, "verdict", f"{found.cause or 'no cause'} ({found.confidence}): {found.title}")

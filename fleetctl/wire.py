@@ -528,6 +528,8 @@ class Diagnosis(Wire):
     onset_late: float | None = None
     changes: list[str] = Field(default_factory=list)  # what changed just before, nearest first
     since: float | None = None  # since when the same is said, where the evidence was read again; else since `at`
+    looked_at: float | None = None  # when it was asked last, where it was asked again
+    then_found: str = ""  # what was found then, where that is not what stands
 
 
 class RunStatus(StrEnum):

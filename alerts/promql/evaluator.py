@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from alerts.errors import QueryError
-from alerts.labels import LabelSet
 from alerts.promql import nodes as n
 from alerts.promql.aggregation import aggregate
 from alerts.promql.functions import FUNCTIONS
@@ -145,24 +143,18 @@ class InstantEvaluator:
         first_ms = (after_ms // step_ms + 1) * step_ms  # steps are multiples of the step, left border excluded
         if node.range_ms // step_ms > MAX_SUBQUERY_STEPS:
             raise QueryError(f"a subquery of more than {MAX_SUBQUERY_STEPS} steps")
-        points: dict[LabelSet, tuple[array[int], array[float]]] = {}
-        for at_ms in range(first_ms, until_ms + 1, step_ms):
-            value = self.at_step(at_ms).evaluate(node.expr)
-            assert isinstance(value, Vector), "the grammar checked types"
-            for labels, number in zip(value.labels, value.values.tolist(), strict=True):
-                found = points.get(labels)
-                if found is None:
-                    found = points[labels] = (array("q"), array("d"))
-                found[0].append(at_ms)
-                found[1].append(number)
-        times, values, starts = array("q"), array("d"), [0]
-        for own_times, own_values in points.values():
-            times.extend(own_times)
-            values.extend(own_values)
-            starts.append(len(times))
-        self.budget.spend(len(times))
-        at, data = np.array(times, dtype=np.int64), np.array(values, dtype=np.float64)
-        return Matrix(LabelColumn(points), at, data, np.array(starts, dtype=np.intp), after_ms, until_ms)
+        steps = np.arange(first_ms, until_ms + 1, step_ms, dtype=np.int64)
+        if not len(steps):
+            none = empty_vector()
+            return Matrix(none.labels, none.at_ms, none.values, _NO_STARTS, after_ms, until_ms)
+        from alerts.promql.grid import RangeEvaluator  # it stands on this module
+
+        within = RangeEvaluator(self.store, steps, self.step_ms, (self.start_ms, self.end_ms), self.budget)
+        grid = within.grid(node.expr).trimmed()
+        starts = np.concatenate(([0], np.cumsum(grid.present.sum(axis=1)))).astype(np.intp, copy=False)
+        self.budget.spend(int(starts[-1]))
+        at = np.broadcast_to(steps, grid.values.shape)[grid.present]
+        return Matrix(LabelColumn(grid.labels), at, grid.values[grid.present], starts, after_ms, until_ms)
 
     def _aggregate(self, node: n.Aggregate) -> Vector:
         param: float | str | None = None

@@ -16,7 +16,7 @@ from alerts.errors import QueryError
 from alerts.labels import LabelSet
 from alerts.promql import nodes as n
 from alerts.promql.aggregation import aggregate
-from alerts.promql.evaluator import LOOKBACK_MS, InstantEvaluator
+from alerts.promql.evaluator import LOOKBACK_MS, InstantEvaluator, PointBudget
 from alerts.promql.functions import FUNCTIONS
 from alerts.promql.functions_labels import relabelled
 from alerts.promql.functions_math import PLAIN
@@ -34,14 +34,24 @@ GridValue = Grid | Floats | str
 
 @dataclass(frozen=True, slots=True)
 class RangeEvaluator:
-    """`steps` are Unix milliseconds, rising."""
+    """`steps` are Unix milliseconds, rising. `query_ms`: where the query around a subquery begins and ends."""
 
     store: SeriesStore
     steps: Times
     step_ms: int
+    query_ms: tuple[int, int] | None = None
+    budget: PointBudget | None = None
+
+    def grid(self, node: n.Node) -> Grid:
+        """The value of an expression that the grammar knows to be a vector."""
+        value = self.evaluate(node)
+        assert isinstance(value, Grid), "the grammar checked types"
+        return value
 
     def evaluate(self, node: n.Node) -> GridValue:
         """Raises QueryError when at any step the data does not allow the operation."""
+        if n.is_fixed_in_time(node):
+            return self._once(node)
         match node:
             case n.Number(value=value):
                 return np.full(len(self.steps), value)
@@ -62,14 +72,25 @@ class RangeEvaluator:
                 return self._step_by_step(lambda step: self._evaluator(step).evaluate(node))
 
     def _evaluator(self, index: int) -> InstantEvaluator:
-        first, last = int(self.steps[0]), int(self.steps[-1])
-        return InstantEvaluator(self.store, int(self.steps[index]), first, last, self.step_ms)
+        first, last = self.query_ms or (int(self.steps[0]), int(self.steps[-1]))
+        budget = self.budget or PointBudget()
+        return InstantEvaluator(self.store, int(self.steps[index]), first, last, self.step_ms, budget)
+
+    def _once(self, node: n.Node) -> GridValue:
+        """The same value at each step: a past that ends at one moment is read once."""
+        value = self._evaluator(0).evaluate(node)
+        if isinstance(value, float):
+            return np.full(len(self.steps), value)
+        assert isinstance(value, Vector), "a range of points has no value at a step"
+        columns = np.repeat(value.values[:, np.newaxis], len(self.steps), axis=1)
+        return Grid(list(value.labels), columns, np.ones(columns.shape, dtype=np.bool_))
 
     def _instant(self, node: n.Selector, *, stamps: bool = False) -> Grid:
         """`stamps`: the points' own times (Unix seconds) instead of their values."""
         at = self.steps - node.offset_ms
         parts: list[Grid] = []
-        for times, labels, values in rows_of(self.store, node, int(at[0]) - LOOKBACK_MS, int(at[-1]), keep_stale=True):
+        rows = rows_of(self.store, node, int(at[0]) - LOOKBACK_MS, int(at[-1]), keep_stale=True, budget=self.budget)
+        for times, labels, values in rows:
             index = np.searchsorted(times, at, side="right") - 1
             safe = np.maximum(index, 0)
             fresh = (index >= 0) & (times[safe] > at - LOOKBACK_MS)
@@ -85,7 +106,7 @@ class RangeEvaluator:
         if node.function in WINDOW_FUNCTIONS and isinstance(window, n.RangeSelector) and window.selector.at is None:
             parameter = self.evaluate(node.args[0]) if len(node.args) > 1 else None
             if parameter is None or isinstance(parameter, np.ndarray):
-                found = windowed(node.function, self.store, window, self.steps, parameter)
+                found = windowed(node.function, self.store, window, self.steps, parameter, self.budget)
                 if found is not None:
                     return found
         if node.function == "timestamp" and isinstance(node.args[0], n.Selector):  # a column has lost its points' times

@@ -8,6 +8,7 @@ import numpy as np
 
 from alerts.arrays import Floats, Index, Times
 from alerts.labels import LabelSet
+from alerts.promql.evaluator import PointBudget
 from alerts.promql.grid_values import Grid, concat_grids
 from alerts.promql.nodes import RangeSelector, Selector
 from alerts.series.store import SeriesStore
@@ -19,23 +20,36 @@ _Reduce = Callable[[Times, Floats, Index, Index, Times, int], Floats]
 
 
 def rows_of(
-    store: SeriesStore, selector: Selector, after_ms: int, until_ms: int, *, keep_stale: bool
+    store: SeriesStore,
+    selector: Selector,
+    after_ms: int,
+    until_ms: int,
+    *,
+    keep_stale: bool,
+    budget: PointBudget | None = None,
 ) -> Iterator[tuple[Times, list[LabelSet], Floats]]:
     """Points in (after_ms, until_ms] of the selected series: those with the same times as one (series, points)."""
     selected = store.select_any(selector.groups) if len(selector.groups) > 1 else store.select(selector.groups[0])
-    return selected.aligned(after_ms, until_ms, keep_stale=keep_stale)
+    for times, labels, values in selected.aligned(after_ms, until_ms, keep_stale=keep_stale):
+        if budget is not None:
+            budget.spend(values.size)
+        yield times, labels, values
 
 
 def windowed(
-    function: str, store: SeriesStore, node: RangeSelector, steps: Times, parameter: Floats | None
+    function: str,
+    store: SeriesStore,
+    node: RangeSelector,
+    steps: Times,
+    parameter: Floats | None,
+    budget: PointBudget | None = None,
 ) -> Grid | None:
     """The function over the window of each step; None when this data needs the evaluator (NaN in a quantile)."""
     at = steps - node.selector.offset_ms
     parts: list[Grid] = []
     needs, keeps_name = WINDOW_FUNCTIONS[function]
-    for times, labels, values in rows_of(
-        store, node.selector, int(at[0]) - node.range_ms, int(at[-1]), keep_stale=False
-    ):
+    after_ms, until_ms = int(at[0]) - node.range_ms, int(at[-1])
+    for times, labels, values in rows_of(store, node.selector, after_ms, until_ms, keep_stale=False, budget=budget):
         low = np.searchsorted(times, at - node.range_ms, side="right")
         high = np.searchsorted(times, at, side="right")
         usable = high - low >= needs

@@ -146,6 +146,25 @@ def selectors_of(node: Node) -> Iterator[Selector]:
         yield from selectors_of(child)
 
 
+# Of the moment at which they are asked, whatever they are asked about.
+_ASK_THE_TIME = frozenset({"time", "predict_linear"})
+
+
+def is_fixed_in_time(node: Node) -> bool:
+    """Whether the value is the same at each step of a query: all its selectors are pinned by `@`, and there is one."""
+    return _is_pinned(node) and not isinstance(node, RangeSelector | Subquery) and any(selectors_of(node))
+
+
+def _is_pinned(node: Node) -> bool:
+    match node:
+        case Selector(at=at) | Subquery(at=at):
+            return at is not None
+        case Call(function=function, args=args) if function in _ASK_THE_TIME or not args:
+            return False
+        case _:
+            return all(_is_pinned(child) for child in children(node))
+
+
 def windows_up_to_now(node: Node) -> Iterator[int]:
     """Lengths (ms) of the windows that end at the evaluation timestamp: without offset or fixed time."""
     match node:

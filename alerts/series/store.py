@@ -232,13 +232,17 @@ class SeriesStore:
         return (min(known)[0] / 1000, max(last for _, last in known) / 1000) if known else None
 
     def typical_spacing_s(self) -> float | None:
-        """The median time between two points of a series, looked up in some of them; None when it cannot be told."""
+        """The median time from a point of a series to its next, looked up in some of them; None when it cannot be told.
+
+        The median of each series too: a hole in a recording, however long, is one step among many.
+        """
         every = max(1, len(self._index) // _SPACING_SAMPLE)
         spacings = []
         for series in islice(self._index, 0, None, every):
             times, _ = series.points()
             if len(times) > 1:
-                spacings.append(float(times[-1] - times[0]) / (len(times) - 1))
+                steps = np.sort(np.diff(times))
+                spacings.append(float(steps[(len(steps) - 1) // 2]))
         return float(np.sort(spacings)[(len(spacings) - 1) // 2]) / 1000 if spacings else None
 
     @property

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from alerts.series.store import SeriesStore
 from diagnostics.diagnosis import Diagnosis, Evidence
-from diagnostics.evidence.judge import Knowledge, judge, kept_since, onset_of_series
+from diagnostics.evidence.judge import Knowledge, asked_at, judge, onset_of_series
 from diagnostics.evidence.reading import read_all
-from diagnostics.query import AskedAt, store_query
+from diagnostics.query import store_query
 from diagnostics.scope import scope_text
 from diagnostics.tree import Tree
 
@@ -36,9 +36,7 @@ def look_around(
     series = [template for tree in trees.values() for template in tree.onset]
     onset = onset_of_series(series, scope, store, now, now, LOOK_BACK_S)
     onset = replace(onset, early=max(onset.early, onset.at - EARLIER_S))
-    readings = read_all(
-        symptoms, scope, store_query(store, now), AskedAt(now, onset.early, kept_since=kept_since(store))
-    )
+    readings = read_all(symptoms, scope, store_query(store, now), asked_at(onset, store, now))
     shown = (
         NO_ALERT,
         *(readings[one.id] for one in symptoms if readings[one.id].answer != "unknown" or not one.optional),
@@ -47,7 +45,7 @@ def look_around(
     signs = [one for one in shown if one.answer == "yes"]
     where = scope_text(scope)
     if signs:
-        found = judge(knowledge, (), [one.question for one in signs], scope, store, now, onset)
+        found = judge(knowledge, (), [one.question for one in signs], scope, store, now, onset, readings)
         if found.cause is None and found.confidence == "confirmed":
             return found
         seen = " ".join(f"{one.title} Yes." for one in signs)

@@ -101,15 +101,18 @@ def judge(
     store: SeriesStore,
     now: float,
     onset: Onset | None = None,
+    known: Readings | None = None,
 ) -> Diagnosis:
     """The causes of what the alerts of these trees, the gravest first, say of `scope` at Unix time `now`.
 
     `ask`: the questions that are shown in any case, in their order; no tree: of symptoms without an alert.
-    `onset` None: what is asked about begins now.
+    `onset` None: what is asked about begins now. `known`: what was read already, of the same scope, time and onset.
     """
     onset = onset or alert_onset(now)
-    asked = AskedAt(now, onset.early, onset.late, kept_since=kept_since(store))
-    readings = read_all(knowledge.questions.values(), scope, store_query(store, now), asked)
+    known = known or {}
+    left = [one for one in knowledge.questions.values() if one.id not in known]
+    read = read_all(left, scope, store_query(store, now), asked_at(onset, store, now))
+    readings = {name: known.get(name) or read[name] for name in knowledge.questions}
     ranking = rank_causes(knowledge.expectations, knowledge.questions, readings, trees, kind_of(scope))
     best = ranking.fits[0]
     found = _named(best, ranking, knowledge, scope, trees, readings) if best.causes else None
@@ -210,6 +213,11 @@ def _named(
         runner_up_probability=runner_probability,
         tells_apart=_tells_apart(cause, runner, knowledge, readings) if runner is not None else "",
     )
+
+
+def asked_at(onset: Onset, store: SeriesStore, now: float) -> AskedAt:
+    """When a question is asked about what began then."""
+    return AskedAt(now, onset.early, onset.late, kept_since=kept_since(store))
 
 
 def kept_since(store: SeriesStore) -> float | None:

@@ -21,6 +21,7 @@ def verdict_fields(diagnosis: Diagnosis) -> list[tuple[str, str]]:
         ("and also", diagnosis.also or ""),
         ("or else", _runner_up(diagnosis)),
         ("tells apart", diagnosis.tells_apart),
+        ("evidence of", _evidence_of(diagnosis)),
         ("began", _began(diagnosis)),
         ("changed before", "; ".join(diagnosis.changes)),
         ("ruled out", _ruled_out(diagnosis)),
@@ -32,6 +33,15 @@ def _runner_up(diagnosis: Diagnosis) -> str:
         return ""
     share = diagnosis.runner_up_probability
     return diagnosis.runner_up + (f" ({share:.0%})".replace("%", " %") if share is not None else "")
+
+
+def _evidence_of(diagnosis: Diagnosis) -> str:
+    """When the evidence of a verdict that stands was read, and what was found where it was asked later."""
+    if diagnosis.looked_at is None:
+        return ""
+    if not diagnosis.then_found:
+        return f"{clock(diagnosis.at)}; it says the same since {clock(diagnosis.since or diagnosis.at)}"
+    return f"{clock(diagnosis.at)}; asked again {clock(diagnosis.looked_at)}: {diagnosis.then_found}"
 
 
 def _began(diagnosis: Diagnosis) -> str:

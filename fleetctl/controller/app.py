@@ -198,7 +198,7 @@ async def _lead(
                 group.create_task(until_fenced(controller.executor.run_forever()), name="runs")
                 waiting = group.create_task(end_with_the_process(), name="end")
                 fence = None if renewing is None else group.create_task(until_fenced(renewing), name="fence")
-                await until_fenced(_resume(controller))
+                await until_fenced(_resume(controller, ending))
                 if ready is not None and not ending.is_set():
                     await server.answers.wait()
                     ready(_address(listener))
@@ -214,9 +214,20 @@ async def _lead(
         raise FencedError(str(fenced[0]), remedy="run one controller per state")
 
 
-async def _resume(controller: Controller) -> None:
-    resumed = await controller.executor.resume()
-    log.info("controller.started", epoch=controller.database.epoch, resumed_runs=resumed)
+async def _resume(controller: Controller, ending: asyncio.Event) -> None:
+    """Take up the runs that were under way. Storage that is lost now holds them up and ends nobody, as later on."""
+    is_told = False
+    while not ending.is_set():
+        try:
+            resumed = await controller.executor.resume()
+        except StorageLostError as error:
+            if not is_told:
+                log.warning("controller.not_resumed", error=error.message, what_next="runs wait, it tries again")
+            is_told = True
+            await _wait(ending, OPEN_PAUSE_S)
+            continue
+        log.info("controller.started", epoch=controller.database.epoch, resumed_runs=resumed)
+        return
 
 
 async def _renew(state: SharedState, led: LedState, clock: Clock) -> None:

@@ -188,6 +188,9 @@ def _beside(diagnosis: Diagnosis) -> Iterator[Cell]:
         yield Cell(f"Or else: {diagnosis.runner_up}" + (f", {share:.0%}" if share is not None else ""))
     if diagnosis.tells_apart:
         yield Cell(diagnosis.tells_apart, Tone.DIM)
+    if diagnosis.looked_at is not None:
+        again = f", asked again {_clock(diagnosis.looked_at)}: {diagnosis.then_found}" if diagnosis.then_found else ""
+        yield Cell(f"Evidence of {_clock(diagnosis.at)}{again}", Tone.DIM)
     if diagnosis.onset is not None:
         yield Cell(f"Began {_clock(diagnosis.onset)}", Tone.DIM)
     for change in diagnosis.changes:

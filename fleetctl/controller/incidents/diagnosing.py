@@ -84,7 +84,7 @@ class Diagnosing:
         incident = self._book.get(incident_id)
         if incident is None:
             return
-        considered = course.consider(incident, found, self._pace)
+        considered = course.consider(incident, found)
         stands = considered.incident.diagnosis
         if stands is None or considered.incident is incident:
             return

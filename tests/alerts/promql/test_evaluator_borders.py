@@ -183,10 +183,32 @@ def test_steps_of_a_range_query_draw_on_one_budget(store: SeriesStore) -> None:
         evaluator.at_step(500_000).evaluate(root)
 
 
-def test_subquery_reads_what_its_steps_read_and_what_it_gives(store: SeriesStore) -> None:
+@pytest.mark.parametrize(
+    ("text", "points"),
+    [
+        ("sum_over_time(x[1m:30s])", 2 * 33 + 2 * 2),  # all that may be the newest of a step, once; and two steps
+        ("sum_over_time(sum_over_time(x[1m])[2m:30s])", 2 * 15 + 2 * 4),
+        ("sum_over_time(sum_over_time(x[1m] @ 300)[2m:30s])", 2 * 6 + 2 * 4),  # one past, however many steps
+    ],
+)
+def test_subquery_reads_its_series_once_and_what_it_gives(store: SeriesStore, text: str, points: int) -> None:
     evaluator = InstantEvaluator(store, 600_000, 600_000, 600_000, 0, budget=PointBudget(1000))
-    evaluator.evaluate(parse("sum_over_time(x[1m:30s])").root)
-    assert 1000 - evaluator.budget.left == 2 * 2 + 2 * 2
+    evaluator.evaluate(parse(text).root)
+    assert 1000 - evaluator.budget.left == points
+
+
+@pytest.mark.parametrize("at", ["@ 300", "@ start()", "@ end()"])
+@pytest.mark.parametrize("what", ["x {at}", "avg_over_time(x[1m] {at})", "sum(x {at}) by (a) - x", "x {at} + time()"])
+def test_what_is_pinned_in_a_subquery_is_what_each_step_would_find(store: SeriesStore, at: str, what: str) -> None:
+    inner = what.format(at=at)
+    found = {one.labels["a"]: one.value for one in evaluate(f"sum_over_time(({inner})[2m:30s])", store, 605.0)}
+    steps = [510.0, 540.0, 570.0, 600.0]
+    pinned = {"@ start()": "@ 605", "@ end()": "@ 605"}.get(at, at)  # of the query around it
+    wanted = dict.fromkeys(("1", "2"), 0.0)
+    for step in steps:
+        for one in evaluate(what.format(at=pinned), store, step):
+            wanted[one.labels["a"]] += one.value
+    assert found == wanted
 
 
 @pytest.mark.parametrize(("steps", "is_refused"), [(11_000, False), (11_001, True)])

@@ -248,7 +248,7 @@ def test_typical_spacing_is_the_lower_median_of_series_with_two_points() -> None
     assert store.typical_spacing_s() is None
     store.append_at(X, 0, 1.0)
     assert store.typical_spacing_s() is None
-    store.append_points(Y, array("q", [0, 10_000, 40_000]), array("d", [1.0] * 3))  # 20 s
+    store.append_points(Y, array("q", [0, 20_000, 50_000]), array("d", [1.0] * 3))
     assert store.typical_spacing_s() == 20.0
     store.append_points(LabelSet.of({"__name__": "z"}), array("q", [0, 30_000]), array("d", [1.0] * 2))
     assert store.typical_spacing_s() == 20.0

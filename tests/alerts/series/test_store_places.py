@@ -351,6 +351,14 @@ def test_typical_spacing_of_a_single_series_and_of_thousands() -> None:
     assert store.typical_spacing_s() == 15.0
 
 
+def test_typical_spacing_of_a_recording_with_holes_is_that_of_its_runs() -> None:
+    store = SeriesStore(retention_s=1e6, is_recording=True)
+    runs = [begin + step for begin in (0, 9_000_000, 30_000_000) for step in range(0, 60_000, 15_000)]
+    for number in range(5):
+        store.append_points(numbered("x", number), array("q", runs), array("d", [1.0] * len(runs)))
+    assert store.typical_spacing_s() == 15.0
+
+
 # -- chunks --------------------------------------------------------------------------------------------------------
 
 
