@@ -124,7 +124,7 @@ CAUSE_FAULTS: tuple[Fault, ...] = (
         impatient(replace(TRAFFIC, rate_per_s=5.0), patience_s=3.0, tries=6),
         Expectation(
             alerts=(*QUEUE_ALERTS, "LLMClientsHangUp"),
-            causes=("retry_storm", "overload", "seats_full"),
+            causes=("retry_storm",),
             named_from_s=NAMED_FROM_S,
             optional_pages=_SIZE,
             late=_MORE_WORK,

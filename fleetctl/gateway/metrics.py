@@ -143,6 +143,11 @@ class GatewayMetrics:
             ["reason"],
             registry=self.registry,
         )
+        self.asked_again = Counter(
+            "gateway_asked_again_total",
+            "Requests whose like, to the last byte, ended without its answer within the last minute.",
+            registry=self.registry,
+        )
         self.table_version = Gauge(
             "gateway_table_version", "Version of the routing table in use; NaN without a table.", registry=self.registry
         )

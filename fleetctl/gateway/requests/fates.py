@@ -90,6 +90,7 @@ class ProxiedRequest:
     __slots__ = (
         "admitted",
         "answer_headers",
+        "body_hash",
         "body_key",
         "deaths",
         "duration_s",
@@ -123,6 +124,7 @@ class ProxiedRequest:
         self.answer_headers: list[tuple[bytes, bytes]] = []  # ours, for whatever answer the client gets
         self.deaths: list[Death] = []  # nodes that died or fell silent with it
         self.body_key: bytes | None = None  # of the client's body, once a node died with it
+        self.body_hash: int | None = None  # of path and body, in this process; None: not read yet
         self.failed_at: list[str] = []  # nodes that answered it with an error of theirs
         self.tenant: str | None = None  # whose key it came with; None: not known yet, or none that we know
         self.priority: str | None = None  # the tenant's class

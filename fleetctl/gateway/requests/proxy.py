@@ -44,6 +44,7 @@ from fleetctl.gateway.requests.place import DEADLINE_HEADER, Job, NotPlaced, Pla
 from fleetctl.gateway.requests.poison import SETTLES_S, Poisoned, PoisonMemory
 from fleetctl.gateway.requests.relay import Cut, ReceivedHandoff, Relay, id_header
 from fleetctl.gateway.requests.shadow import Shadows
+from fleetctl.gateway.requests.unserved import UnservedMemory
 from fleetctl.gateway.routing.routing_facts import (
     CHAT_PATH,
     COMPLETION_PATH,
@@ -105,6 +106,7 @@ class Proxy:
         self._max_in_flight = MAX_IN_FLIGHT
         self._move_patience_s = move_patience_s
         self._poison = PoisonMemory(limits.retries.poison_memory_s)
+        self._unserved = UnservedMemory()
         self._health = health
         self._begin_trace = begin_trace
         self._shadows = shadows
@@ -141,6 +143,7 @@ class Proxy:
                 self._cached.keep(proxied)
             if proxied.outcome is None:
                 self._fates.end(proxied, Outcome.FAILED, reason="interrupted")
+            self._unserved.note_ended(proxied, time.monotonic())
             self._shadows.note_ended(proxied)
 
     async def read_question(self, exchange: Exchange) -> bytes | ErrorAnswer:
@@ -182,6 +185,8 @@ class Proxy:
         if (known := self._poison.find(read.path, read.body, time.monotonic())) is not None:
             await self._refuse_poison(exchange, proxied, known)
             return
+        if self._unserved.note_begun(proxied, read.path, read.body, time.monotonic()):
+            self._metrics.asked_again.inc()
         exchange.watch()
         job = await self._entry.admit(read, proxied, account)
         if isinstance(job, ErrorAnswer):

@@ -463,6 +463,28 @@ async def test_a_client_that_hangs_up_stops_the_node_at_once(tmp_path: Path, str
         assert served.gateway.loads.inflight_requests() == {}
 
 
+async def test_who_hung_up_and_asks_for_the_same_again_is_counted(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a") as (served, nodes, _):
+        node = nodes[0]
+        node.wait_at = 2
+        node.gate.clear()
+        task = asyncio.create_task(served.chat("p", headers={"X-Request-Id": "gone"}))
+        await until(lambda: "gone" in node.open, "the node has it")
+        task.cancel()
+        await until(lambda: served.gateway.fates.in_flight == 0)
+        node.gate.set()
+
+        def again() -> float | None:
+            return served.gateway.metrics.registry.get_sample_value("gateway_asked_again_total")
+
+        assert (await served.chat("another")).is_done
+        assert again() == 0
+        assert (await served.chat("p")).is_done
+        assert again() == 1
+        assert (await served.chat("p")).is_done
+        assert again() == 1, "it has had its answer"
+
+
 async def test_a_client_that_hangs_up_while_its_stream_moves_is_gone(tmp_path: Path) -> None:
     async with small_fleet(tmp_path, "a", "b", move_patience_s=60) as (served, nodes, _):
         nodes[0].script = Script(hand_off_at=1, fail_continue=503)
