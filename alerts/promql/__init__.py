@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from alerts.arrays import Bools, Floats, Times
 from alerts.errors import BadExpressionError
+from alerts.labels import LabelSet
 from alerts.promql import nodes
 from alerts.promql.compile import compile_expression
 from alerts.promql.evaluator import InstantEvaluator
@@ -35,11 +38,17 @@ def evaluate_vector(
     """The answer at `at` (Unix seconds) as arrays. Raises BadExpressionError and QueryError."""
     root = parse(query).root if isinstance(query, str) else query.root
     at_ms = to_ms(at)
-    value = InstantEvaluator(store, at_ms, at_ms, at_ms, 0, shared=shared).evaluate(root)
+    value = InstantEvaluator(store, at_ms, at_ms, at_ms, 0, shared=shared, at_steps=_at_steps).evaluate(root)
     if not isinstance(value, Vector | float):
         kind = "a string" if isinstance(value, str) else "a range of points"
         raise BadExpressionError(f"the expression gives {kind}; wanted one value per series")
     return value
+
+
+def _at_steps(evaluator: InstantEvaluator, node: nodes.Node, steps: Times) -> tuple[Sequence[LabelSet], Floats, Bools]:
+    from alerts.promql.grid import at_steps  # as in `evaluate_series`
+
+    return at_steps(evaluator, node, steps)
 
 
 def evaluate(query: Query | str, store: SeriesStore, at: float) -> list[Sample]:
@@ -66,7 +75,7 @@ def evaluate_range(
     if step_ms <= 0 or end_ms < start_ms:
         raise BadExpressionError("a range query needs a step above zero and an end not before its start")
     found: dict[tuple[tuple[str, str], ...], list[tuple[float, float]]] = {}
-    evaluator = InstantEvaluator(store, start_ms, start_ms, end_ms, step_ms)
+    evaluator = InstantEvaluator(store, start_ms, start_ms, end_ms, step_ms, at_steps=_at_steps)
     for at_ms in range(start_ms, end_ms + 1, step_ms):
         value = evaluator.at_step(at_ms).evaluate(root)
         if isinstance(value, float):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from alerts.arrays import Bools, Floats, Times
 from alerts.errors import QueryError
+from alerts.labels import LabelSet
 from alerts.promql import nodes as n
 from alerts.promql.aggregation import aggregate
 from alerts.promql.functions import FUNCTIONS
@@ -25,6 +27,13 @@ MAX_POINTS = 20_000_000  # read by one evaluation; a query from outside cannot h
 MAX_SUBQUERY_STEPS = 11_000
 
 _NO_STARTS = np.zeros(1, dtype=np.intp)
+
+
+AtSteps = Callable[["InstantEvaluator", n.Node, Times], tuple[Sequence[LabelSet], Floats, Bools]]
+"""A vector expression at many moments (Unix milliseconds) of one query: labels; values, and where there is one.
+
+Shapes: both (series, steps).
+"""
 
 
 class PointBudget:
@@ -46,7 +55,8 @@ class PointBudget:
 class InstantEvaluator:
     """When an expression is evaluated; `start_ms` and `end_ms` differ only within a range query.
 
-    `shared`: what other expressions of the same rules have found out.
+    `shared`: what other expressions of the same rules have found out. `at_steps`: how a subquery's steps are read
+    at once; None: one after the other.
     """
 
     store: SeriesStore
@@ -56,6 +66,7 @@ class InstantEvaluator:
     step_ms: int
     budget: PointBudget = field(default_factory=PointBudget)
     shared: SharedResults | None = None
+    at_steps: AtSteps | None = None
 
     def evaluate(self, node: n.Node) -> Value:
         """Raises QueryError when the data does not allow the operation."""
@@ -147,14 +158,12 @@ class InstantEvaluator:
         if not len(steps):
             none = empty_vector()
             return Matrix(none.labels, none.at_ms, none.values, _NO_STARTS, after_ms, until_ms)
-        from alerts.promql.grid import RangeEvaluator  # it stands on this module
-
-        within = RangeEvaluator(self.store, steps, self.step_ms, (self.start_ms, self.end_ms), self.budget)
-        grid = within.grid(node.expr).trimmed()
-        starts = np.concatenate(([0], np.cumsum(grid.present.sum(axis=1)))).astype(np.intp, copy=False)
+        read = self.at_steps or _step_by_step
+        labels, values, present = read(self, node.expr, steps)
+        starts = np.concatenate(([0], np.cumsum(present.sum(axis=1)))).astype(np.intp, copy=False)
         self.budget.spend(int(starts[-1]))
-        at = np.broadcast_to(steps, grid.values.shape)[grid.present]
-        return Matrix(LabelColumn(grid.labels), at, grid.values[grid.present], starts, after_ms, until_ms)
+        at = np.broadcast_to(steps, values.shape)[present]
+        return Matrix(LabelColumn(labels), at, values[present], starts, after_ms, until_ms)
 
     def _aggregate(self, node: n.Aggregate) -> Vector:
         param: float | str | None = None
@@ -181,6 +190,20 @@ class InstantEvaluator:
         assert isinstance(lhs, float)
         assert isinstance(rhs, float)
         return scalars(node.op, lhs, rhs)
+
+
+def _step_by_step(evaluator: InstantEvaluator, node: n.Node, steps: Times) -> tuple[Sequence[LabelSet], Floats, Bools]:
+    rows: dict[LabelSet, dict[int, float]] = {}
+    for step, at_ms in enumerate(steps.tolist()):
+        vector = evaluator.at_step(at_ms).vector(node)
+        for labels, number in zip(vector.labels, vector.values.tolist(), strict=True):
+            rows.setdefault(labels, {})[step] = number
+    values = np.zeros((len(rows), len(steps)))
+    present = np.zeros(values.shape, dtype=np.bool_)
+    for row, points in enumerate(rows.values()):
+        index = list(points)
+        values[row, index], present[row, index] = list(points.values()), True
+    return list(rows), values, present
 
 
 _BY_KIND: dict[type[n.Node], Callable[[InstantEvaluator, Any], Value]] = {

@@ -5,7 +5,7 @@ The answer is that of `InstantEvaluator` at each step; what has no array form he
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,7 +74,8 @@ class RangeEvaluator:
     def _evaluator(self, index: int) -> InstantEvaluator:
         first, last = self.query_ms or (int(self.steps[0]), int(self.steps[-1]))
         budget = self.budget or PointBudget()
-        return InstantEvaluator(self.store, int(self.steps[index]), first, last, self.step_ms, budget)
+        at_ms = int(self.steps[index])
+        return InstantEvaluator(self.store, at_ms, first, last, self.step_ms, budget, at_steps=at_steps)
 
     def _once(self, node: n.Node) -> GridValue:
         """The same value at each step: a past that ends at one moment is read once."""
@@ -240,6 +241,13 @@ class _StepContext:
         value = self.evaluate(node)
         assert isinstance(value, float), "the grammar checked types"
         return value
+
+
+def at_steps(evaluator: InstantEvaluator, node: n.Node, steps: Times) -> tuple[Sequence[LabelSet], Floats, Bools]:
+    """As `evaluator.AtSteps`: what a subquery reads, each series once for all its steps."""
+    within = (evaluator.start_ms, evaluator.end_ms)
+    grid = RangeEvaluator(evaluator.store, steps, evaluator.step_ms, within, evaluator.budget).grid(node).trimmed()
+    return grid.labels, grid.values, grid.present
 
 
 def evaluate_grid(root: n.Node, store: SeriesStore, steps: Times, step_ms: int) -> Grid:

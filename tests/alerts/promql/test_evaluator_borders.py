@@ -11,7 +11,7 @@ from alerts.errors import BadExpressionError, QueryError
 from alerts.matcher import Matcher
 from alerts.promql import evaluate, evaluate_range, evaluate_vector, parse
 from alerts.promql.evaluator import InstantEvaluator, PointBudget
-from alerts.promql.grid import evaluate_grid
+from alerts.promql.grid import at_steps, evaluate_grid
 from alerts.promql.values import Vector
 from alerts.sample import to_ms
 from alerts.series.selection import Selection
@@ -192,9 +192,15 @@ def test_steps_of_a_range_query_draw_on_one_budget(store: SeriesStore) -> None:
     ],
 )
 def test_subquery_reads_its_series_once_and_what_it_gives(store: SeriesStore, text: str, points: int) -> None:
-    evaluator = InstantEvaluator(store, 600_000, 600_000, 600_000, 0, budget=PointBudget(1000))
+    evaluator = InstantEvaluator(store, 600_000, 600_000, 600_000, 0, budget=PointBudget(1000), at_steps=at_steps)
     evaluator.evaluate(parse(text).root)
     assert 1000 - evaluator.budget.left == points
+
+
+def test_steps_of_a_subquery_read_one_by_one_are_each_paid_for(store: SeriesStore) -> None:
+    evaluator = InstantEvaluator(store, 600_000, 600_000, 600_000, 0, budget=PointBudget(1000))
+    evaluator.evaluate(parse("sum_over_time(x[1m:30s])").root)
+    assert 1000 - evaluator.budget.left == 2 * 2 + 2 * 2
 
 
 @pytest.mark.parametrize("at", ["@ 300", "@ start()", "@ end()"])
