@@ -151,6 +151,8 @@ class GroupLoad(Wire):
     prefix_hit_ratio: GroupSignal = Field(default_factory=GroupSignal)
     preemptions_per_s: GroupSignal = Field(default_factory=GroupSignal)
     preemption_ratio: GroupSignal = Field(default_factory=GroupSignal)
+    cost_per_hour: GroupSignal = Field(default_factory=GroupSignal)
+    cost_per_mtok: GroupSignal = Field(default_factory=GroupSignal)  # of what is generated now, in millions
     gpus: GroupGpus = Field(default_factory=GroupGpus)
 
 
@@ -267,6 +269,9 @@ class Node(Wire):
     preemptions_per_s: Signal = Field(default_factory=Signal)
     preemption_ratio: Signal = Field(default_factory=Signal)  # preemptions for each request that ended
     gpus: list[Gpu] = Field(default_factory=list)  # those that were told of lately
+    cost_per_hour: float | None = None
+    more: int | None = None  # nodes like it that can be started now; of a node that was asked for by its name
+    more_why: str = ""
     signal_age_s: float | None = None  # since the last successful scrape
     probe_age_s: float | None = None  # since the look at it that found its phase began; None: not looked at yet
     deep_check: DeepCheck = Field(default_factory=DeepCheck)
@@ -303,6 +308,8 @@ class Pool(Wire):
     start_error: str = ""  # the last lines of the node that failed
     updated_at: float | None = None  # when what is wanted of it last changed
     updated_by: str = ""
+    more: int | None = None  # nodes that can be started for it now; None: not known
+    more_why: str = ""
     load: GroupLoad = Field(default_factory=GroupLoad)
 
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from runbooks.ability import Ability
 from runbooks.fleet_view import Change, FleetView
-from runbooks.ports import NodeFacts, WantedChange
+from runbooks.ports import Capacity, NodeFacts, WantedChange
 from runbooks.run import Run, RunStatus
 from runbooks.target import NODE_SETS, Target, TargetKind
 from runbooks.verb import Action
@@ -247,7 +247,7 @@ def judge_near_floor(
 def judge_start(actions: Sequence[Action], fleet: FleetView) -> Ruling:
     """Whether what was planned still fits the fleet, right before the first step."""
     for action in actions:
-        if why := _lacking(action, fleet):
+        if why := _lacking(action, fleet) or _without_capacity(action, fleet):
             return Ruling(GuardAnswer.NO, why)
         if action.verb.check_start is not None and (why := action.verb.check_start(action, fleet)):
             return Ruling(GuardAnswer.NO, why)
@@ -265,6 +265,23 @@ def _lacking(action: Action, fleet: FleetView) -> str:
         for name, node in sorted(_meant(ability, action, fleet).items()):
             if why := node.cannot.get(ability):
                 return f"{name}: {action.verb.name} can't be done: {why}"
+    return ""
+
+
+def _without_capacity(action: Action, fleet: FleetView) -> str:
+    """Why the new nodes can't all be started; empty when they can, or when that is not known."""
+    nodes, wanted = fleet.nodes or {}, fleet.wanted or frozenset()
+    copies: dict[str, list[str]] = {}
+    for name, like in (action.change or Change()).creates.items():
+        if name not in wanted:
+            copies.setdefault(like or name, []).append(name)
+    for like, names in copies.items():
+        room = nodes[like].capacity if like in nodes else Capacity()
+        if room.more is not None and len(names) > room.more:
+            return f"{len(names)} more like {like} can't be started, only {room.more}: {room.why}"
+        strangers = sorted(set(names) - set(names if room.names is None else room.names))
+        if strangers:
+            return f"no node can be started as {strangers[0]}: {room.why}"
     return ""
 
 

@@ -44,6 +44,15 @@ class Clock(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Capacity:
+    """How many more nodes like one can be started now. None: not known."""
+
+    more: int | None = None
+    why: str = ""
+    names: tuple[str, ...] | None = None  # those that new ones can have, where not any
+
+
+@dataclass(frozen=True, slots=True)
 class NodeFacts:
     """What plans and guards need of one node. `held`, its requests, is None when that is not known now."""
 
@@ -59,6 +68,7 @@ class NodeFacts:
     host: str = ""  # the machine under it; empty: not known
     cannot: Mapping[str, str] = field(default_factory=dict)
     """Abilities that it lacks, by the word of `runbooks.ability.Ability`, each with the reason."""
+    capacity: Capacity = Capacity()  # for nodes like it
 
 
 @dataclass(frozen=True, slots=True)

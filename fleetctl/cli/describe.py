@@ -37,7 +37,7 @@ from fleetctl.cli.output import (
     ratio,
     seconds,
 )
-from fleetctl.cli.signal_columns import GPU_COLUMNS, SLOW_STALE_S, load_columns, percent, rate, value
+from fleetctl.cli.signal_columns import GPU_COLUMNS, SLOW_STALE_S, load_columns, money, percent, rate, value
 from fleetctl.kit.errors import BadInputError
 from fleetctl.wire import (
     DeepCheck,
@@ -148,6 +148,8 @@ def _describe_node(node: Node) -> None:
             ("run by", node.provider + (f", named by {node.facts['source']}" if "source" in node.facts else "")),
             ("host, GPUs", ", ".join(node.facts[key] for key in ("host", "gpu", "sku") if key in node.facts)),
             ("instance", node.instance or ""),
+            ("cost per hour", "" if node.cost_per_hour is None else money(node.cost_per_hour)),
+            ("can be added", _more_words(node)),
             ("since", ago(node.since)),
             ("last probe", age(node.probe_age_s)),
             ("last scrape", age(node.signal_age_s)),
@@ -174,6 +176,11 @@ def _describe_node(node: Node) -> None:
         print_rows(node.abilities, ABILITY_COLUMNS, Output.table, empty="")
 
 
+def _more_words(row: Node | Pool) -> str:
+    """How many more nodes like it can be started, and what decides it; nothing where neither is known."""
+    return ": ".join(filter(None, ("" if row.more is None else str(row.more), row.more_why)))
+
+
 def _preemption_words(node: Node) -> str:
     """For each request that ended, and each second: a node that ends none has no ratio."""
     return f"{value(node.preemption_ratio, percent)} of requests, {value(node.preemptions_per_s, rate)}/s"
@@ -195,6 +202,7 @@ def _describe_pool(pool: Pool) -> None:
             ("state", f"{pool.state.value}: {pool.reason}" if pool.reason else pool.state.value),
             ("model", pool.model),
             ("nodes", f"{pool.wanted} wanted, {pool.nodes} there, {pool.ready} ready{unknown}"),
+            ("can be added", _more_words(pool)),
             ("new nodes get", pool.revision),
             ("nodes have", revision_counts(pool)),
             ("failed starts", backoff if pool.start_failures else ""),

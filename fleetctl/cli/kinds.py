@@ -21,6 +21,7 @@ from fleetctl.cli.signal_columns import (
     PREEMPT,
     TOP_NODE_COLUMNS,
     load_columns,
+    money,
     rate,
     signal_column,
 )
@@ -214,6 +215,7 @@ NODE_COLUMNS = [
     replace(HIT, wide=True),
     replace(PREEMPT, wide=True),
     replace(NODE_GPU, wide=True),
+    Column("cost/h", lambda n: "-" if n.cost_per_hour is None else money(n.cost_per_hour), right=True, wide=True),
     Column("model", lambda n: n.model or "-", wide=True),
     Column("engine", lambda n: n.engine or "-", wide=True),
     Column("zone", lambda n: n.zone or "-", wide=True),
@@ -230,6 +232,7 @@ POOL_COLUMNS = [
     Column("revision", lambda p: p.revision),
     Column("owner", lambda p: p.owner),
     Column("state", lambda p: p.state.value),
+    Column("can add", lambda p: count(p.more), right=True, wide=True),
     Column("held by", lambda p: p.held_by or "-", wide=True),
     Column("model", lambda p: p.model, wide=True),
     *load_columns(wide=True),

@@ -8,6 +8,7 @@ from typing import Any
 from fleetctl.cli.output import Column, number, ratio, seconds
 from fleetctl.wire import GroupGpus, GroupLoad, GroupSignal, Node, Signal
 
+NOT_TOLD = frozenset({"gpus", "cost_per_hour", "cost_per_mtok"})  # of a load: not a node's own word
 STALE_S = 10.0
 SLOW_STALE_S = 30.0  # of quantiles, which are recorded every 15 s
 
@@ -59,6 +60,11 @@ def watts(power: float) -> str:
     return f"{power:.0f}W"
 
 
+def money(amount: float) -> str:
+    """An amount in the currency of the settings."""
+    return f"{amount:.2f}" if amount >= 0.995 else f"{amount:.3g}"
+
+
 def _whole(count: float) -> str:
     return f"{count:.0f}"
 
@@ -83,7 +89,7 @@ def group_value_known(signal: GroupSignal, show: Show) -> str:
 
 def least_known(load: GroupLoad) -> str:
     """Of the signals that have a value, the one that fewest nodes told; "-" when there is none."""
-    signals = (getattr(load, name) for name in GroupLoad.model_fields if name != "gpus")
+    signals = (getattr(load, name) for name in GroupLoad.model_fields if name not in NOT_TOLD)
     told = [one for one in signals if one.value is not None and one.of]
     return known_of(min(told, key=lambda one: one.known / one.of)) if told else "-"
 
@@ -161,6 +167,8 @@ def load_columns(*, wide: bool = False) -> list[Column]:
         _group_column("prompt tok/s", "prompt_tokens_per_s", rate, wide=True),
         _group_column("TTFT", "ttft_s", seconds, wide=True),
         _group_column("preempt/s", "preemptions_per_s", rate, wide=True),
+        _group_column("cost/h", "cost_per_hour", money, wide=True),
+        _group_column("per Mtok", "cost_per_mtok", money, wide=True),
         Column("cards", lambda row: cards_words(gpus_of(row)), wide=True, right=True, is_volatile=True),
         _of_cards("hottest", "hottest_c", celsius),
         _of_cards("slowest", "slowest_clock_hz", clock_rate),

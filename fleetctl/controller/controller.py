@@ -87,6 +87,7 @@ from fleetctl.kit.fetch import Fetcher
 from fleetctl.kit.stall import StallMonitor
 from fleetctl.kit.tls import client_tls
 from fleetctl.priority_class import PriorityClass
+from fleetctl.providers.cost import NodeCosts
 from fleetctl.providers.found import FOUND, FoundNodes
 from fleetctl.providers.hosts.options import hosts_options
 from fleetctl.providers.hosts.provider import HOSTS, HostsProvider
@@ -282,7 +283,8 @@ async def open_controller(
         )
         records.metrics.registry.register(fleet_series)
         records.metrics.storage_ok.set_function(lambda: float(not records.database.storage_error))
-        groups = NodeGroups(fleet, rules.store, clock, stale_after_s=stale_after_s)
+        costs = NodeCosts(settings.providers.cost_per_node_hour)
+        groups = NodeGroups(fleet, rules.store, clock, costs, stale_after_s=stale_after_s)
         failures = await Failures.opened(
             records,
             fleet,

@@ -41,7 +41,7 @@ from fleetctl.controller.http_edge import (
 )
 from fleetctl.controller.incidents.incident_report import PageForm
 from fleetctl.controller.incidents.incident_store import StoredIncident, get_incident, list_incidents
-from fleetctl.controller.incidents.remediation import new_nodes, with_new_nodes
+from fleetctl.controller.incidents.remediation import given_names, new_nodes, with_new_nodes
 from fleetctl.controller.incidents.views import (
     alert_view,
     deep_check_view,
@@ -58,12 +58,13 @@ from fleetctl.controller.incidents.views import (
 )
 from fleetctl.controller.nodes.abilities import abilities_of
 from fleetctl.controller.nodes.node_logs import NodeLogs
-from fleetctl.controller.nodes.node_row import get_node, list_nodes
+from fleetctl.controller.nodes.node_row import get_node
 from fleetctl.controller.receipts.receipts import MAX_RECEIPTS
 from fleetctl.controller.rollouts.views import rollout_view
 from fleetctl.controller.signals.route_signals import route_signals
 from fleetctl.kit.errors import BadInputError
 from fleetctl.kit.version import software_version
+from fleetctl.providers.provider import capacity_of
 from fleetctl.settings.controller import ControllerSettings
 from fleetctl.traffic_rule import TrafficRuleRequest
 from fleetctl.wire import (
@@ -293,7 +294,8 @@ class _Api:
             raise self._no_such_node(name)
         told = abilities_of(self._c.fleet.nodes[name].row.spec, self._c.provider)
         abilities = [wire.NodeAbility(ability=one.ability.value, can=one.can, how=one.how) for one in told]
-        return _json(found.model_copy(update={"abilities": abilities}))
+        room = capacity_of(self._c.provider, self._c.fleet.nodes[name].row.spec)
+        return _json(found.model_copy(update={"abilities": abilities, "more": room.more, "more_why": room.why}))
 
     async def groups(self, request: Request) -> Response:
         by = request.query_params.get("by", GroupBy.POOL)
@@ -324,9 +326,23 @@ class _Api:
         views = await self._c.pools.views()
         loads = self._loads(GroupBy.POOL)
         return [
-            one.model_copy(update={"autoscaler": self._c.autoscaling.words_of(one.name), **_load_of(one.name, loads)})
+            one.model_copy(
+                update={
+                    "autoscaler": self._c.autoscaling.words_of(one.name),
+                    **self._room_of(one.name),
+                    **_load_of(one.name, loads),
+                }
+            )
             for one in views
         ]
+
+    def _room_of(self, pool: str) -> dict[str, object]:
+        """How many more nodes the pool can get, as its newest node's provider knows."""
+        rows = [state.row for state in self._c.fleet.nodes.values() if state.row.spec.pool == pool]
+        if not rows:
+            return {}
+        room = capacity_of(self._c.provider, max(rows, key=lambda row: row.created_at).spec)
+        return {"more": room.more, "more_why": room.why}
 
     def _loads(self, by: GroupBy) -> dict[str, wire.GroupLoad]:
         return {group.name: group.load for group in self._c.groups.groups(by)}
@@ -738,15 +754,12 @@ class _Api:
         known = await self._c.database.call(lambda: self._c.journal.find(key)) if key else None
         if known is not None and known.runbook == body.runbook:
             return {**new_nodes(page, known.inputs), **body.inputs}
-        used = {row.name for row in await self._c.database.read(list_nodes)}
-        return with_new_nodes(page, body.inputs, used)
+        nodes = await self._c.lookup.nodes()
+        return with_new_nodes(page, body.inputs, {node.name for node in nodes}, given_names(nodes))
 
     def _nodes(self) -> list[Node]:
         now = self._c.clock.now()
         look = self._c.groups.look()
-        gpus: dict[str, list[wire.Gpu]] = {}
-        for card in look.cards:
-            gpus.setdefault(card.node, []).append(card)
         firing: dict[str, list[str]] = {}
         for alert in self._alerts():
             if str(alert.state) == "firing" and alert.labels.get("node"):
@@ -762,8 +775,8 @@ class _Api:
                 deep_check_view(checks.last(name), now, checks.max_age_s),
                 self._c.fleet.seen_at(name),
                 now,
-                gpus.get(name, ()),
-            )
+                look.cards_of.get(name, ()),
+            ).model_copy(update={"cost_per_hour": self._c.groups.cost_of(name)})
             for name, state in sorted(self._c.fleet.nodes.items())
         ]
 

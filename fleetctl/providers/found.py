@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fleetctl.kit.errors import RefusedError
-from fleetctl.providers.provider import LogChunk, ObservedInstance, ProviderAct
+from fleetctl.providers.provider import Capacity, LogChunk, ObservedInstance, ProviderAct
 from fleetctl.providers.spec import NodeSpec
 
 FOUND = "found"
@@ -37,6 +37,10 @@ class FoundNodes:
         """It was only found."""
         source = spec.facts.get(SOURCE)
         return _WHY_NOT[act] + (f" (it was found by {source})" if source else "")
+
+    def capacity(self, spec: NodeSpec) -> Capacity:
+        """None: nobody here can start one."""
+        return Capacity(0, self.why_not(ProviderAct.START, spec))
 
     def list_instances(self) -> Sequence[ObservedInstance]:
         """What is in the list."""

@@ -134,6 +134,28 @@ def end_for_restart(provider: NodeProvider, name: str, grace_s: float) -> None:
         provider.stop(name, grace_s)
 
 
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """How many more nodes like one can be started now. None: not known, and no reason to refuse."""
+
+    more: int | None = None
+    why: str = ""  # what decides it, for people
+    names: tuple[str, ...] | None = None  # those that new nodes can have, where not any
+
+
+@runtime_checkable
+class HasCapacity(Protocol):
+    """A provider that knows how many more nodes it could start."""
+
+    def capacity(self, spec: NodeSpec) -> Capacity:
+        """For nodes like this one. From what was seen last: it waits for nothing."""
+
+
+def capacity_of(provider: NodeProvider, spec: NodeSpec) -> Capacity:
+    """Unknown of a provider that can't tell."""
+    return provider.capacity(spec) if isinstance(provider, HasCapacity) else Capacity()
+
+
 @runtime_checkable
 class HasProcesses(Protocol):
     """A provider whose nodes are processes of this machine."""

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from fleetctl.kit.errors import BadInputError, RefusedError
 from fleetctl.providers.provider import (
     AsksLeave,
+    Capacity,
     CordonsHosts,
     HasProcesses,
     LogChunk,
     NodeProvider,
     ObservedInstance,
     ProviderAct,
+    capacity_of,
     end_for_restart,
 )
 from fleetctl.providers.spec import NodeSpec
@@ -91,6 +93,15 @@ class Providers:
     def read_logs(self, name: str, *, lines: int, after: str | None = None) -> LogChunk:
         """As its provider's."""
         return self._of(name).read_logs(name, lines=lines, after=after)
+
+    def capacity(self, spec: NodeSpec) -> Capacity:
+        """As its provider knows; none of one that this controller does not have."""
+        provider = self._by_name.get(spec.provider)
+        return (
+            Capacity(0, f"this controller has no provider {spec.provider}")
+            if provider is None
+            else capacity_of(provider, spec)
+        )
 
     def process_ids(self, name: str) -> list[int]:
         """Of a node whose processes are here; empty for others."""

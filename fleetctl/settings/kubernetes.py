@@ -73,6 +73,11 @@ class ProviderSettings(Section):
     """Where nodes come from, beside this machine."""
 
     kubernetes: KubernetesSettings | None = Field(default=None, description="Pods of a cluster as nodes; absent: none.")
+    cost_per_node_hour: dict[str, Annotated[float, Field(ge=0, le=1e6)]] = Field(
+        default_factory=dict,
+        max_length=200,
+        description="What a node costs in an hour, in your currency, by its SKU, or by the name of its GPU.",
+    )
     hosts: HostsSettings | None = Field(
         default=None, description="Units of hosts as nodes, run by ssh and systemctl, or by commands of yours."
     )

@@ -51,7 +51,7 @@ def _resolve(action: Action, fleet: FleetView, last: Action | None) -> Action:
     like: str | None = action.args["like"]
     if count > 0:
         like = like or newest(pool or members, fleet.serving).name  # of a pool of none: the last that it had
-        named = named or free_names(like, fleet.nodes, count)
+        named = named or names_for(fleet.nodes.get(like), like, fleet.nodes, count)
     return action.with_args(**{"to": str(num), "from": len(pool), "nodes": named, "like": like if count > 0 else None})
 
 
@@ -82,6 +82,12 @@ def leave_first(pool: Sequence[NodeFacts], serving: Collection[str] | None) -> l
         return node.name in (serving or ()), held, -node.created_at, node.name
 
     return sorted(pool, key=order)
+
+
+def names_for(copied: NodeFacts | None, like: str, used: Collection[str], count: int) -> tuple[str, ...]:
+    """Names for new nodes: those that can be had, where not any can."""
+    given = copied.capacity.names if copied is not None else None
+    return free_names(like, used, count) if given is None or len(given) < count else given[:count]
 
 
 def free_names(like: str, used: Collection[str], count: int) -> tuple[str, ...]:

@@ -143,15 +143,12 @@ class Failures:
     def _seen(self, states: Sequence[NodeState], now: float) -> list[Seen]:
         look = self._groups.look()
         skus = {card.node: card.card for card in look.cards if card.card}
-        cards: dict[str, list[wire.Gpu]] = {}
-        for card in look.cards:
-            cards.setdefault(card.node, []).append(card)
         series = self._series(now)
         found = []
         for state in states:
             name, check = state.name, self._deep_checks.last(state.name)
             right = check.known(now, self._deep_checks.max_age_s) if check is not None else None
-            signs = signs_of(state, Told(right, series.get(name, {}), cards.get(name, ())), now)
+            signs = signs_of(state, Told(right, series.get(name, {}), look.cards_of.get(name, ())), now)
             place, instance = self._place(state, skus), state.instance or ""
             found.append(Seen(place, signs, instance, is_at_risk=state.phase in AT_RISK))
         return without_common_cause(found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
 import structlog
 
@@ -14,7 +14,7 @@ from fleetctl.controller.alertmanager.automation import Automation
 from fleetctl.controller.content.content import Content
 from fleetctl.controller.content.store import ContentStore
 from fleetctl.controller.incidents.incident_book import IncidentBook
-from fleetctl.controller.nodes.node_row import get_node, list_nodes
+from fleetctl.controller.nodes.node_row import get_node
 from fleetctl.controller.records import Records
 from fleetctl.controller.rollouts.deploy_before import deploy_before
 from fleetctl.controller.rollouts.rollout import Rollout
@@ -25,13 +25,14 @@ from runbooks.executor import Executor
 from runbooks.guard import Policy, needs_person
 from runbooks.journal import Journal
 from runbooks.page import Page
-from runbooks.ports import Lookup
+from runbooks.ports import Lookup, NodeFacts
 from runbooks.run import Run, RunStatus
 from runbooks.value import ValueType
 
 log = structlog.get_logger()
 
 _BREAKER_VALUES = {BreakerState.CLOSED: 0.0, BreakerState.HALF_OPEN: 0.5, BreakerState.OPEN: 1.0}
+NO_NAMES: Mapping[str, Sequence[str]] = {}
 WATCH_EVERY_S = 5.0  # between two looks at it, for people: each start looks by itself
 ROLLBACK_PAGE = "rollback-pool"
 NOT_BY_DEPLOY = frozenset({"gpu_fault"})  # causes that say where they come from by themselves
@@ -142,9 +143,10 @@ class Remediation:
         if (standing := blocking_run(runs, page.name, incident)) is not None:
             log.info("remediation.kept", incident_id=incident.id, run_id=standing.id, status=standing.status)
             return True
-        used = {row.name for row in await self._database.read(list_nodes)}
+        nodes = await self._lookup.nodes() or ()
+        used = {node.name for node in nodes}
         scope = {**incident.scope, **({"pool": deploy.pool} if deploy is not None else {})}
-        inputs, missing = inputs_from_scope(page, scope, used)
+        inputs, missing = inputs_from_scope(page, scope, used, given_names(nodes))
         if missing:
             await self._say_impossible(
                 incident, f"{page.name} needs {', '.join(missing)}, which the scope does not give"
@@ -282,22 +284,34 @@ def blocking_run(runs: Sequence[Run], runbook: str, incident: Incident) -> Run |
     return None
 
 
-def inputs_from_scope(page: Page, scope: Mapping[str, str], used: Collection[str]) -> tuple[dict[str, str], list[str]]:
+def inputs_from_scope(
+    page: Page, scope: Mapping[str, str], used: Collection[str], given: Mapping[str, Sequence[str]] = NO_NAMES
+) -> tuple[dict[str, str], list[str]]:
     """Inputs of the page, and the required ones that the scope does not give.
 
-    A new node's name follows from the node it is to replace and the names ever used, and from nothing else.
+    A new node's name follows from the node it is to replace, the names ever used and those that can be had (`given`),
+    and from nothing else.
     """
-    inputs = with_new_nodes(page, {name: scope[name] for name in page.inputs if name in scope}, used)
+    inputs = with_new_nodes(page, {name: scope[name] for name in page.inputs if name in scope}, used, given)
     missing = [
         name for name, spec in page.inputs.items() if name not in inputs and spec.required and spec.default is None
     ]
     return inputs, missing
 
 
-def with_new_nodes(page: Page, inputs: Mapping[str, str], used: Collection[str]) -> dict[str, str]:
-    """The inputs, with a fresh name for every new node that the caller left to us."""
+def given_names(nodes: Iterable[NodeFacts]) -> dict[str, Sequence[str]]:
+    """By node, the names that nodes like it can have, where not any."""
+    return {node.name: node.capacity.names for node in nodes if node.capacity.names}
+
+
+def with_new_nodes(
+    page: Page, inputs: Mapping[str, str], used: Collection[str], given: Mapping[str, Sequence[str]] = NO_NAMES
+) -> dict[str, str]:
+    """The inputs, with a fresh name for every new node that the caller left to us; one of those `given`, where a node
+    like that can't have any."""
+    node = inputs.get("node", "node-1")
     fresh = {
-        name: fresh_name(inputs.get("node", "node-1"), used)
+        name: given[node][0] if node in given else fresh_name(node, used)
         for name in page.inputs
         if _is_new_node(page, name) and name not in inputs
     }

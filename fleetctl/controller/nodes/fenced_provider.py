@@ -7,11 +7,13 @@ from collections.abc import Callable, Sequence
 from fleetctl.kit.errors import RefusedError
 from fleetctl.providers.provider import (
     AsksLeave,
+    Capacity,
     CordonsHosts,
     LogChunk,
     NodeProvider,
     ObservedInstance,
     ProviderAct,
+    capacity_of,
     end_for_restart,
 )
 from fleetctl.providers.spec import NodeSpec
@@ -76,3 +78,7 @@ class FencedProvider:
     def read_logs(self, name: str, *, lines: int, after: str | None = None) -> LogChunk:
         """As the provider's."""
         return self._inner.read_logs(name, lines=lines, after=after)
+
+    def capacity(self, spec: NodeSpec) -> Capacity:
+        """As the provider's."""
+        return capacity_of(self._inner, spec)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import astuple
 
 import structlog
 
@@ -18,9 +19,9 @@ from fleetctl.controller.nodes.node_row import NodeRow, RouteIntent, list_nodes
 from fleetctl.controller.nodes.node_values import fresh_values
 from fleetctl.controller.nodes.wanted_history import WantedHistory
 from fleetctl.kit.clock import Clock
-from fleetctl.providers.provider import NodeProvider
+from fleetctl.providers.provider import NodeProvider, capacity_of
 from fleetctl.wire import NodePhase, RouteSignals
-from runbooks.ports import Freeze, NodeFacts, NodeRoom, RevisionFacts, WantedChange, WayOut
+from runbooks.ports import Capacity, Freeze, NodeFacts, NodeRoom, RevisionFacts, WantedChange, WayOut
 
 log = structlog.get_logger()
 
@@ -83,6 +84,7 @@ class FleetLookup:
                 engine=row.spec.engine,
                 host=row.spec.facts.get("host", ""),
                 cannot=lacking(row.spec, self._provider),
+                capacity=Capacity(*astuple(capacity_of(self._provider, row.spec))),
             )
             for row in await self._database.read(list_nodes)
         ]

@@ -35,7 +35,7 @@ from fleetctl.controller.nodes.pool_row import (
 from fleetctl.controller.nodes.routing import Routing
 from fleetctl.controller.records import Records
 from fleetctl.kit.errors import FleetctlError
-from fleetctl.providers.provider import NodeProvider
+from fleetctl.providers.provider import NodeProvider, capacity_of
 from fleetctl.settings.controller import ActionSettings
 from fleetctl.wire import PoolState
 from runbooks.errors import RunbookError
@@ -106,6 +106,7 @@ class Pools:
         self._limits = limits
         self._stale_after_s = stale_after_s
         self._refusals: dict[str, tuple[float, str]] = {}  # pool: until when its refusal holds, and its words
+        self._without_room: dict[str, tuple[float, str]] = {}  # the same of starts that nothing is left for
 
     async def converge_pools(self) -> None:
         """One turn: the next step of each pool that is not as wanted."""
@@ -182,6 +183,9 @@ class Pools:
         frozen = next((one for one in self._freezes.in_force if one.pool in (None, pool.name)), None)
         if plan.steps and frozen is not None and not pool.override:
             return PoolPlan(PoolState.HELD, f"{plan.reason}, but {freeze_text(frozen)}")
+        until, why = self._without_room.get(pool.name, (-math.inf, ""))
+        if now < until and any(step.kind in (StepKind.START, StepKind.START_STABLE) for step in plan.steps):
+            return PoolPlan(PoolState.HELD, why)
         until, why = self._refusals.get(pool.name, (-math.inf, ""))
         if now < until and any(step.kind in (StepKind.DRAIN, StepKind.STOP) for step in plan.steps):
             return PoolPlan(PoolState.HELD, why)
@@ -246,7 +250,12 @@ class Pools:
         if revision is None or not siblings:
             return
         newest = max(siblings, key=lambda row: row.created_at)
-        (name,) = free_names(newest.name, {row.name for row in rows}, 1)
+        room = capacity_of(self._provider, newest.spec)
+        if room.more == 0:
+            self._without_room[pool.name] = now + REFUSED_AGAIN_S, f"no more nodes can be started: {room.why}"
+            log.warning("pool.no_capacity", pool=pool.name, why=room.why)
+            return
+        (name,) = room.names[:1] if room.names else free_names(newest.name, {row.name for row in rows}, 1)
         spec = revision.spec(name, pool=pool.name, zone=newest.spec.zone)
         await self._database.write(lambda c: want_node(c, spec, Role.MEMBER, now, grows_pool=False))
         await self._timeline.append(

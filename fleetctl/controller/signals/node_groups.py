@@ -23,6 +23,7 @@ from fleetctl.controller.signals.group_load import (
 )
 from fleetctl.controller.signals.node_signals import Signals, signals_by_node
 from fleetctl.kit.clock import Clock
+from fleetctl.providers.cost import NodeCosts
 from fleetctl.wire import GroupBy
 
 FRESH_FOR_S = 1.0  # views asked for within it share one look at the series
@@ -35,6 +36,7 @@ WEIGHTS = {
     "preemption_ratio": "requests_per_s",
 }
 """Mean to what it is a mean over."""
+NO_COSTS = NodeCosts()
 TTFT_BUCKETS = "llm:ttft_seconds:bucket_rate"
 
 
@@ -47,13 +49,17 @@ class Look:
     values: Mapping[str, Values]  # signal to what each node told lately
     histograms: Sequence[tuple[Mapping[str, str], Buckets]]  # of TTFT, with their labels
     cards: Sequence[wire.Gpu]
+    cards_of: Mapping[str, Sequence[wire.Gpu]]  # the same by node
 
 
 class NodeGroups:
     """Views of many nodes, from one look at the series."""
 
-    def __init__(self, fleet: Fleet, store: SeriesStore, clock: Clock, *, stale_after_s: float) -> None:
+    def __init__(
+        self, fleet: Fleet, store: SeriesStore, clock: Clock, costs: NodeCosts = NO_COSTS, *, stale_after_s: float
+    ) -> None:
         """`stale_after_s`: a value older than this is not known any more."""
+        self._costs = costs
         self._fleet = fleet
         self._store = store
         self._clock = clock
@@ -79,6 +85,13 @@ class NodeGroups:
                     card.model_copy(update={"pool": spec.pool, "model": spec.model, "zone": spec.zone, **told})
                 )
         return found
+
+    def cost_of(self, name: str) -> float | None:
+        """What the node costs in an hour; None: not known."""
+        state = self._fleet.nodes.get(name)
+        if state is None or not self._costs.per_hour:
+            return None
+        return self._costs.of(state.row.spec, (card.card for card in self.look().cards_of.get(name, ())))
 
     def groups(self, by: GroupBy) -> list[wire.NodeGroup]:
         """Every group of wanted nodes, by name."""
@@ -111,6 +124,11 @@ class NodeGroups:
         found |= {signal: weighted_mean(members, of(signal), of(weight)) for signal, weight in WEIGHTS.items()}
         found["kv_ratio"] = mean(members, of("kv_ratio"))
         found["kv_ratio_max"] = highest(members, of("kv_ratio"))
+        costs = (
+            {name: cost for name in members if (cost := self.cost_of(name)) is not None} if self._costs.per_hour else {}
+        )
+        found["cost_per_hour"] = total(members, costs)
+        found["cost_per_mtok"] = per_million(found["cost_per_hour"], total(list(costs), of("tokens_per_s")))
         own = [buckets for labels, buckets in look.histograms if labels.get(by, "") == name]
         found["ttft_p95_s"] = pooled_quantile(0.95, members, own, of("first_tokens_per_s"))
         return wire.GroupLoad(
@@ -127,7 +145,18 @@ class NodeGroups:
                     values.setdefault(name, {})[node] = signal.value
         slow_s = self._stale_after_s + SLOW_SERIES_S
         cards = list(gpu_cards(self._store, now, self._stale_after_s).values())
-        return Look(now, signals, values, _histograms(self._store, now, slow_s), cards)
+        cards_of: dict[str, list[wire.Gpu]] = {}
+        for card in cards:
+            cards_of.setdefault(card.node, []).append(card)
+        return Look(now, signals, values, _histograms(self._store, now, slow_s), cards, cards_of)
+
+
+def per_million(cost: Aggregate, tokens_per_s: Aggregate) -> Aggregate:
+    """Cost of a million tokens at the present rates, of the nodes whose cost is known. None while they make none, and
+    where some of them do not tell."""
+    if cost.value is None or not tokens_per_s.value or tokens_per_s.known < tokens_per_s.of:
+        return Aggregate(None, cost.known, cost.of)
+    return Aggregate(cost.value / 3600 / tokens_per_s.value * 1e6, cost.known, cost.of)
 
 
 def _histograms(store: SeriesStore, now: float, stale_after_s: float) -> list[tuple[Mapping[str, str], Buckets]]:

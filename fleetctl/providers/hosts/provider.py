@@ -15,7 +15,7 @@ from fleetctl.providers.hosts.journal import Entry, read_entries
 from fleetctl.providers.hosts.options import HostsOptions, Place
 from fleetctl.providers.hosts.run import Done, run
 from fleetctl.providers.hosts.unit_state import UnitState, UnreadableStateError, read_states, seen_of
-from fleetctl.providers.provider import LogChunk, ObservedInstance, ProviderAct
+from fleetctl.providers.provider import Capacity, LogChunk, ObservedInstance, ProviderAct
 from fleetctl.providers.spec import NodeSpec
 
 HOSTS = "hosts"
@@ -69,6 +69,15 @@ class HostsProvider:
             provider=HOSTS,
             facts=facts,
         )
+
+    def capacity(self, spec: NodeSpec) -> Capacity:
+        """Its pool's spare places. Where some host can't be looked at, there may be more than are seen."""
+        spare, silent = self._spare(spec)
+        own = f"pool {spec.pool}, model {spec.model}"
+        if not spare and silent:
+            return Capacity(None, f"no spare place of {own} is seen, and {', '.join(silent)} can't be looked at")
+        why = f"spare places of {own} in providers.hosts.nodes: {', '.join(spare) or 'none'}"
+        return Capacity(len(spare), why, tuple(spare)) if not silent else Capacity(None, why)
 
     def specs(self) -> tuple[list[NodeSpec], set[str]]:
         """Every node that runs, and the names of those that nobody could look at."""
@@ -152,7 +161,7 @@ class HostsProvider:
     def _place_for(self, spec: NodeSpec) -> Place:
         place = self.places.get(spec.name)
         if place is None:
-            spare = ", ".join(self._spare(spec)) or "none"
+            spare = ", ".join(self._spare(spec)[0]) or "none"
             raise RefusedError(
                 f"{spec.name} is no node of providers.hosts.nodes: where it would run is not known; spare ones of pool"
                 f" {spec.pool}: {spare}"
@@ -164,16 +173,17 @@ class HostsProvider:
             )
         return place
 
-    def _spare(self, spec: NodeSpec) -> list[str]:
-        found = []
+    def _spare(self, spec: NodeSpec) -> tuple[list[str], list[str]]:
+        """Places like this node that do not run, and hosts of such places that can't be looked at."""
+        found, silent = [], set()
         for place in self.places.values():
             if (place.pool, place.model) == (spec.pool, spec.model):
-                try:
-                    is_spare = not self.observe(place.name).running
-                except UnreachableError:
-                    continue
-                found += [place.name] if is_spare else []
-        return found
+                host = self._hosts[place.host]
+                if self._is_known(host, time.monotonic()):
+                    found += [] if seen_of(place, host.states[place.unit]).running else [place.name]
+                else:
+                    silent.add(place.host)
+        return found, sorted(silent)
 
     def _do(self, place: Place, words: Sequence[str]) -> None:
         done = self._run(words, self._options.timeout_s)
@@ -200,12 +210,15 @@ class HostsProvider:
         now = time.monotonic()
         if now - host.tried_at >= self._options.look_every_s and not host.lock.locked():
             threading.Thread(target=self._look_quietly, args=(host,), name=f"look-{host.name}", daemon=True).start()
-        if host.looked_at is None or now - host.looked_at > self._options.stale_after_s:
+        if not self._is_known(host, now):
             raise UnreachableError(
                 f"{host.name} could not be looked at{_for_s(host, now)}: {host.error or 'no answer yet'}",
                 remedy=f"try it by hand: {self._words(host)}",
             )
         return host.states
+
+    def _is_known(self, host: _Host, now: float) -> bool:
+        return host.looked_at is not None and now - host.looked_at <= self._options.stale_after_s
 
     def _look_quietly(self, host: _Host) -> None:
         try:

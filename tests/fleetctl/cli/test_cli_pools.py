@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from fleetctl.cli.app import run
-from fleetctl.wire import Pool, PoolState, Revision
+from fleetctl.wire import GroupLoad, GroupSignal, Pool, PoolState, Revision
 from tests.fixtures.recorded_controller import RecordedController, recorded_controller
 
 OLD = Revision(
@@ -45,6 +45,11 @@ POOL = Pool(
     start_failures=3,
     next_start_at=1_700_000_000.0,
     start_error="error: no such model directory",
+    more=0,
+    more_why="spare places of pool default: none",
+    load=GroupLoad(
+        cost_per_hour=GroupSignal(value=98.8, known=2, of=3), cost_per_mtok=GroupSignal(value=0.4321, known=2, of=3)
+    ),
 )
 
 
@@ -103,3 +108,15 @@ def test_diff_names_what_two_revisions_do_not_have_alike_and_nothing_else(
     table = told(controller, capsys, "diff", OLD.id, NEW.id).splitlines()
     assert table[0].lower().split() == ["what", OLD.id, NEW.id]
     assert "one revision" in told(controller, capsys, "diff", OLD.id, OLD.id)
+
+
+def test_a_pool_says_what_it_costs_and_how_many_nodes_can_be_added(
+    controller: RecordedController, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = told(controller, capsys, "describe", "pool", "default")
+    assert "can be added" in text
+    assert "0: spare places of pool default: none" in text
+    assert "98.80 (2/3)" in text
+    titles, row = told(controller, capsys, "get", "pools", "-o", "wide").splitlines()
+    assert "CAN ADD" in titles
+    assert "0.432 (2/3)" in row

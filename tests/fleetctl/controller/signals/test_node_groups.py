@@ -14,6 +14,7 @@ from fleetctl.controller.nodes.fleet import Fleet, NodeState
 from fleetctl.controller.nodes.node_row import NodeRow, Role, RouteIntent
 from fleetctl.controller.signals.node_groups import NodeGroups
 from fleetctl.kit.clock import Clock
+from fleetctl.providers.cost import NodeCosts
 from fleetctl.wire import GroupBy, NodePhase
 from tests.fixtures.controller import make_spec
 from tests.fixtures.driven import DrivenClock
@@ -50,7 +51,10 @@ class Rig:
         self.fleet = SmallFleet(self.clock)
         self.store = SeriesStore()
         self.rules = RuleEngine(GROUPS, self.store)
-        self.groups = NodeGroups(cast(Fleet, self.fleet), self.store, cast(Clock, self.clock), stale_after_s=10.0)
+        costs = NodeCosts({"hgx-h100": 98.0, "NVIDIA L4": 0.8})
+        self.groups = NodeGroups(
+            cast(Fleet, self.fleet), self.store, cast(Clock, self.clock), costs, stale_after_s=10.0
+        )
         self.series: dict[str, dict[str, tuple[float, float]]] = {}
         self.gauges: dict[str, str] = {}
 
@@ -210,3 +214,16 @@ def test_stopped_nodes_are_in_no_group_and_an_unknown_zone_is_a_group_of_its_own
     rig.fleet.nodes["calm"] = replace(state, row=replace(state.row, wanted=False))
     rig.drive()
     assert [(one.name, one.nodes) for one in rig.groups.groups(GroupBy.ZONE)] == [("", 1), ("a", 1)]
+
+
+def test_cost_is_of_the_nodes_whose_sku_has_a_price_and_a_million_tokens_cost_their_share(rig: Rig) -> None:
+    more = {"ttft_s": 0.1, "itl_s": 0.01, "requests_per_s": 1.0, "pool": "paid"}
+    rig.node("dear", tokens_per_s=1500.0, facts={"sku": "hgx-h100"}, **more)
+    rig.node("cheap", tokens_per_s=500.0, gauges='DCGM_FI_DEV_GPU_TEMP{gpu="0",modelName="NVIDIA L4"} 50\n', **more)
+    rig.node("other", tokens_per_s=9000.0, facts={"sku": "unheard-of"}, **more)
+    rig.drive()
+    load = rig.group(GroupBy.POOL, "paid").load
+    assert (load.cost_per_hour.value, load.cost_per_hour.known, load.cost_per_hour.of) == (pytest.approx(98.8), 2, 3)
+    assert load.cost_per_mtok.value == pytest.approx(98.8 / (2000 * 3600) * 1e6)
+    assert rig.groups.cost_of("other") is None
+    assert rig.group(GroupBy.POOL, "chat").load.cost_per_hour.value is None, "unknown is not free"

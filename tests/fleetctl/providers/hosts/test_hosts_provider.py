@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator
@@ -15,10 +16,12 @@ import yaml
 from fleetctl.cli.app import run as fleetctl
 from fleetctl.controller.controller import open_controller
 from fleetctl.kit.errors import RefusedError, UnreachableError
+from fleetctl.providers.found import FoundNodes
 from fleetctl.providers.hosts.options import hosts_options
 from fleetctl.providers.hosts.provider import HOSTS, HostsProvider
 from fleetctl.providers.hosts.run import Done, run
 from fleetctl.providers.process import ProcessTable
+from fleetctl.providers.provider import Capacity, capacity_of
 from fleetctl.settings.hosts import HostsSettings
 from fleetctl.wire import NodePhase
 from tests.fixtures.controller import NODE_TOKEN, SMALL_NODE, make_config, make_provider, make_spec, until
@@ -187,3 +190,29 @@ def test_the_command_looks_and_its_dry_run_prints_the_words_and_runs_none(
     assert two["runs"] == "unknown"
     assert "timed out" in two["why"]
     assert fleetctl([*words, "node-7"]) == 2
+
+
+def test_what_can_be_added_are_the_spare_places_of_the_pool_and_not_known_while_a_host_is_silent() -> None:
+    hosts = Hosts(one=UP, two=DOWN)
+    provider = provider_of(hosts, look_every_s=300.0)
+    spec = make_spec("node-1")
+    assert capacity_of(provider, spec).more is None, "nobody has looked yet, and nobody waits for it"
+    assert not hosts.asked
+    provider.list_instances()
+    room = capacity_of(provider, spec)
+    assert (room.more, room.names) == (1, ("node-2",))
+    assert room.why == "spare places of pool default, model demo in providers.hosts.nodes: node-2"
+    none = capacity_of(provider, replace(spec, pool="other"))
+    assert (none.more, none.names) == (0, ())
+    half = provider_of(Hosts(one=UP), look_every_s=300.0)
+    with contextlib.suppress(UnreachableError):
+        half.specs()
+    assert capacity_of(half, spec).more is None
+    assert "two can't be looked at" in capacity_of(half, spec).why
+
+
+def test_a_provider_that_can_not_tell_is_not_known_and_where_nobody_starts_nodes_there_is_no_room(
+    tmp_path: Path,
+) -> None:
+    assert capacity_of(make_provider(tmp_path), make_spec("a")) == Capacity()
+    assert capacity_of(FoundNodes(), replace(make_spec("a"), provider="found")).more == 0
