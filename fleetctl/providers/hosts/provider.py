@@ -53,8 +53,8 @@ class HostsProvider:
             self._hosts.setdefault(place.host, _Host(place.host)).places.append(place)
 
     def why_not(self, act: ProviderAct, spec: NodeSpec) -> str:
-        """All of it, by command."""
-        return ""
+        """What is done to a unit is done by command; nobody places units on hosts but the settings."""
+        return "which node is on which host is what the settings say" if act is ProviderAct.CORDON_HOST else ""
 
     def spec_of(self, place: Place) -> NodeSpec:
         """The node that a place is, as the settings describe it."""

@@ -59,6 +59,8 @@ def call_roll(
             taken.add(pod.uid)  # labelled already; it is the node once the other one is gone
     pending: dict[str, Workload] = {}
     for workload in workloads:
+        # Of one that somebody made smaller since, a mark waits for nothing.
+        awaited = workload.replicas - sum(pod.active for pod in pods_of[workload.uid])
         for name, mark in sorted(workload.starts.items()):
             standing = nodes.get(name)
             if standing is not None and not standing.terminating:
@@ -66,7 +68,9 @@ def call_roll(
             fits = (one for one in pods_of[workload.uid] if one.uid not in taken and one.active and mark.may_be(one))
             successor = next(fits, None)
             if successor is None and standing is None:
-                pending[name] = workload
+                if awaited > 0:
+                    pending[name] = workload
+                    awaited -= 1
             elif successor is not None and standing is None:
                 give(name, successor)
             elif successor is not None:

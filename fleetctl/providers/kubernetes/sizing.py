@@ -70,10 +70,12 @@ class Sizing:
         self._change(workload, lambda now: shrink_patch(now, name, None) if name in now.starts else None)
 
     def forget(self, name: str) -> None:
-        """Take the mark away that a stop left when it was cut off after its pod was gone."""
+        """Take the marks away of a node that is gone: of a stop that was cut off, of a start that somebody undid."""
         for workload in self._estate.own_workloads():
-            if name in workload.stops:
-                self._change(workload, lambda now: stopped_patch(now, name) if name in now.stops else None)
+            if name in (*workload.starts, *workload.stops):
+                self._change(
+                    workload, lambda now: stopped_patch(now, name) if name in (*now.starts, *now.stops) else None
+                )
 
     def restart(self, name: str, pod: Pod, grace_s: float) -> None:
         """Delete the pod; what its workload makes instead is the same node. Returns once the old one is gone."""

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
@@ -36,17 +37,27 @@ from tests.fixtures.fake_hosts import make_fake_ssh, place, settings_of
 from tests.fixtures.fleet import wait_until
 from tests.fixtures.hosted_provider import HostedProvider, node_host
 
+if TYPE_CHECKING:
+    from tests.fixtures.kubernetes.cluster import Cluster
+
+
+POOL = "default"
+
 
 @dataclass(frozen=True)
 class World:
     """Where a provider's nodes live. Every `connect` gives a provider that knows nothing but that place."""
 
     connect: Callable[[], NodeProvider]
-    end: Callable[[str], object]  # the node ends by itself, as in a crash
+    end: Callable[[str], object]  # the node ends by itself, as in a crash, and nobody starts it again
+    has_template: bool = False  # how its nodes start is said where they live, and their logs go with them
 
 
-@pytest.fixture(params=["local", "hosted", "hosts"])
+@pytest.fixture(params=["local", "hosted", "hosts", pytest.param("kubernetes", marks=pytest.mark.waits)])
 def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    if request.param == "kubernetes":
+        yield kubernetes_world(request.getfixturevalue("cluster"))
+        return
     if request.param == "hosts":
         yield from hosts_world(tmp_path / "hosts", monkeypatch)
         return
@@ -64,6 +75,13 @@ def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         yield World(lambda: make_provider(tmp_path), end)
     finally:
         stop_all(tmp_path)
+
+
+def kubernetes_world(cluster: Cluster) -> World:
+    """A Deployment without a pod yet. A pod that crashes is started again: it ends when somebody takes it away."""
+    cluster.deploy(POOL, replicas=0)
+    path, nobody = cluster.path("Deployment", POOL), {"spec": {"replicas": 0}}
+    return World(cluster.serving_provider, lambda _: cluster.api.patch(path, nobody), has_template=True)
 
 
 def hosts_world(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
@@ -87,6 +105,12 @@ def hosts_world(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World
     finally:
         for name in units.running():
             units.stop(name, 0.5)
+
+
+def need_options(world: World) -> None:
+    """Its logs have tests of their own: test_nodes_of_pods.py."""
+    if world.has_template:
+        pytest.skip("a pod's options are its template's, and its log goes with it")
 
 
 def started(provider: NodeProvider, name: str = "node-1", *options: str) -> ObservedInstance:
@@ -167,6 +191,7 @@ def test_the_list_has_every_node_that_runs_whoever_started_it(world: World) -> N
 
 
 def test_a_node_that_can_not_start_says_why_in_its_log(world: World) -> None:
+    need_options(world)
     provider = world.connect()
     provider.ensure_started(make_spec("node-1", "--fail-at-start"))
     wait_until(lambda: bool(provider.read_logs("node-1", lines=5).lines))
@@ -175,6 +200,7 @@ def test_a_node_that_can_not_start_says_why_in_its_log(world: World) -> None:
 
 
 def test_logs_go_on_after_the_cursor_and_outlive_the_node(world: World) -> None:
+    need_options(world)
     provider = world.connect()
     for _ in range(2):
         provider.ensure_started(make_spec("node-1", "--fail-at-start"))
@@ -192,6 +218,7 @@ def test_logs_go_on_after_the_cursor_and_outlive_the_node(world: World) -> None:
 
 @pytest.mark.parametrize("cursor", ["", "nonsense", "0-999999999"])
 def test_a_cursor_that_is_no_longer_valid_begins_with_what_there_is(world: World, cursor: str) -> None:
+    need_options(world)
     provider = world.connect()
     provider.ensure_started(make_spec("node-1", "--fail-at-start"))
     wait_until(lambda: bool(provider.read_logs("node-1", lines=9).lines))
