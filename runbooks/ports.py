@@ -146,6 +146,7 @@ class RolloutFacts:
     to: str = ""
     size: int = 0
     surge: int = 0
+    kept: tuple[str, ...] = ()  # of a workload: the revisions that it can be given again
     workload: str = ""  # whose own rollout it is, as deployment/engine in Kubernetes; empty: the controller's
     cannot: Mapping[str, str] = field(default_factory=dict)  # orders by their kind's word that it takes never, and why
 

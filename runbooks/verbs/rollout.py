@@ -29,8 +29,13 @@ def _facts(action: Action, fleet: FleetView) -> RolloutFacts:
     return found
 
 
-def _check_revision(revision: str, fleet: FleetView) -> None:
+def _check_revision(revision: str, facts: RolloutFacts, fleet: FleetView) -> None:
     assert fleet.revisions is not None
+    if facts.workload:
+        if revision not in facts.kept:
+            known = ", ".join(facts.kept) or "none"
+            raise BadInputError(f"{facts.workload} keeps no revision {revision}", remedy=f"it has {known}")
+        return
     if revision not in fleet.revisions.revisions:
         raise BadInputError(f"there is no revision {revision}", remedy="fleetctl get revisions")
 
@@ -82,7 +87,7 @@ def _resolve_start(action: Action, fleet: FleetView, last: Action | None) -> Act
             remedy="give --to REVISION, or what changes: --model-dir, --set, --unset",
         )
     if args["to"] is not None:
-        _check_revision(args["to"], fleet)
+        _check_revision(args["to"], facts, fleet)
         if args["to"] == facts.revision and not facts.state:
             raise BadInputError(f"pool {pool} is of revision {args['to']} already", remedy=f"{STATUS} {pool}")
     if facts.state and facts.to != args["to"]:
@@ -142,7 +147,7 @@ def _resolve_rollback(action: Action, fleet: FleetView, last: Action | None) -> 
         raise BadInputError(
             f"no earlier revision of pool {pool} is known", remedy="give --to; `fleetctl get revisions`"
         )
-    _check_revision(to, fleet)
+    _check_revision(to, facts, fleet)
     if not facts.state and to == facts.revision:
         raise BadInputError(f"pool {pool} is of revision {to} already", remedy=f"fleetctl rollout history {pool}")
     if facts.state and to == facts.to:

@@ -39,8 +39,7 @@ class PodRollouts:
     async def facts(self) -> RevisionFacts:
         """What plans need: of pods as their workloads say. Raises FleetctlError when these can't be looked at."""
         own, found = await self._own_facts(), await self._found()
-        known = {one.id for rollout in found.values() for one in rollout.revisions}
-        return RevisionFacts(own.revisions | known, {**own.pools, **{name: _facts(one) for name, one in found.items()}})
+        return RevisionFacts(own.revisions, {**own.pools, **{name: _facts(one) for name, one in found.items()}})
 
     async def order(self, order: RolloutOrder) -> Receipt:
         """Pass it on. Called again it finds the workload as it was told to be."""
@@ -102,6 +101,7 @@ def _facts(rollout: PoolRollout) -> RolloutFacts:
         state=under_way,
         to=current.id if under_way and current is not None else "",
         size=rollout.size,
+        kept=tuple(one.id for one in rollout.revisions),
         workload=rollout.workload,
         cannot=rollout.cannot,
     )

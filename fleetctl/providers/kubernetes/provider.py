@@ -24,6 +24,7 @@ from fleetctl.providers.pool_rollout import PoolRollout
 from fleetctl.providers.provider import LogChunk, ObservedInstance, ProviderAct
 from fleetctl.providers.spec import NodeSpec
 
+_NO_HOSTS = "providers.kubernetes.may_cordon_hosts is not set; components/cordon-hosts has setting and right"
 _EVENTS_FOR_S = 15.0  # events of a pod in trouble are asked for this often
 
 
@@ -50,7 +51,7 @@ class KubernetesProvider:
     def why_not(self, act: ProviderAct, spec: NodeSpec) -> str:
         """A pod that no workload owns nobody starts again; machines are changed where the settings say so."""
         if act is ProviderAct.CORDON_HOST:
-            return "" if self._options.may_cordon_hosts else "providers.kubernetes.may_cordon_hosts is not set"
+            return "" if self._options.may_cordon_hosts else _NO_HOSTS
         if act in (ProviderAct.START, ProviderAct.RESTART) and "workload" not in spec.options:
             return "" if spec.options.get("pod") is None else "no workload owns its pod: nothing would make another one"
         return ""

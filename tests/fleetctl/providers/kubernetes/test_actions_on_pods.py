@@ -141,6 +141,7 @@ async def test_what_only_our_own_rollouts_have_is_no_option_of_a_workloads(clust
             ("rollout start chat --set image=small-node:2 --steps 5%", "--steps can't be given"),
             ("rollout start chat --set max-num-seqs=8", "takes image=IMAGE"),
             ("rollout rollback chat", "no earlier revision"),
+            ("rollout rollback chat --to 5f5f", "deployment/engine keeps no revision 5f5f"),
         ):
             with pytest.raises(BadInputError, match=words):
                 await fleet.act(command)
