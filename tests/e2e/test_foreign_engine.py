@@ -1,5 +1,5 @@
 """A fleet of a real foreign engine, llama.cpp's own server: found and started by its command, scraped, alerted on,
-diagnosed, drained, replaced, and nobody's stream ends early."""
+diagnosed, drained, replaced, and nobody's stream ends early; alone, and beside nodes of ours behind one gateway."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fleetctl.kit.reserved_port import reserve_port
 from tests.fixtures.fleet import Fleet, fleet, wait_until
 from tests.fixtures.llama_server import command, llama_server, make_gguf
 
-pytestmark = [pytest.mark.e2e, pytest.mark.waits]
+pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(400)]
 
 MAX_TOKENS = 400
 
@@ -116,6 +116,36 @@ def test_a_fleet_of_a_foreign_engine_is_watched_drained_and_mended(tmp_path: Pat
                 wait_until(lambda: users.ends.total() > before + 12)
             assert phases(ours)["llama-1b"] == "ready"
             assert set(users.ends) == {"length"}, users.ends
+
+
+def test_nodes_of_ours_and_of_a_foreign_engine_serve_one_model_behind_one_gateway(tmp_path: Path) -> None:
+    model = make_gguf(tmp_path)
+    settings = {
+        "fleet__nodes": "2",
+        "fleet__node_options": json.dumps({"runner": "fake"}),
+        "fleet__commands": json.dumps([{"name": "llama", "engine": "llamacpp", "nodes": 2, "command": command(model)}]),
+        "controller__capacity_floor_ratio": "0.5",
+    }
+    with fleet(tmp_path / "state", tmp_path / "hf", **settings) as ours:
+        done = ours.fleetctl("up")
+        assert done.returncode == 0, done.stderr
+        wait_until(lambda: set(phases(ours).values()) == {"ready"} and len(phases(ours)) == 4)
+        users = Users(f"http://127.0.0.1:{ours.env['FLEETCTL_GATEWAY__PORT']}", 8)
+        with users.asking():
+            wait_until(lambda: all((one["tokens_per_s"]["value"] or 0) > 0 for one in ours.json("get", "nodes")))
+            (group,) = ours.json("get", "models")
+            assert (group["nodes"], group["load"]["tokens_per_s"]["known"]) == (4, 4)
+            pid = ours.processes.observe("node-1").pid
+            assert pid is not None
+            os.killpg(pid, signal.SIGKILL)
+            wait_until(lambda: cause_of(ours, "node-1") == "node_down")
+            for node in ("node-1", "llama-1"):
+                replaced = ours.fleetctl("replace", node, "--yes")
+                assert replaced.returncode == 0, replaced.stderr
+            before = users.ends.total()
+            wait_until(lambda: users.ends.total() > before + 12)
+        assert {name for name, phase in phases(ours).items() if phase == "ready"} >= {"node-1b", "llama-1b"}
+        assert set(users.ends) <= {"length", "stop"}, users.ends  # ours may end by the model's own word
 
 
 def phases(ours: Fleet) -> dict[str, str]:
