@@ -52,7 +52,10 @@ class DeepCheck:
     out: str = ""  # why a node of another engine can't serve, a word of phases; it does not say so itself
 
     def known(self, now: float, max_age_s: float) -> bool | None:
-        """Whether the answer was right; None when that is too long ago, or was never known."""
+        """Whether the answer was right; None when that is too long ago, or was never known. One that is out for it is
+        wrong until it is right, however seldom it can be asked."""
+        if self.out == WRONG_OUTPUT:
+            return False
         return None if self.checked_at is None or now - self.checked_at > max_age_s else self.is_right
 
 

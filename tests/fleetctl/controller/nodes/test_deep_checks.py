@@ -224,7 +224,7 @@ async def test_one_that_was_wrong_stays_out_when_nobody_is_left_to_say_so() -> N
     assert world.checks.why_out("c") == "wrong_output"
     del world.nodes["a"], world.nodes["b"]
     await world.minutes(10)
-    assert world.checks.why_out("c") == "wrong_output"
+    assert (world.checks.why_out("c"), world.result("c")) == ("wrong_output", "failed"), "and its alert stands"
     world.says["c"] = [Finding(reason="core_stuck", detail="no answer")]
     await world.minutes()
     assert world.checks.why_out("c") == "wrong_output"
