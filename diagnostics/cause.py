@@ -16,6 +16,7 @@ causes:
     never: [arrivals_doubled]             a yes rules it out
     prior: 1                              how common, beside the others
     at_most: likely                       its evidence only coincides
+    only_seen: true                       a must that nobody can tell rules it out: its symptoms alone are everybody's
     tell_apart: {overload: slow_steps}    the question that tells it from another cause
     hurts: [promise_broken, errors_up]    of what passes by itself: where the first is no, and none is yes, nothing is
     unhurt: "{{nodes}} is loading"        wrong, and this is said
@@ -77,6 +78,7 @@ class _CauseForm(BaseModel):
     never: list[_Name] = Field(default_factory=list, max_length=50)
     prior: float = Field(default=1.0, gt=0, le=10)
     at_most: Literal["confirmed", "likely"] = "confirmed"
+    only_seen: bool = False
     tell_apart: dict[_Name, _Name] = Field(default_factory=dict, max_length=50)
     hurts: list[_Name] = Field(default_factory=list, max_length=20)
     unhurt: str = Field(default="", max_length=300)
@@ -124,6 +126,7 @@ class _CauseForm(BaseModel):
             where=frozenset(self.where),
             prior=self.prior,
             at_most=self.at_most,
+            only_seen=self.only_seen,
             tell_apart=self.tell_apart,
             hurts=tuple(self.hurts),
             unhurt=self.unhurt,

@@ -30,6 +30,7 @@ class Expectation:
     where: frozenset[Place] = frozenset(PLACES)
     prior: float = 1.0  # how common it is beside the others
     at_most: Literal["confirmed", "likely"] = "confirmed"  # likely: its evidence only coincides
+    only_seen: bool = False  # a must that nobody can tell rules it out: its symptoms alone are everybody's
     tell_apart: Mapping[str, str] = field(default_factory=dict)  # another cause: the question that tells the two apart
     hurts: tuple[str, ...] = ()  # where the first and all others that are known are no, it passes by itself
     unhurt: str = ""  # what is said then, as `says`; {{nodes}}: those that start

@@ -80,7 +80,8 @@ def rank_causes(
         if (missing := _missing(one, known)) is not None:
             excluded.append(Excluded(name, missing))
             continue
-        if not any(known.get(question) for group in one.must for question in group):
+        is_seen = [any(known.get(question) for question in group) for group in one.must]
+        if not any(is_seen) or (one.only_seen and not all(is_seen)):
             continue
         pairable[name] = one
         if (contrary := next((question for question in one.never if known.get(question)), None)) is not None:

@@ -59,6 +59,15 @@ def test_cause_that_hangs_on_what_nobody_can_tell_stays_behind_the_one_that_is_s
     assert ranking.probability_of("overload") > 0.8
 
 
+def test_cause_that_is_named_only_when_it_is_seen_is_not_guessed_from_symptoms() -> None:
+    idle = Expectation("idle", LATENCY, (("longer",), ("queue", "ttft")), only_seen=True)
+    readings = {"longer": Evidence("longer", "longer", "unknown"), "ttft": Evidence("ttft", "ttft", "yes")}
+    guessed = rank_causes({"idle": idle}, QUESTIONS, readings, ["latency"], "pool")
+    assert guessed.probability_of("idle") == 0
+    readings["longer"] = Evidence("longer", "longer", "yes")
+    assert rank_causes({"idle": idle}, QUESTIONS, readings, ["latency"], "pool").probability_of("idle") > 0.8
+
+
 def test_two_faults_that_explain_what_neither_explains_alone_are_named_together() -> None:
     ranking = _rank(hit_fell="yes", queue="yes", arrivals="yes", ttft="yes")
     assert set(_best(ranking)) == {"prefix", "overload"}
