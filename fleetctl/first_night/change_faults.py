@@ -48,7 +48,7 @@ CHANGE_FAULTS: tuple[Fault, ...] = (
             onset_within_s=75.0,
         ),
         undone("rollout rollback default"),
-        hold_s=240.0,
+        hold_s=360.0,  # the gateway leaves it out after a minute and a half, and tells of it two minutes later
         rate_per_s=3.0,
     ),
     Fault(

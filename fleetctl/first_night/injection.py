@@ -250,7 +250,7 @@ def restarted_slowly(node: str, loads_s: float) -> FaultAction:
 
     async def inject(fleet: TargetFleet) -> None:
         before = fleet.instance_of(node)
-        restarting = asyncio.create_task(fleet.act(f"restart {node}", loads_s + ROLLOUT_TIMEOUT_S))
+        restarting = asyncio.create_task(fleet.act(f"restart {node} --force", loads_s + ROLLOUT_TIMEOUT_S))
         is_new = await wait_for(
             lambda: fleet.instance_of(node) not in (None, before) and fleet.core_pid(node) is not None,
             ROLLOUT_TIMEOUT_S,

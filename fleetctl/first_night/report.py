@@ -15,6 +15,7 @@ from fleetctl.first_night.catalogue import FAULTS
 from fleetctl.first_night.fault import AGES_S, Expectation
 from fleetctl.first_night.provoked_table import causes_part
 from fleetctl.first_night.standing_page import HELD_HEADING, NOTES_HEADING, SAID_HEADING, WRONG_HEADING, StandingPage
+from fleetctl.load.request_fate import GAVE_UP
 
 SAID_AGES_S = tuple(age_s for age_s in AGES_S if age_s <= 300.0)  # none but a held drill lasts for longer
 NOTHING_STANDS = StandingPage()
@@ -171,13 +172,15 @@ def _held_part(rows: Sequence[str]) -> list[str]:
 def _held_row(row: Row) -> str:
     _, alert, after, *_ = _cells(row)
     by_age = {said["age_s"]: said for said in row["said"]}
+    gave_up = (row["requests"]["reasons"] or {}).get(GAVE_UP, 0)
     cells = (
         f"**{row['fault']}**",
         _age(row["held_s"]),
         f"{alert}, {after}" if after else alert,
         *(_cause_said(by_age.get(age_s)) for age_s in AGES_S),
         _course(row, with_counts=False),
-        f"{row['requests']['sent']}, {row['requests']['lost']}",
+        f"{row['requests']['sent']}, {row['requests']['lost'] - gave_up}"
+        + (f" ({gave_up} users gave up after two minutes)" if gave_up else ""),
         "yes" if row["right"] else "no: " + "; ".join((*row["problems"], *row["wrong"])),
     )
     return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"

@@ -12,7 +12,7 @@ from typing import Any
 from fleetctl.first_night.impatient_users import HUNG_UP, ImpatientUsers
 from fleetctl.load.client import LoadRun, LoadSettings, measure_chars_per_token
 from fleetctl.load.generated_shapes import TrafficKind, generate_shapes
-from fleetctl.load.request_fate import JudgedFate, RequestFate
+from fleetctl.load.request_fate import GAVE_UP, JudgedFate, RequestFate
 from fleetctl.load.shape import RequestShape
 from fleetctl.load.streamed_answer import StreamedAnswer
 
@@ -201,8 +201,9 @@ class DrillTraffic:
         )
 
     def lost_between(self, since: float, until: float) -> int:
-        """Requests that ended as lost in that time."""
-        return sum(request.is_lost and since <= request.ended_at <= until for request in self.seen)
+        """Requests that ended as lost in that time, without users who gave up: to a gateway they are clients gone."""
+        lost = (one for one in self.seen if one.is_lost and one.reason != GAVE_UP)
+        return sum(since <= one.ended_at <= until for one in lost)
 
     def _new_run(
         self,

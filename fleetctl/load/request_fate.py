@@ -11,6 +11,10 @@ from fleetctl.load.streamed_answer import StreamedAnswer
 REPEAT_TOKENS = 4  # so many tokens in a row that were there before are a repeat, not chance
 
 
+GAVE_UP = "gave_up"  # nothing came for as long as its user waits
+_NOTHING_CAME = ("SocketTimeoutError", "ServerTimeoutError")  # aiohttp's, of a connection that stands
+
+
 class RequestFate(StrEnum):
     """Each sent request has exactly one."""
 
@@ -31,7 +35,7 @@ class JudgedFate(NamedTuple):
 def judge(answer: StreamedAnswer, asked_tokens: int) -> JudgedFate:
     """The fate of a request that asked for exactly `asked_tokens`. Pure."""
     if answer.status is None:
-        return JudgedFate(RequestFate.LOST, "unreachable")
+        return JudgedFate(RequestFate.LOST, GAVE_UP if answer.error in _NOTHING_CAME else "unreachable")
     if answer.status in (429, 503):
         return JudgedFate(RequestFate.REFUSED, f"http_{answer.status}")
     if answer.status != 200:

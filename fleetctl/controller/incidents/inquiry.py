@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from alerts.evaluation.alert import ActiveAlert
 from alerts.promql import evaluate
@@ -53,7 +54,8 @@ class Inquiry:
         if tree_name is not None and tree_name not in trees:
             reason, remedy = unknown("tree", tree_name, trees)
             raise BadInputError(reason, remedy=remedy or f"fleetctl diagnose --tree {sorted(trees)[0]}")
-        standing = by_gravity([one for one in self._standing() if _concerns(one, where)])
+        known = self._known_nodes(now)
+        standing = by_gravity([one for one in map(partial(_placed, known), self._standing()) if _concerns(one, where)])
         firing = [one for one in standing if one.state == "firing"]
         # What has been about to fire for minutes may be of before: a slow ticket must not date what fires now.
         onset = min((at for one in firing or standing if (at := onset_of(one)) is not None), default=None)
@@ -136,6 +138,11 @@ class Inquiry:
                 spec = state.row.spec
                 known[state.name] = {place: value for place in PLACES if (value := getattr(spec, place))}
         return known
+
+
+def _placed(known: Mapping[str, Mapping[str, str]], alert: FiredAlert) -> FiredAlert:
+    """With the places of its node: an alert of a gateway names the node alone."""
+    return replace(alert, labels={**known.get(alert.labels.get("node", ""), {}), **alert.labels})
 
 
 def _concerns(alert: FiredAlert, where: Mapping[str, str]) -> bool:

@@ -148,3 +148,14 @@ def test_table_fits_the_terminal_and_page_has_every_fault() -> None:
         assert f"**{fault.name}**" in written
     assert f"0 of {len(FAULTS)} right" in written
     assert "a CPU" in written
+
+
+@pytest.mark.parametrize(
+    ("held_s", "reason", "is_wrong"), [(3600.0, "gave_up", False), (3600.0, "cut", True), (None, "gave_up", True)]
+)
+def test_who_gives_up_on_a_slow_node_for_which_nobody_acts_is_not_held_against_the_fleet(
+    held_s: float | None, reason: str, is_wrong: bool
+) -> None:
+    requests = FateCounts(sent=300, finished=298, lost=2, reasons={reason: 2})
+    wrong = failures_of(replace(MENDED, requests=requests, held_s=held_s), Expectation(alerts=("LLMNodeDown",)))
+    assert any("requests lost" in one for one in wrong) == is_wrong

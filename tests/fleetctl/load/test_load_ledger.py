@@ -32,6 +32,7 @@ def make_answer(tokens: int = 4, **changes: Any) -> StreamedAnswer:
     [
         (make_answer(), RequestFate.FINISHED, ""),
         (make_answer(status=None), RequestFate.LOST, "unreachable"),
+        (make_answer(status=None, error="SocketTimeoutError"), RequestFate.LOST, "gave_up"),
         (make_answer(0, status=429), RequestFate.REFUSED, "http_429"),
         (make_answer(0, status=503), RequestFate.REFUSED, "http_503"),
         (make_answer(0, status=502), RequestFate.LOST, "http_502"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -61,3 +62,8 @@ def test_of_alerts_that_wait_to_fire_the_first_with_a_cause_is_told_as_of_its_ow
     assert found.cause == "core_crash"
     assert found.onset is not None
     assert NOW - found.onset <= 60
+
+
+def test_what_a_gateway_says_of_a_node_alone_is_told_to_who_asks_about_its_pool() -> None:
+    ejected = replace(alert("LLMGatewayNodeEjected", "firing", 40.0), labels={"node": "node-1"})
+    assert diagnosed(ejected).tree == "gateway"
