@@ -5,6 +5,7 @@ The tree of the alerts is the order in which the evidence is shown; it decides n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -32,8 +33,10 @@ LIKELY_FROM = 0.4
 LIKELY_UNSEEN_FROM = 0.92  # where one of its musts could not be answered
 RUNNER_UP_FROM = 0.02
 ONSET_STEP_S = 15.0
-YOUNG_STEP_S = 5.0  # of a record in whose first minutes it began: a minute of past is twelve samples (MIN_BEFORE)
-YOUNG_S = 900.0
+YOUNG_STEP_S = (
+    5.0  # of a record's first minutes: where it began in them, a minute of past is twelve samples (MIN_BEFORE)
+)
+YOUNG_S = 300.0
 LEAST_PAST_S = 90.0  # of a record: half a minute until rates have values, and a minute of them
 RANK = {"unknown": 0, "likely": 1, "confirmed": 2}
 STARTED_LATELY_S = 600.0  # as the question `started_lately`
@@ -156,22 +159,36 @@ def onset_of_series(
 ) -> Onset:
     """When what the alerts tell of began, by the trees' own symptom series for the scope."""
     since = kept_since(store)
-    step_s = YOUNG_STEP_S if since is not None and active_at - since < YOUNG_S else ONSET_STEP_S
     series = []
     for template in templates:
         query, why = bind_query(template, scope, AskedAt(now, active_at))
         if why:
             continue
         try:
-            found = evaluate_series(query, store, active_at - look_back_s, now, step_s)
+            series.append(_symptom(query, store, active_at - look_back_s, now, since))
         except (BadExpressionError, QueryError):
             continue
-        series += [points for _, points in found[:1]]
     onset = find_onset(series, active_at, now, look_back_s)
     if since is None:
         return onset
     # Of a young record a past that may hold the first seconds of it says more than none.
     return replace(onset, early=min(onset.at, max(onset.early, since + LEAST_PAST_S)))
+
+
+def _symptom(
+    query: str, store: SeriesStore, start: float, end: float, since: float | None
+) -> list[tuple[float, float]]:
+    """The first series of a query, denser in the first minutes of the record. Raises BadExpressionError, QueryError."""
+    young_until = start if since is None else since + YOUNG_S
+    points: list[tuple[float, float]] = []
+    if young_until > start:
+        steps = math.ceil((young_until - start) / ONSET_STEP_S)  # the others stay on their grid
+        last = min(end, start + steps * ONSET_STEP_S - YOUNG_STEP_S)
+        young = evaluate_series(query, store, max(start, since or start), last, YOUNG_STEP_S)
+        points += [point for _, found in young[:1] for point in found]
+        start += steps * ONSET_STEP_S
+    rest = evaluate_series(query, store, start, end, ONSET_STEP_S) if start <= end else []
+    return points + [point for _, found in rest[:1] for point in found]
 
 
 def kind_of(scope: Mapping[str, str]) -> Place:

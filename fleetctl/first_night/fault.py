@@ -25,7 +25,7 @@ QUEUE_ALERTS = (
     "LLMPoolTTFTRegression",
     "LLMRoutingSkew",
 )
-HITS_ALERTS = ("LLMPrefixHitDrop", "LLMPoolPrefixHitDrop", "LLMPrefixLossHurts")
+HITS_ALERTS = ("LLMPrefixHitDrop", "LLMPrefixHitLow", "LLMPoolPrefixHitDrop", "LLMPrefixLossHurts")
 FaultAction = Callable[[TargetFleet], Coroutine[Any, Any, None]]
 
 
