@@ -21,6 +21,11 @@ def ratio_words(group: FailureGroup) -> str:
     return f"{group.ratio:.1f}x {group.ratio_low:.2g}-{group.ratio_high:.2g}"
 
 
+def hours(count: float) -> str:
+    """Node-hours: whole ones, where there are many."""
+    return f"{count:.0f}" if count >= 100 else f"{count:.3g}"
+
+
 def kind_words(group: FailureGroup) -> str:
     """How often each kind, the most frequent first."""
     return ", ".join(f"{kind.value} {count}" for kind, count in group.kinds.items()) or "none"
@@ -45,7 +50,7 @@ FAILURE_COLUMNS = [
 FAILURE_GROUP_COLUMNS = [
     Column("name", lambda g: g.name or "-"),
     Column("nodes", lambda g: str(g.nodes), right=True, sort_key=lambda g: g.nodes),
-    Column("hours", lambda g: f"{g.node_hours:.4g}", right=True, sort_key=lambda g: g.node_hours),
+    Column("hours", lambda g: hours(g.node_hours), right=True, sort_key=lambda g: g.node_hours),
     Column("failed", lambda g: str(g.failures), right=True, sort_key=lambda g: g.failures),
     Column(
         "per 1000h",

@@ -1,10 +1,13 @@
 """Which hosts, SKUs or zones fail more than their share: rates with their uncertainty. Pure.
 
 Failures of a group are Poisson with a rate of `ratio` times the fleet's. The ratios of all groups are taken to come
-from one Gamma distribution of mean 1, whose shape is fitted to what all show (the marginal is negative binomial).
-The posterior of a group's ratio is then Gamma again: little time pulls it towards the fleet's, much time lets its own
-failures speak (Clayton and Kaldor, "Empirical Bayes estimates of age-standardized relative risks for use in disease
-mapping", Biometrics 43(3), 1987, 671-681).
+from one Gamma distribution of mean 1; the posterior of each is then Gamma again: little time pulls it towards the
+fleet's rate, much time lets its own failures speak (Clayton and Kaldor, "Empirical Bayes estimates of age-standardized
+relative risks for use in disease mapping", Biometrics 43(3), 1987, 671-681).
+
+How far the ratios spread is not known either. Fitting it would call a fleet with two failures surely alike, so all
+spreads count, each by how likely it makes what was seen, with a uniform prior on the standard deviation (Gelman, "Prior
+distributions for variance parameters in hierarchical models", Bayesian Analysis 1(3), 2006, 515-534).
 """
 
 from __future__ import annotations
@@ -14,18 +17,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+import numpy as np
+
+from alerts.arrays import Floats
+
 MIN_NODE_HOURS = 24.0  # of a group, before anything is said of it
 MIN_FAILURES = 3  # of a lemon: two may be one event that was counted twice
 COVERAGE = 0.9  # of the interval
-MUCH_WORSE = 2.0  # a ratio that is surely below this is no lemon's
-MIN_SHAPE, MAX_SHAPE, SHAPES = 0.1, 1e4, 121  # of the fitted Gamma: from very unlike to all alike
+MUCH_WORSE = 1.5  # a ratio that is surely below this is no lemon's
+MAX_SPREAD, SPREADS = 2.0, 40  # standard deviations of the ratio over groups that are weighed
+LOG_RATIOS: Floats = np.linspace(math.log(1e-4), math.log(1e3), 1600)  # 1 % apart
+RATIOS: Floats = np.exp(LOG_RATIOS)
 
 
 class Standing(StrEnum):
     """What is known of a group against the fleet."""
 
     LEMON = "lemon"  # it fails more often than the fleet: the whole interval lies above 1
-    ORDINARY = "ordinary"  # surely below twice the fleet's rate
+    ORDINARY = "ordinary"  # surely below one and a half times the fleet's rate
     UNKNOWN = "not known"
 
 
@@ -58,16 +67,14 @@ def judge(groups: Sequence[Exposure]) -> list[Lemon]:
     if sum(one.node_hours > 0 for one in groups) < 2:
         return [Lemon(Standing.UNKNOWN, why="there is no other to compare with") for _ in groups]
     expected = [failures * one.node_hours / hours for one in groups]
-    shape = fitted_shape([one.failures for one in groups], expected)
-    return [_judged(one, share, shape) for one, share in zip(groups, expected, strict=True)]
+    shapes, weights = _spreads([one.failures for one in groups], expected)
+    return [_judged(one, share, shapes, weights) for one, share in zip(groups, expected, strict=True)]
 
 
-def _judged(group: Exposure, expected: float, shape: float) -> Lemon:
+def _judged(group: Exposure, expected: float, shapes: Floats, weights: Floats) -> Lemon:
     if group.node_hours <= 0:
         return Lemon(Standing.UNKNOWN, why="it was not watched")
-    alpha, beta = shape + group.failures, shape + expected
-    tail = (1 - COVERAGE) / 2
-    low, high = gamma_quantile(tail, alpha) / beta, gamma_quantile(1 - tail, alpha) / beta
+    ratio, low, high = _posterior(group.failures, expected, shapes, weights)
     standing, why = Standing.UNKNOWN, ""
     if group.node_hours < MIN_NODE_HOURS:
         why = f"watched for {group.node_hours:.3g} node-hours: less than {MIN_NODE_HOURS:g}"
@@ -77,18 +84,20 @@ def _judged(group: Exposure, expected: float, shape: float) -> Lemon:
         standing = Standing.ORDINARY
     else:
         why = f"anything from {low:.2g} to {high:.2g} times the fleet's rate"
-    return Lemon(standing, alpha / beta, low, high, why)
+    return Lemon(standing, ratio, low, high, why)
 
 
-def fitted_shape(failures: Sequence[int], expected: Sequence[float]) -> float:
-    """The shape under which what all groups show is likeliest; the largest one, all alike, where none is likelier."""
-    step = math.log(MAX_SHAPE / MIN_SHAPE) / (SHAPES - 1)
-    shapes = [MIN_SHAPE * math.exp(step * index) for index in range(SHAPES)]
-    return max(reversed(shapes), key=lambda shape: _log_likelihood(shape, failures, expected))
+def _spreads(failures: Sequence[int], expected: Sequence[float]) -> tuple[Floats, Floats]:
+    """Shapes of the Gamma, one for each spread, and how much each counts."""
+    spreads = MAX_SPREAD * (np.arange(SPREADS) + 1) / SPREADS
+    shapes = 1 / spreads**2
+    logs = np.array([_log_likelihood(shape, failures, expected) for shape in shapes.tolist()])
+    weights = np.exp(logs - logs.max())
+    return shapes, weights / weights.sum()
 
 
 def _log_likelihood(shape: float, failures: Sequence[int], expected: Sequence[float]) -> float:
-    """Of negative binomial counts, without what does not depend on the shape."""
+    """Of the counts of all groups, which are negative binomial, without what does not depend on the shape."""
     return math.fsum(
         math.lgamma(shape + count)
         - math.lgamma(shape)
@@ -99,41 +108,14 @@ def _log_likelihood(shape: float, failures: Sequence[int], expected: Sequence[fl
     )
 
 
-def gamma_quantile(q: float, shape: float) -> float:
-    """The q-quantile of a Gamma distribution of rate 1, by bisection."""
-    low, high = 0.0, shape + 10.0 * math.sqrt(shape) + 20.0
-    while gamma_share(shape, high) < q:
-        high *= 2
-    for _ in range(200):
-        middle = (low + high) / 2
-        if high - low <= 1e-12 * high:
-            break
-        low, high = (middle, high) if gamma_share(shape, middle) < q else (low, middle)
-    return (low + high) / 2
-
-
-def gamma_share(shape: float, x: float) -> float:
-    """The regularised lower incomplete gamma function: the series below `shape + 1`, Lentz's fraction above it."""
-    if x <= 0:
-        return 0.0
-    log_head = shape * math.log(x) - x - math.lgamma(shape)
-    if x < shape + 1:
-        term = total = 1.0 / shape
-        index = shape
-        while term > total * 1e-15:
-            index += 1
-            term *= x / index
-            total += term
-        return min(1.0, total * math.exp(log_head))
-    b = x + 1.0 - shape
-    c, d = 1e300, 1.0 / b
-    fraction = d
-    for index in range(1, 10_000):
-        a = -index * (index - shape)
-        b += 2.0
-        d = 1.0 / (a * d + b)
-        c = b + a / c
-        fraction *= (step := d * c)
-        if abs(step - 1.0) < 1e-15:
-            break
-    return max(0.0, 1.0 - fraction * math.exp(log_head))
+def _posterior(count: int, expected: float, shapes: Floats, weights: Floats) -> tuple[float, float, float]:
+    """Mean, lower and upper end of what the group's ratio may be."""
+    alpha, beta = shapes + count, shapes + expected
+    scale = alpha * np.log(beta) - np.array([math.lgamma(one) for one in alpha.tolist()])
+    # By the logarithm of the ratio, on which the grid is even.
+    logs = scale[:, None] + alpha[:, None] * LOG_RATIOS - beta[:, None] * RATIOS
+    density = weights @ np.exp(logs)
+    below = (np.cumsum(density) - density / 2) / density.sum()
+    tail = (1 - COVERAGE) / 2
+    low, high = (math.exp(float(np.interp(q, below, LOG_RATIOS))) for q in (tail, 1 - tail))
+    return float(weights @ (alpha / beta)), low, high

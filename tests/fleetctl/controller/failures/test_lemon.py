@@ -9,32 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetctl.controller.failures.lemon import (
-    MAX_SHAPE,
-    MIN_NODE_HOURS,
-    Exposure,
-    Standing,
-    fitted_shape,
-    gamma_quantile,
-    gamma_share,
-    judge,
-)
+from fleetctl.controller.failures.lemon import MIN_NODE_HOURS, Exposure, Standing, judge
 
 exposures = st.lists(st.builds(Exposure, st.floats(0.0, 5000.0), st.integers(0, 40)), min_size=1, max_size=12)
-
-
-# Tables of chi-squared: with k degrees of freedom it is twice a Gamma of shape k/2.
-@pytest.mark.parametrize(
-    ("freedom", "share", "quantile"),
-    [(1, 0.95, 3.841459), (2, 0.05, 0.1025866), (5, 0.5, 4.351460), (10, 0.95, 18.307038), (100, 0.05, 77.929465)],
-)
-def test_quantiles_are_those_of_the_tables_of_chi_squared(freedom: int, share: float, quantile: float) -> None:
-    assert 2 * gamma_quantile(share, freedom / 2) == pytest.approx(quantile, rel=1e-6)
-
-
-@given(st.floats(0.05, 1e4), st.floats(0.01, 0.99))
-def test_a_quantile_has_the_share_below_it_that_it_was_asked_for(shape: float, q: float) -> None:
-    assert gamma_share(shape, gamma_quantile(q, shape)) == pytest.approx(q, abs=1e-6)
 
 
 def test_a_host_that_fails_ten_times_as_often_is_a_lemon_and_its_neighbours_are_not() -> None:
@@ -73,10 +50,27 @@ def test_little_time_is_pulled_towards_the_fleet(groups: list[Exposure]) -> None
             assert abs(found.ratio - 1) <= abs(own - 1) + 1e-9
 
 
-def test_hosts_that_are_all_alike_are_fitted_as_alike_and_nobody_is_a_lemon() -> None:
-    alike = [Exposure(1000.0, count) for count in (9, 11, 10, 8, 12, 10)]
-    assert fitted_shape([one.failures for one in alike], [10.0] * 6) == pytest.approx(MAX_SHAPE)
+def test_hosts_that_fail_alike_are_ordinary_once_they_failed_often_enough() -> None:
+    alike = [Exposure(1000.0, count) for count in (19, 21, 20, 18, 22, 20)]
     assert {one.standing for one in judge(alike)} == {Standing.ORDINARY}
+
+
+def test_two_failures_say_nothing_of_who_is_worse() -> None:
+    one, other = judge([Exposure(500.0, 1), Exposure(500.0, 1)])
+    for found in (one, other):
+        assert found.standing is Standing.UNKNOWN
+        assert found.low is not None
+        assert found.high is not None
+        assert found.low < 0.5
+        assert found.high > 1.5
+
+
+def test_much_time_lets_a_host_speak_for_itself() -> None:
+    """With thousands of failures the posterior is that of the count alone: its relative error is 1 / sqrt(failures)."""
+    found, _ = judge([Exposure(1000.0, 3000), Exposure(1000.0, 1000)])
+    assert found.ratio == pytest.approx(1.5, rel=0.01)
+    assert found.low == pytest.approx(1.5 * (1 - 1.645 / 3000**0.5), rel=0.01)
+    assert found.high == pytest.approx(1.5 * (1 + 1.645 / 3000**0.5), rel=0.01)
 
 
 @pytest.mark.parametrize(
