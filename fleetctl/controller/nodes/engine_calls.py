@@ -196,7 +196,7 @@ class EngineCalls:
                 raise NotPossibleError(_absent(node, call, error.status)) from error
             if error.status == HTTPStatus.BAD_REQUEST and act is EngineAct.RESET_PREFIX_CACHE:
                 raise TemporaryError(f"{name}: {error.said or 'its engine is busy'}") from error
-            if error.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+            if error.status < HTTPStatus.INTERNAL_SERVER_ERROR or "not enabled" in error.said:  # vLLM: 500
                 needs = f" (it needs {call.needs})" if call.needs else ""
                 raise NotPossibleError(f"{name}: its engine refuses to {act.value}: {error.said}{needs}") from error
             raise TemporaryError(f"{name}: {error}") from error

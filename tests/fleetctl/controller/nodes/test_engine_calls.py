@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from aiohttp import web
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.wire import NodePhase
 from runbooks.run import Run, RunStatus
+from tests.fixtures import ROOT
 from tests.fixtures.controller import NoProvider, make_config, until
 
 pytestmark = pytest.mark.anyio
@@ -29,6 +31,7 @@ class Engine:
         self.asleep = False
         self.busy = False
         self.adapters: dict[str, str] = {}
+        self.refusal = ""  # name of the recorded answer to an adapter
         self.asked: list[str] = []
         self.tokens: set[str] = set()
 
@@ -103,6 +106,8 @@ class Engine:
     async def load(self, request: web.Request) -> web.Response:
         self._note(request)
         body = await request.json()
+        if self.refusal:
+            return recorded(self.refusal)
         if "missing" in body["lora_path"]:
             error = {"message": f"No adapter found for {body['lora_path']}", "type": "NotFoundError", "code": 404}
             return web.json_response({"error": error}, status=404)
@@ -113,13 +118,18 @@ class Engine:
         self._note(request)
         name = (await request.json())["lora_name"]
         if self.adapters.pop(name, None) is None:
-            error = {"message": f"The lora adapter '{name}' cannot be found.", "type": "NotFoundError", "code": 404}
-            return web.json_response({"error": error}, status=404)
+            return recorded("adapter not loaded")
         return web.Response(text="Success")
 
     async def profile(self, request: web.Request) -> web.Response:
         self._note(request)
         return web.Response()
+
+
+def recorded(name: str) -> web.Response:
+    """What a real vLLM answered."""
+    told = json.loads((ROOT / "tests/data/answers/vllm_0.32.0.json").read_text())[name]
+    return web.Response(status=told["status"], text=told["body"], content_type="application/json")
 
 
 VLLM = (
@@ -254,6 +264,11 @@ async def test_vllm_loads_and_unloads_adapters_once_and_says_why_not(
         refused = await fleet.act("adapter load a --name y --path /missing")
         assert refused.status is RunStatus.REFUSED
         assert "refuses to load an adapter: No adapter found for /missing" in refused.error
+        engine.refusal = "adapters not enabled"
+        refused = await fleet.act("adapter load a --name y --path /y")
+        assert refused.status is RunStatus.REFUSED
+        assert "LoRA is not enabled" in refused.error
+        assert "--enable-lora" in refused.error
         for _ in range(2):
             assert (await fleet.act("adapter unload a --name x")).status is RunStatus.SUCCEEDED
         assert engine.adapters == {}

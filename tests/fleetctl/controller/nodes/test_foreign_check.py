@@ -27,6 +27,7 @@ from fleetctl.kit.reserved_port import reserve_port
 from fleetctl.kit.tls import NO_TLS
 from fleetctl.providers.spec import NodeSpec
 from fleetctl.wire import NodePhase
+from tests.fixtures import ROOT
 from tests.fixtures.controller import NoProvider, make_config, until
 from tests.fixtures.llama_server import LlamaServer, llama_server, make_gguf
 
@@ -273,6 +274,15 @@ async def test_each_engine_is_asked_in_its_own_words_and_read(engine: str, path:
     assert finding.answer.text == " Thursday,"
     assert [round(token.logprob, 4) for token in finding.answer.tokens] == [-0.0009, -0.02]
     assert not finding.reason
+
+
+async def test_what_a_real_vllm_answered_is_read_with_its_candidates() -> None:
+    told = json.loads((ROOT / "tests/data/answers/vllm_0.32.0.json").read_text())["known prompt"]
+    async with asking(Told({"/v1/completions": json.loads(told["body"])}), "vllm") as ask:
+        answer = (await ask()).answer
+    assert len(answer.tokens) == ANSWER_TOKENS
+    assert "".join(token.token for token in answer.tokens) == answer.text
+    assert all(len(token.best) == 3 for token in answer.tokens)
 
 
 async def test_vllm_is_asked_last_of_all_where_it_schedules_by_priority_and_else_without() -> None:
