@@ -239,6 +239,16 @@ def read(path: Path, *, keeps: Callable[[Mapping[str, str]], bool] = lambda labe
     )
 
 
+def is_black_box(path: Path) -> bool:
+    """Whether the file is one, whatever its name: by its first line. What can't be read is none."""
+    try:
+        with gzip.open(path, "rb") as packed:
+            line = json.loads(packed.readline(MAX_LINE_BYTES))
+    except (OSError, EOFError, zlib.error, ValueError, RecursionError):
+        return False
+    return isinstance(line, dict) and line.get("kind") == "header" and line.get("format") == FORMAT
+
+
 def _lines(recording: BlackBox) -> Iterator[dict[str, Any]]:
     yield {
         "kind": "header",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from diagnostics.record import IncidentRecord
+from diagnostics.record import DiagnosisRecord, IncidentRecord
 
 KINDS = ("diagnosis.named", "diagnosis.open", "diagnosis.replaced", "diagnosis.corrected")
 
@@ -40,6 +40,31 @@ def verdict_changes(incident: IncidentRecord) -> list[VerdictChange]:
             )
         )
     return found
+
+
+_READ = ("evidence", "ruled_out", "not_known", "why_not", "onset", "onset_early", "onset_late", "changes")
+_SAID = ("title", "tree", "probability", "also", "runner_up", "runner_up_probability", "tells_apart")
+
+
+def as_named(incident: IncidentRecord) -> DiagnosisRecord | None:
+    """The verdict that stands, as it was named: what was read last is of an incident that ended, its signs too.
+
+    As the timeline tells it: what an older one does not tell is as it stands. Beside a person's word, what was read is
+    that by which the wrong verdict was named.
+    """
+    stands, is_corrected = incident.diagnosis, incident.handling.correction is not None
+    if stands is None or not (is_corrected or stands.looked_at):
+        return stands
+    told = [one for one in incident.timeline if one.kind in KINDS and one.data.get("evidence")]
+    if not is_corrected:
+        said = (stands.cause, stands.confidence)
+        told = [one for one in told if (one.data.get("cause"), one.data.get("confidence")) == said]
+    if not told:
+        return stands
+    named = told[-1]
+    names = _READ if is_corrected else (*_READ, *_SAID)
+    read = {name: named.data[name] for name in names if name in named.data}
+    return DiagnosisRecord.model_validate({**stands.model_dump(), **read, "at": named.at})
 
 
 def _why(why: str, kind: str) -> str:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
-from diagnostics.diagnosis_history import verdict_changes
+from diagnostics.diagnosis_history import as_named, verdict_changes
 from diagnostics.postmortem_template import TEMPLATE
 from diagnostics.record import EvidenceRecord, Impact, IncidentRecord, RunRecord
 from diagnostics.scope import scope_text
@@ -100,7 +100,8 @@ def clock_words(incident: IncidentRecord) -> str:
 
 def render(report: PostmortemInput) -> str:
     """The page, ending in a newline."""
-    incident = report.incident
+    incident = report.incident.model_copy(update={"diagnosis": as_named(report.incident)})
+    report = replace(report, incident=incident)
     page = _ENVIRONMENT.from_string(TEMPLATE).render(
         incident=incident,
         diagnosis=incident.diagnosis,

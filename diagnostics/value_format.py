@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-Unit = Literal["ratio", "seconds", "tokens", "times", "per_second", "count"]
+Unit = Literal["ratio", "points", "seconds", "tokens", "times", "per_second", "count"]
 UNITS: tuple[str, ...] = get_args(Unit)
 
 
@@ -15,6 +15,8 @@ def format_value(value: float | None, unit: str) -> str:
     if unit == "ratio":
         percent = value * 100
         return f"{percent:.0f} %" if abs(percent) >= 10 else f"{percent:.2g} %"
+    if unit == "points":
+        return f"{value * 100:.0f} points"  # of per cent: from 72 to 45 % are 27 of them, and no fall by 27 %
     if unit == "seconds":
         return format_seconds(value)
     if unit == "tokens":

@@ -506,7 +506,7 @@ class Evidence(Wire):
     query: str = ""
     value: float | None = None
     threshold: str = ""
-    unit: str = ""  # of `value`: ratio, seconds, tokens, times, per_second, count
+    unit: str = ""  # of `value`: ratio, points, seconds, tokens, times, per_second, count
     age_s: float | None = None
     why_unknown: str = ""
     usual: str = ""  # of a yes that compares with the past: the same against this hour of other days

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from diagnostics.value_format import format_value
 from fleetctl.cli.failure_columns import FAILURE_COLUMNS, FAILURE_GROUP_COLUMNS, failure_labels
 from fleetctl.cli.output import Column, count, number, ratio, seconds
 from fleetctl.cli.signal_columns import (
@@ -179,7 +180,7 @@ EVIDENCE_COLUMNS: list[Column] = [
 
 
 def _evidence_value(evidence: Evidence) -> str:
-    return "-" if evidence.value is None else number(evidence.value)
+    return "-" if evidence.value is None else format_value(evidence.value, evidence.unit)
 
 
 STEP_COLUMNS: list[Column] = [

@@ -16,21 +16,20 @@ if TYPE_CHECKING:
     from alerts.history.prometheus_source import PrometheusServer, RangeSeries
     from alerts.series.store import SeriesStore
 
-BLACK_BOX_SUFFIX = ".blackbox.jsonl.gz"
 MAX_SINCE_S = 10 * 366 * 86400.0
 
 
 def recorded_store(paths: list[Path], groups: list[RuleGroup]) -> tuple[SeriesStore, float, float]:
     """What these rules read of recordings, with the times of the first and the last point."""
     from alerts.history.recording import read_recordings, recording_store, wanted_names
+    from diagnostics.blackbox import is_black_box
 
     store = recording_store()
     wanted = wanted_names(groups)
-    texts = [path for path in paths if not path.name.endswith(BLACK_BOX_SUFFIX)]
+    boxes = [path for path in paths if is_black_box(path)]
+    texts = [path for path in paths if path not in boxes]
     kept = read_or_refuse(lambda: read_recordings(texts, store, wanted))
-    for path in paths:
-        if path.name.endswith(BLACK_BOX_SUFFIX):
-            kept += _black_box(path, store)
+    kept += sum(_black_box(path, store) for path in boxes)
     bounds = store.bounds()
     if not kept or bounds is None:
         raise UnreachableError(

@@ -218,6 +218,8 @@ def quantity(value: float | None, unit: str) -> str:
         return UNKNOWN
     if unit == "ratio":
         return f"{value * 100:.3g}%"
+    if unit == "points":
+        return f"{value * 100:.0f} points"
     if unit == "seconds":
         return span(value)
     if unit == "times":

@@ -12,7 +12,7 @@ import pytest
 
 from alerts.sample import STALE_NAN
 from diagnostics import blackbox
-from diagnostics.blackbox import BadBlackBoxError, BlackBox, RecordedSeries, read, record_series, write
+from diagnostics.blackbox import BadBlackBoxError, BlackBox, RecordedSeries, is_black_box, read, record_series, write
 from diagnostics.record import Fate, Impact
 from diagnostics.redaction import redacted
 from tests.fixtures.incident import OPENED, make_record
@@ -50,6 +50,17 @@ def path(tmp_path: Path) -> Path:
 
 def test_reads_back_what_was_written(path: Path) -> None:
     assert read(path) == make_box()
+
+
+def test_a_box_is_known_by_its_first_line_whatever_its_name(path: Path, tmp_path: Path) -> None:
+    other = path.rename(tmp_path / "copied")
+    assert is_black_box(other)
+    (tmp_path / "text").write_text("x 1 100\n# EOF\n")
+    (tmp_path / "packed").write_bytes(gzip.compress(b"x 1 100\n# EOF\n"))
+    (tmp_path / "json").write_bytes(gzip.compress(b'{"kind": "header"}\n'))
+    other.write_bytes(other.read_bytes()[:20])
+    for name in ("text", "packed", "json", "copied", "nothing"):
+        assert not is_black_box(tmp_path / name)
 
 
 def test_the_same_recording_gives_the_same_bytes_and_leaves_no_other_file(path: Path) -> None:

@@ -204,6 +204,56 @@ def test_tells_each_verdict_from_when_to_when_it_held_and_why_it_was_replaced() 
     assert "that is the word of ana, nothing measured says so" in text
 
 
+READ_FIRST = {
+    "title": "node-2 is 5.2 times as slow",
+    "evidence": [{"question": "slow", "title": "Is it slow?", "answer": "yes", "value": 5.2, "unit": "times"}],
+    "ruled_out": ["overload"],
+    "probability": 0.97,
+}
+READ_LAST = {
+    "title": "node-2 is 1.1 times as slow",
+    "evidence": [{"question": "slow", "title": "Is it slow?", "answer": "no", "value": 1.1, "unit": "times"}],
+    "ruled_out": ["everything"],
+    "probability": 0.61,
+}
+
+
+def test_the_evidence_is_that_by_which_the_cause_was_named_and_not_of_an_incident_that_ends() -> None:
+    diagnosis = make_record().diagnosis
+    assert diagnosis is not None
+    last = {"confidence": "confirmed", "at": OPENED + 80, "since": OPENED + 12, "looked_at": OPENED + 80}
+    said = {"cause": diagnosis.cause, "confidence": "confirmed"}
+    text = page(
+        diagnosis=diagnosis.model_dump() | READ_LAST | last,
+        timeline=[
+            event("diagnosis.named", 1, **READ_LAST, **(said | {"confidence": "likely"})),
+            event("diagnosis.named", 12, **READ_FIRST, **said),
+        ],
+    )
+    assert "evidence of 2023-11-14 22:13:32" in text
+    assert "| Is it slow? | yes | 5.2× |" in text
+    assert "node-2 is 5.2 times as slow" in text
+    assert "Ruled out: overload." in text
+    assert "97 %" in text
+    assert "1.1" not in text
+
+
+def test_beside_a_persons_word_stands_the_evidence_of_the_verdict_that_was_wrong() -> None:
+    diagnosis = make_record().diagnosis
+    assert diagnosis is not None
+    text = page(
+        diagnosis=diagnosis.model_dump() | READ_LAST | {"cause": "gpu_fault", "looked_at": OPENED + 50},
+        timeline=[
+            event("diagnosis.named", 12, **READ_FIRST, cause="node_down", confidence="confirmed"),
+            event("diagnosis.corrected", 60, cause="gpu_fault", by="ana", why="XID 79"),
+        ],
+        handling={"correction": {"cause": "gpu_fault", "by": "ana", "at": OPENED + 60, "was": "node_down"}},
+    )
+    assert "| Is it slow? | yes | 5.2× |" in text
+    assert "evidence of 2023-11-14 22:13:32, by which the verdict that was wrong was named." in text
+    assert "gpu_fault" in text
+
+
 def test_runs_by_hand_are_told_as_such_with_what_was_measured() -> None:
     run = make_record().runs[0].model_dump() | {"is_apart": True, "runbook": "action", "requested_by": "bob"}
     report = PostmortemInput(

@@ -139,14 +139,20 @@ class Diagnosing:
         data: dict[str, Any] = {
             "cause": found.cause,
             "confidence": found.confidence,
+            "title": found.title,
             "tree": found.tree,
             "evidence": [asdict(one) for one in found.evidence],
             "ruled_out": list(found.ruled_out),
             "not_known": list(found.not_known),
             "probability": found.probability,
+            "also": found.also,
             "runner_up": found.runner_up,
+            "runner_up_probability": found.runner_up_probability,
+            "tells_apart": found.tells_apart,
             "why_not": dict(found.why_not),
             "onset": found.onset,
+            "onset_early": found.onset_early,
+            "onset_late": found.onset_late,
             "changes": list(found.changes),
         }
         kind = "diagnosis.named" if found.cause is not None else "diagnosis.open"

@@ -149,6 +149,14 @@ class IncidentHandling:
                 title=said + (f": {correction.comment}" if correction.comment else ""),
                 confidence="likely" if name is not None else "unknown",
                 at=now,
+                since=None,
+                looked_at=None,
+                then_found="",
+                probability=None,  # that, and what was next best, belong to the verdict that was wrong
+                also=None,
+                runner_up=None,
+                runner_up_probability=None,
+                tells_apart="",
             )
             return replace(one, diagnosis=diagnosis, handling=replace(one.handling, correction=correction))
 
