@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from diagnostics.value_format import format_value
 from fleetctl.cli.failure_columns import FAILURE_COLUMNS, FAILURE_GROUP_COLUMNS, failure_labels
 from fleetctl.cli.output import Column, count, number, ratio, seconds
 from fleetctl.cli.signal_columns import (
@@ -180,7 +179,21 @@ EVIDENCE_COLUMNS: list[Column] = [
 
 
 def _evidence_value(evidence: Evidence) -> str:
-    return "-" if evidence.value is None else format_value(evidence.value, evidence.unit)
+    value = evidence.value
+    if value is None:
+        return "-"
+    match evidence.unit:
+        case "ratio":
+            return ratio(value)
+        case "points":
+            return f"{value * 100:.0f} points"
+        case "seconds":
+            return seconds(value)
+        case "times":
+            return f"{value:.3g}×"
+        case "per_second":
+            return f"{value:.3g}/s"
+    return number(value)
 
 
 STEP_COLUMNS: list[Column] = [
