@@ -206,3 +206,19 @@ def test_the_command_lists_failures_and_counts_them(
     assert told("failures", "--by", "host", "-l", "standing=lemon", "-o", "name") == "rack7-host-12\n"
     assert json.loads(told("failures", "--by", "host", "-o", "json"))[0]["ratio_low"] == 2.9
     assert "--by is about failures" in told("nodes", "--by", "host", code=2)
+
+
+async def test_an_incident_is_told_when_its_nodes_host_is_a_lemon(state_dir: Path) -> None:
+    async with running_fleet(make_config(state_dir, nodes=1)) as controller:
+        now = controller.clock.now()
+        here = socket.gethostname()
+        place = {"node": "n", "sku": "", "zone": "", "pool": "", "model": "", "revision": ""}
+        told = {**place, "ended_at": now, "at": now - 60, "kind": "xid", "reason": "", "instance": ""}
+        failed = [{**told, "id": f"f{i}", "episode": f"f{i}", "host": here} for i in range(30)]
+        hosts = [here, *(f"other-{i}" for i in range(9))]
+        watched = [{**place, "id": host, "host": host, "since": now - 7e5, "until": now} for host in hosts]
+        await controller.database.write(lambda c: c.execute(sa.insert(node_failures), failed))
+        await controller.database.write(lambda c: c.execute(sa.insert(node_stints), watched))
+        words = await controller.failures.offence("node-1", 0.0)
+        assert f"host {here} failed 30 times in 194 node-hours (xid 30): " in words
+        assert await controller.failures.offence("nobody", 0.0) == ""

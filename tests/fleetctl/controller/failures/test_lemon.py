@@ -104,3 +104,10 @@ def test_the_interval_holds_the_true_ratio_about_as_often_as_it_says() -> None:
     assert 0.86 < held / total < 0.94
     assert called > 100
     assert wrongly / called < 0.05
+
+
+def test_two_failures_are_no_lemon_however_rare_they_are_elsewhere() -> None:
+    found, *_ = judge([Exposure(30.0, 2), *[Exposure(10_000.0, 1)] * 9])
+    assert found.low is not None
+    assert found.low > 1
+    assert found.standing is Standing.UNKNOWN
