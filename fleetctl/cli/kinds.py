@@ -534,7 +534,7 @@ VIEWS: Mapping[Kind, KindView] = {
     ),
     Kind.revisions: KindView(
         REVISION_COLUMNS,
-        "no revisions of nodes that fleetctl starts; of pods: fleetctl rollout status POOL",
+        "no revisions are stored; of pods: fleetctl rollout status POOL",
         name=lambda r: r.id,
         labels=lambda r: {"id": r.id, "model": r.model, "engine": r.engine, "pool": r.pools, "node": r.nodes},
         read_all=lambda client: client.revisions(),

@@ -247,3 +247,13 @@ def test_controllers_that_share_one_file_do_not_wait_for_themselves(tmp_path: Pa
     assert load_settings(path).controller.other_controllers == ("http://ctl-0:7700",)
     other = load_settings(path, {"controller": {"url": "http://ctl-0:7700/"}})
     assert other.controller.other_controllers == ("http://ctl-1:7700",)
+
+
+def test_no_node_is_started_here_where_pods_are_nodes_unless_somebody_says_how_many(tmp_path: Path) -> None:
+    path = tmp_path / "f.yaml"
+    path.write_text("providers: {kubernetes: {}}\n")
+    assert initial_fleet(load_settings(path)) == []
+    path.write_text("providers: {kubernetes: {}}\nfleet: {nodes: 1}\n")
+    assert len(initial_fleet(load_settings(path))) == 1
+    path.write_text("{}\n")
+    assert len(initial_fleet(load_settings(path))) == 3

@@ -21,9 +21,14 @@ from fleetctl.providers.spec import NodeSpec
 
 log = structlog.get_logger()
 
+ALL_AGAIN_S = 5.0  # machines, rows and what nodes say of themselves change without a pod's change
+
 
 class PodProvider(Protocol):
     """What is asked of the Kubernetes provider here, beside what every provider does."""
+
+    def version(self) -> object:
+        """Another one whenever a pod or its workload changes. Raises UnreachableError when that may be old."""
 
     def specs(self) -> list[NodeSpec]:
         """Every node that is seen, as its labels describe it. Raises UnreachableError when that may be old."""
@@ -59,9 +64,14 @@ class PodNodes:
         self._listed = ListedNodes(records, routing, providers.learn, providers.forget, forget_signals)
         self._probes = EngineProbes(fleet, get, records.clock)
         self._providers, self._pods = providers, pods
+        self._taken: object = None  # the version that was taken up last
+        self._taken_at = 0.0
 
     async def take_up(self) -> None:
         """One look at all of them. Raises FleetctlError when the cluster can't be looked at: then nothing changes."""
+        version, now = await asyncio.to_thread(self._pods.version), self._records.clock.now()
+        if version == self._taken and 0 <= now - self._taken_at < ALL_AGAIN_S:
+            return
         seen = {spec.name: spec for spec in await asyncio.to_thread(self._pods.specs)}
         rows = await self._records.database.read(list_nodes)
         own = [row for row in rows if row.spec.provider == KUBERNETES]
@@ -69,19 +79,14 @@ class PodNodes:
             self._providers.learn(row.spec)
         kept = await asyncio.to_thread(self._kept, own, seen)
         specs = self._told(seen)
-        await self._listed.follow(Listing(KUBERNETES, specs, kept), rows, self, self._records.clock.now())
+        await self._listed.follow(Listing(KUBERNETES, specs, kept), rows, self, now)
+        self._taken, self._taken_at = version, now
 
     async def tell_cordons(self) -> None:
         """What the routing table says of each node, on its pod: nothing is asked where it says so already."""
-        for row in await self._records.database.read(list_nodes):
-            if row.spec.provider != KUBERNETES or not row.wanted or row.is_restarting:
-                continue
-            tell = self._pods.cordon if row.is_cordoned else self._pods.uncordon
-            try:
-                self._records.lease.require()
-                await asyncio.to_thread(tell, row.name)
-            except FleetctlError as error:
-                log.warning("node.cordon_not_told", node=row.name, error=error.message)
+        rows = await self._records.database.read(list_nodes)
+        told = [row for row in rows if row.spec.provider == KUBERNETES and row.wanted and not row.is_restarting]
+        await asyncio.to_thread(self._tell_cordons, told)  # one thread for all: a thousand hops take longer than a turn
 
     def found(self, spec: NodeSpec) -> str:
         """Its namespace and what owns it."""
@@ -95,6 +100,15 @@ class PodNodes:
     async def stop(self) -> None:
         """Give up the probes that are under way."""
         await self._probes.stop()
+
+    def _tell_cordons(self, rows: Iterable[NodeRow]) -> None:
+        for row in rows:
+            tell = self._pods.cordon if row.is_cordoned else self._pods.uncordon
+            try:
+                self._records.lease.require()
+                tell(row.name)
+            except FleetctlError as error:
+                log.warning("node.cordon_not_told", node=row.name, error=error.message)
 
     def _kept(self, rows: Iterable[NodeRow], seen: Collection[str]) -> set[str]:
         """Nodes that fleetctl starts, restarts or stops now, and those whose pod is on its way or being deleted."""

@@ -69,6 +69,11 @@ class Estate:
                 self._roster, self._seen = self._call_roll(), seen
             return self._roster
 
+    def version(self) -> tuple[int, ...]:
+        """Another one whenever something changes that the roster is called from."""
+        self.roster()  # raises when that may be old
+        return self._seen
+
     def pod(self, namespace: str, name: str, uid: str) -> Pod | None:
         """This very pod; None once it is gone."""
         found = self._pods[namespace].objects().get(name)

@@ -56,6 +56,10 @@ class KubernetesProvider:
             return "" if spec.options.get("pod") is None else "no workload owns its pod: nothing would make another one"
         return ""
 
+    def version(self) -> object:
+        """Another one whenever a pod or its workload changes."""
+        return self.estate.version()
+
     def specs(self) -> list[NodeSpec]:
         """Every node that is seen, as its labels describe it."""
         roster = self.estate.roster()
