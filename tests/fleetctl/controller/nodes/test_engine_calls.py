@@ -128,7 +128,7 @@ class Engine:
 
 def recorded(name: str) -> web.Response:
     """What a real vLLM answered."""
-    told = json.loads((ROOT / "tests/data/answers/vllm_0.32.0.json").read_text())[name]
+    told = json.loads((ROOT / "tests/data/answers/vllm_0.32.0_calls.json").read_text())[name]
     return web.Response(status=told["status"], text=told["body"], content_type="application/json")
 
 

@@ -277,7 +277,7 @@ async def test_each_engine_is_asked_in_its_own_words_and_read(engine: str, path:
 
 
 async def test_what_a_real_vllm_answered_is_read_with_its_candidates() -> None:
-    told = json.loads((ROOT / "tests/data/answers/vllm_0.32.0.json").read_text())["known prompt"]
+    told = json.loads((ROOT / "tests/data/answers/vllm_0.32.0_calls.json").read_text())["known prompt"]
     async with asking(Told({"/v1/completions": json.loads(told["body"])}), "vllm") as ask:
         answer = (await ask()).answer
     assert len(answer.tokens) == ANSWER_TOKENS
