@@ -18,6 +18,8 @@ from fleetctl.wire import NodePhase
 
 KEPT_S = 6 * 3600.0
 """Nobody asks what changed longer before an incident than this."""
+FIRST_START_S = 60.0
+"""A start so soon after its row was made is a node's first: nobody restarted it, and who kills it is no maintenance."""
 
 
 class ChangeKind(StrEnum):
@@ -113,7 +115,7 @@ class Changes:
         """The last change of each kind, node and pool within `KEPT_S`."""
         for key in [key for key, change in self._last.items() if now - change.at > KEPT_S]:
             del self._last[key]
-        return iter(self._last.values())
+        return (one for one in self._last.values() if not self._is_first_start(one))
 
     def spec_of(self, node: str) -> NodeSpec | None:
         """Of a node that was seen lately."""
@@ -136,6 +138,10 @@ class Changes:
             self._note(ChangeKind.REROUTE, now, name, pool)
         if look.phase is NodePhase.DRAINING and before.phase is not NodePhase.DRAINING:
             self._note(ChangeKind.DRAIN, now, name, pool)
+
+    def _is_first_start(self, change: Change) -> bool:
+        look = (self._looks or {}).get(change.node)
+        return change.kind is ChangeKind.RESTART and look is not None and change.at <= look.created_at + FIRST_START_S
 
     def _note(self, kind: ChangeKind, at: float, node: str, pool: str) -> None:
         key = (kind, node, "" if node else pool)

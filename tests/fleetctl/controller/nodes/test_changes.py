@@ -69,6 +69,15 @@ def test_two_looks_tell_what_changed(looks: list[list[NodeState]], expected: set
     assert seen(*looks) == expected
 
 
+@pytest.mark.parametrize(("after_s", "is_restart"), [(5.0, False), (600.0, True)])
+def test_the_first_start_of_a_node_is_no_restart_of_it(after_s: float, is_restart: bool) -> None:
+    changes = Changes()
+    changes.observe_nodes([node("a", created_at=NOW)], NOW)
+    changes.hear("node.started", NOW + after_s, "a", {})
+    told = {one.kind for one in changes.changes(NOW + after_s + 1)}
+    assert told == ({ChangeKind.RESTART} if is_restart else set())
+
+
 def test_limits_that_anybody_changes_are_a_change_of_that_node() -> None:
     changes = Changes()
     changes.observe_nodes([a, b], NOW)
