@@ -165,6 +165,7 @@ async def test_a_node_that_is_gone_is_known_for_ten_minutes_and_then_forgotten(t
 async def test_a_node_that_fleetctl_stops_is_not_taken_up_again_while_its_pod_is_there(tmp_path: Path) -> None:
     async with seeing(tmp_path, pod("vllm-0")) as world:
         await world.controller.routing.change("vllm-0", wanted=False, route=RouteIntent.NONE)
+        world.clock.move(5.0)  # no pod changed
         await world.nodes.take_up()
         assert not await world.wanted("vllm-0")
         del world.pods.active["vllm-0"]
@@ -178,6 +179,7 @@ async def test_a_node_that_fleetctl_stops_is_not_taken_up_again_while_its_pod_is
 async def test_a_node_that_fleetctl_starts_is_not_let_go_before_its_pod_has_come(tmp_path: Path) -> None:
     async with seeing(tmp_path) as world:
         await world.controller.database.write(lambda c: want_node(c, pod("fresh"), Role.REPLACEMENT, 0.0))
+        world.clock.move(5.0)  # no pod changed
         await world.nodes.take_up()
         assert await world.wanted("fresh")
 
