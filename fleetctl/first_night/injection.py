@@ -249,8 +249,9 @@ def restarted_slowly(node: str, loads_s: float) -> FaultAction:
     """An operator restarts a node, whose core stands still for so long while it loads."""
 
     async def inject(fleet: TargetFleet) -> None:
+        await fleet.act(f"drain {node}", ROLLOUT_TIMEOUT_S)  # a node that holds requests is not restarted
         before = fleet.instance_of(node)
-        restarting = asyncio.create_task(fleet.act(f"restart {node} --force", loads_s + ROLLOUT_TIMEOUT_S))
+        restarting = asyncio.create_task(fleet.act(f"restart {node}", loads_s + ROLLOUT_TIMEOUT_S))
         is_new = await wait_for(
             lambda: fleet.instance_of(node) not in (None, before) and fleet.core_pid(node) is not None,
             ROLLOUT_TIMEOUT_S,
@@ -260,6 +261,8 @@ def restarted_slowly(node: str, loads_s: float) -> FaultAction:
             await asyncio.sleep(loads_s)
             fleet.signal_core(node, signal.SIGCONT)
         await restarting
+        with suppress(FleetctlError):  # it may have come back to routing by itself
+            await fleet.act(f"uncordon {node}")
 
     return inject
 
