@@ -64,7 +64,7 @@ async def test_a_crash_is_recorded_once_with_its_place_and_survives_the_controll
         assert {one.episode for one in before} == {failure.episode}, "a look between may find it silent first"
         assert (failure.node, failure.kind, failure.ended_at) == ("node-1", FailureKind.CRASH, None)
         assert (failure.host, failure.pool, failure.model) == (socket.gethostname(), "default", "demo")
-        assert "SIGKILL" in failure.reason
+        assert failure.reason.startswith("its process ended"), "how is written a moment later"
         assert b'controller_node_failures_total{kind="crash"} 1.0' in controller.exposition()
     async with open_controller(make_config(state_dir, start_nodes=False), make_provider(state_dir)) as controller:
         assert [one.id for one in await looked(controller)] == [one.id for one in before]
