@@ -35,7 +35,7 @@ def test_reads_what_a_person_types(text: str, expected: tuple[str, str, dict[str
 
 
 BAD = {
-    "": "the command is empty; known: ask, wait, canary, canary remove, shadow, shadow remove, cordon, uncordon, drain",
+    "": "the command is empty; known: adapter load, adapter unload, profile start, profile stop, ask, wait, canary",
     "fleetctl": "the command is empty",
     "drian node-2": "unknown command 'drian'; did you mean 'drain'?",
     "node sotp x": "unknown command 'node sotp'; did you mean 'node stop'?",

@@ -220,7 +220,7 @@ def test_waiting_requests_move_too_and_nothing_is_lost(tmp_path: Path, broken_te
         start_node(tmp_path, model_dir=broken_text_dir, extra_args=args) as source,
         start_node(tmp_path, model_dir=broken_text_dir) as target,
     ):
-        source.http.post("/admin/faults", json={"slow_steps": 10})
+        source.http.post("/admin/faults", json={"slow_steps": 40})  # none ends before all wait, on a busy machine too
         results: dict[int, list[Streamed]] = {}
 
         def run(seed: int) -> None:

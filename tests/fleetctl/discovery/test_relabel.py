@@ -82,7 +82,7 @@ def prometheus_says(folder: Path) -> dict[str, list[dict[str, str]]]:
             assert process.poll() is None, (folder / "log").read_text()
             try:
                 data = httpx.get(f"{url}/api/v1/targets", timeout=5.0).json()["data"]
-            except (httpx.HTTPError, KeyError):
+            except (httpx.HTTPError, KeyError, ValueError):  # 503 in plain words while it starts
                 data = {"activeTargets": [], "droppedTargets": []}
             if len(data["activeTargets"]) + len(data["droppedTargets"]) == 4 * len(RULES):
                 break
