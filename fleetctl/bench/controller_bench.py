@@ -8,22 +8,29 @@ called silent.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from alerts.promql.histogram import bucket_quantile
-from fleetctl.bench.measured import BenchError, cpu_s_of, memory_mb_of, process_of, tail_of, wait_for
+from fleetctl.bench.measured import (
+    READY_WITHIN_S,
+    BenchError,
+    cpu_s_of,
+    memory_mb_of,
+    print_measured,
+    process_of,
+    seconds_until_ready,
+    wait_for,
+)
 from fleetctl.bench.report import describe_machine
 
-READY_WITHIN_S = 300.0
 _TURN_BUCKET = re.compile(r'^controller_loop_turn_seconds_bucket\{le="([^"]+)",loop="alerts"\} (\S+)$', re.MULTILINE)
 
 
@@ -39,12 +46,8 @@ def measure(num_nodes: int, interval_s: float, seconds: float, folder: Path) -> 
         with process_of(command, folder / "controller") as process:
             url = wait_for(lambda: (folder / "controller.out").read_text().strip(), process, folder / "controller")
             with httpx.Client(base_url=url, trust_env=False, timeout=60.0) as http:
-                began = time.monotonic()
-                while http.get("/v1/status").json()["nodes_ready"] < num_nodes:
-                    if process.poll() is not None or time.monotonic() - began > READY_WITHIN_S:
-                        raise BenchError(f"not every node is ready: {tail_of(folder / 'controller.err')}")
-                    time.sleep(0.5)
-                ready_s, before = time.monotonic() - began, http.get("/metrics").text
+                ready_s = seconds_until_ready(http, num_nodes, process, folder / "controller")
+                before = http.get("/metrics").text
                 cpu_s, from_s = cpu_s_of(process), time.monotonic()
                 ages, answers_s, ready = [0.0], [], []
                 while time.monotonic() - from_s < seconds:
@@ -92,16 +95,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--measure", type=float, default=60.0, help="seconds measured once all are ready")
     args = parser.parse_args(argv)
     sys.stderr.write(describe_machine() + "\n")
-    for size in args.nodes.split(","):
-        with tempfile.TemporaryDirectory(prefix="bench-controller-") as folder:
-            try:
-                row = measure(int(size), args.interval, args.measure, Path(folder))
-            except BenchError as error:
-                sys.stderr.write(f"error: {error}\n")
-                return 1
-        sys.stdout.write(json.dumps(row) + "\n")
-        sys.stdout.flush()
-    return 0
+    measures = [partial(measure, int(size), args.interval, args.measure) for size in args.nodes.split(",")]
+    return 0 if all(print_measured("controller", one) for one in measures) else 1
 
 
 if __name__ == "__main__":

@@ -1,14 +1,22 @@
-"""Processes that a bench starts and measures from outside."""
+"""Processes that a bench starts and measures from outside, and how it tells what it measured."""
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import httpx
+
+READY_WITHIN_S = 300.0
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 _START_S = 60.0
 _STOP_S = 20.0
@@ -42,6 +50,38 @@ def wait_for(look: Callable[[], str], process: subprocess.Popen[bytes], out: Pat
             raise BenchError(f"{out.name} did not start: {tail_of(Path(f'{out}.err'))}")
         time.sleep(0.1)
     return found
+
+
+def seconds_until_ready(http: httpx.Client, num_nodes: int, process: subprocess.Popen[bytes], out: Path) -> float:
+    """How long it took until the controller at `http` has so many ready nodes. Raises BenchError when it ends first, or
+    they are not ready in time."""
+    began = time.monotonic()
+    while (ready := _num_ready(http)) < num_nodes:
+        if process.poll() is not None or time.monotonic() - began > READY_WITHIN_S:
+            raise BenchError(f"{ready} of {num_nodes} nodes are ready: {tail_of(Path(f'{out}.err'))}")
+        time.sleep(0.5)
+    return time.monotonic() - began
+
+
+def _num_ready(http: httpx.Client) -> int:
+    try:
+        return int(http.get("/v1/status").json()["nodes_ready"])
+    except httpx.HTTPError:  # it starts
+        return 0
+
+
+def print_measured(what: str, measure: Callable[[Path], Mapping[str, Any]]) -> bool:
+    """Print what `measure` finds, in a folder that is thrown away, as one JSON line; False when a process failed."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the processes are stopped on the way out
+    with tempfile.TemporaryDirectory(prefix=f"bench-{what}-") as folder:
+        try:
+            row = measure(Path(folder))
+        except BenchError as error:
+            sys.stderr.write(f"error: {error}\n")
+            return False
+    sys.stdout.write(json.dumps(row) + "\n")
+    sys.stdout.flush()
+    return True
 
 
 def cpu_s_of(process: subprocess.Popen[bytes]) -> float:

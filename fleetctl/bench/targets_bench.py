@@ -10,17 +10,26 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from fleetctl.bench.controller_bench import READY_WITHIN_S
-from fleetctl.bench.measured import BenchError, cpu_s_of, lines_of, memory_mb_of, process_of, tail_of, wait_for
+from fleetctl.bench.measured import (
+    READY_WITHIN_S,
+    BenchError,
+    cpu_s_of,
+    lines_of,
+    memory_mb_of,
+    print_measured,
+    process_of,
+    seconds_until_ready,
+    wait_for,
+)
 from fleetctl.bench.report import describe_machine
 from fleetctl.bench.serve import address_of
 
@@ -89,12 +98,7 @@ def measure(num_targets: int, per_minute: int, minutes: int, folder: Path) -> di
         with process_of(command, folder / "controller") as process:
             url = wait_for(lambda: (folder / "controller.out").read_text().strip(), process, folder / "controller")
             with httpx.Client(base_url=url, trust_env=False, timeout=60.0) as http:
-                began = time.monotonic()
-                while http.get("/v1/status").json()["nodes_ready"] < num_targets:
-                    if process.poll() is not None or time.monotonic() - began > READY_WITHIN_S:
-                        raise BenchError(f"not every node is ready: {tail_of(folder / 'controller.err')}")
-                    time.sleep(0.5)
-                ready_s = time.monotonic() - began
+                ready_s = seconds_until_ready(http, num_targets, process, folder / "controller")
                 quiet_mb = memory_mb_of(process, "VmRSS")
                 courses = [_minute(listing, per_minute, process, http) for _ in range(minutes)]
             log = [line for line in lines_of(folder / "controller.err") if line.startswith("{")]
@@ -144,14 +148,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--minutes", type=int, default=5)
     args = parser.parse_args(argv)
     sys.stderr.write(describe_machine() + "\n")
-    with tempfile.TemporaryDirectory(prefix="bench-targets-") as folder:
-        try:
-            row = measure(args.targets, args.per_minute, args.minutes, Path(folder))
-        except BenchError as error:
-            sys.stderr.write(f"error: {error}\n")
-            return 1
-    sys.stdout.write(json.dumps(row) + "\n")
-    return 0
+    return 0 if print_measured("targets", partial(measure, args.targets, args.per_minute, args.minutes)) else 1
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fleetctl.cli.context import current
-from fleetctl.cli.output import DATA, Column, Output, OutputOption, print_data, print_rows
+from fleetctl.cli.output import Column, Output, OutputOption, print_rows
 from fleetctl.kit.errors import BadInputError, UnreachableError
 from fleetctl.wire import HostCommand, ListedUnit
 
@@ -67,10 +67,7 @@ def register(app: typer.Typer) -> None:
             return
         with ThreadPoolExecutor(max_workers=16) as pool:
             units = list(pool.map(lambda place: _look(provider, place), places))
-        if output in DATA:
-            print_data([unit.model_dump(mode="json") for unit in units], output)
-        else:
-            print_rows(units, COLUMNS, output, empty="")
+        print_rows(units, COLUMNS, output, empty="")
         if any(unit.runs == "unknown" for unit in units):
             raise typer.Exit(4)
 

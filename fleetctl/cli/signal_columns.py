@@ -23,11 +23,18 @@ def value(signal: Signal, show: Show, stale_s: float = STALE_S) -> str:
     return text if signal.age_s is not None and signal.age_s <= stale_s else f"{text}? ({seconds(signal.age_s)} old)"
 
 
-def signal_column(title: str, of: Callable[[Any], Signal], show: Show, *, wide: bool = False) -> Column:
+def signal_column(
+    title: str, of: Callable[[Any], Signal], show: Show, *, wide: bool = False, stale_s: float = STALE_S
+) -> Column:
     """A signal of a node."""
+    return _told_column(title, of, lambda signal: value(signal, show, stale_s), wide=wide)
+
+
+def _told_column(title: str, of: Callable[[Any], Any], cell: Callable[[Any], str], *, wide: bool) -> Column:
+    """What `of` finds in a row, which has a `value`."""
     return Column(
         title,
-        lambda row: value(of(row), show),
+        lambda row: cell(of(row)),
         wide=wide,
         right=True,
         sort_key=lambda row: of(row).value,
@@ -107,35 +114,8 @@ def gpus_of(row: Any) -> GroupGpus:
 
 def _group_column(title: str, name: str, show: Show, *, wide: bool) -> Column:
     """`-o wide` has room to say of each value how many nodes it is of; the short table has one column for it."""
-
-    def of(row: Any) -> GroupSignal:
-        signal: GroupSignal = getattr(load_of(row), name)
-        return signal
-
     cell = group_value_known if wide else group_value
-    return Column(
-        title,
-        lambda row: cell(of(row), show),
-        wide=wide,
-        right=True,
-        sort_key=lambda row: of(row).value,
-        is_volatile=True,
-    )
-
-
-def _of_cards(title: str, name: str, show: Show) -> Column:
-    def of(row: Any) -> float | None:
-        value: float | None = getattr(gpus_of(row), name)
-        return value
-
-    return Column(
-        title,
-        lambda row: "-" if (known := of(row)) is None else show(known),
-        wide=True,
-        right=True,
-        sort_key=of,
-        is_volatile=True,
-    )
+    return _told_column(title, lambda row: getattr(load_of(row), name), lambda signal: cell(signal, show), wide=wide)
 
 
 def throttled_words(row: Any) -> str:
@@ -170,11 +150,11 @@ def load_columns(*, wide: bool = False) -> list[Column]:
         _group_column("cost/h", "cost_per_hour", money, wide=True),
         _group_column("per Mtok", "cost_per_mtok", money, wide=True),
         Column("cards", lambda row: cards_words(gpus_of(row)), wide=True, right=True, is_volatile=True),
-        _of_cards("hottest", "hottest_c", celsius),
-        _of_cards("slowest", "slowest_clock_hz", clock_rate),
-        _of_cards("power", "power_w", watts),
+        _card_column("hottest", "hottest_c", celsius, wide=True, of=gpus_of),
+        _card_column("slowest", "slowest_clock_hz", clock_rate, wide=True, of=gpus_of),
+        _card_column("power", "power_w", watts, wide=True, of=gpus_of),
         Column("throttled", throttled_words, wide=True, is_volatile=True),
-        _of_cards("ECC", "ecc_uncorrected", _whole),
+        _card_column("ECC", "ecc_uncorrected", _whole, wide=True, of=gpus_of),
         Column("XID", lambda row: xid_words(gpus_of(row).xids) or _none_heard(gpus_of(row)), wide=True),
     ]
 
@@ -190,13 +170,16 @@ def _none_heard(gpus: GroupGpus) -> str:
     return "none" if gpus.critical_xids_5m is not None else "-"
 
 
-def _card_column(title: str, name: str, show: Show, *, wide: bool = False) -> Column:
+def _card_column(
+    title: str, name: str, show: Show, *, wide: bool = False, of: Callable[[Any], Any] = lambda card: card
+) -> Column:
+    """A field of a card, or of what `of` finds in a row."""
     return Column(
         title,
-        lambda card: "-" if (known := getattr(card, name)) is None else show(known),
+        lambda row: "-" if (known := getattr(of(row), name)) is None else show(known),
         wide=wide,
         right=True,
-        sort_key=lambda card: getattr(card, name),
+        sort_key=lambda row: getattr(of(row), name),
         is_volatile=True,
     )
 
@@ -281,14 +264,7 @@ TOP_NODE_COLUMNS = [
     HIT,
     PREEMPT,
     signal_column("req/s", lambda n: n.requests_per_s, rate, wide=True),
-    Column(
-        "TTFT p99",
-        lambda n: value(n.ttft_p99_s, seconds, SLOW_STALE_S),
-        wide=True,
-        right=True,
-        sort_key=lambda n: n.ttft_p99_s.value,
-        is_volatile=True,
-    ),
+    signal_column("TTFT p99", lambda n: n.ttft_p99_s, seconds, wide=True, stale_s=SLOW_STALE_S),
     signal_column("prompt tok/s", lambda n: n.prompt_tokens_per_s, rate, wide=True),
     signal_column("preempt/s", lambda n: n.preemptions_per_s, rate, wide=True),
     Column("GPU", node_heat, right=True, sort_key=hottest, is_volatile=True),

@@ -759,7 +759,7 @@ class _Api:
 
     def _nodes(self) -> list[Node]:
         now = self._c.clock.now()
-        look = self._c.groups.look()
+        signals, cards = self._c.groups.look().signals, self._c.groups.cards().of_node
         firing: dict[str, list[str]] = {}
         for alert in self._alerts():
             if str(alert.state) == "firing" and alert.labels.get("node"):
@@ -769,13 +769,13 @@ class _Api:
         return [
             node_view(
                 state,
-                look.signals.get(name, {}),
+                signals.get(name, {}),
                 scraped.get(name),
                 firing.get(name, []),
                 deep_check_view(checks.last(name), now, checks.max_age_s),
                 self._c.fleet.seen_at(name),
                 now,
-                look.cards_of.get(name, ()),
+                cards.get(name, ()),
             ).model_copy(update={"cost_per_hour": self._c.groups.cost_of(name)})
             for name, state in sorted(self._c.fleet.nodes.items())
         ]

@@ -148,7 +148,7 @@ class HasCapacity(Protocol):
     """A provider that knows how many more nodes it could start."""
 
     def capacity(self, spec: NodeSpec) -> Capacity:
-        """For nodes like this one. From what was seen last: it waits for nothing."""
+        """For nodes of its provider, pool, model and SKU. From what was seen last: it waits for nothing."""
 
 
 def capacity_of(provider: NodeProvider, spec: NodeSpec) -> Capacity:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import Annotated, ClassVar
 
 from pydantic import Field, field_validator, model_validator
@@ -108,8 +109,7 @@ class HostsSettings(Section):
     @classmethod
     def _named_once(cls, nodes: list[HostNode]) -> list[HostNode]:
         for what, of in (("name", lambda n: n.name), ("host and unit", lambda n: f"{n.host} {n.unit}")):
-            seen = [of(node) for node in nodes]
-            if twice := sorted({one for one in seen if seen.count(one) > 1}):
+            if twice := sorted(one for one, times in Counter(map(of, nodes)).items() if times > 1):
                 raise ValueError(f"two have the {what} {twice[0]}")
         return nodes
 

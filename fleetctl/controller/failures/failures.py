@@ -7,7 +7,7 @@ import math
 import secrets
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import structlog
 
@@ -148,14 +148,14 @@ class Failures:
         return told[1].get(name, "")
 
     def _seen(self, states: Sequence[NodeState], now: float) -> list[Seen]:
-        look = self._groups.look()
-        skus = {card.node: card.card for card in look.cards if card.card}
+        cards = self._groups.cards()
+        skus = {card.node: card.card for card in cards.all if card.card}
         series = self._series(now)
         found = []
         for state in states:
-            name, check = state.name, self._deep_checks.last(state.name)
-            right = check.known(now, self._deep_checks.max_age_s) if check is not None else None
-            signs = signs_of(state, Told(right, series.get(name, {}), look.cards_of.get(name, ())), now)
+            name = state.name
+            right = self._deep_checks.is_right(name, now)
+            signs = signs_of(state, Told(right, series.get(name, {}), cards.of_node.get(name, ())), now)
             place, instance = self._place(state, skus), state.instance or ""
             found.append(Seen(place, signs, instance, is_at_risk=state.phase in AT_RISK))
         return without_common_cause(found)
@@ -188,12 +188,7 @@ def without_common_cause(seen: Sequence[Seen]) -> list[Seen]:
     if silent < COMMON_CAUSE_NODES or 2 * silent <= len(seen):
         return list(seen)
     return [
-        Seen(
-            one.place,
-            {kind: why for kind, why in one.signs.items() if kind is not FailureKind.UNREACHABLE},
-            one.instance,
-            one.is_at_risk,
-        )
+        replace(one, signs={kind: why for kind, why in one.signs.items() if kind is not FailureKind.UNREACHABLE})
         for one in seen
     ]
 

@@ -115,6 +115,11 @@ class DeepChecks:
         """The last check of the node that runs now; None before the first."""
         return self._checks.get(name)
 
+    def is_right(self, name: str, now: float) -> bool | None:
+        """Whether the node answers as it should; None: that is not known, or not any more."""
+        check = self._checks.get(name)
+        return None if check is None else check.known(now, self.max_age_s)
+
     def why_out(self, name: str) -> str:
         """Why the node can't serve, though its health says that it is ready; empty: nothing is known against it."""
         check = self._checks.get(name)

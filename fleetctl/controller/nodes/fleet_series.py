@@ -156,9 +156,7 @@ class FleetSeries(Collector):
             yield FleetSample(PROCESS_UP, spec, float(state.process_up))
         if state.process_up is False and state.exit_status is not None:
             yield FleetSample(EXIT_STATUS, spec, float(state.exit_status))
-        check = self._deep_checks.last(state.name)
-        is_right = check.known(now, self._deep_checks.max_age_s) if check is not None else None
-        if is_right is not None:
+        if (is_right := self._deep_checks.is_right(state.name, now)) is not None:
             yield FleetSample(OUTPUT_OK, spec, float(is_right))
         yield FleetSample(PHASE, spec, 1.0, (("phase", state.phase.value), ("reason", reason_word(state))))
 

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import sqlalchemy as sa
 
+from fleetctl.controller.nodes.engine_probes import told
 from fleetctl.controller.nodes.node_row import NodeRow, delete_stopped, place_listed, remove_listed
 from fleetctl.controller.nodes.routing import Routing
 from fleetctl.controller.records import Records
+from fleetctl.discovery.probe import EngineFacts
 from fleetctl.providers.found import SOURCE, URL
 from fleetctl.providers.spec import NodeSpec
 
@@ -63,9 +65,9 @@ class ListedNodes:
     async def follow(self, listing: Listing, rows: Sequence[NodeRow], words: ListWords, now: float) -> None:
         """Bring the rows to what is listed. `rows`: of all nodes."""
         placed, gone, old = differences(listing, rows, now)
-        await asyncio.to_thread(lambda: [self._learn(spec) for spec in placed])
         if not (placed or gone or old):
             return
+        await asyncio.to_thread(lambda: [self._learn(spec) for spec in placed])
 
         def change(connection: sa.Connection) -> None:
             for spec in placed:
@@ -124,13 +126,7 @@ def known_as_before(spec: NodeSpec, row: NodeRow | None) -> NodeSpec:
     if row is None or row.spec.facts.get(URL) != spec.facts.get(URL):
         return spec
     before = row.spec
-    version = {"version": before.facts["version"]} if "version" in before.facts else {}
-    return replace(
-        spec,
-        engine=spec.engine or before.engine,
-        model=spec.model or before.model,
-        facts={**version, **spec.facts},
-    )
+    return told(spec, EngineFacts(before.engine, before.facts.get("version", ""), before.model))
 
 
 def changed_words(before: NodeSpec, after: NodeSpec) -> str:

@@ -20,6 +20,7 @@ from fleetctl.controller.nodes.node_values import fresh_values
 from fleetctl.controller.nodes.wanted_history import WantedHistory
 from fleetctl.kit.clock import Clock
 from fleetctl.providers.provider import NodeProvider, capacity_of
+from fleetctl.providers.spec import NodeSpec
 from fleetctl.wire import NodePhase, RouteSignals
 from runbooks.ports import Capacity, Freeze, NodeFacts, NodeRoom, RevisionFacts, WantedChange, WayOut
 
@@ -71,6 +72,10 @@ class FleetLookup:
     async def nodes(self) -> list[NodeFacts]:
         """Every node ever wanted, with what it holds as far as that is known now."""
         held = self.held_requests()
+        rows = await self._database.read(list_nodes)
+        # Asked once for nodes that are alike, as each answer may look at all places: a second, for a thousand nodes.
+        alike = {_kind_of(row.spec): row.spec for row in rows}
+        rooms = {kind: Capacity(*astuple(capacity_of(self._provider, spec))) for kind, spec in alike.items()}
         return [
             NodeFacts(
                 name=row.name,
@@ -84,9 +89,9 @@ class FleetLookup:
                 engine=row.spec.engine,
                 host=row.spec.facts.get("host", ""),
                 cannot=lacking(row.spec, self._provider),
-                capacity=Capacity(*astuple(capacity_of(self._provider, row.spec))),
+                capacity=rooms[_kind_of(row.spec)],
             )
-            for row in await self._database.read(list_nodes)
+            for row in rows
         ]
 
     async def wanted_changes(self) -> list[WantedChange]:
@@ -169,6 +174,11 @@ def held_since(store: SeriesStore, node: str, since: float, now: float) -> int |
     if answer.value is None or answer.at is None or answer.at < since or not math.isfinite(answer.value):
         return None
     return round(answer.value)
+
+
+def _kind_of(spec: NodeSpec) -> tuple[str, str, str, str]:
+    """What capacity may depend on: `NodeProvider`s are asked for more nodes like one, and not for this one."""
+    return spec.provider, spec.pool, spec.model, spec.facts.get("sku", "")
 
 
 def progress_of(store: SeriesStore, node: str, now: float, stale_after_s: float) -> float | None:

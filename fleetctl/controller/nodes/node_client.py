@@ -170,12 +170,9 @@ class NodeClient:
 
     async def complete(self, url: str, body: Mapping[str, Any], *, timeout_s: float, api_key: str = "") -> object:
         """What a node answers a user's request with. Raises UnansweredError, NoAnswerError, NotAllowedError."""
-        header = self.keys.header(api_key)
         try:
             async with asyncio.timeout(timeout_s):
-                content = await self._read(
-                    "POST", url, dict(body), {"Authorization": header} if header else {}, timeout_s
-                )
+                content = await self._read("POST", url, dict(body), self._keyed(api_key), timeout_s)
         except TimeoutError as error:
             raise UnansweredError(f"POST {url}: no answer within {timeout_s:g} s") from error
         try:
@@ -191,9 +188,8 @@ class NodeClient:
             self._may_act()
         except UnreachableError as error:
             raise NoAnswerError(f"POST {url}: not sent: {error.message}") from error
-        header = self.keys.header(api_key)
-        headers = {"Authorization": header} if header else {}
-        return _parse_object(await self._read("POST", url, None if body is None else dict(body), headers, timeout_s))
+        content = await self._read("POST", url, None if body is None else dict(body), self._keyed(api_key), timeout_s)
+        return _parse_object(content)
 
     async def drain_state(self, url: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> NodeDrain:
         """Raises NoAnswerError (SilentPeerError when it says nothing), NotAllowedError."""
@@ -279,6 +275,10 @@ class NodeClient:
             except UnreachableError as error:
                 raise NoAnswerError(f"{method} {url}: not sent: {error.message}") from error
         return _parse_object(await self._read(method, url, body, headers, timeout_s, also))
+
+    def _keyed(self, api_key: str) -> dict[str, str]:
+        header = self.keys.header(api_key)
+        return {"Authorization": header} if header else {}
 
     async def _read(
         self,

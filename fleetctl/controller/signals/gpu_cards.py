@@ -87,10 +87,8 @@ def gpu_cards(store: SeriesStore, now: float, stale_after_s: float) -> dict[Key,
     }
 
 
-def gpus_of_group(members: Sequence[str], cards: Sequence[wire.Gpu]) -> wire.GroupGpus:
-    """The cards of these nodes as a whole: the hottest, the slowest, how many are throttled, what failed."""
-    names = set(members)
-    own = [card for card in cards if card.node in names]
+def gpus_of_group(members: Sequence[str], own: Sequence[wire.Gpu]) -> wire.GroupGpus:
+    """These nodes' own cards as a whole: the hottest, the slowest, how many are throttled, what failed."""
 
     def known(field: str) -> list[float]:
         return [value for card in own if (value := getattr(card, field)) is not None]

@@ -48,8 +48,15 @@ class Look:
     signals: Signals
     values: Mapping[str, Values]  # signal to what each node told lately
     histograms: Sequence[tuple[Mapping[str, str], Buckets]]  # of TTFT, with their labels
-    cards: Sequence[wire.Gpu]
-    cards_of: Mapping[str, Sequence[wire.Gpu]]  # the same by node
+
+
+@dataclass(frozen=True, slots=True)
+class Cards:
+    """Every card that somebody told of lately."""
+
+    at: float
+    all: Sequence[wire.Gpu]
+    of_node: Mapping[str, Sequence[wire.Gpu]]
 
 
 class NodeGroups:
@@ -65,6 +72,7 @@ class NodeGroups:
         self._clock = clock
         self._stale_after_s = stale_after_s
         self._last: Look | None = None
+        self._cards: Cards | None = None
 
     def look(self) -> Look:
         """The newest look at the series, at most a second old."""
@@ -73,10 +81,21 @@ class NodeGroups:
             self._last = self._look(now)
         return self._last
 
+    def cards(self) -> Cards:
+        """As `look`, of cards alone: who asks every other second needs no signals and histograms."""
+        now = self._clock.now()
+        if self._cards is None or not 0 <= now - self._cards.at < FRESH_FOR_S:
+            found = list(gpu_cards(self._store, now, self._stale_after_s).values())
+            of_node: dict[str, list[wire.Gpu]] = {}
+            for card in found:
+                of_node.setdefault(card.node, []).append(card)
+            self._cards = Cards(now, found, of_node)
+        return self._cards
+
     def gpus(self) -> list[wire.Gpu]:
         """Every card, with its node's place in the fleet."""
         found = []
-        for card in self.look().cards:
+        for card in self.cards().all:
             state = self._fleet.nodes.get(card.node)
             if state is not None:
                 spec = state.row.spec
@@ -91,7 +110,7 @@ class NodeGroups:
         state = self._fleet.nodes.get(name)
         if state is None or not self._costs.per_hour:
             return None
-        return self._costs.of(state.row.spec, (card.card for card in self.look().cards_of.get(name, ())))
+        return self._costs.of(state.row.spec, (card.card for card in self.cards().of_node.get(name, ())))
 
     def groups(self, by: GroupBy) -> list[wire.NodeGroup]:
         """Every group of wanted nodes, by name."""
@@ -131,8 +150,9 @@ class NodeGroups:
         found["cost_per_mtok"] = per_million(found["cost_per_hour"], total(list(costs), of("tokens_per_s")))
         own = [buckets for labels, buckets in look.histograms if labels.get(by, "") == name]
         found["ttft_p95_s"] = pooled_quantile(0.95, members, own, of("first_tokens_per_s"))
+        cards = self.cards().of_node
         return wire.GroupLoad(
-            gpus=gpus_of_group(members, look.cards),
+            gpus=gpus_of_group(members, [card for name in members for card in cards.get(name, ())]),
             **{signal: wire.GroupSignal(**asdict(one)) for signal, one in found.items()},
         )
 
@@ -144,11 +164,7 @@ class NodeGroups:
                 if signal.value is not None and signal.age_s is not None and signal.age_s <= self._stale_after_s:
                     values.setdefault(name, {})[node] = signal.value
         slow_s = self._stale_after_s + SLOW_SERIES_S
-        cards = list(gpu_cards(self._store, now, self._stale_after_s).values())
-        cards_of: dict[str, list[wire.Gpu]] = {}
-        for card in cards:
-            cards_of.setdefault(card.node, []).append(card)
-        return Look(now, signals, values, _histograms(self._store, now, slow_s), cards, cards_of)
+        return Look(now, signals, values, _histograms(self._store, now, slow_s))
 
 
 def per_million(cost: Aggregate, tokens_per_s: Aggregate) -> Aggregate:

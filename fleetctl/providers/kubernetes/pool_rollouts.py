@@ -11,7 +11,7 @@ from fleetctl.providers.kubernetes.estate import Estate
 from fleetctl.providers.kubernetes.node_spec import pool_of
 from fleetctl.providers.kubernetes.options import KubernetesOptions
 from fleetctl.providers.kubernetes.pod import HASH_LABELS, Pod
-from fleetctl.providers.kubernetes.revisions import kept_revisions, roll_back
+from fleetctl.providers.kubernetes.revisions import kept_revisions, list_revisions, roll_back
 from fleetctl.providers.kubernetes.workload import Workload
 from fleetctl.providers.pool_rollout import KeptRevision, PoolRollout, RolloutWord
 
@@ -33,7 +33,7 @@ class PoolRollouts:
     def roll_to(self, pool: str, revision: str) -> None:
         """As `kubectl rollout undo --to-revision`, by the revision's hash. Nothing when it is the current one."""
         workload = self._one(pool)
-        kept = kept_revisions(self._find, workload)
+        kept = list_revisions(self._cluster, workload)
         numbers = [one.number for one in kept if one.hash == revision]
         if not numbers:
             known = ", ".join(one.hash for one in kept) or "none"
@@ -133,9 +133,6 @@ class PoolRollouts:
         names = {pod.container.name for pod in pods}
         found = [one["name"] for one in containers if one["name"] in names]
         return str(found[0] if found else containers[0]["name"])
-
-    def _find(self, plural: str, namespace: str) -> Sequence[Object]:
-        return self._cluster.find_all(plural, namespace)[0]
 
 
 def _hash(pod: Pod) -> str:

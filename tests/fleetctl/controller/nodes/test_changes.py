@@ -138,7 +138,7 @@ async def test_rules_and_questions_ask_for_phases_and_changes() -> None:
     clock, store, changes = DrivenClock(), SeriesStore(), Changes()
     nodes = {"a": node("a"), "b": node("b")}
     fleet = cast(Fleet, type("_", (), {"nodes": nodes, "seen_at": lambda _, name: clock.now()})())
-    checks = cast(DeepChecks, type("_", (), {"last": lambda _, name: None, "max_age_s": 60.0})())
+    checks = cast(DeepChecks, type("_", (), {"is_right": lambda _, name, now: None})())
     gateways = cast(Gateways, {})
     series = FleetSeries(fleet, gateways, checks, store, clock, stale_after_s=10.0, own=(), changes=changes)
     await series.record()
