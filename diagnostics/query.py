@@ -21,8 +21,8 @@ QUERY_PLACEHOLDERS = frozenset({"node", "pool", "model", "scope", "before", "ons
 PAST_MARGIN_S = 15.0  # the signals look back 20 s: a fault is in them some seconds before a rule sees it
 CHANGE_MARGIN_S = 90.0  # a rollout goes on while it already shows, and a change is told with a node's next scrape
 _SAYS_WHO_ANSWERS = ("up", "llm:up")  # what the controller itself found out about a node
-# From an exporter beside the node, whose own silence ends these series; and from who started its process.
-_TOLD_BY_OTHERS = ("llm:gpu_", "fleet_node_")
+# From an exporter beside the node, whose own silence ends these series; from the controller; and from gateways.
+_TOLD_BY_OTHERS = ("llm:gpu_", "fleet_", "gateway_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def liveness_query(scope: Mapping[str, str]) -> str:
 def reads_own_numbers(query: str, scope: Mapping[str, str]) -> bool:
     """Whether the query reads what the scope's own nodes say of themselves: series pinned to its node (else its pool).
 
-    What others know of them is none of it: whether they answer, and the GPU exporter's word.
+    What others know of them is none of it: whether they answer, the GPU exporter's word, the controller's, a gateway's.
     """
     label = "node" if scope.get("node") else "pool"
     try:

@@ -53,6 +53,12 @@ def named(tree: str, yes: str, unknown: str = "", kind: str = "node") -> tuple[s
     return rank(tree, yes, unknown, kind).fits[0].causes
 
 
+@pytest.mark.parametrize("question", ["most_silent", "most_processes_ended", "peers_wrong"])
+def test_a_share_that_is_asked_for_is_the_share_that_is_shown(question: str) -> None:
+    """67 % beside "are at least half of the nodes silent?", meaning those that answer, was read the wrong way round."""
+    assert builtin_knowledge().questions[question].when.comparison in (">", ">=")
+
+
 CASES = [
     (
         "overload",

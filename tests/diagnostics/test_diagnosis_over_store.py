@@ -236,14 +236,14 @@ def test_a_series_that_ended_is_unknown_and_one_that_stopped_is_stale(trees: dic
 @pytest.mark.parametrize(
     ("up", "answer", "share"),
     [
-        ((1, 1, 1), "no", 1.0),
-        ((1, 0, 1), "no", 2 / 3),
-        ((0, 0, 1), "yes", 1 / 3),
-        ((0, 1), "no", 1.0),
-        ((0, 0), "yes", 0.0),
+        ((1, 1, 1), "no", 0.0),
+        ((1, 0, 1), "no", 1 / 3),
+        ((0, 0, 1), "yes", 2 / 3),
+        ((0, 1), "no", 0.0),
+        ((0, 0), "yes", 1.0),
     ],
 )
-def test_the_share_of_a_pool_that_answers_is_what_a_reader_can_count(
+def test_the_share_of_a_pool_that_is_silent_is_what_a_reader_can_count(
     up: tuple[float, ...], answer: str, share: float
 ) -> None:
     store = SeriesStore()
@@ -253,6 +253,21 @@ def test_the_share_of_a_pool_that_answers_is_what_a_reader_can_count(
     found = read_all([question], SCOPE, store_query(store, BEGIN + 1), AskedAt(BEGIN + 1, BEGIN))["most_silent"]
 
     assert (found.answer, found.value) == (answer, pytest.approx(share))
+
+
+def test_what_the_controller_and_gateways_know_of_a_dead_node_is_evidence() -> None:
+    store = SeriesStore()
+    fill(store, BEGIN - 600, BEGIN, {})
+    fill(store, BEGIN + 5, BEGIN + 60, {"node-2": {"llm:up": 0.0}})
+    for told_at in (BEGIN - 90, BEGIN + 60):
+        labels = {"__name__": "fleet_change_timestamp_seconds", "kind": "restart", **SCOPE}
+        store.append(labels, told_at, BEGIN - 100)
+    known = builtin_knowledge().questions
+    asked = AskedAt(BEGIN + 60, BEGIN)
+    found = read_all([known["restarted_by_us"], known["ttft_up"]], SCOPE, store_query(store, BEGIN + 60), asked)
+
+    assert (found["restarted_by_us"].answer, found["restarted_by_us"].why_unknown) == ("yes", "")
+    assert found["ttft_up"].why_unknown == "node-2 does not answer: its last numbers are no evidence"
 
 
 def test_several_answers_and_a_failing_query_are_unknown() -> None:
