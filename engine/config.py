@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from engine.protocol.core_config import MAX_SPECULATIVE_TOKENS
 from engine.text.tool_formats import PARSERS, ToolFormatName
 from engine.trace_config import BadEndpointError, trace_endpoint
 
@@ -53,6 +54,11 @@ class NodeConfig:
     swap_space_gib: float = 0.0  # of host memory, for the KV of preempted requests; 0: it is computed again
     prefix_caching: bool = True
     chunked_prefill: bool = True
+    speculation: Literal["off", "ngram"] = "off"
+    num_speculative_tokens: int = 8
+    prompt_lookup_min: int = 2
+    prompt_lookup_max: int = 5
+    adaptive_speculation: bool = True
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
     max_num_queued_reqs: int = 1024
@@ -147,6 +153,37 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         type=int,
         help="CPU threads of the runner; default: one a core, 1 for models below 64 MiB",
+    )
+
+    ahead = parser.add_argument_group("tokens ahead (speculative decoding: the same answers in fewer steps)")
+    ahead.add_argument(
+        "--speculation",
+        default="off",
+        choices=("off", "ngram"),
+        help="ngram: what followed the last tokens earlier in prompt or answer is proposed and verified (%(default)s)",
+    )
+    ahead.add_argument(
+        "--num-speculative-tokens",
+        metavar="N",
+        type=int,
+        default=8,
+        help=f"proposed for a request in one step, at most; up to {MAX_SPECULATIVE_TOKENS} (%(default)s)",
+    )
+    ahead.add_argument(
+        "--prompt-lookup-min",
+        metavar="N",
+        type=int,
+        default=2,
+        help="tokens that must be found again for a proposal (%(default)s)",
+    )
+    ahead.add_argument(
+        "--prompt-lookup-max", metavar="N", type=int, default=5, help="tokens that are looked for (%(default)s)"
+    )
+    ahead.add_argument(
+        "--adaptive-speculation",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="propose only where it was measured to pay; else always",
     )
 
     admission = parser.add_argument_group("admission")
@@ -248,6 +285,15 @@ def config_from_args(args: argparse.Namespace) -> NodeConfig:
             raise BadConfigError(
                 f"--{option.replace('_', '-')} {value!r}: letters, digits, '.', '_' and '-' only, at most 63"
             )
+    if args.num_speculative_tokens > MAX_SPECULATIVE_TOKENS:
+        raise BadConfigError(
+            f"--num-speculative-tokens {args.num_speculative_tokens}: must be at most {MAX_SPECULATIVE_TOKENS}"
+        )
+    if args.prompt_lookup_min > args.prompt_lookup_max:
+        raise BadConfigError(
+            f"--prompt-lookup-min {args.prompt_lookup_min}: must be at most --prompt-lookup-max "
+            f"({args.prompt_lookup_max})"
+        )
     return NodeConfig(
         model_dir=model_dir,
         served_model_names=tuple(args.served_model_name or (model_dir.resolve().name,)),
@@ -272,6 +318,11 @@ def config_from_args(args: argparse.Namespace) -> NodeConfig:
         swap_space_gib=args.swap_space,
         prefix_caching=args.enable_prefix_caching,
         chunked_prefill=args.enable_chunked_prefill,
+        speculation=args.speculation,
+        num_speculative_tokens=args.num_speculative_tokens,
+        prompt_lookup_min=args.prompt_lookup_min,
+        prompt_lookup_max=args.prompt_lookup_max,
+        adaptive_speculation=args.adaptive_speculation,
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=args.max_num_batched_tokens,
         max_num_queued_reqs=args.max_num_queued_reqs,
@@ -298,6 +349,9 @@ _POSITIVE = {
     "--swap-space": 0,
     "--max-num-seqs": 1,
     "--max-num-batched-tokens": 1,
+    "--num-speculative-tokens": 1,
+    "--prompt-lookup-min": 1,
+    "--prompt-lookup-max": 1,
     "--num-threads": 1,
     "--max-num-queued-reqs": 1,
     "--max-num-queued-tokens": 1,

@@ -75,7 +75,11 @@ def serve(config: NodeConfig) -> None:
     tokenizer = load_tokenizer(config.model_dir)
     facts = read_model_facts(config, tokenizer)
     core_config = core_config_of(config, facts)
-    metrics = NodeMetrics(model_name=config.model_name, max_model_len=facts.max_model_len)
+    metrics = NodeMetrics(
+        model_name=config.model_name,
+        max_model_len=facts.max_model_len,
+        num_speculative_tokens=0 if config.speculation == "off" else config.num_speculative_tokens,
+    )
     listener = _listen(config.host, config.port)
     _warn_of_exposure(config)
     with contextlib.closing(listener):
@@ -136,6 +140,11 @@ def core_config_of(config: NodeConfig, facts: ModelFacts) -> CoreConfig:
         max_model_len=facts.max_model_len,
         prefix_caching=config.prefix_caching,
         chunked_prefill=config.chunked_prefill,
+        speculation=config.speculation,
+        num_speculative_tokens=config.num_speculative_tokens,
+        prompt_lookup_min=config.prompt_lookup_min,
+        prompt_lookup_max=config.prompt_lookup_max,
+        adaptive_speculation=config.adaptive_speculation,
         vocab_size=facts.vocab_size,
         eos_token_ids=facts.eos_token_ids,
         enable_faults=config.enable_faults,

@@ -169,15 +169,15 @@ class FakeRunner:
         if self._checks_kv:
             self._move_blocks(plan)
             for row in plan.scheduled:
-                self._store(row.seq_id, row.start, row.num_tokens, row.block_ids)
+                self._store(row)
             for row in plan.scheduled:
-                self._check(row.seq_id, row.start + row.num_tokens, row.block_ids)
-        token_ids: dict[str, int] = {}
-        logprobs: dict[str, TokenLogprobs] = {}
+                self._check(row)
+        token_ids: dict[str, tuple[int, ...]] = {}
+        logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
         for row in plan.scheduled:
             if row.samples and row.seq_id not in failed:
                 try:
-                    token_ids[row.seq_id] = self._sample(row.seq_id, logprobs)
+                    token_ids[row.seq_id] = self._sample_row(row, logprobs)
                 except BadGrammarError as error:
                     failed[row.seq_id] = grammar_failure(error)
         seconds = self.cost.seconds(plan)
@@ -208,8 +208,24 @@ class FakeRunner:
             failed[new.seq_id] = grammar_failure(error)
             return None
 
-    def _sample(self, seq_id: str, logprobs: dict[str, TokenLogprobs]) -> int:
-        sequence = self._sequences[seq_id]
+    def _sample_row(self, row: Scheduled, logprobs: dict[str, tuple[TokenLogprobs, ...]]) -> tuple[int, ...]:
+        """What is drawn one by one, for as long as it is what was proposed."""
+        sequence = self._sequences[row.seq_id]
+        drawn = [self._sample(sequence)]
+        for proposed in row.draft:
+            if drawn[-1] != proposed:
+                break
+            try:
+                drawn.append(self._sample(sequence))
+            except BadGrammarError:
+                break  # it is the next step's to find, if there is one
+        if (num_top := sequence.sampling.num_logprobs) is not None:
+            each = -math.log(self.vocab_size)  # tokens are drawn uniformly
+            tops = [[token_id, *(t for t in range(num_top) if t != token_id)][:num_top] for token_id in drawn]
+            logprobs[row.seq_id] = tuple(TokenLogprobs(each, tuple((t, each) for t in top)) for top in tops)
+        return tuple(drawn)
+
+    def _sample(self, sequence: _Sequence) -> int:
         sampling = sequence.sampling
         if sequence.matcher is None:
             token_id = _draw(sequence.prefix, sequence.num_output, sampling, self.vocab_size)
@@ -221,10 +237,6 @@ class FakeRunner:
         sequence.num_output += 1
         if self._checks_kv:
             sequence.token_ids.append(token_id)
-        if sampling.num_logprobs is not None:
-            each = -math.log(self.vocab_size)  # tokens are drawn uniformly
-            top = [token_id, *(t for t in range(sampling.num_logprobs) if t != token_id)]
-            logprobs[seq_id] = TokenLogprobs(each, tuple((t, each) for t in top[: sampling.num_logprobs]))
         return token_id
 
     def _move_blocks(self, plan: StepPlan) -> None:
@@ -238,24 +250,30 @@ class FakeRunner:
     def _slots(self, blocks: dict[int, list[int | None]], block_id: int) -> list[int | None]:
         return blocks.setdefault(block_id, [None] * self._block_size)
 
-    def _store(self, seq_id: str, start: int, num_tokens: int, block_ids: tuple[int, ...]) -> None:
-        token_ids = self._sequences[seq_id].token_ids
+    def _tokens_of(self, row: Scheduled) -> list[int]:
+        """All that a row computes or reads, from the sequence's first token on."""
+        return [*self._sequences[row.seq_id].token_ids[: row.start + row.num_known_tokens], *row.draft]
+
+    def _store(self, row: Scheduled) -> None:
+        token_ids, block_ids, start = self._tokens_of(row), row.block_ids, row.start
         before = self._read(block_ids, start - 1) if start else 0
         if before is None:
-            raise FakeKvError(f"sequence {seq_id} starts at {start}, but the position before holds no KV")
-        for position in range(start, start + num_tokens):
+            raise FakeKvError(f"sequence {row.seq_id} starts at {start}, but the position before holds no KV")
+        for position in range(start, start + row.num_tokens):
             before = _hash_next(before, token_ids[position])
             block_id = block_ids[position // self._block_size]
             self._slots(self._device, block_id)[position % self._block_size] = before
 
-    def _check(self, seq_id: str, num_tokens: int, block_ids: tuple[int, ...]) -> None:
+    def _check(self, row: Scheduled) -> None:
         """Read back all positions as attention would, after all rows of the step stored theirs."""
         expected = 0
-        for position, token_id in enumerate(self._sequences[seq_id].token_ids[:num_tokens]):
+        for position, token_id in enumerate(self._tokens_of(row)):
             expected = _hash_next(expected, token_id)
-            if self._read(block_ids, position) != expected:
-                block_id = block_ids[position // self._block_size]
-                raise FakeKvError(f"sequence {seq_id}, position {position}: block {block_id} holds another prefix")
+            if self._read(row.block_ids, position) != expected:
+                where = (
+                    f"sequence {row.seq_id}, position {position}: block {row.block_ids[position // self._block_size]}"
+                )
+                raise FakeKvError(f"{where} holds another prefix")
 
     def _read(self, block_ids: tuple[int, ...], position: int) -> int | None:
         return self._slots(self._device, block_ids[position // self._block_size])[position % self._block_size]

@@ -72,7 +72,7 @@ class CoreFaults:
     def _slow_down(self, plan: StepPlan, own_seconds: float) -> None:
         own = max(own_seconds, MIN_SLOWED_STEP_S)
         seconds = (self._now.slow_steps or 1.0) * own + self._now.row_seconds * len(plan.scheduled)
-        if self._now.slow_decode is not None and all(row.num_tokens == 1 for row in plan.scheduled):
+        if self._now.slow_decode is not None and all(row.num_known_tokens == 1 for row in plan.scheduled):
             seconds *= self._now.slow_decode
         if seconds > own:
             self._clock.sleep(min(seconds - own, MAX_SLEEP_S))
@@ -86,7 +86,7 @@ class CoreFaults:
         }
         return replace(
             result,
-            token_ids={seq_id: token for seq_id, token in result.token_ids.items() if seq_id not in failing},
+            token_ids={seq_id: drawn for seq_id, drawn in result.token_ids.items() if seq_id not in failing},
             failed={**result.failed, **failing},
         )
 
@@ -100,9 +100,12 @@ class CoreFaults:
         vocab_size = self._scheduler.config.vocab_size or 2**31
         return replace(
             result,
-            token_ids={seq_id: (token_id + 1) % vocab_size for seq_id, token_id in result.token_ids.items()},
+            token_ids={
+                seq_id: tuple((token_id + 1) % vocab_size for token_id in drawn)
+                for seq_id, drawn in result.token_ids.items()
+            },
             logprobs={
-                seq_id: replace(found, chosen=found.chosen - _WRONG_LOGPROB)
+                seq_id: tuple(replace(entry, chosen=entry.chosen - _WRONG_LOGPROB) for entry in found)
                 for seq_id, found in result.logprobs.items()
             },
             prompt_logprobs={

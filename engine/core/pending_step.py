@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -42,6 +42,9 @@ class StepOutcome(NamedTuple):
     probe_tokens: int = 0  # computed for probes
     swapped_out_blocks: int = 0
     swapped_in_blocks: int = 0
+    num_drafts: int = 0  # sequences that tokens were proposed for
+    num_draft_tokens: int = 0
+    accepted_per_position: tuple[int, ...] = ()  # proposals that were right, by their place in a draft
 
     @classmethod
     def nothing(cls) -> StepOutcome:
@@ -77,6 +80,15 @@ class PendingStep:
     prefix_queries_tokens: int = 0
     prefix_hits_tokens: int = 0
 
+    def add_draft(self, index: int, token_ids: tuple[int, ...]) -> None:
+        """Propose tokens for a row that draws one; its sequence's block table is long enough."""
+        sequence, scheduled = self.rows[index]
+        num_tokens = scheduled.num_tokens + len(token_ids)
+        block_ids = tuple(sequence.block_ids)
+        drafted = replace(scheduled, num_tokens=num_tokens, block_ids=block_ids, draft=token_ids)
+        self.rows[index] = StepRow(sequence, drafted)
+        self.budget_tokens -= len(token_ids)
+
     def add_row(self, sequence: CoreSequence, num_tokens: int) -> None:
         """Plan the next `num_tokens` of a sequence; its block table is long enough."""
         start = sequence.num_computed_tokens
@@ -93,7 +105,7 @@ class PendingStep:
         if not rows:
             return StepKind.NONE
         num_decodes = sum(
-            scheduled.num_tokens == 1 and scheduled.samples and scheduled.start >= sequence.num_prompt_tokens
+            scheduled.num_known_tokens == 1 and scheduled.samples and scheduled.start >= sequence.num_prompt_tokens
             for sequence, scheduled in rows
         )
         if num_decodes == len(rows):
@@ -113,7 +125,7 @@ class PendingStep:
             copies=tuple(self.copies),
         )
 
-    def as_outcome(self) -> StepOutcome:
+    def as_outcome(self, speculated: tuple[int, int, tuple[int, ...]] = (0, 0, ())) -> StepOutcome:
         """With the news of the step's sequences and its victims; nothing of those whose end was told by an abort."""
         touched = {r.seq_id: r for r in (*(row.sequence for row in self.rows), *self.preempted)}
         told = [r for r in touched.values() if r.has_news and r.finish_reason is not FinishReason.ABORT]
@@ -126,4 +138,5 @@ class PendingStep:
             sum(row.scheduled.num_tokens for row in self.rows if row.sequence.is_probe),
             len(self.swap_out),
             len(self.swap_in),
+            *speculated,
         )

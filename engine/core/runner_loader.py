@@ -10,6 +10,7 @@ from engine.core.fake_runner import FakeRunner
 from engine.core.host_tuning import default_num_threads, find_triton_cache, keep_freed_memory, limit_openmp_spin
 from engine.core.runner import Runner
 from engine.core.scheduler_config import SchedulerConfig
+from engine.core.speculation_config import SpeculationConfig
 from engine.model.directory import ModelDir, kv_bytes_per_token, open_model, size_kv, weight_bytes
 from engine.protocol.clock import SystemMonotonicClock
 from engine.protocol.core_config import CoreConfig
@@ -83,6 +84,19 @@ def limits_of(
         num_host_blocks=num_host_blocks,
         eos_token_ids=eos_token_ids if config.eos_token_ids is None else config.eos_token_ids,
         vocab_size=vocab_size if config.vocab_size is None else config.vocab_size,
+        speculation=_speculation(config),
+    )
+
+
+def _speculation(config: CoreConfig) -> SpeculationConfig | None:
+    if config.speculation == "off":
+        return None
+    return SpeculationConfig(
+        method=config.speculation,
+        num_speculative_tokens=config.num_speculative_tokens,
+        prompt_lookup_min=config.prompt_lookup_min,
+        prompt_lookup_max=config.prompt_lookup_max,
+        is_adaptive=config.adaptive_speculation,
     )
 
 

@@ -7,6 +7,7 @@ One step:
    Its KV is swapped to host blocks or computed again, whichever was measured to be cheaper.
 4. Without a preemption, waiting sequences are admitted in order, from the prefix that is cached of them, while
    `max_num_seqs`, the token budget and the predicted growth of all block tables allow.
+5. With speculation, decodes get proposals for the tokens after the next one, in what is left of budget and blocks.
 
 The order (`sequence_queue.serving_order`) is total and never changes, and the first in the queue is passed over only
 for a step that computes its own next tokens for somebody else: so nothing starves. The best sequence can always go
@@ -25,8 +26,9 @@ from engine.core.preemption_cost import PreemptionCost
 from engine.core.scheduler_config import Refused, SchedulerConfig, why_refused
 from engine.core.sequence import CoreSequence, SequenceState
 from engine.core.sequence_queue import SequenceQueue, serving_order
+from engine.core.speculation import DraftedRow, Speculation, SpeculationCounts
 from engine.protocol.failure import FailureKind, SequenceFailure
-from engine.protocol.messages import AddSequence, FinishReason, SequenceUpdate
+from engine.protocol.messages import AddSequence, FinishReason, SequenceUpdate, StepKind
 from engine.protocol.output_length import OutputLengthForecast
 from engine.protocol.step import StepPlan, StepResult
 
@@ -43,6 +45,7 @@ class Scheduler:
         self.preemption_cost = PreemptionCost()
         self.output_length = OutputLengthForecast()
         self.finds_prefixes = True  # False is a fault: look-ups are counted and find nothing
+        self._speculation = None if config.speculation is None else Speculation(config.speculation)
         self._eos_token_ids = frozenset(config.eos_token_ids)
         self._sequences: dict[str, CoreSequence] = {}
         self._waiting = SequenceQueue()
@@ -114,6 +117,9 @@ class Scheduler:
                 self._plan_running(sequence, step, now)
         if self._waiting and not step.preempted:
             self._admit(step, now)
+        if self._speculation is not None and not step.preempted:
+            for row in self._speculation.drafts(tuple(step.rows), self._most_ahead):
+                self._add_draft(row, step)
         assert step.rows, "work but no step: the pool's arithmetic is broken"
         self._pending = step
         step.forgotten, self._forgotten = self._forgotten, []
@@ -125,6 +131,7 @@ class Scheduler:
         assert result.step_id == step.step_id, f"result of step {result.step_id}, awaited {step.step_id}"
         num_tokens = sum(row.scheduled.num_tokens for row in step.rows)
         self.preemption_cost.observe(num_tokens, result.seconds, len(step.swap_out) + len(step.swap_in))
+        speculated = self._observe_drafts(step, result)
         for sequence, scheduled in step.rows:
             if sequence.state is not SequenceState.RUNNING:
                 continue  # aborted while the step was computed
@@ -132,14 +139,15 @@ class Scheduler:
             if failure is not None:
                 self._finish(sequence, FinishReason.ERROR, failure)
                 continue
-            sequence.num_computed_tokens = scheduled.start + scheduled.num_tokens
-            self._register_blocks(sequence)
+            sequence.num_computed_tokens = scheduled.start + scheduled.num_known_tokens
             sequence.score_prompt(scheduled.start, result.prompt_logprobs.get(sequence.seq_id, ()))
             if scheduled.samples:
-                self._append_token(sequence, result)
-            elif not sequence.num_uncomputed_tokens:
+                self._take_tokens(sequence, result)
+                continue
+            self._register_blocks(sequence)
+            if not sequence.num_uncomputed_tokens:
                 self._finish(sequence, FinishReason.LENGTH)  # max_tokens 0: only its prompt was asked about
-        return step.as_outcome()
+        return step.as_outcome(speculated)
 
     def fail(self, failure: SequenceFailure, now: float) -> StepOutcome:
         """Take in that the step could not be computed: its sequences end with this failure.
@@ -366,18 +374,48 @@ class Scheduler:
             self.pool.register(sequence.block_ids[index], contents[index])
         sequence.num_registered_blocks = num_full
 
-    def _append_token(self, sequence: CoreSequence, result: StepResult) -> None:
-        token_id = result.token_ids.get(sequence.seq_id)
-        if token_id is None:
+    def _take_tokens(self, sequence: CoreSequence, result: StepResult) -> None:
+        """Take in what was drawn, up to the end of its output. The KV of all but the last token is computed."""
+        token_ids = result.token_ids.get(sequence.seq_id)
+        if not token_ids:
             failure = SequenceFailure(FailureKind.DEFECT, "the runner drew no token")
             self._finish(sequence, FinishReason.ERROR, failure)
             return
-        sequence.append(token_id, result.logprobs.get(sequence.seq_id))
-        reason = sequence.end_of_output(self._eos_token_ids, self.config.max_tokens)
+        reason: FinishReason | None = None
+        logprobs = result.logprobs.get(sequence.seq_id) or (None,) * len(token_ids)
+        for token_id, own_logprobs in zip(token_ids, logprobs, strict=True):
+            sequence.append(token_id, own_logprobs)
+            reason = sequence.end_of_output(self._eos_token_ids, self.config.max_tokens)
+            if reason is not None:
+                break
+        sequence.num_computed_tokens = sequence.num_tokens - 1
+        self._register_blocks(sequence)
         if reason is not None:
             if not sequence.is_probe:
                 self.output_length.observe(sequence.num_output_tokens)
             self._finish(sequence, reason)
+
+    def _most_ahead(self, sequence: CoreSequence) -> int:
+        """How many proposals could be taken in besides the token that is drawn in any case."""
+        left = min(
+            sequence.sampling.max_tokens - sequence.num_output_tokens, self.config.max_tokens - sequence.num_tokens
+        )
+        return left - 1
+
+    def _add_draft(self, row: DraftedRow, step: PendingStep) -> None:
+        """Nobody loses KV blocks for proposals: they take free ones, or are left out."""
+        sequence = step.rows[row.index].sequence
+        wanted = min(len(row.token_ids), step.budget_tokens)
+        num_tokens = self._reserve(sequence, 1 + wanted) - 1
+        if num_tokens > 0:
+            step.add_draft(row.index, row.token_ids[:num_tokens])
+
+    def _observe_drafts(self, step: PendingStep, result: StepResult) -> SpeculationCounts:
+        if self._speculation is None:
+            return SpeculationCounts()
+        moved_blocks = step.swap_in or step.swap_out or step.copies
+        is_plain = step.kind is StepKind.DECODE and not moved_blocks
+        return self._speculation.observe(step.rows, result, is_plain=is_plain)
 
     def _finish(self, sequence: CoreSequence, reason: FinishReason, failure: SequenceFailure | None = None) -> None:
         if sequence.state is SequenceState.RUNNING:
@@ -393,4 +431,6 @@ class Scheduler:
         sequence.block_ids, sequence.host_block_ids = [], []
         sequence.finish_reason, sequence.failure = reason, failure
         sequence.move_to(SequenceState.FINISHED)
+        if self._speculation is not None:
+            self._speculation.forget(sequence.seq_id)
         del self._sequences[sequence.seq_id]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from engine.core.speculation_config import SpeculationConfig
 from engine.protocol.messages import AddSequence
 
 _MAX_TOKEN_ID = 2**32 - 1  # blocks keep token ids in 32 bits
@@ -30,6 +31,7 @@ class SchedulerConfig:
     num_host_blocks: int = 0  # 0: preemption always recomputes
     eos_token_ids: tuple[int, ...] = ()
     vocab_size: int | None = None  # None: token ids are not checked
+    speculation: SpeculationConfig | None = None  # None: a sequence gets one token a step
 
     def __post_init__(self) -> None:
         for name in ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens"):

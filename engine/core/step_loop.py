@@ -395,6 +395,9 @@ class StepLoop:
             prefix_hits_tokens=outcome.prefix_hits_tokens,
             failed_steps=failed_steps,
             out_of_memory=out_of_memory,
+            num_drafts=outcome.num_drafts,
+            num_draft_tokens=outcome.num_draft_tokens,
+            accepted_per_position=outcome.accepted_per_position,
             slowness_ratio=self._slowness_ratio if kind is not StepKind.NONE and not failed_steps else None,
         )
 

@@ -1,8 +1,8 @@
 """How long the next step should take, learned from the steps before it.
 
 Seconds are fitted to a sum of what a step consists of, each with a price that is never negative: a fixed part,
-decoding sequences, prompt tokens, KV positions read, pairs of prompt positions, blocks moved. So a step of a size
-that was never seen is still judged by the sizes that were.
+decoding sequences, tokens proposed for them, prompt tokens, KV positions read, pairs of prompt positions, blocks
+moved. So a step of a size that was never seen is still judged by the sizes that were.
 """
 
 from __future__ import annotations
@@ -32,20 +32,22 @@ class StepSize(NamedTuple):
     context_tokens: float
     pairs: float
     moved_blocks: float
+    draft_tokens: float = 0.0
 
     @classmethod
     def of(cls, plan: StepPlan) -> StepSize:
         """What a plan's seconds depend on."""
-        decodes = prompt = context = pairs = 0
+        decodes = prompt = context = pairs = drafted = 0
         for row in plan.scheduled:
             context += row.start + row.num_tokens
-            if row.num_tokens == 1:
+            drafted += len(row.draft)
+            if row.num_known_tokens == 1:
                 decodes += 1
             else:
                 prompt += row.num_tokens
                 pairs += row.num_tokens * (2 * row.start + row.num_tokens) // 2
         moved = len(plan.swap_in) + len(plan.swap_out) + len(plan.copies)
-        return cls(1.0, decodes, prompt, context, pairs, moved)
+        return cls(1.0, decodes, prompt, context, pairs, moved, drafted)
 
 
 class StepTimeForecast:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import structlog
@@ -19,15 +20,16 @@ from engine.core.runner import NO_GRAMMARS, Slept, grammar_failure
 from engine.model.batch import Batch, make_batch, why_not
 from engine.model.decoder import Decoder
 from engine.model.directory import BadModelError, ModelDir, open_model
-from engine.model.mask_worker import MaskWorker
+from engine.model.mask_worker import MaskWorker, Matching
 from engine.model.prompt_logprobs import score_prompts
-from engine.model.sequence import Sequence, logprobs_of
+from engine.model.sequence import Sequence
+from engine.model.verification import accept
 from engine.model.weights import OffloadedWeights, load_weights
 from engine.protocol.failure import FailureKind, SequenceFailure
 from engine.protocol.grammar import BadGrammarError
 from engine.protocol.request_id import log_ids
 from engine.protocol.step import NewSequence, SamplingParams, Scheduled, StepPlan, StepResult, TokenLogprobs
-from engine.text.grammar_compiler import GrammarCompiler, GrammarMatcher
+from engine.text.grammar_compiler import GrammarCompiler
 from kernels.kv_cache import copy_blocks, swap_blocks
 from kernels.sampling import sample
 
@@ -228,26 +230,34 @@ class ModelRunner:
             copy_blocks(self._kv, plan.copies)
         failed = {s.seq_id: why for s in plan.scheduled if (why := self._why_not(s)) is not None}
         scheduled = [s for s in plan.scheduled if s.seq_id not in failed]
-        token_ids: dict[str, int] = {}
-        logprobs: dict[str, TokenLogprobs] = {}
+        token_ids: dict[str, tuple[int, ...]] = {}
+        logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
         prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
         with self._mask_worker.working_on(self._matchers_of(scheduled)) as masks:
             logits = self._forward(scheduled, failed, prompt_logprobs)
             allowed = masks()
-        sampling = [s.seq_id for s in scheduled if s.samples]
+        sampling = [s for s in scheduled if s.samples]
         if sampling:
-            rows = [self._sequences[i].sample_row(self._eos_token_ids, allowed.masks.get(i)) for i in sampling]
-            for seq_id, drawn in zip(sampling, sample(logits, rows), strict=True):
-                if seq_id in allowed.failures:
-                    failed[seq_id] = grammar_failure(allowed.failures[seq_id])
+            rows = [
+                row
+                for s in sampling
+                for row in self._sequences[s.seq_id].sample_rows(
+                    self._eos_token_ids, s.draft, allowed.masks.get(s.seq_id)
+                )
+            ]
+            all_drawn = iter(sample(logits, rows))
+            for s in sampling:
+                accepted = accept(s.draft, list(islice(all_drawn, 1 + len(s.draft))))
+                if s.seq_id in allowed.failures:
+                    failed[s.seq_id] = grammar_failure(allowed.failures[s.seq_id])
                     continue
-                if drawn.token_id is None:
-                    failed[seq_id] = NON_FINITE_LOGITS
+                if not accepted.token_ids:
+                    failed[s.seq_id] = NON_FINITE_LOGITS
                     continue
-                self._sequences[seq_id].append(drawn.token_id)
-                token_ids[seq_id] = drawn.token_id
-                if (found := logprobs_of(drawn)) is not None:
-                    logprobs[seq_id] = found
+                self._sequences[s.seq_id].extend(accepted.token_ids)
+                token_ids[s.seq_id] = accepted.token_ids
+                if accepted.logprobs:
+                    logprobs[s.seq_id] = accepted.logprobs
         if failed:
             reasons = {seq_id: failure.message for seq_id, failure in failed.items()}
             log.warning("step.sequences_failed", step_id=plan.step_id, failed=reasons)
@@ -265,9 +275,9 @@ class ModelRunner:
         except BadGrammarError as error:
             return Sequence(new, problem=grammar_failure(error))
 
-    def _matchers_of(self, scheduled: list[Scheduled]) -> list[tuple[int, GrammarMatcher]]:
-        found = ((s.seq_id, self._sequences[s.seq_id].matcher) for s in scheduled if s.samples)
-        return [(seq_id, matcher) for seq_id, matcher in found if matcher is not None]
+    def _matchers_of(self, scheduled: list[Scheduled]) -> list[Matching]:
+        found = ((s, self._sequences[s.seq_id].matcher) for s in scheduled if s.samples)
+        return [Matching(s.seq_id, matcher, s.draft) for s, matcher in found if matcher is not None]
 
     def _why_not(self, s: Scheduled) -> SequenceFailure | None:
         sequence = self._sequences.get(s.seq_id)

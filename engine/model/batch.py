@@ -23,7 +23,8 @@ class Batch:
     block_tables: Tensor  # [num_seqs, max_blocks], int32, on the CPU
     seq_lens: Tensor  # [num_seqs], int32, on the CPU: tokens with KV after this step
     query_starts: Tensor  # [num_seqs + 1], int32, on the CPU
-    sample_rows: Tensor  # [num_samples], int64: rows whose logits are asked for
+    # [num_samples], int64: rows whose logits are asked for, each sequence's last ones (more than one with a draft)
+    sample_rows: Tensor
 
 
 def make_batch(
@@ -42,12 +43,14 @@ def make_batch(
     token_ids = np.empty(num_tokens, dtype=np.int64)
     tables = np.zeros((len(scheduled), max(len(s.block_ids) for s in scheduled)), dtype=np.int32)
     for i, s in enumerate(scheduled):
-        token_ids[starts[i] : starts[i + 1]] = states[s.seq_id].token_ids[s.start : s.start + s.num_tokens]
+        known = states[s.seq_id].token_ids[s.start : s.start + s.num_known_tokens]
+        token_ids[starts[i] : starts[i + 1]] = [*known, *s.draft] if s.draft else known
         tables[i, : len(s.block_ids)] = s.block_ids
     owner = np.repeat(np.arange(len(scheduled)), counts)
     positions = np.arange(num_tokens) - starts[owner] + firsts[owner]
     slots = tables[owner, positions // block_size].astype(np.int64) * block_size + positions % block_size
-    samples = np.array([starts[i + 1] - 1 for i, s in enumerate(scheduled) if s.samples], dtype=np.int64)
+    sampled = [range(starts[i + 1] - 1 - len(s.draft), starts[i + 1]) for i, s in enumerate(scheduled) if s.samples]
+    samples = np.array([row for rows in sampled for row in rows], dtype=np.int64)
     return Batch(
         token_ids=torch.from_numpy(token_ids).to(device),
         positions=torch.from_numpy(positions).to(device),
@@ -63,20 +66,22 @@ def why_not(
     s: Scheduled, state: SequenceState | None, *, num_blocks: int, block_size: int, vocab_size: int, max_len: int
 ) -> str | None:
     """Why this sequence can't be computed as scheduled, or None when it can."""
-    end = s.start + s.num_tokens
+    end, known_end = s.start + s.num_tokens, s.start + s.num_known_tokens
     if state is None:
         return "the runner does not know this sequence"
-    if s.num_tokens < 1 or s.start < 0 or end > len(state.token_ids):
-        return f"positions {s.start} to {end} were scheduled of {len(state.token_ids)} tokens"
-    if s.samples and end != len(state.token_ids):
-        return f"a token was asked for at position {end}, before the last of {len(state.token_ids)} tokens"
+    if s.num_known_tokens < 1 or s.start < 0 or known_end > len(state.token_ids):
+        return f"positions {s.start} to {known_end} were scheduled of {len(state.token_ids)} tokens"
+    if s.samples and known_end != len(state.token_ids):
+        return f"a token was asked for at position {known_end}, before the last of {len(state.token_ids)} tokens"
+    if s.draft and not s.samples:
+        return "tokens were proposed, but none is asked for"
     if end > max_len:
         return f"{end} tokens are more than the model's {max_len} positions"
     if len(s.block_ids) * block_size < end:
         return f"{len(s.block_ids)} blocks of {block_size} are too few for {end} tokens"
     if not 0 <= min(s.block_ids) <= max(s.block_ids) < num_blocks:
         return f"a block id is not below {num_blocks}"
-    tokens = state.token_ids[s.start : end]
+    tokens = [*state.token_ids[s.start : known_end], *s.draft]
     if not 0 <= min(tokens) <= max(tokens) < vocab_size:
         return f"a token id is not below {vocab_size}"
     return None

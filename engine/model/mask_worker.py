@@ -10,16 +10,28 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from engine.protocol.grammar import BadGrammarError
 from engine.text.grammar_compiler import GrammarMatcher, TokenMask, grammar_thread
 
 
+class Matching(NamedTuple):
+    """Whose masks are wanted."""
+
+    seq_id: str
+    matcher: GrammarMatcher
+    draft: tuple[int, ...] = ()
+
+
 @dataclass(slots=True)
 class Masks:
-    """By sequence id: what may be drawn, or why that can't be told."""
+    """By sequence id: what may be drawn, or why that can't be told.
 
-    masks: dict[str, TokenMask] = field(default_factory=dict)
+    Of a row with proposals one mask for each of its draws, up to the first proposal that its grammar does not allow.
+    """
+
+    masks: dict[str, tuple[TokenMask, ...]] = field(default_factory=dict)
     failures: dict[str, BadGrammarError] = field(default_factory=dict)
 
 
@@ -30,7 +42,7 @@ class MaskWorker:
         self._thread: ThreadPoolExecutor | None = None
 
     @contextmanager
-    def working_on(self, matchers: Sequence[tuple[int, GrammarMatcher]]) -> Iterator[Callable[[], Masks]]:
+    def working_on(self, matchers: Sequence[Matching]) -> Iterator[Callable[[], Masks]]:
         """While the block runs the masks are computed; the function given waits for them.
 
         No matcher is in use any more when the block ends, however it ends.
@@ -47,11 +59,11 @@ class MaskWorker:
             computing.result()
 
 
-def _masks_of(matchers: Sequence[tuple[int, GrammarMatcher]]) -> Masks:
+def _masks_of(matchers: Sequence[Matching]) -> Masks:
     found = Masks()
-    for seq_id, matcher in matchers:
+    for seq_id, matcher, draft in matchers:
         try:
-            found.masks[seq_id] = matcher.mask()
+            found.masks[seq_id] = matcher.masks(draft)
         except BadGrammarError as error:
             found.failures[seq_id] = error
     return found

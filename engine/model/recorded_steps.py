@@ -1,4 +1,7 @@
-"""Decoding steps on a CPU, recorded once for each number of sequences and then replayed without Python in between.
+"""Decoding steps on a CPU, recorded once for each number of tokens and then replayed without Python in between.
+
+With proposals a sequence has more than one token in a step: that is the same step, but for attention's plan. So a
+recording is made with room for plans in which all its tokens are one sequence's.
 
 The contract of `kernels.cpu.recorder` is kept here so: a step has inputs and slots of its own, and new ones are copied
 over them; its attention plans are redirected to the new batch's, which stay alive until the next step; results lie in
@@ -35,7 +38,7 @@ def can_record(weights: DecoderWeights) -> bool:
 
 
 class RecordedSteps:
-    """The steps of one decoder, by number of sequences; each of them gets one token and is sampled.
+    """The steps of one decoder, by number of tokens; each of them is sampled.
 
     Threading: one thread at a time.
     """
@@ -43,7 +46,7 @@ class RecordedSteps:
     def __init__(self, stack: DecoderStack) -> None:
         self._stack = stack
         self._arena = Arena()
-        self._steps: dict[tuple[int, int], _Step] = {}
+        self._steps: dict[tuple[int, int, int], _Step] = {}
         self._cache_at = 0
 
     def drop(self) -> None:
@@ -54,12 +57,14 @@ class RecordedSteps:
     def logits(self, batch: Batch, kv: Tensor) -> Tensor | None:
         """`Decoder.forward`'s result, good until the next step; None if the batch is no such step."""
         rows = batch.token_ids.shape[0]
-        if not 0 < rows == batch.seq_lens.shape[0] == batch.sample_rows.shape[0] <= MAX_ROWS:
+        if not 0 < rows == batch.sample_rows.shape[0] <= MAX_ROWS:
             return None
         if kv.data_ptr() != self._cache_at:  # the node slept: launches have the old cache's address
             self.drop()
             self._cache_at = kv.data_ptr()
-        key = (rows, torch.get_num_threads())
+        num_threads = torch.get_num_threads()
+        # a launch keeps its number of threads: few sequences' attention is work for few of them
+        key = (rows, num_threads, min(num_threads, self._stack.config.num_kv_heads * batch.seq_lens.shape[0]))
         if (step := self._steps.get(key)) is None:
             step = self._steps[key] = _Step(self._stack, batch, kv, self._arena)
             return step.logits
@@ -73,15 +78,18 @@ class _Step:
         self._stack = stack
         self._inputs = stack.embed(batch)
         self._slots = batch.slots.clone()
-        self._plans = self._latest = stack.plans(batch)
+        heads_per_kv = stack.config.num_heads // stack.config.num_kv_heads
+        plans = stack.plans(batch)
+        self._plans = {window: plan.with_room(len(batch.slots) * heads_per_kv) for window, plan in plans.items()}
+        self._latest = plans
         with Recorder(arena) as recorder:
             own = replace(batch, slots=self._slots)
             self.logits = stack.head(*stack.layers(self._inputs, own, self._plans, kv, arena.next_generation))
         self._recording = Recording(recorder)
 
     def replay(self, batch: Batch) -> Tensor:
-        """The logits of another batch of as many sequences, in the same cache."""
-        assert batch.slots.shape == self._slots.shape, "a step is recorded for one number of sequences"
+        """The logits of another batch of as many tokens, in the same cache."""
+        assert batch.slots.shape == self._slots.shape, "a step is recorded for one number of tokens"
         self._stack.embed(batch, self._inputs)
         self._slots.copy_(batch.slots)
         self._latest = self._stack.plans(batch)  # kept: the launches read its arrays

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Tokens
+
 from engine.protocol.failure import SequenceFailure
 from engine.protocol.step import NewSequence, TokenLogprobs
 from engine.text.grammar_compiler import GrammarMatcher, TokenMask, without
@@ -9,7 +11,7 @@ from kernels.sample_row import Drawn, SampleRow
 
 
 class Sequence:
-    """Changed by `append` alone. The counts that penalties read are kept only when the sequence has penalties."""
+    """Changed by `extend` alone. The counts that penalties read are kept only when the sequence has penalties."""
 
     __slots__ = (
         "_counts",
@@ -39,22 +41,36 @@ class Sequence:
         for token_id in self.token_ids[self.num_prompt_tokens :] if self._has_counts else ():
             self._counts[token_id] = self._counts.get(token_id, 0) + 1
 
-    def append(self, token_id: int) -> None:
-        """Takes the drawn token in; its grammar and its counts with it."""
-        self.token_ids.append(token_id)
-        if self.matcher is not None:
-            self.matcher.accept_token(token_id)
-        if self._has_seen:
-            self._seen.add(token_id)
-        if self._has_counts:
-            self._counts[token_id] = self._counts.get(token_id, 0) + 1
+    def extend(self, token_ids: Tokens[int]) -> None:
+        """Takes drawn tokens in; its grammar and its counts with them."""
+        self.token_ids.extend(token_ids)
+        for token_id in token_ids:
+            if self.matcher is not None:
+                self.matcher.accept_token(token_id)
+            if self._has_seen:
+                self._seen.add(token_id)
+            if self._has_counts:
+                self._counts[token_id] = self._counts.get(token_id, 0) + 1
 
-    def sample_row(self, eos_token_ids: tuple[int, ...], allowed: TokenMask | None = None) -> SampleRow:
-        """How the next token is drawn. Its place in the output keys the randomness, so it survives recomputation.
+    def sample_rows(
+        self, eos_token_ids: tuple[int, ...], draft: Tokens[int] = (), masks: Tokens[TokenMask] | None = None
+    ) -> list[SampleRow]:
+        """How the next token is drawn, and those after it if each token of the draft is drawn before.
+
+        `masks` are what the grammar says at each; draws that have none come to nothing, as what is before them can't be
+        drawn.
+        """
+        allowed: Tokens[TokenMask | None] = (None,) * (len(draft) + 1) if masks is None else masks
+        rows = [self._sample_row(eos_token_ids, draft[:ahead], mask) for ahead, mask in enumerate(allowed)]
+        return rows + [SampleRow()] * (len(draft) + 1 - len(rows))
+
+    def _sample_row(self, eos_token_ids: tuple[int, ...], ahead: Tokens[int], allowed: TokenMask | None) -> SampleRow:
+        """A draw with `ahead` behind what was said. Its place in the output keys the randomness, so it survives
+        recomputation.
 
         `allowed` is what the grammar says; whatever else forbids tokens gives way where nothing would be left.
         """
-        params, position = self.sampling, len(self.token_ids) - self.num_prompt_tokens
+        params, position = self.sampling, len(self.token_ids) + len(ahead) - self.num_prompt_tokens
         banned: tuple[int, ...] = ()
         if position < params.min_tokens:
             banned = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *eos_token_ids)
@@ -72,13 +88,21 @@ class Sequence:
             repetition_penalty=params.repetition_penalty,
             seed=params.seed,
             position=position,
-            output_counts=self._counts,
-            seen=self._seen,
+            output_counts=self._counts_with(ahead),
+            seen=self._seen.union(ahead) if self._has_seen and ahead else self._seen,
             logit_bias=params.logit_bias,
             banned=banned,
             allowed=allowed,
             num_logprobs=params.num_logprobs,
         )
+
+    def _counts_with(self, ahead: Tokens[int]) -> dict[int, int]:
+        if not ahead or not self._has_counts:
+            return self._counts
+        counts = dict(self._counts)
+        for token_id in ahead:
+            counts[token_id] = counts.get(token_id, 0) + 1
+        return counts
 
 
 def logprobs_of(drawn: Drawn) -> TokenLogprobs | None:

@@ -79,7 +79,7 @@ def length_buckets(max_model_len: int) -> tuple[int, ...]:
 class NodeMetrics:
     """All series of one node. Methods are called from the event loop."""
 
-    def __init__(self, *, model_name: str, max_model_len: int) -> None:
+    def __init__(self, *, model_name: str, max_model_len: int, num_speculative_tokens: int = 0) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry(auto_describe=True)
         ProcessCollector(registry=self.registry)
@@ -160,7 +160,24 @@ class NodeMetrics:
             "vllm:request_prefill_kv_computed_tokens", "Prompt tokens computed anew for a request.", lengths
         )
         self.iteration = self._histogram("vllm:iteration_tokens_total", "Tokens computed in a step.", ITERATION_BUCKETS)
+        self._speculation(num_speculative_tokens)
         self._own()
+
+    def _speculation(self, num_speculative_tokens: int) -> None:
+        self.drafts = self._counter("vllm:spec_decode_num_drafts", "Times that tokens were proposed for a request.")
+        self.draft_tokens = self._counter("vllm:spec_decode_num_draft_tokens", "Tokens proposed.")
+        self.accepted_tokens = self._counter(
+            "vllm:spec_decode_num_accepted_tokens", "Tokens proposed that the model drew as well."
+        )
+        by_position = Counter(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Tokens proposed that the model drew as well, by their place in a proposal, from 0.",
+            (*self._labels, "position"),
+            registry=self.registry,
+        )
+        self.accepted_at = [
+            by_position.labels(**self._labels, position=str(position)) for position in range(num_speculative_tokens)
+        ]
 
     def _own(self) -> None:
         registry = self.registry
@@ -359,6 +376,11 @@ class NodeMetrics:
         self.oom_caught.inc(report.out_of_memory)
         self.prefix_queries.inc(report.prefix_queries_tokens)
         self.prefix_hits.inc(report.prefix_hits_tokens)
+        self.drafts.inc(report.num_drafts)
+        self.draft_tokens.inc(report.num_draft_tokens)
+        self.accepted_tokens.inc(sum(report.accepted_per_position))
+        for counter, count in zip(self.accepted_at, report.accepted_per_position, strict=False):
+            counter.inc(count)
 
     def note_admitted(self, inflight: InflightRequest) -> None:
         """A request was given to the core. One that goes on from another node was counted there."""

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 MAX_CONFIG_BYTES = 64 * 2**10
+MAX_SPECULATIVE_TOKENS = 32  # of one sequence in a step: two such still make one that is recorded on a CPU
 
 
 class CoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,6 +31,11 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     chunked_prefill: bool = True
     prefill_chunk_tokens: int | None = 512
     prefix_caching: bool = True
+    speculation: Literal["off", "ngram"] = "off"
+    num_speculative_tokens: int = 8
+    prompt_lookup_min: int = 2
+    prompt_lookup_max: int = 5
+    adaptive_speculation: bool = True
     ageing_s: float = 30.0
     enable_faults: bool = False
     log_level: str = "INFO"

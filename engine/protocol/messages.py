@@ -201,6 +201,9 @@ class StepReport(msgspec.Struct, frozen=True, tag="step"):
     prefix_hits_tokens: int = 0
     failed_steps: int = 0  # 1 if this step could not be computed
     out_of_memory: int = 0  # 1 if memory ran out: for the step, or for a request of it
+    num_drafts: int = 0  # sequences that tokens were proposed for
+    num_draft_tokens: int = 0  # proposed
+    accepted_per_position: tuple[int, ...] = ()  # proposals that were right, by their place in a draft
     slowness_ratio: float | None = None  # seconds over what such a step took before; None: no such step was measured
 
 

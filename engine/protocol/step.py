@@ -57,6 +57,14 @@ class Scheduled:
     num_tokens: int  # >= 1
     block_ids: tuple[int, ...]  # the sequence's whole block table, long enough for start + num_tokens
     samples: bool  # draw a token from the last position's logits
+    # Proposals for the tokens to come (speculative decoding). They are the last of `num_tokens`; a token is then drawn
+    # from the last known position and from each of theirs, until one differs from what was proposed.
+    draft: tuple[int, ...] = ()
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Tokens of the row that belong to the sequence whatever is drawn."""
+        return self.num_tokens - len(self.draft)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +100,14 @@ def scored_positions(row: Scheduled, num_prompt_tokens: int) -> range:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Sampled tokens by sequence; only sequences with `samples` are in it."""
+    """Sampled tokens by sequence; only sequences with `samples` are in it.
+
+    One token of each, and one more for each proposal in a row that was drawn as it was proposed.
+    """
 
     step_id: int
-    token_ids: dict[str, int]
+    token_ids: dict[str, tuple[int, ...]]
     seconds: float
-    logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)
+    logprobs: dict[str, tuple[TokenLogprobs, ...]] = field(default_factory=dict)  # one for each token
     failed: dict[str, SequenceFailure] = field(default_factory=dict)  # has no token
     prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = field(default_factory=dict)  # see `scored_positions`

@@ -84,6 +84,29 @@ class GrammarMatcher:
             raise BadGrammarError("the grammar allows no token of this model here")
         return mask
 
+    def masks(self, draft: Sequence[int]) -> tuple[TokenMask, ...]:
+        """`mask`, and what it would be after each token of a draft, up to the first that does not fit.
+
+        This matcher stays where it is. Raises BadGrammarError for the first mask alone: the others' may never be asked.
+        """
+        found = [self.mask()]
+        ahead: GrammarMatcher | None = None
+        for token_id in draft:
+            if not _allows(found[-1], token_id):
+                break
+            if ahead is None:
+                ahead = GrammarMatcher(self._matcher.deep_copy(), self._own_words, self.vocab_size)
+            ahead.accept_token(token_id)
+            try:
+                found.append(ahead.mask())
+            except BadGrammarError:
+                break
+        return tuple(found)
+
+
+def _allows(mask: TokenMask, token_id: int) -> bool:
+    return bool(mask[token_id >> 5] >> (token_id & 31) & 1)
+
 
 def _try(matcher: GrammarMatcher) -> None:
     """The first steps: a grammar that no text fits shows here, and mostly one that is too costly to follow. Raises

@@ -12,7 +12,7 @@ FlashAttention, arXiv:2205.14135). Bytes moved: the keys and values that are see
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -88,6 +88,13 @@ class CpuAttentionPlan:
     def num_items(self) -> int:
         """Chunks of work: sequence x KV head x at most `GROUP_ROWS` rows; costly ones come first."""
         return self.arrays.num_items
+
+    def with_room(self, num_rows: int) -> CpuAttentionPlan:
+        """The same work, in launches that can be redirected to plans with items of so many rows."""
+        room = max(self.arrays.max_rows, min(num_rows, GROUP_ROWS))
+        descriptor = self.descriptor.copy()
+        descriptor[AT_PLAN.max_rows] = room
+        return replace(self, arrays=self.arrays._replace(max_rows=room), descriptor=descriptor)
 
     def redirect(self, plan: CpuAttentionPlan) -> None:
         """Makes recorded launches of this plan carry out `plan`, which must live until they have.

@@ -328,7 +328,7 @@ def test_logprobs_hold_the_drawn_token_and_the_likeliest(runner: ModelRunner) ->
     drive = Drive("0", (10, 11, 12), SamplingParams(max_tokens=1, temperature=0.0, num_logprobs=4))
     give_blocks([drive], NUM_BLOCKS)
     result = step(runner, [drive], [drive])
-    found = result.logprobs["0"]
+    (found,) = result.logprobs["0"]
     assert len(found.top) == 4
     assert found.top[0] == (drive.output[0], found.chosen)
     assert all(a[1] >= b[1] for a, b in zip(found.top, found.top[1:], strict=False))

@@ -60,7 +60,7 @@ def serve():
                 continue
             for i in live:
                 failure = result.failed.get(ids[i])
-                found[ids[i]].append(result.token_ids[ids[i]] if failure is None else failure.kind.value)
+                found[ids[i]].extend(result.token_ids[ids[i]] if failure is None else [failure.kind.value])
                 at[i] += counts[i]
         answers |= found
         runner.run_step(StepPlan(9, (), forgotten=tuple(ids)))

@@ -303,7 +303,9 @@ def test_the_rows_after_a_failed_one_get_their_tokens_in_the_same_step() -> None
     plan = bench.plan()
     bench.abort("a")
     failed = {"b": SequenceFailure(FailureKind.NON_FINITE_LOGITS, "NaN")}
-    bench.take_outcome(bench.scheduler.apply(StepResult(plan.step_id, {"a": 1, "c": 2}, 0.1, failed=failed), bench.now))
+    bench.take_outcome(
+        bench.scheduler.apply(StepResult(plan.step_id, {"a": (1,), "c": (2,)}, 0.1, failed=failed), bench.now)
+    )
     assert bench.tokens["c"] == [2]
 
 

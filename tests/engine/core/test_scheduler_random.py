@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from engine.core.fake_runner import generate
 from engine.core.scheduler_config import SchedulerConfig
+from engine.core.speculation_config import SpeculationConfig
 from engine.protocol.failure import FailureKind, SequenceFailure
 from engine.protocol.messages import AddSequence
 from engine.protocol.step import SamplingParams
@@ -23,6 +24,12 @@ VOCAB_SIZE = 3  # so few that prefixes, stops and wholly cached prompts are comm
 EOS = 2
 MAX_STEPS_TO_END = 3000
 FATES = [*[None] * 8, FailureKind.STEP_FAILED, FailureKind.OUT_OF_MEMORY]  # of a step
+
+
+SPECULATIONS = [
+    SpeculationConfig(num_speculative_tokens=count, prompt_lookup_min=1, prompt_lookup_max=longest, is_adaptive=adapts)
+    for count, longest, adapts in ((1, 1, False), (3, 2, False), (7, 4, False), (4, 3, True))
+]
 
 
 @st.composite
@@ -48,6 +55,7 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
         vocab_size=VOCAB_SIZE,
         eos_token_ids=draw(st.sampled_from([(), (EOS,)])),
         ageing_s=5.0,
+        speculation=draw(st.sampled_from([None, *SPECULATIONS])),
     )
 
 

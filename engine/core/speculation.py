@@ -1,0 +1,109 @@
+"""Tokens ahead: which sequences of a step get proposals, how long ones, and what became of them.
+
+The scheduler asks `drafts` when everything else of a step is planned, so that proposals take only what is left, and
+tells `observe` how the step went. What is drawn does not depend on any of this (`engine.model.verification`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from engine.core.ngram import Draft, TokenHistory, find_draft
+from engine.core.pending_step import StepRow
+from engine.core.sequence import CoreSequence
+from engine.core.speculation_config import SpeculationConfig
+from engine.core.speculation_judge import BatchSize, Candidate, SpeculationJudge
+from engine.protocol.step import StepResult
+
+
+class DraftedRow(NamedTuple):
+    """A row of the step, by its place, and what is proposed for it."""
+
+    index: int
+    token_ids: tuple[int, ...]
+
+
+class SpeculationCounts(NamedTuple):
+    """Of one step: rows with proposals, proposals, and at each position of a draft how many were right."""
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    accepted_per_position: tuple[int, ...] = ()
+
+
+class Speculation:
+    """Owns what is known of each sequence for proposing, and the judgement of when it pays."""
+
+    def __init__(self, config: SpeculationConfig) -> None:
+        self.config = config
+        self._judge = SpeculationJudge()
+        self._histories: dict[str, TokenHistory] = {}
+        self._match_lengths: dict[str, int] = {}  # of the step whose result is awaited
+
+    def drafts(self, rows: Sequence[StepRow], most_tokens: Callable[[CoreSequence], int]) -> Iterator[DraftedRow]:
+        """Proposals for the step of these rows; `most_tokens` says how many a sequence can still make use of."""
+        self._match_lengths.clear()
+        able = [index for index, row in enumerate(rows) if can_have_draft(row)]
+        if self.config.is_adaptive:
+            able = self._judge.worth_looking_at(
+                batch_size(rows), [(index, rows[index].sequence.seq_id) for index in able]
+            )
+        found = [(index, draft) for index in able if (draft := self._find(rows[index].sequence, most_tokens))]
+        lengths = [len(draft.token_ids) for _, draft in found]
+        if self.config.is_adaptive and found:
+            candidates = [
+                Candidate(rows[index].sequence.seq_id, draft.match_length, len(draft.token_ids))
+                for index, draft in found
+            ]
+            lengths = self._judge.lengths(batch_size(rows), candidates)
+        for (index, draft), length in zip(found, lengths, strict=True):
+            if length:
+                self._match_lengths[rows[index].sequence.seq_id] = draft.match_length
+                yield DraftedRow(index, draft.token_ids[:length])
+
+    def observe(self, rows: Sequence[StepRow], result: StepResult, *, is_plain: bool) -> SpeculationCounts:
+        """Learn from a step's result. `is_plain`: nothing but decoding was done in it."""
+        num_drafts = num_tokens = 0
+        accepted_at = [0] * self.config.num_speculative_tokens
+        for sequence, scheduled in rows:
+            drawn = result.token_ids.get(sequence.seq_id)
+            if not scheduled.draft or drawn is None or sequence.finish_reason is not None:
+                continue  # failed, or aborted meanwhile
+            accepted = len(drawn) - 1
+            num_drafts += 1
+            num_tokens += len(scheduled.draft)
+            for position in range(accepted):
+                accepted_at[position] += 1
+            match_length = self._match_lengths.get(sequence.seq_id, 0)
+            self._judge.observe_draft(sequence.seq_id, match_length, len(scheduled.draft), accepted)
+        if is_plain:
+            self._judge.observe_step(batch_size(rows), sum(len(row.scheduled.draft) for row in rows), result.seconds)
+        return SpeculationCounts(num_drafts, num_tokens, tuple(accepted_at) if num_drafts else ())
+
+    def forget(self, seq_id: str) -> None:
+        """The sequence has ended."""
+        self._histories.pop(seq_id, None)
+        self._judge.forget(seq_id)
+
+    def _find(self, sequence: CoreSequence, most_tokens: Callable[[CoreSequence], int]) -> Draft | None:
+        num_tokens = min(self.config.num_speculative_tokens, most_tokens(sequence))
+        if num_tokens < 1:
+            return None
+        history = self._histories.setdefault(sequence.seq_id, TokenHistory())
+        return find_draft(
+            history.follow(sequence.token_ids),
+            min_match=self.config.prompt_lookup_min,
+            max_match=self.config.prompt_lookup_max,
+            num_tokens=num_tokens,
+        )
+
+
+def can_have_draft(row: StepRow) -> bool:
+    """Whether the row computes a sequence's last token only, and draws the next one for a client."""
+    return row.scheduled.num_tokens == 1 and row.scheduled.samples and not row.sequence.is_probe
+
+
+def batch_size(rows: Sequence[StepRow]) -> BatchSize:
+    """What a step of these rows reads without proposals."""
+    return BatchSize(len(rows), sum(row.scheduled.start + row.scheduled.num_known_tokens for row in rows))

@@ -1,0 +1,150 @@
+"""Tokens ahead on a real model: not one bit of an answer depends on them, whatever runs around it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.core.scheduler import Scheduler
+from engine.core.scheduler_config import SchedulerConfig
+from engine.core.speculation_config import SpeculationConfig
+from engine.core.torch_runner import ModelRunner
+from engine.model.make import make_model
+from engine.protocol.grammar import json_grammar, regex_grammar
+from engine.protocol.messages import AddSequence
+from engine.protocol.step import SamplingParams, TokenLogprobs
+from tests.fixtures.core import make_config
+from tests.fixtures.engine import tiny_model_dir
+from tests.fixtures.grammar import PERSON, make_book
+
+BLOCK_SIZE = 8
+NUM_BLOCKS = 80
+ROOMY = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE, "max_model_len": 300, "max_num_batched_tokens": 128}
+ALWAYS = SpeculationConfig(num_speculative_tokens=5, prompt_lookup_min=1, is_adaptive=False)
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
+    directory: Path = make_model(tmp_path_factory.mktemp("models") / "small")
+    return _warm(directory, request.param)
+
+
+def _warm(directory: Path, dtype: str, **changes: object) -> ModelRunner:
+    torch.set_num_threads(1)
+    runner = ModelRunner(
+        directory,
+        num_blocks=NUM_BLOCKS,
+        block_size=BLOCK_SIZE,
+        num_host_blocks=100,
+        dtype=dtype,
+        num_threads=1,
+        **changes,  # type: ignore[arg-type]
+    )
+    runner.warm_up()
+    return runner
+
+
+# A model of random weights says anything but what it said before; a bias makes it choose among few tokens.
+FEW = tuple((token_id, 100.0) for token_id in (300, 301, 302))
+SHAPES: list[dict[str, object]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.7, "top_p": 0.9, "num_logprobs": 3},
+    {"temperature": 1.0, "presence_penalty": 0.6, "frequency_penalty": 0.4, "num_logprobs": 0},
+    {"temperature": 0.0, "repetition_penalty": 1.1},
+    {"temperature": 0.8, "min_tokens": 12, "stop_token_ids": (301,)},
+    {"temperature": 1.2, "top_k": 2, "min_p": 0.05},
+    {"temperature": 0.9, "num_prompt_logprobs": 1},
+]
+REQUESTS = [
+    AddSequence(
+        f"r{i}",
+        tuple((11 * (i % 2) + 7 * j) % 900 + 5 for j in range(20)) + (300, 301, 302) * (i + 1),
+        SamplingParams(max_tokens=30, seed=i, ignore_eos=True, logit_bias=FEW, **shape),  # type: ignore[arg-type]
+        float(i),
+    )
+    for i, shape in enumerate(SHAPES)
+]
+
+Answer = tuple[list[int], list[TokenLogprobs], list[TokenLogprobs]]
+
+
+def serve(
+    runner: ModelRunner, config: SchedulerConfig, requests: list[AddSequence]
+) -> tuple[dict[str, Answer], set[str], int]:
+    """Each request's tokens and log probabilities, how sequences were preempted, and how many proposals were right."""
+    scheduler = Scheduler(config)
+    answers: dict[str, Answer] = {request.seq_id: ([], [], []) for request in requests}
+    how: set[str] = set()
+    accepted = 0
+    for request in requests:
+        assert scheduler.add(request, 100.0) is None
+    while (plan := scheduler.plan(100.0)) is not None:
+        outcome = scheduler.apply(runner.run_step(plan), 100.0)
+        how |= {preemption.how.value for preemption in outcome.preemptions}
+        accepted += sum(outcome.accepted_per_position)
+        for update in outcome.updates:
+            assert update.failure is None, update.failure
+            tokens, logprobs, prompt_logprobs = answers[update.seq_id]
+            tokens += update.token_ids
+            logprobs += update.logprobs
+            prompt_logprobs += update.prompt_logprobs
+        assert scheduler.check_integrity() is None
+    assert scheduler.pool.num_used == 0
+    return answers, how, accepted
+
+
+@pytest.fixture(scope="module")
+def alone(runner: ModelRunner) -> dict[str, Answer]:
+    """Each request by itself, a token a step."""
+    config = make_config(**ROOMY, prefill_chunk_tokens=None, prefix_caching=False)
+    return {r.seq_id: serve(runner, config, [r])[0][r.seq_id] for r in REQUESTS}
+
+
+@pytest.mark.parametrize(
+    ("changes", "disturbed_by"),
+    [
+        pytest.param({"max_num_seqs": 1}, None, id="alone"),
+        pytest.param({"prefix_caching": False}, None, id="batched"),
+        pytest.param({"prefill_chunk_tokens": 5, "max_num_batched_tokens": 24}, None, id="chunked"),
+        pytest.param({"num_blocks": 22}, "recompute", id="recomputed"),
+        pytest.param({"num_blocks": 22, "num_host_blocks": 100}, "swap", id="swapped"),
+    ],
+)
+def test_answers_are_those_of_a_token_a_step(runner, alone, changes: dict[str, object], disturbed_by: str) -> None:
+    answers, how, accepted = serve(runner, make_config(**{**ROOMY, **changes, "speculation": ALWAYS}), REQUESTS)
+    assert answers == alone
+    assert accepted > 40
+    assert disturbed_by is None or disturbed_by in how
+
+
+def test_answer_goes_on_with_its_tokens_after_a_move(runner, alone) -> None:
+    moved = [
+        AddSequence(r.seq_id, r.prompt_token_ids, r.sampling, 0.0, 0, tuple(alone[r.seq_id][0][: 2 + i]))
+        for i, r in enumerate(REQUESTS)
+    ]
+    answers, _, accepted = serve(runner, make_config(**ROOMY, speculation=ALWAYS), moved)
+    assert {r.seq_id: [*r.output_token_ids, *answers[r.seq_id][0]] for r in moved} == {
+        seq_id: answer[0] for seq_id, answer in alone.items()
+    }
+    assert accepted > 20
+
+
+def test_grammars_are_followed_at_each_proposal() -> None:
+    runner = _warm(tiny_model_dir(), "float32", grammars=make_book())
+    grammars = [json_grammar(PERSON), regex_grammar("(ab){20,30}c"), regex_grammar("[a-z ]{40,60}"), None]
+    requests = [
+        AddSequence(
+            f"g{i}",
+            tuple(range(40 * i + 5, 40 * i + 25)),
+            SamplingParams(max_tokens=40, seed=i, grammar=grammar, num_logprobs=1, temperature=0.7 * (i % 2)),
+            float(i),
+        )
+        for i, grammar in enumerate(grammars)
+    ]
+    one_by_one, _, none = serve(runner, make_config(**ROOMY), requests)
+    ahead, _, accepted = serve(runner, make_config(**ROOMY, speculation=ALWAYS), requests)
+    assert ahead == one_by_one
+    assert none == 0
+    assert accepted > 10
