@@ -230,6 +230,7 @@ class Info(AnswerBody):
     kv_capacity_tokens: Count | None
     limits: dict[str, int | None]
     sampling_defaults: dict[str, float | None]
+    speculation: dict[str, Any] | None
     faults_enabled: bool
 
 

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from engine.config import NodeConfig
 from engine.node.health import Reason, allowed_silence_s, silent_since
 from engine.node.inflight import oldest_ages_s
 from engine.node.metrics import CONTENT_TYPE
@@ -114,9 +115,23 @@ class StatusRoutes:
                     "max_num_queued_tokens": node.admission.max_queued_tokens,
                     "max_output_tokens": config.max_output_tokens,
                 },
+                "speculation": _speculation(config),
                 "faults_enabled": config.enable_faults,
             }
         )
+
+
+def _speculation(config: NodeConfig) -> dict[str, object] | None:
+    """How tokens are proposed; None: they are not."""
+    if config.speculation == "off":
+        return None
+    return {
+        "method": config.speculation,
+        "num_speculative_tokens": config.num_speculative_tokens,
+        "prompt_lookup_min": config.prompt_lookup_min,
+        "prompt_lookup_max": config.prompt_lookup_max,
+        "is_adaptive": config.adaptive_speculation,
+    }
 
 
 def _progress(heartbeat: Heartbeat | None, now: float) -> dict[str, object] | None:

@@ -404,11 +404,11 @@ class Scheduler:
 
     def _add_draft(self, row: DraftedRow, step: PendingStep) -> None:
         """Nobody loses KV blocks for proposals: they take free ones, or are left out."""
-        sequence = step.rows[row.index].sequence
+        sequence = step.rows[row.place].sequence
         wanted = min(len(row.token_ids), step.budget_tokens)
         num_tokens = self._reserve(sequence, 1 + wanted) - 1
         if num_tokens > 0:
-            step.add_draft(row.index, row.token_ids[:num_tokens])
+            step.add_draft(row.place, row.token_ids[:num_tokens])
 
     def _observe_drafts(self, step: PendingStep, result: StepResult) -> SpeculationCounts:
         if self._speculation is None:

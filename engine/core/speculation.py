@@ -20,7 +20,7 @@ from engine.protocol.step import StepResult
 class DraftedRow(NamedTuple):
     """A row of the step, by its place, and what is proposed for it."""
 
-    index: int
+    place: int
     token_ids: tuple[int, ...]
 
 

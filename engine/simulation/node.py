@@ -163,7 +163,7 @@ class SimulatedNode:
         seconds = self._seconds(plan)
         self._clock.sleep(seconds)
         self.steps += 1
-        drawn = {row.seq_id: (_DRAWN,) for row in plan.scheduled if row.samples}
+        drawn: dict[str, tuple[int, ...]] = {row.seq_id: (_DRAWN,) for row in plan.scheduled if row.samples}
         outcome = self.scheduler.apply(StepResult(plan.step_id, drawn, seconds), self.now)
         for preemption in outcome.preemptions:
             self.preemptions += 1

@@ -216,7 +216,7 @@ def test_copy_on_write_leaves_the_source_as_it_was(runner: ModelRunner) -> None:
     expected = _alone(runner, [one, replace(two, computed=0)])
     step(runner, [one], [one])
     copy = StepPlan(0, (two.next(),), new=(two.new(),), copies=((2, 4),))
-    two.output.append(runner.run_step(copy).token_ids["1"])
+    two.output.extend(runner.run_step(copy).token_ids["1"])
     two.computed = 24
     while not (one.is_done and two.is_done):
         step(runner, [d for d in (one, two) if not d.is_done])
