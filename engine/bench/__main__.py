@@ -15,11 +15,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.bench.bench_model import bench_model
+from engine.bench.bench_model import bench_model, walking_model
 from engine.bench.comparison import PEERS, Comparison, ComparisonPlan
 from engine.bench.http_load import IncompleteAnswerError
 from engine.bench.report import describe_machine, render
 from engine.bench.servers import ServerError
+from engine.bench.speculation import ROUNDS, SpeculationComparison
 from engine.bench.workload import make_workload
 from engine.core.host_tuning import limit_openmp_spin
 
@@ -39,6 +40,8 @@ def main(argv: Sequence[str]) -> int:
     state = Path(os.environ.get("FLEETCTL_STATE_DIR") or ".fleetctl")
     target = Path(args.output or state / "bench" / "engine.md")
     limit_openmp_spin()
+    if args.speculation:
+        return _compare_speculation(args, state, Path(args.output or state / "bench" / "speculation.md"))
     comparison = Comparison(_plan(args, bench_model(Path(args.cache or state / "cache" / "bench"))), _say)
     code, note = 0, ""
     try:
@@ -75,9 +78,35 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
         help="send an engine no further request after so long at one concurrency; default: 50",
     )
+    parser.add_argument(
+        "--speculation",
+        action="store_true",
+        help="instead: our node with tokens ahead beside itself without, on texts that repeat their prompt and others",
+    )
     parser.add_argument("--cache", metavar="DIR", help="where the model is kept; default: under FLEETCTL_STATE_DIR")
     parser.add_argument("--output", metavar="FILE", help="default: bench/engine.md under FLEETCTL_STATE_DIR")
     return parser
+
+
+def _compare_speculation(args: argparse.Namespace, state: Path, target: Path) -> int:
+    comparison = SpeculationComparison(
+        model=walking_model(Path(args.cache or state / "cache" / "bench")),
+        concurrencies=tuple(args.concurrency),
+        dtype=args.dtypes[0],
+        num_threads=args.num_threads or len(os.sched_getaffinity(0)),
+        num_rounds=1 if args.quick else ROUNDS,
+        output_tokens=args.max_output_tokens,
+        report_progress=_say,
+    )
+    try:
+        table = comparison.measure()
+    except (IncompleteAnswerError, ServerError) as error:
+        _say(f"error: {error}")
+        return 1
+    _write(target, table)
+    sys.stdout.write(table)
+    _say(f"written to {target}")
+    return 0
 
 
 def _plan(args: argparse.Namespace, model: Path) -> ComparisonPlan:

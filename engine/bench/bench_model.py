@@ -9,15 +9,20 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer
 
 from engine.model.config import parse_config
 from engine.model.make import make_model
 from engine.model.tensor_names import expected_tensors
+
+Tensor: TypeAlias = npt.NDArray[np.float32]
 
 RECIPE = 1
 MARK = "bench.json"
@@ -38,14 +43,31 @@ SHAPE = {
 
 def bench_model(folder: Path) -> Path:
     """The model's directory inside `folder`; made when it is not there. Takes 450 MB of disk."""
-    target = folder / f"bench-model-{RECIPE}"
+    return _made(folder / f"bench-model-{RECIPE}", _speak_at_random)
+
+
+def walking_model(folder: Path) -> Path:
+    """One of the same shape that says of each word the one that `next_words` says, whatever came before.
+
+    So a prompt decides how much of an answer is in it already.
+    """
+    return _made(folder / f"bench-walking-model-{RECIPE}", _walk)
+
+
+def next_words() -> dict[int, int]:
+    """What the walking model says after each word: one way through all words, which ends where it began."""
+    words = (np.random.default_rng(1).permutation(VOCAB_SIZE - FIRST_WORD_ID) + FIRST_WORD_ID).tolist()
+    return dict(zip(words, [*words[1:], words[0]], strict=True))
+
+
+def _made(target: Path, finish: Callable[[dict[str, Tensor]], None]) -> Path:
     if (target / MARK).is_file():
         return target
-    folder.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=".bench-model-", dir=folder))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=".bench-model-", dir=target.parent))
     try:
         made = make_model(scratch / "model")
-        _grow(made)
+        _grow(made, finish)
         if target.exists():
             shutil.rmtree(target)  # a half-made one: the mark is written last
         made.replace(target)
@@ -54,7 +76,7 @@ def bench_model(folder: Path) -> Path:
     return target
 
 
-def _grow(directory: Path) -> None:
+def _grow(directory: Path, finish: Callable[[dict[str, Tensor]], None]) -> None:
     """Turns the small made model into the large one: same tokenizer with more words, other sizes, new weights."""
     (directory / "manifest.json").unlink()
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
@@ -70,9 +92,21 @@ def _grow(directory: Path) -> None:
             weights[name] = np.ones(shape, np.float32)
             continue
         weights[name] = random.standard_normal(shape, np.float32) * np.float32(shape[1] ** -0.5)
-        if name == "lm_head.weight":
-            # Never special tokens or lone bytes: every token is text at once, and no answer ends early.
-            weights[name][:FIRST_WORD_ID] = 0.0
-            weights[name] *= np.float32(4.0)
+    # Never special tokens or lone bytes: every token is text at once, and no answer ends early.
+    weights["lm_head.weight"][:FIRST_WORD_ID] = 0.0
+    finish(weights)
     save_file(weights, str(directory / "model.safetensors"), metadata={"format": "pt"})
     (directory / MARK).write_text(json.dumps({"recipe": RECIPE}) + "\n", encoding="utf-8")
+
+
+def _speak_at_random(weights: dict[str, Tensor]) -> None:
+    weights["lm_head.weight"] *= np.float32(4.0)
+
+
+def _walk(weights: dict[str, Tensor]) -> None:
+    """The layers add next to nothing to a word's embedding, and the head finds the next word for that."""
+    for name, weight in weights.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weight *= np.float32(0.01)
+    for word, following in next_words().items():
+        weights["lm_head.weight"][following] = 4.0 * weights["model.embed_tokens.weight"][word]

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,13 +39,13 @@ class Server:
     environment: tuple[tuple[str, str], ...] = ()
 
 
-def our_node(model: Path, dtype: str, num_threads: int | None, version: str) -> Server:
-    """Our own node, started as its users start it."""
+def our_node(model: Path, dtype: str, num_threads: int | None, version: str, options: Sequence[str] = ()) -> Server:
+    """Our own node, started as its users start it, perhaps with more options."""
     command = [sys.executable, "-m", "engine", "serve", "--model", str(model), "--served-model-name", MODEL_NAME]
     command += ["--dtype", dtype, "--port", "{port}", "--max-num-seqs", "32", "--log-level", "WARNING"]
     if num_threads is not None:
         command += ["--num-threads", str(num_threads)]
-    return Server("fleetctl", version, tuple(command), "/health/ready")
+    return Server("fleetctl", version, (*command, *options), "/health/ready")
 
 
 def vllm_server(model: Path, dtype: str, num_threads: int) -> Server | str:
