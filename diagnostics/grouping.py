@@ -185,7 +185,7 @@ def same_fault(incident: Incident, alert: FiredAlert, kinds: Kinds, explains: Ex
     It does when it is of a kind with one of the incident's alerts, when the cause that the incident was given can be
     behind it, or when it began with the incident: `NEAR_S` before or after its onset, and not after its last alert, so
     that no chain of alerts reaches from one fault to the next. What stands alone (wrong answers beside a slow pool) is
-    only ever of its own kind. Alerts from outside, of which we know no kind, belong to what goes on where they point.
+    of its own kind, or of the cause of its own node. Alerts from outside, of which we know no kind, belong to what goes on where they point.
     """
     if is_symptom(incident, alert, kinds, explains or {}):
         return True
@@ -200,16 +200,21 @@ def is_symptom(incident: Incident, alert: FiredAlert, kinds: Kinds, explains: Ex
     """Whether the alert is of a kind with one of the incident's, or its standing cause can be behind it."""
     if _is_of_kind(incident, alert, kinds):
         return True
-    if any(_stands_alone(one, kinds) for one in (alert, *incident.alerts)):
+    node = incident.scope.get("node")
+    if any(_stands_alone(one, kinds) for one in (alert, *incident.alerts)) and node != alert.labels.get("node", ""):
         return False
     return _is_explained(incident, alert, kinds, explains)
 
 
 def _is_explained(incident: Incident, alert: FiredAlert, kinds: Kinds, explains: Explains) -> bool:
-    """Whether the incident's standing cause can be behind the alert."""
+    """Whether the incident's standing cause can be behind the alert; of one that is over, if the alert began before."""
     kind, found = kinds.get(alert.name), incident.diagnosis
-    if kind is None or found is None or found.cause is None or incident.status is IncidentStatus.RESOLVED:
+    if kind is None or found is None or found.cause is None:
         return False
+    if incident.status is IncidentStatus.RESOLVED:
+        onset = onset_of(alert)
+        if onset is None or incident.resolved_at is None or onset > incident.resolved_at:
+            return False
     return kind.tree in explains.get(found.cause, frozenset())
 
 

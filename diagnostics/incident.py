@@ -273,7 +273,10 @@ def may_reopen(incident: Incident, alert: FiredAlert, now: float) -> bool:
     if now - incident.resolved_at > REOPEN_WITHIN_S:
         return False
     scope = scope_of(alert.labels)
-    return scope in (dict(incident.scope), dict(incident.first_scope)) or has_alert(incident, alert)
+    is_its_node = "node" in scope and scope["node"] == incident.scope.get(
+        "node"
+    )  # a gateway's alert names no pool of it
+    return is_its_node or scope in (dict(incident.scope), dict(incident.first_scope)) or has_alert(incident, alert)
 
 
 def onset_of(alert: FiredAlert) -> float | None:

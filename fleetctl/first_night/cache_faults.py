@@ -58,7 +58,7 @@ CACHE_FAULTS: tuple[Fault, ...] = (
     ),
     pool_fault(
         "cache-too-small",
-        "three times the requests, on nodes whose KV cache holds ten of them",
+        "three times the requests, on nodes whose KV cache holds six of them",
         traffic_of(rate_per_s=6.0),
         _quiet_or_slow(
             alerts=_CACHE_FULL,
@@ -67,6 +67,8 @@ CACHE_FAULTS: tuple[Fault, ...] = (
             late="there is more work than the fleet can do",
         ),
         usual_traffic,
+        # Long answers: three requests at once before it and ten after, however quick the machine.
+        traffic={"output_tokens_median": 200, "output_sigma": 0.3},
         node_options={"num_kv_blocks": 200, "max_model_len": 1024},
     ),
     few_seats(

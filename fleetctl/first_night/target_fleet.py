@@ -230,8 +230,8 @@ async def open_target_fleet(
                 yield fleet
             finally:
                 fleet.end_beside()
-                if pacing is not None:
-                    pacing.cancel()
+                if pacing is not None and not pacing.cancel():
+                    pacing.result()  # it ended by itself: the drill was on nodes that cost nothing
     finally:
         await asyncio.shield(asyncio.to_thread(stack.down, lambda _: None))
 

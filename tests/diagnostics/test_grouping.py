@@ -396,3 +396,37 @@ def test_what_a_gateway_says_of_a_node_alone_joins_the_incident_of_the_nodes_mod
     explains = {"downstream": frozenset({"gateway"})}
     changed = group_alerts([ejected], [model], NOW + 300, KNOWN, kinds, explains)
     assert list(changed) == [model.id]
+
+
+FAILING = {"bad_deploy_errors": frozenset({"errors", "gateway", "output"})}
+FAILING_KINDS = {
+    "LLMErrorRate": AlertKind("errors", False),
+    "LLMWrongOutput": AlertKind("output", True),
+    "LLMGatewayNodeEjected": AlertKind("gateway", False),
+}
+
+
+@pytest.mark.parametrize(("node", "count"), [("node-1", 1), ("node-2", 2)])
+def test_wrong_answers_join_the_cause_that_explains_them_on_their_own_node(node: str, count: int) -> None:
+    (failing,) = after([[make_alert("LLMErrorRate", "node-1")]])
+    failing = with_diagnosis(failing, Diagnosis("errors", "bad_deploy_errors", confidence="likely"))
+    wrong = make_alert("LLMWrongOutput", node, NOW + 5)
+    found = {failing.id: failing} | group_alerts([wrong], [failing], NOW + 5, KNOWN, FAILING_KINDS, FAILING)
+    assert len(found) == count
+
+
+@pytest.mark.parametrize(("began_s", "is_reopened"), [(60.0, True), (130.0, False)])
+def test_what_began_before_an_incident_was_over_and_is_explained_by_it_opens_it_again(
+    began_s: float, is_reopened: bool
+) -> None:
+    (failing,) = after([[make_alert("LLMErrorRate", "node-1"), make_alert("LLMWrongOutput", "node-1")]])
+    told = with_diagnosis(failing, Diagnosis("errors", "bad_deploy_errors", confidence="likely"))
+    for alert in told.alerts:
+        told = clear(told, alert.fingerprint, NOW + 100)
+    closed = resolve(told, NOW + 110)
+    labels = {"node": "node-1"}  # no word of its pool
+    ejected = FiredAlert(
+        "e", "LLMGatewayNodeEjected", "ticket", "firing", labels, active_at=NOW + began_s, fired_at=NOW + 250
+    )
+    changed = group_alerts([ejected], [closed], NOW + 250, KNOWN, FAILING_KINDS, FAILING)
+    assert (closed.id in changed) == is_reopened

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
@@ -72,13 +72,18 @@ class Diagnosing:
                 content.trees,
                 content.no_tree,
                 incident.alerts,
-                incident.scope,
+                self._known_scope(incident.scope),
                 self._store,
                 now,
                 incident.onset_at,
             )
             await self._consider(incident.id, found, course, why)
             await self._split(incident.id, course, now)
+
+    def _known_scope(self, scope: Mapping[str, str]) -> Mapping[str, str]:
+        """A node with its pool: a gateway's alert names the node alone, and what its pool was through is evidence."""
+        known = self._known_nodes().get(scope.get("node", ""), {})
+        return {**{place: known[place] for place in ("pool", "model") if known.get(place)}, **scope}
 
     async def _consider(self, incident_id: str, found: Diagnosis, course: Course, why: str) -> None:
         incident = self._book.get(incident_id)

@@ -8,6 +8,10 @@ import pytest
 from alerts.errors import BadRuleError
 from alerts.evaluation.builtin import builtin_rule_files, builtin_signal_files
 from alerts.evaluation.rules import AlertingRule, load_rule_files
+from alerts.promql import parse
+from alerts.promql.nodes import Binary, Node, Selector, Subquery, children
+from diagnostics.evidence.judge import builtin_knowledge
+from diagnostics.query import sample_query
 from tests.fixtures import DATA, ROOT
 
 
@@ -127,6 +131,29 @@ def test_error_in_one_of_our_files_names_it_from_the_package_on(monkeypatch: pyt
     with pytest.raises(BadRuleError) as caught:
         load_rule_files([path])
     assert str(caught.value) == "rules/latency.yaml: group ttft, rule 1 a: unknown function foo()"
+
+
+def _or_of_names(node: Node) -> bool:
+    return (
+        isinstance(node, Binary)
+        and node.op == "or"
+        and isinstance(node.lhs, Selector)
+        and isinstance(node.rhs, Selector)
+    )
+
+
+def test_no_window_of_ours_is_over_one_name_or_another() -> None:
+    """A function drops the names: a node that told first the one and then the other failed the rule."""
+
+    def fails(node: Node) -> bool:
+        return (isinstance(node, Subquery) and _or_of_names(node.expr)) or any(map(fails, children(node)))
+
+    rules = [
+        rule for group in load_rule_files([*builtin_signal_files(), *builtin_rule_files()]) for rule in group.rules
+    ]
+    assert [rule.name for rule in rules if fails(rule.query.root)] == []
+    queries = {one.id: sample_query(one.query) for one in builtin_knowledge().questions.values()}
+    assert [name for name, query in queries.items() if fails(parse(query).root)] == []
 
 
 def test_a_strangers_rule_file_loads() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,22 @@ async def test_a_confirmed_cause_that_another_replaces_is_on_the_timeline_with_b
         (replaced,) = await told(controller, "diagnosis.replaced")
         assert "(prefix_cache_broken, likely); in place of slow_node (confirmed, " in replaced
         assert replaced.endswith("asked again while it is open")
+
+
+async def test_a_node_that_an_alert_names_alone_is_asked_about_with_its_pool(tmp_path: Path) -> None:
+    """A gateway's alert names no pool: whether a rollout went on there was unknown, and its fault called another."""
+    clock = DrivenClock()
+    async with open_controller(make_config(tmp_path, nodes=2), NoProvider(), clock) as controller:
+        for row in await controller.database.read(list_nodes):
+            controller.fleet.nodes[row.name] = NodeState(row, NodePhase.READY, "", None)
+        fill(controller, clock, 300)
+        alert = make_alert("LLMGatewayNodeEjected", clock.now(), "ticket")
+        await controller.book.store_incident(open_incident(replace(alert, labels={"node": "node-1"}), clock.now()))
+        await controller.diagnosing.diagnose_incidents()
+        (standing,) = controller.book.open_incidents()
+        assert standing.diagnosis is not None
+        unknown = {one.why_unknown for one in standing.diagnosis.evidence}
+        assert not any("names no pool" in why for why in unknown), unknown
 
 
 async def test_an_alert_that_joins_has_the_trees_asked_at_once(tmp_path: Path) -> None:
