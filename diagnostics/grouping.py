@@ -154,7 +154,9 @@ def _home(
         return _covers_node(one, alert) or (is_wide(scope) and dict(one.scope) == scope != {})
 
     def is_its_fault(one: Incident) -> bool:
-        if scope == {} == dict(one.scope):  # alerts of the whole fleet have no place in common: the cause has to say so
+        if scope == {} and _is_all(
+            one.scope, nodes
+        ):  # alerts of the whole fleet have no place: the cause has to say so
             return _is_explained(one, alert, kinds, explains)
         return is_there(one) and is_symptom(one, alert, kinds, explains)
 
@@ -185,7 +187,8 @@ def same_fault(incident: Incident, alert: FiredAlert, kinds: Kinds, explains: Ex
     It does when it is of a kind with one of the incident's alerts, when the cause that the incident was given can be
     behind it, or when it began with the incident: `NEAR_S` before or after its onset, and not after its last alert, so
     that no chain of alerts reaches from one fault to the next. What stands alone (wrong answers beside a slow pool) is
-    of its own kind, or of the cause of its own node. Alerts from outside, of which we know no kind, belong to what goes on where they point.
+    of its own kind, or of the cause of its own node. Alerts from outside, of which we know no kind, belong to what goes
+    on where they point.
     """
     if is_symptom(incident, alert, kinds, explains or {}):
         return True
@@ -234,6 +237,11 @@ def _holds(outer: Mapping[str, str], inner: Mapping[str, str], nodes: Nodes) -> 
         return True
     inside = nodes_in_scope(inner, nodes) if inner else frozenset()
     return bool(inside) and inside <= nodes_in_scope(outer, nodes)
+
+
+def _is_all(scope: Mapping[str, str], nodes: Nodes) -> bool:
+    """Whether a place is the whole fleet, as the only pool is."""
+    return scope == {} or (is_wide(scope) and bool(nodes) and nodes_in_scope(scope, nodes) >= nodes.keys())
 
 
 def _stands_alone(alert: FiredAlert, kinds: Kinds) -> bool:

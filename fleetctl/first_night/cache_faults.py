@@ -70,6 +70,7 @@ CACHE_FAULTS: tuple[Fault, ...] = (
         # Long answers: three requests at once before it and ten after, however quick the machine.
         traffic={"output_tokens_median": 200, "output_sigma": 0.3},
         node_options={"num_kv_blocks": 200, "max_model_len": 1024},
+        watch_s=600.0,  # a ticket looks back minutes
     ),
     few_seats(
         "tenant-flood",

@@ -76,9 +76,9 @@ LOAD_FAULTS: tuple[Fault, ...] = (
             late=_MORE_WORK,
         ),
         usual_traffic,
-        node_options={"max_num_seqs": 64},
         # A node computes 145 tokens a second at most, half of it before the fault and a quarter more than it from then on:
-        # what is computed at once grows by a request in four seconds, and seats and KV blocks are free for minutes.
+        # what is computed at once grows by a request in four seconds, and nothing waits, as seats and KV blocks are many.
+        node_options={"max_num_seqs": 256, "num_kv_blocks": 8192},
         rate_per_s=1.4,
         traffic={"output_tokens_median": 150, "output_sigma": 0.3},
         node_faults={"row_seconds": 0.005},

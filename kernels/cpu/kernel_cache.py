@@ -4,17 +4,22 @@ A cache that can't be read or written is done without and never raises: an unwri
 file. Each file begins with the digest of the rest, as a file that was cut short by a power loss is else found out by a
 crash. What is wrong is logged, once for each file that can't be read and once for the folder.
 
+One process compiles at a time for a folder: nodes that start together need the same kernels, and three that compiled
+each of them beside each other took three times as long as one.
+
 The folder is NUMBA_CACHE_DIR, where that is set; else the first that can be written: beside the source, systemd's
 CACHE_DIRECTORY, the user's cache folder. Its name holds the digest of this folder's sources.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import pickle  # noqa: TID251 - numba's own form of compiled code; what is in it runs as this user anyway
 import platform
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -33,6 +38,7 @@ log = structlog.get_logger()
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _SOURCE = Path(__file__).parent
 _PACKAGE = __name__.rpartition(".")[0]
+LONGEST_WAIT_S = 60.0  # the slowest kernel takes seconds of CPU to compile
 _REMEDY = "kernels are compiled at every start; set NUMBA_CACHE_DIR to a folder that this user can write"
 
 
@@ -52,13 +58,13 @@ class KernelFile:
         if folder is None:
             return None
         path = folder / self._name(target_context)
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
+        data = _bytes(path)
+        if data is None:
+            _turn.wait(folder)
+            data = _bytes(path)  # of another process, meanwhile
+        if not data:
             return None
-        except OSError as error:
-            log.warning("kernel_cache.unreadable", path=str(path), reason=str(error), remedy="it is compiled again")
-            return None
+        _turn.end()
         if hashlib.sha256(data[_DIGEST_BYTES:]).digest() != data[:_DIGEST_BYTES]:
             log.warning("kernel_cache.damaged", path=str(path), remedy="it is compiled again and replaced")
             return None
@@ -76,6 +82,8 @@ class KernelFile:
             _write_whole(path, hashlib.sha256(data).digest() + data)
         except OSError as error:
             _say_unwritable(str(folder), str(error))
+        finally:
+            _turn.end()
 
     def _name(self, target_context: Any) -> str:
         parts = (
@@ -86,6 +94,58 @@ class KernelFile:
         )
         digest = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
         return f"{self._body.__module__.rpartition('.')[2]}.{self._body.__name__.strip('_')}-{digest}.kernel"
+
+
+class _Turn:
+    """Our turn to compile for a folder, a lock on the folder itself: it ends with the process at the latest."""
+
+    def __init__(self) -> None:
+        self._descriptor: int | None = None
+
+    def wait(self, folder: Path) -> None:
+        """Until it is there; without one where it can't be had in time, as both compile then."""
+        if self._descriptor is not None:
+            return
+        deadline, descriptor = time.monotonic() + LONGEST_WAIT_S, None
+        try:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+            while not _try_lock(descriptor):
+                if time.monotonic() >= deadline:  # who has it is stopped, or far slower than this one
+                    raise TimeoutError
+                time.sleep(0.02)
+        except OSError:  # also where there are no locks, as on some network file systems
+            if descriptor is not None:
+                os.close(descriptor)
+            return
+        self._descriptor = descriptor
+
+    def end(self) -> None:
+        """Let the next compile."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+_turn = _Turn()
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _bytes(path: Path) -> bytes | None:
+    """None: there is no file. Nothing: it can't be read."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        log.warning("kernel_cache.unreadable", path=str(path), reason=str(error), remedy="it is compiled again")
+        return b""
 
 
 def _write_whole(path: Path, data: bytes) -> None:

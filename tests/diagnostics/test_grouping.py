@@ -356,6 +356,22 @@ def test_alert_of_the_whole_fleet_joins_the_incident_whose_cause_explains_it(cau
 
 
 @pytest.mark.parametrize(
+    ("cause", "pools", "count"), [("overload", 1, 1), ("overload", 2, 2), ("slow_node", 1, 2), (None, 1, 2)]
+)
+def test_alert_of_the_whole_fleet_joins_the_only_pool_whose_cause_explains_it(
+    cause: str | None, pools: int, count: int
+) -> None:
+    kinds = {"LLMOverload": AlertKind("capacity", False), "LLMGatewayQueue": AlertKind("gateway", False)}
+    explains = {"overload": frozenset({"capacity", "gateway"}), "slow_node": frozenset({"latency"})}
+    known = {f"n-{i}": {"pool": f"pool-{i % pools}"} for i in range(4)}
+    (pool,) = after([[make_alert("LLMOverload", pool="pool-0")]], known)
+    pool = with_diagnosis(pool, Diagnosis("capacity", cause, confidence="likely"))
+    queue = make_alert("LLMGatewayQueue", fired_at=NOW + 40)
+    found = {pool.id: pool} | group_alerts([queue], [pool], NOW + 40, known, kinds, explains)
+    assert len(found) == count
+
+
+@pytest.mark.parametrize(
     ("cause", "severity", "count"), [("overload", "ticket", 1), ("overload", "page", 2), (None, "ticket", 2)]
 )
 def test_ticket_of_a_node_joins_the_pool_whose_cause_explains_it(cause: str | None, severity: str, count: int) -> None:

@@ -121,6 +121,31 @@ def test_a_file_that_cannot_be_read_is_named_and_compiled_again(folder: Path) ->
     assert said[0]["path"] == str(file)
 
 
+STARTS = """
+from numba.core.ccallback import CFunc
+from kernels.cpu import rms_norm, silu_mul
+from kernels.cpu.parallel_region import ParallelRegion
+
+before = CFunc._compile_uncached
+def compile_uncached(self):
+    print("compiled")
+    return before(self)
+CFunc._compile_uncached = compile_uncached
+for body in (silu_mul._body, rms_norm._body):
+    ParallelRegion(body)._compiled.address
+"""
+
+
+def test_processes_that_start_together_compile_each_kernel_once(tmp_path: Path) -> None:
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    started = [
+        subprocess.Popen([sys.executable, "-c", STARTS], env=environment, stdout=subprocess.PIPE) for _ in range(3)
+    ]
+    said = [process.communicate()[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0, 0]
+    assert b"".join(said).split() == [b"compiled"] * 2
+
+
 def test_without_a_home_the_other_folders_are_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def no_home() -> Path:
         raise RuntimeError("could not determine home directory")
